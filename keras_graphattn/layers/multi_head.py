@@ -1,0 +1,269 @@
+"""What our layers share with `keras.layers.MultiHeadAttention`. Private Keras stays in here.
+
+`MultiHeadLayer` keeps its arguments, projections, names and call contract, with every mask
+given its meaning. `DenseSelfAttention` adds the softmax attention matrix, all masks joined for
+every rank and rows that see nothing exactly zero, for layers that filter or re-weight it.
+"""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_graphattn.ops.precision import masked_softmax
+
+Tensor = Any
+
+
+class Masks(NamedTuple):
+    """The masks of one call, as the caller gave them or as Keras found them on the inputs."""
+
+    query: Tensor | None = None  # (B, T)
+    value: Tensor | None = None  # (B, S)
+    key: Tensor | None = None  # (B, S)
+    attention: Tensor | None = None  # (T, S), (B, T, S) or (B, N, T, S)
+    causal: bool = False
+
+
+class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
+    """Base of all layers: the projections and the call contract of multi-head attention.
+
+    Subclasses say in `_attend` what happens between the input and the output projection.
+    """
+
+    def __init__(self, *args: Any, flash_attention: bool | None = None, **kwargs: Any) -> None:
+        if flash_attention:
+            raise ValueError(
+                f"{type(self).__name__} does not run on a flash attention kernel. Received: "
+                f"flash_attention={flash_attention}. Leave it out."
+            )
+        super().__init__(*args, **kwargs)
+        self._flash_attention = False
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(
+                "`dropout` is a probability and must lie in [0, 1). Received: "
+                f"dropout={self.dropout!r}"
+            )
+
+    def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
+        value_shape = query_shape if value_shape is None else value_shape
+        self._check_shapes(query_shape, value_shape, key_shape)
+        super().build(query_shape, value_shape, key_shape)
+        self.built = True
+
+    def call(
+        self,
+        query: Tensor,
+        value: Tensor | None = None,
+        key: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        value_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        if value is None:
+            value, value_mask = query, query_mask if value_mask is None else value_mask
+        key = value if key is None else key
+        self._check_shapes(query.shape, value.shape, key.shape)
+        outputs, attention_scores = self._attend(
+            query,
+            value,
+            key,
+            Masks(query_mask, value_mask, key_mask, attention_mask, use_causal_mask),
+            return_attention_scores,
+            training,
+        )
+        if self._use_gate:
+            outputs = outputs * self._gate_dense(query)
+        outputs = self.output_dense(outputs)
+        return (outputs, attention_scores) if return_attention_scores else outputs
+
+    def _attend(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor,
+        masks: Masks,
+        return_attention_scores: bool,
+        training: bool | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Per-head outputs (B, T, N, value_dim) and, where asked for, attention scores."""
+        raise NotImplementedError
+
+    def _token_projection(self, name: str, size: int) -> Any:
+        """A further projection (B, T, d) -> (B, T, num_heads, size), made like Keras' own."""
+        return keras.layers.EinsumDense(
+            "abc,cde->abde",
+            output_shape=[None, self.num_heads, size],
+            bias_axes="de" if self.use_bias else None,
+            name=name,
+            **self._get_common_kwargs_for_sublayer(),
+        )
+
+    def _dropped(self, x: Tensor, training: bool | None) -> Tensor:
+        return self._dropout_layer(x, training=training) if self.dropout > 0.0 else x
+
+    def compute_output_shape(
+        self, query_shape: Any, value_shape: Any = None, key_shape: Any = None
+    ) -> Any:
+        value_shape = query_shape if value_shape is None else value_shape
+        return super().compute_output_shape(query_shape, value_shape, key_shape)
+
+    def compute_output_spec(
+        self,
+        query: Tensor,
+        value: Tensor | None = None,
+        key: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        value_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        value = query if value is None else value
+        key = value if key is None else key
+        self._check_shapes(query.shape, value.shape, key.shape)
+        outputs = keras.KerasTensor(
+            self.compute_output_shape(query.shape, value.shape, key.shape), self.compute_dtype
+        )
+        if not return_attention_scores:
+            return outputs
+        axes = self._normalised_axes(len(query.shape))
+        others = [size for axis, size in enumerate(query.shape[:-1]) if axis not in axes]
+        targets = [query.shape[axis] for axis in axes]
+        sources = [value.shape[axis] for axis in axes]
+        scores = keras.KerasTensor(
+            (*others, self.num_heads, *targets, *sources), self.compute_dtype
+        )
+        return outputs, scores
+
+    def _normalised_axes(self, rank: int) -> tuple[int, ...]:
+        """The attention axes as non-negative axes of an input of `rank` dimensions."""
+        if self._attention_axes is None:
+            return tuple(range(1, rank - 1))
+        return tuple(axis % rank for axis in self._attention_axes)
+
+    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        for name, shape in (("query", query_shape), ("value", value_shape), ("key", key_shape)):
+            if shape is not None and len(shape) < 3:
+                raise ValueError(
+                    f"{type(self).__name__} attends over a sequence: `{name}` must have at "
+                    "least three dimensions (batch, length, features). Received: "
+                    f"{name}.shape={tuple(shape)}"
+                )
+
+
+class DenseSelfAttention(MultiHeadLayer):
+    """Base of the layers that filter or re-weight a dense softmax attention matrix.
+
+    Subclasses override Keras' own extension point `_compute_attention`.
+    """
+
+    def _attend(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor,
+        masks: Masks,
+        return_attention_scores: bool,
+        training: bool | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        mask = self._join_masks(query, value, masks)
+        return self._compute_attention(
+            self.query_dense(query),
+            self.key_dense(key),
+            self.value_dense(value),
+            mask,
+            training,
+            return_attention_scores,
+        )
+
+    def _attention_matrix(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+        """A = softmax(Q K^T / sqrt(key_dim)), of shape (B, ..., N, T, S)."""
+        query = query * ops.cast(self._inverse_sqrt_key_dim, query.dtype)
+        scores = ops.einsum(self._dot_product_equation, key, query)
+        axes = tuple(range(-len(self._attention_axes), 0))
+        return masked_softmax(scores, mask, axis=axes[0] if len(axes) == 1 else axes)
+
+    def _apply_matrix(self, attention_scores: Tensor, x: Tensor) -> Tensor:
+        """A x, with A of shape (B, ..., N, T, S) and x of shape (B, ..., S, N, H)."""
+        return ops.einsum(self._combine_equation, attention_scores, x)
+
+    def _zero_blind_rows(self, outputs: Tensor, mask: Tensor | None) -> Tensor:
+        """Zeros the outputs of query positions that may see no key at all."""
+        if mask is None:
+            return outputs
+        matrix, _, target = self._combine_equation.replace("->", ",").split(",")
+        count = len(self._attention_axes)
+        sees = ops.any(mask, axis=tuple(range(-count, 0)))
+        # (B, ..., N, T) -> (B, ..., T, N), the layout of the outputs without channels
+        order = [matrix[:-count].index(letter) for letter in target[:-1]]
+        sees = ops.expand_dims(ops.transpose(sees, order), -1)
+        return ops.where(sees, outputs, ops.cast(0.0, outputs.dtype))
+
+    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        super()._check_shapes(query_shape, value_shape, key_shape)
+        if len(query_shape) != len(value_shape) or any(
+            None not in (t, s) and t != s
+            for t, s in zip(query_shape[1:-1], value_shape[1:-1], strict=True)
+        ):
+            raise ValueError(
+                f"{type(self).__name__} is a self-attention layer: its filter is a function of a "
+                "square attention matrix, so query and value must have the same length. "
+                f"Received: query.shape={tuple(query_shape)}, value.shape={tuple(value_shape)}. "
+                "Use keras.layers.MultiHeadAttention for cross-attention."
+            )
+
+    def _join_masks(self, query: Tensor, value: Tensor, masks: Masks) -> Tensor | None:
+        """Joins all masks into one that broadcasts to the scores (B, ..., N, T, S)."""
+        axes = self._normalised_axes(len(query.shape))
+        scores_rank = len(query.shape) + len(axes)
+        joined: Tensor | None = None
+
+        def join(mask: Tensor, *, head_axis: int | None = None) -> None:
+            nonlocal joined
+            mask = ops.cast(mask, "bool")
+            if head_axis is not None:
+                mask = ops.expand_dims(mask, head_axis)
+            while len(mask.shape) < scores_rank:
+                mask = ops.expand_dims(mask, 0)
+            joined = mask if joined is None else ops.logical_and(joined, mask)
+
+        if masks.attention is not None:
+            attention_rank = len(masks.attention.shape)
+            if attention_rank not in (2 * len(axes), scores_rank - 1, scores_rank):
+                raise ValueError(
+                    "`attention_mask` must have shape (T, S), (B, T, S) or (B, N, T, S), that is "
+                    f"{2 * len(axes)}, {scores_rank - 1} or {scores_rank} dimensions here. "
+                    f"Received: attention_mask.shape={tuple(masks.attention.shape)}"
+                )
+            needs_heads = attention_rank == scores_rank - 1
+            join(masks.attention, head_axis=-2 * len(axes) - 1 if needs_heads else None)
+
+        positional = masks.causal or self._sliding_window is not None
+        if not positional and all(m is None for m in (masks.query, masks.value, masks.key)):
+            return joined
+        if len(axes) != 1 or axes[0] != len(query.shape) - 2:
+            raise ValueError(
+                "Token masks, `use_causal_mask` and `sliding_window` are defined for attention "
+                "over one axis, the last before the features. Received: attention_axes="
+                f"{self.attention_axes}. Pass one `attention_mask` instead."
+            )
+        if masks.query is not None:
+            join(masks.query[..., None, :, None])
+        for mask in (masks.value, masks.key):
+            if mask is not None:
+                join(mask[..., None, None, :])
+        if positional:
+            target = ops.arange(ops.shape(query)[-2])[:, None]
+            source = ops.arange(ops.shape(value)[-2])[None, :]
+            if masks.causal:
+                join(source <= target)
+            if self._sliding_window is not None:
+                join(ops.abs(target - source) < self._sliding_window)
+        return joined

@@ -1,0 +1,163 @@
+"""Orthogonal polynomials by their three-term recurrence.
+
+All bases of the package are written as
+
+    P_0(x) = 1,  P_1(x) = a_1 x + b_1,  P_k(x) = (a_k x + b_k) P_{k-1}(x) - c_k P_{k-2}(x)
+
+so one table of numbers (`recurrence`) serves polynomials of a number (`polynomial`, the
+filter of AGF) and polynomials of an operator (`keras_graphattn.ops.polynomial_filter`).
+"""
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+from keras import ops
+
+Tensor = Any
+
+BASES = ("monomial", "chebyshev", "legendre", "jacobi")
+
+
+class Step(NamedTuple):
+    """One step of the recurrence: P_k = (slope * x + offset) P_{k-1} - previous P_{k-2}."""
+
+    slope: float
+    offset: float
+    previous: float
+
+
+def check_order(order: int, name: str = "order") -> int:
+    """Returns `order` if it is an integer of at least 1, else raises `ValueError`."""
+    if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+        raise ValueError(
+            f"`{name}` is the degree of a polynomial filter and must be an integer of at "
+            f"least 1. Received: {name}={order!r}"
+        )
+    return order
+
+
+def check_basis(
+    basis: str, order: int, alpha: float | None = None, beta: float | None = None
+) -> None:
+    """Raises `ValueError` for a basis, order or Jacobi parameters that cannot be used."""
+    recurrence(basis, order, alpha, beta)
+
+
+def recurrence(
+    basis: str, order: int, alpha: float | None = None, beta: float | None = None
+) -> list[Step]:
+    """The recurrence coefficients of P_1 ... P_order.
+
+    Args:
+        basis: `"monomial"` (x^k), `"legendre"` (Jacobi with alpha = beta = 0), `"chebyshev"`
+            (Jacobi with alpha = beta = -1/2, in Jacobi's normalisation, as the AGF paper
+            uses it), or `"jacobi"`.
+        order: Degree K of the last polynomial, at least 1.
+        alpha: First Jacobi parameter (the papers' a); `"jacobi"` only, 0 by default.
+        beta: Second Jacobi parameter (the papers' b); `"jacobi"` only, 0 by default.
+
+    Returns:
+        A list of `order` steps; step k - 1 makes P_k.
+
+    Raises:
+        ValueError: For an unknown basis, a wrong order, or parameters for which the
+            recurrence divides by zero.
+
+    Source: Wi et al., arXiv 2505.08516, Eq. 22-26 (the sign of Eq. 24 mended; equal to
+    `scipy.special.eval_jacobi`).
+    """
+    check_order(order)
+    if basis not in BASES:
+        raise ValueError(f"`basis` must be one of {list(BASES)}. Received: basis={basis!r}")
+    if basis != "jacobi":
+        if alpha or beta:
+            raise ValueError(
+                f'`alpha` and `beta` belong to basis="jacobi"; the basis {basis!r} has none. '
+                f"Received: alpha={alpha!r}, beta={beta!r}"
+            )
+        if basis == "monomial":
+            return [Step(1.0, 0.0, 0.0)] * order
+        alpha = beta = 0.0 if basis == "legendre" else -0.5
+    return _jacobi(order, *_check_jacobi(alpha, beta))
+
+
+def _check_jacobi(alpha: float | None, beta: float | None) -> tuple[float, float]:
+    numbers = []
+    for name, given in (("alpha", alpha), ("beta", beta)):
+        given = 0.0 if given is None else given
+        if isinstance(given, bool) or not isinstance(given, (int, float)):
+            raise ValueError(f"`{name}` must be a number. Received: {name}={given!r}")
+        if not math.isfinite(given):
+            raise ValueError(f"`{name}` must be finite. Received: {name}={given!r}")
+        if given <= -1:
+            warnings.warn(
+                f"{name}={given} is outside (-1, inf): the Jacobi polynomials are defined "
+                "there but no longer orthogonal. The AGF paper uses such values; so may you.",
+                stacklevel=4,
+            )
+        numbers.append(float(given))
+    return numbers[0], numbers[1]
+
+
+def _jacobi(order: int, alpha: float, beta: float) -> list[Step]:
+    total = alpha + beta
+    steps = [Step((total + 2) / 2, (alpha - beta) / 2, 0.0)]
+    for k in range(2, order + 1):
+        if math.isclose(k + total, 0.0, abs_tol=1e-9) or math.isclose(
+            2 * k + total, 2.0, abs_tol=1e-9
+        ):
+            raise ValueError(
+                f"The Jacobi recurrence divides by zero at degree {k} for alpha + beta = "
+                f"{total:g}. Received: alpha={alpha}, beta={beta}, order={order}. Change "
+                f"alpha or beta a little, or use order={k - 1}."
+            )
+        denominator = 2 * k * (k + total)
+        lower = 2 * k + total - 2
+        steps.append(
+            Step(
+                slope=(2 * k + total) * (2 * k + total - 1) / denominator,
+                offset=(2 * k + total - 1) * (alpha**2 - beta**2) / (denominator * lower),
+                previous=2
+                * (k + alpha - 1)
+                * (k + beta - 1)
+                * (2 * k + total)
+                / (denominator * lower),
+            )
+        )
+    return steps
+
+
+def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
+    """Evaluates `sum_k coefficients[k] P_k(x)` element by element, by Clenshaw's method.
+
+    Args:
+        x: Tensor of any shape.
+        coefficients: Tensor of shape (K + 1,): the weights of P_0 ... P_K.
+        steps: The basis, as `recurrence(basis, K, ...)` gives it.
+
+    Returns:
+        A tensor of the shape of `x`.
+
+    Example:
+
+    >>> polynomial(np.array([2.0]), np.array([1.0, 0.0, 3.0]), recurrence("monomial", 2))
+    array([13.])
+    """
+    coefficients = ops.convert_to_tensor(coefficients)
+    order = len(steps)
+    if coefficients.shape[0] != order + 1:
+        raise ValueError(
+            f"A polynomial of degree {order} has {order + 1} coefficients. Received: "
+            f"coefficients.shape={tuple(coefficients.shape)}"
+        )
+    # b_k = c_k + (slope_{k+1} x + offset_{k+1}) b_{k+1} - previous_{k+2} b_{k+2}
+    later = None  # b_{k+2}
+    last = coefficients[order] + ops.zeros_like(x)  # b_{k+1}
+    for k in range(order - 1, -1, -1):
+        step = steps[k]
+        current = coefficients[k] + (step.slope * x + step.offset) * last
+        if later is not None and steps[k + 1].previous != 0.0:
+            current = current - steps[k + 1].previous * later
+        last, later = current, last
+    return last

@@ -1,0 +1,60 @@
+"""Where numbers are kept safe: masked softmax and the float32 islands.
+
+Every mask constant and every change of precision in the package goes through this
+file. Masks are boolean to the end and applied with `where`; a row that may see
+nothing is exactly zero, never a uniform average and never NaN.
+"""
+
+from typing import Any
+
+from keras import backend, ops
+
+Tensor = Any
+
+_LARGE_NEGATIVE = -1e30  # float32 only: scores are float32 when this is used
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Casts half precision to float32 and leaves float32 and float64 as they are."""
+    x = ops.convert_to_tensor(x)
+    if backend.standardize_dtype(x.dtype) == "float64":
+        return x
+    return ops.cast(x, "float32")
+
+
+def masked_softmax(
+    scores: Tensor, mask: Tensor | None = None, axis: int | tuple[int, ...] = -1
+) -> Tensor:
+    """Softmax over the entries that a mask lets through, in float32 inside.
+
+    Args:
+        scores: Tensor of logits, any shape.
+        mask: Optional boolean tensor that broadcasts to `scores`; `True` keeps an entry.
+        axis: The axis, or tuple of axes, that sums to one.
+
+    Returns:
+        A tensor of the shape and dtype of `scores`. Masked entries are exactly 0; where
+        a whole slice is masked, all of it is 0.
+
+    Example:
+
+    >>> masked_softmax(np.zeros((1, 4)), np.array([[True, True, False, False]]))
+    array([[0.5, 0.5, 0., 0.]])
+    """
+    scores = ops.convert_to_tensor(scores)
+    dtype = scores.dtype
+    scores = at_least_float32(scores)
+    if mask is not None:
+        mask = ops.cast(mask, "bool")
+        scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))
+    weights = ops.softmax(scores, axis=axis)
+    if mask is not None:
+        weights = ops.where(mask, weights, ops.cast(0.0, weights.dtype))
+    return ops.cast(weights, dtype)
+
+
+def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Puts exact zeros (not products with zero: NaN stays out) where `mask` is `False`."""
+    if mask is None:
+        return x
+    return ops.where(ops.cast(mask, "bool"), x, ops.cast(0.0, x.dtype))
