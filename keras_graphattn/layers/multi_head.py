@@ -174,7 +174,7 @@ class DenseSelfAttention(MultiHeadLayer):
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
         mask = self._join_masks(query, value, masks)
-        return self._compute_attention(
+        outputs, attention_scores = self._compute_attention(
             self.query_dense(query),
             self.key_dense(key),
             self.value_dense(value),
@@ -182,6 +182,7 @@ class DenseSelfAttention(MultiHeadLayer):
             training,
             return_attention_scores,
         )
+        return outputs, attention_scores
 
     def _attention_matrix(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
         """A = softmax(Q K^T / sqrt(key_dim)), of shape (B, ..., N, T, S)."""
