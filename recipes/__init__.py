@@ -1,0 +1,1 @@
+"""Experiments of the papers, each a command that trains with `model.fit` and writes a table."""

@@ -1,0 +1,1 @@
+"""Pieces that the recipes share: commands, files, batches, optimisers, resumable training."""

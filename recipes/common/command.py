@@ -1,0 +1,137 @@
+"""What every recipe's command line has in common: one-line errors, lists, the backend.
+
+Imports no Keras: the backend must be chosen before Keras is first imported.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+BACKENDS = ("jax", "tensorflow", "torch")
+
+
+class UsageError(Exception):
+    """Something that the user asked for cannot be done: shown as one line, exit code 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, like all others of a recipe."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see --help)")
+
+
+def run_command(command: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:
+    """Runs `command(arguments)`; returns its exit code, with errors of use on one line."""
+    try:
+        command(arguments)
+    except UsageError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: the same command continues after the last epoch", file=sys.stderr)
+        return 130
+    return 0
+
+
+def names_among(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """An argument type: a comma-separated list of different names out of `allowed`."""
+
+    def names(text: str) -> list[str]:
+        found = [name.strip() for name in text.split(",")]
+        for name in found:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(
+                    f"{name!r} is not one of {', '.join(allowed)} (a comma-separated list)"
+                )
+        return _all_different(found)
+
+    return names
+
+
+def seeds(text: str) -> list[int]:
+    """An argument type: a comma-separated list of different integers from 0 to 2^32 - 1."""
+    try:
+        found = [int(seed) for seed in text.split(",")]
+    except ValueError:
+        found = [-1]
+    if not all(0 <= seed < 2**32 for seed in found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of whole numbers from 0 to 4294967295, such as 0,1,2"
+        )
+    return _all_different(found)
+
+
+def at_least(smallest: int) -> Callable[[str], int]:
+    """An argument type: a whole number of at least `smallest`."""
+
+    def whole_number(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = smallest - 1
+        if number < smallest:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number of at least {smallest}"
+            )
+        return number
+
+    return whole_number
+
+
+def number_in(low: float, high: float, *, open_low: bool = False) -> Callable[[str], float]:
+    """An argument type: a number in [low, high), or in (low, high) with `open_low`."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not (low < value < high or (value == low and not open_low)):
+            left = "above" if open_low else "of at least"
+            below = "" if high == float("inf") else f" and below {high:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {left} {low:g}{below}")
+        return value
+
+    return number
+
+
+def choose_backend(name: str | None) -> None:
+    """Sets KERAS_BACKEND to `name`, where given, and checks that the backend is installed."""
+    name = name or os.environ.get("KERAS_BACKEND")
+    if name is not None:
+        if name not in BACKENDS:
+            raise UsageError(f"KERAS_BACKEND is {name!r}, not one of {', '.join(BACKENDS)}")
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(f"the backend {name} is not installed: pip install {name}")
+        os.environ["KERAS_BACKEND"] = name
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # torch's threads spin while they wait: 4 times slower where processes share the cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import keras
+
+    if name is not None and keras.backend.backend() != name:
+        raise UsageError(
+            f"Keras already runs on {keras.backend.backend()} in this process, not on {name}"
+        )
+
+
+def writable_folder(folder: Path) -> None:
+    """Makes `folder` where it is missing; an error of use if nothing can be written there."""
+    probe = folder / ".writing-probe"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot write to --output {folder}: {error.strerror}") from error
+
+
+def _all_different(values: list[Any]) -> list[Any]:
+    if len(set(values)) < len(values):
+        raise argparse.ArgumentTypeError(f"{','.join(map(str, values))!r} names one of them twice")
+    return values

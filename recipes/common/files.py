@@ -1,0 +1,66 @@
+"""Files that are either whole or not there: written under another name, then moved."""
+
+import csv
+import io
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def atomically(path: Path) -> Iterator[Path]:
+    """Yields a name beside `path`, of the same suffix, to write to; moves it to `path` after."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writing = path.with_name(f".writing-{path.name}")
+    yield writing
+    os.replace(writing, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes `text` to `path`, atomically and through to the disk."""
+    with atomically(path) as writing, writing.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes `content` as JSON; numbers that are not finite become null."""
+    write_text(path, json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any | None:
+    """The content of a JSON file, or None where there is no such file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes rows as CSV, the keys of the first one as the header."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder; nothing happens where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content

@@ -1,0 +1,191 @@
+"""Training that can be killed at any moment and goes on after its last finished epoch.
+
+A run lives in a folder: one weights file per epoch worth keeping (the last and the best, with
+the optimiser) and `state.json`, with the metrics and the states of the random generators, which
+Keras' weights files leave out. All are written under another name and moved, the weights first:
+whatever epoch `state.json` speaks of, its weights are there.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+
+from recipes.common.batches import Batches
+from recipes.common.files import atomically, read_json, write_csv, write_json
+
+
+@dataclasses.dataclass
+class RunState:
+    """What is known of a run after its last finished epoch; epochs count from 1."""
+
+    history: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    best_epoch: int = 0
+    finished: bool = False
+    random_states: list[list[int]] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunState":
+        """The state kept in `folder`, or that of a run not yet begun."""
+        return cls(**(read_json(folder / "state.json") or {}))
+
+    @property
+    def epoch(self) -> int:
+        """The last finished epoch."""
+        return len(self.history)
+
+    @property
+    def best(self) -> dict[str, float]:
+        """The metrics of the best epoch."""
+        return self.history[self.best_epoch - 1]
+
+    def ends(self, epochs: int, patience: int) -> bool:
+        """Whether training is over: all epochs done, or `patience` of them without gain."""
+        return self.epoch >= epochs or (self.epoch > 0 and self.epoch - self.best_epoch >= patience)
+
+
+def score(metrics: dict[str, float | None]) -> tuple[float, float]:
+    """What makes an epoch the best: validation accuracy, ties by validation cross-entropy."""
+    accuracy, loss = (
+        math.nan if metrics[name] is None else metrics[name]
+        for name in ("val_accuracy", "val_cross_entropy")
+    )
+    return (
+        accuracy if math.isfinite(accuracy) else -math.inf,
+        -loss if math.isfinite(loss) else -math.inf,
+    )
+
+
+def weights_file(folder: Path, epoch: int) -> Path:
+    """The file with the weights after `epoch`."""
+    return folder / f"epoch-{epoch:04d}.weights.h5"
+
+
+def random_generators(model: keras.Model) -> list[keras.Variable]:
+    """The states of a model's random generators, such as those of its dropout."""
+    weights = {id(variable) for variable in model.weights}
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if id(variable) not in weights and variable.path.endswith("seed_generator_state")
+    ]
+
+
+class KeepRun(keras.callbacks.Callback):
+    """Keeps a run in a folder after every epoch, and ends it when nothing improves.
+
+    Args:
+        folder: The run's folder.
+        history_file: Where the metrics of all epochs are written as CSV.
+        state: The run's state, as read from the folder; continued here.
+        batches: The training batches, told which epoch begins.
+        test_batches: Evaluated after every epoch into `test_*` metrics, for the record alone:
+            nothing is chosen by them.
+        epochs: Number of epochs at most.
+        patience: Epochs without a better `score` after which training ends.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        history_file: Path,
+        state: RunState,
+        batches: Batches,
+        test_batches: Batches,
+        epochs: int,
+        patience: int,
+    ) -> None:
+        super().__init__()
+        self.folder, self.history_file = folder, history_file
+        self.state, self.batches, self.test_batches = state, batches, test_batches
+        self.epochs, self.patience = epochs, patience
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Puts the training examples in this epoch's order."""
+        self.batches.start_epoch(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict) -> None:
+        """Records the metrics, saves the weights, then the state that names them."""
+        test = self.model.evaluate(self.test_batches, verbose=0, return_dict=True)
+        logs.update({f"test_{name}": value for name, value in test.items()})
+        metrics = {name: float(value) for name, value in logs.items()}
+        state = self.state
+        state.history.append({"epoch": epoch + 1, **metrics})
+        if state.best_epoch == 0 or score(metrics) > score(state.best):
+            state.best_epoch = epoch + 1
+        state.random_states = [
+            keras.ops.convert_to_numpy(variable).tolist()
+            for variable in random_generators(self.model)
+        ]
+        with atomically(weights_file(self.folder, epoch + 1)) as writing:
+            self.model.save_weights(writing)
+        self.save_state()
+        self.model.stop_training = state.ends(self.epochs, self.patience)
+
+    def save_state(self) -> None:
+        """Writes the state and the history, then removes the weights no longer needed."""
+        write_json(self.folder / "state.json", dataclasses.asdict(self.state))
+        write_csv(self.history_file, self.state.history)
+        kept = {weights_file(self.folder, self.state.best_epoch)}
+        if not self.state.finished:
+            kept.add(weights_file(self.folder, self.state.epoch))
+        for path in set(self.folder.glob("*.weights.h5")) - kept:
+            path.unlink()
+
+
+def fit_resumably(
+    model: keras.Model,
+    batches: Batches,
+    validation_batches: Batches,
+    test_batches: Batches,
+    *,
+    folder: Path,
+    history_file: Path,
+    epochs: int,
+    patience: int,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+    verbose: int = 1,
+) -> RunState:
+    """Trains a compiled model with `model.fit`, from where `folder` says that it stopped.
+
+    Args:
+        model: A compiled model with weighted metrics `accuracy` and `cross_entropy`, built just
+            as for the interrupted training.
+        batches: Training batches.
+        validation_batches: Batches that choose the best epoch and end the training.
+        test_batches: Batches evaluated after every epoch for the record.
+        folder: Where the run is kept.
+        history_file: Where the metrics of all epochs are written as CSV.
+        epochs: Number of epochs at most.
+        patience: Epochs without gain on the validation batches after which training ends.
+        callbacks: Further Keras callbacks; they see the `test_*` metrics too.
+        verbose: Keras' progress bar: 0, 1 or 2.
+
+    Returns:
+        The finished run's state. `weights_file(folder, state.best_epoch)` holds the weights of
+        the best epoch, and `model` has them.
+    """
+    state = RunState.read(folder)
+    keeper = KeepRun(folder, history_file, state, batches, test_batches, epochs, patience)
+    if state.epoch and not state.finished:
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(weights_file(folder, state.epoch))
+        generators = random_generators(model)
+        for variable, value in zip(generators, state.random_states, strict=True):
+            variable.assign(value)
+    if not state.ends(epochs, patience):
+        model.fit(
+            batches,
+            validation_data=validation_batches,
+            epochs=epochs,
+            initial_epoch=state.epoch,
+            shuffle=False,
+            callbacks=[keeper, *callbacks],
+            verbose=verbose,
+        )
+    model.load_weights(weights_file(folder, state.best_epoch))
+    state.finished = True
+    keeper.save_state()
+    return state

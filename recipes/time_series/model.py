@@ -1,0 +1,122 @@
+"""The transformer classifier: core Keras layers and layers of `keras_graphattn` alone.
+
+So a saved model loads with nothing but `import keras_graphattn`, under Keras' safe mode.
+"""
+
+import argparse
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import keras_graphattn
+from recipes.common.optimizers import radam
+from recipes.time_series.arguments import filter_settings
+from recipes.time_series.data import Problem, Split, statistics
+
+
+def build(
+    problem: Problem, train: Split, attention: str, options: argparse.Namespace, seed: int = 0
+) -> keras.Model:
+    """A Functional classifier of series of one length, that of the longest in the data.
+
+    Its inputs are `series` (B, L, C), raw values, and `padding_mask` (B, L), `True` at the
+    steps of the series. What lies at padded steps, NaN included, has no influence; missing
+    values (NaN) count as the channel's mean. Its output is `probabilities` (B, classes).
+
+    Args:
+        problem: The data set, for its shapes.
+        train: The training examples, whose mean and variance standardise the series.
+        attention: `"softmax"`, `"gfsa"` or `"agf"`.
+        options: The command line's options.
+        seed: Seed of the dropout. Without one, torch would drop by a random generator that is
+            no part of the model, and resumed training would differ.
+    """
+
+    def drop(x: Any, name: str) -> Any:
+        own_seed = zlib.crc32(f"{seed} {name}".encode()) & 0x7FFFFFFF
+        return layers.Dropout(options.dropout, seed=own_seed, name=name)(x)
+
+    series = keras.Input((problem.length, problem.channels), name="series", dtype="float32")
+    mask = keras.Input((problem.length,), name="padding_mask", dtype="bool")
+    tokens = _embed(series, mask, statistics(train), options.d_model)
+    for number in range(1, options.layers + 1):
+        tokens = _block(tokens, mask, number, attention, options, drop)
+    pooled = _masked_mean(tokens, mask)
+    probabilities = layers.Dense(
+        len(problem.classes), activation="softmax", dtype="float32", name="probabilities"
+    )(pooled)
+    return keras.Model(
+        {"series": series, "padding_mask": mask}, probabilities, name=f"time_series_{attention}"
+    )
+
+
+def compile_model(model: keras.Model, options: argparse.Namespace) -> None:
+    """Compiles for RAdam; the metrics leave out the rows that only fill up the last batch."""
+    model.compile(
+        optimizer=radam(options.learning_rate),
+        loss=keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight"),
+        weighted_metrics=[
+            keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+            keras.metrics.SparseCategoricalCrossentropy(name="cross_entropy"),
+        ],
+    )
+
+
+def layer_names(options: argparse.Namespace) -> list[str]:
+    """The layers whose outputs are the tokens before, between and after the blocks."""
+    return ["embedding", *(f"block_{number}" for number in range(1, options.layers + 1))]
+
+
+def _embed(series: Any, mask: Any, moments: tuple[np.ndarray, np.ndarray], width: int) -> Any:
+    mean, variance = moments
+    values = layers.Normalization(
+        mean=mean.tolist(), variance=variance.tolist(), dtype="float32", name="standardise"
+    )(series)
+    real = ops.logical_and(ops.expand_dims(mask, -1), ops.logical_not(ops.isnan(values)))
+    values = ops.where(real, values, 0.0)
+    positions = ops.maximum(ops.cumsum(ops.cast(mask, "int32"), axis=1) - 1, 0)
+    return layers.Add(name="embedding")(
+        [
+            layers.Dense(width, name="values")(values),
+            layers.Embedding(series.shape[1], width, name="positions")(positions),
+        ]
+    )
+
+
+def _block(
+    tokens: Any, mask: Any, number: int, attention: str, options: Any, drop: Callable
+) -> Any:
+    """Attention, then a feed-forward network, each added to its input and normalised after."""
+    name = f"block_{number}"
+    attended = _attend(tokens, mask, f"{name}_attention", attention, options)
+    tokens = layers.LayerNormalization(name=f"{name}_attention_norm")(
+        tokens + drop(attended, f"{name}_attention_dropout")
+    )
+    hidden = layers.Dense(options.feed_forward, activation="gelu", name=f"{name}_hidden")(tokens)
+    hidden = drop(hidden, f"{name}_hidden_dropout")
+    hidden = layers.Dense(options.d_model, name=f"{name}_output")(hidden)
+    return layers.LayerNormalization(name=name)(tokens + drop(hidden, f"{name}_output_dropout"))
+
+
+def _attend(tokens: Any, mask: Any, name: str, attention: str, options: Any) -> Any:
+    common = {"num_heads": options.heads, "key_dim": options.key_dim, "name": name}
+    if attention == "softmax":
+        attend = layers.MultiHeadAttention(**common)
+        return attend(tokens, tokens, attention_mask=ops.expand_dims(mask, 1))
+    make = {
+        "gfsa": keras_graphattn.layers.GraphFilterAttention,
+        "agf": keras_graphattn.layers.AttentiveGraphFilter,
+    }[attention]
+    attend = make(**common, **filter_settings(options)[attention])
+    return attend(tokens, tokens, query_mask=mask, value_mask=mask)
+
+
+def _masked_mean(tokens: Any, mask: Any) -> Any:
+    """Mean over the steps that are not padding, in float32; 0 where there is none."""
+    mask = ops.expand_dims(mask, -1)
+    total = ops.sum(ops.where(mask, ops.cast(tokens, "float32"), 0.0), axis=1)
+    return total / ops.maximum(ops.sum(ops.cast(mask, "float32"), axis=1), 1.0)

@@ -1,0 +1,73 @@
+"""The picture of a comparison: accuracy over epochs, token similarity over layers."""
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
+
+from recipes.common.files import atomically
+from recipes.time_series.train import Run
+
+COLOURS = {"softmax": "#999999", "gfsa": "#0072b2", "agf": "#d55e00"}
+WIDTHS = {"softmax": 5.0, "gfsa": 1.8, "agf": 1.8}  # curves that coincide stay visible
+MARKERS = {"softmax": 11, "gfsa": 7, "agf": 7}
+
+
+def plot(path: Path, title: str, runs: list[Run]) -> None:
+    """Draws all runs: one colour per attention, one line per seed, a dot at the chosen epoch."""
+    figure, (validation, test, layers) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    for panel, metric in ((validation, "val_accuracy"), (test, "test_accuracy")):
+        _draw_accuracy(panel, metric, runs)
+    test.sharey(validation)
+    validation.set(title="validation (dot: chosen epoch)", xlabel="epoch", ylabel="accuracy")
+    test.set(title="test (dot: the same epoch)", xlabel="epoch")
+    for run in runs:
+        size = MARKERS[run.attention]
+        layers.plot(run.similarity, marker="o", markersize=size, **_style(run, runs))
+    layers.set(
+        title="similarity of tokens (test series)",
+        xlabel="after block",
+        ylabel="mean pairwise cosine",
+        ylim=(min(0.0, *(value for run in runs for value in run.similarity)) - 0.02, 1.02),
+    )
+    for panel in (validation, test, layers):
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+    layers.legend(frameon=False)
+    figure.suptitle(title)
+    with atomically(path) as writing:
+        figure.savefig(writing, dpi=130)
+    plt.close(figure)
+
+
+def _draw_accuracy(panel: plt.Axes, metric: str, runs: list[Run]) -> None:
+    for run in runs:
+        history = run.state.history
+        panel.plot(
+            [row["epoch"] for row in history],
+            [row[metric] for row in history],
+            **_style(run, runs),
+        )
+        panel.plot(
+            run.state.best_epoch,
+            run.state.best[metric],
+            "o",
+            color=COLOURS[run.attention],
+            markeredgecolor="white",
+            markersize=MARKERS[run.attention] + 1,
+            zorder=3,
+        )
+
+
+def _style(run: Run, runs: list[Run]) -> dict[str, object]:
+    first = next(one for one in runs if one.attention == run.attention)
+    return {
+        "color": COLOURS[run.attention],
+        "linewidth": WIDTHS[run.attention],
+        "alpha": 1.0 if run is first else 0.5,
+        "label": run.attention if run is first else None,
+    }

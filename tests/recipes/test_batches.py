@@ -1,0 +1,77 @@
+import keras
+import numpy as np
+
+from recipes.common.batches import Batches
+
+
+def example(count=10):
+    return {"x": np.arange(2.0 * count, dtype="float32").reshape(count, 2)}, np.arange(count)
+
+
+def real_labels(batches):
+    return [labels[weights > 0] for _, labels, weights in map(batches.__getitem__, range(3))]
+
+
+def test_every_example_counts_once_in_batches_of_constant_shape():
+    inputs, labels = example()
+    for seed in (None, 3):
+        batches = Batches(inputs, labels, 4, seed)
+        assert batches.num_batches == 3
+        for index in range(3):
+            x, y, weights = batches[index]
+            assert x["x"].shape == (4, 2)
+            assert y.shape == weights.shape == (4,)
+            np.testing.assert_array_equal(x["x"][:, 0], 2 * y)
+        assert sorted(np.concatenate(real_labels(batches))) == list(range(10))
+
+
+def test_a_batch_larger_than_the_data_is_filled_up():
+    x, y, weights = Batches(*example(3), 8)[0]
+    assert x["x"].shape == (8, 2)
+    np.testing.assert_array_equal(weights, [1, 1, 1, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(y[:3], [0, 1, 2])
+
+
+def test_order_is_a_function_of_seed_and_epoch():
+    def order(seed, epoch):
+        batches = Batches(*example(50), 4, seed)
+        batches.start_epoch(epoch)
+        return tuple(batches.order)
+
+    assert order(1, 2) == order(1, 2)
+    assert len({order(1, 2), order(1, 3), order(2, 2), tuple(range(50))}) == 4
+
+
+def test_fit_takes_the_order_of_each_epoch():
+    inputs, labels = example()
+
+    def model():
+        inner = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        inner.compile(keras.optimizers.SGD(1e-3), keras.losses.MeanSquaredError("sum"))
+        return inner
+
+    fitted, expected = model(), model()
+    batches = Batches({"x": inputs["x"]}, labels.astype("float32"), 4, seed=5)
+
+    class Start(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            batches.start_epoch(epoch)
+
+    class Unnamed(keras.utils.PyDataset):
+        num_batches = 3
+
+        def __getitem__(self, index):
+            x, y, weights = batches[index]
+            return x["x"], y, weights
+
+    fitted.fit(Unnamed(), epochs=3, callbacks=[Start()], shuffle=False, verbose=0)
+    reference = Batches({"x": inputs["x"]}, labels.astype("float32"), 4, seed=5)
+    for epoch in range(3):
+        reference.start_epoch(epoch)
+        for index in range(3):
+            x, y, weights = reference[index]
+            expected.train_on_batch(x["x"], y, weights)
+    for actual, wanted in zip(fitted.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5)

@@ -1,0 +1,50 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from recipes.common.optimizers import RectifiedLearningRate, radam
+
+
+def rectification(t, beta_2=0.999):
+    """r_t of Liu et al., Algorithm 2, in float64; 0 where the variance is intractable."""
+    last = 2 / (1 - beta_2) - 1
+    now = last - 2 * t * beta_2**t / (1 - beta_2**t)
+    if now <= 4:
+        return 0.0
+    return np.sqrt((now - 4) * (now - 2) * last / ((last - 4) * (last - 2) * now))
+
+
+@pytest.mark.parametrize("beta_2", [0.99, 0.999])
+def test_schedule_is_the_closed_form(beta_2):
+    schedule = RectifiedLearningRate(0.01, beta_2)
+    for step in (0, 1, 2, 3, 4, 5, 6, 10, 100, 1000, 100_000):
+        expected = 0.01 * rectification(step + 1, beta_2)
+        actual = float(ops.convert_to_numpy(schedule(step)))
+        assert actual == pytest.approx(expected, rel=2e-3, abs=1e-9), step
+    assert rectification(4) == 0
+    assert rectification(5) > 0
+
+
+def test_adam_under_the_schedule_is_radam():
+    weight = keras.Variable([1.0, -2.0])
+    optimizer = radam(0.1)
+    expected = np.array([1.0, -2.0])
+    first = second = np.zeros(2)
+    for t in range(1, 30):
+        gradient = np.array([np.cos(t), 2.0])
+        optimizer.apply([ops.convert_to_tensor(gradient.astype("float32"))], [weight])
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        corrected = (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.999**t)) + 1e-7)
+        expected = expected - 0.1 * rectification(t) * corrected
+    np.testing.assert_allclose(ops.convert_to_numpy(weight), expected, rtol=1e-3)
+    assert abs(expected[1] + 2.0) > 0.1  # it did move
+
+
+def test_schedule_round_trips_and_refuses_a_beta_without_rectification():
+    schedule = RectifiedLearningRate(0.02, 0.98)
+    copy = RectifiedLearningRate.from_config(schedule.get_config())
+    assert (copy.learning_rate, copy.beta_2) == (0.02, 0.98)
+    with pytest.raises(ValueError, match="beta_2"):
+        RectifiedLearningRate(0.02, 0.5)

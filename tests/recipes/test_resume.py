@@ -1,0 +1,109 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipes.common.resume import RunState, score
+from recipes.time_series.command import main
+
+ROOT = Path(__file__).parents[2]
+
+# Kills its own process in the middle of an epoch, or between an epoch's weights and its state.
+KILLED = """
+import os, signal, sys
+import torch
+from recipes.time_series.command import main
+
+where, arguments = sys.argv[1], sys.argv[2:]
+from recipes.common import batches, resume
+die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+take, write = batches.Batches.__getitem__, resume.write_json
+
+def take_or_die(self, index):
+    if self.seed is not None and (self.epoch, index) == (2, 3):
+        die()
+    return take(self, index)
+
+def write_or_die(path, content):
+    if len(content["history"]) == 4 and not content["finished"]:
+        die()
+    write(path, content)
+
+if where == "mid-epoch":
+    batches.Batches.__getitem__ = take_or_die
+else:
+    resume.write_json = write_or_die
+sys.exit(main(arguments))
+"""
+
+
+def killed(where, arguments):
+    command = [sys.executable, "-c", KILLED, where, *arguments]
+    return subprocess.run(command, cwd=ROOT, timeout=200, env=dict(os.environ)).returncode
+
+
+def contents(output):
+    """All files that runs leave; weights and numbers as they are."""
+    return {
+        str(path.relative_to(output)): path
+        for path in sorted(output.rglob("*"))
+        if path.is_file() and path.suffix in (".json", ".csv", ".h5", ".keras", ".png")
+    }
+
+
+def test_killed_training_continues_to_the_same_end(tiny_arguments, tmp_path):
+    arguments = [*tiny_arguments, "--attention", "agf", "--skip-saved-model"]
+    arguments += ["--epochs", "6", "--patience", "6", "--dropout", "0.3"]
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    state = broken / "runs" / "agf-seed0" / "state.json"
+
+    assert killed("mid-epoch", [*arguments, "--output", str(broken)]) == -9
+    assert len(json.loads(state.read_text())["history"]) == 2
+    assert killed("between files", [*arguments, "--output", str(broken)]) == -9
+    assert len(json.loads(state.read_text())["history"]) == 3
+    assert not (broken / "results.json").exists()
+    assert main([*arguments, "--output", str(broken)]) == 0
+    assert main([*arguments, "--output", str(whole)]) == 0
+
+    assert list(contents(broken)) == list(contents(whole))
+    resumed, expected = (json.loads((one / "results.json").read_text()) for one in (broken, whole))
+    assert resumed["runs"][0]["epochs"] == 6
+    for key in set(expected) - {"runs", "table"}:
+        assert resumed[key] == expected[key], key
+    histories = [
+        np.genfromtxt(one / "histories" / "agf-seed0.csv", delimiter=",", names=True)
+        for one in (broken, whole)
+    ]
+    for name in histories[1].dtype.names:
+        np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=1e-4, err_msg=name)
+    assert resumed["runs"][0]["token_similarity"] == pytest.approx(
+        expected["runs"][0]["token_similarity"], abs=1e-4
+    )
+
+
+def test_early_stopping_counts_over_interruptions():
+    def state(accuracies):
+        kept = RunState()
+        for accuracy in accuracies:
+            kept.history.append({"val_accuracy": accuracy, "val_cross_entropy": 1.0})
+            if kept.best_epoch == 0 or score(kept.history[-1]) > score(kept.best):
+                kept.best_epoch = kept.epoch
+        return kept
+
+    assert not RunState().ends(10, 1)
+    assert not state([0.5, 0.6, 0.6]).ends(10, 2)
+    assert state([0.5, 0.6, 0.6, 0.6]).ends(10, 2)
+    assert not state([0.5, 0.6, 0.6, 0.7]).ends(10, 2)
+    assert state([0.5, 0.6]).ends(2, 5)
+
+
+def test_score_prefers_accuracy_then_cross_entropy_and_numbers_to_none():
+    def of(accuracy, loss):
+        return score({"val_accuracy": accuracy, "val_cross_entropy": loss})
+
+    assert of(0.9, 5.0) > of(0.8, 0.1) > of(0.8, 0.2) > of(0.8, float("nan"))
+    assert of(0.8, None) == of(0.8, float("nan"))

@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+from keras import ops
+
+from recipes.time_series.arguments import ATTENTIONS, filter_settings, parse
+from recipes.time_series.data import load
+from recipes.time_series.model import build
+
+
+@pytest.fixture(scope="module")
+def problem(tiny_folder):
+    return load("Tiny", tiny_folder)
+
+
+@pytest.fixture(scope="module", params=ATTENTIONS)
+def model(request, problem, tiny_arguments):
+    model = build(problem, problem.train, request.param, parse([*tiny_arguments, "--layers", "2"]))
+    random = np.random.default_rng(0)
+    for weight in model.weights:
+        if "float" in str(weight.dtype) and "standardise" not in weight.path:
+            weight.assign(0.5 * random.normal(size=weight.shape))  # no filter at its start
+    return model
+
+
+def probabilities(model, series, mask):
+    return ops.convert_to_numpy(model({"series": series, "padding_mask": mask}))
+
+
+@pytest.mark.parametrize("garbage", [1e30, -7.0, np.nan, np.inf])
+def test_padding_has_no_influence(model, problem, garbage):
+    series, mask = problem.test.series, problem.test.padding_mask
+    assert not mask.all()
+    expected = probabilities(model, series, mask)
+    filled = np.where(mask[..., None], series, garbage).astype("float32")
+    np.testing.assert_array_equal(probabilities(model, filled, mask), expected)
+    moved = series.copy()
+    moved[:, 0] += 1.0
+    assert np.abs(probabilities(model, moved, mask) - expected).max() > 1e-3
+
+
+def test_padding_may_come_first(model, problem):
+    series, mask = problem.test.series, problem.test.padding_mask
+    shifts = (~mask).sum(axis=1)
+    turned = np.stack([np.roll(one, n, axis=0) for one, n in zip(series, shifts, strict=True)])
+    turned_mask = np.stack([np.roll(one, n) for one, n in zip(mask, shifts, strict=True)])
+    np.testing.assert_allclose(
+        probabilities(model, turned, turned_mask), probabilities(model, series, mask), atol=2e-6
+    )
+    backwards = np.where(mask[..., None], series, 0)[:, ::-1]
+    assert (
+        np.abs(
+            probabilities(model, backwards, mask[:, ::-1]) - probabilities(model, series, mask)
+        ).max()
+        > 1e-3
+    )  # the order of the steps counts: positions are learned
+
+
+def test_series_are_standardised_inside_and_missing_values_are_means(model, problem):
+    series, mask = problem.train.series, problem.train.padding_mask
+    assert np.isnan(series[mask]).any()
+    mean = np.nanmean(series[mask], axis=0)
+    np.testing.assert_allclose(
+        probabilities(model, np.where(np.isnan(series), mean, series), mask),
+        probabilities(model, series, mask),
+        atol=1e-5,
+    )
+    standard = ops.convert_to_numpy(model.get_layer("standardise")(series))[mask]
+    np.testing.assert_allclose(np.nanmean(standard, axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(np.nanstd(standard, axis=0), 1, atol=1e-4)
+
+
+def test_an_empty_series_gives_numbers(model, problem):
+    empty = np.zeros_like(problem.test.padding_mask[:2])
+    result = probabilities(model, problem.test.series[:2], empty)
+    assert np.isfinite(result).all()
+    np.testing.assert_allclose(result.sum(axis=-1), 1, atol=1e-5)
+
+
+def test_filter_settings_are_the_published_ones_unless_given():
+    settings = filter_settings(parse(["--dataset", "PEMS-SF"]))
+    assert settings["gfsa"] == {"order": 3}
+    assert settings["agf"] == {
+        "order": 5,
+        "basis": "jacobi",
+        "alpha": 1.5,
+        "beta": 2.0,
+        "orthogonality_weight": 0.05,  # 0.1 over two layers
+    }
+    given = "--order 2 --basis legendre --orthogonality-weight 0.4 --layers 4"
+    settings = filter_settings(parse(given.split()))
+    assert settings["gfsa"] == {"order": 2}
+    assert settings["agf"] == {
+        "order": 2,
+        "basis": "legendre",
+        "alpha": None,
+        "beta": None,
+        "orthogonality_weight": 0.1,
+    }
