@@ -42,11 +42,12 @@ def compare(arguments: list[str] | None) -> None:
     validation_split(problem.train.labels, options.validation_fraction, seed=0)
     choose_backend(options.backend)
     _check_filters(options)
+    distribution = _distribution(options) if options.distribute else None
     output = options.output
     writable_folder(output)
     settings = _settings(options, problem)
     _check_settings(output, settings, options.overwrite)
-    with _keras_configured(options):
+    with _keras_configured(options.precision, distribution):
         _train_and_report(output, problem, settings, options)
 
 
@@ -132,14 +133,13 @@ def _check_settings(output: Path, settings: dict[str, Any], overwrite: bool) -> 
 
 
 @contextmanager
-def _keras_configured(options: argparse.Namespace) -> Iterator[None]:
+def _keras_configured(precision: str, distribution: Any) -> Iterator[None]:
     """Keras' precision and distribution as asked for; as they were afterwards."""
     import keras
 
     policy = keras.config.dtype_policy()
-    distribution = _distribution(options) if options.distribute else None
     try:
-        keras.config.set_dtype_policy(options.precision)
+        keras.config.set_dtype_policy(precision)
         if distribution is not None:
             keras.distribution.set_distribution(distribution)
         yield

@@ -88,7 +88,9 @@ def test_output_that_cannot_be_written(tiny_arguments, tmp_path, capsys):
 
 @pytest.mark.skipif(BACKEND == "jax", reason="jax has keras.distribution")
 def test_distribute_needs_a_backend_that_can(tiny_arguments, tmp_path, capsys):
-    assert main([*tiny_arguments, "--output", str(tmp_path), "--distribute"]) == 2
+    output = tmp_path / "output"
+    assert main([*tiny_arguments, "--output", str(output), "--distribute"]) == 2
+    assert not output.exists()
     printed = capsys.readouterr().err
     assert printed.startswith("error: --distribute")
     assert printed.count("\n") == 1
