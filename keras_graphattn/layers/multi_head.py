@@ -49,6 +49,8 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         value_shape = query_shape if value_shape is None else value_shape
         self._check_shapes(query_shape, value_shape, key_shape)
         super().build(query_shape, value_shape, key_shape)
+        for projection in (self.query_dense, self.key_dense, self.value_dense):
+            projection.supports_masking = True  # masks pass through it; no warning
         self.built = True
 
     def call(

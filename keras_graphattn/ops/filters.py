@@ -51,8 +51,9 @@ def first_order_filter(
     """
     check_order(order)
     values = ops.convert_to_tensor(values)
+    identity, linear, power = (at_least_float32(c) for c in (identity, linear, power))
     once = apply(values)
-    result = at_least_float32(identity) * at_least_float32(values)
+    result = identity * at_least_float32(values)
     result += (linear + power * float(2 - order)) * at_least_float32(once)
     if order > 1:
         result += (power * float(order - 1)) * at_least_float32(apply(once))

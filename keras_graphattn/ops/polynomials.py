@@ -144,7 +144,7 @@ def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
     >>> polynomial(np.array([2.0]), np.array([1.0, 0.0, 3.0]), recurrence("monomial", 2))
     array([13.])
     """
-    coefficients = ops.convert_to_tensor(coefficients)
+    x, coefficients = ops.convert_to_tensor(x), ops.convert_to_tensor(coefficients)
     order = len(steps)
     if coefficients.shape[0] != order + 1:
         raise ValueError(

@@ -1,0 +1,65 @@
+# Two commands: `make demo` and `make test`. Both set up their own virtual environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+BACKENDS ?= tensorflow jax torch
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: help demo test test-slow lint coverage clean
+
+help:
+	@echo "make demo      set up, train softmax, GFSA and AGF on JapaneseVowels, export a SavedModel"
+	@echo "make test      set up, lint, and run the tests on: $(BACKENDS)"
+	@echo "make test-slow the tests that need minutes, too"
+	@echo "make lint      ruff and mypy"
+	@echo "make coverage  branch coverage of keras_graphattn over all backends"
+
+# The release of torch that the tests ran on; a bare "torch" would pull whatever is newest.
+TORCH ?= torch==2.13.0
+
+# The demo needs one backend, and TensorFlow for the SavedModel; not the test tools.
+DEMO_BACKEND := $(or $(KERAS_BACKEND),jax)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo-$(DEMO_BACKEND): pyproject.toml | $(BIN)/python
+	$(if $(filter torch,$(DEMO_BACKEND)),$(BIN)/python -m pip install -q "$(TORCH)")
+	$(BIN)/python -m pip install -q -e ".[$(DEMO_BACKEND),serving,recipes]"
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q "$(TORCH)"
+	$(BIN)/python -m pip install -q -e ".[tensorflow,jax,torch,serving,recipes,dev]"
+	touch $@
+
+demo: $(VENV)/.demo-$(DEMO_BACKEND)
+	KERAS_BACKEND=$(DEMO_BACKEND) $(BIN)/python -m recipes.time_series $(DEMO_ARGUMENTS)
+
+test: lint
+	@set -e; for backend in $(BACKENDS); do \
+	  echo "== tests on $$backend"; \
+	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest -q -n 2 -m "not slow" $(TEST_ARGUMENTS); \
+	done
+
+test-slow: $(VENV)/.dev
+	@set -e; for backend in $(BACKENDS); do \
+	  echo "== slow tests on $$backend"; \
+	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest -q -m slow $(TEST_ARGUMENTS); \
+	done
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+coverage: $(VENV)/.dev
+	rm -f .coverage*
+	@set -e; for backend in $(BACKENDS); do \
+	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest -q -m "not slow" --cov --cov-append --cov-report=; \
+	done
+	$(BIN)/coverage report --show-missing
+
+clean:
+	rm -rf $(VENV) results build dist .hypothesis .pytest_cache .mypy_cache .ruff_cache

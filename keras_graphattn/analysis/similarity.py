@@ -1,0 +1,50 @@
+"""How alike the tokens of a sequence are: the measure of over-smoothing."""
+
+from typing import Any
+
+from keras import ops
+
+from keras_graphattn.ops.precision import at_least_float32
+
+Tensor = Any
+
+
+def token_similarity(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean cosine similarity over all pairs of different tokens of each sequence.
+
+    1 says that all tokens point the same way: over-smoothing, which graph filters work against.
+    Time and memory are linear in the length: with u_t the tokens as unit vectors, the mean is
+    `(|sum_t u_t|^2 - sum_t |u_t|^2) / (n (n - 1))`.
+
+    Args:
+        tokens: Tensor of shape (B, T, d).
+        mask: Optional boolean tensor of shape (B, T); `False` marks padding, which is left out.
+
+    Returns:
+        A float32 tensor of shape (B,), between -1 and 1; 0 for a sequence of fewer than two
+        tokens, which has no pair. A token of zeros has similarity 0 to all others.
+
+    Example:
+
+    >>> token_similarity(np.array([[[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]]))
+    array([0.33333334], dtype=float32)
+
+    Source: Choi et al., arXiv 2312.04234, who show it layer by layer.
+    """
+    tokens = at_least_float32(tokens)
+    if len(tokens.shape) != 3:
+        raise ValueError(
+            f"`tokens` must have shape (B, T, d). Received: tokens.shape={tuple(tokens.shape)}"
+        )
+    if mask is None:
+        mask = ops.ones_like(tokens[..., 0], dtype="bool")
+    mask = ops.cast(mask, "bool")
+    tokens = ops.where(mask[..., None], tokens, 0.0)
+    scale = ops.max(ops.abs(tokens), axis=-1, keepdims=True)  # no squares over- or underflow
+    tokens = tokens / ops.where(scale > 0, scale, 1.0)
+    norm = ops.sqrt(ops.sum(ops.square(tokens), axis=-1, keepdims=True))
+    unit = tokens / ops.where(norm > 0, norm, 1.0)
+    count = ops.sum(ops.cast(mask, unit.dtype), axis=-1)
+    together = ops.sum(ops.square(ops.sum(unit, axis=1)), axis=-1)
+    alone = ops.sum(ops.square(unit), axis=(1, 2))
+    return (together - alone) / ops.maximum(count * (count - 1.0), 1.0)

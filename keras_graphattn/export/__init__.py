@@ -1,0 +1,5 @@
+"""Export of trained models for TensorFlow Serving, from any backend."""
+
+from keras_graphattn.export.saved_model import export_saved_model
+
+__all__ = ["export_saved_model"]

@@ -1,0 +1,27 @@
+"""`python -m keras_graphattn.export FILE PATH [MODULE ...]`: a `.keras` file as a SavedModel."""
+
+import argparse
+import importlib
+from pathlib import Path
+
+import keras
+
+import keras_graphattn  # noqa: F401  registers our classes
+from keras_graphattn.export.graph import write_graph
+
+
+def main() -> None:
+    """Loads FILE under safe mode, with the classes that each MODULE registers; writes PATH."""
+    parser = argparse.ArgumentParser(prog="python -m keras_graphattn.export", description=__doc__)
+    parser.add_argument("file", type=Path, help="a model saved by Keras")
+    parser.add_argument("path", type=Path, help="the folder to write")
+    parser.add_argument("modules", nargs="*", help="modules that register the model's classes")
+    arguments = parser.parse_args()
+    for module in arguments.modules:
+        importlib.import_module(module)
+    model = keras.saving.load_model(arguments.file, compile=False, safe_mode=True)
+    write_graph(model, arguments.path)
+
+
+if __name__ == "__main__":
+    main()

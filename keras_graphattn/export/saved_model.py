@@ -1,0 +1,146 @@
+"""The public verb: a model becomes the next version in a folder that TensorFlow Serving watches."""
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_graphattn.export.graph import write_graph
+from keras_graphattn.export.signature import model_signature
+from keras_graphattn.export.through_tensorflow import write_graph_through_tensorflow
+
+Model = Any
+
+
+def export_saved_model(
+    model: Model, directory: str | os.PathLike[str], version: int | None = None
+) -> Path:
+    """Writes a model as `directory/<version>`, ready for TensorFlow Serving.
+
+    The `serving_default` signature has one named tensor per input of the model (the key of a
+    dict of inputs, else the name given to `keras.Input`) and one per output (the key of a dict of
+    outputs, else the name of the layer that makes it, with `_1`, `_2` ... where a layer makes
+    several). The batch dimension is open; lengths given as `None` stay open. Dropout is off, and
+    half-precision outputs leave as float32. On a server the graph needs neither Keras nor this
+    package nor the backend that trained it.
+
+    With the TensorFlow and JAX backends the graph is made in this process; with any other
+    backend the model is saved, loaded in a TensorFlow process and exported there.
+
+    The version is written aside, under a name that a server ignores, and renamed at the end: a
+    server that watches `directory` never sees half of it.
+
+    Args:
+        model: A built Functional or Sequential model.
+        directory: Folder of the served model, made if missing; it holds one folder per version.
+        version: Version number, an integer of at least 0; one more than the highest that
+            `directory` holds by default, and 1 in an empty folder.
+
+    Returns:
+        The path of the version's folder.
+
+    Raises:
+        ValueError: If the inputs of the model are not known, a name cannot be served, a length
+            cannot stay open, or a class of the model is defined in `__main__`.
+        FileExistsError: If `version` exists: versions are never overwritten.
+        OSError: If `directory` cannot be written to.
+        ImportError: If TensorFlow is not installed.
+        RuntimeError: If the TensorFlow process of another backend fails.
+
+    Example:
+
+    >>> inputs = keras.Input((16, 8), name="series")
+    >>> outputs = GraphFilterAttention(num_heads=2, key_dim=4, name="attention")(inputs)
+    >>> model = keras.Model(inputs, outputs)
+    >>> export_saved_model(model, "served/my_model")
+    PosixPath('served/my_model/1')
+    """
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ImportError(
+            "export_saved_model writes a TensorFlow graph and needs TensorFlow. "
+            "Install it with `pip install keras-graphattn[serving]`."
+        )
+    model_signature(model)  # refuses early what cannot be exported
+    directory = _local_folder(directory)
+    direct = keras.backend.backend() in ("tensorflow", "jax")
+    with _scratch_folder(directory) as scratch:
+        if version is not None:
+            _check_version(directory, version)
+        written = scratch / "saved_model"
+        if direct:
+            write_graph(model, written)
+        else:
+            write_graph_through_tensorflow(model, written)
+        return _publish(written, directory, version)
+
+
+def _local_folder(directory: str | os.PathLike[str]) -> Path:
+    if "://" in str(directory):
+        raise ValueError(
+            "`directory` must be a local folder. Received: "
+            f"directory={directory!r}. Export to a local folder and copy the version's folder."
+        )
+    return Path(directory)
+
+
+def _versions(directory: Path) -> list[int]:
+    """The versions that a server would find: names that are whole numbers."""
+    names = (entry.name for entry in directory.iterdir())
+    return [int(name) for name in names if name.isascii() and name.isdigit()]
+
+
+def _check_version(directory: Path, version: int) -> None:
+    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version < 2**63:
+        raise ValueError(
+            f"`version` must be an integer of at least 0, or None. Received: version={version!r}"
+        )
+    if version in _versions(directory):
+        raise FileExistsError(
+            f"Version {version} exists in '{directory}' and a version is never overwritten. "
+            "Leave `version` out to write the next one."
+        )
+
+
+@contextmanager
+def _scratch_folder(directory: Path) -> Iterator[Path]:
+    """A temporary folder inside `directory`, gone afterwards, with all that a failure leaves."""
+    refusal = f"Cannot write a model to `directory`='{directory}':"
+    missing: list[Path] = []
+    try:
+        try:
+            missing += [path for path in (directory, *directory.parents) if not path.exists()]
+            directory.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix=".export-", dir=directory))
+        except (FileExistsError, NotADirectoryError) as error:
+            raise NotADirectoryError(f"{refusal} it, or a parent, is a file.") from error
+        except OSError as error:
+            raise type(error)(f"{refusal} {error.strerror}.") from error
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except BaseException:
+        for path in missing:
+            with suppress(OSError):  # not empty: another export has arrived meanwhile
+                path.rmdir()
+        raise
+
+
+def _publish(written: Path, directory: Path, version: int | None) -> Path:
+    """Renames the finished export to its version, in one step."""
+    while True:
+        number = max(_versions(directory), default=0) + 1 if version is None else version
+        _check_version(directory, number)
+        target = directory / str(number)
+        try:
+            return written.rename(target)
+        except OSError:
+            if not target.exists():
+                raise
+            # Another export took the number meanwhile: the next round refuses or counts on.

@@ -1,0 +1,116 @@
+"""Names, shapes and types of what a model takes and gives, as a server will see them."""
+
+import keyword
+import re
+from collections import Counter
+from typing import Any, NamedTuple
+
+import keras
+
+Model = Any
+Structure = Any
+
+
+class Signature(NamedTuple):
+    """What `serving_default` shows of a model.
+
+    Args:
+        inputs: Name to (shape, dtype) of each input; the batch dimension is `None`.
+        input_structure: The structure of the model's inputs with names in place of tensors.
+        outputs: Names of the flattened outputs.
+    """
+
+    inputs: dict[str, tuple[tuple[int | None, ...], str]]
+    input_structure: Structure
+    outputs: list[str]
+
+    @property
+    def open_lengths(self) -> list[str]:
+        """Names of the inputs with an open dimension besides the batch."""
+        return [name for name, (shape, _) in self.inputs.items() if None in shape[1:]]
+
+
+def model_signature(model: Model) -> Signature:
+    """Reads the signature of a model.
+
+    Args:
+        model: A built Functional or Sequential model.
+
+    Returns:
+        Its `Signature`.
+
+    Raises:
+        ValueError: If the inputs are not known, or a name cannot be that of a served input.
+
+    Example:
+
+    >>> inputs = keras.Input((4,), name="series")
+    >>> model = keras.Model(inputs, keras.layers.Dense(2, name="classes")(inputs))
+    >>> model_signature(model).outputs
+    ['classes']
+    """
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`model` must be a keras.Model. Received: model={model!r}")
+    sequential = isinstance(model, keras.Sequential)
+    tensors = getattr(model, "inputs", None) if sequential or _is_functional(model) else None
+    if not tensors:
+        raise ValueError(
+            f"The inputs of the model '{model.name}' ({type(model).__name__}) are not known. "
+            "Build a Sequential model with a keras.Input first; wrap a subclassed model: "
+            "`inputs = keras.Input(shape, name=...)`, `keras.Model(inputs, model(inputs))`."
+        )
+    structure = tensors[0] if sequential else model.input
+    # The name of the input's layer: unlike an automatic tensor's name it survives saving.
+    tensors = keras.tree.flatten(structure)
+    layer_names = [tensor._keras_history.operation.name for tensor in tensors]
+    input_structure = _names(structure, layer_names)
+    names = keras.tree.flatten(input_structure)
+    _check_names(names)
+    inputs = {
+        name: ((None, *tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype))
+        for name, tensor in zip(names, tensors, strict=True)
+    }
+    if sequential:
+        return Signature(inputs, input_structure, [model.layers[-1].name])
+    outputs = _names(model.output, _numbered(model.output_names))
+    return Signature(inputs, input_structure, keras.tree.flatten(outputs))
+
+
+def _is_functional(model: Model) -> bool:
+    """Whether the model was made of symbolic tensors; subclasses of Functional models are."""
+    return hasattr(model, "output_names") and hasattr(model, "inputs")
+
+
+def _names(structure: Structure, names: list[str]) -> Structure:
+    """The keys of a flat dict of tensors, else `names`, in place of the tensors."""
+    if isinstance(structure, dict) and not any(
+        keras.tree.is_nested(value) for value in structure.values()
+    ):
+        return {key: str(key) for key in structure}
+    return keras.tree.pack_sequence_as(structure, names)
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """`a, a, b` becomes `a, a_1, b`: a layer with several outputs gives its name to each."""
+    seen: Counter[str] = Counter()
+    numbered = []
+    for name in names:
+        numbered.append(f"{name}_{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return numbered
+
+
+def _check_names(names: list[str]) -> None:
+    """TensorFlow would rename other names in silence, or fail."""
+    kept = re.compile("[A-Za-z][A-Za-z0-9_]*")
+    wrong = [
+        name
+        for name in names
+        if not kept.fullmatch(name) or keyword.iskeyword(name) or name == "self"
+    ]
+    if wrong:
+        raise ValueError(
+            "The name of a served input must be a letter followed by letters, digits and "
+            f"underscores, and no word of Python. Received: {', '.join(map(repr, wrong))}. "
+            "Rename it with `keras.Input(..., name=...)`."
+        )

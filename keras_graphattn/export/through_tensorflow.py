@@ -1,0 +1,128 @@
+"""Export from a backend that makes no TensorFlow graph: by file, in a TensorFlow process."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+
+Model = Any
+
+SUMMARY_LINES = 12
+SUMMARY_WIDTH = 300
+
+
+def write_graph_through_tensorflow(model: Model, path: Path) -> None:
+    """Writes a SavedModel of a model of any backend, in a process of its own.
+
+    The model is saved beside `path` and loaded under safe mode by
+    `python -m keras_graphattn.export` with the TensorFlow backend. That process sees no GPU,
+    which belongs to this one, and imports the modules that define the model's own classes.
+
+    Args:
+        model: A built Functional or Sequential model.
+        path: Folder to write, which must not exist.
+
+    Raises:
+        ValueError: If a class or function of the model is defined in `__main__`.
+        RuntimeError: If the process fails; the message carries that of its last exception.
+
+    Example:
+
+    >>> write_graph_through_tensorflow(model, pathlib.Path("scratch/saved_model"))
+    """
+    modules = defining_modules(model)
+    file = path.with_suffix(".keras")
+    model.save(file)
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": "tensorflow",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+    }
+    finished = subprocess.run(
+        [sys.executable, "-m", "keras_graphattn.export", str(file), str(path), *modules],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if finished.returncode:
+        raise RuntimeError(
+            f"The TensorFlow process that exports the model '{model.name}' failed with status "
+            f"{finished.returncode}:\n{_summary(finished.stderr)}"
+        )
+
+
+def _summary(printed: str) -> str:
+    """The message of the last exception, without its traceback; else the last lines."""
+    lines = [line for line in printed.splitlines() if line.strip()]
+    raised = [i for i, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    lines = lines[raised[-1] :][:SUMMARY_LINES] if raised else lines[-SUMMARY_LINES:]
+    return "\n".join(
+        line if len(line) <= SUMMARY_WIDTH else line[:SUMMARY_WIDTH] + " ..." for line in lines
+    )
+
+
+def defining_modules(model: Model) -> list[str]:
+    """The modules, besides Keras, that define the classes and functions in a model's config.
+
+    Args:
+        model: A model that can be saved.
+
+    Returns:
+        Names of modules, all of them imported already.
+
+    Raises:
+        ValueError: If one of them is `__main__`, which no other process can import.
+
+    Example:
+
+    >>> layer = GraphFilterAttention(num_heads=2, key_dim=4)
+    >>> defining_modules(keras.Sequential([keras.Input((16, 8)), layer]))
+    ['keras_graphattn.layers.graph_filter_attention']
+    """
+    found: dict[str, str] = {}
+    _collect(keras.saving.serialize_keras_object(model), found)
+    if "__main__" in found:
+        raise ValueError(
+            f"The model '{model.name}' uses '{found['__main__']}', which is defined in "
+            "`__main__`: the TensorFlow process that exports it cannot import that. Move the "
+            "definition to a module and import it from there."
+        )
+    return sorted(name for name in found if name in sys.modules)
+
+
+def _collect(config: Any, found: dict[str, str]) -> None:
+    """Adds module -> name of each serialised class or function, training (`compile`) apart."""
+    if isinstance(config, dict):
+        if "class_name" in config and "config" in config:
+            module, name = _origin(config)
+            if module not in ("builtins", "keras") and not module.startswith("keras."):
+                found[module] = name
+        for key, value in config.items():
+            if key != "compile_config":
+                _collect(value, found)
+    elif isinstance(config, (list, tuple)):
+        for value in config:
+            _collect(value, found)
+
+
+def _origin(config: dict[str, Any]) -> tuple[str, str]:
+    """Module and name of a serialised class or function.
+
+    Keras writes no module for `__main__`, and `builtins` for registered functions.
+    """
+    is_function = config["class_name"] == "function"
+    key = config["config"] if is_function else config.get("registered_name")
+    registered = keras.saving.get_registered_object(key) if isinstance(key, str) else None
+    if registered is not None:
+        return registered.__module__, registered.__name__
+    module = config.get("module") or ("__main__" if key else "builtins")
+    return module, str(key if is_function else config["class_name"])

@@ -1,0 +1,18 @@
+"""A layer of a user's own module, for models whose classes another process must import."""
+
+import keras
+
+
+@keras.saving.register_keras_serializable(package="export_tests")
+class Doubled(keras.layers.Layer):
+    def call(self, inputs):
+        return 2.0 * inputs
+
+
+@keras.saving.register_keras_serializable(package="export_tests")
+def halved(inputs):
+    return 0.5 * inputs
+
+
+class Unregistered(Doubled):
+    pass

@@ -1,0 +1,114 @@
+"""Exports of whole models, run through TensorFlow's C API where there is no Keras."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_graphattn.export import export_saved_model
+from keras_graphattn.export.through_tensorflow import write_graph_through_tensorflow
+from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention
+from tests.export.c_api import SavedModel, run_in_process
+from tests.export.registered_layer import Doubled, Unregistered, halved
+
+LENGTH, CHANNELS = 12, 5
+BATCHES = (1, 7, 370)
+
+
+def attention(series, padding_mask, dtype=None):
+    x = keras.layers.Dense(8, dtype=dtype)(series)
+    for layer in (
+        AttentiveGraphFilter(2, 4, dropout=0.5, dtype=dtype),
+        GraphFilterAttention(2, 4, dropout=0.5, dtype=dtype),
+    ):
+        x = x + layer(x, query_mask=padding_mask, value_mask=padding_mask)
+    pool = keras.layers.GlobalAveragePooling1D(dtype=dtype)
+    return pool(x, mask=padding_mask)
+
+
+def masked_inputs(length=LENGTH):
+    series = keras.Input((length, CHANNELS), name="series")
+    return series, keras.Input((length,), dtype="bool", name="padding_mask")
+
+
+def arrays(batch, length=LENGTH):
+    generator = np.random.default_rng(batch)
+    series = generator.normal(size=(batch, length, CHANNELS)).astype("float32")
+    lengths = generator.integers(1, length + 1, size=(batch, 1))
+    return {"series": series, "padding_mask": np.arange(length) < lengths}
+
+
+def assert_served_like_predicted(model, path, batches, scratch, names, tolerance=1e-5):
+    results = run_in_process(path, batches, scratch)
+    for batch, result in zip(batches, results, strict=True):
+        structure = batch if isinstance(model.input, dict) else list(batch.values())
+        expected = keras.tree.flatten(model.predict(structure, batch_size=BATCHES[-1], verbose=0))
+        assert list(result) == names
+        for name, array in zip(names, expected, strict=True):
+            assert result[name].dtype == np.float32
+            error = np.abs(result[name] - array.astype("float32")).max()
+            assert error < tolerance, (name, len(array), error)
+
+
+def test_trained_model_with_a_dict_of_inputs(tmp_path):
+    series, padding_mask = masked_inputs()
+    speaker = keras.Input((), dtype="int64", name="speaker")
+    x = attention(series, padding_mask) + keras.layers.Embedding(4, 8)(speaker)
+    x = Doubled()(keras.layers.BatchNormalization()(x))
+    outputs = {"scores": keras.layers.Dense(3)(x), "half": keras.layers.Activation(halved)(x)}
+    inputs = {"series": series, "padding_mask": padding_mask, "speaker": speaker}
+    model = keras.Model(inputs, outputs)
+    batches = [
+        {**arrays(batch), "speaker": np.arange(batch, dtype="int64") % 4} for batch in BATCHES
+    ]
+    model.compile("sgd", loss="mse", metrics={"scores": "mae"})
+    targets = {"scores": np.zeros((BATCHES[-1], 3)), "half": np.zeros((BATCHES[-1], 8))}
+    model.fit(batches[-1], targets, batch_size=BATCHES[-1], verbose=0)
+
+    path = export_saved_model(model, tmp_path / "served")
+
+    assert path == tmp_path / "served" / "1"
+    assert [entry.name for entry in path.parent.iterdir()] == ["1"]
+    names = sorted(outputs)
+    assert_served_like_predicted(model, path, batches, tmp_path, names)
+    served = SavedModel(path)
+    seen = {name: (info.dtype, info.shape) for name, info in served.inputs.items()}
+    assert seen == {
+        "series": (np.float32, (-1, LENGTH, CHANNELS)),
+        "padding_mask": (np.bool_, (-1, LENGTH)),
+        "speaker": (np.int64, (-1,)),
+    }
+    assert {name: info.shape for name, info in served.outputs.items()} == {
+        "half": (-1, 8),
+        "scores": (-1, 3),
+    }
+
+
+def test_list_of_inputs_with_open_length(tmp_path):
+    series, padding_mask = masked_inputs(length=None)
+    outputs = keras.layers.Dense(3, name="classes")(attention(series, padding_mask))
+    model = keras.Model([series, padding_mask], outputs)
+    path = export_saved_model(model, tmp_path / "served", version=20260101)
+    assert path.name == "20260101"
+    batches = [arrays(batch, length) for batch, length in zip(BATCHES, (1, 31, 12), strict=True)]
+    assert_served_like_predicted(model, path, batches, tmp_path, ["classes"])
+
+
+def test_mixed_precision_leaves_as_float32(tmp_path):
+    series, padding_mask = masked_inputs()
+    policy = keras.DTypePolicy("mixed_bfloat16")
+    x = attention(series, padding_mask, dtype=policy)
+    outputs = keras.layers.Dense(3, name="classes", dtype=policy)(x)
+    model = keras.Model([series, padding_mask], outputs)
+    assert keras.backend.standardize_dtype(model.output.dtype) == "bfloat16"
+    path = export_saved_model(model, tmp_path / "served")
+    batches = [arrays(7)]
+    assert_served_like_predicted(model, path, batches, tmp_path, ["classes"], tolerance=0.1)
+
+
+def test_failure_of_the_other_process_is_told(tmp_path):
+    model = keras.Sequential([keras.Input((3,), name="series"), Unregistered()])
+    with pytest.raises(
+        RuntimeError, match=r"status 1:\nTypeError(.*\n)+.*Could not locate class 'Unregistered'"
+    ):
+        write_graph_through_tensorflow(model, tmp_path / "saved_model")
+    assert not (tmp_path / "saved_model").exists()

@@ -1,0 +1,134 @@
+"""What a server sees of a model, and which models and names are refused."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_graphattn.export import graph
+from keras_graphattn.export.signature import model_signature
+from keras_graphattn.export.through_tensorflow import defining_modules
+from keras_graphattn.layers import GraphFilterAttention
+from tests.export.registered_layer import Doubled, halved
+
+
+def series(name="series", length=4):
+    return keras.Input((length, 3), name=name)
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_one_input():
+    inputs = series()
+    model = keras.Model(inputs, keras.layers.Dense(2, name="classes")(inputs))
+    signature = model_signature(model)
+    assert signature.inputs == {"series": ((None, 4, 3), "float32")}
+    assert signature.input_structure == "series"
+    assert signature.outputs == ["classes"]
+    assert signature.open_lengths == []
+
+
+def test_sequential():
+    model = keras.Sequential([series(length=None), keras.layers.Dense(2, name="classes")])
+    signature = model_signature(model)
+    assert signature.inputs == {"series": ((None, None, 3), "float32")}
+    assert signature.outputs == ["classes"]
+    assert signature.open_lengths == ["series"]
+
+
+def test_sequential_built_by_data_keeps_the_batch_open():
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model(np.zeros((8, 3), "float32"))
+    ((shape, dtype),) = model_signature(model).inputs.values()
+    assert (shape, dtype) == ((None, 3), "float32")
+
+
+def test_keys_of_dicts_are_the_names():
+    inputs = {"b": series("b"), "a": series("a")}
+    outputs = {"z": inputs["a"] + 1, "y": inputs["b"] + 1}
+    signature = model_signature(keras.Model(inputs, outputs))
+    assert signature.input_structure == {"b": "b", "a": "a"}
+    assert sorted(signature.inputs) == ["a", "b"]
+    assert signature.outputs == ["y", "z"]
+
+
+def test_several_outputs_of_one_layer_are_numbered():
+    inputs = series()
+    layer = GraphFilterAttention(1, 2, name="attention")
+    outputs = layer(inputs, return_attention_scores=True)
+    assert model_signature(keras.Model([inputs], outputs)).outputs == ["attention", "attention_1"]
+
+
+def test_names_survive_saving(tmp_path):
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Dense(2)(inputs + 1))
+    model.save(tmp_path / "model.keras")
+    reloaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert model_signature(reloaded) == model_signature(model)
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_subclassed_models_are_refused_and_can_be_wrapped(called):
+    model = Subclassed()
+    if called:
+        model(np.zeros((1, 3), "float32"))
+    with pytest.raises(ValueError, match=r"not known.*keras\.Model\(inputs, model\(inputs\)\)"):
+        model_signature(model)
+    inputs = keras.Input((3,), name="series")
+    assert "series" in model_signature(keras.Model(inputs, model(inputs))).inputs
+
+
+def test_unbuilt_sequential_is_refused():
+    with pytest.raises(ValueError, match=r"not known.*keras\.Input first"):
+        model_signature(keras.Sequential([keras.layers.Dense(2)]))
+
+
+def test_something_else_is_refused():
+    with pytest.raises(ValueError, match=r"must be a keras\.Model"):
+        model_signature(keras.layers.Dense(2))
+
+
+@pytest.mark.parametrize("name", ["a-b", "a b", "a.b", "class", "_a", "self", "1a", "ä"])
+def test_names_that_tensorflow_would_change_are_refused(name):
+    inputs = series(name)
+    with pytest.raises(ValueError, match="name of a served input"):
+        model_signature(keras.Model(inputs, inputs + 1))
+
+
+def test_an_open_length_that_fails_says_how_to_mend(monkeypatch, tmp_path):
+    def fail(*args):
+        raise TypeError("a length is needed")
+
+    monkeypatch.setattr(graph, "_write_from_tensorflow", fail)
+    monkeypatch.setattr(graph, "_write_from_jax", fail)
+    model = keras.Sequential([series(length=None), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match=r"\['series'\]: build it with a fixed length.*is needed"):
+        graph.write_graph(model, tmp_path / "saved_model")
+    model = keras.Sequential([series(), keras.layers.Dense(2)])
+    with pytest.raises(TypeError, match="is needed"):
+        graph.write_graph(model, tmp_path / "saved_model")
+
+
+def test_modules_of_a_model():
+    activation = keras.layers.Activation(halved)
+    model = keras.Sequential([series(), GraphFilterAttention(1, 2), Doubled(), activation])
+    model.compile(loss=Subclassed.call)  # what training needs does not count
+    assert defining_modules(model) == [
+        "keras_graphattn.layers.graph_filter_attention",
+        "tests.export.registered_layer",
+    ]
+
+
+@pytest.mark.parametrize("register", [True, False])
+def test_classes_of_main_are_refused(register):
+    local = type("Local", (Doubled,), {"__module__": "__main__"})
+    if register:
+        keras.saving.register_keras_serializable(package="export_tests")(local)
+    with pytest.raises(ValueError, match=r"'Local', which is defined in `__main__`"):
+        defining_modules(keras.Sequential([series(), local()]))

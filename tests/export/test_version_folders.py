@@ -1,0 +1,144 @@
+"""The layout that a server watches; the graph itself is a stand-in here."""
+
+import importlib.util
+import os
+import tempfile
+
+import keras
+import pytest
+
+from keras_graphattn.export import export_saved_model, saved_model
+
+
+@pytest.fixture
+def model():
+    return keras.Sequential([keras.Input((3,), name="series"), keras.layers.Dense(2)])
+
+
+@pytest.fixture
+def writer(monkeypatch):
+    """Replaces the writing of the graph; `writer.during(path)` runs half-way through it."""
+
+    class Writer:
+        def during(self, path):
+            pass
+
+        def __call__(self, model, path):
+            path.mkdir()
+            (path / "variables").mkdir()
+            self.during(path)
+            (path / "saved_model.pb").write_text(model.name)
+
+    writer = Writer()
+    monkeypatch.setattr(saved_model, "write_graph", writer)
+    monkeypatch.setattr(saved_model, "write_graph_through_tensorflow", writer)
+    return writer
+
+
+def listing(directory):
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def test_versions_count_on_from_the_highest(model, writer, tmp_path):
+    directory = tmp_path / "models" / "mine"
+    assert export_saved_model(model, directory) == directory / "1"
+    assert export_saved_model(model, str(directory)) == directory / "2"
+    assert export_saved_model(model, directory, version=10).name == "10"
+    (directory / "notes").mkdir()
+    (directory / "0012").mkdir()  # a server reads it as 12
+    assert export_saved_model(model, directory).name == "13"
+    assert export_saved_model(model, directory, version=0).name == "0"
+    assert (directory / "13" / "saved_model.pb").is_file()
+    assert listing(directory) == ["0", "0012", "1", "10", "13", "2", "notes"]
+
+
+@pytest.mark.parametrize("existing", ["3", "03"])
+def test_an_existing_version_is_not_overwritten(model, writer, tmp_path, existing):
+    (tmp_path / existing).mkdir()
+    with pytest.raises(FileExistsError, match=r"Version 3 exists .* never overwritten"):
+        export_saved_model(model, tmp_path, version=3)
+    assert listing(tmp_path) == [existing]
+
+
+@pytest.mark.parametrize("version", [-1, 1.0, "1", True, 2**63])
+def test_wrong_versions(model, writer, tmp_path, version):
+    with pytest.raises(ValueError, match="`version` must be an integer"):
+        export_saved_model(model, tmp_path / "served", version=version)
+    assert listing(tmp_path) == []
+
+
+def test_a_watching_server_sees_no_half_export(model, writer, tmp_path):
+    directory = tmp_path / "served"
+    export_saved_model(model, directory)
+    seen = []
+    writer.during = lambda path: seen.extend(listing(directory))
+    export_saved_model(model, directory)
+    assert [name for name in seen if not name.startswith(".export-")] == ["1"]
+    assert len(seen) == 2
+    assert listing(directory) == ["1", "2"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failure_leaves_nothing_behind(model, writer, tmp_path, error):
+    def fail(path):
+        raise error("half-way")
+
+    writer.during = fail
+    with pytest.raises(error, match="half-way"):
+        export_saved_model(model, tmp_path / "models" / "mine")
+    assert listing(tmp_path) == []
+    (tmp_path / "1").mkdir()
+    with pytest.raises(error, match="half-way"):
+        export_saved_model(model, tmp_path)
+    assert listing(tmp_path) == ["1"]
+
+
+def test_two_exports_at_a_time(model, writer, tmp_path):
+    writer.during = lambda path: (tmp_path / "1" / "variables").mkdir(parents=True)
+    assert export_saved_model(model, tmp_path).name == "2"
+    writer.during = lambda path: (tmp_path / "3" / "variables").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match="Version 3 exists"):
+        export_saved_model(model, tmp_path, version=3)
+    assert listing(tmp_path) == ["1", "2", "3"]
+
+
+def test_the_number_is_taken_at_the_last_moment(model, writer, tmp_path, monkeypatch):
+    (tmp_path / "1" / "variables").mkdir(parents=True)
+    answers = [[], [], [1], [1]]  # the rival's folder shows up after the numbers were read
+    monkeypatch.setattr(saved_model, "_versions", lambda directory: answers.pop(0))
+    assert export_saved_model(model, tmp_path).name == "2"
+
+
+def test_a_file_in_place_of_the_directory(model, writer, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for directory in (file, file / "below"):
+        with pytest.raises(NotADirectoryError, match=rf"'{directory}'.* is a file"):
+            export_saved_model(model, directory)
+    assert listing(tmp_path) == ["file"]
+
+
+def test_an_unwritable_directory(model, writer, tmp_path, monkeypatch):
+    def refuse(**kwargs):
+        raise PermissionError(13, os.strerror(13))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(PermissionError, match=rf"'{tmp_path}/served': Permission denied"):
+        export_saved_model(model, tmp_path / "served")
+    assert listing(tmp_path) == []
+
+
+def test_a_name_that_is_too_long(model, writer, tmp_path):
+    with pytest.raises(OSError, match="Cannot write a model to"):
+        export_saved_model(model, tmp_path / ("x" * 300))
+
+
+def test_a_remote_address(model, writer):
+    with pytest.raises(ValueError, match="must be a local folder"):
+        export_saved_model(model, "gs://bucket/model")
+
+
+def test_without_tensorflow(model, writer, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install keras-graphattn\[serving\]"):
+        export_saved_model(model, tmp_path)

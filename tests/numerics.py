@@ -1,0 +1,142 @@
+"""Gradients on any backend, their float64 twins, and how far two arrays are apart."""
+
+import keras
+import numpy as np
+import torch
+from keras import ops
+
+BACKEND = keras.backend.backend()
+
+
+def to_numpy(x):
+    return np.asarray(ops.convert_to_numpy(ops.cast(x, "float32")), dtype="float64")
+
+
+def relative_rms(actual, expected, floor=0.0):
+    """Root mean square of the difference, relative to that of `expected` (at least `floor`)."""
+    actual, expected = (np.asarray(a, dtype="float64") for a in (actual, expected))
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    assert np.isfinite(actual).all()
+    scale = max(np.sqrt(np.mean(expected**2)), floor, 1e-30)
+    return np.sqrt(np.mean((actual - expected) ** 2)) / scale
+
+
+def assert_close(actual, expected, tolerance, floor=0.0, what="value"):
+    error = relative_rms(actual, expected, floor)
+    assert error <= tolerance, f"{what}: relative RMS {error:.2e} > {tolerance:.0e}"
+
+
+def assert_all_close(actual, expected, tolerance, what="gradient"):
+    """Compares dictionaries of arrays, each relative to its own size.
+
+    Some are sums that cancel to zero but for rounding (the bias of the keys, in a softmax): a
+    bias counts relative to its kernel, and everything relative to 1 % of the largest at least.
+    """
+    assert actual.keys() == expected.keys()
+    size = {name: np.sqrt(np.mean(np.square(array))) for name, array in expected.items()}
+    for name in expected:
+        kernel = size.get(str(name).replace("/bias", "/kernel"), 0.0)
+        floor = max(kernel, 1e-2 * max(size.values()))
+        assert_close(actual[name], expected[name], tolerance, floor, f"{what} {name}")
+
+
+def value_and_gradients(function, *arrays, dtype="float32"):
+    """`function(*arrays)` and the gradients of `sum(value * weights)`, weights fixed and random.
+
+    Returns numpy arrays: the value, and a dictionary of gradients by position.
+    """
+    tensors = [ops.convert_to_tensor(a, dtype) for a in arrays]
+
+    def loss(*inputs):
+        value = function(*inputs)
+        weights = ops.convert_to_tensor(_cotangent(value.shape))
+        return ops.sum(ops.cast(value, "float32") * weights), value
+
+    if BACKEND == "jax":
+        import jax
+
+        differentiate = jax.value_and_grad(loss, tuple(range(len(tensors))), has_aux=True)
+        (_, value), gradients = jax.jit(differentiate)(*tensors)
+    elif BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            total, value = loss(*tensors)
+        gradients = tape.gradient(total, tensors)
+    else:
+        tensors = [t.detach().clone().requires_grad_() for t in tensors]
+        total, value = loss(*tensors)
+        gradients = torch.autograd.grad(total, tensors)
+    return to_numpy(value), {i: to_numpy(g) for i, g in enumerate(gradients)}
+
+
+def reference_value_and_gradients(function, *arrays):
+    """The float64 twin of `value_and_gradients` for a function of torch tensors."""
+    tensors = [torch.tensor(np.asarray(a, "float64"), requires_grad=True) for a in arrays]
+    value = function(*tensors)
+    weights = torch.tensor(_cotangent(value.shape), dtype=torch.float64)
+    gradients = torch.autograd.grad((value * weights).sum(), tensors)
+    return value.detach().numpy(), {i: g.numpy() for i, g in enumerate(gradients)}
+
+
+def layer_value_and_gradients(layer, x, **call_arguments):
+    """`layer(x, x, ...)` of a built layer, and gradients for `x` ("input") and each weight."""
+    names = [short_name(layer, v) for v in layer.trainable_variables]
+    variables = [to_numpy(v) for v in layer.trainable_variables]
+    frozen = list(layer.non_trainable_variables)
+
+    def function(x, *values):
+        pairs = zip(layer.trainable_variables, values, strict=True)
+        with keras.StatelessScope(state_mapping=list(pairs) + [(v, v.value) for v in frozen]):
+            return layer(x, x, **call_arguments)
+
+    value, gradients = value_and_gradients(function, x, *variables)
+    return value, dict(zip(["input", *names], gradients.values(), strict=True))
+
+
+def layer_reference(layer, function, x):
+    """The twin of `layer_value_and_gradients` for `function(x, weights)` in float64."""
+    names = [short_name(layer, v) for v in layer.trainable_variables]
+    variables = [to_numpy(v) for v in layer.trainable_variables]
+    value, gradients = reference_value_and_gradients(
+        lambda x, *values: function(x, dict(zip(names, values, strict=True))), x, *variables
+    )
+    return value, dict(zip(["input", *names], gradients.values(), strict=True))
+
+
+def reference_weights(layer):
+    """All weights of a layer as float64 torch tensors by short name ("query/kernel")."""
+    return {short_name(layer, v): torch.tensor(to_numpy(v)) for v in layer.weights}
+
+
+def as_seen(layer, x):
+    """`x` and the weights as a mixed-precision layer sees them: kernels and biases rounded.
+
+    What is left between a reference on these and the layer is the layer's own arithmetic.
+    """
+    dtype = layer.compute_dtype
+    weights = {
+        name: torch.tensor(to_numpy(ops.cast(ops.convert_to_tensor(w.numpy()), dtype)))
+        if "/" in name
+        else w
+        for name, w in reference_weights(layer).items()
+    }
+    return torch.tensor(to_numpy(ops.cast(ops.convert_to_tensor(x), dtype))), weights
+
+
+def short_name(layer, variable):
+    return variable.path.removeprefix(layer.name + "/")
+
+
+def randomise(layer, scale=0.3, seed=0):
+    """Gives every weight of a built layer a random value, biases and coefficients too."""
+    generator = np.random.default_rng(seed)
+    for variable in layer.trainable_variables:
+        noise = scale * generator.standard_normal(tuple(variable.shape))
+        variable.assign(to_numpy(variable) + noise.astype("float32"))
+
+
+def _cotangent(shape):
+    shape = tuple(int(size) for size in shape)
+    return np.random.default_rng(7).standard_normal(shape).astype("float32")

@@ -1,0 +1,52 @@
+import keras
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from keras_graphattn.ops import masked_softmax, zero_where_masked
+from tests import reference
+from tests.numerics import (
+    assert_close,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+
+
+@given(
+    mask=hnp.arrays(bool, st.sampled_from([(1, 1), (3, 1), (1, 5), (3, 5)])),
+    axis=st.sampled_from([-1, 0, (0, 1)]),
+)
+def test_masked_softmax_agrees_with_naive_twin(mask, axis):
+    scores = np.random.default_rng(0).standard_normal((3, 5)).astype("float32") * 3
+    weights = torch.tensor(np.broadcast_to(mask, scores.shape).copy())
+
+    def naive(x):
+        if axis == (0, 1):
+            return reference.softmax(x.reshape(-1), weights.reshape(-1)).reshape(3, 5)
+        return reference.softmax(x, weights, dim=axis)
+
+    value, gradients = value_and_gradients(lambda x: masked_softmax(x, mask, axis), scores)
+    expected, expected_gradients = reference_value_and_gradients(naive, scores)
+    assert_close(value, expected, 1e-6)
+    assert_close(gradients[0], expected_gradients[0], 1e-5, floor=0.1, what="gradient")
+    assert (value[~weights.numpy()] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_masked_softmax_survives_large_scores_in_every_precision(dtype, size):
+    scores = keras.ops.cast(np.array([[size, -size, size], [-size, -size, size]]), dtype)
+    mask = np.array([[True, True, True], [True, True, False]])
+    value = masked_softmax(scores, mask)
+    assert keras.backend.standardize_dtype(value.dtype) == dtype
+    expected = reference.softmax(torch.tensor(to_numpy(scores)), torch.tensor(mask))
+    np.testing.assert_allclose(to_numpy(value), expected.numpy(), atol=4e-3)
+
+
+def test_zero_where_masked_keeps_nan_out():
+    x = np.array([1.0, np.nan, np.inf], "float32")
+    np.testing.assert_array_equal(to_numpy(zero_where_masked(x, [True, False, False])), [1, 0, 0])
