@@ -48,10 +48,13 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         value_shape = query_shape if value_shape is None else value_shape
         self._check_shapes(query_shape, value_shape, key_shape)
-        super().build(query_shape, value_shape, key_shape)
+        self._build_projections(query_shape, value_shape, key_shape)
         for projection in (self.query_dense, self.key_dense, self.value_dense):
             projection.supports_masking = True  # masks pass through it; no warning
         self.built = True
+
+    def _build_projections(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        super().build(query_shape, value_shape, key_shape)
 
     def call(
         self,
@@ -111,7 +114,7 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     def _build_grouped(
         self, query_shape: Any, value_shape: Any, key_shape: Any, num_key_value_heads: int
     ) -> None:
-        """Builds the layer with fewer heads for keys and values, otherwise as Keras does."""
+        """Projections with fewer heads for keys and values, otherwise built as Keras does."""
         self._query_dense = self._token_projection("query", self.key_dim)
         self._query_dense.build(query_shape)
         self._key_dense = self._token_projection("key", self.key_dim, num_key_value_heads)
@@ -126,7 +129,6 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
             query_shape, self._get_common_kwargs_for_sublayer(), "attention_output"
         )
         self._output_dense.build((None, None, self.num_heads, self.value_dim))
-        self.built = True
 
     def _dropped(self, x: Tensor, training: bool | None) -> Tensor:
         return self._dropout_layer(x, training=training) if self.dropout > 0.0 else x

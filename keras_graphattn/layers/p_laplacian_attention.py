@@ -15,6 +15,7 @@ from keras_graphattn.ops.p_laplacian import (
     p_laplacian_attention,
     p_laplacian_weights,
 )
+from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
 
@@ -142,8 +143,8 @@ class PLaplacianAttention(SelfAttention):
         weights = self._weights(
             query, key, (centred, centred), attention_mask, positions, positions
         )
-        outputs = ops.einsum("bnts,bsnh->btnh", self._dropped(weights, training), value)
-        return ops.cast(outputs, value.dtype), ops.cast(weights, self.compute_dtype)
+        outputs = _apply(self._dropped(weights, training), value)
+        return outputs, ops.cast(weights, self.compute_dtype)
 
     def _attend_lean(
         self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
@@ -171,7 +172,7 @@ class PLaplacianAttention(SelfAttention):
         rows = index + ops.arange(ops.shape(query)[1])
         row_values = ops.take(centred, rows, axis=1)
         weights = self._weights(query, key, (row_values, centred), mask, rows, columns)
-        return ops.cast(ops.einsum("bnts,bsnh->btnh", weights, values), value.dtype), signals
+        return _apply(weights, values), signals
 
     def _weights(
         self,
@@ -194,12 +195,12 @@ class PLaplacianAttention(SelfAttention):
         )
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
-        super()._check_shapes(query_shape, value_shape, key_shape)
-        if len(query_shape) != 3:
+        if len(query_shape) > 3:
             raise ValueError(
                 "PLaplacianAttention attends over one axis: inputs must have shape (batch, "
                 f"length, features). Received: query.shape={tuple(query_shape)}"
             )
+        super()._check_shapes(query_shape, value_shape, key_shape)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -208,6 +209,12 @@ class PLaplacianAttention(SelfAttention):
             "epsilon": self.epsilon,
             "diagonal": self.diagonal,
         }
+
+
+def _apply(weights: Tensor, values: Tensor) -> Tensor:
+    """The weights times the values, summed in float32."""
+    outputs = ops.einsum("bnts,bsnh->btnh", at_least_float32(weights), at_least_float32(values))
+    return ops.cast(outputs, values.dtype)
 
 
 def _is_number(x: Any) -> bool:

@@ -58,13 +58,11 @@ class SelfAttention(DenseSelfAttention):
         self.block_size = block_size
         self.num_key_value_heads = num_key_value_heads
 
-    def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
-        value_shape = query_shape if value_shape is None else value_shape
-        if self.num_key_value_heads is not None:
-            self._check_shapes(query_shape, value_shape, key_shape)
-            self._build_grouped(query_shape, value_shape, key_shape, self.num_key_value_heads)
+    def _build_projections(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        if self.num_key_value_heads is None:
+            super()._build_projections(query_shape, value_shape, key_shape)
         else:
-            super().build(query_shape, value_shape, key_shape)
+            self._build_grouped(query_shape, value_shape, key_shape, self.num_key_value_heads)
 
     def _in_all_heads(self, x: Tensor) -> Tensor:
         """Keys or values (B, S, num_key_value_heads, H), repeated to `num_heads` heads."""

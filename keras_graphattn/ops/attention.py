@@ -49,7 +49,8 @@ def attention_matrix(
 
 def matrix_operator(matrix: Tensor) -> Operator:
     """The operator of a matrix that exists: (B, N, T, S) times (B, S, N, H)."""
-    return lambda x: ops.einsum("bnts,bsnh->btnh", matrix, x)
+    matrix = ops.convert_to_tensor(matrix)
+    return lambda x: ops.einsum("bnts,bsnh->btnh", matrix, ops.convert_to_tensor(x))
 
 
 def softmax_operator(
@@ -110,7 +111,12 @@ def blockwise_operator(
         return map_query_blocks(
             rows_of_block,
             {**mask_by_row, "query": query},
-            {**mask_whole, "key": key, "signal": x, "columns": columns},
+            {
+                **mask_whole,
+                "key": ops.convert_to_tensor(key),
+                "signal": ops.convert_to_tensor(x),
+                "columns": columns,
+            },
             ops.shape(query)[1],
             block_size,
         )
@@ -168,5 +174,6 @@ def fused_operator(
 
 
 def _scaled(query: Tensor, scale: float | None) -> Tensor:
+    query = ops.convert_to_tensor(query)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     return query * ops.cast(scale, query.dtype)

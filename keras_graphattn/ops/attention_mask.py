@@ -121,11 +121,11 @@ def sighted_rows(mask: AttentionMask, length: Any, block_size: int = 128) -> Ten
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         seen = ops.any(block_mask(mask, tensors, rows, tensors["columns"]), axis=-1)
         seen = ops.broadcast_to(seen, (*ops.shape(seen)[:2], ops.shape(rows)[0]))
-        return ops.transpose(seen, (0, 2, 1))
+        return ops.cast(ops.transpose(seen, (0, 2, 1)), "uint8")
 
-    return map_query_blocks(
-        rows_of_block, by_row, {**whole, "columns": columns}, length, block_size
-    )
+    whole["columns"] = columns
+    seen = map_query_blocks(rows_of_block, by_row, whole, length, block_size)
+    return ops.cast(seen, "bool")
 
 
 def zero_blind_rows(outputs: Tensor, mask: AttentionMask, block_size: int = 128) -> Tensor:

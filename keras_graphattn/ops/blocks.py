@@ -40,18 +40,32 @@ def map_query_blocks(
     padding = (-length) % block_size
     count = (length + padding) // block_size
     rows = ops.reshape(ops.arange(length + padding), (count, block_size))
-    blocks = [_cut(x, padding, count, block_size) for x in by_row.values()]
+    blocks = [_cut(_without_booleans(x), padding, count, block_size) for x in by_row.values()]
     names = (*by_row, *whole)
+    is_mask = [_is_boolean(x) for x in (*by_row.values(), *whole.values())]
 
     def one_block(block_rows: Tensor, *tensors: Tensor) -> Tensor:
-        return function(block_rows, dict(zip(names, tensors, strict=True)))
+        masks_restored = (
+            ops.cast(x, "bool") if mask else x for x, mask in zip(tensors, is_mask, strict=True)
+        )
+        return function(block_rows, dict(zip(names, masks_restored, strict=True)))
 
     rematerialised = keras.remat(one_block)
-    joined = ops.map(lambda block: rematerialised(*block, *whole.values()), (rows, *blocks))
+    shared = [_without_booleans(x) for x in whole.values()]
+    joined = ops.map(lambda block: rematerialised(*block, *shared), (rows, *blocks))
     axes = list(range(len(joined.shape)))
     joined = ops.transpose(joined, (1, 0, *axes[2:]))
     batch, _, _, *others = ops.shape(joined)
     return ops.reshape(joined, (batch, count * block_size, *others))[:, :length]
+
+
+def _is_boolean(x: Tensor) -> bool:
+    return bool(keras.backend.standardize_dtype(x.dtype) == "bool")
+
+
+def _without_booleans(x: Tensor) -> Tensor:
+    """Masks as integers: TensorFlow's loops cannot sum the gradients of booleans."""
+    return ops.cast(x, "uint8") if _is_boolean(x) else x
 
 
 def _cut(x: Tensor, padding: Any, count: Any, block_size: int) -> Tensor:

@@ -49,6 +49,7 @@ def p_laplacian_attention(
 
     Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
     """
+    query, key, values = (ops.convert_to_tensor(x) for x in (query, key, values))
     mask = AttentionMask() if mask is None else mask
     mask_by_row, mask_whole = split_mask(mask)
     length = ops.shape(key)[1]
