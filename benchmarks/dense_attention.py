@@ -168,12 +168,12 @@ def memory_of(options, name, length):
 
 def main():
     options = parse()
-    keep_pages()
-    import keras
-
     if options.child is not None:
         run_child(options)
         return
+    keep_pages()
+    import keras
+
     settings = {"backend": keras.backend.backend(), "device": device_name()}
     settings |= {k: v for k, v in vars(options).items() if k not in ("child", "out", "lengths")}
     rows = []

@@ -13,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
+KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
+RETURN_PAGES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def keep_pages():
@@ -22,7 +23,7 @@ def keep_pages():
     Page faults of large temporaries else drown what is to be measured on a CPU.
     """
     if sys.platform.startswith("linux") and os.environ.get("MALLOC_MMAP_MAX_") != "0":
-        os.environ.update(ALLOCATOR, TF_CPP_MIN_LOG_LEVEL="3")
+        os.environ.update(KEEP_PAGES, TF_CPP_MIN_LOG_LEVEL="3")
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
@@ -163,9 +164,19 @@ def peak_memory():
 
 
 def peak_memory_of(arguments):
-    """Peak memory in MiB that the program reports when it is started with `arguments`."""
+    """Peak memory in MiB that the program reports when it is started with `arguments`.
+
+    There every large tensor is given back to the system when it is freed, so that the number is
+    what was alive. In glibc's heap, small results land in the holes of large temporaries, and
+    the next temporary no longer fits.
+    """
+    environment = {name: x for name, x in os.environ.items() if name not in KEEP_PAGES}
     output = subprocess.run(
-        [sys.executable, sys.argv[0], *arguments], check=True, capture_output=True, text=True
+        [sys.executable, sys.argv[0], *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**environment, **RETURN_PAGES},
     ).stdout
     return json.loads(output.strip().splitlines()[-1])["peak"]
 
