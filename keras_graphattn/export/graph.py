@@ -27,10 +27,6 @@ def write_graph(model: Model, path: Path) -> None:
 
     Raises:
         ValueError: If the model has open lengths (`None`) that do not go into the graph.
-
-    Example:
-
-    >>> write_graph(model, pathlib.Path("saved_model"))
     """
     signature = model_signature(model)
     write = _write_from_jax if keras.backend.backend() == "jax" else _write_from_tensorflow

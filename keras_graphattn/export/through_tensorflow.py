@@ -29,10 +29,6 @@ def write_graph_through_tensorflow(model: Model, path: Path) -> None:
     Raises:
         ValueError: If a class or function of the model is defined in `__main__`.
         RuntimeError: If the process fails; the message carries that of its last exception.
-
-    Example:
-
-    >>> write_graph_through_tensorflow(model, pathlib.Path("scratch/saved_model"))
     """
     modules = defining_modules(model)
     file = path.with_suffix(".keras")

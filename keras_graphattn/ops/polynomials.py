@@ -141,8 +141,10 @@ def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
 
     Example:
 
-    >>> polynomial(np.array([2.0]), np.array([1.0, 0.0, 3.0]), recurrence("monomial", 2))
-    array([13.])
+    >>> steps = recurrence("monomial", 2)
+    >>> value = polynomial(np.array([2.0]), np.array([1.0, 0.0, 3.0]), steps)
+    >>> keras.ops.convert_to_numpy(value).tolist()
+    [13.0]
     """
     x, coefficients = ops.convert_to_tensor(x), ops.convert_to_tensor(coefficients)
     order = len(steps)

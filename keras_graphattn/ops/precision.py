@@ -38,8 +38,9 @@ def masked_softmax(
 
     Example:
 
-    >>> masked_softmax(np.zeros((1, 4)), np.array([[True, True, False, False]]))
-    array([[0.5, 0.5, 0., 0.]])
+    >>> weights = masked_softmax(np.zeros((1, 4)), np.array([[True, True, False, False]]))
+    >>> keras.ops.convert_to_numpy(weights).tolist()
+    [[0.5, 0.5, 0.0, 0.0]]
     """
     scores = ops.convert_to_tensor(scores)
     dtype = scores.dtype

@@ -1,0 +1,20 @@
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+GUIDES = sorted((Path(__file__).parents[2] / "guides").glob("*.py"))
+
+
+def test_there_are_guides():
+    assert GUIDES
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
+def test_guide_runs_and_its_models_learn(path, capsys):
+    runpy.run_path(str(path), run_name="__main__")
+    printed = capsys.readouterr().out
+    accuracies = [float(a) for a in re.findall(r"test accuracy (\d\.\d+)", printed)]
+    assert accuracies, printed
+    assert min(accuracies) > 0.8, printed

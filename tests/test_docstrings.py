@@ -1,0 +1,35 @@
+"""Every example in a public docstring runs and prints what it says."""
+
+import doctest
+import importlib
+import pkgutil
+
+import keras
+import numpy as np
+import pytest
+
+import keras_graphattn
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(keras_graphattn.__path__, "keras_graphattn.")
+    if not module.name.endswith("__main__")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of_a_module(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    names = {"keras": keras, "np": np} | vars(keras_graphattn.layers) | vars(module)
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for test in doctest.DocTestFinder().find(module, name, globs=names):
+        runner.run(test)
+    assert runner.summarize(verbose=False).failed == 0
+
+
+def test_layers_have_examples_and_sources():
+    for name in keras_graphattn.layers.__all__:
+        text = getattr(keras_graphattn.layers, name).__doc__
+        for part in ("Args:", "Call arguments:", "Returns:", "Raises:", ">>> ", "arXiv"):
+            assert part in text, (name, part)
