@@ -174,9 +174,14 @@ class SelfAttention(DenseSelfAttention):
 
         Example:
 
+        >>> layer = GraphFilterAttention(num_heads=2, key_dim=8)
+        >>> prompt = keras.random.normal((1, 10, 16))
         >>> cache = layer.get_initial_cache(batch_size=1, max_length=64)
         >>> outputs, cache = layer.decode(prompt, cache, 0)
-        >>> outputs, cache = layer.decode(next_token, cache, prompt.shape[1])
+        >>> next_token = keras.random.normal((1, 1, 16))
+        >>> outputs, cache = layer.decode(next_token, cache, 10)
+        >>> tuple(outputs.shape)
+        (1, 1, 16)
         """
         if len(tokens.shape) != 3:
             raise ValueError(

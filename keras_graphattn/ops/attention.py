@@ -69,8 +69,10 @@ def softmax_operator(
 
     Example:
 
+    >>> query, key, values = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
     >>> apply = softmax_operator(query, key)
-    >>> twice = apply(apply(values))  # A A V
+    >>> tuple(apply(apply(values)).shape)  # A A V
+    (2, 10, 4, 8)
     """
     return matrix_operator(attention_matrix(query, key, mask, scale))
 
@@ -96,6 +98,13 @@ def blockwise_operator(
 
     Returns:
         A callable that maps signals of shape (B, S, N, D) to (B, T, N, D).
+
+    Example:
+
+    >>> query, key, values = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> apply = blockwise_operator(query, key, AttentionMask(causal=True), block_size=4)
+    >>> tuple(apply(values).shape)
+    (2, 10, 4, 8)
     """
     mask = AttentionMask() if mask is None else mask
     mask_by_row, mask_whole = split_mask(mask)
@@ -146,6 +155,13 @@ def fused_operator(
 
     Returns:
         A callable that maps signals of shape (B, T, N, D) to (B, T, N, D).
+
+    Example:
+
+    >>> query, key, values = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> apply = fused_operator(query, key, AttentionMask(causal=True))
+    >>> tuple(apply(values).shape)
+    (2, 10, 4, 8)
     """
     mask = AttentionMask() if mask is None else mask
     length = ops.shape(query)[1]

@@ -83,8 +83,11 @@ def polynomial_filter(
 
     Example:
 
-    >>> steps = recurrence("chebyshev", 3)
-    >>> outputs = polynomial_filter(apply, values, coefficients, steps)
+    >>> steps = [Step(1.0, 0.0, 0.0)] * 3  # recurrence("monomial", 3)
+    >>> values, coefficients = np.ones((1, 5, 2, 4)), np.ones((4, 2, 1))
+    >>> outputs = polynomial_filter(lambda x: 0.5 * x, values, coefficients, steps)
+    >>> float(outputs[0, 0, 0, 0])  # 1 + 1/2 + 1/4 + 1/8
+    1.875
 
     Source: the exact filters that Choi et al., arXiv 2312.04234, approximate in Eq. 5; the
     bases of Wi et al., arXiv 2505.08516, Eq. 22-26.

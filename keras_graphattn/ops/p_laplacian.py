@@ -47,6 +47,13 @@ def p_laplacian_attention(
     Returns:
         A tensor of the shape and dtype of `values`; rows with nothing to see are 0.
 
+    Example:
+
+    >>> query, key, values = (keras.random.normal((2, 10, 2, 8)) for _ in range(3))
+    >>> outputs = p_laplacian_attention(query, key, values, p=[1.5, 2.5], block_size=4)
+    >>> tuple(outputs.shape)
+    (2, 10, 2, 8)
+
     Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
     """
     query, key, values = (ops.convert_to_tensor(x) for x in (query, key, values))
