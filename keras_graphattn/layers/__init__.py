@@ -3,10 +3,12 @@
 from keras_graphattn.layers.anti_smoothing import ContraNorm, ScaledHighFrequencyAttention
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
+from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 
 __all__ = [
     "AttentiveGraphFilter",
     "ContraNorm",
     "GraphFilterAttention",
+    "PLaplacianAttention",
     "ScaledHighFrequencyAttention",
 ]

@@ -3,16 +3,31 @@
 from typing import Any
 
 import keras
+from keras import ops
 
-from keras_graphattn.layers.multi_head import DenseSelfAttention
-from keras_graphattn.ops.filters import first_order_filter
-from keras_graphattn.ops.polynomials import check_order
+from keras_graphattn.layers.filter_coefficients import (
+    filter_steps,
+    first_order_start,
+    plain_numbers,
+    polynomial_start,
+    trained_coefficients,
+)
+from keras_graphattn.layers.self_attention import SelfAttention
+from keras_graphattn.ops.attention import attention_matrix, blockwise_operator, fused_operator
+from keras_graphattn.ops.attention_mask import AttentionMask, zero_blind_rows
+from keras_graphattn.ops.caching import Cache, CachedOperator
+from keras_graphattn.ops.filters import (
+    Operator,
+    filter_matrix,
+    first_order_filter,
+    polynomial_filter,
+)
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class GraphFilterAttention(DenseSelfAttention):
+class GraphFilterAttention(SelfAttention):
     """Multi-head self-attention whose matrix goes through a graph filter (GFSA).
 
     With A the softmax attention matrix of one head and K the `order`, the layer applies
@@ -24,12 +39,40 @@ class GraphFilterAttention(DenseSelfAttention):
     and the outputs of `keras.layers.MultiHeadAttention`. A is formed once and applied twice;
     A A is never formed.
 
+    Other filters are exact polynomials, one set of coefficients per head:
+
+        H = sum_k c_k P_k(A),   P_k monomial, Chebyshev, Legendre or Jacobi polynomials
+
     Args:
         num_heads: Number of attention heads.
         key_dim: Size of each head for query and key.
         value_dim: Size of each head for value; `key_dim` by default.
-        dropout: Dropout probability of A. The filter uses the same dropped A throughout.
+        dropout: Dropout probability of the attention matrix; `dropout_on` says which.
         order: The power K, an integer of at least 1. The papers' models use 2 to 10.
+        filter: `"first_order"` (the paper's, above: two applications of A for any K), or the
+            basis of an exact polynomial of degree K (K applications): `"monomial"`,
+            `"chebyshev"`, `"legendre"` or `"jacobi"`.
+        alpha: First Jacobi parameter; `"jacobi"` only, 0 by default.
+        beta: Second Jacobi parameter; `"jacobi"` only, 0 by default.
+        trainable_coefficients: `True` trains all coefficients and `False` none. For the
+            first-order filter also a list out of `"identity"`, `"linear"`, `"power"`; the
+            authors' runs train `["power"]` alone.
+        initial_coefficients: Start values; plain attention by default. For the first-order
+            filter a dictionary with keys out of the three names, for an exact filter a list of
+            order + 1 entries; each value is a number, or one for each head.
+        dropout_on: `"attention"` drops entries of A and filters the dropped A, as the paper's
+            text and graph models do. `"filter"` drops entries of H, as its vision, speech and
+            code models do; H is then formed in training, at O(n^3), and nowhere else.
+        attention_path: `"dense"` forms A. `"blockwise"` forms it for `block_size` query rows at a
+            time, in both directions. `"fused"` calls `keras.ops.dot_product_attention` for each
+            application. The last two never form A: no dropout, scores or filter matrix.
+            `"dense"` by default, `"fused"` with `flash_attention=True`.
+        block_size: Number of query rows at a time on the blockwise path.
+        num_key_value_heads: Where given, the number of heads for keys and values, each shared by
+            num_heads / num_key_value_heads query heads (grouped-query attention). The projections
+            are then those of `keras.layers.GroupQueryAttention`.
+        flash_attention: On the fused path: `True` insists on the backend's flash kernel, `False`
+            forbids it, `None` follows `keras.config` and else leaves it to the backend.
         **kwargs: All further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, `attention_axes`, `sliding_window`, initializers, regularizers,
             constraints, `use_gate`, `seed`, `name`, `dtype`).
@@ -45,21 +88,25 @@ class GraphFilterAttention(DenseSelfAttention):
         return_attention_scores: Whether to return A as well.
         training: Whether to apply dropout.
         use_causal_mask: Whether position t sees positions 0 ... t alone.
+        return_filter_matrix: Whether to return H as well (of the A without dropout). It is
+            formed for this alone, at O(n^3).
 
     Returns:
-        A tensor of shape (B, T, d), or `output_shape` in place of d; with
-        `return_attention_scores=True` also A, of shape (B, num_heads, T, T). A query
-        position that may see nothing contributes exactly 0 to the output projection.
+        A tensor of shape (B, T, d), or `output_shape` in place of d. With
+        `return_attention_scores=True` also A, with `return_filter_matrix=True` also H, in this
+        order, each of shape (B, num_heads, T, T). A query position that may see nothing
+        contributes exactly 0 to the output projection.
 
     Weights:
         `identity_coefficient` (w_0), `linear_coefficient` (w_1) and `power_coefficient` (w_K),
-        each of shape (num_heads,), kept in the variable dtype; the projections `query`, `key`,
+        each of shape (num_heads,), or for an exact filter `filter_coefficients` of shape
+        (order + 1, num_heads), kept in the variable dtype; the projections `query`, `key`,
         `value` and `attention_output`.
 
     Raises:
-        ValueError: For an `order` that is not an integer of at least 1, for query and value of
-            different lengths (the filter of a matrix that is not square is undefined), and for
-            masks of the wrong rank.
+        ValueError: For arguments out of the ranges above, for query and value of different
+            lengths (the filter of a matrix that is not square is undefined), for masks of the
+            wrong rank, and for a matrix asked of a path that never forms it.
 
     Example:
 
@@ -73,6 +120,8 @@ class GraphFilterAttention(DenseSelfAttention):
     application of A, which is the same number at O(n^2 d) in place of O(n^3).
     """
 
+    _paths = ("dense", "blockwise", "fused")
+
     def __init__(
         self,
         num_heads: int,
@@ -81,24 +130,100 @@ class GraphFilterAttention(DenseSelfAttention):
         dropout: float = 0.0,
         *,
         order: int = 3,
+        filter: str = "first_order",
+        alpha: float | None = None,
+        beta: float | None = None,
+        trainable_coefficients: Any = True,
+        initial_coefficients: Any = None,
+        dropout_on: str = "attention",
+        attention_path: str | None = None,
+        flash_attention: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        self.order = check_order(order)
-        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        self.steps = filter_steps(filter, order, alpha, beta)
+        self.order, self.filter, self.alpha, self.beta = order, filter, alpha, beta
+        if dropout_on not in ("attention", "filter"):
+            raise ValueError(
+                f'`dropout_on` must be "attention" or "filter". Received: dropout_on={dropout_on!r}'
+            )
+        path = attention_path or ("fused" if flash_attention else "dense")
+        if flash_attention and path != "fused":
+            raise ValueError(
+                "A flash kernel runs on the fused path alone. Received: flash_attention=True, "
+                f'attention_path={attention_path!r}. Use attention_path="fused".'
+            )
+        super().__init__(num_heads, key_dim, value_dim, dropout, attention_path=path, **kwargs)
+        self.dropout_on = dropout_on
+        self.flash_attention = flash_attention
+        self._trained = trained_coefficients(trainable_coefficients, self.steps)
+        self.trainable_coefficients = plain_numbers(trainable_coefficients)
+        self.initial_coefficients = plain_numbers(initial_coefficients)
+        self._start = (
+            first_order_start(self.initial_coefficients, num_heads)
+            if self.steps is None
+            else {"filter": polynomial_start(self.initial_coefficients, self.steps, num_heads)}
+        )
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
-        self.identity_coefficient = self._add_coefficient("identity_coefficient", 0.0)
-        self.linear_coefficient = self._add_coefficient("linear_coefficient", 1.0)
-        self.power_coefficient = self._add_coefficient("power_coefficient", 0.0)
+        weights = {name: self._add_coefficient(name, start) for name, start in self._start.items()}
+        if self.steps is None:
+            self.identity_coefficient = weights["identity"]
+            self.linear_coefficient = weights["linear"]
+            self.power_coefficient = weights["power"]
+        else:
+            self.filter_coefficients = weights["filter"]
         super().build(query_shape, value_shape, key_shape)
 
-    def _add_coefficient(self, name: str, start: float) -> Any:
+    def _add_coefficient(self, name: str, start: Any) -> Any:
         return self.add_weight(
-            name=name,
-            shape=(self.num_heads,),
-            initializer=keras.initializers.Constant(start),
+            name="filter_coefficients" if name == "filter" else f"{name}_coefficient",
+            shape=start.shape,
+            initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
+            trainable=name in self._trained,
             autocast=False,
         )
+
+    def call(
+        self,
+        query: Tensor,
+        value: Tensor | None = None,
+        key: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        value_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+        return_filter_matrix: bool = False,
+    ) -> Any:
+        results = super().call(
+            query,
+            value,
+            key,
+            query_mask,
+            value_mask,
+            key_mask,
+            attention_mask,
+            return_attention_scores or return_filter_matrix,
+            training,
+            use_causal_mask,
+        )
+        if not return_filter_matrix:
+            return results
+        outputs, scores = results
+        matrix = self.filter_matrix(scores)
+        return (outputs, scores, matrix) if return_attention_scores else (outputs, matrix)
+
+    def compute_output_spec(
+        self, *args: Any, return_filter_matrix: bool = False, **kwargs: Any
+    ) -> Any:
+        outputs = super().compute_output_spec(*args, **kwargs)
+        if not return_filter_matrix:
+            return outputs
+        query = args[0] if args else kwargs["query"]
+        _, matrix = super().compute_output_spec(query, return_attention_scores=True)
+        return (*outputs, matrix) if isinstance(outputs, tuple) else (outputs, matrix)
 
     def _compute_attention(
         self,
@@ -110,16 +235,85 @@ class GraphFilterAttention(DenseSelfAttention):
         return_attention_scores: bool = False,
     ) -> tuple[Tensor, Tensor]:
         attention_scores = self._attention_matrix(query, key, attention_mask)
-        dropped = self._dropped(attention_scores, training)
-        outputs = first_order_filter(
-            lambda x: self._apply_matrix(dropped, x),
-            value,
-            self.identity_coefficient[:, None],
-            self.linear_coefficient[:, None],
-            self.power_coefficient[:, None],
-            self.order,
-        )
+        if self.dropout_on == "filter" and self.dropout > 0.0 and training:
+            dropped = self._dropped(self.filter_matrix(attention_scores), training)
+            outputs = self._apply_matrix(dropped, value)
+        else:
+            dropped = self._dropped(attention_scores, training)
+            outputs = self._filtered(lambda x: self._apply_matrix(dropped, x), value)
         return self._zero_blind_rows(outputs, attention_mask), attention_scores
 
+    def _attend_lean(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
+    ) -> Tensor:
+        scale = self._inverse_sqrt_key_dim
+        if self.attention_path == "blockwise":
+            apply = blockwise_operator(query, key, mask, scale, self.block_size)
+        else:
+            flash = self.flash_attention
+            if flash is None:
+                flash = keras.config.is_flash_attention_enabled()
+            apply = fused_operator(query, key, mask, scale, flash)
+        return zero_blind_rows(self._filtered(apply, value), mask, self.block_size)
+
+    def _decode_rows(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
+    ) -> tuple[Tensor, Tensor]:
+        matrix = attention_matrix(query, key, mask, self._inverse_sqrt_key_dim)
+        apply = CachedOperator(matrix, cache["signals"], index)
+        outputs = self._filtered(apply, value)
+        return outputs, apply.signals
+
+    @property
+    def _num_signals(self) -> int:
+        return min(self.order, 2) if self.steps is None else self.order
+
+    def _filtered(self, apply: Operator, values: Tensor, trailing_axes: int = 1) -> Tensor:
+        """The layer's filter over any operator; heads come before `trailing_axes` axes."""
+
+        def of_heads(coefficient: Tensor) -> Tensor:
+            return ops.reshape(coefficient, (*coefficient.shape, *[1] * trailing_axes))
+
+        if self.steps is not None:
+            coefficients = of_heads(self.filter_coefficients)
+            return polynomial_filter(apply, values, coefficients, self.steps)
+        return first_order_filter(
+            apply,
+            values,
+            of_heads(self.identity_coefficient),
+            of_heads(self.linear_coefficient),
+            of_heads(self.power_coefficient),
+            self.order,
+        )
+
+    def filter_matrix(self, attention_scores: Tensor) -> Tensor:
+        """H, the filter's matrix, from A: O(n^3), to look at.
+
+        Args:
+            attention_scores: A, of shape (B, num_heads, T, T), as the layer returns it.
+
+        Returns:
+            A tensor of the shape and dtype of `attention_scores`.
+        """
+        if len(self.attention_axes) != 1:
+            raise ValueError(
+                "The matrix of the filter is formed for attention over one axis. Received: "
+                f"attention_axes={self.attention_axes}. Leave `return_filter_matrix` and "
+                '`dropout_on="filter"` out.'
+            )
+        return filter_matrix(
+            lambda apply, identity: self._filtered(apply, identity, 2), attention_scores
+        )
+
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "order": self.order}
+        return {
+            **super().get_config(),
+            "order": self.order,
+            "filter": self.filter,
+            "alpha": self.alpha,
+            "beta": self.beta,
+            "trainable_coefficients": self.trainable_coefficients,
+            "initial_coefficients": self.initial_coefficients,
+            "dropout_on": self.dropout_on,
+            "flash_attention": self.flash_attention,
+        }

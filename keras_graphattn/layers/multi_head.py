@@ -48,10 +48,13 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         value_shape = query_shape if value_shape is None else value_shape
         self._check_shapes(query_shape, value_shape, key_shape)
-        super().build(query_shape, value_shape, key_shape)
+        self._build_projections(query_shape, value_shape, key_shape)
         for projection in (self.query_dense, self.key_dense, self.value_dense):
             projection.supports_masking = True  # masks pass through it; no warning
         self.built = True
+
+    def _build_projections(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        super().build(query_shape, value_shape, key_shape)
 
     def call(
         self,
@@ -95,15 +98,37 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         """Per-head outputs (B, T, N, value_dim) and, where asked for, attention scores."""
         raise NotImplementedError
 
-    def _token_projection(self, name: str, size: int) -> Any:
-        """A further projection (B, T, d) -> (B, T, num_heads, size), made like Keras' own."""
+    def _token_projection(
+        self, name: str, size: int, num_heads: int | None = None, activation: str | None = None
+    ) -> Any:
+        """A projection (B, T, d) -> (B, T, num_heads, size), made like Keras' own."""
         return keras.layers.EinsumDense(
             "abc,cde->abde",
-            output_shape=[None, self.num_heads, size],
+            output_shape=[None, self.num_heads if num_heads is None else num_heads, size],
             bias_axes="de" if self.use_bias else None,
+            activation=activation,
             name=name,
             **self._get_common_kwargs_for_sublayer(),
         )
+
+    def _build_grouped(
+        self, query_shape: Any, value_shape: Any, key_shape: Any, num_key_value_heads: int
+    ) -> None:
+        """Projections with fewer heads for keys and values, otherwise built as Keras does."""
+        self._query_dense = self._token_projection("query", self.key_dim)
+        self._query_dense.build(query_shape)
+        self._key_dense = self._token_projection("key", self.key_dim, num_key_value_heads)
+        self._key_dense.build(value_shape if key_shape is None else key_shape)
+        if self._use_gate:
+            self._gate_dense = self._token_projection("gate", self.value_dim, None, "sigmoid")
+            self._gate_dense.build(query_shape)
+        self._value_dense = self._token_projection("value", self.value_dim, num_key_value_heads)
+        self._value_dense.build(value_shape)
+        self._build_attention(len(query_shape) + 1)
+        self._output_dense = self._make_output_dense(
+            query_shape, self._get_common_kwargs_for_sublayer(), "attention_output"
+        )
+        self._output_dense.build((None, None, self.num_heads, self.value_dim))
 
     def _dropped(self, x: Tensor, training: bool | None) -> Tensor:
         return self._dropout_layer(x, training=training) if self.dropout > 0.0 else x

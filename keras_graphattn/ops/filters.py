@@ -11,7 +11,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.polynomials import check_order
+from keras_graphattn.ops.polynomials import Step, check_order
 from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
@@ -58,3 +58,98 @@ def first_order_filter(
     if order > 1:
         result += (power * float(order - 1)) * at_least_float32(apply(once))
     return ops.cast(result, values.dtype)
+
+
+def polynomial_filter(
+    apply: Operator, values: Tensor, coefficients: Tensor, steps: list[Step]
+) -> Tensor:
+    """An exact polynomial of the operator, `sum_k coefficients[k] P_k(A) values`.
+
+    The three-term recurrence runs on the signal: P_k(A) V = (a_k A + b_k) P_{k-1}(A) V -
+    c_k P_{k-2}(A) V. K applications of the operator, no product of matrices.
+
+    Args:
+        apply: Callable that maps a tensor of the shape of `values` to A times it.
+        values: Tensor of token values V.
+        coefficients: Tensor of K + 1 coefficients; `coefficients[k]` must broadcast to `values`.
+            One per head, for values of shape (B, T, N, H): shape (K + 1, N, 1).
+        steps: The basis, as `keras_graphattn.ops.recurrence(basis, K, ...)` gives it.
+
+    Returns:
+        A tensor of the shape and dtype of `values`; the recurrence and the sum are float32.
+
+    Raises:
+        ValueError: If the number of coefficients is not `len(steps) + 1`.
+
+    Example:
+
+    >>> steps = [Step(1.0, 0.0, 0.0)] * 3  # recurrence("monomial", 3)
+    >>> values, coefficients = np.ones((1, 5, 2, 4)), np.ones((4, 2, 1))
+    >>> outputs = polynomial_filter(lambda x: 0.5 * x, values, coefficients, steps)
+    >>> float(outputs[0, 0, 0, 0])  # 1 + 1/2 + 1/4 + 1/8
+    1.875
+
+    Source: the exact filters that Choi et al., arXiv 2312.04234, approximate in Eq. 5; the
+    bases of Wi et al., arXiv 2505.08516, Eq. 22-26.
+    """
+    values = ops.convert_to_tensor(values)
+    coefficients = at_least_float32(coefficients)
+    if coefficients.shape[0] != len(steps) + 1:
+        raise ValueError(
+            f"A polynomial of degree {len(steps)} has {len(steps) + 1} coefficients. Received: "
+            f"coefficients.shape={tuple(coefficients.shape)}"
+        )
+    signal, current = values, at_least_float32(values)
+    result = coefficients[0] * current
+    before = None
+    for degree, step in enumerate(steps, start=1):
+        following = step.slope * at_least_float32(apply(signal))
+        if step.offset != 0.0:
+            following = following + step.offset * current
+        if before is not None and step.previous != 0.0:
+            following = following - step.previous * before
+        before, current = current, following
+        result = result + coefficients[degree] * current
+        signal = ops.cast(current, values.dtype)
+    return ops.cast(result, values.dtype)
+
+
+def plain_attention_coefficients(steps: list[Step]) -> list[float]:
+    """The coefficients for which `sum_k coefficients[k] P_k(A)` is A itself.
+
+    P_1(A) = a A + b I, so A = (P_1 - b P_0) / a.
+
+    Args:
+        steps: The basis, as `keras_graphattn.ops.recurrence(basis, K, ...)` gives it.
+
+    Returns:
+        A list of K + 1 numbers.
+
+    Raises:
+        ValueError: If P_1 is a constant, as for Jacobi parameters with alpha + beta = -2.
+    """
+    slope, offset, _ = steps[0]
+    if slope == 0.0:
+        raise ValueError(
+            "With alpha + beta = -2 the first Jacobi polynomial is a constant, and no filter of "
+            "order 1 is plain attention. Change alpha or beta."
+        )
+    return [-offset / slope, 1.0 / slope] + [0.0] * (len(steps) - 1)
+
+
+def filter_matrix(graph_filter: Callable[[Operator, Tensor], Tensor], matrix: Tensor) -> Tensor:
+    """The matrix H of a filter over A, by filtering the identity: O(n^3), to look at or drop.
+
+    Args:
+        graph_filter: Callable of `apply` and `values`, its coefficients shaped to broadcast to
+            `matrix`: (N, 1, 1) for one per head.
+        matrix: A, of shape (..., n, n).
+
+    Returns:
+        A tensor of the shape and dtype of `matrix`.
+    """
+    identity = ops.broadcast_to(
+        ops.eye(ops.shape(matrix)[-1], dtype=matrix.dtype), ops.shape(matrix)
+    )
+    # A I is A: spares the first of the filter's products
+    return graph_filter(lambda x: matrix if x is identity else ops.matmul(matrix, x), identity)

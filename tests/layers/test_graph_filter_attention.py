@@ -304,7 +304,5 @@ def test_refuses_what_it_cannot_do():
         GraphFilterAttention(2, 4)(x[0])
     with pytest.raises(ValueError, match=r"attention_mask.*\(7,\)"):
         layer(x, attention_mask=np.ones(7, bool))
-    with pytest.raises(ValueError, match="flash"):
-        GraphFilterAttention(2, 4, flash_attention=True)
     with pytest.raises(ValueError, match="dropout"):
         GraphFilterAttention(2, 4, dropout=1.5)

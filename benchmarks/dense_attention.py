@@ -1,0 +1,202 @@
+"""Speed and memory of the dense layers and their cores against Keras and the plain forms.
+
+    KERAS_BACKEND=jax python benchmarks/dense_attention.py --lengths 128 512 2048
+    KERAS_BACKEND=tensorflow python benchmarks/dense_attention.py --compile xla --memory
+
+Every case of a length is built first; then they take turns. Runs unchanged on a GPU.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from measure import (
+    device_name,
+    keep_pages,
+    make_step,
+    median_times,
+    peak_memory,
+    peak_memory_of,
+    table,
+    write_results,
+)
+
+
+def core_cases(causal):
+    """Functions of query, key and value, each (B, n, heads, size)."""
+    from keras import ops
+
+    from keras_graphattn.ops import (
+        AttentionMask,
+        blockwise_operator,
+        first_order_filter,
+        fused_operator,
+        joined_mask,
+        p_laplacian_attention,
+        polynomial_filter,
+        recurrence,
+        softmax_operator,
+    )
+
+    mask, order = AttentionMask(causal=causal), 3
+    weights, steps = [0.1, 0.8, 0.3], recurrence("chebyshev", order)
+
+    def dense(query, key):
+        positions = ops.arange(query.shape[1])
+        return softmax_operator(query, key, joined_mask(mask, positions, positions))
+
+    def squared(query, key, value):
+        identity = ops.eye(query.shape[1], dtype=query.dtype)[None, :, None]
+        matrix = dense(query, key)(ops.broadcast_to(identity, _square_shape(query)))
+        matrix = ops.transpose(matrix, (0, 2, 1, 3))
+        eye = ops.eye(query.shape[1], dtype=query.dtype)
+        power = matrix + (order - 1) * (ops.matmul(matrix, matrix) - matrix)
+        filtered = weights[0] * eye + weights[1] * matrix + weights[2] * power
+        return ops.einsum("bnts,bsnh->btnh", filtered, value)
+
+    def filtered(operator):
+        return lambda q, k, v: first_order_filter(operator(q, k), v, *weights, order)
+
+    def chebyshev(query, key, value):
+        coefficients = ops.reshape(ops.convert_to_tensor([0.1, 0.5, 0.3, 0.1]), (4, 1, 1))
+        return polynomial_filter(dense(query, key), value, coefficients, steps)
+
+    def p_laplacian(query, key, value):
+        heads = query.shape[2]
+        exponents = [1.5 if head < heads / 2 else 2.5 for head in range(heads)]
+        return p_laplacian_attention(query, key, value, exponents, mask)
+
+    return {
+        "plain attention": lambda q, k, v: dense(q, k)(v),
+        "filter, A @ A": squared,
+        "filter, dense": filtered(dense),
+        "filter, fused": filtered(lambda q, k: fused_operator(q, k, mask)),
+        "filter, blockwise": filtered(lambda q, k: blockwise_operator(q, k, mask)),
+        "chebyshev 3, dense": chebyshev,
+        "p-Laplacian, blockwise": p_laplacian,
+    }
+
+
+def _square_shape(query):
+    batch, length, heads, _ = query.shape
+    return (batch, length, heads, length)
+
+
+def layer_cases(heads, size, causal):
+    """Built layers as functions of the tokens and all their weights, by name."""
+    import keras
+
+    from keras_graphattn.layers import GraphFilterAttention, PLaplacianAttention
+
+    layers = {
+        "keras MultiHeadAttention": keras.layers.MultiHeadAttention(heads, size),
+        "GraphFilterAttention": GraphFilterAttention(heads, size),
+        "GraphFilterAttention, fused": GraphFilterAttention(heads, size, attention_path="fused"),
+        "GraphFilterAttention, blockwise": GraphFilterAttention(
+            heads, size, attention_path="blockwise"
+        ),
+        "PLaplacianAttention": PLaplacianAttention(heads, size),
+    }
+
+    def as_function(layer):
+        def function(x, *values):
+            variables = zip(layer.trainable_variables, values, strict=True)
+            with keras.StatelessScope(state_mapping=list(variables)):
+                return layer(x, x, use_causal_mask=causal)
+
+        return function
+
+    for layer in layers.values():
+        layer.build((None, None, heads * size), (None, None, heads * size))
+    return {name: (as_function(layer), layer) for name, layer in layers.items()}
+
+
+def cases(options, length):
+    """Each case by name: a function and its arrays."""
+    import keras
+
+    heads, size = options.heads, options.size
+    shape = (options.batch, length, heads, size)
+    signals = [keras.random.normal(shape, dtype=options.dtype, seed=i) for i in range(3)]
+    found = {}
+    if options.kind in ("core", "both"):
+        found = {name: (f, signals) for name, f in core_cases(options.causal).items()}
+    if options.kind in ("layer", "both"):
+        keras.config.set_dtype_policy(
+            options.dtype if options.dtype == "float32" else f"mixed_{options.dtype}"
+        )
+        tokens = keras.random.normal((options.batch, length, heads * size), seed=0)
+        for name, (function, layer) in layer_cases(heads, size, options.causal).items():
+            weights = [keras.ops.convert_to_tensor(v) for v in layer.trainable_variables]
+            found[name] = (function, [tokens, *weights])
+    return found
+
+
+def parse(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--causal", action="store_true")
+    parser.add_argument("--kind", default="both", choices=["core", "layer", "both"])
+    parser.add_argument("--compile", default="graph", choices=["eager", "graph", "xla"])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for one length and direction")
+    parser.add_argument("--memory", action="store_true", help="measure peak memory too (slow)")
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def run_child(options):
+    """Runs one case forward and backward and prints this process's peak memory."""
+    found = cases(options, options.lengths[0])
+    if options.child in found:
+        function, arrays = found[options.child]
+        make_step(function, arrays, backward=True, compiled=options.compile)()
+    print(json.dumps({"peak": peak_memory()}))
+
+
+def memory_of(options, name, length):
+    arguments = ["--child", name, "--lengths", str(length), "--compile", options.compile]
+    for key in ("batch", "heads", "size", "dtype", "kind"):
+        arguments += [f"--{key}", str(getattr(options, key))]
+    return peak_memory_of(arguments + (["--causal"] if options.causal else []))
+
+
+def main():
+    options = parse()
+    if options.child is not None:
+        run_child(options)
+        return
+    keep_pages()
+    import keras
+
+    settings = {"backend": keras.backend.backend(), "device": device_name()}
+    settings |= {k: v for k, v in vars(options).items() if k not in ("child", "out", "lengths")}
+    rows = []
+    for length in options.lengths:
+        found, columns = cases(options, length), {}
+        for column, backward in (("forward ms", False), ("forward and backward ms", True)):
+            steps = {
+                name: make_step(*case, backward=backward, compiled=options.compile)
+                for name, case in found.items()
+            }
+            columns[column] = median_times(steps, options.repeats, options.seconds)
+        if options.memory:
+            idle = memory_of(options, "nothing", length)
+            columns["peak MiB"] = {n: memory_of(options, n, length) - idle for n in found}
+        new = [
+            {"case": name, "length": length, **{c: columns[c][name] for c in columns}}
+            for name in found
+        ]
+        rows += new
+        print(table(new, settings), flush=True)
+    stem = f"dense_attention_{settings['backend']}_{settings['device']}_{options.compile}"
+    write_results(options.out, f"{stem}_{options.dtype}", settings, rows)
+
+
+if __name__ == "__main__":
+    main()

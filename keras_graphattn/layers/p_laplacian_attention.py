@@ -1,0 +1,235 @@
+"""p-Laplacian self-attention (p-LaT)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_graphattn.layers.self_attention import SelfAttention
+from keras_graphattn.ops.attention_mask import AttentionMask
+from keras_graphattn.ops.caching import Cache
+from keras_graphattn.ops.p_laplacian import (
+    centred_values,
+    p_laplacian_attention,
+    p_laplacian_weights,
+)
+from keras_graphattn.ops.precision import at_least_float32
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class PLaplacianAttention(SelfAttention):
+    """Multi-head self-attention re-weighted by the distances between values (p-LaT).
+
+    Per head, with A the softmax attention matrix and v_j the head's values,
+
+        out_i = sum_j A_ij (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2) v_j
+
+    Heads with p < 2 favour tokens with similar values, heads with p > 2 dissimilar ones; p = 2 is
+    plain attention. The weights are not normalised again. The layer has the arguments, weights
+    and projections of `keras.layers.MultiHeadAttention` and none of its own.
+
+    Args:
+        num_heads: Number of attention heads.
+        key_dim: Size of each head for query and key.
+        value_dim: Size of each head for value; `key_dim` by default.
+        dropout: Dropout probability of the re-weighted matrix.
+        p: Exponent of at least 1: one number, or one for each head. By default 1.5 for the first
+            half of the heads (the larger half, of an odd number) and 2.5 for the others.
+        epsilon: Smoothing length of the distances, greater than 0. The paper has none, and the
+            weight of a token on itself is epsilon^(p - 2): at p = 1.5 it is 3.2 for 0.1, 32 for
+            0.001. The choice is part of the model.
+        diagonal: `"smooth"`, as above, or `"drop"`: heads with p other than 2 leave a token's own
+            value out of its sum.
+        attention_path: `"dense"` forms the matrix, `"blockwise"` only `block_size` query rows of
+            it at a time, in both directions. By default blockwise wherever it can be: without
+            dropout, and when no scores are asked for.
+        block_size: Number of query rows at a time on the blockwise path.
+        num_key_value_heads: Number of heads for keys and values, where fewer than `num_heads`.
+        **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
+            `output_shape`, `sliding_window`, initializers, regularizers, constraints, `use_gate`,
+            `seed`, `name`, `dtype`).
+
+    Call arguments:
+        query: Tensor of shape (B, T, d).
+        value: Tensor of shape (B, T, d'); `query` by default.
+        key: Tensor of shape (B, T, d''); `value` by default.
+        query_mask, value_mask, key_mask: Boolean tensors of shape (B, T); `False` marks
+            padding. Taken from the inputs' Keras masks when not given.
+        attention_mask: Boolean tensor of shape (T, T), (B, T, T) or (B, num_heads, T, T);
+            `True` lets a query position (row) see a key position (column).
+        return_attention_scores: Whether to return the re-weighted matrix as well, whose product
+            with the values is the output.
+        training: Whether to apply dropout.
+        use_causal_mask: Whether position t sees positions 0 ... t alone.
+
+    Returns:
+        A tensor of shape (B, T, d), or `output_shape` in place of d; with
+        `return_attention_scores=True` also the matrix, of shape (B, num_heads, T, T). A query
+        position that may see nothing contributes exactly 0 to the output projection.
+
+    Raises:
+        ValueError: For arguments out of the ranges above, for query and value of different
+            lengths, for inputs that are not of shape (batch, length, features), and for scores
+            asked of the blockwise path.
+
+    Example:
+
+    >>> layer = PLaplacianAttention(num_heads=2, key_dim=8, p=[1.5, 2.5])
+    >>> tokens = keras.random.normal((4, 10, 16))
+    >>> tuple(layer(tokens).shape)
+    (4, 10, 16)
+
+    Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12: the product of
+    softmax and distances is element by element. Ours: `epsilon` and `diagonal`, which decide what
+    the paper leaves infinite, and the blockwise form.
+    """
+
+    _paths = (None, "dense", "blockwise")
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        *,
+        p: float | Sequence[float] | None = None,
+        epsilon: float = 0.1,
+        diagonal: str = "smooth",
+        attention_path: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_heads,
+            key_dim,
+            value_dim,
+            dropout,
+            attention_path=attention_path,
+            **kwargs,
+        )
+        self.p = list(p) if isinstance(p, Sequence) and not isinstance(p, str) else p
+        self.exponents = _exponents(self.p, num_heads)
+        if not _is_number(epsilon) or epsilon <= 0:
+            raise ValueError(
+                f"`epsilon` must be a number greater than 0. Received: epsilon={epsilon!r}"
+            )
+        if diagonal not in ("smooth", "drop"):
+            raise ValueError(
+                f'`diagonal` must be "smooth" or "drop". Received: diagonal={diagonal!r}'
+            )
+        self.epsilon = float(epsilon)
+        self.diagonal = diagonal
+
+    def _path_of(self, return_attention_scores: bool) -> str:
+        if self.attention_path is None:
+            return "dense" if return_attention_scores or self.dropout > 0.0 else "blockwise"
+        return super()._path_of(return_attention_scores)
+
+    def _compute_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        training: bool | None = None,
+        return_attention_scores: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        positions = ops.arange(ops.shape(key)[1])
+        centred = centred_values(value)
+        weights = self._weights(
+            query, key, (centred, centred), attention_mask, positions, positions
+        )
+        outputs = _apply(self._dropped(weights, training), value)
+        return outputs, ops.cast(weights, self.compute_dtype)
+
+    def _attend_lean(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
+    ) -> Tensor:
+        return p_laplacian_attention(
+            query,
+            key,
+            value,
+            self.exponents,
+            mask,
+            epsilon=self.epsilon,
+            drop_diagonal=self.diagonal == "drop",
+            scale=self._inverse_sqrt_key_dim,
+            block_size=self.block_size,
+        )
+
+    def _decode_rows(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
+    ) -> tuple[Tensor, Tensor]:
+        signal = ops.cast(value, cache["signals"].dtype)[:, None]
+        signals = ops.slice_update(cache["signals"], (0, 0, index, 0, 0), signal)
+        values = signals[:, 0]
+        centred = centred_values(values, cache["padding_mask"])
+        columns = ops.arange(ops.shape(key)[1])
+        rows = index + ops.arange(ops.shape(query)[1])
+        row_values = ops.take(centred, rows, axis=1)
+        weights = self._weights(query, key, (row_values, centred), mask, rows, columns)
+        return _apply(weights, values), signals
+
+    def _weights(
+        self,
+        query: Tensor,
+        key: Tensor,
+        values: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        rows: Tensor,
+        columns: Tensor,
+    ) -> Tensor:
+        query = query * ops.cast(self._inverse_sqrt_key_dim, query.dtype)
+        return p_laplacian_weights(
+            ops.einsum("btnh,bsnh->bnts", query, key),
+            values,
+            self.exponents,
+            mask,
+            rows[:, None] == columns[None, :],
+            epsilon=self.epsilon,
+            drop_diagonal=self.diagonal == "drop",
+        )
+
+    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        if len(query_shape) > 3:
+            raise ValueError(
+                "PLaplacianAttention attends over one axis: inputs must have shape (batch, "
+                f"length, features). Received: query.shape={tuple(query_shape)}"
+            )
+        super()._check_shapes(query_shape, value_shape, key_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "p": self.p,
+            "epsilon": self.epsilon,
+            "diagonal": self.diagonal,
+        }
+
+
+def _apply(weights: Tensor, values: Tensor) -> Tensor:
+    """The weights times the values, summed in float32."""
+    outputs = ops.einsum("bnts,bsnh->btnh", at_least_float32(weights), at_least_float32(values))
+    return ops.cast(outputs, values.dtype)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _exponents(p: Any, num_heads: int) -> list[float]:
+    """One exponent for each head."""
+    if p is None:
+        first = (num_heads + 1) // 2
+        return [1.5] * first + [2.5] * (num_heads - first)
+    exponents = p if isinstance(p, list) else [p] * num_heads
+    if len(exponents) != num_heads or not all(_is_number(x) and x >= 1 for x in exponents):
+        raise ValueError(
+            f"`p` must be a number of at least 1, or a list of one for each of the {num_heads} "
+            f"heads. Received: p={p!r}"
+        )
+    return [float(x) for x in exponents]

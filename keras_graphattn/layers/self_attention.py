@@ -1,0 +1,247 @@
+"""What the dense self-attention layers share: paths of different memory, heads in groups, decoding.
+
+A path changes memory and speed, never a number: "dense" forms the attention matrix, "blockwise"
+forms it for a block of query rows at a time, "fused" leaves it to the backend's kernel.
+"""
+
+from typing import Any, ClassVar
+
+from keras import ops
+
+from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
+from keras_graphattn.ops.attention_mask import AttentionMask
+from keras_graphattn.ops.caching import Cache, initial_cache, step_mask, update_keys
+
+Tensor = Any
+
+
+class SelfAttention(DenseSelfAttention):
+    """Base of `GraphFilterAttention` and `PLaplacianAttention`.
+
+    Subclasses say what happens on the dense path (`_compute_attention`), on the others
+    (`_attend_lean`) and for the rows of new tokens (`_decode_rows`).
+    """
+
+    _paths: ClassVar[tuple[str | None, ...]] = ("dense", "blockwise")
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        *,
+        attention_path: str | None = "dense",
+        block_size: int = 128,
+        num_key_value_heads: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        if attention_path not in self._paths:
+            raise ValueError(
+                f"`attention_path` must be one of {list(self._paths)}. Received: "
+                f"attention_path={attention_path!r}"
+            )
+        if attention_path not in (None, "dense") and self.dropout > 0.0:
+            raise ValueError(
+                "Dropout falls on the entries of the attention matrix, which only "
+                f'attention_path="dense" forms. Received: attention_path={attention_path!r}, '
+                f"dropout={self.dropout}"
+            )
+        if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
+            raise ValueError(
+                "`block_size` is a number of query rows and must be an integer of at least 1. "
+                f"Received: block_size={block_size!r}"
+            )
+        _check_groups(num_heads, num_key_value_heads)
+        self.attention_path = attention_path
+        self.block_size = block_size
+        self.num_key_value_heads = num_key_value_heads
+
+    def _build_projections(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        if self.num_key_value_heads is None:
+            super()._build_projections(query_shape, value_shape, key_shape)
+        else:
+            self._build_grouped(query_shape, value_shape, key_shape, self.num_key_value_heads)
+
+    def _in_all_heads(self, x: Tensor) -> Tensor:
+        """Keys or values (B, S, num_key_value_heads, H), repeated to `num_heads` heads."""
+        if self.num_key_value_heads is None:
+            return x
+        return ops.repeat(x, self.num_heads // self.num_key_value_heads, axis=2)
+
+    def _attend(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor,
+        masks: Masks,
+        return_attention_scores: bool,
+        training: bool | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        projected = (
+            self.query_dense(query),
+            self._in_all_heads(self.key_dense(key)),
+            self._in_all_heads(self.value_dense(value)),
+        )
+        if self._path_of(return_attention_scores) == "dense":
+            mask = self._join_masks(query, value, masks)
+            outputs, scores = self._compute_attention(
+                *projected, mask, training, return_attention_scores
+            )
+            return outputs, scores
+        return self._attend_lean(*projected, self._attention_mask(masks)), None
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().compute_output_spec(*args, **kwargs)
+        self._path_of(return_attention_scores=isinstance(outputs, tuple))
+        return outputs
+
+    def _path_of(self, return_attention_scores: bool) -> str:
+        """The path of one call; refuses to return what the path never forms."""
+        if return_attention_scores and self.attention_path != "dense":
+            raise ValueError(
+                f"The {self.attention_path} path never forms the attention matrix and cannot "
+                "return scores or a filter matrix. Received: return_attention_scores=True or "
+                f"return_filter_matrix=True in a {type(self).__name__} with attention_path="
+                f'{self.attention_path!r}. Use attention_path="dense".'
+            )
+        return self.attention_path or "dense"
+
+    def _attend_lean(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
+    ) -> Tensor:
+        """Per-head outputs (B, T, N, value_dim) without an n x n matrix."""
+        raise NotImplementedError
+
+    def _attention_mask(self, masks: Masks) -> AttentionMask:
+        """The masks of one call in pieces, the sliding window among them."""
+        keys = masks.value
+        if masks.key is not None:
+            key_mask = ops.cast(masks.key, "bool")
+            keys = key_mask if keys is None else ops.logical_and(ops.cast(keys, "bool"), key_mask)
+        return AttentionMask(masks.attention, masks.query, keys, masks.causal, self._sliding_window)
+
+    def get_initial_cache(self, batch_size: int, max_length: int) -> Cache:
+        """An empty cache for `decode`, of a fixed size.
+
+        Args:
+            batch_size: Number of sequences.
+            max_length: Number of tokens, prompt and all, that the cache can hold.
+
+        Returns:
+            A dictionary of tensors: `key` of shape (batch_size, max_length, heads, key_dim);
+            `signals` of shape (batch_size, signals, max_length, num_heads, value_dim): the
+            values, and what a filter applied A to beyond them; `padding_mask` of shape
+            (batch_size, max_length).
+        """
+        return initial_cache(
+            batch_size,
+            max_length,
+            self.num_heads,
+            self.key_dim,
+            self.value_dim,
+            num_signals=self._num_signals,
+            num_key_heads=self.num_key_value_heads,
+            dtype=self.compute_dtype,
+        )
+
+    @property
+    def _num_signals(self) -> int:
+        return 1
+
+    def decode(
+        self, tokens: Tensor, cache: Cache, index: Any, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Cache]:
+        """Causal self-attention of new tokens over all tokens so far.
+
+        Equal to the rows of the new tokens in a full pass with `use_causal_mask=True`; a new
+        token costs O(max_length) in place of O(max_length^2).
+
+        Args:
+            tokens: Tensor of shape (B, t, d): a prompt, or the next token, or several.
+            cache: The cache of `get_initial_cache`, or of the step before.
+            index: Position of the first of the new tokens, an integer or a scalar tensor.
+                What the cache held from there on is written over or not looked at.
+            padding_mask: Optional boolean tensor of shape (B, t); `False` marks padding on
+                either side, which no later token sees.
+
+        Returns:
+            The outputs, of shape (B, t, d), and the new cache.
+
+        Raises:
+            ValueError: If the tokens do not fit in the cache, where `index` is a Python integer.
+
+        Example:
+
+        >>> layer = GraphFilterAttention(num_heads=2, key_dim=8)
+        >>> prompt = keras.random.normal((1, 10, 16))
+        >>> cache = layer.get_initial_cache(batch_size=1, max_length=64)
+        >>> outputs, cache = layer.decode(prompt, cache, 0)
+        >>> next_token = keras.random.normal((1, 1, 16))
+        >>> outputs, cache = layer.decode(next_token, cache, 10)
+        >>> tuple(outputs.shape)
+        (1, 1, 16)
+        """
+        if len(tokens.shape) != 3:
+            raise ValueError(
+                f"`tokens` must have shape (batch, length, features). Received: {tokens.shape}"
+            )
+        if not self.built:
+            self.build(tokens.shape)
+        cache, padding_mask = update_keys(cache, self.key_dense(tokens), index, padding_mask)
+        mask = step_mask(cache, index, padding_mask, self._sliding_window)
+        outputs, signals = self._decode_rows(
+            self.query_dense(tokens),
+            self._in_all_heads(cache["key"]),
+            self._in_all_heads(self.value_dense(tokens)),
+            mask,
+            cache,
+            index,
+        )
+        sees = ops.transpose(ops.any(mask, axis=-1), (0, 2, 1))[..., None]
+        outputs = ops.where(sees, outputs, ops.cast(0.0, outputs.dtype))
+        if self._use_gate:
+            outputs = outputs * self._gate_dense(tokens)
+        return self.output_dense(outputs), {**cache, "signals": signals}
+
+    def _decode_rows(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Per-head outputs of the new tokens, and the cache's signals with theirs written."""
+        raise NotImplementedError
+
+    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        super()._check_shapes(query_shape, value_shape, key_shape)
+        if len(query_shape) != 3 and not (
+            self.attention_path == "dense" and self.num_key_value_heads is None
+        ):
+            raise ValueError(
+                'attention_path other than "dense" and `num_key_value_heads` are for inputs of '
+                f"shape (batch, length, features). Received: query.shape={tuple(query_shape)}, "
+                f"attention_path={self.attention_path!r}, "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "attention_path": self.attention_path,
+            "block_size": self.block_size,
+            "num_key_value_heads": self.num_key_value_heads,
+        }
+
+
+def _check_groups(num_heads: int, num_key_value_heads: int | None) -> None:
+    if num_key_value_heads is None:
+        return
+    if (
+        isinstance(num_key_value_heads, bool)
+        or not isinstance(num_key_value_heads, int)
+        or num_key_value_heads < 1
+        or num_heads % num_key_value_heads
+    ):
+        raise ValueError(
+            "`num_key_value_heads` must be a positive integer that divides `num_heads`. "
+            f"Received: num_heads={num_heads}, num_key_value_heads={num_key_value_heads!r}"
+        )

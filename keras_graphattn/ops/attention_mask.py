@@ -1,0 +1,136 @@
+"""What each query may see, kept in pieces: no n x n mask unless the caller brought one.
+
+A layer has one boolean mask per reason (padding, causality, a window, the caller's own). The
+dense path joins them once; the block-by-block paths join them for a few query rows at a time.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from keras_graphattn.ops.blocks import map_query_blocks
+
+Tensor = Any
+
+
+class AttentionMask(NamedTuple):
+    """All reasons why a query position (row) may not see a key position (column).
+
+    Attributes:
+        entries: Boolean tensor of shape (T, S), (B, T, S) or (B, N, T, S); `True` is visible.
+        queries: Boolean tensor of shape (B, T); `False` marks rows that see nothing.
+        keys: Boolean tensor of shape (B, S); `False` marks columns that nobody sees.
+        causal: Whether row i sees the columns j <= i alone.
+        window: Where given, row i sees the columns with |i - j| < window alone.
+    """
+
+    entries: Tensor | None = None
+    queries: Tensor | None = None
+    keys: Tensor | None = None
+    causal: bool = False
+    window: int | None = None
+
+
+def joined_mask(mask: AttentionMask, rows: Tensor, columns: Tensor) -> Tensor | None:
+    """One boolean mask of all the reasons, or `None` where everything is visible.
+
+    Args:
+        mask: The mask; its `entries` and `queries` have exactly the rows in question.
+        rows: Integer tensor of shape (T,): positions of the query rows.
+        columns: Integer tensor of shape (S,): positions of the keys.
+
+    Returns:
+        A boolean tensor that broadcasts to (B, N, T, S).
+
+    Raises:
+        ValueError: For `entries` that have not 2, 3 or 4 dimensions.
+    """
+    parts = []
+    if mask.entries is not None:
+        parts.append(four_dimensional(mask.entries))
+    if mask.queries is not None:
+        parts.append(ops.cast(mask.queries, "bool")[:, None, :, None])
+    if mask.keys is not None:
+        parts.append(ops.cast(mask.keys, "bool")[:, None, None, :])
+    if mask.causal:
+        parts.append((columns[None, :] <= rows[:, None])[None, None])
+    if mask.window is not None:
+        parts.append((ops.abs(rows[:, None] - columns[None, :]) < mask.window)[None, None])
+    joined = None
+    for part in parts:
+        joined = part if joined is None else ops.logical_and(joined, part)
+    return joined
+
+
+def four_dimensional(entries: Tensor) -> Tensor:
+    """A mask of shape (T, S), (B, T, S) or (B, N, T, S) as one that broadcasts to the last."""
+    rank = len(entries.shape)
+    if rank not in (2, 3, 4):
+        raise ValueError(
+            "An attention mask must have shape (T, S), (B, T, S) or (B, N, T, S). Received: "
+            f"shape={tuple(entries.shape)}"
+        )
+    entries = ops.cast(entries, "bool")
+    if rank == 2:
+        return entries[None, None]
+    return entries[:, None] if rank == 3 else entries
+
+
+def split_mask(mask: AttentionMask) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The mask's tensors as `map_query_blocks` wants them: those with query rows, and the rest."""
+    by_row: dict[str, Tensor] = {}
+    whole: dict[str, Tensor] = {}
+    if mask.entries is not None:
+        entries = ops.transpose(four_dimensional(mask.entries), (0, 2, 1, 3))
+        (whole if entries.shape[1] == 1 else by_row)["entries"] = entries
+    if mask.queries is not None:
+        by_row["queries"] = mask.queries
+    if mask.keys is not None:
+        whole["keys"] = mask.keys
+    return by_row, whole
+
+
+def block_mask(
+    mask: AttentionMask, tensors: Mapping[str, Tensor], rows: Tensor, columns: Tensor
+) -> Tensor | None:
+    """The joined mask of one block of query rows, from the tensors of `split_mask`."""
+    entries = tensors.get("entries")
+    if entries is not None:
+        entries = ops.transpose(entries, (0, 2, 1, 3))
+    block = mask._replace(entries=entries, queries=tensors.get("queries"), keys=tensors.get("keys"))
+    return joined_mask(block, rows, columns)
+
+
+def sighted_rows(mask: AttentionMask, length: Any, block_size: int = 128) -> Tensor | None:
+    """Which query rows see at least one key; `None` where all do.
+
+    Args:
+        mask: The mask of a square attention matrix.
+        length: Its number of rows.
+        block_size: Number of rows whose mask is formed at a time.
+
+    Returns:
+        A boolean tensor that broadcasts to (B, T, N).
+    """
+    if mask.entries is None and mask.keys is None:
+        return None if mask.queries is None else ops.cast(mask.queries, "bool")[:, :, None]
+    by_row, whole = split_mask(mask)
+    columns = ops.arange(length)
+
+    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        seen = ops.any(block_mask(mask, tensors, rows, tensors["columns"]), axis=-1)
+        seen = ops.broadcast_to(seen, (*ops.shape(seen)[:2], ops.shape(rows)[0]))
+        return ops.cast(ops.transpose(seen, (0, 2, 1)), "uint8")
+
+    whole["columns"] = columns
+    seen = map_query_blocks(rows_of_block, by_row, whole, length, block_size)
+    return ops.cast(seen, "bool")
+
+
+def zero_blind_rows(outputs: Tensor, mask: AttentionMask, block_size: int = 128) -> Tensor:
+    """Exact zeros in the rows of `outputs`, (B, T, N, H), that may see no key at all."""
+    seen = sighted_rows(mask, ops.shape(outputs)[1], block_size)
+    if seen is None:
+        return outputs
+    return ops.where(seen[..., None], outputs, ops.cast(0.0, outputs.dtype))

@@ -1,0 +1,165 @@
+"""Attention re-weighted by the distances between values (p-LaT), by blocks of query rows.
+
+    out_i = sum_j softmax_j(q_i . k_j * scale) (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2) v_j
+
+All of it is one exponential per entry, exp(scores - logsumexp + (p - 2)/2 log(r^2 + epsilon^2)),
+in float32. Squared distances are centred Gram products, with an exact 0 on the diagonal.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keras import ops
+
+from keras_graphattn.ops.attention_mask import AttentionMask, block_mask, split_mask
+from keras_graphattn.ops.blocks import map_query_blocks
+from keras_graphattn.ops.precision import at_least_float32, masked_log_softmax
+
+Tensor = Any
+
+
+def p_laplacian_attention(
+    query: Tensor,
+    key: Tensor,
+    values: Tensor,
+    p: Sequence[float],
+    mask: AttentionMask | None = None,
+    *,
+    epsilon: float = 0.1,
+    drop_diagonal: bool = False,
+    scale: float | None = None,
+    block_size: int = 128,
+) -> Tensor:
+    """p-Laplacian attention in O(n * block_size) memory, forward and backward.
+
+    Args:
+        query: Tensor of shape (B, T, N, H).
+        key: Tensor of shape (B, T, N, H).
+        values: Tensor of shape (B, T, N, D); its own distances re-weight the attention.
+        p: One exponent for each of the N heads.
+        mask: What each query may see; everything by default.
+        epsilon: Smoothing length of the distances, greater than 0.
+        drop_diagonal: Whether heads with p != 2 leave a token's own value out of its sum.
+        scale: Factor of the scores; 1 / sqrt(H) by default.
+        block_size: Number of query rows at a time.
+
+    Returns:
+        A tensor of the shape and dtype of `values`; rows with nothing to see are 0.
+
+    Example:
+
+    >>> query, key, values = (keras.random.normal((2, 10, 2, 8)) for _ in range(3))
+    >>> outputs = p_laplacian_attention(query, key, values, p=[1.5, 2.5], block_size=4)
+    >>> tuple(outputs.shape)
+    (2, 10, 2, 8)
+
+    Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
+    """
+    query, key, values = (ops.convert_to_tensor(x) for x in (query, key, values))
+    mask = AttentionMask() if mask is None else mask
+    mask_by_row, mask_whole = split_mask(mask)
+    length = ops.shape(key)[1]
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    centred = centred_values(values, mask.keys)
+
+    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        weights = p_laplacian_weights(
+            ops.einsum("btnh,bsnh->bnts", tensors["query"], tensors["key"]),
+            (tensors["row_values"], tensors["all_values"]),
+            p,
+            block_mask(mask, tensors, rows, tensors["columns"]),
+            rows[:, None] == tensors["columns"][None, :],
+            epsilon=epsilon,
+            drop_diagonal=drop_diagonal,
+        )
+        return ops.einsum("bnts,bsnh->btnh", weights, at_least_float32(tensors["values"]))
+
+    outputs = map_query_blocks(
+        rows_of_block,
+        {**mask_by_row, "query": query * ops.cast(scale, query.dtype), "row_values": centred},
+        {
+            **mask_whole,
+            "key": key,
+            "values": values,
+            "all_values": centred,
+            "columns": ops.arange(length),
+        },
+        length,
+        block_size,
+    )
+    return ops.cast(outputs, values.dtype)
+
+
+def p_laplacian_weights(
+    scores: Tensor,
+    values: tuple[Tensor, Tensor],
+    p: Sequence[float],
+    mask: Tensor | None,
+    diagonal: Tensor,
+    *,
+    epsilon: float,
+    drop_diagonal: bool,
+) -> Tensor:
+    """The re-weighted matrix of some query rows: softmax times distance to the power p - 2.
+
+    Args:
+        scores: Scaled logits of shape (B, N, T, S).
+        values: Centred values of the rows, (B, T, N, D), and of the columns, (B, S, N, D).
+        p: One exponent for each of the N heads.
+        mask: Optional boolean tensor that broadcasts to `scores`.
+        diagonal: Boolean tensor of shape (T, S): where row and column are the same token.
+        epsilon: Smoothing length of the distances, greater than 0.
+        drop_diagonal: Whether heads with p != 2 get zeros on the diagonal.
+
+    Returns:
+        A float32 tensor of shape (B, N, T, S). Masked entries are exactly 0.
+    """
+    log_weights = masked_log_softmax(scores, mask)
+    dtype = log_weights.dtype
+    exponents = ops.convert_to_tensor([(x - 2.0) / 2.0 for x in p], dtype=dtype)
+    distances = ops.where(diagonal, ops.cast(0.0, dtype), squared_distances(*values))
+    logarithms = ops.log(distances + epsilon**2)
+    weights = ops.exp(log_weights + exponents[:, None, None] * logarithms)
+    if drop_diagonal:
+        re_weighted = ops.convert_to_tensor([x != 2.0 for x in p])[:, None, None]
+        dropped = ops.logical_and(re_weighted, diagonal)
+        mask = ops.logical_not(dropped) if mask is None else ops.logical_and(mask, ~dropped)
+    if mask is None:
+        return weights
+    return ops.where(mask, weights, ops.cast(0.0, dtype))
+
+
+def centred_values(values: Tensor, keys: Tensor | None = None) -> Tensor:
+    """Values minus their mean over the tokens, in float32: distances stay, cancellation goes.
+
+    Args:
+        values: Tensor of shape (B, S, N, D).
+        keys: Optional boolean tensor of shape (B, S): the tokens that count in the mean.
+
+    Returns:
+        A float32 tensor of the shape of `values`.
+    """
+    values = at_least_float32(values)
+    if keys is None:
+        return values - ops.stop_gradient(ops.mean(values, axis=1, keepdims=True))
+    weights = ops.cast(keys, values.dtype)[:, :, None, None]
+    total = ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1.0)
+    centre = ops.sum(weights * values, axis=1, keepdims=True) / total
+    return values - ops.stop_gradient(centre)
+
+
+def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
+    """|v_i - v_j|^2 by the Gram form, at least 0.
+
+    Args:
+        rows: Centred values of shape (B, T, N, D).
+        columns: Centred values of shape (B, S, N, D).
+
+    Returns:
+        A tensor of shape (B, N, T, S). Two equal tokens may come out a little above 0.
+    """
+    row_norms = ops.transpose(ops.sum(rows * rows, axis=-1), (0, 2, 1))[..., None]
+    column_norms = ops.transpose(ops.sum(columns * columns, axis=-1), (0, 2, 1))[:, :, None, :]
+    products = ops.einsum("btnd,bsnd->bnts", rows, columns)
+    return ops.maximum(row_norms + column_norms - 2.0 * products, 0.0)

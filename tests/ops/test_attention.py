@@ -1,0 +1,204 @@
+import keras
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from keras import ops
+
+from keras_graphattn.ops import (
+    AttentionMask,
+    blockwise_operator,
+    fused_operator,
+    joined_mask,
+    map_query_blocks,
+    softmax_operator,
+    zero_blind_rows,
+)
+from tests import masks, reference
+from tests.numerics import (
+    BACKEND,
+    assert_all_close,
+    assert_close,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+from tests.reference_dense import apply_matrix
+
+BATCH, HEADS, SIZE = 2, 3, 4
+
+
+def arrays(length, seed=0, names=3):
+    generator = np.random.default_rng(seed)
+    shape = (BATCH, length, HEADS, SIZE)
+    return [generator.standard_normal(shape).astype("float32") for _ in range(names)]
+
+
+def operator(form, query, key, mask, block_size=32):
+    if form == "softmax":
+        positions = ops.arange(query.shape[1])
+        return softmax_operator(query, key, joined_mask(mask, positions, positions))
+    if form == "blockwise":
+        return blockwise_operator(query, key, mask, block_size=block_size)
+    return fused_operator(query, key, mask)
+
+
+def twice(form, mask, block_size=32):
+    def function(query, key, values):
+        apply = operator(form, query, key, mask, block_size)
+        return apply(apply(values))
+
+    return function
+
+
+def naive_twice(mask=None):
+    mask = None if mask is None else torch.tensor(mask, dtype=torch.float64)
+
+    def function(query, key, values):
+        matrix = reference.attention_matrix(query, key, mask)
+        return apply_matrix(matrix, apply_matrix(matrix, values))
+
+    return function
+
+
+def check(form, mask, meaning, length, block_size=32):
+    inputs = arrays(length)
+    value, gradients = value_and_gradients(twice(form, mask, block_size), *inputs)
+    expected, expected_gradients = reference_value_and_gradients(naive_twice(meaning), *inputs)
+    assert_close(value, expected, 1e-6)
+    assert_all_close(gradients, expected_gradients, 1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 197])
+@pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
+def test_agrees_with_naive_twin_in_values_and_gradients(form, length):
+    causal = np.tri(length, dtype=bool)[None, None]
+    check(form, AttentionMask(), None, length)
+    check(form, AttentionMask(causal=True), np.broadcast_to(causal, (2, 3, length, length)), length)
+
+
+@given(
+    data=st.data(),
+    length=st.sampled_from([1, 2, 7, 12]),
+    window=st.sampled_from([None, 1, 3]),
+    block_size=st.sampled_from([1, 3, 5, 12]),
+)
+@pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
+def test_masks_mean_the_same_to_all_forms(form, data, length, window, block_size):
+    sizes = {"batch": BATCH, "length": length, "heads": HEADS}
+    drawn = masks.draw_masks(data, **sizes)
+    meaning = masks.joined_mask(drawn, **sizes)
+    if window is not None:
+        near = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) < window
+        meaning = meaning & near
+    keys = [drawn[name] for name in ("value_mask", "key_mask") if name in drawn]
+    mask = AttentionMask(
+        entries=drawn.get("attention_mask"),
+        queries=drawn.get("query_mask"),
+        keys=np.all(keys, axis=0) if keys else None,
+        causal=drawn["use_causal_mask"],
+        window=window,
+    )
+    tensors = {
+        name: ops.convert_to_tensor(value)
+        for name, value in mask._asdict().items()
+        if isinstance(value, np.ndarray)
+    }
+    check(form, mask._replace(**tensors), meaning, length, block_size)
+
+
+@given(data=st.data())
+def test_blind_rows_are_zeroed_block_by_block(data):
+    sizes = {"batch": BATCH, "length": 7, "heads": HEADS}
+    keys = data.draw(hnp.arrays(bool, (BATCH, 7)))
+    causal = data.draw(st.booleans())
+    meaning = masks.joined_mask({"key_mask": keys, "use_causal_mask": causal}, **sizes)
+    mask = AttentionMask(keys=ops.convert_to_tensor(keys), causal=causal)
+    outputs = zero_blind_rows(ops.ones((BATCH, 7, HEADS, 2)), mask, block_size=3)
+    expected = meaning.any(-1).transpose(0, 2, 1)[..., None] * np.ones(2)
+    np.testing.assert_array_equal(to_numpy(outputs), expected)
+
+
+def test_blocks_see_their_rows_and_all_of_the_rest():
+    x = np.arange(2 * 7 * 3, dtype="float32").reshape(2, 7, 3)
+    for block_size in (1, 2, 3, 7, 20):
+        sums = map_query_blocks(
+            lambda rows, t: t["x"] * ops.cast(rows, "float32")[:, None] + ops.sum(t["all"]),
+            {"x": ops.convert_to_tensor(x)},
+            {"all": ops.convert_to_tensor(x)},
+            7,
+            block_size,
+        )
+        np.testing.assert_allclose(to_numpy(sums), x * np.arange(7)[:, None] + x.sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 8e-3), ("float16", 1e-3)])
+@pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
+def test_half_precision_stays_close(form, dtype, tolerance):
+    mask = AttentionMask(causal=True)
+    inputs = [ops.cast(x, dtype) for x in arrays(63)]
+    outputs = twice(form, mask)(*inputs)
+    assert keras.backend.standardize_dtype(outputs.dtype) == dtype
+    causal = np.broadcast_to(np.tri(63), (BATCH, HEADS, 63, 63))
+    expected = naive_twice(causal)(*(torch.tensor(to_numpy(x)) for x in inputs))
+    assert_close(to_numpy(outputs), expected.numpy(), tolerance)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="reads the traced program")
+def test_blockwise_never_holds_a_square_tensor():
+    import jax
+
+    length, block_size = 256, 16
+    query, key, values = (x[:1, :, :1] for x in arrays(length))
+    mask = AttentionMask(causal=True, keys=ops.ones((1, length), "bool"))
+
+    def loss(*inputs):
+        return ops.sum(twice("blockwise", mask, block_size)(*inputs) ** 2)
+
+    program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(query, key, values)
+
+    def sizes(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (v.aval.size for v in equation.outvars)
+            for parameter in equation.params.values():
+                inner = getattr(parameter, "jaxpr", parameter)
+                if hasattr(inner, "eqns"):
+                    yield from sizes(inner)
+
+    assert block_size * length <= max(sizes(program.jaxpr)) <= 2 * block_size * length
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA of TensorFlow is its own compiler")
+@pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
+def test_gradients_under_xla(form):
+    import tensorflow as tf
+
+    inputs = [tf.constant(x) for x in arrays(63)]
+    mask = AttentionMask(causal=True)
+
+    @tf.function(jit_compile=True)
+    def gradients(*inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            loss = tf.reduce_sum(twice(form, mask)(*inputs) ** 2)
+        return tape.gradient(loss, inputs)
+
+    tensors = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in arrays(63)]
+    causal = np.broadcast_to(np.tri(63), (BATCH, HEADS, 63, 63))
+    expected = torch.autograd.grad((naive_twice(causal)(*tensors) ** 2).sum(), tensors)
+    for actual, twin in zip(gradients(*inputs), expected, strict=True):
+        assert_close(to_numpy(actual), twin.numpy(), 1e-5)
+
+
+def test_masks_of_a_wrong_rank_are_refused():
+    with pytest.raises(ValueError, match=r"\(B, N, T, S\).*Received.*\(7,\)"):
+        joined_mask(AttentionMask(entries=ops.ones((7,), "bool")), ops.arange(7), ops.arange(7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [500, 1000])
+@pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
+def test_agrees_with_naive_twin_at_length(form, length):
+    check(form, AttentionMask(), None, length, block_size=128)

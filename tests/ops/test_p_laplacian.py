@@ -1,0 +1,191 @@
+import keras
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_graphattn.ops import (
+    AttentionMask,
+    centred_values,
+    p_laplacian_attention,
+    softmax_operator,
+    squared_distances,
+)
+from tests import masks, reference_dense
+from tests.numerics import (
+    BACKEND,
+    assert_all_close,
+    assert_close,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+
+BATCH, SIZE = 2, 4
+P = [1.5, 2.0, 2.5]
+
+
+def arrays(length, seed=0):
+    generator = np.random.default_rng(seed)
+    shape = (BATCH, length, len(P), SIZE)
+    return [generator.standard_normal(shape).astype("float32") for _ in range(3)]
+
+
+def naive(mask=None, epsilon=0.1, drop=False):
+    mask = None if mask is None else torch.tensor(mask, dtype=torch.float64)
+
+    def function(query, key, value):
+        matrix = reference_dense.p_laplacian_matrix(query, key, value, P, epsilon, mask, drop)
+        return reference_dense.apply_matrix(matrix, value)
+
+    return function
+
+
+def check(length, mask=None, meaning=None, *, drop=False, epsilon=0.1, block_size=32, loose=1):
+    inputs = arrays(length)
+    value, gradients = value_and_gradients(
+        lambda q, k, v: p_laplacian_attention(
+            q, k, v, P, mask, epsilon=epsilon, drop_diagonal=drop, block_size=block_size
+        ),
+        *inputs,
+    )
+    expected, expected_gradients = reference_value_and_gradients(
+        naive(meaning, epsilon, drop), *inputs
+    )
+    assert_close(value, expected, 1e-6, floor=1e-3)
+    assert_all_close(gradients, expected_gradients, loose * 1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 197])
+@pytest.mark.parametrize("drop", [False, True])
+def test_agrees_with_naive_twin_in_values_and_gradients(length, drop):
+    check(length, drop=drop)
+    causal = np.broadcast_to(np.tri(length), (BATCH, len(P), length, length))
+    check(length, AttentionMask(causal=True), causal, drop=drop, block_size=1000)
+
+
+@given(
+    data=st.data(),
+    length=st.sampled_from([1, 2, 7, 12]),
+    drop=st.booleans(),
+    block_size=st.sampled_from([1, 3, 5, 12]),
+)
+def test_agrees_with_naive_twin_under_masks(data, length, drop, block_size):
+    sizes = {"batch": BATCH, "length": length, "heads": len(P)}
+    drawn = masks.draw_masks(data, **sizes)
+    keys = [drawn[name] for name in ("value_mask", "key_mask") if name in drawn]
+    mask = AttentionMask(
+        *(
+            None if m is None else ops.convert_to_tensor(m)
+            for m in (
+                drawn.get("attention_mask"),
+                drawn.get("query_mask"),
+                np.all(keys, axis=0) if keys else None,
+            )
+        ),
+        causal=drawn["use_causal_mask"],
+    )
+    check(
+        length, mask, masks.joined_mask(drawn, **sizes), drop=drop, block_size=block_size, loose=3
+    )
+
+
+def test_p_two_is_softmax_attention():
+    query, key, values = arrays(63)
+    for drop in (False, True):
+        outputs = p_laplacian_attention(query, key, values, [2.0] * 3, drop_diagonal=drop)
+        assert_close(to_numpy(outputs), to_numpy(softmax_operator(query, key)(values)), 1e-6)
+
+
+@pytest.mark.parametrize("length", [63, 197])
+def test_distances_survive_a_large_common_offset(length):
+    """The uncentred Gram form would lose all digits here."""
+    values = arrays(length)[0] * 0.1 + 300.0
+    centred = centred_values(ops.convert_to_tensor(values))
+    distances = to_numpy(squared_distances(centred, centred))
+    exact = values.astype("float64").transpose(0, 2, 1, 3)
+    exact = ((exact[:, :, :, None] - exact[:, :, None]) ** 2).sum(-1)
+    assert (distances >= 0).all()
+    off_diagonal = ~np.eye(length, dtype=bool)
+    np.testing.assert_allclose(distances[..., off_diagonal], exact[..., off_diagonal], atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("epsilon", [0.1, 1e-3])
+@pytest.mark.parametrize("drop", [False, True])
+def test_duplicate_tokens_have_finite_values_and_gradients(dtype, epsilon, drop):
+    query, key, values = arrays(6)
+    query[:, 3], key[:, 3], values[:, 3] = query[:, 1], key[:, 1], values[:, 1]
+    values[1] = 0.0  # a sequence of equal tokens
+    value, gradients = value_and_gradients(
+        lambda q, k, v: p_laplacian_attention(
+            q, k, v, [1.0, 1.5, 3.0], epsilon=epsilon, drop_diagonal=drop, block_size=4
+        ),
+        query,
+        key,
+        values,
+        dtype=dtype,
+    )
+    assert np.isfinite(value).all()
+    assert all(np.isfinite(gradient).all() for gradient in gradients.values())
+
+
+def test_one_token_weighs_itself_by_epsilon():
+    query, key, values = arrays(1)
+    outputs = to_numpy(p_laplacian_attention(query, key, values, P, epsilon=0.01))
+    weights = 0.01 ** (np.array(P) - 2)
+    np.testing.assert_allclose(outputs, values * weights[:, None], rtol=1e-5)
+    dropped = to_numpy(p_laplacian_attention(query, key, values, P, drop_diagonal=True))
+    np.testing.assert_allclose(dropped, values * np.array([0, 1, 0])[:, None], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 8e-3), ("float16", 1e-3)])
+def test_half_precision_stays_close(dtype, tolerance):
+    inputs = [ops.cast(x, dtype) for x in arrays(63)]
+    outputs = p_laplacian_attention(*inputs, P, block_size=16)
+    assert keras.backend.standardize_dtype(outputs.dtype) == dtype
+    expected = naive()(*(torch.tensor(to_numpy(x)) for x in inputs))
+    assert_close(to_numpy(outputs), expected.numpy(), tolerance)
+
+
+def test_gradient_is_the_finite_difference():
+    query, key, values = arrays(5)
+    _, gradients = value_and_gradients(
+        lambda q, k, v: p_laplacian_attention(q, k, v, P, block_size=2), query, key, values
+    )
+    cotangent = np.random.default_rng(7).standard_normal(values.shape).astype("float32")
+    generator = np.random.default_rng(5)
+    start, step = np.stack([query, key, values]).astype("float64"), 1e-5
+    for _ in range(5):
+        direction = generator.standard_normal(start.shape)
+        up, down = (naive()(*torch.tensor(start + s * step * direction)).numpy() for s in (1, -1))
+        slope = ((up - down) * cotangent).sum() / (2 * step)
+        expected = sum((gradients[i] * direction[i]).sum() for i in range(3))
+        np.testing.assert_allclose(expected, slope, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA of TensorFlow is its own compiler")
+def test_gradients_under_xla():
+    import tensorflow as tf
+
+    inputs = [tf.constant(x) for x in arrays(63)]
+
+    @tf.function(jit_compile=True)
+    def gradients(*inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            loss = tf.reduce_sum(p_laplacian_attention(*inputs, P, block_size=16) ** 2)
+        return tape.gradient(loss, inputs)
+
+    tensors = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in arrays(63)]
+    expected = torch.autograd.grad((naive()(*tensors) ** 2).sum(), tensors)
+    for actual, twin in zip(gradients(*inputs), expected, strict=True):
+        assert_close(to_numpy(actual), twin.numpy(), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [500, 1000])
+def test_agrees_with_naive_twin_at_length(length):
+    check(length, block_size=128)
