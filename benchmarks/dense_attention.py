@@ -17,6 +17,7 @@ from measure import (
     median_times,
     peak_memory,
     peak_memory_of,
+    ratios_to_first,
     table,
     write_results,
 )
@@ -185,6 +186,7 @@ def main():
                 for name, case in found.items()
             }
             columns[column] = median_times(steps, options.repeats, options.seconds)
+            columns[column.replace("ms", "ratio")] = ratios_to_first(columns[column])
         if options.memory:
             idle = memory_of(options, "nothing", length)
             columns["peak MiB"] = {n: memory_of(options, n, length) - idle for n in found}

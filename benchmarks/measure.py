@@ -138,6 +138,12 @@ def median_times(steps, repeats, seconds):
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def ratios_to_first(medians):
+    """Each median as a multiple of the first one's: what can be quoted of a noisy machine."""
+    first = next(iter(medians.values()))
+    return {name: value / first for name, value in medians.items()}
+
+
 def peak_memory():
     """Peak memory of this process so far in MiB: the device's, or all of it on a CPU."""
     import keras
@@ -214,6 +220,8 @@ def table(rows, settings):
     lines.append("| " + " | ".join(columns) + " |")
     lines.append("|" + " --- |" * len(columns))
     for row in rows:
-        cells = [f"{v:.1f}" if isinstance(v, float) else str(v) for v in row.values()]
+        cells = [
+            f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
