@@ -131,7 +131,9 @@ def test_long_sequences_keep_their_small_weights_in_float16():
     assert_close(to_numpy(layer(x)), expected.numpy(), 1e-3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16"]
+)
 def test_padded_rows_are_exactly_zero(dtype):
     layer, x = built(dtype=dtype), tokens()
     layer.output_dense.bias.assign(np.zeros(FEATURES))
