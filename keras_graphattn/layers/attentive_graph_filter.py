@@ -5,13 +5,20 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.layers.copying import copy_projections
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
+from keras_graphattn.layers.orthogonality import OrthogonalityMetric, check_orthogonality
+from keras_graphattn.layers.singular_decoding import SingularDecoding
+from keras_graphattn.layers.singular_options import all_of, check_filter, token_mask
+from keras_graphattn.ops.causal_singular import causal_singular_value_attention
 from keras_graphattn.ops.polynomials import recurrence
+from keras_graphattn.ops.precision import at_least_float32
 from keras_graphattn.ops.singular import (
+    attend_to_context,
     left_singular_vectors,
     orthogonality_penalty,
     right_singular_vectors,
-    singular_value_attention,
+    singular_value_context,
     singular_value_filter,
     singular_value_matrix,
 )
@@ -20,7 +27,7 @@ Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class AttentiveGraphFilter(MultiHeadLayer):
+class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
     """Attention as a learned filter of singular values, linear in the sequence length (AGF).
 
     Per head, with H the `key_dim`,
@@ -31,7 +38,9 @@ class AttentiveGraphFilter(MultiHeadLayer):
         out = (U * g(S)) @ (V^T values),   g(S) = P_0(S) + sum_{k=1..K} tanh(theta_k) P_k(S)
 
     No T x S matrix exists: time O(n d^2), memory O(n d + d^2). `theta` starts at 0, so a new
-    layer is efficient (softmax-softmax) attention.
+    layer is efficient (softmax-softmax) attention. The causal form normalises V, at each token,
+    over the tokens up to it, by sums in chunks: linear as well, and with a state of fixed size
+    for decoding token by token (`get_initial_state`, `decode`).
 
     Args:
         num_heads: Number of heads.
@@ -39,13 +48,26 @@ class AttentiveGraphFilter(MultiHeadLayer):
         value_dim: Size of each head for the values; `key_dim` by default.
         dropout: Dropout probability of the filtered left vectors U * g(S), the counterpart of
             dropping entries of an attention matrix.
-        order: Degree K of the polynomial g, an integer of at least 1.
-        basis: Polynomials P_k: `"jacobi"`, `"legendre"`, `"chebyshev"` or `"monomial"`.
+        filter: `"polynomial"`, g as above; or one of the paper's ablations, which have no `theta`:
+            `"singular_values"`, g(S) = S (the paper's H_SVD); or `"ones"`, g = 1, without S
+            (H_UV).
+        order: Degree K of the polynomial g, an integer of at least 1; 4 by default.
+        basis: Polynomials P_k: `"jacobi"` (the default), `"legendre"`, `"chebyshev"` or
+            `"monomial"`.
         alpha: Jacobi parameter a; `"jacobi"` only, 0 by default.
         beta: Jacobi parameter b; `"jacobi"` only, 0 by default.
-        orthogonality_weight: Weight (the paper's gamma) of the loss
-            `mean |U^T U - I| + mean |V^T V - I|` that the layer adds with `add_loss`. Several
-            layers add up: divide by their number to average as the paper's code does.
+        learned_constant: Whether the weight of P_0 is learned too, as tanh(theta_0), instead of
+            being 1. The layer then starts at output 0, as in some of the authors' runs.
+        causal: Whether each token sees only itself and tokens before it. Query and value must
+            then be the same sequence.
+        orthogonality_weight: Weight (the paper's gamma) of the loss on |U^T U - I| and |V^T V - I|
+            that the layer adds with `add_loss`. In training it also shows the loss, before the
+            weight, as the metric `<name of the layer>_orthogonality` (on JAX: at the end of an
+            epoch). Several layers add up: divide by their number to average as the paper's code
+            does.
+        orthogonality_scaling: `"mean"`, the mean over heads and entries that the released code
+            trains with; or `"squared_length"`, the Frobenius norm over n^2 of Eq. 11, n the number
+            of tokens that are not padding. Causal layers measure V as the last token sees it.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
             `dtype`). `attention_axes`, `sliding_window` and `flash_attention` need an
@@ -63,7 +85,8 @@ class AttentiveGraphFilter(MultiHeadLayer):
         return_attention_scores: Whether to return the matrix H = (U * g(S)) V^T as well. It is
             formed for this alone, in O(T S) memory.
         training: Whether to apply dropout.
-        use_causal_mask: Refused when true: V is normalised over the whole sequence.
+        use_causal_mask: Accepted by a layer made with `causal=True`, which is causal in any case;
+            refused otherwise.
 
     Returns:
         A tensor of shape (B, T, d), or `output_shape` in place of d; with
@@ -71,9 +94,10 @@ class AttentiveGraphFilter(MultiHeadLayer):
         positions contribute exactly 0 to the output projection.
 
     Weights:
-        `theta` of shape (order,): raw values for k = 1 ... K (tanh is applied; theta_0 is 1), kept
-        in the variable dtype; the projections `query` (U), `key` (V), `value`, `singular` (S)
-        and `attention_output`, all but `singular` shaped as in `MultiHeadAttention`.
+        `theta` of shape (order,): raw values for k = 1 ... K (tanh is applied), and with
+        `learned_constant=True` the scalar `theta_constant` for k = 0, kept in the variable dtype;
+        the projections `query` (U), `key` (V), `value`, `singular` (S) and `attention_output`, all
+        but `singular` shaped as in `MultiHeadAttention`. Each form has only the weights it uses.
 
     Raises:
         ValueError: For sizes, order, basis or Jacobi parameters that cannot be used, and for masks
@@ -88,6 +112,7 @@ class AttentiveGraphFilter(MultiHeadLayer):
 
     Source: Wi et al., "Learning Advanced Self-Attention for Linear Transformers in the Singular
     Value Domain", arXiv 2505.08516 (IJCAI 2025), Eq. 7-11 and 22-26 (the sign of Eq. 24 mended).
+    The causal form and decoding are ours.
     """
 
     def __init__(
@@ -97,11 +122,15 @@ class AttentiveGraphFilter(MultiHeadLayer):
         value_dim: int | None = None,
         dropout: float = 0.0,
         *,
-        order: int = 4,
-        basis: str = "jacobi",
+        filter: str = "polynomial",
+        order: int | None = None,
+        basis: str | None = None,
         alpha: float | None = None,
         beta: float | None = None,
+        learned_constant: bool = False,
+        causal: bool = False,
         orthogonality_weight: float = 0.0,
+        orthogonality_scaling: str = "mean",
         **kwargs: Any,
     ) -> None:
         for name in ("attention_axes", "sliding_window"):
@@ -110,28 +139,59 @@ class AttentiveGraphFilter(MultiHeadLayer):
                     f"AttentiveGraphFilter has no attention matrix and cannot honour `{name}`. "
                     f"Received: {name}={kwargs[name]!r}. Leave it out."
                 )
-        self.steps = recurrence(basis, order, alpha, beta)
-        self.order, self.basis, self.alpha, self.beta = order, basis, alpha, beta
-        if not isinstance(orthogonality_weight, (int, float)) or not orthogonality_weight >= 0:
-            raise ValueError(
-                "`orthogonality_weight` must be a number of at least 0. Received: "
-                f"orthogonality_weight={orthogonality_weight!r}"
-            )
-        self.orthogonality_weight = float(orthogonality_weight)
+        options = check_filter(filter, order, basis, alpha, beta, learned_constant)
+        self.filter, self.order, self.basis, self.alpha, self.beta, self.learned_constant = options
+        self.steps = None
+        if options.order is not None:
+            self.steps = recurrence(options.basis, options.order, alpha, beta)
+        if not isinstance(causal, bool):
+            raise ValueError(f"`causal` must be a boolean. Received: causal={causal!r}")
+        self.causal = causal
+        self.orthogonality_weight = check_orthogonality(orthogonality_weight, orthogonality_scaling)
+        self.orthogonality_scaling = orthogonality_scaling
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        self._orthogonality: OrthogonalityMetric | None = None
+        if self.orthogonality_weight:
+            self._orthogonality = OrthogonalityMetric(name=f"{self.name}_orthogonality")
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
-        self.theta = self.add_weight(
-            name="theta", shape=(self.order,), initializer="zeros", autocast=False
-        )
+        if self.steps is not None:
+            self.theta = self.add_weight(
+                name="theta", shape=(self.order,), initializer="zeros", autocast=False
+            )
+        if self.learned_constant:
+            self.theta_constant = self.add_weight(
+                name="theta_constant", shape=(), initializer="zeros", autocast=False
+            )
         super().build(query_shape, value_shape, key_shape)
-        self._singular_dense = self._token_projection("singular", self.key_dim)
-        self._singular_dense.build(query_shape)
+        if self.filter != "ones":
+            self._singular_dense = self._token_projection("singular", self.key_dim)
+            self._singular_dense.build(query_shape)
 
     @property
     def singular_dense(self) -> Any:
         """The projection whose sigmoid makes the singular values S."""
         return self._singular_dense
+
+    @property
+    def variables(self) -> list[Any]:
+        """All state: weights, seeds, and the sums of the orthogonality metric."""
+        metric = self._orthogonality
+        return [*super().variables, *(metric.layer_state if metric is not None else ())]
+
+    def copy_projections_from(self, attention: Any) -> None:
+        """Starts from softmax attention: copies `query`, `key`, `value` and `attention_output`.
+
+        The gate is copied as well where both have one. `singular`, `theta` and what the copied
+        projections mean are the layer's own: key weights now make logits over tokens.
+
+        Args:
+            attention: A built `keras.layers.MultiHeadAttention`, or subclass, of the same sizes.
+
+        Raises:
+            ValueError: If `attention` is no such layer, or not built, or of other sizes.
+        """
+        copy_projections(self, attention)
 
     def _attend(
         self,
@@ -142,39 +202,72 @@ class AttentiveGraphFilter(MultiHeadLayer):
         return_attention_scores: bool,
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
-        if masks.causal:
+        if masks.causal and not self.causal:
             raise ValueError(
-                "AttentiveGraphFilter normalises over the whole sequence and has no causal form. "
-                "Received: use_causal_mask=True. Use GraphFilterAttention."
+                "This AttentiveGraphFilter normalises over the whole sequence and has no causal "
+                "form. Received: use_causal_mask=True. Make the layer with causal=True."
             )
-        source_mask = _all_of(masks.value, masks.key, _source_mask(masks.attention))
+        source_mask = all_of(masks.value, masks.key, token_mask(masks.attention))
         left = left_singular_vectors(self.query_dense(query), masks.query)
-        right = right_singular_vectors(self.key_dense(key), source_mask)
+        logits, values = self.key_dense(key), self.value_dense(value)
         if self.orthogonality_weight:
-            penalty = orthogonality_penalty(left) + orthogonality_penalty(right)
-            self.add_loss(self.orthogonality_weight * penalty)
-        one = ops.ones((1,), dtype=self.theta.dtype)
-        coefficients = ops.concatenate([one, ops.tanh(self.theta)])
-        gain = singular_value_filter(self._singular_dense(query), coefficients, self.steps)
-        filtered = left * gain
-        outputs = singular_value_attention(
-            self._dropped(filtered, training), right, self.value_dense(value)
-        )
+            self._add_orthogonality(left, logits, masks.query, source_mask, training)
+        filtered = self._filtered(left, query)
+        dropped = self._dropped(filtered, training)
+        if self.causal:
+            outputs, _ = causal_singular_value_attention(dropped, logits, values, source_mask)
+        else:
+            context = singular_value_context(logits, values, source_mask)
+            outputs = attend_to_context(dropped, context, self.compute_dtype)
         if not return_attention_scores:
             return outputs, None
-        return outputs, ops.cast(singular_value_matrix(filtered, right), self.compute_dtype)
+        return outputs, self._matrix(filtered, logits, source_mask)
+
+    def _filtered(self, left: Tensor, query: Tensor) -> Tensor:
+        """U * g(S), of shape (B, T, N, H)."""
+        if self.filter == "ones":
+            return left
+        logits = self._singular_dense(query)
+        if self.steps is None:
+            return left * ops.sigmoid(at_least_float32(logits))
+        constant = ops.tanh(self.theta_constant) if self.learned_constant else 1.0
+        constant = ops.reshape(ops.cast(constant, self.theta.dtype), (1,))
+        coefficients = ops.concatenate([constant, ops.tanh(self.theta)])
+        return left * singular_value_filter(logits, coefficients, self.steps)
+
+    def _add_orthogonality(
+        self,
+        left: Tensor,
+        logits: Tensor,
+        query_mask: Tensor | None,
+        source_mask: Tensor | None,
+        training: bool | None,
+    ) -> None:
+        right = right_singular_vectors(logits, source_mask)
+        penalty = orthogonality_penalty(left, query_mask, self.orthogonality_scaling)
+        penalty += orthogonality_penalty(right, source_mask, self.orthogonality_scaling)
+        self.add_loss(self.orthogonality_weight * penalty)
+        if training and self._orthogonality is not None:
+            self._orthogonality.update_state(ops.stop_gradient(penalty))
+
+    def _matrix(self, filtered: Tensor, logits: Tensor, source_mask: Tensor | None) -> Tensor:
+        """H itself: to look at."""
+        if self.causal:  # what the operator makes of the identity
+            eye = ops.eye(ops.shape(logits)[1], dtype=filtered.dtype)[None, :, None, :]
+            eye = eye * ops.ones_like(filtered[:, :, :, :1])
+            matrix, _ = causal_singular_value_attention(filtered, logits, eye, source_mask)
+            matrix = ops.transpose(matrix, (0, 2, 1, 3))
+        else:
+            right = right_singular_vectors(logits, source_mask)
+            matrix = singular_value_matrix(filtered, right)
+        return ops.cast(matrix, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["attention_axes"], config["sliding_window"]
-        return {
-            **config,
-            "order": self.order,
-            "basis": self.basis,
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "orthogonality_weight": self.orthogonality_weight,
-        }
+        names = ["filter", "order", "basis", "alpha", "beta", "learned_constant", "causal"]
+        names += ["orthogonality_weight", "orthogonality_scaling"]
+        return {**config, **{name: getattr(self, name) for name in names}}
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
         super()._check_shapes(query_shape, value_shape, key_shape)
@@ -184,29 +277,10 @@ class AttentiveGraphFilter(MultiHeadLayer):
                 f"length, features). Received: query.shape={tuple(query_shape)}, "
                 f"value.shape={tuple(value_shape)}"
             )
-
-
-def _source_mask(attention_mask: Tensor | None) -> Tensor | None:
-    """(B, 1, S) -> (B, S); anything that depends on the query position is refused."""
-    if attention_mask is None:
-        return None
-    shape = tuple(attention_mask.shape)
-    if len(shape) == 4 and shape[1] == 1:
-        attention_mask = ops.squeeze(attention_mask, 1)
-    if len(attention_mask.shape) != 3 or attention_mask.shape[1] != 1:
-        raise ValueError(
-            "AttentiveGraphFilter has no attention matrix to mask entry by entry: "
-            "`attention_mask` must have shape (B, 1, S), one mask of key positions for all "
-            f"queries. Received: attention_mask.shape={shape}. Pass padding as `query_mask` "
-            "and `value_mask`, or use GraphFilterAttention."
-        )
-    return ops.squeeze(attention_mask, 1)
-
-
-def _all_of(*masks: Tensor | None) -> Tensor | None:
-    joined = None
-    for mask in masks:
-        if mask is not None:
-            mask = ops.cast(mask, "bool")
-            joined = mask if joined is None else ops.logical_and(joined, mask)
-    return joined
+        lengths = (query_shape[1], value_shape[1])
+        if self.causal and None not in lengths and lengths[0] != lengths[1]:
+            raise ValueError(
+                "A causal AttentiveGraphFilter attends over its own sequence: query and value "
+                f"must have the same length. Received: query.shape={tuple(query_shape)}, "
+                f"value.shape={tuple(value_shape)}. Use causal=False for cross-attention."
+            )

@@ -25,6 +25,24 @@ class Masks(NamedTuple):
     causal: bool = False
 
 
+def projections_of(attention: Any) -> dict[str, Any]:
+    """The projections of a built multi-head attention layer by the names of its weights."""
+    found = {
+        "query": attention.query_dense,
+        "key": attention.key_dense,
+        "value": attention.value_dense,
+        "attention_output": attention.output_dense,
+    }
+    if attention._use_gate:
+        found["gate"] = attention._gate_dense
+    return found
+
+
+def is_detached(variable: Any) -> bool:
+    """Whether the value is away for now: on JAX, `fit` holds it outside during an epoch."""
+    return variable._value is None
+
+
 class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     """Base of all layers: the projections and the call contract of multi-head attention.
 
@@ -81,10 +99,14 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
             return_attention_scores,
             training,
         )
+        outputs = self._project_out(outputs, query)
+        return (outputs, attention_scores) if return_attention_scores else outputs
+
+    def _project_out(self, outputs: Tensor, query: Tensor) -> Tensor:
+        """Per-head outputs (B, T, N, value_dim) through the gate and the output projection."""
         if self._use_gate:
             outputs = outputs * self._gate_dense(query)
-        outputs = self.output_dense(outputs)
-        return (outputs, attention_scores) if return_attention_scores else outputs
+        return self.output_dense(outputs)
 
     def _attend(
         self,

@@ -201,9 +201,7 @@ class SelfAttention(DenseSelfAttention):
         )
         sees = ops.transpose(ops.any(mask, axis=-1), (0, 2, 1))[..., None]
         outputs = ops.where(sees, outputs, ops.cast(0.0, outputs.dtype))
-        if self._use_gate:
-            outputs = outputs * self._gate_dense(tokens)
-        return self.output_dense(outputs), {**cache, "signals": signals}
+        return self._project_out(outputs, tokens), {**cache, "signals": signals}
 
     def _decode_rows(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any

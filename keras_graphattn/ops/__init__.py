@@ -10,6 +10,11 @@ from keras_graphattn.ops.attention import (
 from keras_graphattn.ops.attention_mask import AttentionMask, joined_mask, zero_blind_rows
 from keras_graphattn.ops.blocks import map_query_blocks
 from keras_graphattn.ops.caching import CachedOperator, initial_cache, step_mask, update_keys
+from keras_graphattn.ops.causal_singular import (
+    RunningSum,
+    causal_singular_value_attention,
+    empty_running_sum,
+)
 from keras_graphattn.ops.filters import (
     filter_matrix,
     first_order_filter,
@@ -25,15 +30,18 @@ from keras_graphattn.ops.p_laplacian import (
 from keras_graphattn.ops.polynomials import BASES, check_basis, check_order, polynomial, recurrence
 from keras_graphattn.ops.precision import (
     at_least_float32,
+    hidden_logit,
     masked_log_softmax,
     masked_softmax,
     zero_where_masked,
 )
 from keras_graphattn.ops.singular import (
+    attend_to_context,
     left_singular_vectors,
     orthogonality_penalty,
     right_singular_vectors,
     singular_value_attention,
+    singular_value_context,
     singular_value_filter,
     singular_value_matrix,
 )
@@ -42,15 +50,20 @@ __all__ = [
     "BASES",
     "AttentionMask",
     "CachedOperator",
+    "RunningSum",
     "at_least_float32",
+    "attend_to_context",
     "attention_matrix",
     "blockwise_operator",
+    "causal_singular_value_attention",
     "centred_values",
     "check_basis",
     "check_order",
+    "empty_running_sum",
     "filter_matrix",
     "first_order_filter",
     "fused_operator",
+    "hidden_logit",
     "initial_cache",
     "joined_mask",
     "left_singular_vectors",
@@ -67,6 +80,7 @@ __all__ = [
     "recurrence",
     "right_singular_vectors",
     "singular_value_attention",
+    "singular_value_context",
     "singular_value_filter",
     "singular_value_matrix",
     "softmax_operator",

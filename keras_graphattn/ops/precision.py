@@ -22,6 +22,17 @@ def at_least_float32(x: Tensor) -> Tensor:
     return ops.cast(x, "float32")
 
 
+def hidden_logit(dtype: str = "float32") -> float:
+    """The finite logit of an entry that a mask hides: its exponential beside any other is 0.
+
+    Raises:
+        ValueError: For half precision, where it would not be finite.
+    """
+    if backend.standardize_dtype(dtype) not in ("float32", "float64"):
+        raise ValueError(f"Logits must be float32 or float64 here. Received: dtype={dtype!r}")
+    return _LARGE_NEGATIVE
+
+
 def masked_softmax(
     scores: Tensor, mask: Tensor | None = None, axis: int | tuple[int, ...] = -1
 ) -> Tensor:

@@ -11,9 +11,16 @@ from typing import Any
 from keras import ops
 
 from keras_graphattn.ops.polynomials import Step, polynomial
-from keras_graphattn.ops.precision import at_least_float32, masked_softmax
+from keras_graphattn.ops.precision import (
+    at_least_float32,
+    hidden_logit,
+    masked_softmax,
+    zero_where_masked,
+)
 
 Tensor = Any
+
+SCALINGS = ("mean", "squared_length")
 
 
 def _column(mask: Tensor | None) -> Tensor | None:
@@ -62,25 +69,66 @@ def singular_value_filter(logits: Tensor, coefficients: Tensor, steps: list[Step
     return polynomial(singular_values, at_least_float32(coefficients), steps)
 
 
-def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Tensor:
-    """`left @ (right^T values)` without a T x S or a T x H x H tensor.
+def singular_value_context(logits: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """`V^T values` for V the softmax of the logits over tokens, with V itself never written down.
+
+    Args:
+        logits: Tensor of shape (B, S, N, H).
+        values: Token values, of shape (B, S, N, D).
+        mask: Optional boolean tensor of shape (B, S); `False` marks padding.
+
+    Returns:
+        A float32 tensor of shape (B, N, H, D): for each head and feature, the mean of the values
+        under the softmax. The sum over tokens is taken in float32, so that long sequences keep
+        their small weights in half precision. All zeros where there is no token at all.
+    """
+    logits, values = (ops.transpose(at_least_float32(x), (0, 2, 1, 3)) for x in (logits, values))
+    if mask is not None:
+        mask = ops.cast(mask, "bool")[:, None, :, None]
+        logits = ops.where(mask, logits, ops.cast(hidden_logit(logits.dtype), logits.dtype))
+        values = zero_where_masked(values, mask)
+    maximum = ops.stop_gradient(ops.max(logits, axis=2, keepdims=True))
+    weights = ops.exp(logits - maximum)
+    context = ops.einsum("bnsh,bnsd->bnhd", weights, values)
+    return context / ops.expand_dims(ops.sum(weights, axis=2), -1)
+
+
+def attend_to_context(left: Tensor, context: Tensor, dtype: str) -> Tensor:
+    """`left @ context`, head by head, in the given dtype.
 
     Args:
         left: U * g(S), of shape (B, T, N, H).
-        right: V, of shape (B, S, N, H).
+        context: V^T values, of shape (B, N, H, D).
+        dtype: Dtype of the product: the caller's compute dtype.
+
+    Returns:
+        A tensor of shape (B, T, N, D).
+
+    Source: Wi et al., arXiv 2505.08516, Eq. 7-10.
+    """
+    left = ops.transpose(ops.cast(left, dtype), (0, 2, 1, 3))
+    outputs = ops.einsum("bnth,bnhd->bntd", left, ops.cast(context, dtype))
+    return ops.transpose(outputs, (0, 2, 1, 3))
+
+
+def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Tensor:
+    """`left @ (right^T values)` without a T x S or a T x H x D tensor.
+
+    Args:
+        left: U * g(S), of shape (B, T, N, H).
+        right: V, of shape (B, S, N, H). From its logits, `attend_to_context` with
+            `singular_value_context` is the cheaper form.
         values: Token values, of shape (B, S, N, D).
 
     Returns:
         A tensor of shape (B, T, N, D) and the dtype of `values`. The sum over tokens is taken
-        in float32, so that long sequences keep their small weights in half precision.
+        in float32.
 
     Source: Wi et al., arXiv 2505.08516, Eq. 7-10. Time O(T H D), memory O(T H + H D) per head.
     """
     values = ops.convert_to_tensor(values)
     context = ops.einsum("bsnh,bsnd->bnhd", at_least_float32(right), at_least_float32(values))
-    return ops.einsum(
-        "btnh,bnhd->btnd", ops.cast(left, values.dtype), ops.cast(context, values.dtype)
-    )
+    return attend_to_context(left, context, values.dtype)
 
 
 def singular_value_matrix(left: Tensor, right: Tensor) -> Tensor:
@@ -96,17 +144,43 @@ def singular_value_matrix(left: Tensor, right: Tensor) -> Tensor:
     return ops.einsum("btnh,bsnh->bnts", left, right)
 
 
-def orthogonality_penalty(vectors: Tensor) -> Tensor:
-    """Mean over batch, heads and entries of |X^T X - I|: how far columns are from orthonormal.
+def orthogonality_penalty(
+    vectors: Tensor, mask: Tensor | None = None, scaling: str = "mean"
+) -> Tensor:
+    """How far the columns of U or V are from orthonormal.
 
     Args:
         vectors: U or V, of shape (B, T, N, H), with zero rows at padded tokens.
+        mask: Optional boolean tensor of shape (B, T); `False` marks padding.
+        scaling: `"mean"`, the mean over heads and entries of |X^T X - I|; or `"squared_length"`,
+            the Frobenius norm of X^T X - I over n^2, n the number of tokens of the example that
+            are not padding, averaged over heads.
 
     Returns:
-        A float32 scalar.
+        A float32 scalar: the mean over examples, those without any token left out.
 
-    Source: Wi et al., arXiv 2505.08516, Eq. 11, in the scale that the released code trains with.
+    Raises:
+        ValueError: For an unknown scaling.
+
+    Source: Wi et al., arXiv 2505.08516, Eq. 11 (`"squared_length"`), and the scale that the
+    released code trains with (`"mean"`).
     """
-    vectors = at_least_float32(vectors)
-    gram = ops.einsum("btnh,btng->bnhg", vectors, vectors)
-    return ops.mean(ops.abs(gram - ops.eye(gram.shape[-1], dtype=gram.dtype)))
+    if scaling not in SCALINGS:
+        raise ValueError(f"`scaling` must be one of {list(SCALINGS)}. Received: {scaling!r}")
+    vectors = ops.transpose(at_least_float32(vectors), (0, 2, 1, 3))
+    gram = ops.einsum("bnth,bntg->bnhg", vectors, vectors)
+    excess = gram - ops.eye(gram.shape[-1], dtype=gram.dtype)
+    if mask is None:
+        lengths = ops.cast(ops.shape(vectors)[2], gram.dtype)
+    else:
+        lengths = ops.sum(ops.cast(mask, gram.dtype), axis=1)
+    if scaling == "mean":
+        penalties = ops.mean(ops.abs(excess), axis=(1, 2, 3))
+    else:
+        squares = ops.sum(ops.square(excess), axis=(2, 3))
+        norms = ops.sqrt(ops.maximum(squares, 1e-12))  # a finite gradient at 0
+        penalties = ops.mean(norms, axis=1) / ops.square(ops.maximum(lengths, 1.0))
+    if mask is None:
+        return ops.mean(penalties)
+    kept = ops.cast(lengths > 0.0, gram.dtype)
+    return ops.sum(penalties * kept) / ops.maximum(ops.sum(kept), 1.0)

@@ -1,0 +1,184 @@
+import keras
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from keras import ops
+
+from keras_graphattn.ops import causal_singular_value_attention, empty_running_sum
+from tests import reference_singular
+from tests.numerics import (
+    BACKEND,
+    assert_all_close,
+    assert_close,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+
+
+def inputs(length, batch=2, heads=2, features=4, values=3, seed=0):
+    generator = np.random.default_rng(seed)
+    sizes = (features, features, values)
+    return [
+        generator.standard_normal((batch, length, heads, size)).astype("float32") for size in sizes
+    ]
+
+
+def attention(*arrays, **options):
+    return causal_singular_value_attention(*arrays, **options)[0]
+
+
+def assert_agrees(arrays, mask=None, tolerance=1e-5, **options):
+    value, gradients = value_and_gradients(lambda *a: attention(*a, mask, **options), *arrays)
+    kept = None if mask is None else torch.tensor(mask)
+    expected, expected_gradients = reference_value_and_gradients(
+        lambda *a: reference_singular.causal_attention(*a, kept), *arrays
+    )
+    assert_close(value, expected, tolerance / 5)
+    assert_all_close(gradients, expected_gradients, tolerance)
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 197])
+def test_agrees_with_naive_twin_in_values_and_gradients(length):
+    assert_agrees(inputs(length))
+
+
+@pytest.mark.parametrize(("chunk_size", "length"), [(1, 70), (2, 133), (1, 2081)])
+def test_groups_of_chunks_add_up(chunk_size, length):
+    """More chunks than are summed at once, and more groups, the last ones not full."""
+    assert_agrees(inputs(length, 1, 1, 2, 2), chunk_size=chunk_size)
+
+
+@given(data=st.data(), length=st.sampled_from([1, 5, 12]))
+def test_agrees_with_naive_twin_under_masks(data, length):
+    mask = data.draw(hnp.arrays(bool, (2, length)), label="mask")
+    assert_agrees(inputs(length), mask, chunk_size=data.draw(st.sampled_from([3, 4, 64])))
+
+
+def test_tokens_that_see_nothing_give_exactly_zero_and_padding_is_never_read():
+    left, logits, values = inputs(9)
+    mask = np.arange(9)[None] >= np.array([[4], [9]])
+    values[~mask] = np.nan
+    outputs = to_numpy(attention(left, logits, values, mask, chunk_size=2))
+    assert (outputs[~mask] == 0).all()
+    assert (outputs[mask] != 0).all()
+
+
+@pytest.mark.parametrize("rise", [1.0, -1.0, 0.6])
+@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+def test_logits_that_rise_or_fall_without_end(rise, offset):
+    left, logits, values = inputs(197)
+    logits = (logits + rise * np.arange(197)[:, None, None]).astype("float32")
+    expected = [torch.tensor(a).double() for a in (left, logits, values)]
+    expected = reference_singular.causal_attention(*expected).numpy()
+    logits = logits + np.float32(offset)
+    shifted = [torch.tensor(a).double() for a in (left, logits, values)]
+    expected = reference_singular.causal_attention(*shifted).numpy()
+    assert_close(to_numpy(attention(left, logits, values)), expected, 1e-5)
+
+
+@pytest.mark.parametrize("spike", [60.0, 200.0, 1e6])
+def test_a_spike_leaves_all_finite_and_is_exact_from_there_on(spike):
+    left, logits, values = inputs(100)
+    logits[:, 40] += spike
+    expected = [torch.tensor(a).double() for a in (left, logits, values)]
+    expected = reference_singular.causal_attention(*expected).numpy()
+    outputs, gradients = value_and_gradients(attention, left, logits, values)
+    assert_close(outputs[:, 40:], expected[:, 40:], 1e-5)
+    if spike < 80:
+        assert_close(outputs, expected, 1e-5)
+    assert all(np.isfinite(g).all() for g in gradients.values())
+    means, _ = causal_singular_value_attention(np.ones_like(left) / 4, logits, values)
+    running = [f.accumulate(values, axis=1) for f in (np.minimum, np.maximum)]
+    assert (to_numpy(means) >= running[0] - 1e-4).all()
+    assert (to_numpy(means) <= running[1] + 1e-4).all()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 4e-3), ("float16", 5e-4)])
+def test_half_precision_is_float32_inside(dtype, tolerance):
+    arrays = [ops.cast(ops.convert_to_tensor(a), dtype) for a in inputs(197)]
+    outputs, state = causal_singular_value_attention(*arrays)
+    assert keras.backend.standardize_dtype(outputs.dtype) == dtype
+    assert {keras.backend.standardize_dtype(s.dtype) for s in state} == {"float32"}
+    expected = reference_singular.causal_attention(*(torch.tensor(to_numpy(a)) for a in arrays))
+    assert_close(to_numpy(outputs), expected.numpy(), tolerance)
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_parts_in_turn_equal_the_whole(sizes):
+    arrays = inputs(sum(sizes))
+    whole, last = causal_singular_value_attention(*arrays, chunk_size=4)
+    state, parts, start = empty_running_sum(2, 2, 4, 3), [], 0
+    for size in sizes:
+        part = [a[:, start : start + size] for a in arrays]
+        outputs, state = causal_singular_value_attention(*part, state=state, chunk_size=4)
+        parts.append(to_numpy(outputs))
+        start += size
+    assert_close(np.concatenate(parts, axis=1), to_numpy(whole), 1e-6)
+    for mine, other in zip(state, last, strict=True):
+        assert_close(to_numpy(mine), to_numpy(other), 1e-6)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="lengths unknown to the graph, and XLA")
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("length", [None, 150])
+def test_tensorflow_graphs_and_their_gradients(jit, length):
+    import tensorflow as tf
+
+    def specification(size):
+        return tf.TensorSpec((None, length, 2, size), tf.float32)
+
+    @tf.function(
+        jit_compile=jit, input_signature=[specification(4), specification(4), specification(3)]
+    )
+    def gradients(*arrays):
+        with tf.GradientTape() as tape:
+            tape.watch(arrays)
+            total = tf.reduce_sum(tf.square(attention(*arrays, chunk_size=2)))
+        return tape.gradient(total, arrays)
+
+    for count in (150,) if length else (1, 2, 150):
+        arrays = inputs(count)
+        _, expected = reference_value_and_gradients(
+            lambda *a: reference_singular.causal_attention(*a), *arrays
+        )
+        tensors = [torch.tensor(a).double().requires_grad_() for a in arrays]
+        total = reference_singular.causal_attention(*tensors).square().sum()
+        expected = dict(enumerate(g.numpy() for g in torch.autograd.grad(total, tensors)))
+        actual = dict(enumerate(to_numpy(g) for g in gradients(*arrays)))
+        assert_all_close(actual, expected, 1e-5)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="gradcheck is torch's")
+def test_gradients_are_finite_differences():
+    arrays = [torch.tensor(a).double().requires_grad_() for a in inputs(5, 1, 1, 2, 2)]
+    assert torch.autograd.gradcheck(lambda *a: attention(*a, chunk_size=2), arrays)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="check_grads is JAX's")
+def test_gradients_are_finite_differences_on_jax():
+    from jax.test_util import check_grads
+
+    check_grads(
+        lambda *a: attention(*a, chunk_size=2),
+        inputs(5, 1, 1, 2, 2),
+        order=1,
+        modes=["rev"],
+        eps=1e-2,
+    )
+
+
+def test_memory_has_no_square_of_the_length():
+    """Forward and backward at a length whose square takes 40 GB per matrix."""
+    value, gradients = value_and_gradients(attention, *inputs(100_000, 1, 1, 4, 4))
+    assert value.shape == (1, 100_000, 1, 4)
+    assert all(np.isfinite(g).all() for g in gradients.values())
+
+
+@pytest.mark.parametrize("chunk_size", [0, -2, 2.0, True])
+def test_refuses_chunk_sizes(chunk_size):
+    with pytest.raises(ValueError, match="`chunk_size` must be an integer of at least 1"):
+        attention(*inputs(3), chunk_size=chunk_size)
