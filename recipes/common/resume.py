@@ -110,6 +110,9 @@ class KeepRun(keras.callbacks.Callback):
         """Records the metrics, saves the weights, then the state that names them."""
         test = self.model.evaluate(self.test_batches, verbose=0, return_dict=True)
         logs.update({f"test_{name}": value for name, value in test.items()})
+        for name in [name for name in logs if name.startswith(("val_", "test_"))]:
+            if name.endswith("_orthogonality"):  # layers measure it in training alone
+                del logs[name]
         metrics = {name: float(value) for name, value in logs.items()}
         state = self.state
         state.history.append({"epoch": epoch + 1, **metrics})
