@@ -72,7 +72,7 @@ class ScaledHighFrequencyAttention(DenseSelfAttention):
         return_attention_scores: bool = False,
     ) -> tuple[Tensor, Tensor]:
         attention_scores = self._attention_matrix(query, key, attention_mask)
-        axes = tuple(range(-len(self._attention_axes), 0))
+        axes = tuple(range(-len(self.attention_axes), 0))
         uniform = masked_softmax(ops.zeros_like(attention_scores), attention_mask, axis=axes)
         scale = ops.reshape(self.high_frequency_scale, (-1, *[1] * (2 * len(axes))))
         scaled = (1.0 + scale) * at_least_float32(attention_scores)

@@ -246,7 +246,7 @@ class GraphFilterAttention(SelfAttention):
     def _attend_lean(
         self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
     ) -> Tensor:
-        scale = self._inverse_sqrt_key_dim
+        scale = self.score_scale
         if self.attention_path == "blockwise":
             apply = blockwise_operator(query, key, mask, scale, self.block_size)
         else:
@@ -259,7 +259,7 @@ class GraphFilterAttention(SelfAttention):
     def _decode_rows(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
     ) -> tuple[Tensor, Tensor]:
-        matrix = attention_matrix(query, key, mask, self._inverse_sqrt_key_dim)
+        matrix = attention_matrix(query, key, mask, self.score_scale)
         apply = CachedOperator(matrix, cache["signals"], index)
         outputs = self._filtered(apply, value)
         return outputs, apply.signals

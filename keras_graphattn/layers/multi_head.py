@@ -63,6 +63,17 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
                 f"dropout={self.dropout!r}"
             )
 
+    @property
+    def score_scale(self) -> float:
+        """The factor of the scores Q K^T: 1 / sqrt(key_dim)."""
+        return float(self._inverse_sqrt_key_dim)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """How near a key must be to be seen: |t - s| < sliding_window; all keys if None."""
+        window: int | None = self._sliding_window
+        return window
+
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         value_shape = query_shape if value_shape is None else value_shape
         self._check_shapes(query_shape, value_shape, key_shape)

@@ -157,7 +157,7 @@ class PLaplacianAttention(SelfAttention):
             mask,
             epsilon=self.epsilon,
             drop_diagonal=self.diagonal == "drop",
-            scale=self._inverse_sqrt_key_dim,
+            scale=self.score_scale,
             block_size=self.block_size,
         )
 
@@ -183,7 +183,7 @@ class PLaplacianAttention(SelfAttention):
         rows: Tensor,
         columns: Tensor,
     ) -> Tensor:
-        query = query * ops.cast(self._inverse_sqrt_key_dim, query.dtype)
+        query = query * ops.cast(self.score_scale, query.dtype)
         return p_laplacian_weights(
             ops.einsum("btnh,bsnh->bnts", query, key),
             values,

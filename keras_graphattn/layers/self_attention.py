@@ -120,7 +120,7 @@ class SelfAttention(DenseSelfAttention):
         if masks.key is not None:
             key_mask = ops.cast(masks.key, "bool")
             keys = key_mask if keys is None else ops.logical_and(ops.cast(keys, "bool"), key_mask)
-        return AttentionMask(masks.attention, masks.query, keys, masks.causal, self._sliding_window)
+        return AttentionMask(masks.attention, masks.query, keys, masks.causal, self.sliding_window)
 
     def get_initial_cache(self, batch_size: int, max_length: int) -> Cache:
         """An empty cache for `decode`, of a fixed size.
@@ -190,7 +190,7 @@ class SelfAttention(DenseSelfAttention):
         if not self.built:
             self.build(tokens.shape)
         cache, padding_mask = update_keys(cache, self.key_dense(tokens), index, padding_mask)
-        mask = step_mask(cache, index, padding_mask, self._sliding_window)
+        mask = step_mask(cache, index, padding_mask, self.sliding_window)
         outputs, signals = self._decode_rows(
             self.query_dense(tokens),
             self._in_all_heads(cache["key"]),
