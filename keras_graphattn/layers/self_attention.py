@@ -32,7 +32,7 @@ class SelfAttention(DenseSelfAttention):
         dropout: float = 0.0,
         *,
         attention_path: str | None = "dense",
-        block_size: int = 128,
+        block_size: int = 512,
         num_key_value_heads: int | None = None,
         **kwargs: Any,
     ) -> None:

@@ -82,7 +82,7 @@ def blockwise_operator(
     key: Tensor,
     mask: AttentionMask | None = None,
     scale: float | None = None,
-    block_size: int = 128,
+    block_size: int = 512,
 ) -> Operator:
     """Attention by blocks of query rows, each against all keys: O(n * block_size) memory.
 

@@ -102,7 +102,7 @@ def block_mask(
     return joined_mask(block, rows, columns)
 
 
-def sighted_rows(mask: AttentionMask, length: Any, block_size: int = 128) -> Tensor | None:
+def sighted_rows(mask: AttentionMask, length: Any, block_size: int = 512) -> Tensor | None:
     """Which query rows see at least one key; `None` where all do.
 
     Args:
@@ -128,7 +128,7 @@ def sighted_rows(mask: AttentionMask, length: Any, block_size: int = 128) -> Ten
     return ops.cast(seen, "bool")
 
 
-def zero_blind_rows(outputs: Tensor, mask: AttentionMask, block_size: int = 128) -> Tensor:
+def zero_blind_rows(outputs: Tensor, mask: AttentionMask, block_size: int = 512) -> Tensor:
     """Exact zeros in the rows of `outputs`, (B, T, N, H), that may see no key at all."""
     seen = sighted_rows(mask, ops.shape(outputs)[1], block_size)
     if seen is None:

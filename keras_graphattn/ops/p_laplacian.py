@@ -29,7 +29,7 @@ def p_laplacian_attention(
     epsilon: float = 0.1,
     drop_diagonal: bool = False,
     scale: float | None = None,
-    block_size: int = 128,
+    block_size: int = 512,
 ) -> Tensor:
     """p-Laplacian attention in O(n * block_size) memory, forward and backward.
 
