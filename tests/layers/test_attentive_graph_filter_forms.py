@@ -43,7 +43,7 @@ def twin(options):
     return lambda x, w, **masks: reference_singular.singular_value_layer(x, w, **known, **masks)
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 197])
+@pytest.mark.parametrize("length", [1, 67])
 @pytest.mark.parametrize("options", FORMS, ids=str)
 def test_forms_agree_with_naive_twin_in_values_and_gradients(options, length):
     layer, x = built(length, **options), tokens(length)
@@ -185,7 +185,7 @@ def test_config_and_saved_model_file_come_back_equal(options, tmp_path):
 def test_starts_from_softmax_attention(kind, build_first):
     options = {"use_gate": True, "value_dim": 3, "output_shape": 5}
     attention = kind(HEADS, KEY, **options)
-    attention(tokens(), tokens())
+    attention.build((None, 7, FEATURES), (None, 7, FEATURES))
     for i, weight in enumerate(attention.weights):
         weight.assign(np.random.default_rng(i).standard_normal(weight.shape))
     layer = AttentiveGraphFilter(HEADS, KEY, name="layer", **options)
@@ -209,7 +209,7 @@ def test_refuses_softmax_attention_of_another_shape():
     attention = keras.layers.MultiHeadAttention(HEADS, KEY, use_bias=False, value_dim=5)
     with pytest.raises(ValueError, match="is not built"):
         layer.copy_projections_from(attention)
-    attention(tokens(), tokens())
+    attention.build((None, 7, FEATURES), (None, 7, FEATURES))
     with pytest.raises(ValueError, match=r"query/bias: \(2, 4\) here, None there.*value/kernel"):
         layer.copy_projections_from(attention)
     with pytest.raises(ValueError, match=r"MultiHeadAttention. Received: Dense"):

@@ -115,7 +115,9 @@ def test_half_precision_stays_close(dtype, tolerance, length):
     assert_close(to_numpy(outputs), expected.numpy(), tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16"]
+)
 def test_rows_that_see_nothing_are_exactly_zero(dtype):
     layer, x = built(dtype=dtype), tokens()
     layer.output_dense.bias.assign(np.zeros(FEATURES))

@@ -53,11 +53,16 @@ def decoded(layer, x, sizes, mask=None, compiled=False):
     return np.concatenate(outputs, axis=1)
 
 
-@pytest.mark.parametrize("prompt", [1, 7, 63])
 @pytest.mark.parametrize(
-    "options", [{}, {"filter": "ones"}, {"learned_constant": True, "use_gate": True}], ids=str
+    ("prompt", "options"),
+    [
+        (1, {}),
+        (63, {}),
+        (7, {"filter": "ones"}),
+        (7, {"learned_constant": True, "use_gate": True}),
+    ],
 )
-def test_64_tokens_equal_the_full_pass(options, prompt):
+def test_64_tokens_equal_the_full_pass(prompt, options):
     layer, x = built(**options), tokens(64)
     outputs = decoded(layer, x, [prompt] + [1] * (64 - prompt), compiled=True)
     np.testing.assert_allclose(outputs, to_numpy(layer(x)), atol=1e-5)

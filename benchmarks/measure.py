@@ -1,0 +1,219 @@
+"""Time and peak memory of functions of arrays, on any backend, device and compile mode.
+
+Times are medians of runs that take turns, so that a busy machine slows all cases alike. Peak
+memory is that of a process of its own for each case, less that of a process that does nothing.
+"""
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
+RETURN_PAGES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+
+
+def keep_pages():
+    """Starts the program again with an allocator that keeps its pages (glibc, once).
+
+    Page faults of large temporaries else drown what is to be measured on a CPU.
+    """
+    if sys.platform.startswith("linux") and os.environ.get("MALLOC_MMAP_MAX_") != "0":
+        os.environ.update(KEEP_PAGES, TF_CPP_MIN_LOG_LEVEL="3")
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def device_name():
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.devices()[0].device_kind.replace(" ", "_")
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.get_device_name().replace(" ", "_") if _torch_cuda() else "cpu"
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return "cpu"
+    return tf.config.experimental.get_device_details(gpus[0])["device_name"].replace(" ", "_")
+
+
+def make_step(function, arrays, *, backward, compiled):
+    """A callable without arguments that runs `function(*arrays)` to its end.
+
+    With `backward`, also the gradients of its mean square for all arrays. `compiled` is
+    `"eager"`, `"graph"` (tf.function, torch.compile, jax.jit) or `"xla"` (TensorFlow and jax).
+    """
+    import keras
+
+    makers = {"jax": _jax_step, "tensorflow": _tensorflow_step, "torch": _torch_step}
+    return makers[keras.backend.backend()](function, arrays, backward, compiled)
+
+
+def _mean_square(function, arrays):
+    from keras import ops
+
+    return ops.mean(ops.square(ops.cast(function(*arrays), "float32")))
+
+
+def _jax_step(function, arrays, backward, compiled):
+    import jax
+
+    step = function
+    if backward:
+        step = jax.grad(lambda *a: _mean_square(function, a), tuple(range(len(arrays))))
+    step = step if compiled == "eager" else jax.jit(step)
+    return lambda: jax.block_until_ready(step(*arrays))
+
+
+def _tensorflow_step(function, arrays, backward, compiled):
+    import tensorflow as tf
+
+    def gradients(*arrays):
+        with tf.GradientTape() as tape:
+            tape.watch(arrays)
+            loss = _mean_square(function, arrays)
+        return tape.gradient(loss, arrays)
+
+    step = gradients if backward else function
+    if compiled != "eager":
+        step = tf.function(step, jit_compile=compiled == "xla")
+
+    def run():
+        for result in tf.nest.flatten(step(*arrays)):
+            if result is not None:
+                result[..., :1].numpy()
+
+    return run
+
+
+def _torch_step(function, arrays, backward, compiled):
+    import torch
+
+    if compiled == "xla":
+        raise ValueError('torch has no XLA here. Received: --compile xla. Use "graph".')
+    arrays = [a.detach().clone().requires_grad_(backward) for a in arrays]
+    function = function if compiled == "eager" else torch.compile(function)
+
+    def run():
+        with torch.set_grad_enabled(backward):
+            if backward:
+                torch.autograd.grad(_mean_square(function, arrays), arrays, allow_unused=True)
+            else:
+                function(*arrays)
+        if _torch_cuda():
+            torch.cuda.synchronize()
+
+    return run
+
+
+def _torch_cuda():
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def median_times(steps, repeats, seconds):
+    """Median milliseconds of each step by name, the steps taking turns."""
+    times = {name: [] for name in steps}
+    for step in steps.values():
+        step()
+        step()
+    end = time.perf_counter() + seconds
+    for turn in range(repeats):
+        if turn >= 3 and time.perf_counter() > end:
+            break
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def peak_memory():
+    """Peak memory of this process so far in MiB: the device's, or all of it on a CPU."""
+    import keras
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        statistics_of_device = jax.devices()[0].memory_stats() or {}
+        if "peak_bytes_in_use" in statistics_of_device:
+            return statistics_of_device["peak_bytes_in_use"] / 2**20
+    elif keras.backend.backend() == "torch" and _torch_cuda():
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20
+    elif keras.backend.backend() == "tensorflow" and device_name() != "cpu":
+        import tensorflow as tf
+
+        return tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count the memory of the program that started this one
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) / 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def peak_memory_of(arguments):
+    """Peak memory in MiB that the program reports when it is started with `arguments`.
+
+    There every large tensor is given back to the system when it is freed, so that the number is
+    what was alive. In glibc's heap, small results land in the holes of large temporaries, and
+    the next temporary no longer fits.
+    """
+    environment = {name: x for name, x in os.environ.items() if name not in KEEP_PAGES}
+    output = subprocess.run(
+        [sys.executable, sys.argv[0], *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**environment, **RETURN_PAGES},
+    ).stdout
+    return json.loads(output.strip().splitlines()[-1])["peak"]
+
+
+def write_results(folder, stem, settings, rows):
+    """`stem`.json and `stem`.md, and `stem`.png where matplotlib is installed."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n"
+    (folder / f"{stem}.json").write_text(text)
+    (folder / f"{stem}.md").write_text(table(rows, settings))
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return
+    columns = [name for name in rows[0] if name not in ("case", "length")]
+    figure, axes = plt.subplots(1, len(columns), figsize=(5 * len(columns), 4), squeeze=False)
+    for axis, column in zip(axes[0], columns, strict=True):
+        for case in dict.fromkeys(row["case"] for row in rows):
+            points = [(r["length"], r[column]) for r in rows if r["case"] == case]
+            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=case)
+        axis.set(title=column, xlabel="length n", xscale="log", yscale="symlog")
+    axes[0][0].legend(fontsize=6)
+    figure.suptitle(", ".join(f"{key} {value}" for key, value in settings.items()), fontsize=7)
+    figure.tight_layout()
+    figure.savefig(folder / f"{stem}.png", dpi=120)
+
+
+def table(rows, settings):
+    columns = list(rows[0])
+    lines = [", ".join(f"{key} {value}" for key, value in settings.items()), ""]
+    lines.append("| " + " | ".join(columns) + " |")
+    lines.append("|" + " --- |" * len(columns))
+    for row in rows:
+        cells = [f"{v:.1f}" if isinstance(v, float) else str(v) for v in row.values()]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
