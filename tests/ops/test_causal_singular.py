@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from keras import ops
@@ -52,10 +52,11 @@ def test_groups_of_chunks_add_up(chunk_size, length):
     assert_agrees(inputs(length, 1, 1, 2, 2), chunk_size=chunk_size)
 
 
-@given(data=st.data(), length=st.sampled_from([1, 5, 12]))
+@settings(max_examples=8)
+@given(data=st.data(), length=st.sampled_from([1, 12]))
 def test_agrees_with_naive_twin_under_masks(data, length):
     mask = data.draw(hnp.arrays(bool, (2, length)), label="mask")
-    assert_agrees(inputs(length), mask, chunk_size=data.draw(st.sampled_from([3, 4, 64])))
+    assert_agrees(inputs(length), mask, chunk_size=data.draw(st.sampled_from([4, 64])))
 
 
 def test_tokens_that_see_nothing_give_exactly_zero_and_padding_is_never_read():
@@ -105,7 +106,8 @@ def test_half_precision_is_float32_inside(dtype, tolerance):
     assert_close(to_numpy(outputs), expected.numpy(), tolerance)
 
 
-@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+@settings(max_examples=5)
+@given(sizes=st.lists(st.sampled_from([1, 3, 9]), min_size=1, max_size=4))
 def test_parts_in_turn_equal_the_whole(sizes):
     arrays = inputs(sum(sizes))
     whole, last = causal_singular_value_attention(*arrays, chunk_size=4)
