@@ -13,7 +13,6 @@ from keras import ops
 from keras_graphattn.ops.polynomials import Step, polynomial
 from keras_graphattn.ops.precision import (
     at_least_float32,
-    hidden_logit,
     masked_softmax,
     zero_where_masked,
 )
@@ -70,7 +69,7 @@ def singular_value_filter(logits: Tensor, coefficients: Tensor, steps: list[Step
 
 
 def singular_value_context(logits: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`V^T values` for V the softmax of the logits over tokens, with V itself never written down.
+    """`V^T values` for V the softmax of the logits over tokens, heads first: the cheaper form.
 
     Args:
         logits: Tensor of shape (B, S, N, H).
@@ -85,12 +84,8 @@ def singular_value_context(logits: Tensor, values: Tensor, mask: Tensor | None =
     logits, values = (ops.transpose(at_least_float32(x), (0, 2, 1, 3)) for x in (logits, values))
     if mask is not None:
         mask = ops.cast(mask, "bool")[:, None, :, None]
-        logits = ops.where(mask, logits, ops.cast(hidden_logit(logits.dtype), logits.dtype))
-        values = zero_where_masked(values, mask)
-    maximum = ops.stop_gradient(ops.max(logits, axis=2, keepdims=True))
-    weights = ops.exp(logits - maximum)
-    context = ops.einsum("bnsh,bnsd->bnhd", weights, values)
-    return context / ops.expand_dims(ops.sum(weights, axis=2), -1)
+    right = masked_softmax(logits, mask, axis=2)
+    return ops.einsum("bnsh,bnsd->bnhd", right, zero_where_masked(values, mask))
 
 
 def attend_to_context(left: Tensor, context: Tensor, dtype: str) -> Tensor:

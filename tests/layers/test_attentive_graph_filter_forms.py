@@ -43,7 +43,7 @@ def twin(options):
     return lambda x, w, **masks: reference_singular.singular_value_layer(x, w, **known, **masks)
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 197])
+@pytest.mark.parametrize("length", [1, 67])
 @pytest.mark.parametrize("options", FORMS, ids=str)
 def test_forms_agree_with_naive_twin_in_values_and_gradients(options, length):
     layer, x = built(length, **options), tokens(length)
@@ -125,12 +125,11 @@ def test_examples_without_tokens_have_no_part_in_the_loss(scaling):
     assert_close(both, to_numpy(layer.losses[0]), 1e-6)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, True] if BACKEND == "tensorflow" else ["auto"])
 def test_orthogonality_is_a_metric_of_fit(jit_compile, tmp_path):
     inputs = keras.Input((None, FEATURES))
     layer = AttentiveGraphFilter(HEADS, KEY, orthogonality_weight=0.1, causal=True, name="filter")
     model = keras.Model(inputs, layer(inputs))
-    jit_compile = jit_compile and BACKEND != "torch"
     model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=jit_compile)
     x = tokens(batch=8)
     history = model.fit(x, x, epochs=2, batch_size=4, verbose=0, shuffle=False).history
@@ -185,7 +184,7 @@ def test_config_and_saved_model_file_come_back_equal(options, tmp_path):
 def test_starts_from_softmax_attention(kind, build_first):
     options = {"use_gate": True, "value_dim": 3, "output_shape": 5}
     attention = kind(HEADS, KEY, **options)
-    attention(tokens(), tokens())
+    attention.build((None, 7, FEATURES), (None, 7, FEATURES))
     for i, weight in enumerate(attention.weights):
         weight.assign(np.random.default_rng(i).standard_normal(weight.shape))
     layer = AttentiveGraphFilter(HEADS, KEY, name="layer", **options)
@@ -209,7 +208,7 @@ def test_refuses_softmax_attention_of_another_shape():
     attention = keras.layers.MultiHeadAttention(HEADS, KEY, use_bias=False, value_dim=5)
     with pytest.raises(ValueError, match="is not built"):
         layer.copy_projections_from(attention)
-    attention(tokens(), tokens())
+    attention.build((None, 7, FEATURES), (None, 7, FEATURES))
     with pytest.raises(ValueError, match=r"query/bias: \(2, 4\) here, None there.*value/kernel"):
         layer.copy_projections_from(attention)
     with pytest.raises(ValueError, match=r"MultiHeadAttention. Received: Dense"):

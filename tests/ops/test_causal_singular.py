@@ -2,7 +2,7 @@ import keras
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from keras import ops
@@ -46,16 +46,17 @@ def test_agrees_with_naive_twin_in_values_and_gradients(length):
     assert_agrees(inputs(length))
 
 
-@pytest.mark.parametrize(("chunk_size", "length"), [(1, 70), (2, 133), (1, 2081)])
+@pytest.mark.parametrize(("chunk_size", "length"), [(1, 70), (2, 133), (1, 1100)])
 def test_groups_of_chunks_add_up(chunk_size, length):
     """More chunks than are summed at once, and more groups, the last ones not full."""
     assert_agrees(inputs(length, 1, 1, 2, 2), chunk_size=chunk_size)
 
 
-@given(data=st.data(), length=st.sampled_from([1, 5, 12]))
+@settings(max_examples=8)
+@given(data=st.data(), length=st.sampled_from([1, 12]))
 def test_agrees_with_naive_twin_under_masks(data, length):
     mask = data.draw(hnp.arrays(bool, (2, length)), label="mask")
-    assert_agrees(inputs(length), mask, chunk_size=data.draw(st.sampled_from([3, 4, 64])))
+    assert_agrees(inputs(length), mask, chunk_size=data.draw(st.sampled_from([4, 64])))
 
 
 def test_tokens_that_see_nothing_give_exactly_zero_and_padding_is_never_read():
@@ -70,13 +71,11 @@ def test_tokens_that_see_nothing_give_exactly_zero_and_padding_is_never_read():
 @pytest.mark.parametrize("rise", [1.0, -1.0, 0.6])
 @pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
 def test_logits_that_rise_or_fall_without_end(rise, offset):
-    left, logits, values = inputs(197)
-    logits = (logits + rise * np.arange(197)[:, None, None]).astype("float32")
+    left, logits, values = inputs(131)
+    logits = (logits + rise * np.arange(131)[:, None, None]).astype("float32")
+    logits = logits + np.float32(offset)
     expected = [torch.tensor(a).double() for a in (left, logits, values)]
     expected = reference_singular.causal_attention(*expected).numpy()
-    logits = logits + np.float32(offset)
-    shifted = [torch.tensor(a).double() for a in (left, logits, values)]
-    expected = reference_singular.causal_attention(*shifted).numpy()
     assert_close(to_numpy(attention(left, logits, values)), expected, 1e-5)
 
 
@@ -107,7 +106,8 @@ def test_half_precision_is_float32_inside(dtype, tolerance):
     assert_close(to_numpy(outputs), expected.numpy(), tolerance)
 
 
-@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+@settings(max_examples=5)
+@given(sizes=st.lists(st.sampled_from([1, 3, 9]), min_size=1, max_size=4))
 def test_parts_in_turn_equal_the_whole(sizes):
     arrays = inputs(sum(sizes))
     whole, last = causal_singular_value_attention(*arrays, chunk_size=4)
@@ -142,9 +142,6 @@ def test_tensorflow_graphs_and_their_gradients(jit, length):
 
     for count in (150,) if length else (1, 2, 150):
         arrays = inputs(count)
-        _, expected = reference_value_and_gradients(
-            lambda *a: reference_singular.causal_attention(*a), *arrays
-        )
         tensors = [torch.tensor(a).double().requires_grad_() for a in arrays]
         total = reference_singular.causal_attention(*tensors).square().sum()
         expected = dict(enumerate(g.numpy() for g in torch.autograd.grad(total, tensors)))
