@@ -153,13 +153,19 @@ def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
             f"A polynomial of degree {order} has {order + 1} coefficients. Received: "
             f"coefficients.shape={tuple(coefficients.shape)}"
         )
-    # b_k = c_k + (slope_{k+1} x + offset_{k+1}) b_{k+1} - previous_{k+2} b_{k+2}
+    # b_k = c_k + (slope_{k+1} x + offset_{k+1}) b_{k+1} - previous_{k+2} b_{k+2}; what is the same
+    # for all x (b_K at first) is added up before it meets x: fewer passes over memory
     later = None  # b_{k+2}
-    last = coefficients[order] + ops.zeros_like(x)  # b_{k+1}
+    last = coefficients[order]  # b_{k+1}
     for k in range(order - 1, -1, -1):
-        step = steps[k]
-        current = coefficients[k] + (step.slope * x + step.offset) * last
+        step, constant = steps[k], coefficients[k]
         if later is not None and steps[k + 1].previous != 0.0:
-            current = current - steps[k + 1].previous * later
+            constant = constant - steps[k + 1].previous * later
+        if k == order - 1:
+            current = (constant + step.offset * last) + (step.slope * last) * x
+        elif step.offset == 0.0:
+            current = constant + step.slope * x * last
+        else:
+            current = constant + (step.slope * x + step.offset) * last
         last, later = current, last
     return last
