@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BACKENDS ?= tensorflow jax torch
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Threads that spin while they wait slow each other down where processes share cores.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: help demo test test-slow lint coverage clean
 
