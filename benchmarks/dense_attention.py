@@ -29,7 +29,7 @@ def core_cases(causal):
 
     from keras_graphattn.ops import (
         AttentionMask,
-        blockwise_operator,
+        BlockwiseOperator,
         first_order_filter,
         fused_operator,
         joined_mask,
@@ -72,7 +72,7 @@ def core_cases(causal):
         "filter, A @ A": squared,
         "filter, dense": filtered(dense),
         "filter, fused": filtered(lambda q, k: fused_operator(q, k, mask)),
-        "filter, blockwise": filtered(lambda q, k: blockwise_operator(q, k, mask)),
+        "filter, blockwise": filtered(lambda q, k: BlockwiseOperator(q, k, mask)),
         "chebyshev 3, dense": chebyshev,
         "p-Laplacian, blockwise": p_laplacian,
     }

@@ -13,8 +13,9 @@ from keras_graphattn.layers.filter_coefficients import (
     trained_coefficients,
 )
 from keras_graphattn.layers.self_attention import SelfAttention
-from keras_graphattn.ops.attention import attention_matrix, blockwise_operator, fused_operator
+from keras_graphattn.ops.attention import attention_matrix, fused_operator
 from keras_graphattn.ops.attention_mask import AttentionMask, zero_blind_rows
+from keras_graphattn.ops.blockwise import BlockwiseOperator
 from keras_graphattn.ops.caching import Cache, CachedOperator
 from keras_graphattn.ops.filters import (
     Operator,
@@ -248,7 +249,7 @@ class GraphFilterAttention(SelfAttention):
     ) -> Tensor:
         scale = self.score_scale
         if self.attention_path == "blockwise":
-            apply = blockwise_operator(query, key, mask, scale, self.block_size)
+            apply: Operator = BlockwiseOperator(query, key, mask, scale, self.block_size)
         else:
             flash = self.flash_attention
             if flash is None:

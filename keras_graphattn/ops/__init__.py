@@ -2,13 +2,13 @@
 
 from keras_graphattn.ops.attention import (
     attention_matrix,
-    blockwise_operator,
     fused_operator,
     matrix_operator,
     softmax_operator,
 )
 from keras_graphattn.ops.attention_mask import AttentionMask, joined_mask, zero_blind_rows
 from keras_graphattn.ops.blocks import map_query_blocks
+from keras_graphattn.ops.blockwise import BlockwiseOperator
 from keras_graphattn.ops.caching import CachedOperator, initial_cache, step_mask, update_keys
 from keras_graphattn.ops.causal_singular import (
     RunningSum,
@@ -49,12 +49,12 @@ from keras_graphattn.ops.singular import (
 __all__ = [
     "BASES",
     "AttentionMask",
+    "BlockwiseOperator",
     "CachedOperator",
     "RunningSum",
     "at_least_float32",
     "attend_to_context",
     "attention_matrix",
-    "blockwise_operator",
     "causal_singular_value_attention",
     "centred_values",
     "check_basis",

@@ -5,24 +5,16 @@ A = softmax(Q K^T * scale) to signals of shape (B, S, N, H), as the filters of
 `keras_graphattn.ops` want it. They differ in memory alone:
 
     softmax_operator      A formed once, applied many times      O(n^2), fastest on repeats
-    blockwise_operator    A formed again for each application    O(n * block), on any backend
+    BlockwiseOperator    A formed again for each application    O(n * block), on any backend
     fused_operator        the backend's fused attention kernel   the kernel's: O(n) if it has one
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.attention_mask import (
-    AttentionMask,
-    block_mask,
-    joined_mask,
-    sighted_rows,
-    split_mask,
-)
-from keras_graphattn.ops.blocks import map_query_blocks
+from keras_graphattn.ops.attention_mask import AttentionMask, joined_mask, sighted_rows
 from keras_graphattn.ops.filters import Operator
 from keras_graphattn.ops.precision import masked_softmax
 
@@ -43,7 +35,7 @@ def attention_matrix(
     Returns:
         A tensor of shape (B, N, T, S) and the dtype of `query`; a row with nothing to see is 0.
     """
-    scores = ops.einsum("btnh,bsnh->bnts", _scaled(query, scale), key)
+    scores = ops.einsum("btnh,bsnh->bnts", scaled(query, scale), key)
     return masked_softmax(scores, mask)
 
 
@@ -75,62 +67,6 @@ def softmax_operator(
     (2, 10, 4, 8)
     """
     return matrix_operator(attention_matrix(query, key, mask, scale))
-
-
-def blockwise_operator(
-    query: Tensor,
-    key: Tensor,
-    mask: AttentionMask | None = None,
-    scale: float | None = None,
-    block_size: int = 512,
-) -> Operator:
-    """Attention by blocks of query rows, each against all keys: O(n * block_size) memory.
-
-    No online softmax is needed, and the backward pass forms each block again in place of
-    keeping it (rematerialisation), so n x n is never alive in either direction.
-
-    Args:
-        query: Tensor of shape (B, T, N, H).
-        key: Tensor of shape (B, S, N, H).
-        mask: What each query may see; everything by default.
-        scale: Factor of the scores; 1 / sqrt(H) by default.
-        block_size: Number of query rows at a time.
-
-    Returns:
-        A callable that maps signals of shape (B, S, N, D) to (B, T, N, D).
-
-    Example:
-
-    >>> query, key, values = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
-    >>> apply = blockwise_operator(query, key, AttentionMask(causal=True), block_size=4)
-    >>> tuple(apply(values).shape)
-    (2, 10, 4, 8)
-    """
-    mask = AttentionMask() if mask is None else mask
-    mask_by_row, mask_whole = split_mask(mask)
-    query = _scaled(query, scale)
-    columns = ops.arange(ops.shape(key)[1])
-
-    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        scores = ops.einsum("btnh,bsnh->bnts", tensors["query"], tensors["key"])
-        weights = masked_softmax(scores, block_mask(mask, tensors, rows, tensors["columns"]))
-        return ops.einsum("bnts,bsnh->btnh", weights, tensors["signal"])
-
-    def apply(x: Tensor) -> Tensor:
-        return map_query_blocks(
-            rows_of_block,
-            {**mask_by_row, "query": query},
-            {
-                **mask_whole,
-                "key": ops.convert_to_tensor(key),
-                "signal": ops.convert_to_tensor(x),
-                "columns": columns,
-            },
-            ops.shape(query)[1],
-            block_size,
-        )
-
-    return apply
 
 
 def fused_operator(
@@ -189,7 +125,8 @@ def fused_operator(
     return apply
 
 
-def _scaled(query: Tensor, scale: float | None) -> Tensor:
+def scaled(query: Tensor, scale: float | None) -> Tensor:
+    """Queries times `scale`, 1 / sqrt(H) by default: their products with keys are the scores."""
     query = ops.convert_to_tensor(query)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     return query * ops.cast(scale, query.dtype)

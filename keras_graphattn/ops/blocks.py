@@ -35,12 +35,10 @@ def map_query_blocks(
     Returns:
         A tensor of shape (B, T, ...).
     """
-    if isinstance(length, int) and length <= block_size:
+    if fits_one_block(length, block_size):
         return function(ops.arange(length), {**by_row, **whole})
-    padding = (-length) % block_size
-    count = (length + padding) // block_size
-    rows = ops.reshape(ops.arange(length + padding), (count, block_size))
-    blocks = [_cut(_without_booleans(x), padding, count, block_size) for x in by_row.values()]
+    rows = cut_rows(length, block_size)
+    blocks = [cut_into_blocks(_without_booleans(x), block_size) for x in by_row.values()]
     names = (*by_row, *whole)
     is_mask = [_is_boolean(x) for x in (*by_row.values(), *whole.values())]
 
@@ -53,10 +51,39 @@ def map_query_blocks(
     rematerialised = keras.remat(one_block)
     shared = [_without_booleans(x) for x in whole.values()]
     joined = ops.map(lambda block: rematerialised(*block, *shared), (rows, *blocks))
-    axes = list(range(len(joined.shape)))
-    joined = ops.transpose(joined, (1, 0, *axes[2:]))
-    batch, _, _, *others = ops.shape(joined)
-    return ops.reshape(joined, (batch, count * block_size, *others))[:, :length]
+    return join_blocks(joined, length)
+
+
+def fits_one_block(length: Any, block_size: int) -> bool:
+    """Whether there is nothing to cut; `False` for a length not known before the run."""
+    return isinstance(length, int) and length <= block_size
+
+
+def number_of_blocks(length: Any, block_size: int) -> Any:
+    """How many blocks hold `length` rows: an integer, or a tensor if `length` is one."""
+    return (length + (-length) % block_size) // block_size
+
+
+def cut_rows(length: Any, block_size: int) -> Tensor:
+    """The positions 0, 1, ... of each block's rows, beyond `length` in the last: (count, block)."""
+    count = number_of_blocks(length, block_size)
+    return ops.reshape(ops.arange(count * block_size), (count, block_size))
+
+
+def cut_into_blocks(x: Tensor, block_size: int) -> Tensor:
+    """(B, T, ...) -> (count, B, block_size, ...), filled up with zeros."""
+    batch, length, *others = ops.shape(x)
+    count = number_of_blocks(length, block_size)
+    zeros = ops.zeros((batch, (-length) % block_size, *others), dtype=x.dtype)
+    x = ops.reshape(ops.concatenate([x, zeros], axis=1), (batch, count, block_size, *others))
+    return ops.transpose(x, (1, 0, *range(2, len(x.shape))))
+
+
+def join_blocks(blocks: Tensor, length: Any) -> Tensor:
+    """(count, B, block_size, ...) -> (B, length, ...), what `cut_into_blocks` cut."""
+    blocks = ops.transpose(blocks, (1, 0, *range(2, len(blocks.shape))))
+    batch, count, size, *others = ops.shape(blocks)
+    return ops.reshape(blocks, (batch, count * size, *others))[:, :length]
 
 
 def _is_boolean(x: Tensor) -> bool:
@@ -66,11 +93,3 @@ def _is_boolean(x: Tensor) -> bool:
 def _without_booleans(x: Tensor) -> Tensor:
     """Masks as integers: TensorFlow's loops cannot sum the gradients of booleans."""
     return ops.cast(x, "uint8") if _is_boolean(x) else x
-
-
-def _cut(x: Tensor, padding: Any, count: Any, block_size: int) -> Tensor:
-    """(B, T, ...) -> (count, B, block_size, ...), filled up with zeros."""
-    batch, _, *others = ops.shape(x)
-    zeros = ops.zeros((batch, padding, *others), dtype=x.dtype)
-    x = ops.reshape(ops.concatenate([x, zeros], axis=1), (batch, count, block_size, *others))
-    return ops.transpose(x, (1, 0, *range(2, len(x.shape))))

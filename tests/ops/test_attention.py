@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_graphattn.ops import (
     AttentionMask,
-    blockwise_operator,
+    BlockwiseOperator,
     fused_operator,
     joined_mask,
     map_query_blocks,
@@ -28,6 +28,7 @@ from tests.numerics import (
 from tests.reference_dense import apply_matrix
 
 BATCH, HEADS, SIZE = 2, 3, 4
+FORMS = ["softmax", "blockwise", "blockwise, twice", "fused"]
 
 
 def arrays(length, seed=0, names=3):
@@ -41,12 +42,14 @@ def operator(form, query, key, mask, block_size=32):
         positions = ops.arange(query.shape[1])
         return softmax_operator(query, key, joined_mask(mask, positions, positions))
     if form == "blockwise":
-        return blockwise_operator(query, key, mask, block_size=block_size)
+        return BlockwiseOperator(query, key, mask, block_size=block_size)
     return fused_operator(query, key, mask)
 
 
 def twice(form, mask, block_size=32):
     def function(query, key, values):
+        if form == "blockwise, twice":
+            return BlockwiseOperator(query, key, mask, block_size=block_size).twice(values)[1]
         apply = operator(form, query, key, mask, block_size)
         return apply(apply(values))
 
@@ -72,7 +75,7 @@ def check(form, mask, meaning, length, block_size=32):
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 197])
-@pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
+@pytest.mark.parametrize("form", FORMS)
 def test_agrees_with_naive_twin_in_values_and_gradients(form, length):
     causal = np.tri(length, dtype=bool)[None, None]
     check(form, AttentionMask(), None, length)
@@ -85,7 +88,7 @@ def test_agrees_with_naive_twin_in_values_and_gradients(form, length):
     window=st.sampled_from([None, 1, 3]),
     block_size=st.sampled_from([1, 3, 5, 12]),
 )
-@pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
+@pytest.mark.parametrize("form", FORMS)
 def test_masks_mean_the_same_to_all_forms(form, data, length, window, block_size):
     sizes = {"batch": BATCH, "length": length, "heads": HEADS}
     drawn = masks.draw_masks(data, **sizes)
@@ -135,7 +138,7 @@ def test_blocks_see_their_rows_and_all_of_the_rest():
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 8e-3), ("float16", 1e-3)])
-@pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
+@pytest.mark.parametrize("form", FORMS)
 def test_half_precision_stays_close(form, dtype, tolerance):
     mask = AttentionMask(causal=True)
     inputs = [ops.cast(x, dtype) for x in arrays(63)]
@@ -171,7 +174,7 @@ def test_blockwise_never_holds_a_square_tensor():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA of TensorFlow is its own compiler")
-@pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
+@pytest.mark.parametrize("form", FORMS)
 def test_gradients_under_xla(form):
     import tensorflow as tf
 
@@ -199,6 +202,6 @@ def test_masks_of_a_wrong_rank_are_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [500, 1000])
-@pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
+@pytest.mark.parametrize("form", FORMS)
 def test_agrees_with_naive_twin_at_length(form, length):
     check(form, AttentionMask(), None, length, block_size=128)
