@@ -2,6 +2,7 @@
 
     KERAS_BACKEND=jax python benchmarks/dense_attention.py --lengths 128 512 2048
     KERAS_BACKEND=tensorflow python benchmarks/dense_attention.py --compile xla --memory
+    KERAS_BACKEND=jax python benchmarks/dense_attention.py --kind block --batch 8 --heads 12
 
 Every case of a length is built first; then they take turns. Runs unchanged on a GPU.
 """
@@ -62,10 +63,10 @@ def core_cases(causal):
         coefficients = ops.reshape(ops.convert_to_tensor([0.1, 0.5, 0.3, 0.1]), (4, 1, 1))
         return polynomial_filter(dense(query, key), value, coefficients, steps)
 
-    def p_laplacian(query, key, value):
+    def p_laplacian(query, key, value, block_size=512):
         heads = query.shape[2]
         exponents = [1.5 if head < heads / 2 else 2.5 for head in range(heads)]
-        return p_laplacian_attention(query, key, value, exponents, mask)
+        return p_laplacian_attention(query, key, value, exponents, mask, block_size=block_size)
 
     return {
         "plain attention": lambda q, k, v: dense(q, k)(v),
@@ -75,6 +76,7 @@ def core_cases(causal):
         "filter, blockwise": filtered(lambda q, k: BlockwiseOperator(q, k, mask)),
         "chebyshev 3, dense": chebyshev,
         "p-Laplacian, blockwise": p_laplacian,
+        "p-Laplacian, dense": lambda q, k, v: p_laplacian(q, k, v, block_size=q.shape[1]),
     }
 
 
@@ -99,17 +101,52 @@ def layer_cases(heads, size, causal):
         "PLaplacianAttention": PLaplacianAttention(heads, size),
     }
 
-    def as_function(layer):
-        def function(x, *values):
-            variables = zip(layer.trainable_variables, values, strict=True)
-            with keras.StatelessScope(state_mapping=list(variables)):
-                return layer(x, x, use_causal_mask=causal)
-
-        return function
-
     for layer in layers.values():
         layer.build((None, None, heads * size), (None, None, heads * size))
-    return {name: (as_function(layer), layer) for name, layer in layers.items()}
+    return {name: (as_function(layer, causal), layer) for name, layer in layers.items()}
+
+
+def as_function(layer, causal):
+    """A built layer as a function of the tokens and the values of its weights."""
+    import keras
+
+    def function(x, *values):
+        variables = zip(layer.trainable_variables, values, strict=True)
+        with keras.StatelessScope(state_mapping=list(variables)):
+            return layer(x, x, use_causal_mask=causal)
+
+    return function
+
+
+def block_cases(heads, size, causal):
+    """A Transformer block (post-norm, GELU, four times the width) around each attention layer."""
+    import keras
+
+    class Block(keras.layers.Layer):
+        def __init__(self, attention):
+            super().__init__()
+            self.attention = attention
+            self.attention_norm = keras.layers.LayerNormalization()
+            self.inner = keras.layers.Dense(4 * heads * size, activation="gelu")
+            self.outer = keras.layers.Dense(heads * size)
+            self.norm = keras.layers.LayerNormalization()
+
+        def build(self, shape, _=None):
+            self.attention.build(shape, shape)
+            for layer in (self.attention_norm, self.inner, self.norm):
+                layer.build(shape)
+            self.outer.build((*shape[:-1], 4 * heads * size))
+
+        def call(self, x, value, use_causal_mask=False):
+            x = self.attention_norm(x + self.attention(x, value, use_causal_mask=use_causal_mask))
+            return self.norm(x + self.outer(self.inner(x)))
+
+    found = {}
+    for name, (_, layer) in layer_cases(heads, size, causal).items():
+        block = Block(layer.__class__.from_config(layer.get_config()))
+        block.build((None, None, heads * size))
+        found[f"block, {name}"] = (as_function(block, causal), block)
+    return found
 
 
 def cases(options, length):
@@ -122,15 +159,18 @@ def cases(options, length):
     found = {}
     if options.kind in ("core", "both"):
         found = {name: (f, signals) for name, f in core_cases(options.causal).items()}
-    if options.kind in ("layer", "both"):
+    makers = {"layer": [layer_cases], "block": [block_cases], "both": [layer_cases]}
+    for make in makers.get(options.kind, []):
         keras.config.set_dtype_policy(
             options.dtype if options.dtype == "float32" else f"mixed_{options.dtype}"
         )
         tokens = keras.random.normal((options.batch, length, heads * size), seed=0)
-        for name, (function, layer) in layer_cases(heads, size, options.causal).items():
+        for name, (function, layer) in make(heads, size, options.causal).items():
             weights = [keras.ops.convert_to_tensor(v) for v in layer.trainable_variables]
             found[name] = (function, [tokens, *weights])
-    return found
+    first, *others = found
+    wanted = [first, *(n for n in others if any(word in n for word in options.cases))]
+    return {name: found[name] for name in wanted}
 
 
 def parse(arguments=None):
@@ -141,7 +181,8 @@ def parse(arguments=None):
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--kind", default="both", choices=["core", "layer", "both"])
+    parser.add_argument("--kind", default="both", choices=["core", "layer", "block", "both"])
+    parser.add_argument("--cases", nargs="+", default=[""], help="words in the names of cases")
     parser.add_argument("--compile", default="graph", choices=["eager", "graph", "xla"])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=60.0, help="for one length and direction")

@@ -50,8 +50,38 @@ def map_query_blocks(
 
     rematerialised = keras.remat(one_block)
     shared = [_without_booleans(x) for x in whole.values()]
-    joined = ops.map(lambda block: rematerialised(*block, *shared), (rows, *blocks))
+    joined = map_in_turn(lambda block: rematerialised(*block, *shared), (rows, *blocks))
     return join_blocks(joined, length)
+
+
+def map_in_turn(function: Callable[[Any], Tensor], blocks: Any) -> Tensor:
+    """`keras.ops.map` with one block alive at a time; TensorFlow would run ten at once."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.map(function, blocks)
+    import tensorflow as tf
+
+    output = function(tf.nest.map_structure(lambda x: x[0], blocks))
+    return tf.map_fn(
+        function,
+        blocks,
+        parallel_iterations=1,
+        fn_output_signature=tf.TensorSpec.from_tensor(output),
+    )
+
+
+def loop_in_turn(count: Any, body: Callable[[Tensor, Any], Any], start: Any) -> Any:
+    """`keras.ops.fori_loop` from 0 to `count` with one step alive at a time, on TensorFlow too."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.fori_loop(0, count, body, start)
+    import tensorflow as tf
+
+    _, result = tf.while_loop(
+        lambda index, state: index < count,
+        lambda index, state: (index + 1, body(index, state)),
+        (0, start),
+        parallel_iterations=1,
+    )
+    return result
 
 
 def fits_one_block(length: Any, block_size: int) -> bool:

@@ -22,6 +22,8 @@ from keras_graphattn.ops.blocks import (
     cut_rows,
     fits_one_block,
     join_blocks,
+    loop_in_turn,
+    map_in_turn,
     map_query_blocks,
     number_of_blocks,
 )
@@ -129,7 +131,7 @@ def _twice(
                 weights = weights_of(index, query_blocks[index], keys)
                 return ops.einsum("bnts,bnsh->btnh", weights, signal)
 
-            return join_blocks(ops.map(rows_of_block, ops.arange(count)), length)
+            return join_blocks(map_in_turn(rows_of_block, ops.arange(count)), length)
 
         once = apply(x)
         second = apply(once)
@@ -175,7 +177,7 @@ def _gradient_of_twice(
         weights = weights_of(index, query_blocks[index], keys)
         return total + _float32_sum("bnts,btnh->bnsh", weights, second_blocks[index])
 
-    total = ops.fori_loop(0, count, through_second, _heads_first(to_once))
+    total = loop_in_turn(count, through_second, _heads_first(to_once))
     to_once = _heads_first(total)
     row_sums = ops.sum(
         at_least_float32(once) * to_once + at_least_float32(second) * to_second, axis=-1
@@ -201,7 +203,7 @@ def _gradient_of_twice(
         ops.zeros_like(query_blocks),
         *(ops.zeros_like(at_least_float32(z)) for z in (keys, _heads_first(x))),
     )
-    to_query, to_key, to_x = ops.fori_loop(0, count, through_both, start)
+    to_query, to_key, to_x = loop_in_turn(count, through_both, start)
     return (
         join_blocks(to_query, length),
         ops.cast(_heads_first(to_key), keys.dtype),
