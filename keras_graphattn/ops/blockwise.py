@@ -112,16 +112,19 @@ def _twice(
     length = ops.shape(query)[1]
     by_row, whole = split_mask(mask)
     mask_blocks = {name: cut_into_blocks(tensor, block_size) for name, tensor in by_row.items()}
-    rows, columns = cut_rows(length, block_size), ops.arange(length)
     count = number_of_blocks(length, block_size)
 
-    def weights_of(index: Tensor, query_block: Tensor, keys: Tensor) -> Tensor:
-        scores = ops.einsum("btnh,bnsh->bnts", query_block, keys)
-        tensors = {**whole, **{name: blocks[index] for name, blocks in mask_blocks.items()}}
-        return masked_softmax(scores, block_mask(mask, tensors, rows[index], columns))
-
     @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def both(query: Tensor, key: Tensor, x: Tensor) -> Any:
+    def both(query: Tensor, key: Tensor, x: Tensor, *mask_tensors: Tensor) -> Any:
+        rows, columns = cut_rows(length, block_size), ops.arange(length)
+        of_rows = dict(zip(mask_blocks, mask_tensors, strict=False))
+        of_all = dict(zip(whole, mask_tensors[len(mask_blocks) :], strict=True))
+
+        def weights_of(index: Tensor, query_block: Tensor, keys: Tensor) -> Tensor:
+            scores = ops.einsum("btnh,bnsh->bnts", query_block, keys)
+            tensors = of_all | {name: blocks[index] for name, blocks in of_rows.items()}
+            return masked_softmax(scores, block_mask(mask, tensors, rows[index], columns))
+
         query_blocks, keys = cut_into_blocks(query, block_size), _heads_first(key)
 
         def apply(signal: Tensor) -> Tensor:
@@ -136,20 +139,19 @@ def _twice(
         once = apply(x)
         second = apply(once)
 
-        def gradient(*arguments: Any, upstream: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+        def gradient(*arguments: Any, upstream: Any = None) -> tuple[Any, ...]:
             (to_both,) = arguments if upstream is None else (upstream,)
-            return _gradient_of_twice(
-                weights_of,
-                (query_blocks, keys, x),
-                (once, second),
-                ops.split(at_least_float32(to_both), 2, axis=-1),
-                length,
-            )
+            upstream = ops.split(at_least_float32(to_both), 2, axis=-1)
+            inputs, outputs = (query_blocks, keys, x), (once, second)
+            found = _gradient_of_twice(weights_of, inputs, outputs, upstream, length)
+            return *found, *[None for _ in mask_tensors]
 
         # one tensor: torch's backend knows no gradient of its own for several
         return ops.concatenate([once, second], axis=-1), gradient
 
-    once, second = ops.split(both(query, key, x), 2, axis=-1)
+    # on jax, a function with its own gradient may not capture tensors
+    tensors = (*mask_blocks.values(), *whole.values())
+    once, second = ops.split(both(query, key, x, *tensors), 2, axis=-1)
     return once, second
 
 

@@ -2,8 +2,9 @@
 
     out_i = sum_j softmax_j(q_i . k_j * scale) (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2) v_j
 
-All of it is one exponential per entry, exp(scores - logsumexp + (p - 2)/2 log(r^2 + epsilon^2)),
-in float32. Squared distances are centred Gram products, with an exact 0 on the diagonal.
+In float32 inside. Squared distances are centred Gram products, norms and all in one product of
+matrices, with an exact 0 on the diagonal. What is done entry by entry has a gradient of its own:
+it is most of the work, and that way it takes half the passes over n x n numbers.
 """
 
 import math
@@ -14,7 +15,7 @@ from keras import ops
 
 from keras_graphattn.ops.attention_mask import AttentionMask, block_mask, split_mask
 from keras_graphattn.ops.blocks import map_query_blocks
-from keras_graphattn.ops.precision import at_least_float32, masked_log_softmax
+from keras_graphattn.ops.precision import at_least_float32, masked_softmax
 
 Tensor = Any
 
@@ -115,19 +116,44 @@ def p_laplacian_weights(
     Returns:
         A float32 tensor of shape (B, N, T, S). Masked entries are exactly 0.
     """
-    log_weights = masked_log_softmax(scores, mask)
-    dtype = log_weights.dtype
-    exponents = ops.convert_to_tensor([(x - 2.0) / 2.0 for x in p], dtype=dtype)
-    distances = ops.where(diagonal, ops.cast(0.0, dtype), squared_distances(*values))
-    logarithms = ops.log(distances + epsilon**2)
-    weights = ops.exp(log_weights + exponents[:, None, None] * logarithms)
-    if drop_diagonal:
-        re_weighted = ops.convert_to_tensor([x != 2.0 for x in p])[:, None, None]
-        dropped = ops.logical_and(re_weighted, diagonal)
-        mask = ops.logical_not(dropped) if mask is None else ops.logical_and(mask, ~dropped)
-    if mask is None:
+    softmax = masked_softmax(at_least_float32(scores), mask)
+    exponents = ops.convert_to_tensor([(x - 2.0) / 2.0 for x in p], dtype=softmax.dtype)
+    weights = _re_weighted(
+        softmax, _gram_distances(*values), exponents[:, None, None], diagonal, epsilon
+    )
+    if not drop_diagonal:
         return weights
-    return ops.where(mask, weights, ops.cast(0.0, dtype))
+    re_weighted = ops.convert_to_tensor([x != 2.0 for x in p])[:, None, None]
+    return ops.where(ops.logical_and(re_weighted, diagonal), ops.cast(0.0, weights.dtype), weights)
+
+
+def _re_weighted(
+    softmax: Tensor, distances: Tensor, exponents: Tensor, diagonal: Tensor, epsilon: float
+) -> Tensor:
+    """softmax * (distances + epsilon^2)^exponents, with distances of at least 0, 0 on the diagonal.
+
+    The derivative for a distance is 0 where it was put to 0.
+    """
+    least = epsilon**2
+
+    @ops.custom_gradient  # type: ignore[untyped-decorator]
+    def weigh(softmax: Tensor, distances: Tensor, exponents: Tensor, diagonal: Tensor) -> Any:
+        smoothed = ops.where(
+            diagonal, ops.cast(least, distances.dtype), ops.maximum(distances + least, least)
+        )
+        factors = ops.exp(exponents * ops.log(smoothed))
+
+        def gradient(*arguments: Any, upstream: Any = None) -> tuple[Any, ...]:
+            (to_weights,) = arguments if upstream is None else (upstream,)
+            to_softmax = to_weights * factors
+            slopes = ops.where(
+                smoothed > least, exponents / smoothed, ops.cast(0.0, smoothed.dtype)
+            )
+            return to_softmax, to_softmax * softmax * slopes, None, None
+
+        return softmax * factors, gradient
+
+    return weigh(softmax, distances, exponents, diagonal)  # on jax, nothing may be captured
 
 
 def centred_values(values: Tensor, keys: Tensor | None = None) -> Tensor:
@@ -159,7 +185,13 @@ def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
     Returns:
         A tensor of shape (B, N, T, S). Two equal tokens may come out a little above 0.
     """
-    row_norms = ops.transpose(ops.sum(rows * rows, axis=-1), (0, 2, 1))[..., None]
-    column_norms = ops.transpose(ops.sum(columns * columns, axis=-1), (0, 2, 1))[:, :, None, :]
-    products = ops.einsum("btnd,bsnd->bnts", rows, columns)
-    return ops.maximum(row_norms + column_norms - 2.0 * products, 0.0)
+    return ops.maximum(_gram_distances(rows, columns), 0.0)
+
+
+def _gram_distances(rows: Tensor, columns: Tensor) -> Tensor:
+    """(|v_i|^2, 1, v_i) . (1, |v_j|^2, -2 v_j): at times a little below 0."""
+    ones = (ops.ones_like(x[..., :1]) for x in (rows, columns))
+    norms = (ops.sum(x * x, axis=-1, keepdims=True) for x in (rows, columns))
+    rows = ops.concatenate([next(norms), next(ones), rows], axis=-1)
+    columns = ops.concatenate([next(ones), next(norms), -2.0 * columns], axis=-1)
+    return ops.einsum("btnd,bsnd->bnts", rows, columns)

@@ -205,3 +205,22 @@ def test_masks_of_a_wrong_rank_are_refused():
 @pytest.mark.parametrize("form", FORMS)
 def test_agrees_with_naive_twin_at_length(form, length):
     check(form, AttentionMask(), None, length, block_size=128)
+
+
+def test_two_applications_inside_rematerialisation():
+    length = 40
+    keys = np.random.default_rng(1).random((BATCH, length)) > 0.3
+
+    def function(query, key, values):
+        def attend(query, key, values, seen):
+            mask = AttentionMask(keys=ops.cast(seen, "bool"), causal=True)
+            return BlockwiseOperator(query, key, mask, block_size=16).twice(values)[1]
+
+        return keras.remat(attend)(query, key, values, ops.cast(keys, "uint8"))
+
+    meaning = keys[:, None, None, :] & np.tri(length, dtype=bool)
+    meaning = np.broadcast_to(meaning, (BATCH, HEADS, length, length))
+    value, gradients = value_and_gradients(function, *arrays(length))
+    expected = reference_value_and_gradients(naive_twice(meaning), *arrays(length))
+    assert_close(value, expected[0], 1e-6)
+    assert_all_close(gradients, expected[1], 1e-5)
