@@ -14,7 +14,8 @@ from typing import Any
 
 from recipes.common.command import UsageError, choose_backend, run_command, writable_folder
 from recipes.common.files import read_json, remove, write_json
-from recipes.time_series.arguments import filter_settings, parse
+from recipes.common.filters import FILTER_OPTIONS
+from recipes.time_series.arguments import filters, parse
 from recipes.time_series.data import Problem, load, validation_split
 
 WRITTEN = (
@@ -87,7 +88,7 @@ def _check_filters(options: argparse.Namespace) -> None:
 
     if "agf" in options.attention:
         names = ("basis", "order", "alpha", "beta")
-        settings = filter_settings(options)["agf"]
+        settings = filters(options)["agf"]
         try:
             with warnings.catch_warnings(action="ignore"):  # the layer warns when it is made
                 check_basis(**{name: settings[name] for name in names})
@@ -99,15 +100,14 @@ def _settings(options: argparse.Namespace, problem: Problem) -> dict[str, Any]:
     """All that the numbers of one run depend on, whichever runs are asked for."""
     import keras
 
-    of_the_command = ("attention", "seeds", "output", "overwrite", "verbose", "data_dir")
-    of_the_filters = ("order", "basis", "alpha", "beta", "orthogonality_weight")
-    of_the_files = ("tensorboard", "skip_saved_model", "backend")
-    apart = {*of_the_command, *of_the_filters, *of_the_files}
+    of_the_command = ("attention", "seeds", "output", "overwrite", "verbose")
+    of_the_files = ("data_dir", "published", "tensorboard", "skip_saved_model", "backend")
+    apart = {*of_the_command, *FILTER_OPTIONS, *of_the_files}
     return {
         **{name: value for name, value in vars(options).items() if name not in apart},
         "backend": keras.backend.backend(),
         "data": problem.digest(),
-        "filters": {name: filter_settings(options)[name] for name in ("gfsa", "agf")},
+        "filters": {name: filters(options)[name] for name in ("gfsa", "agf")},
     }
 
 

@@ -12,9 +12,9 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-import keras_graphattn
+from recipes.common.attention import attend
 from recipes.common.optimizers import radam
-from recipes.time_series.arguments import filter_settings
+from recipes.time_series.arguments import filters
 from recipes.time_series.data import Problem, Split, statistics
 
 
@@ -30,7 +30,7 @@ def build(
     Args:
         problem: The data set, for its shapes.
         train: The training examples, whose mean and variance standardise the series.
-        attention: `"softmax"`, `"gfsa"` or `"agf"`.
+        attention: `"softmax"`, `"linear"`, `"gfsa"` or `"agf"`.
         options: The command line's options.
         seed: Seed of the dropout. Without one, torch would drop by a random generator that is
             no part of the model, and resumed training would differ.
@@ -92,7 +92,15 @@ def _block(
 ) -> Any:
     """Attention, then a feed-forward network, each added to its input and normalised after."""
     name = f"block_{number}"
-    attended = _attend(tokens, mask, f"{name}_attention", attention, options)
+    attended = attend(
+        attention,
+        tokens,
+        mask,
+        name=f"{name}_attention",
+        num_heads=options.heads,
+        key_dim=options.key_dim,
+        settings=filters(options)[attention],
+    )
     tokens = layers.LayerNormalization(name=f"{name}_attention_norm")(
         tokens + drop(attended, f"{name}_attention_dropout")
     )
@@ -100,19 +108,6 @@ def _block(
     hidden = drop(hidden, f"{name}_hidden_dropout")
     hidden = layers.Dense(options.d_model, name=f"{name}_output")(hidden)
     return layers.LayerNormalization(name=name)(tokens + drop(hidden, f"{name}_output_dropout"))
-
-
-def _attend(tokens: Any, mask: Any, name: str, attention: str, options: Any) -> Any:
-    common = {"num_heads": options.heads, "key_dim": options.key_dim, "name": name}
-    if attention == "softmax":
-        attend = layers.MultiHeadAttention(**common)
-        return attend(tokens, tokens, attention_mask=ops.expand_dims(mask, 1))
-    make = {
-        "gfsa": keras_graphattn.layers.GraphFilterAttention,
-        "agf": keras_graphattn.layers.AttentiveGraphFilter,
-    }[attention]
-    attend = make(**common, **filter_settings(options)[attention])
-    return attend(tokens, tokens, query_mask=mask, value_mask=mask)
 
 
 def _masked_mean(tokens: Any, mask: Any) -> Any:

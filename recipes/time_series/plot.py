@@ -11,9 +11,10 @@ from matplotlib.ticker import MaxNLocator
 from recipes.common.files import atomically
 from recipes.time_series.train import Run
 
-COLOURS = {"softmax": "#999999", "gfsa": "#0072b2", "agf": "#d55e00"}
-WIDTHS = {"softmax": 5.0, "gfsa": 1.8, "agf": 1.8}  # curves that coincide stay visible
-MARKERS = {"softmax": 11, "gfsa": 7, "agf": 7}
+COLOURS = {"softmax": "#999999", "linear": "#009e73", "gfsa": "#0072b2", "agf": "#d55e00"}
+# curves that coincide stay visible
+WIDTHS = {"softmax": 5.0, "linear": 1.8, "gfsa": 1.8, "agf": 1.8}
+MARKERS = {"softmax": 11, "linear": 7, "gfsa": 7, "agf": 7}
 
 
 def plot(path: Path, title: str, runs: list[Run]) -> None:
