@@ -41,6 +41,13 @@ def attend(
     return _ATTENTIONS[attention](tokens, mask, {**common, **settings})
 
 
+def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the tokens that are not padding, in float32; 0 where there is none."""
+    mask = ops.expand_dims(mask, -1)
+    total = ops.sum(ops.where(mask, ops.cast(tokens, "float32"), 0.0), axis=1)
+    return total / ops.maximum(ops.sum(ops.cast(mask, "float32"), axis=1), 1.0)
+
+
 def _softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
     layer = layers.MultiHeadAttention(**arguments)
     return layer(tokens, tokens, attention_mask=ops.expand_dims(mask, 1))

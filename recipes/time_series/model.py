@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from recipes.common.attention import attend
+from recipes.common.attention import attend, masked_mean
 from recipes.common.optimizers import radam
 from recipes.time_series.arguments import filters
 from recipes.time_series.data import Problem, Split, statistics
@@ -45,7 +45,7 @@ def build(
     tokens = _embed(series, mask, statistics(train), options.d_model)
     for number in range(1, options.layers + 1):
         tokens = _block(tokens, mask, number, attention, options, drop)
-    pooled = _masked_mean(tokens, mask)
+    pooled = masked_mean(tokens, mask)
     probabilities = layers.Dense(
         len(problem.classes), activation="softmax", dtype="float32", name="probabilities"
     )(pooled)
@@ -108,10 +108,3 @@ def _block(
     hidden = drop(hidden, f"{name}_hidden_dropout")
     hidden = layers.Dense(options.d_model, name=f"{name}_output")(hidden)
     return layers.LayerNormalization(name=name)(tokens + drop(hidden, f"{name}_output_dropout"))
-
-
-def _masked_mean(tokens: Any, mask: Any) -> Any:
-    """Mean over the steps that are not padding, in float32; 0 where there is none."""
-    mask = ops.expand_dims(mask, -1)
-    total = ops.sum(ops.where(mask, ops.cast(tokens, "float32"), 0.0), axis=1)
-    return total / ops.maximum(ops.sum(ops.cast(mask, "float32"), axis=1), 1.0)
