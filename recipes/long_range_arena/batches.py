@@ -8,11 +8,13 @@ from recipes.long_range_arena.ragged import Split
 ROUND_TO = 16
 
 
-def bucket_lengths(lengths: np.ndarray, count: int = 4) -> list[int]:
-    """Up to `count` lengths to pad to, each taking about as many of the sequences."""
+def bucket_lengths(lengths: np.ndarray, longest: int, count: int = 4) -> list[int]:
+    """Up to `count` lengths to pad to, each taking about as many of the sequences.
+
+    The last one is `longest`, the length of the longest sequence in any split.
+    """
     bounds = np.quantile(lengths, np.arange(1, count + 1) / count, method="higher")
     rounded = -(-bounds.astype(int) // ROUND_TO) * ROUND_TO
-    longest = int(lengths.max())  # nothing is gained by rounding the longest
     return sorted({min(int(bound), longest) for bound in rounded} | {longest})
 
 

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import hashlib
+import itertools
 import sys
 import zipfile
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from recipes.long_range_arena.ragged import Problem, Ragged, Split
 
 VERSION = 1  # of what is made: another one makes everything anew
 GREY = np.array([0.2989, 0.5870, 0.1140])  # ITU-R BT.601
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer")
+CIFAR10 += ("dog", "frog", "horse", "ship", "truck")
 BYTES = 257  # 256 values and padding
 
 
@@ -37,10 +40,10 @@ def load(options: argparse.Namespace) -> Problem:
 
 
 def listops_rules(options: argparse.Namespace) -> listops.Rules:
-    """The published trees; for smaller lengths shallower ones, half as long at least."""
+    """The published trees; for smaller lengths shallower ones."""
     if options.preset == "paper":
         return listops.Rules(max_length=options.max_length)
-    return listops.Rules(5, 5, options.max_length // 8, options.max_length)
+    return listops.Rules(6, 10, options.max_length // 8, options.max_length)
 
 
 def pathfinder_rules(options: argparse.Namespace) -> pathfinder.Rules:
@@ -78,9 +81,7 @@ def _made(
             raise UsageError(str(error)) from error
         _keep(path, examples)
     bounds = np.cumsum([0, *counts])
-    return [
-        examples.take(np.arange(low, high)) for low, high in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [examples.take(np.arange(low, high)) for low, high in itertools.pairwise(bounds)]
 
 
 def _cached(path: Path) -> Split | None:
@@ -129,19 +130,7 @@ def _image(options: argparse.Namespace) -> Problem:
 
     train, validation = _held_out(read("train"), options)
     test = _shuffled(read("test"), options.evaluation_examples)
-    classes = [
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    ]
-    return Problem("image", classes, BYTES, train, validation, test)
+    return Problem("image", list(CIFAR10), BYTES, train, validation, test)
 
 
 def _retrieval(options: argparse.Namespace) -> Problem:

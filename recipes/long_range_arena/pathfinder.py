@@ -7,9 +7,10 @@ The pixels, row by row, are the tokens.
 The rules are those of the published generator: dashes are joined with gaps, the next direction is
 drawn with weight cos^2(continuity * turn), turns of more than 90 degrees / continuity are not
 made, no curve comes near another one, distractors that find no place are left out, and the class
-is drawn apart from the curves. Ours: directions that soon lead to a wall are less likely. Sizes are in pixels of the small image that is made, in place of
-a large one that is shrunk. Dashes of one curve are always nearer to each other than to any other
-curve (`gap` < `clearance`), so that the class can be seen in the picture.
+is drawn apart from the curves. Ours: directions that soon lead to a wall are less likely, and
+sizes are in pixels of the small image that is made, in place of a large one that is shrunk.
+Dashes of one curve are always nearer to each other than to any other curve (`gap` < `clearance`),
+so that the class can be seen in the picture.
 
 Many images grow at once, dash by dash. What is taken is kept on a grid finer than the pixels.
 

@@ -39,13 +39,13 @@ TASKS = {
 
 # Small enough for two cores and a few minutes; the models are those of the paper.
 SMOKE: dict[str, dict[str, Any]] = {
-    "listops": {"train_examples": 4000, "evaluation_examples": 1000, "max_length": 128},
+    "listops": {"train_examples": 4000, "evaluation_examples": 1000, "max_length": 200},
     "text": {"train_examples": 2000, "evaluation_examples": 500, "max_length": 512},
     "retrieval": {"train_examples": 1000, "evaluation_examples": 250, "max_length": 512},
     "image": {"train_examples": 2000, "evaluation_examples": 500, "max_length": 1024},
     "pathfinder": {"train_examples": 2000, "evaluation_examples": 500, "max_length": 256},
 }
-SMOKE_TRAINING = {"epochs": 6, "batch_size": 32, "warm_up": 50, "learning_rate": 1e-3}
+SMOKE_TRAINING = {"epochs": 4, "batch_size": 32, "warm_up": 50, "learning_rate": 1e-3}
 
 
 def preset(task: str, name: str) -> dict[str, Any]:

@@ -17,19 +17,16 @@ def prepare(problem: Problem, attention: str, seed: int, options: argparse.Names
     batches = training_batches(problem, options, seed)
     model = build(problem, attention, options, seed)
     compile_model(model, options, epochs(batches, options) * batches.num_batches)
-    return Training(
-        model,
-        batches,
-        *(
-            Buckets(split, bucket_lengths(split.lengths), options.batch_size)
-            for split in (problem.validation, problem.test)
-        ),
+    evaluation = (
+        Buckets(split, batches.lengths, options.batch_size)
+        for split in (problem.validation, problem.test)
     )
+    return Training(model, batches, *evaluation)
 
 
 def training_batches(problem: Problem, options: argparse.Namespace, seed: int = 0) -> Buckets:
     """The training examples in batches, in an order that the seed and the epoch set."""
-    lengths = bucket_lengths(problem.train.lengths)
+    lengths = bucket_lengths(problem.train.lengths, problem.length)
     return Buckets(problem.train, lengths, options.batch_size, seed)
 
 
