@@ -219,7 +219,7 @@ def _free_place(canvas: _Canvas) -> np.ndarray:
     """A free place in each image; any place where there is none."""
     cells = canvas.taken.shape[1]
     draws = np.where(canvas.taken, -1.0, canvas.random.random(canvas.taken.shape, "float32"))
-    chosen = draws.reshape(canvas.images, -1).argmax(axis=1)
+    chosen = draws.reshape(canvas.images, cells * cells).argmax(axis=1)
     return (np.stack(np.divmod(chosen, cells), axis=-1) + 0.5) / FINER
 
 
