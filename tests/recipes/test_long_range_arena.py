@@ -70,7 +70,6 @@ def test_published_settings():
         ("--epochs 0", ["--epochs"]),
         ("--warm-up -1", ["--warm-up"]),
         ("--seeds 1,1", ["twice"]),
-        ("--max-length 8 --train-examples 1000000", ["different trees"]),
         (f"--backend {OTHER}", [BACKEND, OTHER]),
     ],
 )

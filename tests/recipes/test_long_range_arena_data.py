@@ -7,6 +7,7 @@ import pytest
 from recipes.common.command import UsageError
 from recipes.long_range_arena import data
 from recipes.long_range_arena.arguments import parse
+from recipes.long_range_arena.listops import Rules
 
 GENERATED = "--train-examples 20 --evaluation-examples 5 --max-length 40"
 
@@ -47,6 +48,12 @@ def test_no_example_is_in_two_splits(tmp_path):
     ]
     assert [len(one) for one in seen] == [4000, 1000, 1000]
     assert len(set.union(*seen)) == 6000
+
+
+def test_more_examples_than_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "listops_rules", lambda options: Rules(2, 2, 3, 5))
+    with pytest.raises(UsageError, match="different trees"):
+        data.load(options("--train-examples 500", "--cache-dir", tmp_path))
 
 
 def test_cache_that_cannot_be_written(tmp_path):
