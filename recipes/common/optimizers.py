@@ -71,7 +71,7 @@ class WarmUpLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step: Any) -> Any:
         step = ops.cast(step, "float32") + 1.0
         rising = step / max(self.warm_up, 1)
-        falling = (self.steps + 1 - step) / (self.steps + 1 - self.warm_up)
+        falling = (self.steps + 1 - step) / (self.steps + 1 - max(self.warm_up, 1))
         share = ops.minimum(rising, falling) if self.warm_up else falling
         return self.learning_rate * ops.clip(share, 0.0, 1.0)
 

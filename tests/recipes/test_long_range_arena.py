@@ -22,7 +22,7 @@ from recipes.long_range_arena.tasks import TASKS
 BACKEND = keras.backend.backend()
 OTHER = "torch" if BACKEND != "torch" else "jax"
 TINY = (
-    *("--train-examples", "64", "--evaluation-examples", "32", "--max-length", "40"),
+    *("--train-examples", "64", "--evaluation-examples", "32", "--max-length", "24"),
     *("--batch-size", "16", "--epochs", "2", "--warm-up", "2", "--verbose", "0"),
     *("--d-model", "8", "--heads", "2", "--key-dim", "4", "--feed-forward", "8", "--layers", "1"),
 )

@@ -114,4 +114,4 @@ def test_published_length_is_made():
 
 def test_no_room_for_the_curves():
     with pytest.raises(ValueError, match="no image has room"):
-        make_images(2, Rules(size=10, contour_length=40, seed_distance=1.0), seed=0)
+        make_images(2, Rules(size=10, contour_length=40, seed_distance=1.0), seed=0, at_once=20)
