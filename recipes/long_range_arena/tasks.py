@@ -45,7 +45,7 @@ SMOKE: dict[str, dict[str, Any]] = {
     "image": {"train_examples": 2000, "evaluation_examples": 500, "max_length": 1024},
     "pathfinder": {"train_examples": 2000, "evaluation_examples": 500, "max_length": 256},
 }
-SMOKE_TRAINING = {"epochs": 4, "batch_size": 32, "warm_up": 50, "learning_rate": 1e-3}
+SMOKE_TRAINING = {"epochs": 3, "batch_size": 32, "warm_up": 50, "learning_rate": 1e-3}
 
 
 def preset(task: str, name: str) -> dict[str, Any]:
