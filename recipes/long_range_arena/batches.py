@@ -59,7 +59,8 @@ class Buckets(keras.utils.PyDataset):
                 for at in range(0, len(members), self.batch_size)
             ]
         order = range(len(batches)) if random is None else random.permutation(len(batches))
-        self.epoch, self.batches = epoch, [batches[index] for index in order]
+        self.epoch = epoch
+        self.batches = _unlike_first([batches[index] for index in order])
 
     @property
     def num_batches(self) -> int:
@@ -78,3 +79,16 @@ class Buckets(keras.utils.PyDataset):
         total = sum(length for length, _ in self.batches) * self.batch_size
         real = sum(int(one.lengths.sum()) for one in self.split.tokens.values())
         return 1.0 - real / (total * len(self.split.tokens))
+
+
+def _unlike_first(
+    batches: list[tuple[int, np.ndarray]],
+) -> list[tuple[int, np.ndarray]]:
+    """Puts a batch of another length second: on TensorFlow, Keras takes from the first two which
+    sizes are constant.
+    """
+    for index, (length, _) in enumerate(batches):
+        if length != batches[0][0]:
+            batches[1], batches[index] = batches[index], batches[1]
+            break
+    return batches
