@@ -1,4 +1,4 @@
-"""RAdam for Keras: Adam under a learning rate that carries RAdam's rectification."""
+"""Learning rates: RAdam as Adam under its rectification; a warm-up and a linear decay."""
 
 import math
 from typing import Any
@@ -48,3 +48,33 @@ class RectifiedLearningRate(keras.optimizers.schedules.LearningRateSchedule):
 def radam(learning_rate: float) -> keras.optimizers.Optimizer:
     """RAdam with Adam's usual betas."""
     return keras.optimizers.Adam(RectifiedLearningRate(learning_rate, 0.999), beta_2=0.999)
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
+class WarmUpLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that rises linearly to its peak, then falls linearly to 0.
+
+    Args:
+        learning_rate: The peak.
+        warm_up: Steps until the peak is reached; none when 0.
+        steps: All steps, the warm-up among them; the rate is 0 after them.
+    """
+
+    def __init__(self, learning_rate: float, warm_up: int, steps: int) -> None:
+        if not 0 <= warm_up < steps:
+            raise ValueError(
+                "`warm_up` must be at least 0 and less than `steps`. Received: "
+                f"warm_up={warm_up!r}, steps={steps!r}"
+            )
+        self.learning_rate, self.warm_up, self.steps = learning_rate, warm_up, steps
+
+    def __call__(self, step: Any) -> Any:
+        step = ops.cast(step, "float32") + 1.0
+        rising = step / max(self.warm_up, 1)
+        falling = (self.steps + 1 - step) / (self.steps + 1 - max(self.warm_up, 1))
+        share = ops.minimum(rising, falling) if self.warm_up else falling
+        return self.learning_rate * ops.clip(share, 0.0, 1.0)
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("learning_rate", "warm_up", "steps")
+        return {name: getattr(self, name) for name in names}

@@ -3,7 +3,7 @@
 import argparse
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from recipes.common.command import (
     BACKENDS,
@@ -14,64 +14,85 @@ from recipes.common.command import (
     number_in,
     seeds,
 )
-
-ATTENTIONS = ("softmax", "gfsa", "agf")
-GFSA_ORDER = 3
-
-
-class Published(NamedTuple):
-    """AGF's settings for one data set: K, gamma and the Jacobi parameters a and b."""
-
-    order: int
-    orthogonality_weight: float
-    alpha: float
-    beta: float
-
+from recipes.common.filters import (
+    ATTENTIONS,
+    FILTER_OPTIONS,
+    PublishedFilter,
+    add_filter_options,
+    filter_settings,
+    refuse_unused_filter_options,
+)
 
 # Wi et al., arXiv 2505.08516 (IJCAI 2025), the settings of its time-series experiments
 PUBLISHED_AGF = {
-    "EthanolConcentration": Published(6, 0.1, 1.5, -1.5),
-    "FaceDetection": Published(9, 0.1, 2.0, 0.5),
-    "Handwriting": Published(3, 0.01, 1.0, 0.2),
-    "Heartbeat": Published(6, 0.01, -0.5, -0.5),
-    "JapaneseVowels": Published(4, 0.01, 0.0, 0.0),
-    "PEMS-SF": Published(5, 0.1, 1.5, 2.0),
-    "SelfRegulationSCP1": Published(9, 0.1, 1.5, 2.0),
-    "SelfRegulationSCP2": Published(7, 0.1, 2.0, 1.5),
-    "SpokenArabicDigits": Published(4, 0.1, 1.0, 0.0),
-    "UWaveGestureLibrary": Published(10, 0.1, 2.0, 1.5),
+    "EthanolConcentration": PublishedFilter(6, 0.1, 1.5, -1.5),
+    "FaceDetection": PublishedFilter(9, 0.1, 2.0, 0.5),
+    "Handwriting": PublishedFilter(3, 0.01, 1.0, 0.2, True),
+    "Heartbeat": PublishedFilter(6, 0.01, -0.5, -0.5, True),
+    "JapaneseVowels": PublishedFilter(4, 0.01, 0.0, 0.0, True),
+    "PEMS-SF": PublishedFilter(5, 0.1, 1.5, 2.0),
+    "SelfRegulationSCP1": PublishedFilter(9, 0.1, 1.5, 2.0),
+    "SelfRegulationSCP2": PublishedFilter(7, 0.1, 2.0, 1.5),
+    "SpokenArabicDigits": PublishedFilter(4, 0.1, 1.0, 0.0),
+    "UWaveGestureLibrary": PublishedFilter(10, 0.1, 2.0, 1.5),
 }
-ELSEWHERE = Published(4, 0.01, 0.0, 0.0)
+ELSEWHERE = PublishedFilter(4, 0.01, 0.0, 0.0)
+
+
+# the training of the same experiments; 8 heads of 64; every epoch runs, none ends it early
+PUBLISHED_TRAINING = {
+    "attention": list(ATTENTIONS),
+    "epochs": 100,
+    "patience": 100,
+    "batch_size": 16,
+    "learning_rate": 1e-3,
+    "layers": 2,
+    "d_model": 512,
+    "heads": 8,
+    "key_dim": 64,
+}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parses the command line; raises `UsageError` with one line for what cannot be honoured."""
-    options = _parser().parse_args(arguments)
-    _refuse_unused_filter_options(options)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.published:
+        if options.dataset not in PUBLISHED_AGF:
+            raise UsageError(
+                f"--published has settings for {', '.join(PUBLISHED_AGF)}; "
+                f"--dataset is {options.dataset}"
+            )
+        parser.set_defaults(**PUBLISHED_TRAINING)
+        options = parser.parse_args(arguments)
+    refuse_unused_filter_options(options)
     if options.output is None:
         options.output = Path("results/time_series") / options.dataset
     return options
 
 
-def filter_settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The filter's arguments for each attention: those given, else the published ones."""
+def filters(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The filter's arguments for each attention: those given, else the published ones.
+
+    theta_0 is learned where it was in the paper's runs with `--published` alone.
+    """
     published = PUBLISHED_AGF.get(options.dataset, ELSEWHERE)
-    basis = options.basis or "jacobi"
-    jacobi = basis == "jacobi"
-    return {
-        "softmax": {},
-        "gfsa": {"order": _first(options.order, GFSA_ORDER)},
-        "agf": {
-            "order": _first(options.order, published.order),
-            "basis": basis,
-            "alpha": _first(options.alpha, published.alpha if jacobi else None),
-            "beta": _first(options.beta, published.beta if jacobi else None),
-            "orthogonality_weight": _first(
-                options.orthogonality_weight, published.orthogonality_weight
-            )
-            / options.layers,
-        },
-    }
+    if not options.published:
+        published = published._replace(learned_constant=False)
+    return filter_settings(options, published)
+
+
+def departures(options: argparse.Namespace) -> list[str]:
+    """In which options a run with `--published` is not the published one; for the table."""
+    if not options.published:
+        return []
+    changed = [
+        f"{name} {getattr(options, name)} (published: {value})"
+        for name, value in PUBLISHED_TRAINING.items()
+        if name != "attention" and getattr(options, name) != value
+    ]
+    given = {name: getattr(options, name) for name in FILTER_OPTIONS}
+    return changed + [f"{name} {value}" for name, value in given.items() if value is not None]
 
 
 def _parser() -> Parser:
@@ -83,6 +104,12 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("--dataset", default="JapaneseVowels", help="a data set of the UEA archive")
+    add(
+        "--published",
+        action="store_true",
+        help="the paper's training of --dataset: all attentions, 100 epochs; options given here "
+        "are put in its place, and named beside the table",
+    )
     add("--data-dir", type=Path, help="folder with NAME_TRAIN.ts and NAME_TEST.ts")
     add(
         "--attention",
@@ -119,36 +146,4 @@ def _add_model(add: Any) -> None:
     add("--key-dim", type=at_least(1), default=64, help="width of each head")
     add("--feed-forward", type=at_least(1), default=256)
     add("--dropout", type=number_in(0.0, 1.0), default=0.3)
-    add("--order", type=at_least(1), help="degree K of gfsa and agf [3; agf: as published]")
-    add(
-        "--basis",
-        choices=("jacobi", "legendre", "chebyshev", "monomial"),
-        help="agf's polynomials [jacobi]",
-    )
-    add("--alpha", type=float, help="agf's Jacobi parameter a [as published]")
-    add("--beta", type=float, help="agf's Jacobi parameter b [as published]")
-    add(
-        "--orthogonality-weight",
-        type=number_in(0.0, math.inf),
-        help="agf's gamma, shared out over the layers [as published]",
-    )
-
-
-def _refuse_unused_filter_options(options: argparse.Namespace) -> None:
-    users = {
-        "order": {"gfsa", "agf"},
-        "basis": {"agf"},
-        "alpha": {"agf"},
-        "beta": {"agf"},
-        "orthogonality_weight": {"agf"},
-    }
-    for name, attentions in users.items():
-        if getattr(options, name) is not None and not attentions & set(options.attention):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is an option of {' and '.join(sorted(attentions))} "
-                f"attention; --attention is {','.join(options.attention)}"
-            )
-
-
-def _first(given: Any, default: Any) -> Any:
-    return default if given is None else given
+    add_filter_options(add)

@@ -12,9 +12,9 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-import keras_graphattn
+from recipes.common.attention import attend, masked_mean
 from recipes.common.optimizers import radam
-from recipes.time_series.arguments import filter_settings
+from recipes.time_series.arguments import filters
 from recipes.time_series.data import Problem, Split, statistics
 
 
@@ -30,7 +30,7 @@ def build(
     Args:
         problem: The data set, for its shapes.
         train: The training examples, whose mean and variance standardise the series.
-        attention: `"softmax"`, `"gfsa"` or `"agf"`.
+        attention: `"softmax"`, `"linear"`, `"gfsa"` or `"agf"`.
         options: The command line's options.
         seed: Seed of the dropout. Without one, torch would drop by a random generator that is
             no part of the model, and resumed training would differ.
@@ -45,7 +45,7 @@ def build(
     tokens = _embed(series, mask, statistics(train), options.d_model)
     for number in range(1, options.layers + 1):
         tokens = _block(tokens, mask, number, attention, options, drop)
-    pooled = _masked_mean(tokens, mask)
+    pooled = masked_mean(tokens, mask)
     probabilities = layers.Dense(
         len(problem.classes), activation="softmax", dtype="float32", name="probabilities"
     )(pooled)
@@ -92,7 +92,15 @@ def _block(
 ) -> Any:
     """Attention, then a feed-forward network, each added to its input and normalised after."""
     name = f"block_{number}"
-    attended = _attend(tokens, mask, f"{name}_attention", attention, options)
+    attended = attend(
+        attention,
+        tokens,
+        mask,
+        name=f"{name}_attention",
+        num_heads=options.heads,
+        key_dim=options.key_dim,
+        settings=filters(options)[attention],
+    )
     tokens = layers.LayerNormalization(name=f"{name}_attention_norm")(
         tokens + drop(attended, f"{name}_attention_dropout")
     )
@@ -100,23 +108,3 @@ def _block(
     hidden = drop(hidden, f"{name}_hidden_dropout")
     hidden = layers.Dense(options.d_model, name=f"{name}_output")(hidden)
     return layers.LayerNormalization(name=name)(tokens + drop(hidden, f"{name}_output_dropout"))
-
-
-def _attend(tokens: Any, mask: Any, name: str, attention: str, options: Any) -> Any:
-    common = {"num_heads": options.heads, "key_dim": options.key_dim, "name": name}
-    if attention == "softmax":
-        attend = layers.MultiHeadAttention(**common)
-        return attend(tokens, tokens, attention_mask=ops.expand_dims(mask, 1))
-    make = {
-        "gfsa": keras_graphattn.layers.GraphFilterAttention,
-        "agf": keras_graphattn.layers.AttentiveGraphFilter,
-    }[attention]
-    attend = make(**common, **filter_settings(options)[attention])
-    return attend(tokens, tokens, query_mask=mask, value_mask=mask)
-
-
-def _masked_mean(tokens: Any, mask: Any) -> Any:
-    """Mean over the steps that are not padding, in float32; 0 where there is none."""
-    mask = ops.expand_dims(mask, -1)
-    total = ops.sum(ops.where(mask, ops.cast(tokens, "float32"), 0.0), axis=1)
-    return total / ops.maximum(ops.sum(ops.cast(mask, "float32"), axis=1), 1.0)

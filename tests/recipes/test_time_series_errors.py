@@ -12,7 +12,7 @@ OTHER = "torch" if BACKEND != "torch" else "jax"
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("--attention softmax,linformer", ["linformer", "softmax, gfsa, agf"]),
+        ("--attention softmax,linformer", ["linformer", "softmax, linear, gfsa, agf"]),
         ("--attention agf,agf", ["agf,agf", "twice"]),
         ("--attention softmax,", ["''"]),
         ("--seeds 0,one", ["0,one", "whole numbers"]),
@@ -23,6 +23,8 @@ OTHER = "torch" if BACKEND != "torch" else "jax"
         ("--attention agf --alpha nan", ["alpha", "nan"]),
         ("--attention softmax --order 2", ["--order", "agf and gfsa", "softmax"]),
         ("--attention gfsa --orthogonality-weight 1", ["--orthogonality-weight", "gfsa"]),
+        ("--attention softmax --learned-constant", ["--learned-constant", "agf"]),
+        ("--published", ["--published", "Handwriting", "Tiny"]),
         ("--learning-rate 0", ["--learning-rate", "above 0"]),
         ("--validation-fraction 1", ["--validation-fraction", "below 1"]),
         ("--dropout 1", ["--dropout"]),

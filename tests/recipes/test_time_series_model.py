@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recipes.time_series.arguments import ATTENTIONS, filter_settings, parse
+from recipes.common.filters import ATTENTIONS
+from recipes.time_series.arguments import PUBLISHED_AGF, departures, filters, parse
 from recipes.time_series.data import load
 from recipes.time_series.model import build
 
@@ -77,22 +78,61 @@ def test_an_empty_series_gives_numbers(model, problem):
 
 
 def test_filter_settings_are_the_published_ones_unless_given():
-    settings = filter_settings(parse(["--dataset", "PEMS-SF"]))
+    settings = filters(parse(["--dataset", "PEMS-SF"]))
     assert settings["gfsa"] == {"order": 3}
     assert settings["agf"] == {
         "order": 5,
         "basis": "jacobi",
         "alpha": 1.5,
         "beta": 2.0,
+        "learned_constant": False,
         "orthogonality_weight": 0.05,  # 0.1 over two layers
     }
     given = "--order 2 --basis legendre --orthogonality-weight 0.4 --layers 4"
-    settings = filter_settings(parse(given.split()))
+    settings = filters(parse(given.split()))
     assert settings["gfsa"] == {"order": 2}
     assert settings["agf"] == {
         "order": 2,
         "basis": "legendre",
         "alpha": None,
         "beta": None,
+        "learned_constant": False,
         "orthogonality_weight": 0.1,
     }
+
+
+# METHODS, AGF on UEA: K, gamma, a, b
+PUBLISHED = """EthanolConcentration 6, .1, 1.5, -1.5; FaceDetection 9, .1, 2, .5;
+Handwriting 3, .01, 1, .2; Heartbeat 6, .01, -.5, -.5; JapaneseVowels 4, .01, 0, 0;
+PEMS-SF 5, .1, 1.5, 2; SelfRegulationSCP1 9, .1, 1.5, 2; SelfRegulationSCP2 7, .1, 2, 1.5;
+SpokenArabicDigits 4, .1, 1, 0; UWaveGestureLibrary 10, .1, 2, 1.5"""
+
+
+def test_published_names_the_ten_sets_settings():
+    lines = [line.strip() for line in PUBLISHED.replace("\n", " ").split(";")]
+    assert len(lines) == len(PUBLISHED_AGF) == 10
+    for line in lines:
+        name, _, numbers = line.partition(" ")
+        order, weight, alpha, beta = map(float, numbers.split(","))
+        options = parse(["--published", "--dataset", name])
+        assert filters(options)["agf"] == {
+            "order": order,
+            "basis": "jacobi",
+            "alpha": alpha,
+            "beta": beta,
+            "learned_constant": name in ("Handwriting", "Heartbeat", "JapaneseVowels"),
+            "orthogonality_weight": weight / 2,
+        }
+        assert (options.epochs, options.batch_size, options.learning_rate) == (100, 16, 1e-3)
+        assert (options.layers, options.d_model, options.heads) == (2, 512, 8)
+        assert options.patience >= options.epochs  # nothing ends it early
+        assert options.attention == ["softmax", "linear", "gfsa", "agf"]
+        assert departures(options) == []
+
+
+def test_departures_from_the_published_settings_are_named():
+    text = "--published --epochs 3 --order 2 --attention agf --batch-size 16"
+    options = parse(text.split())
+    assert (options.epochs, options.d_model, options.attention) == (3, 512, ["agf"])
+    assert departures(options) == ["epochs 3 (published: 100)", "order 2"]
+    assert departures(parse(["--epochs", "3"])) == []

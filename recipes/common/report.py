@@ -1,6 +1,5 @@
 """What a finished comparison leaves behind: the table, `results.json`, the best model."""
 
-import argparse
 import importlib.metadata
 import os
 import platform
@@ -10,25 +9,31 @@ from typing import Any
 import keras
 
 from recipes.common.files import atomically, remove, write_json
-from recipes.time_series.data import Problem
-from recipes.time_series.train import Run, best_model, best_run, table
+from recipes.common.runs import Run, best_run, table
 
 
 def write_results(
-    output: Path, problem: Problem, settings: dict[str, Any], runs: list[Run]
+    output: Path,
+    facts: dict[str, Any],
+    settings: dict[str, Any],
+    runs: list[Run],
+    packages: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Writes `results.json` and returns its content."""
+    """Writes `results.json` and returns its content.
+
+    Args:
+        output: Folder to write to.
+        facts: What comes first: the recipe's name and what is to be said of its data.
+        settings: What the runs were made with.
+        runs: All runs.
+        packages: Packages whose versions count, beside Keras, its backend and NumPy.
+    """
     best = best_run(runs)
     results = {
-        "recipe": "time_series",
-        "dataset": problem.name,
-        "classes": problem.classes,
-        "series": {"train": len(problem.train), "test": len(problem.test)},
-        "length": problem.length,
-        "channels": problem.channels,
+        **facts,
         "settings": settings,
         "backend": keras.backend.backend(),
-        "versions": _versions(),
+        "versions": _versions(packages),
         "table": table(runs),
         "runs": [run.summary() for run in runs],
         "best_model": {
@@ -42,14 +47,11 @@ def write_results(
     return results
 
 
-def write_best_model(
-    output: Path, problem: Problem, runs: list[Run], options: argparse.Namespace
-) -> None:
-    """Writes the best model as `model.keras` and, unless skipped, as `saved_model/1`."""
-    model = best_model(runs, problem, options)
+def write_model(output: Path, model: keras.Model, *, saved_model: bool) -> None:
+    """Writes `model.keras` and, where asked for, `saved_model/1`."""
     with atomically(output / "model.keras") as writing:
         model.save(writing)
-    if not options.skip_saved_model:
+    if saved_model:
         from keras_graphattn.export import export_saved_model
 
         writing, folder = output / ".writing-saved_model", output / "saved_model"
@@ -59,7 +61,7 @@ def write_best_model(
         os.replace(writing, folder)
 
 
-def format_table(results: dict[str, Any]) -> str:
+def format_table(results: dict[str, Any], title: str, notes: list[str]) -> str:
     """The results table, for the screen."""
     rows = [("attention", "test accuracy", "at best test epoch", "seeds", "parameters")]
     for row in results["table"]:
@@ -83,11 +85,11 @@ def format_table(results: dict[str, Any]) -> str:
     lines.insert(1, "-" * len(lines[0]))
     return "\n".join(
         [
-            f"{results['dataset']} on {results['backend']}",
+            f"{title} on {results['backend']}",
             *lines,
             "test accuracy: at the epoch chosen on validation data; mean and standard deviation "
             "over seeds.",
-            "at best test epoch: the best epoch on the test data itself, as the paper reports.",
+            *notes,
         ]
     )
 
@@ -97,10 +99,9 @@ def _accuracy(row: dict[str, Any], name: str) -> str:
     return f"{row[f'{name}_mean']:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
 
 
-def _versions() -> dict[str, str]:
-    packages = ["keras", keras.backend.backend(), "aeon", "numpy"]
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     found = {"python": platform.python_version()}
-    for package in packages:
+    for package in ("keras", keras.backend.backend(), "numpy", *packages):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -9,39 +9,51 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
 from recipes.common.files import atomically
-from recipes.time_series.train import Run
+from recipes.common.runs import Run
 
-COLOURS = {"softmax": "#999999", "gfsa": "#0072b2", "agf": "#d55e00"}
-WIDTHS = {"softmax": 5.0, "gfsa": 1.8, "agf": 1.8}  # curves that coincide stay visible
-MARKERS = {"softmax": 11, "gfsa": 7, "agf": 7}
+COLOURS = {"softmax": "#999999", "linear": "#009e73", "gfsa": "#0072b2", "agf": "#d55e00"}
+# curves that coincide stay visible
+WIDTHS = {"softmax": 5.0, "linear": 1.8, "gfsa": 1.8, "agf": 1.8}
+MARKERS = {"softmax": 11, "linear": 7, "gfsa": 7, "agf": 7}
 
 
 def plot(path: Path, title: str, runs: list[Run]) -> None:
-    """Draws all runs: one colour per attention, one line per seed, a dot at the chosen epoch."""
-    figure, (validation, test, layers) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    """Draws all runs: one colour per attention, one line per seed, a dot at the chosen epoch.
+
+    Where token similarity was measured, a third panel shows it over the layers.
+    """
+    measured = all(run.similarity for run in runs)
+    panels = 3 if measured else 2
+    figure, axes = plt.subplots(1, panels, figsize=(13 * panels / 3, 4), layout="constrained")
+    validation, test = axes[:2]
     for panel, metric in ((validation, "val_accuracy"), (test, "test_accuracy")):
         _draw_accuracy(panel, metric, runs)
     test.sharey(validation)
     validation.set(title="validation (dot: chosen epoch)", xlabel="epoch", ylabel="accuracy")
     test.set(title="test (dot: the same epoch)", xlabel="epoch")
-    for run in runs:
-        size = MARKERS[run.attention]
-        layers.plot(run.similarity, marker="o", markersize=size, **_style(run, runs))
-    layers.set(
-        title="similarity of tokens (test series)",
-        xlabel="after block",
-        ylabel="mean pairwise cosine",
-        ylim=(min(0.0, *(value for run in runs for value in run.similarity)) - 0.02, 1.02),
-    )
-    for panel in (validation, test, layers):
+    if measured:
+        _draw_similarity(axes[2], runs)
+    for panel in axes:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25)
-    layers.legend(frameon=False)
+    axes[-1].legend(frameon=False)
     figure.suptitle(title)
     with atomically(path) as writing:
         figure.savefig(writing, dpi=130)
     plt.close(figure)
+
+
+def _draw_similarity(panel: plt.Axes, runs: list[Run]) -> None:
+    for run in runs:
+        size = MARKERS[run.attention]
+        panel.plot(run.similarity, marker="o", markersize=size, **_style(run, runs))
+    panel.set(
+        title="similarity of tokens (test examples)",
+        xlabel="after block",
+        ylabel="mean pairwise cosine",
+        ylim=(min(0.0, *(value for run in runs for value in run.similarity)) - 0.02, 1.02),
+    )
 
 
 def _draw_accuracy(panel: plt.Axes, metric: str, runs: list[Run]) -> None:

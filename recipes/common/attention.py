@@ -1,0 +1,89 @@
+"""The attention layers that the recipes compare, each called in the same way.
+
+Made of core Keras layers and layers of `keras_graphattn` alone, so that a saved model loads with
+nothing but `import keras_graphattn`, under Keras' safe mode.
+"""
+
+from typing import Any
+
+from keras import layers, ops
+
+import keras_graphattn
+
+Tensor = Any
+
+
+def attend(
+    attention: str,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    name: str,
+    num_heads: int,
+    key_dim: int,
+    settings: dict[str, Any],
+) -> Tensor:
+    """Self-attention of one kind, within a Functional model.
+
+    Args:
+        attention: `"softmax"`, `"linear"`, `"gfsa"` or `"agf"`.
+        tokens: Tensor of shape (B, T, d).
+        mask: Boolean tensor of shape (B, T); `False` marks padding, which no token sees.
+        name: Name of the layer.
+        num_heads: Number of heads.
+        key_dim: Width of each head.
+        settings: Arguments of the filter, as `filter_settings` gives them for this attention.
+
+    Returns:
+        Tensor of shape (B, T, d).
+    """
+    common = {"num_heads": num_heads, "key_dim": key_dim, "name": name}
+    return _ATTENTIONS[attention](tokens, mask, {**common, **settings})
+
+
+def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the tokens that are not padding, in float32; 0 where there is none."""
+    mask = ops.expand_dims(mask, -1)
+    total = ops.sum(ops.where(mask, ops.cast(tokens, "float32"), 0.0), axis=1)
+    return total / ops.maximum(ops.sum(ops.cast(mask, "float32"), axis=1), 1.0)
+
+
+def _softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+    layer = layers.MultiHeadAttention(**arguments)
+    return layer(tokens, tokens, attention_mask=ops.expand_dims(mask, 1))
+
+
+def _linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """phi(Q) (phi(K)^T V), row by row over phi(Q) (phi(K)^T 1), with phi = elu + 1.
+
+    Time O(n d^2); the sums over tokens are float32. Source: Katharopoulos et al., "Transformers
+    are RNNs", arXiv 2006.16236 (ICML 2020), Eq. 5-7.
+    """
+    name, heads, size = (arguments[key] for key in ("name", "num_heads", "key_dim"))
+
+    def project(part: str) -> Tensor:
+        shape = (None, heads, size)
+        dense = layers.EinsumDense("btd,dnh->btnh", shape, bias_axes="nh", name=f"{name}_{part}")
+        return ops.cast(dense(tokens), "float32")
+
+    query, key = (ops.elu(project(part)) + 1.0 for part in ("query", "key"))
+    key = ops.where(mask[:, :, None, None], key, 0.0)
+    context = ops.einsum("bsnh,bsne->bnhe", key, project("value"))
+    weights = ops.einsum("btnh,bnh->btn", query, ops.sum(key, axis=1))
+    outputs = ops.einsum("btnh,bnhe->btne", query, context) / ops.maximum(weights, 1e-9)[..., None]
+    return layers.EinsumDense("btnh,nhd->btd", (None, tokens.shape[-1]), bias_axes="d", name=name)(
+        outputs
+    )
+
+
+def _gfsa(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+    layer = keras_graphattn.layers.GraphFilterAttention(**arguments)
+    return layer(tokens, tokens, query_mask=mask, value_mask=mask)
+
+
+def _agf(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+    layer = keras_graphattn.layers.AttentiveGraphFilter(**arguments)
+    return layer(tokens, tokens, query_mask=mask, value_mask=mask)
+
+
+_ATTENTIONS = {"softmax": _softmax, "linear": _linear, "gfsa": _gfsa, "agf": _agf}

@@ -1,0 +1,110 @@
+"""What the commands of all recipes check and set up before they train.
+
+Imports no Keras by itself: functions that need it come after the backend is chosen.
+"""
+
+import argparse
+import importlib.util
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from recipes.common.command import UsageError
+from recipes.common.files import read_json, remove, write_json
+
+WRITTEN = (
+    "settings.json",
+    "runs",
+    "histories",
+    "tensorboard",
+    "results.json",
+    "results.png",
+    "model.keras",
+    "saved_model",
+)
+
+
+def check_installed(*, saved_model: bool, tensorboard: bool) -> None:
+    """Refuses what needs a package that is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("the plot needs matplotlib: pip install matplotlib")
+    missing = importlib.util.find_spec("tensorflow") is None
+    if missing and saved_model:
+        raise UsageError(
+            "a SavedModel is written by TensorFlow: pip install tensorflow, or give "
+            "--skip-saved-model"
+        )
+    if tensorboard and (missing or importlib.util.find_spec("tensorboard") is None):
+        raise UsageError("--tensorboard needs: pip install tensorflow tensorboard")
+
+
+def check_filters(attentions: Sequence[str], filters: dict[str, dict[str, Any]]) -> None:
+    """Refuses polynomials that do not exist, where they are asked for."""
+    from keras_graphattn.ops.polynomials import check_basis
+
+    if "agf" in attentions:
+        names = ("basis", "order", "alpha", "beta")
+        try:
+            with warnings.catch_warnings(action="ignore"):  # the layer warns when it is made
+                check_basis(**{name: filters["agf"][name] for name in names})
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+
+def check_settings(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
+    """Refuses to mix runs of different settings in one folder."""
+    if overwrite:
+        for name in WRITTEN:
+            remove(output / name)
+    known = read_json(output / "settings.json")
+    if known is None:
+        write_json(output / "settings.json", settings)
+        return
+    changed = [
+        f"{name} (was {known.get(name)!r}, now {settings.get(name)!r})"
+        for name in {**known, **settings}
+        if known.get(name) != settings.get(name)
+    ]
+    if changed:
+        raise UsageError(
+            f"{output} holds runs of other settings: {', '.join(changed)}. Give another "
+            "--output, or --overwrite to begin anew"
+        )
+
+
+@contextmanager
+def keras_configured(precision: str, distribution: Any) -> Iterator[None]:
+    """Keras' precision and distribution as asked for; as they were afterwards."""
+    import keras
+
+    policy = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy(precision)
+        if distribution is not None:
+            keras.distribution.set_distribution(distribution)
+        yield
+    finally:
+        keras.config.set_dtype_policy(policy)
+        if distribution is not None:
+            keras.distribution.set_distribution(None)
+
+
+def data_parallel(options: argparse.Namespace) -> Any:
+    """The distribution that `--distribute` asks for; None without it."""
+    if not options.distribute:
+        return None
+    import keras
+
+    if keras.backend.backend() != "jax":
+        raise UsageError(
+            "--distribute needs keras.distribution, which the backend "
+            f"{keras.backend.backend()} lacks: use --backend jax"
+        )
+    devices = keras.distribution.list_devices()
+    if options.batch_size % len(devices):
+        raise UsageError(
+            f"--batch-size {options.batch_size} cannot be shared out over {len(devices)} devices"
+        )
+    return keras.distribution.DataParallel(devices=devices)

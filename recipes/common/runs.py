@@ -1,0 +1,136 @@
+"""Runs of a comparison: every attention with every seed, each kept in its own folder."""
+
+import argparse
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+
+from recipes.common.batches import Batches
+from recipes.common.files import read_json, write_json
+from recipes.common.resume import RunState, fit_resumably, score
+
+
+class Training(NamedTuple):
+    """What one run trains and on what."""
+
+    model: keras.Model  # compiled
+    batches: Batches
+    validation_batches: Batches
+    test_batches: Batches
+    measure: Callable[[], Sequence[float]] | None = None  # token similarities, after training
+
+
+@dataclasses.dataclass
+class Run:
+    """One finished training: an attention with a seed. Kept as `run.json` in its folder."""
+
+    attention: str
+    seed: int
+    folder: Path
+    state: RunState
+    parameters: int
+    similarity: list[float]  # mean token similarity before the blocks and after each, if measured
+
+    def summary(self) -> dict[str, Any]:
+        """What `results.json` says of this run."""
+        best = self.state.best
+        return {
+            "attention": self.attention,
+            "seed": self.seed,
+            "parameters": self.parameters,
+            "epochs": self.state.epoch,
+            "chosen_epoch": self.state.best_epoch,
+            "validation_accuracy": best["val_accuracy"],
+            "validation_cross_entropy": best["val_cross_entropy"],
+            "test_accuracy": best["test_accuracy"],
+            "test_cross_entropy": best["test_cross_entropy"],
+            "test_accuracy_at_best_test_epoch": max(
+                row["test_accuracy"] for row in self.state.history
+            ),
+            **({"token_similarity": self.similarity} if self.similarity else {}),
+        }
+
+
+def train_run(
+    attention: str,
+    seed: int,
+    output: Path,
+    prepare: Callable[[], Training],
+    options: argparse.Namespace,
+) -> Run:
+    """Trains one attention with one seed, or goes on with it, or finds it finished.
+
+    Args:
+        attention: Name of the attention.
+        seed: Seed of the initial weights; `prepare` takes care of all others.
+        output: Folder of the comparison.
+        prepare: Makes the compiled model and its batches, once Keras' seed is set.
+        options: The command line's options: epochs, patience, tensorboard and verbose are used.
+    """
+    name = f"{attention}-seed{seed}"
+    folder = output / "runs" / name
+    known = read_json(folder / "run.json")
+    if known is not None:
+        print(f"{name}: finished before")
+        return Run(attention, seed, folder, RunState.read(folder), **known)
+    keras.utils.set_random_seed(seed)
+    training = prepare()
+    callbacks = []
+    if options.tensorboard:
+        logs = str(output / "tensorboard" / name)
+        callbacks.append(keras.callbacks.TensorBoard(logs, write_graph=False))
+    counts = (len(training.batches.labels), len(training.validation_batches.labels))
+    print(f"{name}: {counts[0]} training, {counts[1]} validation examples", flush=True)
+    state = fit_resumably(
+        training.model,
+        training.batches,
+        training.validation_batches,
+        training.test_batches,
+        folder=folder,
+        history_file=output / "histories" / f"{name}.csv",
+        epochs=options.epochs,
+        patience=options.patience,
+        callbacks=callbacks,
+        verbose=options.verbose,
+    )
+    found = {
+        "parameters": training.model.count_params(),
+        "similarity": list(training.measure()) if training.measure else [],
+    }
+    write_json(folder / "run.json", found)
+    return Run(attention, seed, folder, state, **found)
+
+
+def best_run(runs: list[Run]) -> Run:
+    """The run of the highest validation accuracy, ties by validation cross-entropy."""
+    return max(runs, key=lambda run: score(run.state.best))
+
+
+def table(runs: list[Run]) -> list[dict[str, Any]]:
+    """One row per attention: test accuracy over its seeds, at the epochs chosen."""
+    rows = []
+    for attention in dict.fromkeys(run.attention for run in runs):
+        summaries = [run.summary() for run in runs if run.attention == attention]
+        row = {
+            "attention": attention,
+            "seeds": len(summaries),
+            "parameters": summaries[0]["parameters"],
+        }
+        for column, name in (
+            ("test_accuracy", "test_accuracy"),
+            ("best_test_epoch_accuracy", "test_accuracy_at_best_test_epoch"),
+        ):
+            values = [one[name] for one in summaries]
+            row[f"{column}_mean"] = statistics.fmean(values)
+            row[f"{column}_standard_deviation"] = _spread(values)
+        rows.append(row)
+    return rows
+
+
+def _spread(values: list[float]) -> float | None:
+    """The sample standard deviation; none for a single value."""
+    return statistics.stdev(values) if len(values) > 1 else None

@@ -1,0 +1,1 @@
+"""Long Range Arena: ListOps, Text, Retrieval, Image, Pathfinder with four kinds of attention."""

@@ -1,0 +1,111 @@
+"""The options of `python -m recipes.long_range_arena`. Imports no Keras."""
+
+import argparse
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from recipes.common.command import (
+    BACKENDS,
+    Parser,
+    UsageError,
+    at_least,
+    names_among,
+    number_in,
+    seeds,
+)
+from recipes.common.filters import (
+    ATTENTIONS,
+    add_filter_options,
+    filter_settings,
+    refuse_unused_filter_options,
+)
+from recipes.long_range_arena.tasks import TASKS, preset
+
+BLOCKWISE_FROM = 513  # tokens from which GFSA forms its matrix in blocks of rows
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Parses the command line; raises `UsageError` with one line for what cannot be honoured.
+
+    What is not given is taken from the preset of the task.
+    """
+    options = _parser().parse_args(arguments)
+    refuse_unused_filter_options(options)
+    source = TASKS[options.task].source
+    if options.data_dir is not None and source == "made":
+        raise UsageError(f"--data-dir: the data of --task {options.task} is made, not read")
+    if options.data_dir is None and source == "files":
+        raise UsageError(
+            f"--task {options.task} needs --data-dir with the AAN files of the published arena, "
+            "*.train.tsv, *.eval.tsv and *.test.tsv"
+        )
+    if options.max_length is not None and options.task in ("image", "pathfinder"):
+        raise UsageError(f"--max-length: the images of --task {options.task} have one length")
+    for name, value in preset(options.task, options.preset).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.patience is None:
+        options.patience = options.epochs or math.inf
+    if options.output is None:
+        options.output = Path("results/long_range_arena") / f"{options.task}-{options.preset}"
+    return options
+
+
+def filters(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The filter's arguments for each attention: those given, else the published ones."""
+    settings = filter_settings(options, TASKS[options.task].filter)
+    if options.max_length >= BLOCKWISE_FROM:
+        settings["gfsa"]["attention_path"] = "blockwise"
+    return settings
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m recipes.long_range_arena",
+        description="Trains and compares attention layers on a task of the Long Range Arena; "
+        "writes a table, curves and the best model. [in brackets: the default]",
+    )
+    add = parser.add_argument
+    add("--task", choices=tuple(TASKS), default="listops", help="[listops]")
+    add("--preset", choices=("smoke", "paper"), default="smoke", help="size of it all [smoke]")
+    add(
+        "--attention",
+        type=names_among(ATTENTIONS),
+        default=["softmax", "agf"],
+        help=f"comma-separated, of {','.join(ATTENTIONS)} [softmax,agf]",
+    )
+    add("--seeds", type=seeds, default=[0], help="comma-separated; one training for each [0]")
+    add("--data-dir", type=Path, help="text, image: TFDS' folder; retrieval: folder of tsv files")
+    add("--data-seed", type=at_least(0), default=0, help="seed of data that is made [0]")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
+    add("--cache-dir", type=Path, default=cache, help=f"where data that is made is kept [{cache}]")
+    add("--output", type=Path, help="folder to write to [results/long_range_arena/<task>-<preset>]")
+    add("--overwrite", action="store_true", help="begin anew where --output has a run")
+    add("--backend", choices=BACKENDS, help="else KERAS_BACKEND, else Keras' own choice")
+    add("--distribute", action="store_true", help="split batches over all devices (jax)")
+    add("--tensorboard", action="store_true", help="write TensorBoard logs as well")
+    add("--verbose", type=int, choices=(0, 1, 2), default=1, help="Keras' progress bar [1]")
+    _add_sizes(parser.add_argument_group("sizes, in place of the preset's").add_argument)
+    add_filter_options(parser.add_argument_group("filters").add_argument)
+    return parser
+
+
+def _add_sizes(add: Any) -> None:
+    add("--train-examples", type=at_least(2), help="at most")
+    add("--evaluation-examples", type=at_least(2), help="at most, for validation and for test")
+    add("--max-length", type=at_least(8), help="tokens of the longest sequence")
+    add("--epochs", type=at_least(1), help="at most [paper: as many as give 50,000 steps]")
+    add("--patience", type=at_least(1), help="epochs without gain on validation data [all]")
+    add("--batch-size", type=at_least(1))
+    add("--learning-rate", type=number_in(0.0, math.inf, open_low=True))
+    add("--warm-up", type=at_least(0), help="steps")
+    precisions = ("float32", "mixed_bfloat16", "mixed_float16")
+    add("--precision", choices=precisions, default="float32", help="[float32]")
+    add("--layers", type=at_least(1))
+    add("--d-model", type=at_least(1), help="width of the tokens")
+    add("--heads", type=at_least(1))
+    add("--key-dim", type=at_least(1), help="width of each head")
+    add("--feed-forward", type=at_least(1))
+    add("--dropout", type=number_in(0.0, 1.0))

@@ -1,0 +1,214 @@
+"""The data of each task: made, and kept on disk whole or not at all, or read. Imports no Keras."""
+
+import argparse
+import csv
+import hashlib
+import itertools
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recipes.common.command import UsageError
+from recipes.common.files import atomically
+from recipes.long_range_arena import listops, pathfinder
+from recipes.long_range_arena.ragged import Problem, Ragged, Split
+
+VERSION = 1  # of what is made: another one makes everything anew
+GREY = np.array([0.2989, 0.5870, 0.1140])  # ITU-R BT.601
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer")
+CIFAR10 += ("dog", "frog", "horse", "ship", "truck")
+BYTES = 257  # 256 values and padding
+
+
+def load(options: argparse.Namespace) -> Problem:
+    """The data that the options ask for.
+
+    Raises:
+        UsageError: When data cannot be made, found, read or downloaded.
+    """
+    return {
+        "listops": _listops,
+        "pathfinder": _pathfinder,
+        "text": _text,
+        "image": _image,
+        "retrieval": _retrieval,
+    }[options.task](options)
+
+
+def listops_rules(options: argparse.Namespace) -> listops.Rules:
+    """The published trees; for smaller lengths shallower ones."""
+    if options.preset == "paper":
+        return listops.Rules(max_length=options.max_length)
+    return listops.Rules(6, 10, options.max_length // 8, options.max_length)
+
+
+def pathfinder_rules(options: argparse.Namespace) -> pathfinder.Rules:
+    """The published curves; small images with short curves for a smoke run."""
+    if options.preset == "paper":
+        return pathfinder.Rules()
+    return pathfinder.Rules(size=16, contour_length=5, distractor_length=2, distractors=2)
+
+
+def _listops(options: argparse.Namespace) -> Problem:
+    train, validation, test = _made(options, listops_rules(options), listops.generate)
+    classes = [str(digit) for digit in range(10)]
+    return Problem("listops", classes, len(listops.TOKENS), train, validation, test)
+
+
+def _pathfinder(options: argparse.Namespace) -> Problem:
+    train, validation, test = _made(options, pathfinder_rules(options), pathfinder.generate)
+    return Problem("pathfinder", ["apart", "joined"], BYTES, train, validation, test)
+
+
+def _made(
+    options: argparse.Namespace, rules: Any, generate: Callable[[int, Any, int], Split]
+) -> list[Split]:
+    """Training, validation and test examples, out of one draw of different examples."""
+    counts = [options.train_examples] + 2 * [options.evaluation_examples]
+    key = f"{VERSION} {options.task} {rules!r} {counts} {options.data_seed}"
+    name = f"{options.task}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+    path = options.cache_dir.expanduser() / "long_range_arena" / name
+    examples = _cached(path)
+    if examples is None:
+        print(f"making {sum(counts):,} examples of {options.task}", flush=True)
+        try:
+            examples = generate(sum(counts), rules, options.data_seed)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        _keep(path, examples)
+    bounds = np.cumsum([0, *counts])
+    return [examples.take(np.arange(low, high)) for low, high in itertools.pairwise(bounds)]
+
+
+def _cached(path: Path) -> Split | None:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return Split({"tokens": Ragged(file["values"], file["offsets"])}, file["labels"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # not ours, or damaged
+        return None
+
+
+def _keep(path: Path, examples: Split) -> None:
+    tokens = examples.tokens["tokens"]
+    try:
+        with atomically(path) as writing:
+            np.savez_compressed(
+                writing, values=tokens.values, offsets=tokens.offsets, labels=examples.labels
+            )
+    except OSError as error:
+        raise UsageError(f"cannot write to --cache-dir {path.parent}: {error.strerror}") from error
+
+
+def _text(options: argparse.Namespace) -> Problem:
+    """IMDB reviews as bytes; a tenth of the training reviews is for validation."""
+
+    def read(split: str) -> Split:
+        examples = _from_tfds("imdb_reviews", split, options)
+        tokens = [_bytes(one["text"], options.max_length) for one in examples]
+        return Split({"tokens": Ragged.of(tokens)}, _labels(examples))
+
+    train, validation = _held_out(read("train"), options)
+    test = _shuffled(read("test"), options.evaluation_examples)
+    return Problem("text", ["negative", "positive"], BYTES, train, validation, test)
+
+
+def _image(options: argparse.Namespace) -> Problem:
+    """CIFAR-10 in grey, pixel by pixel; a tenth of the training images is for validation."""
+
+    def read(split: str) -> Split:
+        examples = _from_tfds("cifar10", split, options)
+        tokens = [
+            (np.asarray(one["image"]) @ GREY).astype("uint16").ravel() + 1 for one in examples
+        ]
+        return Split({"tokens": Ragged.of(tokens)}, _labels(examples))
+
+    train, validation = _held_out(read("train"), options)
+    test = _shuffled(read("test"), options.evaluation_examples)
+    return Problem("image", list(CIFAR10), BYTES, train, validation, test)
+
+
+def _retrieval(options: argparse.Namespace) -> Problem:
+    """Pairs of AAN papers as bytes, from `label, id, id, text, text` with tabs between."""
+
+    def read(split: str, limit: int | None) -> Split:
+        found = sorted(options.data_dir.glob(f"*{split}.tsv"))
+        if len(found) != 1:
+            raise UsageError(
+                f"--data-dir {options.data_dir} has {len(found) or 'no'} files *{split}.tsv, not 1"
+            )
+        return _read_pairs(found[0], options.max_length, limit)
+
+    train = read("train", options.train_examples)
+    validation, test = (read(name, options.evaluation_examples) for name in ("eval", "test"))
+    return Problem("retrieval", ["unrelated", "related"], BYTES, train, validation, test)
+
+
+def _read_pairs(path: Path, max_length: int, limit: int | None) -> Split:
+    csv.field_size_limit(sys.maxsize)
+    first, second, labels = [], [], []
+    with path.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
+            try:
+                label, _, _, one, other = row
+                labels.append({0.0: 0, 1.0: 1}[float(label)])
+            except (ValueError, KeyError) as error:
+                raise UsageError(
+                    f"{path}, line {number}: expected a label of 0 or 1, two names and two texts, "
+                    f"with tabs between; received {len(row)} columns"
+                ) from error
+            first.append(_bytes(one.encode(), max_length))
+            second.append(_bytes(other.encode(), max_length))
+            if len(labels) == limit:
+                break
+    if not labels:
+        raise UsageError(f"{path} is empty")
+    tokens = {"tokens_1": Ragged.of(first), "tokens_2": Ragged.of(second)}
+    return Split(tokens, np.array(labels, "int32"))
+
+
+def _from_tfds(name: str, split: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise UsageError(
+            f"--task {options.task} reads its data through tensorflow-datasets: "
+            "pip install 'keras-graphattn[recipes]' tensorflow"
+        ) from error
+    folder = None if options.data_dir is None else str(options.data_dir)
+    try:
+        data = tensorflow_datasets.load(name, split=split, data_dir=folder)
+        return list(tensorflow_datasets.as_numpy(data))
+    except Exception as error:  # TFDS raises whatever the network or the disk met
+        raise UsageError(
+            f"{name} cannot be loaded by tensorflow-datasets: {type(error).__name__}: "
+            f"{str(error)[:300]} (without a network, give its folder as --data-dir)"
+        ) from error
+
+
+def _held_out(examples: Split, options: argparse.Namespace) -> tuple[Split, Split]:
+    """Nine tenths to train on and one tenth to validate on, or fewer of each where asked for."""
+    order = np.random.default_rng(options.data_seed).permutation(len(examples))
+    tenth = max(len(examples) // 10, 1)
+    validation = order[:tenth][: options.evaluation_examples]
+    return examples.take(order[tenth:][: options.train_examples]), examples.take(validation)
+
+
+def _shuffled(examples: Split, limit: int | None) -> Split:
+    """The first `limit` in an order that mixes the classes; all of them without a limit."""
+    order = np.random.default_rng(0).permutation(len(examples))
+    return examples if limit is None else examples.take(order[:limit])
+
+
+def _bytes(text: bytes, max_length: int) -> np.ndarray:
+    """The bytes plus 1; a text without any is one blank."""
+    return np.frombuffer((text or b" ")[:max_length], "uint8").astype("uint16") + 1
+
+
+def _labels(examples: list[dict[str, Any]]) -> np.ndarray:
+    return np.array([int(one["label"]) for one in examples], "int32")

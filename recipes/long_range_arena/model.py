@@ -1,0 +1,105 @@
+"""The encoder of the arena: token and position embeddings, blocks, mean over the tokens, classes.
+
+Core Keras layers and layers of `keras_graphattn` alone: a saved model loads with nothing but
+`import keras_graphattn`, under Keras' safe mode. It takes sequences of any length up to the
+longest in the data; 0 is padding.
+"""
+
+import argparse
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+from recipes.common.attention import attend, masked_mean
+from recipes.common.optimizers import WarmUpLinearDecay
+from recipes.long_range_arena.arguments import filters
+from recipes.long_range_arena.ragged import Problem
+
+Tensor = Any
+
+
+def build(
+    problem: Problem, attention: str, options: argparse.Namespace, seed: int = 0
+) -> keras.Model:
+    """A Functional classifier.
+
+    Its inputs are `tokens` (B, L), numbers from 1 with 0 for padding, or for pairs of documents
+    `tokens_1` and `tokens_2`, which one and the same encoder reads. Its output is
+    `probabilities` (B, classes).
+
+    Args:
+        problem: The task's data, for its sizes.
+        attention: `"softmax"`, `"linear"`, `"gfsa"` or `"agf"`.
+        options: The command line's options.
+        seed: Seed of the dropout.
+    """
+
+    def drop(x: Tensor, name: str) -> Tensor:
+        own_seed = zlib.crc32(f"{seed} {name}".encode()) & 0x7FFFFFFF
+        return layers.Dropout(options.dropout, seed=own_seed, name=name)(x)
+
+    inputs = {name: keras.Input((None,), name=name, dtype="int32") for name in problem.train.tokens}
+    if len(inputs) == 1:
+        features = _encode(inputs["tokens"], problem, attention, options, drop)
+    else:
+        tokens = keras.Input((None,), name="tokens", dtype="int32")
+        encoder = keras.Model(
+            tokens, _encode(tokens, problem, attention, options, drop), name="encoder"
+        )
+        first, second = (encoder(one) for one in inputs.values())
+        features = ops.concatenate([first, second, first * second, first - second], axis=-1)
+    hidden = layers.Dense(options.feed_forward, activation="relu", name="head")(features)
+    probabilities = layers.Dense(
+        len(problem.classes), activation="softmax", dtype="float32", name="probabilities"
+    )(hidden)
+    return keras.Model(inputs, probabilities, name=f"long_range_arena_{attention}")
+
+
+def compile_model(model: keras.Model, options: argparse.Namespace, steps: int) -> None:
+    """Compiles for Adam; the metrics leave out the rows that only fill up a batch."""
+    schedule = WarmUpLinearDecay(options.learning_rate, min(options.warm_up, steps - 1), steps)
+    model.compile(
+        optimizer=keras.optimizers.Adam(schedule),
+        loss=keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight"),
+        weighted_metrics=[
+            keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+            keras.metrics.SparseCategoricalCrossentropy(name="cross_entropy"),
+        ],
+    )
+
+
+def _encode(
+    numbers: Tensor, problem: Problem, attention: str, options: Any, drop: Callable
+) -> Tensor:
+    """The mean over the tokens after all blocks, (B, d)."""
+    mask = ops.not_equal(numbers, 0)
+    positions = ops.maximum(ops.cumsum(ops.cast(mask, "int32"), axis=1) - 1, 0)
+    tokens = layers.Embedding(problem.vocabulary, options.d_model, name="symbols")(numbers)
+    tokens += layers.Embedding(problem.length, options.d_model, name="positions")(positions)
+    tokens = drop(tokens, "embedding_dropout")
+    for number in range(1, options.layers + 1):
+        tokens = _block(tokens, mask, f"block_{number}", attention, options, drop)
+    return masked_mean(layers.LayerNormalization(name="norm")(tokens), mask)
+
+
+def _block(
+    tokens: Tensor, mask: Tensor, name: str, attention: str, options: Any, drop: Callable
+) -> Tensor:
+    """Attention, then a feed-forward network, each on normalised input and added to its input."""
+    attended = attend(
+        attention,
+        layers.LayerNormalization(name=f"{name}_attention_norm")(tokens),
+        mask,
+        name=f"{name}_attention",
+        num_heads=options.heads,
+        key_dim=options.key_dim,
+        settings=filters(options)[attention],
+    )
+    tokens += drop(attended, f"{name}_attention_dropout")
+    hidden = layers.LayerNormalization(name=f"{name}_norm")(tokens)
+    hidden = layers.Dense(options.feed_forward, activation="gelu", name=f"{name}_hidden")(hidden)
+    hidden = layers.Dense(options.d_model, name=f"{name}_output")(hidden)
+    return tokens + drop(hidden, f"{name}_output_dropout")

@@ -1,0 +1,180 @@
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from recipes.common.filters import ATTENTIONS
+from recipes.common.optimizers import WarmUpLinearDecay
+from recipes.long_range_arena.arguments import filters, parse
+from recipes.long_range_arena.command import main
+from recipes.long_range_arena.data import listops_rules, load
+from recipes.long_range_arena.model import build
+from recipes.long_range_arena.ragged import majority_level
+from recipes.long_range_arena.tasks import TASKS
+
+BACKEND = keras.backend.backend()
+OTHER = "torch" if BACKEND != "torch" else "jax"
+TINY = (
+    *("--train-examples", "64", "--evaluation-examples", "32", "--max-length", "24"),
+    *("--batch-size", "16", "--epochs", "2", "--warm-up", "2", "--verbose", "0"),
+    *("--d-model", "8", "--heads", "2", "--key-dim", "4", "--feed-forward", "8", "--layers", "1"),
+)
+# AGF on the arena, as METHODS.md has it: K, gamma, a, b, learning rate
+PUBLISHED = """Text 5, .001, 1, 1, 5e-5; Image 7, .01, 2, -1, 1e-3; Retrieval 5, .1, 1, 1, 5e-4;
+ListOps 5, .1, 1.5, 1, 1e-3; Pathfinder 3, 1e-4, 1.5, -1, 1e-4"""
+RELOAD = """
+import sys
+import keras_graphattn, keras, numpy as np
+model = keras.saving.load_model(sys.argv[1], safe_mode=True)
+assert not any(name.startswith("recipes") for name in sys.modules)
+print(model.predict({"tokens": np.array([[12, 3, 4, 15, 0, 0]])}, verbose=0).shape)
+"""
+
+
+def test_published_settings():
+    for line in PUBLISHED.replace("\n", " ").split(";"):
+        name, _, numbers = line.strip().partition(" ")
+        order, weight, alpha, beta, rate = map(float, numbers.split(","))
+        task = TASKS[name.lower()]
+        assert task.filter == (order, weight, alpha, beta, False)
+        assert task.learning_rate == rate
+        data = ["--data-dir", "x"] if name == "Retrieval" else []
+        options = parse(["--task", name.lower(), "--preset", "paper", *data])
+        assert (options.layers, options.d_model, options.heads) == (2, 64, 2)
+        assert options.learning_rate == rate
+        settings = filters(options)["agf"]
+        assert settings["orthogonality_weight"] == weight / 2
+        assert (settings["order"], settings["alpha"], settings["beta"]) == (order, alpha, beta)
+    listops = listops_rules(parse(["--preset", "paper"]))
+    assert listops == (10, 10, 500, 2000)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("--task poetry", ["--task", "poetry"]),
+        ("--preset huge", ["--preset", "huge"]),
+        ("--attention softmax,performer", ["performer", "linear"]),
+        ("--task retrieval", ["--data-dir", "AAN"]),
+        ("--task listops --data-dir x", ["--data-dir", "made"]),
+        ("--task image --max-length 100", ["--max-length", "image"]),
+        ("--attention softmax --order 3", ["--order", "agf and gfsa"]),
+        ("--attention agf --alpha -1 --beta -1", ["divides by zero"]),
+        ("--epochs 0", ["--epochs"]),
+        ("--warm-up -1", ["--warm-up"]),
+        ("--seeds 1,1", ["twice"]),
+        (f"--backend {OTHER}", [BACKEND, OTHER]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tmp_path, capsys):
+    output = tmp_path / "output"
+    environment = dict(os.environ)
+    try:
+        folders = ["--output", str(output), "--cache-dir", str(tmp_path / "cache")]
+        code = main([*folders, *wrong.split()])
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    for word in words:
+        assert word in printed.err
+    assert not output.exists()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    return ["--cache-dir", str(cache), "--output", str(tmp_path_factory.mktemp("results"))]
+
+
+@pytest.fixture(scope="module")
+def arguments(folders):
+    return [*TINY, *folders, "--attention", "linear,agf"]
+
+
+@pytest.fixture(scope="module")
+def results(arguments, folders):
+    assert main(arguments) == 0
+    return json.loads((Path(folders[-1]) / "results.json").read_text())
+
+
+def test_a_run_leaves_everything_behind(arguments, folders, results, capsys):
+    output = Path(folders[-1])
+    problem = load(parse(arguments))
+    assert results["majority"]["test"] == majority_level(problem.test.labels)
+    assert results["examples"] == {"train": 64, "validation": 32, "test": 32}
+    assert [row["attention"] for row in results["table"]] == ["linear", "agf"]
+    for run in results["runs"]:
+        with (output / "histories" / f"{run['attention']}-seed0.csv").open() as file:
+            rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+        assert [row["epoch"] for row in rows] == [1, 2]
+        best = max(rows, key=lambda row: (row["val_accuracy"], -row["val_cross_entropy"]))
+        assert run["chosen_epoch"] == best["epoch"]
+        assert run["test_cross_entropy"] == best["test_cross_entropy"]
+    assert (output / "results.png").read_bytes().startswith(b"\x89PNG")
+    before = (output / "results.json").read_bytes()
+    assert main(arguments) == 0  # finished: told again, not trained again
+    printed = capsys.readouterr().out
+    assert "finished before" in printed
+    assert "making" not in printed
+    assert "without looking at the input" in printed
+    assert f"{results['majority']['test']['cross_entropy']:.4f}" in printed
+    assert (output / "results.json").read_bytes() == before
+    assert main([*arguments, "--learning-rate", "0.5"]) == 2
+    assert "learning_rate" in capsys.readouterr().err
+
+
+def test_the_best_model_loads_with_the_package_alone(folders, results):
+    command = [sys.executable, "-c", RELOAD, str(Path(folders[-1]) / "model.keras")]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, check=True, cwd=root, capture_output=True, text=True)
+    assert "(1, 10)" in done.stdout
+
+
+def test_mixed_precision_trains(folders, tmp_path):
+    extra = ["--precision", "mixed_bfloat16", "--attention", "gfsa", "--epochs", "1"]
+    assert main([*TINY, *folders[:2], "--output", str(tmp_path), *extra]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert np.isfinite(results["runs"][0]["validation_cross_entropy"])
+    assert keras.config.dtype_policy().name == "float32"
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_padding_has_no_influence(attention, folders):
+    options = parse([*TINY, *folders, "--attention", attention])
+    problem = load(options)
+    model = build(problem, attention, options)
+    for weight in model.trainable_weights:
+        weight.assign(0.5 * np.random.default_rng(1).normal(size=weight.shape))
+    chosen = np.argsort(problem.test.lengths)[:4]
+    tokens = problem.test.tokens["tokens"]
+    longest = int(problem.test.lengths[chosen].max())
+    short, long = (
+        ops.convert_to_numpy(model({"tokens": tokens.padded(chosen, length)}))
+        for length in (longest, longest + 6)
+    )
+    np.testing.assert_allclose(short, long, atol=1e-5)
+    np.testing.assert_allclose(short.sum(axis=-1), 1, atol=1e-5)
+    assert np.abs(short[0] - short[1]).max() > 1e-3
+
+
+def test_learning_rate_rises_then_falls():
+    schedule = WarmUpLinearDecay(0.5, warm_up=4, steps=10)
+    rates = [float(schedule(step)) for step in range(12)]
+    np.testing.assert_allclose(rates[:4], [0.125, 0.25, 0.375, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(np.diff(rates[3:11]), -0.5 / 7, rtol=1e-5)
+    assert rates[9] > 0
+    assert rates[10] == rates[11] == 0
+    assert WarmUpLinearDecay(0.5, 0, 10)(0) == 0.5
+    with pytest.raises(ValueError, match="warm_up"):
+        WarmUpLinearDecay(0.5, 10, 10)

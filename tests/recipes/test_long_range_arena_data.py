@@ -1,0 +1,155 @@
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from recipes.common.command import UsageError
+from recipes.long_range_arena import data
+from recipes.long_range_arena.arguments import parse
+from recipes.long_range_arena.listops import Rules
+
+GENERATED = "--train-examples 20 --evaluation-examples 5 --max-length 40"
+
+
+def options(text, *more):
+    return parse([*text.split(), *map(str, more)])
+
+
+def test_made_data_is_kept_whole_and_made_again_when_damaged(tmp_path, monkeypatch, capsys):
+    asked = options(GENERATED, "--cache-dir", tmp_path)
+    first = data.load(asked)
+    assert [len(split) for split in first.splits.values()] == [20, 5, 5]
+    [path] = (tmp_path / "long_range_arena").iterdir()
+    assert "making 30 examples" in capsys.readouterr().out
+    assert data.load(asked).digest() == first.digest()
+    assert capsys.readouterr().out == ""
+    path.write_bytes(path.read_bytes()[:100])
+    assert data.load(asked).digest() == first.digest()
+    assert "making" in capsys.readouterr().out
+    other = options(GENERATED, "--cache-dir", tmp_path, "--data-seed", 1)
+    assert data.load(other).digest() != first.digest()
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez_compressed", interrupted)
+    third = options(GENERATED, "--cache-dir", tmp_path, "--data-seed", 2)
+    with pytest.raises(KeyboardInterrupt):
+        data.load(third)
+    assert len(list((tmp_path / "long_range_arena").glob("listops-*.npz"))) == 2
+
+
+def test_no_example_is_in_two_splits(tmp_path):
+    problem = data.load(options("--max-length 24", "--cache-dir", tmp_path))
+    seen = [
+        {split.tokens["tokens"][index].tobytes() for index in range(len(split))}
+        for split in problem.splits.values()
+    ]
+    assert [len(one) for one in seen] == [4000, 1000, 1000]
+    assert len(set.union(*seen)) == 6000
+
+
+def test_more_examples_than_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "listops_rules", lambda options: Rules(2, 2, 3, 5))
+    with pytest.raises(UsageError, match="different trees"):
+        data.load(options("--train-examples 500", "--cache-dir", tmp_path))
+
+
+def test_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--cache-dir"):
+        data.load(options(GENERATED, "--cache-dir", tmp_path / "file"))
+
+
+def test_pathfinder_smoke_images(tmp_path):
+    text = "--task pathfinder --train-examples 20 --evaluation-examples 4"
+    problem = data.load(options(text, "--cache-dir", tmp_path))
+    assert problem.length == 256
+    assert np.concatenate([s.labels for s in problem.splits.values()]).sum() == 14
+
+
+def write_pairs(folder, name, rows):
+    lines = [f"{label}\ta\tb\t{one}\t{other}" for label, one, other in rows]
+    (folder / f"new_aan_pairs.{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_retrieval_reads_pairs(tmp_path):
+    for name in ("train", "eval", "test"):
+        write_pairs(tmp_path, name, [(1.0, 'a "quoted text', "bé"), (0, "x" * 600, "")])
+    problem = data.load(options("--task retrieval", "--data-dir", tmp_path))
+    split = problem.train
+    assert split.labels.tolist() == [1, 0]
+    text = bytes((split.tokens["tokens_1"][0] - 1).astype("uint8"))
+    assert text == b'a "quoted text'
+    assert bytes((split.tokens["tokens_2"][0] - 1).astype("uint8")).decode() == "bé"
+    assert problem.length == 512  # cut
+    assert split.tokens["tokens_2"].lengths.tolist() == [3, 1]  # nothing is one blank
+    np.testing.assert_array_equal(split.lengths, [14, 512])
+
+
+def test_retrieval_errors_name_file_and_line(tmp_path):
+    with pytest.raises(UsageError, match=r"no files \*train.tsv"):
+        data.load(options("--task retrieval", "--data-dir", tmp_path))
+    write_pairs(tmp_path, "train", [(1, "one", "two"), (3, "one", "two")])
+    with pytest.raises(UsageError, match=r"train.tsv, line 2: expected a label"):
+        data.load(options("--task retrieval", "--data-dir", tmp_path))
+    (tmp_path / "new_aan_pairs.train.tsv").write_text("")
+    with pytest.raises(UsageError, match="is empty"):
+        data.load(options("--task retrieval", "--data-dir", tmp_path))
+
+
+def fake_tfds(monkeypatch, examples):
+    module = types.ModuleType("tensorflow_datasets")
+
+    def load(name, split, data_dir):
+        if isinstance(examples, Exception):
+            raise examples
+        return examples[split]
+
+    module.load, module.as_numpy = load, iter
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
+
+
+def test_text_is_bytes_and_validation_comes_from_training(monkeypatch):
+    texts = [{"text": f"review {n}".encode() * 80, "label": n % 2} for n in range(40)]
+    fake_tfds(monkeypatch, {"train": texts, "test": texts[:10]})
+    problem = data.load(options("--task text"))
+    assert [len(split) for split in problem.splits.values()] == [36, 4, 10]
+    assert problem.length == 512
+    seen = {
+        bytes((split.tokens["tokens"][index] - 1).astype("uint8"))
+        for split in (problem.train, problem.validation)
+        for index in range(len(split))
+    }
+    assert seen == {one["text"][:512] for one in texts}
+    for index in range(len(problem.train)):
+        text = bytes((problem.train.tokens["tokens"][index] - 1).astype("uint8"))
+        number = int(text.split(b"review ")[1])
+        assert problem.train.labels[index] == number % 2
+
+
+def test_image_is_grey_pixels(monkeypatch):
+    colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)]
+    images = [
+        {"image": np.full((32, 32, 3), colour, "uint8"), "label": number}
+        for number, colour in enumerate(colours)
+    ]
+    fake_tfds(monkeypatch, {"train": images * 5, "test": images})
+    problem = data.load(options("--task image"))
+    assert (problem.length, len(problem.classes)) == (1024, 10)
+    assert [len(split) for split in problem.splits.values()] == [18, 2, 4]
+    for index, label in enumerate(problem.test.labels):
+        expected = np.dot(colours[label], [0.2989, 0.587, 0.114])
+        pixels = problem.test.tokens["tokens"][index].astype(int) - 1
+        assert abs(pixels - expected).max() <= 1
+
+
+@pytest.mark.parametrize("task", ["text", "image"])
+def test_no_tfds_or_no_network_is_one_line(task, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(UsageError, match=r"pip install 'keras-graphattn\[recipes\]'"):
+        data.load(options(f"--task {task}"))
+    fake_tfds(monkeypatch, OSError("no route\nto host"))
+    with pytest.raises(UsageError, match="--data-dir"):
+        data.load(options(f"--task {task}"))
