@@ -2,6 +2,8 @@
 
 import torch
 
+from tests.reference import project, project_out
+
 
 def masked_kernel_attention(query, key, values, matrix):
     """D^-1 [(phi(Q) phi(K)^T) o M] V, from features; rows with nothing to see are zero."""
@@ -46,3 +48,34 @@ def exponential_matrix(length, log_rates, log_weights=None):
     if log_weights is not None:
         powers = powers * torch.exp(log_weights)[..., None, None]
     return powers.sum(1)[None]
+
+
+def features(x, feature_map, directions=None):
+    """phi(x), without the scale factors that the normaliser cancels."""
+    if feature_map == "favor":
+        scaled = x / x.shape[-1] ** 0.25
+        exponents = torch.einsum("btnh,nhm->btnm", scaled, directions)
+        return torch.exp(exponents - (scaled**2).sum(-1, keepdim=True) / 2)
+    positive = torch.clamp(x, min=0.0)
+    if feature_map == "elu":
+        return torch.where(x > 0, x, torch.exp(torch.clamp(x, max=0.0)) - 1.0) + 1.0
+    return {"relu": positive, "squared_relu": positive**2}[feature_map] + 1e-3
+
+
+def layer_matrix(x, weights, matrix, feature_map="relu"):
+    """A (B, N, T, T) of the layer MaskedKernelAttention for the mask's matrix."""
+    query, key = (
+        features(project(x, weights, name), feature_map, weights.get("directions"))
+        for name in ("query", "key")
+    )
+    scores = torch.einsum("btnm,bsnm->bnts", query, key) * matrix
+    total = scores.sum(-1, keepdim=True)
+    return torch.where(total > 0, scores / torch.where(total > 0, total, 1.0), 0.0)
+
+
+def layer_outputs(x, weights, matrix, feature_map="relu", filtered=lambda matrix: matrix):
+    """The layer MaskedKernelAttention, everything formed; `filtered` makes H of A."""
+    attention = layer_matrix(x, weights, matrix, feature_map)
+    seen = (attention.sum(-1, keepdim=True) > 0).to(attention.dtype)
+    outputs = torch.einsum("bnts,bsnh->btnh", filtered(attention) * seen, project(x, weights, "value"))
+    return project_out(outputs, weights)

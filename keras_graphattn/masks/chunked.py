@@ -30,12 +30,16 @@ class Form(NamedTuple):
 class ChunkedMask(Mask):
     """Base of the masks with the form above: linear in the length, and a state if causal."""
 
-    paths = ("dense", "blockwise", "chunked")
+    paths: tuple[str, ...] = ("dense", "blockwise", "chunked")
 
     @property
     def num_decays(self) -> int:
         """Number R of exponentials: the state has R m x D numbers for each head."""
         return 1
+
+    @property
+    def has_state(self) -> bool:
+        return self.is_causal
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         """The mask's form, made of its weights and inputs."""
@@ -75,14 +79,14 @@ class ChunkedMask(Mask):
         return chunked_attention(query_features, key_features, x, **form._asdict())
 
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
-        if not self.is_causal:
+        if not self.has_state:
             return super().get_initial_state(batch_size, num_heads, features, width)
         return initial_chunked_state(batch_size, num_heads, features, width, self.num_decays)
 
     def step(
         self, state: Any, query_features: Tensor, key_features: Tensor, x: Tensor, **inputs: Tensor
     ) -> tuple[Tensor, Any]:
-        if not self.is_causal:
+        if not self.has_state:
             return super().step(state, query_features, key_features, x, **inputs)
         dtype = x.dtype
         inputs = self._prepared(x.shape, inputs)
@@ -133,6 +137,10 @@ class Segments(ChunkedMask):
     """
 
     inputs_at_call = ("segment_ids",)
+
+    @property
+    def hides_keys(self) -> bool:
+        return True
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         return Form(segment_ids=inputs["segment_ids"])
