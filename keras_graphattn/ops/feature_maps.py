@@ -72,7 +72,9 @@ def orthogonal_features(
     generator = np.random.default_rng(seed)
     blocks = -(-num_features // key_dim)
     gaussian = generator.standard_normal((num_heads, blocks, key_dim, key_dim))
-    orthogonal = np.linalg.qr(gaussian)[0]
+    orthogonal, triangular = np.linalg.qr(gaussian)
+    signs = np.sign(np.diagonal(triangular, axis1=-2, axis2=-1))
+    orthogonal = orthogonal * signs[..., None, :]  # uniform: LAPACK prefers some signs
     orthogonal = np.moveaxis(orthogonal, 1, 2).reshape((num_heads, key_dim, blocks * key_dim))
     lengths = np.linalg.norm(generator.standard_normal((num_heads, num_features, key_dim)), axis=-1)
     return np.asarray(orthogonal[..., :num_features] * lengths[:, None, :], dtype="float32")

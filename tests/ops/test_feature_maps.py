@@ -62,6 +62,7 @@ def test_directions_are_orthogonal_gaussians():
         )
     many = orthogonal_features(1, 8, 40000, seed=2)
     np.testing.assert_allclose(np.einsum("nhf,ngf->hg", many, many) / 40000, np.eye(8), atol=0.05)
+    np.testing.assert_allclose(many.mean(axis=2), np.zeros((1, 8)), atol=0.02)
     assert (orthogonal_features(1, 4, 4, seed=1) == orthogonal_features(1, 4, 4, seed=1)).all()
     assert (orthogonal_features(1, 4, 4) != orthogonal_features(1, 4, 4)).any()
 
