@@ -10,7 +10,6 @@ positive, so nothing overflows at any decay.
 
 from typing import Any
 
-import keras
 from keras import ops
 
 Tensor = Any
@@ -83,18 +82,7 @@ def _sums_before(
     else:
         before = ops.matmul(_weights(groups, group_decay, following, first, 0, dtype), totals)
     result = inside + _from_start(log_decay, target, first, dtype) * before[..., None, :]
-    result = ops.reshape(result, (batch, heads, parts, groups * GROUP, width))
-    return first_entries(result, chunks, axis=3)
-
-
-def first_entries(x: Tensor, count: Any, axis: int) -> Tensor:
-    """The first `count` entries of an axis that has at least as many.
-
-    JAX cannot know that of symbolic sizes, and would cut at the smaller of the two.
-    """
-    if keras.backend.backend() == "jax" and not isinstance(count, int):
-        return ops.take(x, ops.arange(count), axis=axis)
-    return x[(slice(None),) * axis + (slice(count),)]
+    return ops.reshape(result, (batch, heads, parts, groups * GROUP, width))[:, :, :, :chunks]
 
 
 def _weights(

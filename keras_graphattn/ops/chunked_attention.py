@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.ops.chunk_states import first_entries, sums_before
+from keras_graphattn.ops.chunk_states import sums_before
 
 Tensor = Any
 
@@ -116,7 +116,7 @@ def chunked_attention(
     """
     query, key, x = (ops.convert_to_tensor(t) for t in (query, key, x))
     batch, length, heads, width = ops.shape(x)
-    if isinstance(x.shape[1], int):  # else open: `None`, or a symbol in an export from JAX
+    if isinstance(x.shape[1], int):
         chunk_size = max(1, min(chunk_size, x.shape[1]))
     runs = None
     if segment_ids is not None:
@@ -132,8 +132,8 @@ def chunked_attention(
         outputs = outputs + _outside(query, key, x, runs, decay, reverse=False, sums=sums)
     if not causal and not is_one:
         outputs = outputs + _outside(query, key, x, runs, decay, reverse=True)
-    outputs = ops.reshape(outputs, (batch, heads, -1, width))
-    return ops.transpose(first_entries(outputs, length, axis=2), (0, 2, 1, 3))
+    outputs = ops.reshape(outputs, (batch, heads, -1, width))[:, :, :length]
+    return ops.transpose(outputs, (0, 2, 1, 3))
 
 
 def advanced_state(
