@@ -17,7 +17,7 @@ from keras_graphattn.ops.attention import attention_matrix, fused_operator
 from keras_graphattn.ops.attention_mask import AttentionMask, zero_blind_rows
 from keras_graphattn.ops.blockwise import BlockwiseOperator
 from keras_graphattn.ops.caching import Cache, CachedOperator
-from keras_graphattn.ops.filters import filter_matrix
+from keras_graphattn.ops.filters import Operator, filter_matrix
 
 Tensor = Any
 

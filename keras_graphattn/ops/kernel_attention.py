@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.ops.blocks import map_in_turn
 from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
@@ -71,7 +72,7 @@ def sum_over_features(
         return of_some_features(query, key, x, *tensors)
     chunks = [_feature_chunks(part, feature_chunk) for part in (query, key)]
     rematerialised = keras.remat(of_some_features)
-    parts = ops.map(lambda chunk: rematerialised(*chunk, x, *tensors), tuple(chunks))
+    parts = map_in_turn(lambda chunk: rematerialised(*chunk, x, *tensors), tuple(chunks))
     return ops.sum(parts, axis=0)
 
 
