@@ -9,7 +9,8 @@ from keras_graphattn.layers.copying import copy_projections
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
 from keras_graphattn.layers.orthogonality import OrthogonalityMetric, check_orthogonality
 from keras_graphattn.layers.singular_decoding import SingularDecoding
-from keras_graphattn.layers.singular_options import all_of, check_filter, token_mask
+from keras_graphattn.layers.singular_options import check_filter, token_mask
+from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.causal_singular import causal_singular_value_attention
 from keras_graphattn.ops.polynomials import recurrence
 from keras_graphattn.ops.precision import at_least_float32

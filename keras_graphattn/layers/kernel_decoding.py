@@ -4,10 +4,10 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.layers.singular_options import all_of
 from keras_graphattn.masks.chunked import Causal
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.masks.product import Product
+from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.kernel_attention import NormalisedOperator
 
 Tensor = Any

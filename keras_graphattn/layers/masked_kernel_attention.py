@@ -17,10 +17,10 @@ from keras_graphattn.layers.filter_weights import FilterWeights
 from keras_graphattn.layers.kernel_decoding import KernelDecoding, causal_form
 from keras_graphattn.layers.kernel_features import KernelFeatures, check_feature_map
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
-from keras_graphattn.layers.singular_options import all_of
 from keras_graphattn.masks.entries import Entries
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.masks.product import Product
+from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.kernel_attention import (
     NormalisedOperator,
     masked_scores,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.precision import masked_softmax
 
 Tensor = Any
@@ -285,16 +286,14 @@ class DenseSelfAttention(MultiHeadLayer):
         """Joins all masks into one that broadcasts to the scores (B, ..., N, T, S)."""
         axes = self._normalised_axes(len(query.shape))
         scores_rank = len(query.shape) + len(axes)
-        joined: Tensor | None = None
+        found: list[Tensor] = []
 
         def join(mask: Tensor, *, head_axis: int | None = None) -> None:
-            nonlocal joined
-            mask = ops.cast(mask, "bool")
             if head_axis is not None:
                 mask = ops.expand_dims(mask, head_axis)
             while len(mask.shape) < scores_rank:
                 mask = ops.expand_dims(mask, 0)
-            joined = mask if joined is None else ops.logical_and(joined, mask)
+            found.append(mask)
 
         if masks.attention is not None:
             attention_rank = len(masks.attention.shape)
@@ -309,7 +308,7 @@ class DenseSelfAttention(MultiHeadLayer):
 
         positional = masks.causal or self._sliding_window is not None
         if not positional and all(m is None for m in (masks.query, masks.value, masks.key)):
-            return joined
+            return all_of(*found)
         if len(axes) != 1 or axes[0] != len(query.shape) - 2:
             raise ValueError(
                 "Token masks, `use_causal_mask` and `sliding_window` are defined for attention "
@@ -328,4 +327,4 @@ class DenseSelfAttention(MultiHeadLayer):
                 join(source <= target)
             if self._sliding_window is not None:
                 join(ops.abs(target - source) < self._sliding_window)
-        return joined
+        return all_of(*found)

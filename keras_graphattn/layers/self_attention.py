@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from keras import ops
 
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
-from keras_graphattn.ops.attention_mask import AttentionMask
+from keras_graphattn.ops.attention_mask import AttentionMask, all_of
 from keras_graphattn.ops.caching import Cache, initial_cache, step_mask, update_keys
 
 Tensor = Any
@@ -116,10 +116,7 @@ class SelfAttention(DenseSelfAttention):
 
     def _attention_mask(self, masks: Masks) -> AttentionMask:
         """The masks of one call in pieces, the sliding window among them."""
-        keys = masks.value
-        if masks.key is not None:
-            key_mask = ops.cast(masks.key, "bool")
-            keys = key_mask if keys is None else ops.logical_and(ops.cast(keys, "bool"), key_mask)
+        keys = all_of(masks.value, masks.key)
         return AttentionMask(masks.attention, masks.query, keys, masks.causal, self.sliding_window)
 
     def get_initial_cache(self, batch_size: int, max_length: int) -> Cache:

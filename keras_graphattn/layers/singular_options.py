@@ -65,13 +65,3 @@ def token_mask(attention_mask: Tensor | None) -> Tensor | None:
             "and `value_mask`, or use GraphFilterAttention."
         )
     return ops.squeeze(attention_mask, 1)
-
-
-def all_of(*masks: Tensor | None) -> Tensor | None:
-    """The masks that are given, joined by `logical_and`."""
-    joined = None
-    for mask in masks:
-        if mask is not None:
-            mask = ops.cast(mask, "bool")
-            joined = mask if joined is None else ops.logical_and(joined, mask)
-    return joined

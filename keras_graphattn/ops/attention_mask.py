@@ -50,16 +50,23 @@ def joined_mask(mask: AttentionMask, rows: Tensor, columns: Tensor) -> Tensor | 
     if mask.entries is not None:
         parts.append(four_dimensional(mask.entries))
     if mask.queries is not None:
-        parts.append(ops.cast(mask.queries, "bool")[:, None, :, None])
+        parts.append(mask.queries[:, None, :, None])
     if mask.keys is not None:
-        parts.append(ops.cast(mask.keys, "bool")[:, None, None, :])
+        parts.append(mask.keys[:, None, None, :])
     if mask.causal:
         parts.append((columns[None, :] <= rows[:, None])[None, None])
     if mask.window is not None:
         parts.append((ops.abs(rows[:, None] - columns[None, :]) < mask.window)[None, None])
+    return all_of(*parts)
+
+
+def all_of(*masks: Tensor | None) -> Tensor | None:
+    """The masks that are given, joined by `logical_and`."""
     joined = None
-    for part in parts:
-        joined = part if joined is None else ops.logical_and(joined, part)
+    for mask in masks:
+        if mask is not None:
+            mask = ops.cast(mask, "bool")
+            joined = mask if joined is None else ops.logical_and(joined, mask)
     return joined
 
 
