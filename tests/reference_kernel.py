@@ -77,5 +77,7 @@ def layer_outputs(x, weights, matrix, feature_map="relu", filtered=lambda matrix
     """The layer MaskedKernelAttention, everything formed; `filtered` makes H of A."""
     attention = layer_matrix(x, weights, matrix, feature_map)
     seen = (attention.sum(-1, keepdim=True) > 0).to(attention.dtype)
-    outputs = torch.einsum("bnts,bsnh->btnh", filtered(attention) * seen, project(x, weights, "value"))
+    outputs = torch.einsum(
+        "bnts,bsnh->btnh", filtered(attention) * seen, project(x, weights, "value")
+    )
     return project_out(outputs, weights)

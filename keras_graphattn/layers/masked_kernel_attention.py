@@ -140,7 +140,7 @@ class MaskedKernelAttention(KernelDecoding, KernelFeatures, FilterWeights, Multi
         _check_options(mask, path, feature_chunk)
         feature_map = check_feature_map(feature_map, num_features)
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
-        self.mask, self.path, self.feature_chunk = mask, path, feature_chunk
+        self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
         self.feature_map, self.num_features = feature_map, num_features
         self.filter, self.order, self.alpha, self.beta = filter, order, alpha, beta
         self.trainable_coefficients = plain_numbers(trainable_coefficients)
@@ -229,9 +229,9 @@ class MaskedKernelAttention(KernelDecoding, KernelFeatures, FilterWeights, Multi
 
         def attend(x: Tensor) -> Tensor:
             if mask is not None:
-                path, chunk = self.path, self.feature_chunk
+                path, chunk = self.attention_path, self.feature_chunk
                 return mask.attend(query_features, key_features, x, path, chunk, **inputs)
-            if self.path == "dense":
+            if self.attention_path == "dense":
                 return masked_scores(query_features, key_features, x, ops.ones((1, 1, 1, 1)))
             return unmasked_attention(query_features, key_features, x)
 
@@ -276,10 +276,11 @@ class MaskedKernelAttention(KernelDecoding, KernelFeatures, FilterWeights, Multi
             keys = ops.reshape(entries, (-1, entries.shape[-1]))
             return mask, inputs, all_of(masks.value, masks.key, keys)
         if entries is not None:
-            if self.path not in ("auto", *Mask.paths):
+            if self.attention_path not in ("auto", *Mask.paths):
                 raise ValueError(
                     "An `attention_mask` for each pair of positions needs the pairs formed. "
-                    f"Received: attention_mask.shape={tuple(entries.shape)}, path={self.path!r}. "
+                    f"Received: attention_mask.shape={tuple(entries.shape)}, path="
+                    f"{self.attention_path!r}. "
                     'Use path="auto", "dense" or "blockwise", or a `mask`.'
                 )
             mask = Entries() if mask is None else Product([mask, Entries()])
@@ -289,13 +290,14 @@ class MaskedKernelAttention(KernelDecoding, KernelFeatures, FilterWeights, Multi
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["attention_axes"], config["sliding_window"]
-        names = ["num_features", "path", "feature_chunk", "filter", "order", "alpha", "beta"]
+        names = ["num_features", "feature_chunk", "filter", "order", "alpha", "beta"]
         names += ["trainable_coefficients", "initial_coefficients"]
         serialised = {
             name: value if isinstance(value, str) else keras.saving.serialize_keras_object(value)
             for name, value in (("mask", self.mask), ("feature_map", self.feature_map))
         }
-        return {**config, **{name: getattr(self, name) for name in names}, **serialised}
+        config |= {name: getattr(self, name) for name in names}
+        return {**config, **serialised, "path": self.attention_path}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "MaskedKernelAttention":

@@ -351,16 +351,20 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         return path
 
     def _length(self, length: int | None, inputs: Tensors) -> Any:
-        if not self.built and type(self).build is not Mask.build:
-            raise ValueError(
-                f"This {type(self).__name__} has no weights yet. Call `build` with the shape of a "
-                "signal (batch, length, heads, width) first."
-            )
+        self._check_built()
         if length is None:
             length = self._known_length(inputs)
         if isinstance(length, int):
             self._check_length(length)
         return length
+
+    def _check_built(self) -> None:
+        """Raises a `ValueError` for a mask whose weights are still to be made."""
+        if not self.built and type(self).build is not Mask.build:
+            raise ValueError(
+                f"This {type(self).__name__} has no weights yet. Call `build` with the shape of a "
+                "signal (batch, length, heads, width) first."
+            )
 
     def _known_length(self, inputs: Tensors) -> Any:
         """The number of tokens, where the mask or its inputs know it."""

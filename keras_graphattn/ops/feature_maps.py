@@ -112,7 +112,8 @@ def favor_key_features(
     Args:
         key: Tensor of shape (B, S, N, H).
         directions: Tensor of shape (N, H, m), from `orthogonal_features`.
-        mask: Optional boolean tensor of shape (B, S): keys that count for the scale.
+        mask: Optional boolean tensor of shape (B, S): the keys that count for the scale. The
+            features of the others are no use.
         fixed_scale: Whether the scale is `favor_shift`, which no key has a part in, in place of
             the largest feature of all keys. Needed wherever a mask hides some keys.
 
@@ -131,12 +132,12 @@ def favor_key_features(
     exponents = _exponents(key, directions)
     if fixed_scale:
         return ops.exp(exponents - favor_shift(ops.convert_to_tensor(directions)))
-    counted = exponents
     if mask is not None:
         mask = ops.cast(mask, "bool")[:, :, None, None]
-        counted = ops.where(mask, exponents, ops.cast(hidden_logit(), exponents.dtype))
-    largest = ops.stop_gradient(ops.max(counted, axis=(1, 3), keepdims=True))
-    return ops.exp(ops.minimum(exponents - largest, 0.0))
+        hidden = ops.cast(hidden_logit(exponents.dtype), exponents.dtype)
+        exponents = ops.where(mask, exponents, hidden)
+    largest = ops.stop_gradient(ops.max(exponents, axis=(1, 3), keepdims=True))
+    return ops.exp(exponents - largest)
 
 
 def _exponents(x: Tensor, directions: Tensor) -> Tensor:
