@@ -50,9 +50,7 @@ def tiled_toeplitz_product(table: Tensor, x: Tensor, size: int | None = None) ->
     padding = count * size - length
     table = ops.pad(table, ((0, 0), (padding, padding)))
     signal = ops.pad(at_least_float32(x), ((0, 0), (0, padding), (0, 0), (0, 0)))
-    tiles = ops.transpose(
-        ops.reshape(signal, (batch, count, size, heads, width)), (0, 3, 4, 1, 2)
-    )
+    tiles = ops.transpose(ops.reshape(signal, (batch, count, size, heads, width)), (0, 3, 4, 1, 2))
     product = _near(table, tiles)
     if count > 2:
         product = product + _far(table, tiles)
@@ -65,7 +63,9 @@ def _near(table: Tensor, tiles: Tensor) -> Tensor:
     """Products of each tile (B, N, D, tiles, size) with its own and its neighbours' block."""
     count, size = tiles.shape[-2:]
     if count == 1:
-        return ops.einsum("nij,bndtj->bndti", _in_heads(toeplitz_rows(table, 0, size), tiles), tiles)
+        return ops.einsum(
+            "nij,bndtj->bndti", _in_heads(toeplitz_rows(table, 0, size), tiles), tiles
+        )
     # Rows of the middle tile of three; the table reaches over two at least.
     offsets = np.arange(-(2 * size - 1), 2 * size) + table.shape[1] // 2
     band = toeplitz_rows(ops.take(table, offsets, axis=1), 0, 2 * size)
