@@ -106,9 +106,9 @@ class BlockToeplitz(FourierMask):
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         shape = table_shape(self.grid_shape)
-        order = np.arange(self.length)
-        queries = self._places(ops.cast(positions, "int32"), ops.maximum)
-        offsets = queries[:, None] - self._places(order.astype("int32"), np.maximum)[None]
+        queries = self._places(ops.cast(positions, "int32"))
+        keys = self._places(ops.arange(self.length, dtype="int32"))
+        offsets = queries[:, None] - keys[None]
         table = ops.reshape(parameters["table"], (-1, math.prod(shape)))
         rows = ops.take(table, offsets + math.prod(shape) // 2, axis=1)
         return self._with_prefix(rows, positions)[None]
@@ -129,9 +129,9 @@ class BlockToeplitz(FourierMask):
         rows = ops.pad(ops.take(rows, kept, axis=1), ((0, 0), (0, 0), (before, 0)))
         return self._with_prefix(rows, positions)[None]
 
-    def _places(self, positions: Any, maximum: Any) -> Any:
+    def _places(self, positions: Tensor) -> Tensor:
         """Where the tokens stand when lines are 2 s - 1 apart; those before the grid at 0."""
-        rest = maximum(positions - self.num_prefix_tokens, 0)
+        rest = ops.maximum(positions - self.num_prefix_tokens, 0)
         place, stride = 0, 1
         for size in reversed(self.grid_shape):
             place, rest = place + stride * (rest % size), rest // size

@@ -131,7 +131,6 @@ def favor_error(mask, path, length=1024, size=64, features=32):
     q, k, v = (generator.standard_normal((1, length, HEADS, size)) for _ in range(3))
     q, k, v = (a.astype("float32") for a in (3.0 * q, 3.0 * k, v))
     directions = orthogonal_features(HEADS, size, features, seed=0)
-    mask.build((None, length, HEADS, size))
     x = np.concatenate([v, np.ones_like(v[..., :1])], axis=-1)
     query = favor_query_features(q, directions)
     key = favor_key_features(k, directions, fixed_scale=mask.hides_keys)
