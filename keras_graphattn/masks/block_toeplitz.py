@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -48,6 +48,10 @@ class BlockToeplitz(FourierMask):
 
     Source: Choromanski et al., arXiv 2107.07999, Definition 3.2, Lemma 3.3 and Section 5.4.
     """
+
+    dense_limit: ClassVar[int] = (
+        512  # whole lines in blocks are quicker to write than all of a grid's matrix
+    )
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """What Toeplitz masks share: learned logarithms of factors, and the choice between two costs."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -17,6 +17,7 @@ class FourierMask(Mask):
     """Base of masks whose table of factors is convolved with the tokens, path "fft"."""
 
     paths: tuple[str, ...] = ("dense", "blockwise", "fft")
+    dense_limit: ClassVar[int] = DENSE_LIMIT
 
     @property
     def _fourier_cost(self) -> float:
@@ -30,7 +31,7 @@ class FourierMask(Mask):
         crossover = CROSSOVER.get(keras.backend.backend(), 1000.0) * self._fourier_cost
         if length is not None and length >= crossover * features * width / (features + width + 32):
             return "fft"
-        return "dense" if length is not None and length <= DENSE_LIMIT else "blockwise"
+        return "dense" if length is not None and length <= self.dense_limit else "blockwise"
 
     def _add_logarithms(self, name: str, start: np.ndarray) -> Any:
         return self.add_weight(
