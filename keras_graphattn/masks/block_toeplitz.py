@@ -49,9 +49,8 @@ class BlockToeplitz(FourierMask):
     Source: Choromanski et al., arXiv 2107.07999, Definition 3.2, Lemma 3.3 and Section 5.4.
     """
 
-    dense_limit: ClassVar[int] = (
-        512  # whole lines in blocks are quicker to write than all of a grid's matrix
-    )
+    # Whole lines are quicker to write than the matrix at once, at any length.
+    dense_limit: ClassVar[int] = 0
 
     def __init__(
         self,
