@@ -328,7 +328,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
                 f"{type(self).__name__} acts on signals of shape (batch, length, heads, width). "
                 f"Received: shape={tuple(shape)}"
             )
-        if shape[1] is not None:
+        if isinstance(shape[1], int):
             self._check_length(shape[1])
         if not self.built:
             self.build(tuple(shape))
@@ -351,7 +351,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         self, path: str, length: int | None, features: int | None, width: int | None
     ) -> str:
         if path == "auto":
-            return self.choose_path(length, features, width)
+            known = length if isinstance(length, int) else None
+            return self.choose_path(known, features, width)
         if path not in self.paths:
             raise ValueError(
                 f'`path` of the mask {type(self).__name__} must be "auto" or one of '

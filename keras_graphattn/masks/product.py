@@ -37,6 +37,7 @@ class Product(ChunkedMask):
 
     Example:
 
+    >>> from keras_graphattn.masks import Causal, Segments
     >>> mask = Product([Causal(), Segments()])
     >>> mask.paths
     ('dense', 'blockwise', 'chunked')

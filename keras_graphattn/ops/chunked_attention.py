@@ -116,7 +116,7 @@ def chunked_attention(
     """
     query, key, x = (ops.convert_to_tensor(t) for t in (query, key, x))
     batch, length, heads, width = ops.shape(x)
-    if x.shape[1] is not None:
+    if isinstance(x.shape[1], int):
         chunk_size = max(1, min(chunk_size, x.shape[1]))
     runs = None
     if segment_ids is not None:
@@ -127,7 +127,7 @@ def chunked_attention(
     query, key, x = (_chunks(ops.transpose(t, (0, 2, 1, 3)), chunk_size) for t in (query, key, x))
     sums = None if state is None else state.sums
     outputs = _inside(query, key, x, runs, causal, decay)
-    is_one = query.shape[2] == 1
+    is_one = isinstance(query.shape[2], int) and query.shape[2] == 1
     if not is_one or sums is not None:
         outputs = outputs + _outside(query, key, x, runs, decay, reverse=False, sums=sums)
     if not causal and not is_one:

@@ -72,7 +72,9 @@ def orthogonal_features(
     generator = np.random.default_rng(seed)
     blocks = -(-num_features // key_dim)
     gaussian = generator.standard_normal((num_heads, blocks, key_dim, key_dim))
-    orthogonal = np.linalg.qr(gaussian)[0]
+    orthogonal, triangular = np.linalg.qr(gaussian)
+    signs = np.sign(np.diagonal(triangular, axis1=-2, axis2=-1))
+    orthogonal = orthogonal * signs[..., None, :]  # uniform: LAPACK prefers some signs
     orthogonal = np.moveaxis(orthogonal, 1, 2).reshape((num_heads, key_dim, blocks * key_dim))
     lengths = np.linalg.norm(generator.standard_normal((num_heads, num_features, key_dim)), axis=-1)
     return np.asarray(orthogonal[..., :num_features] * lengths[:, None, :], dtype="float32")
@@ -123,10 +125,10 @@ def favor_key_features(
     Example:
 
     >>> directions = orthogonal_features(num_heads=1, key_dim=4, num_features=4096, seed=0)
-    >>> x = np.array([[1.0, 0.5, 0.0, -1.0]], "float32").reshape((1, 1, 1, 4))
+    >>> x = np.array([0.5, 0.25, 0.0, -0.5], "float32").reshape((1, 1, 1, 4))
     >>> features = favor_key_features(x, directions, fixed_scale=True)
     >>> kernel = keras.ops.mean(features * features)  # of exp(x . x / sqrt(4))
-    >>> bool(abs(float(kernel) / np.exp(2.25 / 2) - 1) < 0.1)
+    >>> bool(abs(float(kernel) / np.exp(0.5625 / 2) - 1) < 0.1)
     True
     """
     exponents = _exponents(key, directions)
