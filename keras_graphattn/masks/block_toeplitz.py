@@ -42,7 +42,7 @@ class BlockToeplitz(FourierMask):
 
     >>> mask = BlockToeplitz((2, 2), num_prefix_tokens=1, form="distance")
     >>> mask.build((None, 5, 1, 8))
-    >>> mask.log_factors.assign(np.log([[1.0, 0.5, 0.25]]))
+    >>> _ = mask.log_factors.assign(np.log([[1.0, 0.5, 0.25]]))
     >>> keras.ops.convert_to_numpy(mask.dense())[0, 0, :2].round(3).tolist()
     [[1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.5, 0.5, 0.25]]
 
@@ -151,7 +151,7 @@ class BlockToeplitz(FourierMask):
         return ops.where(ops.logical_or(query[:, None], key[None, :]), ones, rows)
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
-        if x.shape[1] is None:
+        if not isinstance(x.shape[1], int):
             x = ops.reshape(x, (-1, self.length, *x.shape[2:]))
         before, grid = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         outputs = toeplitz_product(parameters["table"], grid, self.grid_shape)

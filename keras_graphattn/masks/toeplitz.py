@@ -158,7 +158,7 @@ class Toeplitz(FourierMask):
 
 
 def _check_fixed(x: Tensor) -> None:
-    if x.shape[1] is None:
+    if not isinstance(x.shape[1], int):
         raise ValueError(
             'The path "fft" of a Toeplitz mask needs a fixed length. Received: a signal of shape '
             f'{tuple(x.shape)}. Fix the length, or use path="blockwise" or "dense".'
