@@ -1,5 +1,6 @@
-"""What attention does to tokens, measured."""
+"""What attention does to tokens, measured, and what masks look like."""
 
+from keras_graphattn.analysis.mask_pictures import plot_mask
 from keras_graphattn.analysis.similarity import token_similarity
 
-__all__ = ["token_similarity"]
+__all__ = ["plot_mask", "token_similarity"]

@@ -1,13 +1,16 @@
 """Masks of masked kernel attention: factors per pair of positions, applied without the matrix."""
 
+from keras_graphattn.masks.block_toeplitz import BlockToeplitz
 from keras_graphattn.masks.chunked import Causal, Segments
 from keras_graphattn.masks.entries import Entries
 from keras_graphattn.masks.exponential import Exponential
 from keras_graphattn.masks.low_rank import LowRank, StochasticPositions
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.masks.product import Product
+from keras_graphattn.masks.toeplitz import Toeplitz
 
 __all__ = [
+    "BlockToeplitz",
     "Causal",
     "Entries",
     "Exponential",
@@ -16,4 +19,5 @@ __all__ = [
     "Product",
     "Segments",
     "StochasticPositions",
+    "Toeplitz",
 ]

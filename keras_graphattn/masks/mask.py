@@ -73,6 +73,15 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         """M[positions, :], of shape (1 or B, 1 or N, R, T)."""
         return ops.take(self._matrix(length, parameters, inputs), positions, axis=2)
 
+    def _block_rows(
+        self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors
+    ) -> Tensor:
+        """`_rows` for a run of positions from a multiple of R on, where that is faster.
+
+        Positions past the end are put on the last one; nobody reads their rows.
+        """
+        return self._rows(positions, length, parameters, inputs)
+
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         """M x on one of the mask's own paths; `x` (B, T, N, D) and the result are float32."""
         raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
@@ -293,7 +302,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             whole["key"] = key
 
         def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-            matrix = self._rows(
+            matrix = self._block_rows(
                 ops.minimum(rows, length - 1),
                 length,
                 {name: tensors[f"parameter {name}"] for name in parameters},

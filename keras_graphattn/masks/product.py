@@ -156,6 +156,15 @@ class Product(ChunkedMask):
             result = result * mask._rows(positions, length, *self._of(index, parameters, inputs))
         return result
 
+    def _block_rows(
+        self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors
+    ) -> Tensor:
+        result = 1.0
+        for index, mask in enumerate(self.masks):
+            mine = self._of(index, parameters, inputs)
+            result = result * mask._block_rows(positions, length, *mine)
+        return result
+
     def _attend(
         self,
         query_features: Tensor,

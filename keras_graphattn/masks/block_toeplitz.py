@@ -1,0 +1,186 @@
+"""Relative positions on a grid: image patches, video, any rank; with tokens in front of it."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_graphattn.masks.fourier import FourierMask
+from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.ops.toeplitz import table_shape, toeplitz_product
+from keras_graphattn.ops.toeplitz_rows import block_toeplitz_rows, toeplitz_matrix
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class BlockToeplitz(FourierMask):
+    """M[i, j] = exp(b[i_1 - j_1, ..., i_d - j_d]) for tokens i, j of a grid, b learned per head.
+
+    The tokens stand in row-major order. Prefix tokens (CLS, registers) come first; all their
+    factors are 1. The path "fft" has an error of 1e-7 of the largest row.
+
+    Args:
+        grid_shape: Size of each axis of the grid, such as `(14, 14)`.
+        num_prefix_tokens: Number of tokens before those of the grid.
+        form: `"offsets"`: a factor for each offset. `"distance"`: for each |i_1 - j_1| + ... +
+            |i_d - j_d|.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+
+    Weights:
+        `log_factors`, at 0 at the start (every factor 1), of shape (num_heads, 2 s_1 - 1, ...,
+        2 s_d - 1), or (num_heads, s_1 + ... + s_d - d + 1) by distance.
+
+    Raises:
+        ValueError: For arguments out of range, and for lengths other than the number of tokens.
+
+    Example:
+
+    >>> mask = BlockToeplitz((2, 2), num_prefix_tokens=1, form="distance")
+    >>> mask.build((None, 5, 1, 8))
+    >>> _ = mask.log_factors.assign(np.log([[1.0, 0.5, 0.25]]))
+    >>> keras.ops.convert_to_numpy(mask.dense())[0, 0, :2].round(3).tolist()
+    [[1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.5, 0.5, 0.25]]
+
+    Source: Choromanski et al., arXiv 2107.07999, Definition 3.2, Lemma 3.3 and Section 5.4.
+    """
+
+    # Whole lines are quicker to write than the matrix at once, at any length.
+    dense_limit: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        grid_shape: Sequence[int],
+        num_prefix_tokens: int = 0,
+        form: str = "offsets",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        sizes = list(grid_shape) if isinstance(grid_shape, Sequence) else []
+        if not sizes or not all(_is_count(size) and size > 0 for size in sizes):
+            raise ValueError(
+                "`grid_shape` must be one or more integers of at least 1. Received: "
+                f"grid_shape={grid_shape!r}"
+            )
+        if not _is_count(num_prefix_tokens):
+            raise ValueError(
+                "`num_prefix_tokens` must be an integer of at least 0. Received: "
+                f"num_prefix_tokens={num_prefix_tokens!r}"
+            )
+        if form not in ("offsets", "distance"):
+            raise ValueError(f'`form` must be "offsets" or "distance". Received: form={form!r}')
+        self.grid_shape, self.num_prefix_tokens, self.form = tuple(sizes), num_prefix_tokens, form
+        if num_prefix_tokens == 0:  # blocks of whole lines need no second cut
+            lines = max(1, FourierMask.block_size // sizes[-1])
+            self.block_size = lines * sizes[-1]  # type: ignore[misc]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens, those before the grid included."""
+        return self.num_prefix_tokens + math.prod(self.grid_shape)
+
+    @property
+    def _fourier_cost(self) -> float:
+        return float(2 ** (len(self.grid_shape) - 1))
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        shape = table_shape(self.grid_shape)
+        if self.form == "distance":
+            shape = (sum(self.grid_shape) - len(self.grid_shape) + 1,)
+        self.log_factors = self._add_logarithms("log_factors", np.zeros((self.num_heads, *shape)))
+
+    def parameters(self) -> Tensors:
+        factors = ops.exp(at_least_float32(self.log_factors))
+        if self.form == "distance":
+            axes = [np.abs(np.arange(1 - size, size)) for size in self.grid_shape]
+            distances = sum(np.meshgrid(*axes, indexing="ij"))
+            factors = ops.take(factors, np.asarray(distances, dtype="int32"), axis=1)
+        return {"table": factors}
+
+    def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        before = (self.num_prefix_tokens, 0)
+        matrix = toeplitz_matrix(parameters["table"])
+        return ops.pad(matrix, ((0, 0), before, before), constant_values=1.0)[None]
+
+    def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        shape = table_shape(self.grid_shape)
+        queries = self._places(ops.cast(positions, "int32"))
+        keys = self._places(ops.arange(self.length, dtype="int32"))
+        offsets = queries[:, None] - keys[None]
+        table = ops.reshape(parameters["table"], (-1, math.prod(shape)))
+        rows = ops.take(table, offsets + math.prod(shape) // 2, axis=1)
+        return self._with_prefix(rows, positions)[None]
+
+    def _block_rows(
+        self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors
+    ) -> Tensor:
+        size, before, count = self.grid_shape[-1], self.num_prefix_tokens, positions.shape[0]
+        if count is None:
+            return self._rows(positions, length, parameters, inputs)
+        table, positions = parameters["table"], ops.cast(positions, "int32")
+        start = ops.maximum(positions[0] - before, 0)
+        if before == 0 and count % size == 0:
+            return block_toeplitz_rows(table, start // size, count // size, self.grid_shape)[None]
+        lines = (count + size - 2) // size + 1
+        rows = block_toeplitz_rows(table, start // size, lines, self.grid_shape)
+        kept = ops.maximum(positions - before, 0) - start // size * size
+        rows = ops.pad(ops.take(rows, kept, axis=1), ((0, 0), (0, 0), (before, 0)))
+        return self._with_prefix(rows, positions)[None]
+
+    def _places(self, positions: Tensor) -> Tensor:
+        """Where the tokens stand when lines are 2 s - 1 apart; those before the grid at 0."""
+        rest = ops.maximum(positions - self.num_prefix_tokens, 0)
+        place, stride = 0, 1
+        for size in reversed(self.grid_shape):
+            place, rest = place + stride * (rest % size), rest // size
+            stride *= 2 * size - 1
+        return place
+
+    def _with_prefix(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Puts 1 wherever the query or the key is a prefix token; `rows` is (N, R, T)."""
+        if self.num_prefix_tokens == 0:
+            return rows
+        key = ops.arange(self.length, dtype="int32") < self.num_prefix_tokens
+        query = ops.cast(positions, "int32") < self.num_prefix_tokens
+        ones = ops.cast(1.0, rows.dtype)
+        return ops.where(ops.logical_or(query[:, None], key[None, :]), ones, rows)
+
+    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+        if not isinstance(x.shape[1], int):
+            x = ops.reshape(x, (-1, self.length, *x.shape[2:]))
+        before, grid = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
+        outputs = toeplitz_product(parameters["table"], grid, self.grid_shape)
+        if self.num_prefix_tokens == 0:
+            return outputs
+        outputs = outputs + ops.sum(before, axis=1, keepdims=True)
+        everything = ops.sum(x, axis=1, keepdims=True)
+        return ops.concatenate([ops.zeros_like(before) + everything, outputs], axis=1)
+
+    def _check_length(self, length: int) -> None:
+        if length != self.length:
+            raise ValueError(
+                f"A grid of shape {self.grid_shape} with {self.num_prefix_tokens} prefix tokens "
+                f"has {self.length} tokens. Received: a sequence of length {length}."
+            )
+
+    def _known_length(self, inputs: Tensors) -> Any:
+        return self.length
+
+    def choose_path(
+        self, length: int | None, features: int | None = None, width: int | None = None
+    ) -> str:
+        return super().choose_path(self.length, features, width)
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("num_prefix_tokens", "form")
+        config = {name: getattr(self, name) for name in names}
+        return {**super().get_config(), "grid_shape": list(self.grid_shape), **config}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,30 @@
+import sys
+
+import numpy as np
+import pytest
+
+from keras_graphattn.analysis import plot_mask
+from keras_graphattn.masks import Causal, Segments, Toeplitz
+from tests.numerics import randomise, to_numpy
+
+
+def test_draws_the_matrix_of_a_head():
+    mask = Toeplitz(8)
+    mask.build((None, None, 2, 4))
+    randomise(mask)
+    (image,) = plot_mask(mask, 5, head=1).get_images()
+    np.testing.assert_allclose(image.get_array(), to_numpy(mask.dense(5))[0, 1], rtol=1e-6)
+    (image,) = plot_mask(Segments(), segment_ids=np.array([[0, 0, 1]])).get_images()
+    assert image.get_array().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+
+
+def test_what_cannot_be_drawn(monkeypatch):
+    mask = Toeplitz(8)
+    mask.build((None, None, 2, 4))
+    with pytest.raises(ValueError, match="head"):
+        plot_mask(mask, 5, head=2)
+    with pytest.raises(ValueError, match="mask"):
+        plot_mask(np.eye(3))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        plot_mask(Causal(), 5)

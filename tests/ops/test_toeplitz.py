@@ -1,0 +1,138 @@
+"""Products with Toeplitz matrices, and the matrices, answer to their entries, gradients and all."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_graphattn.ops.tiled_toeplitz import tiled_toeplitz_product
+from keras_graphattn.ops.toeplitz import fast_fourier_length, table_shape, toeplitz_product
+from keras_graphattn.ops.toeplitz_rows import block_toeplitz_rows, toeplitz_matrix, toeplitz_rows
+from tests import reference_toeplitz as reference
+from tests.numerics import (
+    BACKEND,
+    assert_all_close,
+    assert_close,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+
+HEADS, WIDTH = 2, 3
+LENGTHS = st.integers(1, 1000)
+GRIDS = st.one_of(
+    st.tuples(st.integers(1, 30), st.integers(1, 30)),
+    st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),
+)
+EXAMPLES = settings(max_examples=6)
+
+
+def drawn(grid_shape, batch=2):
+    generator = np.random.default_rng(int(np.prod(grid_shape)))
+    table = np.exp(generator.standard_normal((HEADS, *table_shape(grid_shape))))
+    x = generator.standard_normal((batch, int(np.prod(grid_shape)), HEADS, WIDTH))
+    return table.astype("float32"), x.astype("float32")
+
+
+def check(product, grid_shape):
+    arrays = drawn(grid_shape)
+    value, gradients = value_and_gradients(product, *arrays)
+    expected = reference_value_and_gradients(
+        lambda table, x: reference.toeplitz_product(table, x, grid_shape), *arrays
+    )
+    assert_close(value, expected[0], 1e-5)
+    assert_all_close(gradients, expected[1], 1e-5)
+
+
+@EXAMPLES
+@given(length=LENGTHS)
+def test_sequences(length):
+    check(toeplitz_product, (length,))
+
+
+@EXAMPLES
+@given(grid_shape=GRIDS)
+def test_grids(grid_shape):
+    check(lambda table, x: toeplitz_product(table, x, grid_shape), grid_shape)
+
+
+@EXAMPLES
+@given(length=LENGTHS, size=st.sampled_from([4, 64]))
+def test_tiles(length, size):
+    check(lambda table, x: tiled_toeplitz_product(table, x, min(size, 64)), (min(length, 300),))
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="the others compile in every test or eagerly")
+@pytest.mark.parametrize("product", [toeplitz_product, tiled_toeplitz_product])
+def test_tensorflow_xla(product):
+    import tensorflow as tf
+
+    arrays = drawn((201,))
+    expected = reference_value_and_gradients(
+        lambda table, x: reference.toeplitz_product(table, x, (201,)), *arrays
+    )
+
+    @tf.function(jit_compile=True)
+    def value_and_gradient(*tensors):
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            value = product(*tensors)
+            weights = np.random.default_rng(7).standard_normal(value.shape).astype("float32")
+            total = tf.reduce_sum(value * weights)
+        return value, tape.gradient(total, tensors)
+
+    value, gradients = value_and_gradient(*[tf.constant(a) for a in arrays])
+    assert_close(to_numpy(value), expected[0], 1e-5)
+    assert_all_close({i: to_numpy(g) for i, g in enumerate(gradients)}, expected[1], 1e-5)
+
+
+@pytest.mark.parametrize("grid_shape", [(1,), (9,), (5, 4), (1, 6), (2, 3, 4)])
+def test_matrix_and_its_rows(grid_shape):
+    table, _ = drawn(grid_shape)
+    value, gradients = value_and_gradients(toeplitz_matrix, table)
+    expected = reference_value_and_gradients(
+        lambda table: reference.toeplitz_matrix(table, grid_shape), table
+    )
+    np.testing.assert_allclose(value, expected[0], rtol=1e-6)
+    assert_all_close(gradients, expected[1], 1e-6)
+    lines, size = int(np.prod(grid_shape[:-1])), grid_shape[-1]
+    for first, count in ((0, lines), (lines // 2, 1), (lines - 1, 2)):
+        rows = to_numpy(block_toeplitz_rows(table, first, count, grid_shape))
+        inside = expected[0][:, first * size : (first + count) * size]
+        np.testing.assert_allclose(rows[:, : inside.shape[1]], inside, rtol=1e-6)
+
+
+def test_rows_of_a_shorter_sequence():
+    table, _ = drawn((9,))
+    matrix = to_numpy(toeplitz_matrix(table))
+    rows = to_numpy(toeplitz_rows(table, ops.convert_to_tensor(2), 3, length=6))
+    np.testing.assert_allclose(rows, matrix[:, 2:5, :6])
+
+
+def test_tiles_keep_the_future_out_bit_by_bit():
+    table, x = drawn((150,))
+    table[:, :149] = 0.0
+    changed = x.copy()
+    changed[:, 100:] = 1e20
+    before, after = (to_numpy(tiled_toeplitz_product(table, a, 16)) for a in (x, changed))
+    np.testing.assert_array_equal(before[:, :100], after[:, :100])
+    assert np.abs(after[:, 100:]).min() > 1e10
+
+
+def test_fourier_lengths():
+    for length in range(1, 400):
+        found = fast_fourier_length(length)
+        smooth = found
+        for prime in (2, 3, 5):
+            while smooth % prime == 0:
+                smooth //= prime
+        assert smooth == 1
+        assert found % 2 == 0
+        assert length <= found <= max(2, 1.34 * length)
+
+
+@pytest.mark.parametrize("shape", [(2, 11), (2, 12), (3, 13)])
+def test_shapes_that_do_not_fit(shape):
+    with pytest.raises(ValueError, match="table"):
+        toeplitz_product(np.ones(shape, "float32"), np.ones((1, 7, 2, 3), "float32"))
