@@ -34,7 +34,7 @@ def siglip():
     words = {"vocabulary_size": VOCABULARY, "embedding_dim": 8, "name": "text_encoder"}
     return models.SigLIPBackbone(
         models.SigLIPVisionEncoder(**vision),
-        models.SigLIPTextEncoder(**words, **WIDTHS, max_sequence_length=24),
+        models.SigLIPTextEncoder(**words, **WIDTHS, max_sequence_length=LENGTH),
     )
 
 
@@ -100,8 +100,9 @@ def random_inputs(backbone, length=LENGTH, batch=2, real=None, seed=1):
     real = np.array([length - 2, length] if real is None else real)[:, None]
     mask = np.arange(length)[None] < real
     inputs = {}
-    for tensor in backbone.inputs:
-        name, shape = tensor.name, tensor.shape
+    wanted = backbone.input if isinstance(backbone.input, dict) else {"images": backbone.input}
+    for name, tensor in wanted.items():
+        shape = tensor.shape
         if "mask" in name:
             inputs[name] = mask.astype("int32")
         elif "segment" in name:
@@ -116,10 +117,11 @@ def random_inputs(backbone, length=LENGTH, batch=2, real=None, seed=1):
 
 def outputs(model, inputs):
     """All outputs as one list of arrays, those of padded positions zeroed."""
+    given = inputs if isinstance(model.input, dict) else inputs["images"]
     if BACKEND == "jax":
-        found = model.predict_on_batch(inputs)
+        found = model.predict_on_batch(given)
     else:
-        found = model(inputs, training=False)
+        found = model(given, training=False)
     arrays = [
         np.asarray(keras.ops.convert_to_numpy(x), "float64") for x in keras.tree.flatten(found)
     ]
@@ -147,6 +149,7 @@ def with_head(backbone):
 
 
 def fit_one_step(backbone, inputs):
+    inputs = inputs if isinstance(backbone.input, dict) else inputs["images"]
     model = with_head(backbone)
     model.compile("adam", "mse", run_eagerly=BACKEND != "jax", jit_compile=False)
     model.fit(inputs, np.array([[3.0], [-3.0]]), batch_size=2, epochs=1, verbose=0)
