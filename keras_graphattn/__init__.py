@@ -1,6 +1,6 @@
 """Graph-filter and sub-quadratic masked attention for Keras 3, on any backend."""
 
-from keras_graphattn import analysis, hub, layers, ops
+from keras_graphattn import analysis, hub, layers, masks, ops
 from keras_graphattn.export import export_saved_model
 from keras_graphattn.hub import convert, inspect, revert
 from keras_graphattn.version import __version__
@@ -13,6 +13,7 @@ __all__ = [
     "hub",
     "inspect",
     "layers",
+    "masks",
     "ops",
     "revert",
 ]

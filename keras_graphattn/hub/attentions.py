@@ -14,8 +14,10 @@ from keras_graphattn.hub.cached import (
     CachedGraphFilterAttention,
     CachedPLaplacianAttention,
 )
+from keras_graphattn.hub.cached_kernel import CachedMaskedKernelAttention
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
+from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 
 STOCK = "MultiHeadAttention"
@@ -75,7 +77,9 @@ def replacement_for(attention: str, layer: Any) -> type:
 register_attention("graph_filter", STOCK, GraphFilterAttention)
 register_attention("p_laplacian", STOCK, PLaplacianAttention)
 register_attention("attentive_graph_filter", STOCK, AttentiveGraphFilter)
+register_attention("masked_kernel", STOCK, MaskedKernelAttention)
 for _name in CACHED:
     register_attention("graph_filter", _name, CachedGraphFilterAttention)
     register_attention("p_laplacian", _name, CachedPLaplacianAttention)
     register_attention("attentive_graph_filter", _name, CachedAttentiveGraphFilter)
+    register_attention("masked_kernel", _name, CachedMaskedKernelAttention)

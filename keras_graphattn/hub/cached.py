@@ -31,7 +31,8 @@ def open_slots(cache: Tensor, slots: int) -> Tensor:
     return ops.pad(cache, [[0, 0], [0, missing], [0, 0], [0, 0], [0, 0]])
 
 
-def _write(slot: Tensor, x: Tensor, index: Any) -> Tensor:
+def write_slot(slot: Tensor, x: Tensor, index: Any) -> Tensor:
+    """One slot of the cache (B, S, N, H) with x (B, t, N, H) written at `index`."""
     return ops.slice_update(slot, (0, index, 0, 0), ops.cast(x, slot.dtype))
 
 
@@ -146,7 +147,7 @@ class _CachedSelfAttention(CachedCall):
         mask: Tensor,
         index: Any,
     ) -> tuple[Tensor, Tensor]:
-        keys = _write(cache[:, 0], self.key_dense(value if key is None else key), index)
+        keys = write_slot(cache[:, 0], self.key_dense(value if key is None else key), index)
         seen = ops.any(mask, axis=(1, 2))
         seen = ops.broadcast_to(seen, (ops.shape(query)[0], ops.shape(seen)[1]))
         outputs, signals = self._decode_rows(
@@ -212,7 +213,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):
         )
         filtered = self._filtered(left_singular_vectors(self.query_dense(query), None), query)
         outputs, _ = causal_singular_value_attention(filtered, logits, values, None, state)
-        slots = [_write(cache[:, 0], logits, index), _write(cache[:, 1], values, index)]
+        slots = [write_slot(cache[:, 0], logits, index), write_slot(cache[:, 1], values, index)]
         cache = ops.concatenate([ops.stack(slots, axis=1), cache[:, 2:]], axis=1)
         return outputs, cache
 

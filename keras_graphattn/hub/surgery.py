@@ -69,7 +69,6 @@ def _new_layer(site: Site, attention: str, options: Mapping[str, Any]) -> Any:
     if config.get("attention_axes") in (None, (1,), [1]):
         config["attention_axes"] = None
     if issubclass(replacement, AttentiveGraphFilter):
-        config = {name: value for name, value in config.items() if value is not None}
         config["causal"] = site.is_causal
     # Each layer gets objects of its own: a mask with weights is not shared between layers.
     own = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(dict(options)))

@@ -9,7 +9,6 @@ from hypothesis.extra import numpy as hnp
 from keras_graphattn.analysis import token_similarity
 from keras_graphattn.layers import ContraNorm, ScaledHighFrequencyAttention
 from tests import reference
-from tests.masks import draw_masks, joined_mask
 from tests.numerics import (
     assert_all_close,
     assert_close,
@@ -20,6 +19,7 @@ from tests.numerics import (
     to_numpy,
     value_and_gradients,
 )
+from tests.random_masks import draw_masks, joined_mask
 
 HEADS, KEY, FEATURES = 3, 4, 10
 

@@ -10,7 +10,6 @@ from keras import ops
 
 from keras_graphattn.layers import GraphFilterAttention
 from tests import reference
-from tests.masks import draw_masks, joined_mask
 from tests.numerics import (
     as_seen,
     assert_all_close,
@@ -21,6 +20,7 @@ from tests.numerics import (
     reference_weights,
     to_numpy,
 )
+from tests.random_masks import draw_masks, joined_mask
 
 HEADS, KEY, FEATURES = 3, 4, 10
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from keras_graphattn.layers import GraphFilterAttention
 from tests import reference_dense
-from tests.masks import draw_masks, joined_mask
 from tests.numerics import (
     BACKEND,
     assert_all_close,
@@ -21,6 +20,7 @@ from tests.numerics import (
     short_name,
     to_numpy,
 )
+from tests.random_masks import draw_masks, joined_mask
 
 HEADS, KEY, FEATURES = 4, 3, 10
 EXACT = ["monomial", "chebyshev", "legendre", "jacobi"]

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from keras_graphattn.layers import PLaplacianAttention
 from tests import reference_dense
-from tests.masks import draw_masks, joined_mask
 from tests.numerics import (
     assert_all_close,
     assert_close,
@@ -17,6 +16,7 @@ from tests.numerics import (
     reference_weights,
     to_numpy,
 )
+from tests.random_masks import draw_masks, joined_mask
 
 HEADS, KEY, FEATURES = 4, 3, 10
 

@@ -16,7 +16,7 @@ from keras_graphattn.ops import (
     softmax_operator,
     zero_blind_rows,
 )
-from tests import masks, reference
+from tests import random_masks, reference
 from tests.numerics import (
     BACKEND,
     assert_all_close,
@@ -88,8 +88,8 @@ def test_agrees_with_naive_twin_in_values_and_gradients(form, length):
 @pytest.mark.parametrize("form", ["softmax", "blockwise", "fused"])
 def test_masks_mean_the_same_to_all_forms(form, data, length, window, block_size):
     sizes = {"batch": BATCH, "length": length, "heads": HEADS}
-    drawn = masks.draw_masks(data, **sizes)
-    meaning = masks.joined_mask(drawn, **sizes)
+    drawn = random_masks.draw_masks(data, **sizes)
+    meaning = random_masks.joined_mask(drawn, **sizes)
     if window is not None:
         near = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) < window
         meaning = meaning & near
@@ -114,7 +114,7 @@ def test_blind_rows_are_zeroed_block_by_block(data):
     sizes = {"batch": BATCH, "length": 7, "heads": HEADS}
     keys = data.draw(hnp.arrays(bool, (BATCH, 7)))
     causal = data.draw(st.booleans())
-    meaning = masks.joined_mask({"key_mask": keys, "use_causal_mask": causal}, **sizes)
+    meaning = random_masks.joined_mask({"key_mask": keys, "use_causal_mask": causal}, **sizes)
     mask = AttentionMask(keys=ops.convert_to_tensor(keys), causal=causal)
     outputs = zero_blind_rows(ops.ones((BATCH, 7, HEADS, 2)), mask, block_size=3)
     expected = meaning.any(-1).transpose(0, 2, 1)[..., None] * np.ones(2)

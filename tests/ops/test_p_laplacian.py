@@ -13,7 +13,7 @@ from keras_graphattn.ops import (
     softmax_operator,
     squared_distances,
 )
-from tests import masks, reference_dense
+from tests import random_masks, reference_dense
 from tests.numerics import (
     BACKEND,
     assert_all_close,
@@ -74,7 +74,7 @@ def test_agrees_with_naive_twin_in_values_and_gradients(length, drop):
 )
 def test_agrees_with_naive_twin_under_masks(data, length, drop, block_size):
     sizes = {"batch": BATCH, "length": length, "heads": len(P)}
-    drawn = masks.draw_masks(data, **sizes)
+    drawn = random_masks.draw_masks(data, **sizes)
     keys = [drawn[name] for name in ("value_mask", "key_mask") if name in drawn]
     mask = AttentionMask(
         *(
@@ -88,7 +88,12 @@ def test_agrees_with_naive_twin_under_masks(data, length, drop, block_size):
         causal=drawn["use_causal_mask"],
     )
     check(
-        length, mask, masks.joined_mask(drawn, **sizes), drop=drop, block_size=block_size, loose=3
+        length,
+        mask,
+        random_masks.joined_mask(drawn, **sizes),
+        drop=drop,
+        block_size=block_size,
+        loose=3,
     )
 
 

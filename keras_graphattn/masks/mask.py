@@ -1,0 +1,369 @@
+"""The base of all masks: a matrix of factors on attention, as a linear operator on tokens.
+
+Masked kernel attention multiplies the kernel phi(q_i) . phi(k_j) by a factor M[i, j] that depends
+on the two positions. All it needs of M is the product M x with signals along the token axis, which
+a mask can often give in less than quadratic time. Every mask can also show its matrix, whole
+(`dense`) or some rows at a time (`rows`), so that short sequences run the plain way, and so that
+the two ways check each other.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from keras_graphattn.ops.blocks import map_query_blocks
+from keras_graphattn.ops.kernel_attention import masked_scores, sum_over_features
+from keras_graphattn.ops.precision import at_least_float32
+
+Tensor = Any
+Tensors = dict[str, Tensor]
+
+DENSE_LIMIT = 1024  # beyond it, "auto" takes rows in blocks where a mask has no path of its own
+
+
+class Mask(keras.layers.Layer):  # type: ignore[misc]
+    """M, a T x T matrix of non-negative factors per head, as a linear operator.
+
+    A subclass names its `paths` and `inputs_at_call` and writes at least one of `_matrix` and
+    `_rows`; for a path of its own also `_signal`, and `_attend` where attention has a better form
+    than Algorithm 1. These take the mask's weights and call-time inputs as dictionaries of
+    tensors and touch `self` for settings alone: on TensorFlow, rematerialisation drops the
+    gradient of captured tensors in silence.
+
+    Attributes:
+        paths: The ways to compute: "dense" forms M, "blockwise" forms it for some query rows at a
+            time, the others never form it. The one for long sequences comes last.
+        inputs_at_call: Names of the tensors that every call needs, such as segment ids.
+    """
+
+    paths: tuple[str, ...] = ("dense", "blockwise")
+    inputs_at_call: tuple[str, ...] = ()
+    block_size: ClassVar[int] = 512
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether M[i, j] = 0 wherever j > i."""
+        return False
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether some M[i, j] = 0: then no number of a row may depend on all keys."""
+        return self.is_causal
+
+    @property
+    def has_state(self) -> bool:
+        """Whether attention under the mask goes token by token with a state of fixed size."""
+        return False
+
+    # What subclasses write
+
+    def parameters(self) -> Tensors:
+        """The tensors with a gradient that M is made of, at least float32, by name."""
+        return {}
+
+    def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        """M, of shape (1 or B, 1 or N, T, T)."""
+        if type(self)._rows is Mask._rows:
+            raise NotImplementedError(f"{type(self).__name__} must write `_matrix` or `_rows`.")
+        return self._rows(ops.arange(length), length, parameters, inputs)
+
+    def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        """M[positions, :], of shape (1 or B, 1 or N, R, T)."""
+        return ops.take(self._matrix(length, parameters, inputs), positions, axis=2)
+
+    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+        """M x on one of the mask's own paths; `x` (B, T, N, D) and the result are float32."""
+        raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
+
+    def _causal_signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+        """(M o causal) x on one of the mask's own paths, for masks that have such a form."""
+        raise NotImplementedError(f"{type(self).__name__} has no causal form.")
+
+    def _attend(
+        self,
+        query_features: Tensor,
+        key_features: Tensor,
+        x: Tensor,
+        path: str,
+        parameters: Tensors,
+        inputs: Tensors,
+        feature_chunk: int | None,
+    ) -> Tensor:
+        """[(phi(Q) phi(K)^T) o M] x on one of the mask's own paths, all float32: Algorithm 1."""
+        names = (*parameters, *inputs)
+
+        def apply(signal: Tensor, *tensors: Tensor) -> Tensor:
+            found = dict(zip(names, tensors, strict=True))
+            return self._signal(
+                signal,
+                path,
+                {name: found[name] for name in parameters},
+                {name: found[name] for name in inputs},
+            )
+
+        tensors = (*parameters.values(), *inputs.values())
+        return sum_over_features(apply, query_features, key_features, x, tensors, feature_chunk)
+
+    def _check_length(self, length: int) -> None:
+        """Raises a `ValueError` for a length that the mask's topology does not have."""
+
+    def choose_path(
+        self, length: int | None, features: int | None = None, width: int | None = None
+    ) -> str:
+        """The path that "auto" takes.
+
+        Args:
+            length: Number of tokens T; `None` where it is only known at run time.
+            features: Number of features m of the attention; `None` for M x alone.
+            width: Number of columns D of the signal, where it matters.
+
+        Returns:
+            One of `paths`.
+        """
+        del features, width
+        if self.paths[-1] not in ("dense", "blockwise"):
+            return self.paths[-1]
+        return "dense" if length is not None and length <= DENSE_LIMIT else "blockwise"
+
+    # What users call
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the weights for signals of shape (B, T, N, D)."""
+        if len(input_shape) != 4 or input_shape[2] is None:
+            raise ValueError(
+                f"{type(self).__name__} acts on signals of shape (batch, length, heads, width) "
+                f"with a known number of heads. Received: shape={tuple(input_shape)}"
+            )
+        self.num_heads = int(input_shape[2])
+
+    def call(self, x: Tensor, **inputs: Tensor) -> Tensor:
+        return self.apply(x, **inputs)
+
+    def compute_output_shape(self, input_shape: Any, **inputs: Any) -> Any:
+        return input_shape
+
+    def apply(self, x: Tensor, path: str = "auto", **inputs: Tensor) -> Tensor:
+        """M x, for every head along the token axis.
+
+        Args:
+            x: Tensor of shape (B, T, N, D).
+            path: One of `paths`, or `"auto"`.
+            **inputs: The tensors of `inputs_at_call`.
+
+        Returns:
+            A tensor of the shape and dtype of `x`; sums are float32.
+
+        Raises:
+            ValueError: For an unknown path, missing or unknown inputs, or a length that the mask
+                does not have.
+        """
+        x = ops.convert_to_tensor(x)
+        inputs = self._prepared(x.shape, inputs)
+        path = self._checked_path(path, x.shape[1], None, x.shape[3])
+        parameters, signal = self.parameters(), at_least_float32(x)
+        if path == "dense":
+            matrix = self._matrix(ops.shape(x)[1], parameters, inputs)
+            result = ops.einsum("bnts,bsnd->btnd", self._in_full(matrix, x), signal)
+        elif path == "blockwise":
+            result = self._blockwise(None, None, signal, parameters, inputs)
+        else:
+            result = self._signal(signal, path, parameters, inputs)
+        return ops.cast(result, x.dtype)
+
+    def attend(
+        self,
+        query_features: Tensor,
+        key_features: Tensor,
+        x: Tensor,
+        path: str = "auto",
+        feature_chunk: int | None = None,
+        **inputs: Tensor,
+    ) -> Tensor:
+        """[(phi(Q) phi(K)^T) o M] x: masked kernel attention before it is normalised.
+
+        With a column of ones in `x`, that column of the result is the normaliser.
+
+        Args:
+            query_features: phi(Q), of shape (B, T, N, m).
+            key_features: phi(K), of shape (B, T, N, m).
+            x: Tensor of shape (B, T, N, D).
+            path: One of `paths`, or `"auto"`.
+            feature_chunk: Number of features at a time where a path works on an (n, m, D)
+                tensor; less memory, the same numbers. All at once by default.
+            **inputs: The tensors of `inputs_at_call`.
+
+        Returns:
+            A tensor of the shape and dtype of `x`; sums are float32.
+
+        Raises:
+            ValueError: As for `apply`.
+
+        Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
+        """
+        x = ops.convert_to_tensor(x)
+        inputs = self._prepared(x.shape, inputs)
+        features = query_features.shape[-1]
+        path = self._checked_path(path, x.shape[1], features, x.shape[3])
+        query, key, signal = (at_least_float32(t) for t in (query_features, key_features, x))
+        parameters = self.parameters()
+        if path == "dense":
+            matrix = self._matrix(ops.shape(x)[1], parameters, inputs)
+            result = masked_scores(query, key, signal, matrix)
+        elif path == "blockwise":
+            result = self._blockwise(query, key, signal, parameters, inputs)
+        else:
+            result = self._attend(query, key, signal, path, parameters, inputs, feature_chunk)
+        return ops.cast(result, x.dtype)
+
+    def dense(self, length: int | None = None, **inputs: Tensor) -> Tensor:
+        """M itself: for tests, plots and short sequences.
+
+        Args:
+            length: Number of tokens T; may be left out where the mask or its inputs know it.
+            **inputs: The tensors of `inputs_at_call`.
+
+        Returns:
+            A float32 tensor of shape (1 or B, 1 or N, T, T), with gradients for all weights.
+        """
+        inputs = self._checked_inputs(inputs)
+        return self._matrix(self._length(length, inputs), self.parameters(), inputs)
+
+    def rows(self, positions: Tensor, length: int | None = None, **inputs: Tensor) -> Tensor:
+        """M[positions, :]: a few query rows, for masks that can without forming the rest.
+
+        Args:
+            positions: Integer tensor of shape (R,).
+            length: Number of tokens T; may be left out where the mask or its inputs know it.
+            **inputs: The tensors of `inputs_at_call`.
+
+        Returns:
+            A float32 tensor of shape (1 or B, 1 or N, R, T).
+        """
+        inputs = self._checked_inputs(inputs)
+        positions = ops.convert_to_tensor(positions, dtype="int32")
+        return self._rows(positions, self._length(length, inputs), self.parameters(), inputs)
+
+    def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
+        """The state of `step` before the first token: O(features x width) for each head."""
+        raise ValueError(self._no_state())
+
+    def step(
+        self, state: Any, query_features: Tensor, key_features: Tensor, x: Tensor, **inputs: Tensor
+    ) -> tuple[Tensor, Any]:
+        """The rows of `attend` for new tokens, one or several, and the state after them.
+
+        Args:
+            state: What `get_initial_state` or the step before returned.
+            query_features: phi(Q) of the new tokens, of shape (B, t, N, m).
+            key_features: phi(K) of the new tokens, of shape (B, t, N, m).
+            x: Signal of the new tokens, of shape (B, t, N, D).
+            **inputs: The tensors of `inputs_at_call` for the new tokens.
+
+        Raises:
+            ValueError: For a mask that has no state of fixed size.
+        """
+        raise ValueError(self._no_state())
+
+    # What the two share
+
+    def _no_state(self) -> str:
+        reason = "causal, but needs all tokens so far" if self.is_causal else "not causal"
+        return (
+            f"Token by token, attention needs a causal mask with a state of fixed size. Received: "
+            f"the mask {type(self).__name__}, which is {reason}. Use `Causal`, `Exponential("
+            "causal=True)` or a product of these."
+        )
+
+    def _blockwise(
+        self,
+        query: Tensor | None,
+        key: Tensor | None,
+        x: Tensor,
+        parameters: Tensors,
+        inputs: Tensors,
+    ) -> Tensor:
+        """`apply` or, given features, `attend`, with M formed for a block of rows at a time."""
+        length = ops.shape(x)[1]
+        whole = {"signal": x}
+        whole |= {f"parameter {name}": tensor for name, tensor in parameters.items()}
+        whole |= {f"input {name}": tensor for name, tensor in inputs.items()}
+        if key is not None:
+            whole["key"] = key
+
+        def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+            matrix = self._rows(
+                ops.minimum(rows, length - 1),
+                length,
+                {name: tensors[f"parameter {name}"] for name in parameters},
+                {name: tensors[f"input {name}"] for name in inputs},
+            )
+            signal = tensors["signal"]
+            if key is None:
+                return ops.einsum("bnts,bsnd->btnd", self._in_full(matrix, signal), signal)
+            return masked_scores(tensors["query"], tensors["key"], signal, matrix)
+
+        by_row = {} if query is None else {"query": query}
+        return map_query_blocks(rows_of_block, by_row, whole, length, self.block_size)
+
+    def _in_full(self, matrix: Tensor, x: Tensor) -> Tensor:
+        """M for each sequence and head, (B, N, R, T): `einsum` does not broadcast letters."""
+        return ops.broadcast_to(
+            matrix, (ops.shape(x)[0], x.shape[2], ops.shape(matrix)[2], ops.shape(matrix)[3])
+        )
+
+    def _prepared(self, shape: Any, inputs: Tensors) -> Tensors:
+        if len(shape) != 4:
+            raise ValueError(
+                f"{type(self).__name__} acts on signals of shape (batch, length, heads, width). "
+                f"Received: shape={tuple(shape)}"
+            )
+        if shape[1] is not None:
+            self._check_length(shape[1])
+        if not self.built:
+            self.build(tuple(shape))
+        if shape[2] != self.num_heads:
+            raise ValueError(
+                f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a "
+                f"signal of shape (batch, length, heads, width) = {tuple(shape)}"
+            )
+        return self._checked_inputs(inputs)
+
+    def _checked_inputs(self, inputs: Tensors) -> Tensors:
+        if set(inputs) != set(self.inputs_at_call):
+            raise ValueError(
+                f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each "
+                f"call. Received: {sorted(inputs)}. A layer hands them on as `mask_inputs`."
+            )
+        return {name: ops.convert_to_tensor(inputs[name]) for name in self.inputs_at_call}
+
+    def _checked_path(
+        self, path: str, length: int | None, features: int | None, width: int | None
+    ) -> str:
+        if path == "auto":
+            return self.choose_path(length, features, width)
+        if path not in self.paths:
+            raise ValueError(
+                f'`path` of the mask {type(self).__name__} must be "auto" or one of '
+                f"{list(self.paths)}. Received: path={path!r}"
+            )
+        return path
+
+    def _length(self, length: int | None, inputs: Tensors) -> Any:
+        if not self.built and type(self).build is not Mask.build:
+            raise ValueError(
+                f"This {type(self).__name__} has no weights yet. Call `build` with the shape of a "
+                "signal (batch, length, heads, width) first."
+            )
+        if length is None:
+            length = self._known_length(inputs)
+        if isinstance(length, int):
+            self._check_length(length)
+        return length
+
+    def _known_length(self, inputs: Tensors) -> Any:
+        """The number of tokens, where the mask or its inputs know it."""
+        raise ValueError(
+            f"{type(self).__name__} exists at any length. Received: length=None. Say which."
+        )
