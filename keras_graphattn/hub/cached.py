@@ -162,17 +162,17 @@ class _CachedSelfAttention(CachedCall):
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class CachedGraphFilterAttention(_CachedSelfAttention, GraphFilterAttention):
+class CachedGraphFilterAttention(_CachedSelfAttention, GraphFilterAttention):  # type: ignore[misc]
     """`GraphFilterAttention` in the place of KerasHub's `CachedMultiHeadAttention`."""
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class CachedPLaplacianAttention(_CachedSelfAttention, PLaplacianAttention):
+class CachedPLaplacianAttention(_CachedSelfAttention, PLaplacianAttention):  # type: ignore[misc]
     """`PLaplacianAttention` in the place of KerasHub's `CachedMultiHeadAttention`."""
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):
+class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ignore[misc]
     """`AttentiveGraphFilter` in the place of KerasHub's `CachedMultiHeadAttention`.
 
     The decoder's mask joins padding and causality; the causal form knows the second by itself,

@@ -25,7 +25,7 @@ class _Rows(NamedTuple):
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):
+class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: ignore[misc]
     """`MaskedKernelAttention` in the place of KerasHub's `CachedMultiHeadAttention`.
 
     The decoder's mask joins padding and causality: as `use_causal_mask` and a mask of keys they
@@ -69,6 +69,6 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):
         total = ops.sum(matrix, axis=-1, keepdims=True)
         matrix = matrix / ops.where(total > 0.0, total, ops.cast(1.0, total.dtype))
         applied = CachedOperator(ops.cast(matrix, cache.dtype), cache[:, 1:], index)
-        operator = _Rows(applied, ops.transpose(total > 0.0, (0, 2, 1, 3)))
+        operator: Any = _Rows(applied, ops.transpose(total > 0.0, (0, 2, 1, 3)))
         outputs = self._outputs(operator, self.value_dense(value))
         return outputs, ops.concatenate([keys[:, None], applied.signals], axis=1)

@@ -151,10 +151,11 @@ def reach_keras_hub() -> None:
             reach(getattr(keras_hub.models, name))
     for name in LAYERS:
         reach(getattr(keras_hub.layers, name))
-    for known in set(keras.saving.get_custom_objects().values()):
+    registered: set[Any] = set(keras.saving.get_custom_objects().values())
+    for known in registered:
         if not isinstance(known, type) or not issubclass(known, keras_hub.models.Task):
             continue
-        if known.backbone_cls in _CONVERTED:
+        if getattr(known, "backbone_cls", None) in _CONVERTED:
             reach_task(known)
 
 

@@ -1,9 +1,10 @@
 """What `inspect` returns: rows that print as a table."""
 
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """One self-attention layer."""
 
     index: int
@@ -17,7 +18,7 @@ class Table(list[Row]):
 
     def __str__(self) -> str:
         header = ("index", "path", "class", "added")
-        lines = [header, *(tuple(str(field) for field in row) for row in self)]
+        lines = [header, *(tuple(str(field) for field in astuple(row)) for row in self)]
         widths = [max(len(line[column]) for line in lines) for column in range(4)]
         return "\n".join(
             f"{index:>{widths[0]}}  {path:<{widths[1]}}  {name:<{widths[2]}}  {added:>{widths[3]}}"
