@@ -106,7 +106,7 @@ def _about(plain: type) -> dict[str, Any]:
 def _subclass(plain: Any) -> type:
     """A subclass that takes the conversions as the argument `graph_attention`."""
 
-    @functools.wraps(plain.__init__)
+    # Not `functools.wraps`: Keras reads the signature in two ways, of which one sees through it.
     def __init__(self: Any, *args: Any, graph_attention: Any = (), **kwargs: Any) -> None:
         plain.__init__(self, *args, **kwargs)
         self._graph_attention = Conversions.from_config(graph_attention)

@@ -24,6 +24,7 @@ ATTENTIONS = {
     "graph_filter": {"order": 4},
     "p_laplacian": {"p": 2.0},
     "attentive_graph_filter": None,
+    "masked_kernel": None,
 }
 REPRESENTATIVE = ("bert", "gpt2")
 
@@ -78,7 +79,7 @@ def test_starts_as_the_original_and_goes_back_to_it(case):
 
 def test_one_step_of_fit_moves_what_was_added(case):
     moving = [v for layer in case.layers for v in added_variables(layer)]
-    if case.attention == "p_laplacian":
+    if case.attention in ("p_laplacian", "masked_kernel"):
         assert not moving
         moving = [layer.value_dense.kernel for layer in case.layers]
     # While theta is 0, as at the start, S has no part in the outputs.

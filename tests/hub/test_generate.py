@@ -1,6 +1,5 @@
 """Converted causal language models decode with a cache as they do without."""
 
-import keras
 import keras_hub
 import numpy as np
 import pytest
