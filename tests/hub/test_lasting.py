@@ -145,7 +145,10 @@ def test_lora_before_conversion():
 
 
 def test_int8(tmp_path):
-    backbone = converted()
+    """By file and by the preset of a task; KerasHub 0.32 loses the dtypes of a backbone's own."""
+    task = keras_hub.models.BertMaskedLM(random_backbone("bert"))
+    options = {"order": 4, "initial_coefficients": {"power": [0.5, -0.3]}}
+    backbone = keras_graphattn.convert(task, "graph_filter", **options).backbone
     inputs = random_inputs(backbone)
     exact = outputs(backbone, inputs)
     backbone.quantize("int8")
@@ -154,16 +157,15 @@ def test_int8(tmp_path):
     assert query.quantization_mode == "int8"
     for new, old in zip(rounded, exact, strict=True):
         assert np.abs(new - old).max() < 0.2 * np.abs(old).max()
-    backbone.save_to_preset(str(tmp_path / "int8"))
-    loaded = keras_hub.models.Backbone.from_preset(str(tmp_path / "int8"))
-    attention = loaded.transformer_layers[0]._self_attention_layer
-    assert attention.query_dense.quantization_mode == "int8"
-    assert_equal_outputs(outputs(loaded, inputs), rounded, tolerance=1e-5)
-    assert_equal_outputs(
-        outputs(keras_graphattn.convert(keras_graphattn.revert(loaded), order=4), inputs),
-        outputs(keras_graphattn.convert(keras_graphattn.revert(backbone), order=4), inputs),
-        tolerance=1e-5,
-    )
+    backbone.save(tmp_path / "int8.keras")
+    task.save_to_preset(str(tmp_path / "int8"))
+    for loaded in (
+        keras.saving.load_model(tmp_path / "int8.keras"),
+        keras_hub.models.MaskedLM.from_preset(str(tmp_path / "int8")).backbone,
+    ):
+        attention = loaded.transformer_layers[0]._self_attention_layer
+        assert attention.query_dense.quantization_mode == "int8"
+        assert_equal_outputs(outputs(loaded, inputs), rounded, tolerance=1e-5)
 
 
 def test_mixed_bfloat16(tmp_path):
