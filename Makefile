@@ -33,7 +33,7 @@ $(VENV)/.demo-$(DEMO_BACKEND): pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q "$(TORCH)"
-	$(BIN)/python -m pip install -q -e ".[tensorflow,jax,torch,serving,recipes,dev]"
+	$(BIN)/python -m pip install -q -e ".[tensorflow,jax,torch,hub,serving,recipes,dev]"
 	touch $@
 
 demo: $(VENV)/.demo-$(DEMO_BACKEND)

@@ -40,6 +40,32 @@ def projections_of(attention: Any) -> dict[str, Any]:
     return found
 
 
+class _Adopted:
+    """Built projections on their way into another layer; Keras does not track what is in here."""
+
+    def __init__(self, projections: dict[str, Any]) -> None:
+        self.projections = projections
+
+
+def build_around(layer: Any, source: Any) -> None:
+    """Builds a layer of this package with the projections of a built one as its own.
+
+    No weight is made or copied: both layers hold the same sublayers, with their variables, paths,
+    quantisation and LoRA factors as they are.
+
+    Args:
+        layer: A `MultiHeadLayer` that is not built, of the sizes of `source`.
+        source: A built `keras.layers.MultiHeadAttention`, or subclass.
+    """
+    projections = projections_of(source)
+    shapes = [(None, None, projections[name].kernel.shape[0]) for name in ("query", "value", "key")]
+    layer._adopted = _Adopted(projections)
+    try:
+        layer.build(*shapes)
+    finally:
+        layer._adopted = None
+
+
 def is_detached(variable: Any) -> bool:
     """Whether the value is away for now: on JAX, `fit` holds it outside during an epoch."""
     return variable._value is None
@@ -50,6 +76,8 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
 
     Subclasses say in `_attend` what happens between the input and the output projection.
     """
+
+    _adopted: _Adopted | None = None
 
     def __init__(self, *args: Any, flash_attention: bool | None = None, **kwargs: Any) -> None:
         if flash_attention:
@@ -85,7 +113,15 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         self.built = True
 
     def _build_projections(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
-        super().build(query_shape, value_shape, key_shape)
+        if self._adopted is None:
+            super().build(query_shape, value_shape, key_shape)
+            return
+        found = self._adopted.projections
+        self._query_dense, self._key_dense = found["query"], found["key"]
+        if self._use_gate:
+            self._gate_dense = found["gate"]
+        self._value_dense, self._output_dense = found["value"], found["attention_output"]
+        self._build_attention(len(query_shape) + 1)
 
     def call(
         self,

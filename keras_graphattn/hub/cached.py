@@ -1,0 +1,246 @@
+"""Our attentions with the call and the cache of KerasHub's `CachedMultiHeadAttention`.
+
+KerasHub's cache of one layer is [B, 2, S, N, H]: keys and values. A polynomial filter needs
+A V (and, of higher exact orders, A^2 V ...) of past tokens as well: one slot for each. The slots
+open by themselves in the first pass, which seeds the cache: a layer that is given two and wants
+three returns three. The caches of all layers are stacked, so layers left as they were pass on
+slots that they do not use (`widened`).
+"""
+
+import functools
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
+from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
+from keras_graphattn.layers.multi_head import Masks
+from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
+from keras_graphattn.ops.causal_singular import causal_singular_value_attention
+from keras_graphattn.ops.singular import left_singular_vectors
+
+Tensor = Any
+
+
+def open_slots(cache: Tensor, slots: int) -> Tensor:
+    """The cache [B, ., S, N, H] with `slots` slots: empty ones added where it has fewer."""
+    missing = slots - cache.shape[1]
+    if missing <= 0:
+        return cache
+    return ops.pad(cache, [[0, 0], [0, missing], [0, 0], [0, 0], [0, 0]])
+
+
+def write_slot(slot: Tensor, x: Tensor, index: Any) -> Tensor:
+    """One slot of the cache (B, S, N, H) with x (B, t, N, H) written at `index`."""
+    return ops.slice_update(slot, (0, index, 0, 0), ops.cast(x, slot.dtype))
+
+
+class CachedCall:
+    """The call of `CachedMultiHeadAttention`, for a self-attention layer of this package.
+
+    Subclasses say in `_attend_cached` what the new tokens make of the cache.
+    """
+
+    cache_slots: int = 2  # of all layers of the model: the widest counts
+    _project_out: Any
+
+    @property
+    def needed_slots(self) -> int:
+        """Slots that this layer itself needs: keys, values and what the filter keeps."""
+        return 2
+
+    def call(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: Tensor | None = None,
+        cache_update_index: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        if cache is None:
+            outputs: Any = super().call(  # type: ignore[misc]
+                query,
+                value,
+                key,
+                attention_mask=attention_mask,
+                return_attention_scores=return_attention_scores,
+                training=training,
+            )
+            return outputs
+        if cache_update_index is None or return_attention_scores:
+            raise ValueError(
+                f"{type(self).__name__} decodes self-attention: with `cache` it needs "
+                "`cache_update_index` and returns no attention scores. Received: "
+                f"cache_update_index={cache_update_index}, "
+                f"return_attention_scores={return_attention_scores}"
+            )
+        cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
+        mask = _step_mask(attention_mask, query, cache, cache_update_index)
+        outputs, cache = self._attend_cached(query, value, key, cache, mask, cache_update_index)
+        return self._project_out(outputs, query), cache
+
+    def compute_output_spec(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: Tensor | None = None,
+        cache_update_index: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        outputs = super().compute_output_spec(  # type: ignore[misc]
+            query, value, key, return_attention_scores=return_attention_scores
+        )
+        if cache is None:
+            return outputs
+        slots = max(self.cache_slots, self.needed_slots, cache.shape[1])
+        shape = (cache.shape[0], slots, *cache.shape[2:])
+        return outputs, keras.KerasTensor(shape, cache.dtype)
+
+    def _attend_cached(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None,
+        cache: Tensor,
+        mask: Tensor,
+        index: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Per-head outputs of the new tokens, and the cache with theirs written."""
+        raise NotImplementedError
+
+
+def _step_mask(mask: Tensor | None, query: Tensor, cache: Tensor, index: Any) -> Tensor:
+    """The mask of the new tokens against the whole cache, (B or 1, 1, t, S)."""
+    if mask is None:
+        rows = index + ops.arange(ops.shape(query)[1])
+        mask = (rows[:, None] >= ops.arange(cache.shape[2])[None])[None]
+    mask = ops.cast(mask, "bool")
+    return mask[:, None] if len(mask.shape) == 3 else mask
+
+
+class _CachedSelfAttention(CachedCall):
+    """Decoding of the layers that know it already: keys, and signals that the filter keeps."""
+
+    query_dense: Any
+    key_dense: Any
+    value_dense: Any
+    _decode_rows: Any
+    _num_signals: int
+
+    @property
+    def needed_slots(self) -> int:
+        return 1 + self._num_signals
+
+    def _attend_cached(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None,
+        cache: Tensor,
+        mask: Tensor,
+        index: Any,
+    ) -> tuple[Tensor, Tensor]:
+        keys = write_slot(cache[:, 0], self.key_dense(value if key is None else key), index)
+        seen = ops.any(mask, axis=(1, 2))
+        seen = ops.broadcast_to(seen, (ops.shape(query)[0], ops.shape(seen)[1]))
+        outputs, signals = self._decode_rows(
+            self.query_dense(query),
+            keys,
+            self.value_dense(value),
+            mask,
+            {"key": keys, "signals": cache[:, 1:], "padding_mask": seen},
+            index,
+        )
+        return outputs, ops.concatenate([keys[:, None], signals], axis=1)
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class CachedGraphFilterAttention(_CachedSelfAttention, GraphFilterAttention):  # type: ignore[misc]
+    """`GraphFilterAttention` in the place of KerasHub's `CachedMultiHeadAttention`."""
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class CachedPLaplacianAttention(_CachedSelfAttention, PLaplacianAttention):  # type: ignore[misc]
+    """`PLaplacianAttention` in the place of KerasHub's `CachedMultiHeadAttention`."""
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ignore[misc]
+    """`AttentiveGraphFilter` in the place of KerasHub's `CachedMultiHeadAttention`.
+
+    The decoder's mask joins padding and causality; the causal form knows the second by itself,
+    and reads the first off the mask's last row, which sees all tokens but padding.
+    """
+
+    def _attend(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor,
+        masks: Masks,
+        return_attention_scores: bool,
+        training: bool | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.causal and masks.attention is not None:
+            masks = masks._replace(attention=masks.attention[..., -1:, :])
+        outputs: tuple[Tensor, Tensor | None] = super()._attend(
+            query, value, key, masks, return_attention_scores, training
+        )
+        return outputs
+
+    def _attend_cached(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None,
+        cache: Tensor,
+        mask: Tensor,
+        index: Any,
+    ) -> tuple[Tensor, Tensor]:
+        logits, values = self.key_dense(value if key is None else key), self.value_dense(value)
+        past = ops.arange(cache.shape[2])[None] < index
+        past = ops.logical_and(past, mask[:, 0, 0])
+        past = ops.broadcast_to(past, (ops.shape(query)[0], cache.shape[2]))
+        _, state = causal_singular_value_attention(
+            ops.zeros_like(cache[:, 0]), cache[:, 0], cache[:, 1], past
+        )
+        filtered = self._filtered(left_singular_vectors(self.query_dense(query), None), query)
+        outputs, _ = causal_singular_value_attention(filtered, logits, values, None, state)
+        slots = [write_slot(cache[:, 0], logits, index), write_slot(cache[:, 1], values, index)]
+        cache = ops.concatenate([ops.stack(slots, axis=1), cache[:, 2:]], axis=1)
+        return outputs, cache
+
+
+@functools.cache
+def widened(plain: type) -> type:
+    """A cached attention class that passes on the cache slots which it does not use."""
+    plain_call: Any = plain.call  # type: ignore[attr-defined]
+
+    @functools.wraps(plain_call)
+    def call(
+        self: Any,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: Tensor | None = None,
+        cache_update_index: Any = None,
+        **arguments: Any,
+    ) -> Any:
+        used = None if cache is None else cache[:, :2]
+        results = plain_call(
+            self, query, value, key, attention_mask, used, cache_update_index, **arguments
+        )
+        if cache is None:
+            return results
+        rest = open_slots(cache, self.cache_slots)[:, 2:]
+        return (*results[:-1], ops.concatenate([results[-1], rest], axis=1))
+
+    return type(plain.__name__, (plain,), {"call": call, "cache_slots": 2, "plain_class": plain})

@@ -1,0 +1,74 @@
+"""Masked kernel attention with the call and the cache of KerasHub's `CachedMultiHeadAttention`."""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_graphattn.hub.cached import CachedCall, write_slot
+from keras_graphattn.layers.kernel_decoding import causal_form
+from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
+from keras_graphattn.layers.multi_head import Masks
+from keras_graphattn.ops.caching import CachedOperator
+
+Tensor = Any
+
+
+class _Rows(NamedTuple):
+    """Rows of A that are normalised already, as an operator that knows which of them are 0."""
+
+    apply: CachedOperator
+    seen: Tensor  # (B, t, N, 1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.apply(x)
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: ignore[misc]
+    """`MaskedKernelAttention` in the place of KerasHub's `CachedMultiHeadAttention`.
+
+    The decoder's mask joins padding and causality: as `use_causal_mask` and a mask of keys they
+    keep the mask's own path, without pairs of positions. Decoding forms the rows of new tokens
+    against the cached keys, O(length) for each token.
+    """
+
+    @property
+    def needed_slots(self) -> int:
+        return 1 + self._num_applications
+
+    def _attend(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor,
+        masks: Masks,
+        return_attention_scores: bool,
+        training: bool | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        if masks.attention is not None and masks.attention.shape[-2] != 1:
+            masks = masks._replace(attention=masks.attention[..., -1:, :], causal=True)
+        return super()._attend(query, value, key, masks, return_attention_scores, training)
+
+    def _attend_cached(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None,
+        cache: Tensor,
+        mask: Tensor,
+        index: Any,
+    ) -> tuple[Tensor, Tensor]:
+        keys = write_slot(cache[:, 0], self.key_dense(value if key is None else key), index)
+        query_features = self._query_features(self.query_dense(query), None)
+        key_features = self._key_features(keys, None, fixed_scale=True)
+        rows = index + ops.arange(ops.shape(query)[1])
+        factors = causal_form(self.mask).rows(rows, cache.shape[2])
+        matrix = ops.einsum("btnm,bsnm->bnts", query_features, key_features)
+        matrix = ops.where(mask, matrix * factors, ops.cast(0.0, matrix.dtype))
+        total = ops.sum(matrix, axis=-1, keepdims=True)
+        matrix = matrix / ops.where(total > 0.0, total, ops.cast(1.0, total.dtype))
+        applied = CachedOperator(ops.cast(matrix, cache.dtype), cache[:, 1:], index)
+        operator: Any = _Rows(applied, ops.transpose(total > 0.0, (0, 2, 1, 3)))
+        outputs = self._outputs(operator, self.value_dense(value))
+        return outputs, ops.concatenate([keys[:, None], applied.signals], axis=1)

@@ -1,0 +1,83 @@
+"""The private attributes of Keras and KerasHub that conversion needs. They are in here alone.
+
+Keras has no public way to replace a sublayer of a built layer (keras#18601). Each function names
+what it relies on; tests/hub/test_internals.py tells which of them a new release has broken.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+
+
+def sublayers(layer: Any) -> list[Any]:
+    """The direct sublayers in the order in which Keras tracks them; a model's in graph order."""
+    if isinstance(layer, keras.Model):
+        return [child for child in layer.layers if child is not getattr(layer, "preprocessor", 0)]
+    return list(layer._layers)
+
+
+def layer_attributes(layer: Any) -> dict[str, Any]:
+    """The sublayers that are attributes, by name. On torch they are in `_modules`."""
+    found = {name: value for name, value in vars(layer).items() if isinstance(value, keras.Layer)}
+    for name, value in vars(layer).get("_modules", {}).items():
+        if isinstance(value, keras.Layer):
+            found[name] = value
+    return found
+
+
+def replace_sublayer(parent: Any, attribute: str, new: Any) -> None:
+    """Makes `new` the sublayer `attribute` of a built layer, in the place of the old one."""
+    old = getattr(parent, attribute)
+    tracker = parent._tracker
+    tracker.replace_tracked_value("layers", old, new)
+    was_locked = tracker.locked
+    tracker.unlock()
+    try:
+        setattr(parent, attribute, new)
+    finally:
+        if was_locked:
+            tracker.lock()
+    if getattr(parent, attribute) is not new or old in parent._layers:
+        raise RuntimeError(
+            f"Keras {keras.__version__} kept '{attribute}' of {type(parent).__name__} when it was "
+            "to be replaced. This release of Keras tracks sublayers in a way that "
+            "keras_graphattn.hub.internals does not know."
+        )
+
+
+def scope_of(layer: Any) -> AbstractContextManager[Any]:
+    """The name scope in which `layer` was built, so that a layer built now gets paths like it."""
+    parent_path = layer.path.rpartition("/")[0] if layer.path else ""
+    if not parent_path:
+        return nullcontext()
+    above, _, name = parent_path.rpartition("/")
+    scope: AbstractContextManager[Any] = keras.name_scope(name, override_parent=above)
+    return scope
+
+
+def change_class(layer: Any, new_class: type) -> None:
+    """Changes the class of an instance in place; everything that points at it stays valid."""
+    object.__setattr__(layer, "__class__", new_class)
+
+
+def forget_compiled(model: Any) -> None:
+    """Drops compiled train, test, predict and generate functions, which hold the old graph."""
+    for name in ("train_function", "test_function", "predict_function", "generate_function"):
+        if getattr(model, name, None) is not None:
+            setattr(model, name, None)
+
+
+def forget_slots(model: Any) -> None:
+    """Replaces a built optimizer, whose slots fit the old weights, by a new one like it."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and optimizer.built:
+        model.optimizer = type(optimizer).from_config(optimizer.get_config())
+
+
+def track_again(model: Any) -> None:
+    """On torch, gathers the parameters of every layer anew, as Keras does after quantising."""
+    if keras.backend.backend() == "torch":
+        for layer in model._flatten_layers():
+            if layer.built:
+                layer._track_variables()

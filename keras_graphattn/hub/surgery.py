@@ -1,0 +1,114 @@
+"""Putting one attention layer in the place of another, and back.
+
+The new layer takes the projections of the old one as they are: the very same sublayers with
+their variables, paths, quantisation and LoRA factors. No weight is copied, so there are never two
+sets of them, and the old layer, kept as a shell around the same projections, goes back as it was.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_graphattn.hub.attentions import replacement_for
+from keras_graphattn.hub.cached import CachedCall, widened
+from keras_graphattn.hub.internals import change_class, replace_sublayer, scope_of
+from keras_graphattn.hub.sites import Site
+from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
+from keras_graphattn.layers.multi_head import build_around, projections_of
+
+GIVEN_BY_THE_MODEL = (
+    *("num_heads", "key_dim", "value_dim", "use_bias", "output_shape", "attention_axes"),
+    *("use_gate", "num_key_value_heads", "name", "dtype", "trainable"),
+)
+
+
+class Shell:
+    """The layer that was replaced. Keras does not track what is in here."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuses options that the replaced layers decide."""
+    refused = [name for name in options if name in GIVEN_BY_THE_MODEL]
+    if refused:
+        raise ValueError(
+            f"{refused} are taken from the layers that are replaced: their weights would not fit "
+            f"otherwise. Received: {', '.join(f'{name}={options[name]!r}' for name in refused)}. "
+            "Leave them out."
+        )
+
+
+def convert_site(site: Site, attention: str, options: Mapping[str, Any]) -> None:
+    """Replaces the attention layer of one site.
+
+    Args:
+        site: Where; the layer there must not be one of ours already.
+        attention: A name that `convert` knows.
+        options: Further arguments of the new layer.
+    """
+    source = site.layer
+    new = _new_layer(site, attention, options)
+    if source.built:
+        with scope_of(source):
+            build_around(new, source)
+        has_lora = any(getattr(p, "lora_enabled", False) for p in projections_of(source).values())
+        if not source.trainable and not has_lora:
+            new.trainable = False
+    new.converted_from = Shell(source)
+    replace_sublayer(site.parent, site.attribute, new)
+
+
+def _new_layer(site: Site, attention: str, options: Mapping[str, Any]) -> Any:
+    source = site.layer
+    replacement: Any = replacement_for(attention, source)
+    config = source.get_config()
+    config.update(dtype=source.dtype_policy, trainable=True)
+    if config.get("attention_axes") in (None, (1,), [1]):
+        config["attention_axes"] = None
+    if issubclass(replacement, AttentiveGraphFilter):
+        config["causal"] = site.is_causal
+    # Each layer gets objects of its own: a mask with weights is not shared between layers.
+    own = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(dict(options)))
+    return replacement(**{**config, **own})
+
+
+def revert_site(site: Site) -> None:
+    """Puts the layer that was replaced back, with the projections as they are now."""
+    layer, shell = site.layer, site.layer.converted_from.layer
+    if layer.built and not shell.built:
+        found = projections_of(layer)
+        with scope_of(layer):
+            shell.build(
+                *((None, None, found[n].kernel.shape[0]) for n in ("query", "value", "key"))
+            )
+        for name, projection in projections_of(shell).items():
+            for old, now in zip(projection.weights, found[name].weights, strict=True):
+                old.assign(now)
+    replace_sublayer(site.parent, site.attribute, shell)
+
+
+def align_caches(sites: list[Site]) -> None:
+    """Gives all decoder layers the same number of cache slots, converted or not."""
+    converted = [site.layer for site in sites if isinstance(site.layer, CachedCall)]
+    slots = max((layer.needed_slots for layer in converted), default=2)
+    for layer in converted:
+        layer.cache_slots = slots
+    for site in sites:
+        layer = site.layer
+        if isinstance(layer, CachedCall) or "Cached" not in type(layer).__name__:
+            continue
+        plain: Any = getattr(type(layer), "plain_class", type(layer))
+        change_class(layer, widened(plain) if slots > 2 else plain)
+        if slots > 2:
+            layer.cache_slots = slots
+
+
+def added_variables(layer: Any) -> list[Any]:
+    """The weights of a converted layer that the replaced one did not have."""
+    if not layer.built:
+        return []
+    kept = {id(v) for projection in projections_of(layer).values() for v in projection.weights}
+    return [variable for variable in layer.weights if id(variable) not in kept]

@@ -1,0 +1,224 @@
+"""The three verbs: `convert`, `inspect`, `revert`."""
+
+import math
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_graphattn.hub.internals import (
+    change_class,
+    forget_compiled,
+    forget_slots,
+    sublayers,
+    track_again,
+)
+from keras_graphattn.hub.reach import (
+    conversions_of,
+    is_reachable,
+    plain_class,
+    reach,
+    reach_task,
+    refusal,
+)
+from keras_graphattn.hub.selection import listing, select
+from keras_graphattn.hub.sites import (
+    Site,
+    attention_sites,
+    direct_sites,
+    is_backbone,
+    is_task,
+    walk,
+)
+from keras_graphattn.hub.spec import Conversion, Conversions
+from keras_graphattn.hub.surgery import (
+    added_variables,
+    align_caches,
+    check_options,
+    convert_site,
+    revert_site,
+)
+from keras_graphattn.hub.table import Row, Table
+
+
+class Owner(NamedTuple):
+    """A backbone, or a layer of a model of one's own, with its self-attention layers."""
+
+    layer: Any
+    sites: list[Site]
+
+
+def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **options: Any) -> Any:
+    """Puts graph attention in the place of a model's self-attention, in place.
+
+    All weights stay what and where they are. With `"graph_filter"`, and with `"p_laplacian"` and
+    `p=2`, the converted model starts with the outputs of the original. `"p_laplacian"` with other
+    exponents, `"attentive_graph_filter"` and `"masked_kernel"` compute something else with the
+    pretrained projections: the model has to be fine-tuned before it is of use.
+
+    The model can be saved, loaded (where `keras_graphattn` and KerasHub are imported), quantised
+    and trained like any other; `generate` decodes with a cache. Compiled functions are dropped,
+    and an optimizer that has taken steps is replaced by a new one of the same settings.
+
+    Args:
+        model: A KerasHub (KerasNLP) task or backbone, a KerasCV `TransformerEncoder`, or a model
+            that has any of them in it. Convert the outermost model: one that wraps `model` keeps
+            functions that it has compiled.
+        attention: `"graph_filter"` (GFSA), `"p_laplacian"` (p-LaT), `"attentive_graph_filter"`
+            (AGF) or `"masked_kernel"`.
+        where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
+            an index or a list of indices; or a regular expression that is searched for in the
+            paths of the attention layers. `inspect` shows indices and paths.
+        **options: Arguments of the new layers, such as `order=4`, `p=[1.5, 2.5]`, `dropout=0.0`.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        ValueError: If `where` matches no attention layer, or one that is converted already; for
+            backbones that are not reached; for options that the new layers refuse, or that are
+            the model's to decide.
+
+    Example:
+
+    >>> import keras_hub
+    >>> backbone = keras_hub.models.BertBackbone(
+    ...     vocabulary_size=30, num_layers=2, num_heads=2, hidden_dim=8, intermediate_dim=16
+    ... )
+    >>> backbone = convert(backbone, "graph_filter", where="last:1", order=4)
+    >>> print(inspect(backbone))
+    index  path                                       class                 added
+        0  transformer_layer_0/self_attention_layer  MultiHeadAttention        0
+        1  transformer_layer_1/self_attention_layer  GraphFilterAttention      6
+
+    Sources: arXiv 2312.04234 (GFSA), 2311.03235 (p-LaT), 2505.08516 (AGF), 2107.07999 (masks).
+    """
+    check_options(options)
+    owners = _owners(model)
+    sites = [site for owner in owners for site in owner.sites]
+    paths = [site.path for site in sites]
+    selected = select(where, paths)
+    twice = [paths[index] for index in selected if sites[index].is_converted]
+    if twice:
+        raise ValueError(
+            f"{twice} are converted already. Received: where={where!r}. Call "
+            f"keras_graphattn.revert(model) first, or select others.\n{listing(paths)}"
+        )
+    start = 0
+    for owner in owners:
+        local = [i - start for i in selected if start <= i < start + len(owner.sites)]
+        start += len(owner.sites)
+        if local:
+            _convert_owner(owner, Conversion(attention, local, dict(options)))
+    _settle(model)
+    return model
+
+
+def revert(model: Any) -> Any:
+    """Puts the original attention back, in place; all weights but the added ones are kept.
+
+    Args:
+        model: A model that `convert` was called on, or one loaded from what it was saved to.
+
+    Returns:
+        The model itself, with the classes it had. Without a converted layer nothing happens.
+
+    Example:
+
+    >>> import keras_hub
+    >>> backbone = keras_hub.models.BertBackbone(
+    ...     vocabulary_size=30, num_layers=2, num_heads=2, hidden_dim=8, intermediate_dim=16
+    ... )
+    >>> type(revert(convert(backbone))).__name__
+    'BertBackbone'
+    """
+    for owner in _owners(model):
+        if not any(site.is_converted for site in owner.sites):
+            continue
+        for site in owner.sites:
+            if site.is_converted:
+                revert_site(site)
+        align_caches(owner.sites)
+        change_class(owner.layer, plain_class(type(owner.layer)))
+        owner.layer._graph_attention = None
+    _settle(model)
+    return model
+
+
+def inspect(model: Any) -> Table:
+    """The self-attention layers of a model: index, path, class, number of parameters added.
+
+    Args:
+        model: Whatever `convert` accepts.
+
+    Returns:
+        A list of rows with the fields `index`, `path`, `class_name` and `parameters_added`, which
+        prints as a table.
+
+    Example:
+
+    >>> import keras_hub
+    >>> encoder = keras_hub.layers.TransformerEncoder(16, num_heads=2, name="encoder")
+    >>> outputs = encoder(keras.random.normal((2, 5, 8)))
+    >>> inspect(encoder)[0].class_name
+    'MultiHeadAttention'
+    """
+    sites = [site for owner in _owners(model) for site in owner.sites]
+    return Table(
+        Row(
+            index,
+            site.path,
+            type(site.layer).__name__,
+            sum(_size(v) for v in added_variables(site.layer)) if site.is_converted else 0,
+        )
+        for index, site in enumerate(sites)
+    )
+
+
+def _size(variable: Any) -> int:
+    return math.prod(int(length) for length in variable.shape)
+
+
+def _owners(model: Any) -> list[Owner]:
+    """The outermost backbones and reached layers of a model, in the order of its graph."""
+    if not isinstance(model, keras.Layer):
+        raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
+    owners: list[Owner] = []
+    seen: set[int] = set()
+
+    def visit(layer: Any) -> None:
+        if id(layer) in seen:
+            return
+        seen.add(id(layer))
+        if is_reachable(layer) and not is_task(layer):
+            owners.append(Owner(layer, attention_sites(layer)))
+            return
+        is_attention = isinstance(layer, keras.layers.MultiHeadAttention)
+        if is_backbone(layer) or direct_sites(layer) or is_attention:
+            raise ValueError(refusal(layer))
+        for child in sublayers(layer):
+            visit(child)
+
+    visit(model)
+    return owners
+
+
+def _convert_owner(owner: Owner, conversion: Conversion) -> None:
+    for index in conversion.sites:
+        convert_site(owner.sites[index], conversion.attention, conversion.options)
+    align_caches(owner.sites)
+    conversions = [*conversions_of(owner.layer).entries, conversion]
+    change_class(owner.layer, reach(plain_class(type(owner.layer))))
+    owner.layer._graph_attention = Conversions(conversions)
+
+
+def _settle(model: Any) -> None:
+    """Brings classes of tasks, compiled functions, optimizers and torch's lists up to date."""
+    for layer in walk(model):
+        if is_task(layer):
+            plain = plain_class(type(layer))
+            is_converted = layer.backbone is not None and conversions_of(layer.backbone).entries
+            change_class(layer, reach_task(plain) if is_converted else plain)
+        if isinstance(layer, keras.Model):
+            forget_compiled(layer)
+            forget_slots(layer)
+    track_again(model)

@@ -1,0 +1,160 @@
+"""The backbones that `convert` reaches, each as a tiny random one with inputs of its kind."""
+
+import functools
+
+import keras
+import keras_hub
+import numpy as np
+
+from tests.numerics import BACKEND
+
+VOCABULARY = 30
+LENGTH = 7
+WIDTHS = {"num_layers": 2, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 16}
+IMAGE = (8, 8, 3)
+models = keras_hub.models
+
+
+def text(kind, **options):
+    return kind(vocabulary_size=VOCABULARY, max_sequence_length=24, **{**WIDTHS, **options})
+
+
+def clip():
+    vision = {**WIDTHS, "patch_size": 4, "image_shape": IMAGE, "name": "vision_encoder"}
+    words = {"vocabulary_size": VOCABULARY, "embedding_dim": 8, "name": "text_encoder"}
+    return models.CLIPBackbone(
+        models.CLIPVisionEncoder(**vision),
+        models.CLIPTextEncoder(**words, **WIDTHS, max_sequence_length=24),
+        projection_dim=8,
+    )
+
+
+def siglip():
+    vision = {**WIDTHS, "patch_size": 4, "image_shape": IMAGE, "name": "vision_encoder"}
+    words = {"vocabulary_size": VOCABULARY, "embedding_dim": 8, "name": "text_encoder"}
+    return models.SigLIPBackbone(
+        models.SigLIPVisionEncoder(**vision),
+        models.SigLIPTextEncoder(**words, **WIDTHS, max_sequence_length=LENGTH),
+    )
+
+
+def vit():
+    widths = {name: WIDTHS[name] for name in ("num_layers", "num_heads", "hidden_dim")}
+    return models.ViTBackbone(image_shape=IMAGE, patch_size=(4, 4), mlp_dim=16, **widths)
+
+
+def dinov2():
+    backbone = models.DINOV2Backbone(
+        patch_size=4, image_shape=IMAGE, position_embedding_shape=IMAGE, **WIDTHS
+    )
+    # Saving and loading interpolates its position embeddings, which moves them once they trained.
+    backbone.get_layer("embeddings").trainable = False
+    return backbone
+
+
+def whisper():
+    return models.WhisperBackbone(
+        vocabulary_size=VOCABULARY,
+        num_mels=4,
+        max_encoder_sequence_length=6,
+        max_decoder_sequence_length=24,
+        **WIDTHS,
+    )
+
+
+BACKBONES = {
+    "bert": functools.partial(text, models.BertBackbone),
+    "roberta": functools.partial(text, models.RobertaBackbone),
+    "xlm_roberta": functools.partial(text, models.XLMRobertaBackbone),
+    "distil_bert": functools.partial(text, models.DistilBertBackbone),
+    "electra": lambda: models.ElectraBackbone(
+        vocab_size=VOCABULARY, embedding_dim=8, max_sequence_length=24, **WIDTHS
+    ),
+    "albert": functools.partial(
+        text, models.AlbertBackbone, embedding_dim=8, num_inner_repetitions=2
+    ),
+    "bart": functools.partial(text, models.BartBackbone),
+    "vit": vit,
+    "deit": lambda: models.DeiTBackbone(image_shape=IMAGE, patch_size=(4, 4), **WIDTHS),
+    "clip": clip,
+    "siglip": siglip,
+    "dinov2": dinov2,
+    "gpt2": functools.partial(text, models.GPT2Backbone),
+    "opt": functools.partial(text, models.OPTBackbone),
+    "whisper": whisper,
+}
+SITES = {"bart": 4, "clip": 4, "siglip": 4, "whisper": 4}  # two towers of two; two for the others
+MASKED = [name for name in BACKBONES if name not in ("vit", "deit", "clip", "siglip", "dinov2")]
+
+
+def random_backbone(name):
+    """A tiny backbone whose weights are large enough that attention is not uniform."""
+    backbone = BACKBONES[name]()
+    generator = np.random.default_rng(0)
+    for variable in backbone.weights:
+        if "position_embeddings" in variable.path:
+            continue  # DINOv2 keeps two of them, one interpolated from the other
+        noise = 0.3 * generator.standard_normal(tuple(variable.shape))
+        variable.assign(keras.ops.convert_to_numpy(variable) + noise.astype("float32"))
+    return backbone
+
+
+def random_inputs(backbone, length=LENGTH, batch=2, real=None, seed=1):
+    """Inputs by name: tokens of `length`, of which the first `real` are not padding."""
+    generator = np.random.default_rng(seed)
+    real = np.array([length - 2, length] if real is None else real)[:, None]
+    mask = np.arange(length)[None] < real
+    inputs = {}
+    wanted = backbone.input if isinstance(backbone.input, dict) else {"images": backbone.input}
+    for name, tensor in wanted.items():
+        shape = tensor.shape
+        if "mask" in name:
+            inputs[name] = mask.astype("int32")
+        elif "segment" in name:
+            inputs[name] = np.zeros((batch, length), "int32")
+        elif "token" in name:
+            inputs[name] = np.where(mask, generator.integers(2, VOCABULARY, mask.shape), 1)
+        else:
+            shape = (batch, *(6 if size is None else size for size in shape[1:]))
+            inputs[name] = generator.standard_normal(shape).astype("float32")
+    return inputs
+
+
+def outputs(model, inputs):
+    """All outputs as one list of arrays, those of padded positions zeroed."""
+    given = inputs if isinstance(model.input, dict) else inputs["images"]
+    if BACKEND == "jax":
+        found = model.predict_on_batch(given)
+    else:
+        found = model(given, training=False)
+    arrays = [
+        np.asarray(keras.ops.convert_to_numpy(x), "float64") for x in keras.tree.flatten(found)
+    ]
+    masks = [value for name, value in inputs.items() if "mask" in name]
+    for index, array in enumerate(arrays):
+        if masks and array.ndim == 3 and array.shape[1] == masks[0].shape[1]:
+            arrays[index] = array * masks[0][:, :, None]
+    return arrays
+
+
+def assert_equal_outputs(actual, expected, tolerance=1e-6):
+    """Equal up to `tolerance` of the largest entry (float32 rounding grows with the entries)."""
+    assert len(actual) == len(expected)
+    for new, old in zip(actual, expected, strict=True):
+        assert np.isfinite(new).all()
+        np.testing.assert_allclose(new, old, rtol=0, atol=tolerance * max(1.0, np.abs(old).max()))
+
+
+def with_head(backbone):
+    """A model with one number out of the backbone's first output, to take a step of `fit`."""
+    first = keras.tree.flatten(backbone.output)[0]
+    flat = keras.layers.Reshape((-1,))(first[..., :1]) if len(first.shape) > 2 else first[..., :1]
+    score = keras.ops.mean(flat, axis=-1, keepdims=True)
+    return keras.Model(backbone.input, score)
+
+
+def fit_one_step(backbone, inputs):
+    inputs = inputs if isinstance(backbone.input, dict) else inputs["images"]
+    model = with_head(backbone)
+    model.compile("adam", "mse", run_eagerly=BACKEND != "jax", jit_compile=False)
+    model.fit(inputs, np.array([[3.0], [-3.0]]), batch_size=2, epochs=1, verbose=0)

@@ -1,0 +1,76 @@
+"""The private attributes of Keras and KerasHub that conversion stands on are still there."""
+
+import keras
+import keras_hub
+
+from keras_graphattn.hub import internals
+
+
+def encoder():
+    layer = keras_hub.layers.TransformerEncoder(8, num_heads=2, name="encoder")
+    layer.build((None, 3, 4))
+    return layer
+
+
+def attention():
+    layer = keras.layers.MultiHeadAttention(2, 2, name="attention")
+    layer.build((None, 3, 4), (None, 3, 4))
+    return layer
+
+
+def test_layers_are_tracked_in_layers():
+    names = [child.name for child in internals.sublayers(encoder())]
+    assert names[0] == "self_attention_layer", (
+        "Keras no longer tracks sublayers in Layer._layers: internals.sublayers needs another way."
+    )
+
+
+def test_sublayers_are_found_among_attributes():
+    assert "_self_attention_layer" in internals.layer_attributes(encoder()), (
+        "Sublayers are no longer in vars(layer), nor in _modules on torch, or KerasHub has renamed "
+        "TransformerEncoder._self_attention_layer: internals.layer_attributes needs another way."
+    )
+
+
+def test_a_sublayer_is_replaced_in_its_place():
+    parent, new = encoder(), attention()
+    before = internals.sublayers(parent)
+    internals.replace_sublayer(parent, "_self_attention_layer", new)
+    after = internals.sublayers(parent)
+    assert parent._self_attention_layer is new, "setattr no longer replaces a sublayer"
+    assert after[1:] == before[1:], "Tracker.replace_tracked_value no longer keeps the order"
+    assert after[0] is new, "Tracker.replace_tracked_value no longer replaces the tracked layer"
+    assert parent._tracker.locked, "the tracker has to be locked again"
+    assert any(v is new.query_dense.kernel for v in parent.weights)
+
+
+def test_a_layer_built_in_the_scope_of_another_gets_its_paths():
+    for path in ("a", "a/b", "a/b/c"):
+        old, new = attention(), keras.layers.Dense(2, name="attention")
+        old._path = path
+        with internals.scope_of(old):
+            new.build((None, 3))
+        parent = path.rpartition("/")[0]
+        expected = f"{parent}/attention".removeprefix("/")
+        assert new.path == expected, "keras.name_scope(override_parent=) no longer sets the path"
+        assert new.kernel.path == f"{expected}/kernel"
+
+
+def test_the_class_of_a_layer_can_change():
+    layer = encoder()
+    plain = type(layer)
+    internals.change_class(layer, type("Sub", (plain,), {}))
+    assert type(layer).__name__ == "Sub", "Keras layers no longer let their class change"
+
+
+def test_compiled_functions_and_slots_are_dropped():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    model.predict(keras.ops.ones((2, 3)), verbose=0)
+    assert model.predict_function is not None, "Model.predict_function has another name now"
+    model.optimizer.build(model.trainable_variables)
+    internals.forget_compiled(model)
+    internals.forget_slots(model)
+    assert model.predict_function is None
+    assert not model.optimizer.built
+    internals.track_again(model)

@@ -1,0 +1,238 @@
+"""What becomes of a converted model: files, fresh processes, LoRA, int8, bfloat16, layouts."""
+
+import os
+import re
+import subprocess
+import sys
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+import keras_graphattn
+from tests.hub.models import (
+    BACKBONES,
+    assert_equal_outputs,
+    fit_one_step,
+    outputs,
+    random_backbone,
+    random_inputs,
+)
+from tests.numerics import BACKEND
+
+COEFFICIENT = "transformer_layer_0/self_attention_layer/power_coefficient"
+
+
+def converted(name="bert", **options):
+    backbone = random_backbone(name)
+    options = options or {"order": 4, "initial_coefficients": {"power": [0.5, -0.3]}}
+    return keras_graphattn.convert(backbone, "graph_filter", **options)
+
+
+def variables(model):
+    return {v.path: v for v in model.weights}
+
+
+FRESH = """
+import torch  # before TensorFlow
+import sys
+import numpy as np
+{imports}
+folder = sys.argv[1]
+data = dict(np.load(folder + "/inputs.npz"))
+expected = np.load(folder + "/expected.npz")
+backbone = keras_hub.models.Backbone.from_preset(folder + "/task")
+task = keras_hub.models.TextClassifier.from_preset(folder + "/task")
+whole = keras.saving.load_model(folder + "/task.keras")
+found = {{
+    "backbone": backbone(data)["pooled_output"],
+    "task": task(data),
+    "whole": whole(data),
+}}
+for name, tensor in found.items():
+    error = np.abs(np.asarray(keras.ops.convert_to_numpy(tensor)) - expected[name]).max()
+    assert error < 1e-6, (name, error)
+fine = keras_hub.models.TextClassifier.from_preset(folder + "/task", num_classes=5)
+assert tuple(fine(data).shape) == (2, 5)
+print(type(task).__name__, type(backbone).__name__, type(fine).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import keras, keras_graphattn, keras_hub",
+        pytest.param("import keras_hub, keras, keras_graphattn", marks=pytest.mark.slow),
+    ],
+)
+def test_loads_in_a_fresh_process_whichever_is_imported_first(imports, tmp_path):
+    task = keras_hub.models.BertTextClassifier(converted(), num_classes=2)
+    keras_graphattn.revert(task)
+    keras_graphattn.convert(task, order=4, initial_coefficients={"power": [0.5, -0.3]})
+    inputs = random_inputs(task.backbone)
+    task.save_to_preset(str(tmp_path / "task"))
+    task.save(tmp_path / "task.keras")
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    np.savez(
+        tmp_path / "expected.npz",
+        backbone=keras.ops.convert_to_numpy(task.backbone(inputs)["pooled_output"]),
+        task=keras.ops.convert_to_numpy(task(inputs)),
+        whole=keras.ops.convert_to_numpy(task(inputs)),
+    )
+    program = [sys.executable, "-c", FRESH.format(imports=imports), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    names = "BertTextClassifier GraphAttentionBertBackbone GraphAttentionBertTextClassifier"
+    assert result.stdout.split() == f"GraphAttention{names}".split()
+
+
+def test_this_package_does_not_import_keras_hub():
+    program = "import sys, keras_graphattn; assert 'keras_hub' not in sys.modules"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+
+
+def test_save_weights_and_a_plain_preset(tmp_path):
+    backbone = converted()
+    inputs = random_inputs(backbone)
+    expected = outputs(backbone, inputs)
+    backbone.save_weights(tmp_path / "model.weights.h5")
+    other = keras_graphattn.convert(BACKBONES["bert"](), order=4)
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_equal_outputs(outputs(other, inputs), expected)
+    plain = random_backbone("bert")
+    before = outputs(plain, inputs)
+    plain.save_to_preset(str(tmp_path / "plain"))
+    loaded = keras_hub.models.Backbone.from_preset(str(tmp_path / "plain"))
+    assert type(loaded) is keras_hub.models.BertBackbone
+    assert_equal_outputs(outputs(keras_graphattn.convert(loaded, order=4), inputs), before)
+
+
+def test_lora_trains_the_coefficients_and_its_file_fits(tmp_path):
+    backbone = converted()
+    backbone.enable_lora(2)
+    trained = {v.path for v in backbone.trainable_variables}
+    assert COEFFICIENT in trained
+    assert any("lora" in path for path in trained)
+    assert not any(path.endswith("feedforward_output_dense/kernel") for path in trained)
+    inputs = random_inputs(backbone)
+    before = keras.ops.convert_to_numpy(variables(backbone)[COEFFICIENT])
+    fit_one_step(backbone, inputs)
+    after = keras.ops.convert_to_numpy(variables(backbone)[COEFFICIENT])
+    assert np.abs(after - before).max() > 1e-5
+    backbone.save_lora_weights(str(tmp_path / "model.lora.h5"))
+    other = converted()
+    other.load_lora_weights(str(tmp_path / "model.lora.h5"))
+    for path, variable in variables(other).items():
+        if "lora" in path:
+            np.testing.assert_allclose(
+                keras.ops.convert_to_numpy(variable),
+                keras.ops.convert_to_numpy(variables(backbone)[path]),
+                atol=1e-7,
+            )
+
+
+def test_lora_before_conversion():
+    backbone = random_backbone("bert")
+    backbone.enable_lora(2)
+    frozen = {v.path for v in backbone.trainable_variables}
+    keras_graphattn.convert(backbone, order=4)
+    trained = {v.path for v in backbone.trainable_variables}
+    assert frozen < trained
+    assert COEFFICIENT in trained
+
+
+def test_int8(tmp_path):
+    """By file and by the preset of a task; KerasHub 0.32 loses the dtypes of a backbone's own."""
+    task = keras_hub.models.BertMaskedLM(random_backbone("bert"))
+    options = {"order": 4, "initial_coefficients": {"power": [0.5, -0.3]}}
+    backbone = keras_graphattn.convert(task, "graph_filter", **options).backbone
+    inputs = random_inputs(backbone)
+    exact = outputs(backbone, inputs)
+    backbone.quantize("int8")
+    rounded = outputs(backbone, inputs)
+    query = backbone.transformer_layers[0]._self_attention_layer.query_dense
+    assert query.quantization_mode == "int8"
+    for new, old in zip(rounded, exact, strict=True):
+        assert np.abs(new - old).max() < 0.2 * np.abs(old).max()
+    backbone.save(tmp_path / "int8.keras")
+    task.save_to_preset(str(tmp_path / "int8"))
+    for loaded in (
+        keras.saving.load_model(tmp_path / "int8.keras"),
+        keras_hub.models.MaskedLM.from_preset(str(tmp_path / "int8")).backbone,
+    ):
+        attention = loaded.transformer_layers[0]._self_attention_layer
+        assert attention.query_dense.quantization_mode == "int8"
+        assert_equal_outputs(outputs(loaded, inputs), rounded, tolerance=1e-5)
+
+
+def test_mixed_bfloat16(tmp_path):
+    exact = converted()
+    backbone = type(exact).from_config({**exact.get_config(), "dtype": "mixed_bfloat16"})
+    exact.save_weights(tmp_path / "model.weights.h5")
+    backbone.load_weights(tmp_path / "model.weights.h5")
+    attention = backbone.transformer_layers[0]._self_attention_layer
+    assert attention.compute_dtype == "bfloat16"
+    assert attention.power_coefficient.dtype == "float32"
+    inputs = random_inputs(backbone)
+    for new, old in zip(outputs(backbone, inputs), outputs(exact, inputs), strict=True):
+        assert np.abs(new - old).max() < 0.1 * np.abs(old).max()
+
+
+def test_layout_rules_find_the_paths_that_they_are_written_for():
+    """Rules are regular expressions on variable paths: KerasHub's own still match, ours too."""
+    rules = {
+        r"transformer_layer.*/self_attention_layer/(query|key|value)/kernel": 6,
+        r"transformer_layer.*/self_attention_layer/attention_output/kernel": 2,
+        r"transformer_layer.*/self_attention_layer/\w+_coefficient": 6,
+    }
+    loaded = converted()
+    loaded = type(loaded).from_config(loaded.get_config())
+    for backbone in (converted(), loaded):
+        for rule, count in rules.items():
+            assert sum(bool(re.search(rule, path)) for path in variables(backbone)) == count
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="layouts are for jax")
+def test_layout_map_on_one_device():
+    mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"))
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[r".*self_attention_layer/query/kernel"] = (None, "model", None)
+    layouts[r".*self_attention_layer/power_coefficient"] = ("model",)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+    )
+    try:
+        backbone = converted()
+        placed = variables(backbone)[COEFFICIENT].value.sharding
+        assert tuple(placed.spec) == ("model",)
+        assert np.isfinite(outputs(backbone, random_inputs(backbone))[0]).all()
+    finally:
+        keras.distribution.set_distribution(None)
+
+
+def test_jit_compiled_training():
+    if BACKEND == "torch":
+        pytest.skip("torch runs eagerly")
+    task = keras_hub.models.BertTextClassifier(converted(), num_classes=2)
+    task.compile(
+        optimizer="adam",
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=True,
+    )
+    history = task.fit(random_inputs(task.backbone), np.array([0, 1]), epochs=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+
+
+@pytest.mark.slow
+def test_a_model_of_berts_size_converts_in_under_5_seconds():
+    import time
+
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=30522, num_layers=12, num_heads=12, hidden_dim=768, intermediate_dim=3072
+    )
+    start = time.perf_counter()
+    keras_graphattn.convert(backbone, order=4)
+    assert time.perf_counter() - start < 5.0

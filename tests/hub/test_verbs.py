@@ -1,0 +1,279 @@
+"""convert, inspect and revert: selection, refusals, tasks, layers of models of one's own."""
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+import keras_graphattn
+from keras_graphattn.hub import reach
+from keras_graphattn.hub.selection import select
+from keras_graphattn.layers import GraphFilterAttention
+from tests.hub.models import (
+    BACKBONES,
+    VOCABULARY,
+    assert_equal_outputs,
+    outputs,
+    random_backbone,
+    random_inputs,
+)
+from tests.numerics import BACKEND
+
+PATHS = [f"layer_{index}/attention" for index in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("all", [0, 1, 2, 3, 4]),
+        ("even", [0, 2, 4]),
+        ("odd", [1, 3]),
+        ("first:2", [0, 1]),
+        ("last:2", [3, 4]),
+        (3, [3]),
+        (-1, [4]),
+        ([4, 0, -1], [0, 4]),
+        (range(2), [0, 1]),
+        ("layer_[13]/", [1, 3]),
+    ],
+)
+def test_where(where, expected):
+    assert select(where, PATHS) == expected
+
+
+@pytest.mark.parametrize("where", ["layer_9", [], 5, [-6], "last:6", "last:0", "(", True, [1.5]])
+def test_where_that_selects_nothing_lists_the_paths(where):
+    listed = not isinstance(where, bool) and where != [1.5]
+    with pytest.raises(ValueError, match=r"layer_0/attention" if listed else "where=") as error:
+        select(where, PATHS)
+    assert "where=" in str(error.value)
+
+
+def test_zero_matches_on_a_model_lists_its_paths():
+    backbone = BACKBONES["bert"]()
+    with pytest.raises(ValueError, match="transformer_layer_1/self_attention_layer"):
+        keras_graphattn.convert(backbone, where="decoder")
+    assert type(backbone) is keras_hub.models.BertBackbone
+
+
+def test_inspect_tells_what_is_where():
+    backbone = keras_graphattn.convert(BACKBONES["bert"](), "graph_filter", where=-1, order=2)
+    rows = keras_graphattn.inspect(backbone)
+    assert [row.class_name for row in rows] == ["MultiHeadAttention", "GraphFilterAttention"]
+    assert [row.parameters_added for row in rows] == [0, 6]
+    assert rows[1].path == "transformer_layer_1/self_attention_layer"
+    assert rows[1].path in str(rows)
+
+
+def test_two_attentions_in_one_model_and_a_second_conversion_refused(tmp_path):
+    backbone = random_backbone("bert")
+    keras_graphattn.convert(backbone, "graph_filter", where="even", order=4)
+    keras_graphattn.convert(backbone, "p_laplacian", where="odd", p=[1.5, 2.5])
+    with pytest.raises(ValueError, match="converted already"):
+        keras_graphattn.convert(backbone, "graph_filter", where=0)
+    inputs = random_inputs(backbone)
+    expected = outputs(backbone, inputs)
+    backbone.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert str(keras_graphattn.inspect(loaded)) == str(keras_graphattn.inspect(backbone))
+    assert_equal_outputs(outputs(loaded, inputs), expected)
+    loaded = keras_graphattn.revert(loaded)
+    assert_equal_outputs(outputs(loaded, inputs), outputs(keras_graphattn.revert(backbone), inputs))
+
+
+def test_no_weight_is_made_or_copied():
+    backbone = BACKBONES["bert"]()
+    before = {v.path: v for v in backbone.weights}
+    keras_graphattn.convert(backbone)
+    after = {v.path: v for v in backbone.weights}
+    assert all(after[path] is variable for path, variable in before.items())
+    added = sorted(after.keys() - before.keys())
+    assert len(added) == 6
+    assert all(path.startswith("transformer_layer_") for path in added)
+    keras_graphattn.revert(backbone)
+    assert {v.path for v in backbone.weights} == before.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "softmax"}, "masked_kernel"),
+        ({"num_heads": 3}, "num_heads=3"),
+        ({"num_key_value_heads": 1}, "weights would not fit"),
+        ({"order": 0}, "order"),
+        ({"attention": "p_laplacian", "p": 0.5}, "`p`"),
+    ],
+)
+def test_refuses_options_and_leaves_the_model_alone(options, message):
+    backbone = BACKBONES["bert"]()
+    with pytest.raises(ValueError, match=message):
+        keras_graphattn.convert(backbone, **options)
+    assert type(backbone) is keras_hub.models.BertBackbone
+    assert not any(row.parameters_added for row in keras_graphattn.inspect(backbone))
+
+
+def test_refuses_backbones_with_their_own_attention_by_name():
+    models = keras_hub.models
+    widths = {"vocabulary_size": 30, "num_layers": 1, "hidden_dim": 8, "intermediate_dim": 8}
+    refused = [
+        models.LlamaBackbone(num_query_heads=2, num_key_value_heads=2, **widths),
+        models.T5Backbone(num_heads=2, **widths),
+        models.DebertaV3Backbone(num_heads=2, **widths),
+    ]
+    for backbone in refused:
+        name = type(backbone).__name__
+        with pytest.raises(ValueError, match=rf"{name} is not among.*BertBackbone.*GPT2Backbone"):
+            keras_graphattn.convert(backbone)
+
+
+def test_refuses_what_is_no_model():
+    with pytest.raises(ValueError, match="must be a Keras model"):
+        keras_graphattn.convert("bert_base_en")
+
+
+def test_a_frozen_model_stays_frozen_and_others_train():
+    backbone = BACKBONES["bert"]()
+    backbone.trainable = False
+    keras_graphattn.convert(backbone)
+    assert not backbone.trainable_variables
+    backbone = keras_graphattn.convert(BACKBONES["bert"]())
+    paths = [v.path for v in backbone.trainable_variables]
+    assert "transformer_layer_0/self_attention_layer/power_coefficient" in paths
+
+
+def test_tasks_keep_their_heads_and_tell_their_class():
+    models = keras_hub.models
+    for task in (
+        models.BertTextClassifier(random_backbone("bert"), num_classes=3),
+        models.BertMaskedLM(random_backbone("bert")),
+        models.ViTImageClassifier(random_backbone("vit"), num_classes=3),
+        models.GPT2CausalLM(random_backbone("gpt2")),
+    ):
+        plain, inputs = type(task), random_inputs(task.backbone)
+        if isinstance(task, models.MaskedLM):
+            inputs["mask_positions"] = np.array([[1, 2], [0, 1]])
+        before = outputs(task, inputs)
+        keras_graphattn.convert(task, order=4)
+        assert isinstance(task, plain)
+        assert type(task) is not plain
+        assert type(task).backbone_cls is type(task.backbone)
+        assert_equal_outputs(outputs(task, inputs), before)
+        keras_graphattn.revert(task)
+        assert type(task) is plain
+
+
+def test_a_compiled_model_forgets_what_it_compiled():
+    """A `predict` compiled before the conversion would keep the old attention."""
+    task = keras_hub.models.BertTextClassifier(random_backbone("bert"), num_classes=2)
+    inputs = random_inputs(task.backbone)
+    task.compile(
+        optimizer=keras.optimizers.SGD(0.01),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=BACKEND != "torch",
+    )
+    task.fit(inputs, np.array([0, 1]), batch_size=2, verbose=0)
+    before = task.predict(inputs, verbose=0)
+    keras_graphattn.convert(task, initial_coefficients={"linear": -1.0, "power": 0.5}, order=3)
+    after = task.predict(inputs, verbose=0)
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_allclose(after, outputs(task, inputs)[0], atol=1e-5)
+    layer = task.backbone.transformer_layers[0]._self_attention_layer
+    old = keras.ops.convert_to_numpy(layer.power_coefficient)
+    task.fit(inputs, np.array([0, 1]), batch_size=2, verbose=0)
+    assert np.abs(keras.ops.convert_to_numpy(layer.power_coefficient) - old).max() > 1e-6
+
+
+def own_model():
+    tokens = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(VOCABULARY, 8)(tokens)
+    x = keras_hub.layers.TransformerEncoder(16, num_heads=2, name="encoder")(x)
+    x = keras_hub.layers.TransformerDecoder(16, num_heads=2, name="decoder")(x)
+    return keras.Model(tokens, keras.layers.Dense(1)(x))
+
+
+def test_encoders_and_decoders_in_a_model_of_ones_own(tmp_path):
+    model, tokens = own_model(), np.array([[3, 4, 5, 6], [7, 8, 9, 1]])
+    before = np.asarray(keras.ops.convert_to_numpy(model(tokens)))
+    keras_graphattn.convert(model, order=4)
+    assert [row.path for row in keras_graphattn.inspect(model)] == [
+        "encoder/self_attention_layer",
+        "decoder/self_attention",
+    ]
+    after = np.asarray(keras.ops.convert_to_numpy(model(tokens)))
+    np.testing.assert_allclose(after, before, atol=1e-6)
+    model.get_layer("encoder")._self_attention_layer.power_coefficient.assign([0.4, -0.3])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert str(keras_graphattn.inspect(loaded)) == str(keras_graphattn.inspect(model))
+    for one in (model, loaded):
+        one.expected = np.asarray(keras.ops.convert_to_numpy(one(tokens)))
+    np.testing.assert_allclose(loaded.expected, model.expected, atol=1e-6)
+    keras_graphattn.revert(loaded)
+    again = np.asarray(keras.ops.convert_to_numpy(loaded(tokens)))
+    np.testing.assert_allclose(again, before, atol=1e-6)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Block(keras.layers.Layer):
+    """A layer of one's own with stock attention in an attribute."""
+
+    def build(self, shape):
+        self.attention = keras.layers.MultiHeadAttention(2, 4, name="attention")
+        self.attention.build(shape, shape)
+
+    def call(self, x):
+        return x + self.attention(x, x)
+
+
+def test_layers_of_ones_own_once_they_are_reached(tmp_path):
+    inputs = keras.Input((5, 8))
+    model = keras.Model(inputs, Block(name="block")(inputs))
+    if not hasattr(Block, "is_reached_by_the_tests"):
+        with pytest.raises(ValueError, match=r"Block 'block'.*keras_graphattn.hub.reach"):
+            keras_graphattn.convert(model)
+    reach(Block)
+    keras_graphattn.convert(model, initial_coefficients={"power": 0.5})
+    x = np.random.default_rng(0).standard_normal((2, 5, 8)).astype("float32")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded.get_layer("block").attention, GraphFilterAttention)
+    actual, expected = (np.asarray(keras.ops.convert_to_numpy(m(x))) for m in (loaded, model))
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_attention_that_is_a_node_of_the_model_itself_is_refused():
+    x = keras.Input((5, 8))
+    model = keras.Model(x, keras.layers.MultiHeadAttention(2, 4, name="bare")(x, x))
+    with pytest.raises(ValueError, match="MultiHeadAttention 'bare'"):
+        keras_graphattn.convert(model)
+
+
+def test_keras_nlp_names_convert():
+    keras_nlp = pytest.importorskip("keras_nlp")
+    backbone = keras_nlp.models.BertBackbone(
+        vocabulary_size=30, num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=8
+    )
+    keras_graphattn.convert(backbone)
+    assert keras_graphattn.inspect(backbone)[0].class_name == "GraphFilterAttention"
+
+
+def test_keras_cv_encoders_convert_and_last(tmp_path):
+    keras_cv = pytest.importorskip("keras_cv")
+    x = np.random.default_rng(0).standard_normal((2, 5, 8)).astype("float32")
+    inputs = keras.Input((5, 8))
+    encoder = keras_cv.layers.TransformerEncoder(8, num_heads=2, mlp_dim=16, name="encoder")
+    model = keras.Model(inputs, encoder(inputs))
+    before = np.asarray(keras.ops.convert_to_numpy(model(x)))
+    keras_graphattn.convert(model, order=4)
+    after = np.asarray(keras.ops.convert_to_numpy(model(x)))
+    np.testing.assert_allclose(after, before, atol=1e-6)
+    encoder.attn.power_coefficient.assign([0.4, -0.3])
+    expected = np.asarray(keras.ops.convert_to_numpy(model(x)))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(
+        np.asarray(keras.ops.convert_to_numpy(loaded(x))), expected, atol=1e-6
+    )
+    keras_graphattn.revert(loaded)
+    again = np.asarray(keras.ops.convert_to_numpy(loaded(x)))
+    np.testing.assert_allclose(again, before, atol=1e-6)
