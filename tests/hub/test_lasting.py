@@ -196,21 +196,14 @@ def test_layout_rules_find_the_paths_that_they_are_written_for():
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="layouts are for jax")
-def test_layout_map_on_one_device():
+def test_a_layout_map_finds_the_new_weights():
     mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"))
     layouts = keras.distribution.LayoutMap(mesh)
     layouts[r".*self_attention_layer/query/kernel"] = (None, "model", None)
     layouts[r".*self_attention_layer/power_coefficient"] = ("model",)
-    keras.distribution.set_distribution(
-        keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
-    )
-    try:
-        backbone = converted()
-        placed = variables(backbone)[COEFFICIENT].value.sharding
-        assert tuple(placed.spec) == ("model",)
-        assert np.isfinite(outputs(backbone, random_inputs(backbone))[0]).all()
-    finally:
-        keras.distribution.set_distribution(None)
+    found = [path for path in variables(converted()) if layouts[path] is not None]
+    assert len(found) == 4
+    assert tuple(layouts[COEFFICIENT].axes) == ("model",)
 
 
 def test_jit_compiled_training():
