@@ -3,7 +3,6 @@
 from typing import Any
 
 import keras
-from keras import ops
 
 from keras_graphattn.layers.filter_coefficients import (
     filter_steps,
@@ -12,22 +11,18 @@ from keras_graphattn.layers.filter_coefficients import (
     polynomial_start,
     trained_coefficients,
 )
+from keras_graphattn.layers.filter_weights import FilterWeights
 from keras_graphattn.layers.self_attention import SelfAttention
 from keras_graphattn.ops.attention import attention_matrix, blockwise_operator, fused_operator
 from keras_graphattn.ops.attention_mask import AttentionMask, zero_blind_rows
 from keras_graphattn.ops.caching import Cache, CachedOperator
-from keras_graphattn.ops.filters import (
-    Operator,
-    filter_matrix,
-    first_order_filter,
-    polynomial_filter,
-)
+from keras_graphattn.ops.filters import filter_matrix
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class GraphFilterAttention(SelfAttention):
+class GraphFilterAttention(FilterWeights, SelfAttention):
     """Multi-head self-attention whose matrix goes through a graph filter (GFSA).
 
     With A the softmax attention matrix of one head and K the `order`, the layer applies
@@ -165,23 +160,8 @@ class GraphFilterAttention(SelfAttention):
         )
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
-        weights = {name: self._add_coefficient(name, start) for name, start in self._start.items()}
-        if self.steps is None:
-            self.identity_coefficient = weights["identity"]
-            self.linear_coefficient = weights["linear"]
-            self.power_coefficient = weights["power"]
-        else:
-            self.filter_coefficients = weights["filter"]
+        self._add_coefficients(self._start, self._trained)
         super().build(query_shape, value_shape, key_shape)
-
-    def _add_coefficient(self, name: str, start: Any) -> Any:
-        return self.add_weight(
-            name="filter_coefficients" if name == "filter" else f"{name}_coefficient",
-            shape=start.shape,
-            initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
-            trainable=name in self._trained,
-            autocast=False,
-        )
 
     def call(
         self,
@@ -263,28 +243,6 @@ class GraphFilterAttention(SelfAttention):
         apply = CachedOperator(matrix, cache["signals"], index)
         outputs = self._filtered(apply, value)
         return outputs, apply.signals
-
-    @property
-    def _num_signals(self) -> int:
-        return min(self.order, 2) if self.steps is None else self.order
-
-    def _filtered(self, apply: Operator, values: Tensor, trailing_axes: int = 1) -> Tensor:
-        """The layer's filter over any operator; heads come before `trailing_axes` axes."""
-
-        def of_heads(coefficient: Tensor) -> Tensor:
-            return ops.reshape(coefficient, (*coefficient.shape, *[1] * trailing_axes))
-
-        if self.steps is not None:
-            coefficients = of_heads(self.filter_coefficients)
-            return polynomial_filter(apply, values, coefficients, self.steps)
-        return first_order_filter(
-            apply,
-            values,
-            of_heads(self.identity_coefficient),
-            of_heads(self.linear_coefficient),
-            of_heads(self.power_coefficient),
-            self.order,
-        )
 
     def filter_matrix(self, attention_scores: Tensor) -> Tensor:
         """H, the filter's matrix, from A: O(n^3), to look at.

@@ -23,6 +23,7 @@ class Masks(NamedTuple):
     key: Tensor | None = None  # (B, S)
     attention: Tensor | None = None  # (T, S), (B, T, S) or (B, N, T, S)
     causal: bool = False
+    inputs: dict[str, Tensor] | None = None  # what a mask of keras_graphattn.masks needs
 
 
 def projections_of(attention: Any) -> dict[str, Any]:

@@ -47,6 +47,16 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         """Whether M[i, j] = 0 wherever j > i."""
         return False
 
+    @property
+    def hides_keys(self) -> bool:
+        """Whether some M[i, j] = 0: then no number of a row may depend on all keys."""
+        return self.is_causal
+
+    @property
+    def has_state(self) -> bool:
+        """Whether attention under the mask goes token by token with a state of fixed size."""
+        return False
+
     # What subclasses write
 
     def parameters(self) -> Tensors:
@@ -66,6 +76,10 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         """M x on one of the mask's own paths; `x` (B, T, N, D) and the result are float32."""
         raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
+
+    def _causal_signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+        """(M o causal) x on one of the mask's own paths, for masks that have such a form."""
+        raise NotImplementedError(f"{type(self).__name__} has no causal form.")
 
     def _attend(
         self,

@@ -1,7 +1,8 @@
 """Kernel attention, [(phi(Q) phi(K)^T) o M] x, without the matrix where the mask allows it.
 
-Features phi(Q), phi(K) have shape (B, T, N, m), signals (B, T, N, D). Nothing is normalised here:
-with a column of ones in the signal, that column of the result is the normaliser.
+Features phi(Q), phi(K) have shape (B, T, N, m), signals (B, T, N, D). The functions do not
+normalise: with a column of ones in the signal, that column of the result is the normaliser, and
+`NormalisedOperator` divides by it.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +10,8 @@ from typing import Any
 
 import keras
 from keras import ops
+
+from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
 
@@ -79,3 +82,64 @@ def _feature_chunks(features: Tensor, size: int) -> Tensor:
     batch, length, heads, count = ops.shape(features)
     features = ops.reshape(features, (batch, length, heads, count // size, size))
     return ops.transpose(features, (3, 0, 1, 2, 4))
+
+
+def unmasked_attention(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
+    """phi(Q) (phi(K)^T x): every query sees every key, in linear time.
+
+    Args:
+        query: Features of the queries, (B, T, N, m).
+        key: Features of the keys, (B, S, N, m).
+        x: Signal of shape (B, S, N, D).
+
+    Returns:
+        A tensor of shape (B, T, N, D).
+    """
+    return ops.einsum("btnm,bnmd->btnd", query, ops.einsum("bsnm,bsnd->bnmd", key, x))
+
+
+class NormalisedOperator:
+    """Rows of kernel attention that sum to one, as an operator `x -> A x`.
+
+    The normaliser comes with the first signal, as one more column of it. It is a sum of positive
+    numbers; where a path leaves it at 0 or, by rounding, below, the row is 0.
+
+    Args:
+        attend: Callable that maps a signal (B, S, N, D) to [(phi(Q) phi(K)^T) o M] signal.
+        sighted: Optional boolean tensor that broadcasts to (B, T, N): `False` marks rows that are
+            0 whatever rounding says.
+    """
+
+    def __init__(self, attend: Callable[[Tensor], Tensor], sighted: Tensor | None = None) -> None:
+        self.attend = attend
+        self.sighted = sighted
+        self.normaliser: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        x = at_least_float32(x)
+        if self.normaliser is None:
+            ones = ops.ones_like(x[..., :1])
+            joint = self.attend(ops.concatenate([x, ones], axis=-1))
+            outputs, self.normaliser = joint[..., :-1], joint[..., -1:]
+        else:
+            outputs = self.attend(x)
+        return ops.cast(_quotient(outputs, self.normaliser, self.seen), dtype)
+
+    @property
+    def seen(self) -> Tensor:
+        """Which rows are not 0, of shape (B, T, N, 1), once there is a normaliser."""
+        if self.normaliser is None:
+            raise ValueError("The operator has no normaliser yet. Apply it first.")
+        seen = self.normaliser > 0.0
+        if self.sighted is None:
+            return seen
+        return ops.logical_and(seen, self.sighted[..., None])
+
+
+def _quotient(outputs: Tensor, normaliser: Tensor, seen: Tensor) -> Tensor:
+    """outputs / normaliser where seen, else 0; no gradient divides by a square that underflows."""
+    normaliser = ops.where(seen, normaliser, ops.cast(1.0, normaliser.dtype))
+    scale = ops.stop_gradient(normaliser)
+    quotient = (outputs / scale) / (normaliser / scale)
+    return ops.where(seen, quotient, ops.cast(0.0, quotient.dtype))

@@ -1,0 +1,213 @@
+"""Speed and memory of masked kernel attention against the matrix formed, and performer-pytorch.
+
+    KERAS_BACKEND=jax python benchmarks/masked_kernel_attention.py --lengths 1024 4096
+    KERAS_BACKEND=jax python benchmarks/masked_kernel_attention.py --lengths 4096 65536 --no-dense
+    KERAS_BACKEND=jax python benchmarks/masked_kernel_attention.py --masks algorithm \
+        --lengths 8192 --memory
+    KERAS_BACKEND=torch python benchmarks/masked_kernel_attention.py --masks unmasked causal \
+        --performer --no-dense --compile eager
+
+Queries, keys and values go in, features are made inside. The cases of a mask take turns, and
+ratios are to the first of them. With two lengths or more, the exponent of the time in the length
+is printed at the end. Runs unchanged on a GPU.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+from measure import (
+    device_name,
+    keep_pages,
+    make_step,
+    median_times,
+    peak_memory,
+    peak_memory_of,
+    ratios_to_first,
+    table,
+    write_results,
+)
+
+
+def attend_by(mask, path, feature_chunk=None, **inputs):
+    """Kernel attention under a mask as a function of query, key and value."""
+    from keras import ops
+
+    from keras_graphattn.ops.feature_maps import relu_features
+    from keras_graphattn.ops.kernel_attention import (
+        NormalisedOperator,
+        sum_over_features,
+        unmasked_attention,
+    )
+
+    def function(query, key, value):
+        query, key = relu_features(query), relu_features(key)
+        if mask is None:
+            attend = lambda x: unmasked_attention(query, key, x)  # noqa: E731
+        elif path == "Algorithm 1":
+            names = tuple(mask.parameters())
+
+            def apply(signal, *tensors):
+                return mask._signal(signal, "", dict(zip(names, tensors, strict=True)), inputs)
+
+            weights = tuple(mask.parameters().values())
+            attend = lambda x: sum_over_features(apply, query, key, x, weights, feature_chunk)  # noqa: E731
+        else:
+            attend = lambda x: mask.attend(query, key, x, path, feature_chunk, **inputs)  # noqa: E731
+        return NormalisedOperator(attend)(ops.convert_to_tensor(value))
+
+    return function
+
+
+def performer(causal):
+    """What performer-pytorch does of the same, without a GPU: ReLU features, no projection."""
+    import torch
+    from performer_pytorch.performer_pytorch import (
+        causal_linear_attention_noncuda,
+        linear_attention,
+    )
+
+    attend = causal_linear_attention_noncuda if causal else linear_attention
+
+    def function(query, key, value):
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        outputs = attend(torch.relu(query) + 1e-3, torch.relu(key) + 1e-3, value)
+        return outputs.transpose(1, 2)
+
+    return function
+
+
+def cases(options, length):
+    """Functions of query, key and value by mask and name."""
+    import keras
+    import numpy as np
+
+    from keras_graphattn.masks import Causal, Exponential, Segments
+
+    is_torch = keras.backend.backend() == "torch"
+    ids = np.arange(length)[None].repeat(options.batch, 0) // max(1, length // 5)
+    ids = keras.ops.convert_to_tensor(ids.astype("int32"))
+    kinds = {
+        "causal": (Causal(), {}),
+        "exponential": (Exponential(), {}),
+        "one-sided exponential": (Exponential(causal=True), {}),
+        "segments": (Segments(), {"segment_ids": ids}),
+    }
+    found = {}
+    for name, (mask, inputs) in kinds.items():
+        mask.build((None, length, options.heads, options.size))
+        found[name] = {"dense": attend_by(mask, "dense", **inputs)}
+        found[name]["blockwise"] = attend_by(mask, "blockwise", **inputs)
+        found[name]["chunked"] = attend_by(mask, "chunked", **inputs)
+        if options.no_dense:
+            found[name] = {"chunked": found[name]["chunked"]}
+    found["unmasked"] = {"linear": attend_by(None, "linear")}
+    exponential = kinds["exponential"][0]
+    found["algorithm"] = {
+        "all features": attend_by(exponential, "Algorithm 1"),
+        "8 features at a time": attend_by(exponential, "Algorithm 1", 8),
+    }
+    if is_torch and options.performer:
+        found["unmasked"] = {"performer-pytorch": performer(False), **found["unmasked"]}
+        found["causal"] = {"performer-pytorch": performer(True), **found["causal"]}
+    return {mask: found[mask] for mask in options.masks}
+
+
+def arrays_of(options, length):
+    import keras
+
+    shape = (options.batch, length, options.heads, options.size)
+    return [keras.random.normal(shape, dtype=options.dtype, seed=i) for i in range(3)]
+
+
+def parse(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--masks", nargs="+", default=["causal", "exponential", "segments"])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096])
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--compile", default="graph", choices=["eager", "graph", "xla"])
+    parser.add_argument("--forward", action="store_true", help="time the forward pass alone")
+    parser.add_argument("--no-dense", action="store_true", help="leave quadratic cases out")
+    parser.add_argument("--performer", action="store_true", help="add performer-pytorch, on torch")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=30.0, help="for one mask and length")
+    parser.add_argument("--memory", action="store_true", help="measure peak memory too (slow)")
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def run_child(options):
+    """Runs one case forward and backward and prints this process's peak memory."""
+    length, (mask, _, case) = options.lengths[0], options.child.partition("|")
+    functions = cases(options, length)
+    arrays = arrays_of(options, length)
+    if case:
+        make_step(functions[mask][case], arrays, backward=True, compiled=options.compile)()
+    print(json.dumps({"peak": peak_memory()}))
+
+
+def memory_of(options, mask, case, length):
+    arguments = ["--child", f"{mask}|{case}", "--lengths", str(length), "--masks", mask]
+    for key in ("batch", "heads", "size", "dtype", "compile"):
+        arguments += [f"--{key}", str(getattr(options, key))]
+    return peak_memory_of(arguments + (["--performer"] if options.performer else []))
+
+
+def exponents(rows, column):
+    """The exponent of the time between the first and the last length of each case."""
+    lines = []
+    for name in dict.fromkeys(row["case"] for row in rows):
+        points = [(row["length"], row[column]) for row in rows if row["case"] == name]
+        if len(points) > 1:
+            (first, before), (last, after) = points[0], points[-1]
+            exponent = math.log(after / before) / math.log(last / first)
+            lines.append(f"{name}: time ~ n^{exponent:.2f} from n = {first} to {last}")
+    return "\n".join(lines)
+
+
+def main():
+    options = parse()
+    if options.child is not None:
+        run_child(options)
+        return
+    keep_pages()
+    import keras
+
+    settings = {"backend": keras.backend.backend(), "device": device_name()}
+    skipped = ("child", "out", "lengths", "masks")
+    settings |= {k: v for k, v in vars(options).items() if k not in skipped}
+    column = "forward ms" if options.forward else "forward and backward ms"
+    rows = []
+    for length in options.lengths:
+        arrays = arrays_of(options, length)
+        for mask, functions in cases(options, length).items():
+            steps = {
+                case: make_step(
+                    function, arrays, backward=not options.forward, compiled=options.compile
+                )
+                for case, function in functions.items()
+            }
+            times = median_times(steps, options.repeats, options.seconds)
+            ratios = ratios_to_first(times)
+            idle = memory_of(options, mask, "", length) if options.memory else 0.0
+            new = []
+            for case in functions:
+                row = {"case": f"{mask}, {case}", "length": length, column: times[case]}
+                row["ratio"] = ratios[case]
+                if options.memory:
+                    row["peak MiB"] = memory_of(options, mask, case, length) - idle
+                new.append(row)
+            rows += new
+            print(table(new, settings), flush=True)
+    print(exponents(rows, column))
+    stem = f"masked_kernel_attention_{settings['backend']}_{settings['device']}_{options.compile}"
+    write_results(options.out, f"{stem}_{'_'.join(options.masks)}", settings, rows)
+
+
+if __name__ == "__main__":
+    main()

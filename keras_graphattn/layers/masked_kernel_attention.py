@@ -1,0 +1,358 @@
+"""Kernel attention under a mask of relative positions, segments or a topology."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_graphattn.layers.copying import copy_projections
+from keras_graphattn.layers.filter_coefficients import (
+    filter_steps,
+    first_order_start,
+    plain_numbers,
+    polynomial_start,
+    trained_coefficients,
+)
+from keras_graphattn.layers.filter_weights import FilterWeights
+from keras_graphattn.layers.kernel_decoding import KernelDecoding, causal_form
+from keras_graphattn.layers.kernel_features import KernelFeatures, check_feature_map
+from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
+from keras_graphattn.layers.singular_options import all_of
+from keras_graphattn.masks.entries import Entries
+from keras_graphattn.masks.mask import Mask
+from keras_graphattn.masks.product import Product
+from keras_graphattn.ops.kernel_attention import (
+    NormalisedOperator,
+    masked_scores,
+    unmasked_attention,
+)
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class MaskedKernelAttention(KernelDecoding, KernelFeatures, FilterWeights, MultiHeadLayer):
+    """Kernel attention with a factor for each pair of positions, without the n x n matrix.
+
+    Per head, with features phi in place of the softmax and a mask M of factors,
+
+        A = D^-1 [(phi(Q) phi(K)^T) o M],    out = A V,    D the row sums
+
+    A mask applies M to signals in less than quadratic time, and so does the layer: linear for
+    causal, segment and exponential masks, O(n log n) for Toeplitz masks. A filter of A, as
+    in `GraphFilterAttention`, is one option: it only ever needs "apply A", and stays
+    sub-quadratic too.
+
+    Args:
+        num_heads: Number of attention heads.
+        key_dim: Size H of each head for query and key.
+        value_dim: Size of each head for value; `key_dim` by default.
+        dropout: Dropout probability of the heads' outputs. There is no attention matrix to drop.
+        mask: A mask of `keras_graphattn.masks`, or `None`: every factor is 1. The layer makes its
+            weights, for its heads.
+        feature_map: `"relu"`, `"squared_relu"`, `"elu"`, or `"favor"` (positive orthogonal random
+            features, an unbiased estimate of softmax attention); or a callable registered with
+            Keras that maps (B, T, N, H) to non-negative features (B, T, N, m).
+        num_features: Number m of random features; `"favor"` only, H log(H) by default.
+        path: `"auto"`, or one of the mask's `paths`: `"dense"` forms A, `"blockwise"` forms it for
+            some query rows at a time, others never do. Without a mask `"auto"` or `"dense"`. A path
+            changes time and memory, never a number.
+        feature_chunk: Number of features at a time, on paths that work on an (n, m, D) tensor: less
+            memory, the same numbers. All at once by default.
+        filter: `None`, or a filter of A as in `GraphFilterAttention`: `"first_order"`,
+            `"monomial"`, `"chebyshev"`, `"legendre"` or `"jacobi"`.
+        order: The filter's order K, an integer of at least 1; 3 by default.
+        alpha: First Jacobi parameter; `"jacobi"` only, 0 by default.
+        beta: Second Jacobi parameter; `"jacobi"` only, 0 by default.
+        trainable_coefficients: As in `GraphFilterAttention`.
+        initial_coefficients: As in `GraphFilterAttention`.
+        **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
+            `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
+            `dtype`). `attention_axes`, `sliding_window` and `flash_attention` are refused.
+
+    Call arguments:
+        query: Tensor of shape (B, T, d).
+        value: Tensor of shape (B, S, d'); `query` by default. S = T under a mask or a filter.
+        key: Tensor of shape (B, S, d''); `value` by default.
+        query_mask, value_mask, key_mask: Boolean tensors of shape (B, T) and (B, S); `False` marks
+            padding. Taken from the inputs' Keras masks when not given.
+        attention_mask: Boolean tensor of shape (T, T), (B, T, T) or (B, num_heads, T, T), on the
+            dense and blockwise paths alone; or (B, 1, S), a mask of keys, on any.
+        return_attention_scores: Whether to return A as well. It is formed for this alone.
+        training: Whether to apply dropout.
+        use_causal_mask: Whether position t sees positions 0 ... t alone.
+        mask_inputs: Dictionary of the tensors that the mask needs at each call, such as
+            `{"segment_ids": ids}`.
+
+    Returns:
+        A tensor of shape (B, T, d), or `output_shape` in place of d; with
+        `return_attention_scores=True` also A, of shape (B, num_heads, T, S). A query position that
+        may see nothing contributes exactly 0 to the output projection.
+
+    Weights:
+        Those of the mask; `directions` (num_heads, key_dim, m) of random features, not trained;
+        the filter's coefficients; the projections `query`, `key`, `value` and
+        `attention_output`.
+
+    Raises:
+        ValueError: For arguments out of the ranges above, and for masks that the path cannot
+            honour.
+
+    Example:
+
+    >>> from keras_graphattn.masks import Exponential
+    >>> layer = MaskedKernelAttention(num_heads=2, key_dim=8, mask=Exponential())
+    >>> tokens = keras.random.normal((4, 10, 16))
+    >>> tuple(layer(tokens).shape)
+    (4, 10, 16)
+
+    Source: Choromanski et al., "From block-Toeplitz matrices to differential equations on graphs",
+    arXiv 2107.07999 (ICML 2022), Eq. 2 and Algorithm 1. Filters of the operator, exponential
+    masks and decoding are ours.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        *,
+        mask: Any = None,
+        feature_map: Any = "relu",
+        num_features: int | None = None,
+        path: str = "auto",
+        feature_chunk: int | None = None,
+        filter: str | None = None,
+        order: int = 3,
+        alpha: float | None = None,
+        beta: float | None = None,
+        trainable_coefficients: Any = True,
+        initial_coefficients: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        for name in ("attention_axes", "sliding_window"):
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"MaskedKernelAttention cannot honour `{name}`. Received: "
+                    f"{name}={kwargs[name]!r}. Leave it out, or make it a `mask`."
+                )
+        _check_options(mask, path, feature_chunk)
+        feature_map = check_feature_map(feature_map, num_features)
+        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
+        self.feature_map, self.num_features = feature_map, num_features
+        self.filter, self.order, self.alpha, self.beta = filter, order, alpha, beta
+        self.trainable_coefficients = plain_numbers(trainable_coefficients)
+        self.initial_coefficients = plain_numbers(initial_coefficients)
+        if filter is None:
+            if initial_coefficients is not None or alpha is not None or beta is not None:
+                raise ValueError(
+                    "Coefficients belong to a filter. Received: filter=None, initial_coefficients="
+                    f"{initial_coefficients!r}, alpha={alpha!r}, beta={beta!r}. Set `filter`."
+                )
+            return
+        self.steps = filter_steps(filter, order, alpha, beta)
+        self._trained = trained_coefficients(trainable_coefficients, self.steps)
+        self._start = (
+            first_order_start(self.initial_coefficients, num_heads)
+            if self.steps is None
+            else {"filter": polynomial_start(self.initial_coefficients, self.steps, num_heads)}
+        )
+
+    def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
+        if self.filter is not None:
+            self._add_coefficients(self._start, self._trained)
+        self._add_directions()
+        if self.mask is not None and not self.mask.built:
+            self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
+        super().build(query_shape, value_shape, key_shape)
+
+    def copy_projections_from(self, attention: Any) -> None:
+        """Starts from softmax attention: copies `query`, `key`, `value` and `attention_output`.
+
+        With `feature_map="favor"`, the layer then estimates what `attention` computes, times the
+        mask's factors.
+
+        Args:
+            attention: A built `keras.layers.MultiHeadAttention`, or subclass, of the same sizes.
+
+        Raises:
+            ValueError: If `attention` is no such layer, or not built, or of other sizes.
+        """
+        copy_projections(self, attention)
+
+    def call(
+        self,
+        query: Tensor,
+        value: Tensor | None = None,
+        key: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        value_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+        mask_inputs: dict[str, Tensor] | None = None,
+    ) -> Any:
+        if value is None:
+            value, value_mask = query, query_mask if value_mask is None else value_mask
+        key = value if key is None else key
+        self._check_shapes(query.shape, value.shape, key.shape)
+        masks = Masks(
+            query_mask, value_mask, key_mask, attention_mask, use_causal_mask, mask_inputs
+        )
+        outputs, scores = self._attend(query, value, key, masks, return_attention_scores, training)
+        outputs = self._project_out(outputs, query)
+        return (outputs, scores) if return_attention_scores else outputs
+
+    def compute_output_spec(
+        self, *args: Any, mask_inputs: dict[str, Tensor] | None = None, **kwargs: Any
+    ) -> Any:
+        return super().compute_output_spec(*args[:10], **kwargs)
+
+    def _attend(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor,
+        masks: Masks,
+        return_attention_scores: bool,
+        training: bool | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        mask, inputs, key_mask = self._mask_of_call(query, masks)
+        query_mask = all_of(masks.query)
+        fixed_scale = mask is not None and mask.hides_keys
+        query_features = self._query_features(self.query_dense(query), query_mask)
+        key_features = self._key_features(self.key_dense(key), key_mask, fixed_scale)
+
+        def attend(x: Tensor) -> Tensor:
+            if mask is not None:
+                path, chunk = self.attention_path, self.feature_chunk
+                return mask.attend(query_features, key_features, x, path, chunk, **inputs)
+            if self.attention_path == "dense":
+                return masked_scores(query_features, key_features, x, ops.ones((1, 1, 1, 1)))
+            return unmasked_attention(query_features, key_features, x)
+
+        sighted = _sighted(key_mask, mask is not None and mask.is_causal)
+        outputs = self._outputs(NormalisedOperator(attend, sighted), self.value_dense(value))
+        outputs = self._dropped(outputs, training)
+        if not return_attention_scores:
+            return outputs, None
+        matrix = ops.einsum("btnm,bsnm->bnts", query_features, key_features)
+        if mask is not None:
+            matrix = matrix * mask.dense(ops.shape(query)[1], **inputs)
+        total = ops.sum(matrix, axis=-1, keepdims=True)
+        matrix = matrix / ops.where(total > 0.0, total, ops.cast(1.0, total.dtype))
+        return outputs, ops.cast(matrix, self.compute_dtype)
+
+    def _outputs(self, operator: NormalisedOperator, values: Tensor) -> Tensor:
+        """A V, or the filter of A; rows that see nothing are 0."""
+        if self.filter is None:
+            return operator(values)
+        outputs = self._filtered(operator, values)
+        return ops.where(operator.seen, outputs, ops.cast(0.0, outputs.dtype))
+
+    @property
+    def _num_applications(self) -> int:
+        """How often A is applied."""
+        return 1 if self.filter is None else self._num_signals
+
+    def _mask_of_call(
+        self, query: Tensor, masks: Masks
+    ) -> tuple[Mask | None, dict[str, Tensor], Tensor | None]:
+        """The mask of one call with its inputs, and which keys are not padding."""
+        mask, inputs = self.mask, dict(masks.inputs or {})
+        if mask is None and inputs:
+            raise ValueError(
+                "`mask_inputs` are for a mask, and this layer has none. Received: "
+                f"mask_inputs with {sorted(inputs)}. Set `mask`."
+            )
+        if masks.causal:
+            mask = causal_form(mask)
+        entries: Any = masks.attention
+        if entries is not None and _is_key_mask(entries.shape):
+            keys = ops.reshape(entries, (-1, entries.shape[-1]))
+            return mask, inputs, all_of(masks.value, masks.key, keys)
+        if entries is not None:
+            if self.attention_path not in ("auto", *Mask.paths):
+                raise ValueError(
+                    "An `attention_mask` for each pair of positions needs the pairs formed. "
+                    f"Received: attention_mask.shape={tuple(entries.shape)}, path="
+                    f"{self.attention_path!r}. "
+                    'Use path="auto", "dense" or "blockwise", or a `mask`.'
+                )
+            mask = Entries() if mask is None else Product([mask, Entries()])
+            inputs["entries"] = ops.cast(entries, "bool")
+        return mask, inputs, all_of(masks.value, masks.key)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        del config["attention_axes"], config["sliding_window"]
+        names = ["num_features", "feature_chunk", "filter", "order", "alpha", "beta"]
+        names += ["trainable_coefficients", "initial_coefficients"]
+        serialised = {
+            name: value if isinstance(value, str) else keras.saving.serialize_keras_object(value)
+            for name, value in (("mask", self.mask), ("feature_map", self.feature_map))
+        }
+        config |= {name: getattr(self, name) for name in names}
+        return {**config, **serialised, "path": self.attention_path}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "MaskedKernelAttention":
+        restored = {
+            name: keras.saving.deserialize_keras_object(config[name])
+            for name in ("mask", "feature_map")
+            if isinstance(config.get(name), dict)
+        }
+        return cls(**{**config, **restored})
+
+    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        super()._check_shapes(query_shape, value_shape, key_shape)
+        if len(query_shape) != 3 or len(value_shape) != 3:
+            raise ValueError(
+                "MaskedKernelAttention attends over one axis: inputs must have shape (batch, "
+                f"length, features). Received: query.shape={tuple(query_shape)}, "
+                f"value.shape={tuple(value_shape)}"
+            )
+        lengths = (query_shape[1], value_shape[1])
+        square = self.mask is not None or self.filter is not None
+        if square and None not in lengths and lengths[0] != lengths[1]:
+            raise ValueError(
+                "A mask or a filter belongs to one sequence: query and value must have the same "
+                f"length. Received: query.shape={tuple(query_shape)}, "
+                f"value.shape={tuple(value_shape)}"
+            )
+
+
+def _check_options(mask: Any, path: str, feature_chunk: int | None) -> None:
+    if mask is not None and not isinstance(mask, Mask):
+        raise ValueError(
+            f"`mask` must be a mask of keras_graphattn.masks or None. Received: mask={mask!r}"
+        )
+    paths = ("auto", "dense") if mask is None else ("auto", *mask.paths)
+    if path not in paths:
+        kind = "Without a mask" if mask is None else f"With the mask {type(mask).__name__}"
+        raise ValueError(f"{kind}, `path` must be one of {list(paths)}. Received: path={path!r}")
+    if feature_chunk is not None and (
+        isinstance(feature_chunk, bool) or not isinstance(feature_chunk, int) or feature_chunk < 1
+    ):
+        raise ValueError(
+            "`feature_chunk` is a number of features and must be an integer of at least 1. "
+            f"Received: feature_chunk={feature_chunk!r}"
+        )
+
+
+def _is_key_mask(shape: Any) -> bool:
+    """Whether the shape is (B, 1, S) or (B, 1, 1, S)."""
+    return len(shape) in (3, 4) and all(size == 1 for size in shape[1:-1])
+
+
+def _sighted(key_mask: Tensor | None, causal: bool) -> Tensor | None:
+    """Which rows see a key that is not padding, as far as padding and causality go: (B, T, 1)."""
+    if key_mask is None:
+        return None
+    counts = ops.cast(key_mask, "int32")
+    counts = ops.cumsum(counts, axis=1) if causal else ops.sum(counts, axis=1, keepdims=True)
+    return (counts > 0)[:, :, None]

@@ -1,0 +1,219 @@
+"""Masks of low rank: M = L R^T, applied as L (R^T x)."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_graphattn.masks.mask import Mask, Tensors
+from keras_graphattn.ops.kernel_attention import unmasked_attention
+from keras_graphattn.ops.precision import at_least_float32
+
+Tensor = Any
+
+
+class Factored(Mask):
+    """Base of the masks M = L R^T: attention under them is kernel attention with more features.
+
+    (phi(q_i) . phi(k_j)) (L_i . R_j) is the product of phi(q_i) (x) L_i and phi(k_j) (x) R_j.
+    """
+
+    paths = ("dense", "blockwise", "low_rank")
+
+    def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
+        """L and R, each of shape (1 or N, T, rank)."""
+        raise NotImplementedError(f"{type(self).__name__} must write `factors`.")
+
+    def widened(
+        self, query_features: Tensor, key_features: Tensor, parameters: Tensors
+    ) -> tuple[Tensor, Tensor]:
+        """phi(Q) (x) L and phi(K) (x) R, of shape (B, T, N, m rank)."""
+        length = ops.shape(key_features)[1]
+        left, right = (ops.transpose(f, (1, 0, 2)) for f in self.factors(length, parameters))
+        return tuple(
+            ops.concatenate([x * f[..., r : r + 1] for r in range(f.shape[-1])], axis=-1)
+            for x, f in ((query_features, left), (key_features, right))
+        )
+
+    def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        left, right = self.factors(length, parameters)
+        rows = ops.matmul(ops.take(left, positions, axis=1), ops.transpose(right, (0, 2, 1)))
+        return rows[None]
+
+    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+        ones = ops.ones_like(x[..., :1])
+        return unmasked_attention(*self.widened(ones, ones, parameters), x)
+
+    def _attend(
+        self,
+        query_features: Tensor,
+        key_features: Tensor,
+        x: Tensor,
+        path: str,
+        parameters: Tensors,
+        inputs: Tensors,
+        feature_chunk: int | None,
+    ) -> Tensor:
+        return unmasked_attention(*self.widened(query_features, key_features, parameters), x)
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class LowRank(Factored):
+    """M[i, j] = sum_r exp(l_ir + r_jr): a learned table of positions, of low rank, per head.
+
+    Args:
+        rank: Rank of the mask, at least 1.
+        length: Largest number of tokens; shorter sequences use the table's beginning.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+
+    Weights:
+        `log_left` and `log_right`, of shape (num_heads, length, rank). They start near M = 1.
+
+    Raises:
+        ValueError: For sizes that are not positive, and for sequences longer than `length`.
+
+    Example:
+
+    >>> mask = LowRank(rank=2, length=16)
+    >>> tuple(mask.apply(keras.random.normal((4, 10, 2, 8))).shape)
+    (4, 10, 2, 8)
+
+    Source: Choromanski et al., arXiv 2107.07999, Section 3.4.
+    """
+
+    def __init__(self, rank: int, length: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for name, size in (("rank", rank), ("length", length)):
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(
+                    f"`{name}` must be an integer of at least 1. Received: {name}={size!r}"
+                )
+        self.rank, self.length = rank, length
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        start = keras.initializers.RandomNormal(-0.5 * math.log(self.rank), 0.1)
+        shape = (self.num_heads, self.length, self.rank)
+        self.log_left = self.add_weight(
+            name="log_left", shape=shape, initializer=start, autocast=False
+        )
+        self.log_right = self.add_weight(
+            name="log_right", shape=shape, initializer=start.clone(), autocast=False
+        )
+
+    def parameters(self) -> Tensors:
+        return {
+            "log_left": at_least_float32(self.log_left),
+            "log_right": at_least_float32(self.log_right),
+        }
+
+    def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
+        left, right = (parameters[name][:, :length] for name in ("log_left", "log_right"))
+        return ops.exp(left), ops.exp(right)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.length:
+            raise ValueError(
+                f"This LowRank mask has {self.length} positions. Received: a sequence of {length} "
+                "tokens. Make it with a larger `length`."
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "rank": self.rank, "length": self.length}
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class StochasticPositions(Factored):
+    """M[i, j] = 1 + sum_k g_k cos(2 pi f_k (i - j) + theta_k), at random frequencies f_k.
+
+    Relative positions in linear time, at any length. The frequencies are drawn once, per head, and
+    gains and phases are learned; with sum_k g_k <= 1 no factor is negative. The papers draw
+    random positions mu_i and nu_j with E[mu_i . nu_j] = M[i, j] at each step. This kernel's
+    expectation has rank 2 K + 1, so it is taken exactly.
+
+    Args:
+        num_frequencies: Number K of frequencies, at least 1.
+        trainable_frequencies: Whether the frequencies are learned, from where they were drawn.
+        seed: Seed of the draw.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+
+    Weights:
+        `frequencies` (per token, log-uniform between 1/2 and 1/4096), `gain_logits` and `phases`,
+        of shape (num_heads, num_frequencies). The gains are the softmax of their logits and one
+        more that is 0.
+
+    Raises:
+        ValueError: For a number of frequencies that cannot be used.
+
+    Example:
+
+    >>> mask = StochasticPositions(num_frequencies=4, seed=0)
+    >>> tuple(mask.apply(keras.random.normal((4, 10, 2, 8))).shape)
+    (4, 10, 2, 8)
+
+    Source: Liutkus et al., "Relative Positional Encoding for Transformers with Linear Complexity",
+    arXiv 2105.08399, Eq. 18-20, as a mask by Choromanski et al., arXiv 2107.07999, Section 3.4.
+    Ours: the exact expectation and the bound on the gains.
+    """
+
+    def __init__(
+        self,
+        num_frequencies: int = 8,
+        trainable_frequencies: bool = False,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if (
+            isinstance(num_frequencies, bool)
+            or not isinstance(num_frequencies, int)
+            or num_frequencies < 1
+        ):
+            raise ValueError(
+                "`num_frequencies` must be an integer of at least 1. Received: "
+                f"num_frequencies={num_frequencies!r}"
+            )
+        self.num_frequencies = num_frequencies
+        self.trainable_frequencies = trainable_frequencies
+        self.seed = seed
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        shape = (self.num_heads, self.num_frequencies)
+        drawn = 2.0 ** -np.random.default_rng(self.seed).uniform(1.0, 12.0, shape)
+        self.frequencies = self.add_weight(
+            name="frequencies",
+            shape=shape,
+            initializer=lambda shape, dtype: ops.convert_to_tensor(drawn, dtype=dtype),
+            trainable=self.trainable_frequencies,
+            autocast=False,
+        )
+        for name in ("gain_logits", "phases"):
+            weight = self.add_weight(name=name, shape=shape, initializer="zeros", autocast=False)
+            setattr(self, name, weight)
+
+    def parameters(self) -> Tensors:
+        names = ("frequencies", "gain_logits", "phases")
+        return {name: at_least_float32(getattr(self, name)) for name in names}
+
+    def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
+        frequencies, logits = parameters["frequencies"], parameters["gain_logits"]
+        gains = ops.softmax(ops.pad(logits, ((0, 0), (0, 1))), axis=-1)[:, None, :-1]
+        positions = ops.cast(ops.arange(length), frequencies.dtype)[None, :, None]
+        turns = positions * frequencies[:, None, :]
+        angles = 2.0 * math.pi * (turns - ops.stop_gradient(ops.floor(turns)))
+        phased = angles + parameters["phases"][:, None, :]
+        ones = ops.ones_like(angles[..., :1])
+        left = ops.concatenate([ones, gains * ops.cos(phased), gains * ops.sin(phased)], axis=-1)
+        right = ops.concatenate([ones, ops.cos(angles), ops.sin(angles)], axis=-1)
+        return left, right
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_frequencies": self.num_frequencies,
+            "trainable_frequencies": self.trainable_frequencies,
+            "seed": self.seed,
+        }

@@ -1,0 +1,235 @@
+"""Products of masks, entry by entry, below quadratic time where their forms allow it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_graphattn.masks.chunked import Causal, ChunkedMask, Form
+from keras_graphattn.masks.low_rank import Factored
+from keras_graphattn.masks.mask import Mask, Tensors
+from keras_graphattn.ops.chunked_attention import Decay
+from keras_graphattn.ops.kernel_attention import sum_over_features, unmasked_attention
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class Product(ChunkedMask):
+    """M[i, j] = M_1[i, j] M_2[i, j] ...
+
+    | factors | path |
+    | --- | --- |
+    | any of `Causal`, `Segments`, `Exponential` | "chunked", linear; a state if causal |
+    | the same, and masks of low rank | "chunked", linear |
+    | masks of low rank, and at most one other mask | that mask's own path |
+    | `Causal` and a mask with a causal form (`Toeplitz`) | that mask's own path, one-sided |
+    | anything else | "blockwise" and "dense" only: quadratic time, linear memory |
+
+    Args:
+        masks: Two or more masks. Products among them are taken apart.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+
+    Raises:
+        ValueError: For fewer than two masks, for anything that is not a mask, and for two factors
+            that want a call-time input of the same name.
+
+    Example:
+
+    >>> mask = Product([Causal(), Segments()])
+    >>> mask.paths
+    ('dense', 'blockwise', 'chunked')
+    >>> matrix = mask.dense(segment_ids=np.array([[4, 4, 9]]))
+    >>> keras.ops.convert_to_numpy(matrix)[0, 0].tolist()
+    [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+
+    def __init__(self, masks: Sequence[Mask], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        given = list(masks) if isinstance(masks, Sequence) else [masks]
+        if len(given) < 2 or not all(isinstance(mask, Mask) for mask in given):
+            raise ValueError(
+                "`masks` must be a list of two or more masks of keras_graphattn.masks. Received: "
+                f"masks={masks!r}"
+            )
+        self.masks: list[Any] = [
+            factor
+            for mask in given
+            for factor in (mask.masks if isinstance(mask, Product) else [mask])
+        ]
+        names = [name for mask in self.masks for name in mask.inputs_at_call]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                "Two factors of a product want a tensor of the same name at each call. Received: "
+                f"masks={[type(mask).__name__ for mask in self.masks]}, which want {names}. Join "
+                "them into one."
+            )
+        self.inputs_at_call = tuple(names)
+        self._sort()
+        self.paths = (*Mask.paths, *self._own_paths())
+
+    def _sort(self) -> None:
+        """Positions of the factors by kind."""
+        kinds: dict[str, list[int]] = {"chunked": [], "factored": [], "other": []}
+        for index, mask in enumerate(self.masks):
+            chunked = isinstance(mask, ChunkedMask)
+            factored = isinstance(mask, Factored)
+            kinds["chunked" if chunked else "factored" if factored else "other"].append(index)
+        self._chunked, self._factored = tuple(kinds["chunked"]), tuple(kinds["factored"])
+        self._others = tuple(kinds["other"])
+
+    def _own_paths(self) -> tuple[str, ...]:
+        if not self._others:
+            return ("chunked",) if self._chunked else ("low_rank",)
+        if len(self._others) > 1:
+            return ()
+        other = self.masks[self._others[0]]
+        only_causal = all(isinstance(self.masks[i], Causal) for i in self._chunked)
+        has_form = type(other)._causal_signal is not Mask._causal_signal
+        if self._chunked and not (only_causal and has_form):
+            return ()
+        return tuple(path for path in other.paths if path not in Mask.paths)
+
+    @property
+    def is_causal(self) -> bool:
+        return any(mask.is_causal for mask in self.masks)
+
+    @property
+    def hides_keys(self) -> bool:
+        return any(mask.hides_keys for mask in self.masks)
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        for mask in self.masks:
+            if not mask.built:
+                mask.build(input_shape)
+
+    def parameters(self) -> Tensors:
+        return {
+            f"{index} {name}": tensor
+            for index, mask in enumerate(self.masks)
+            for name, tensor in mask.parameters().items()
+        }
+
+    def _of(self, index: int, parameters: Tensors, inputs: Tensors) -> tuple[Tensors, Tensors]:
+        """The parameters and inputs of one factor."""
+        mask, start = self.masks[index], f"{index} "
+        mine = {
+            name.removeprefix(start): x for name, x in parameters.items() if name.startswith(start)
+        }
+        return mine, {name: inputs[name] for name in mask.inputs_at_call}
+
+    def choose_path(
+        self, length: int | None, features: int | None = None, width: int | None = None
+    ) -> str:
+        own = self.paths[len(Mask.paths) :]
+        if own and self._others:
+            other: Mask = self.masks[self._others[0]]
+            return other.choose_path(length, features, width)
+        return super().choose_path(length, features, width)
+
+    def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        result = 1.0
+        for index, mask in enumerate(self.masks):
+            result = result * mask._matrix(length, *self._of(index, parameters, inputs))
+        return result
+
+    def _check_length(self, length: int) -> None:
+        for mask in self.masks:
+            mask._check_length(length)
+
+    def _known_length(self, inputs: Tensors) -> Any:
+        for mask in self.masks:
+            known = type(mask)._known_length is not Mask._known_length
+            if known:
+                return mask._known_length({name: inputs[name] for name in mask.inputs_at_call})
+        return super()._known_length(inputs)
+
+    def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        result = 1.0
+        for index, mask in enumerate(self.masks):
+            result = result * mask._rows(positions, length, *self._of(index, parameters, inputs))
+        return result
+
+    def _attend(
+        self,
+        query_features: Tensor,
+        key_features: Tensor,
+        x: Tensor,
+        path: str,
+        parameters: Tensors,
+        inputs: Tensors,
+        feature_chunk: int | None,
+    ) -> Tensor:
+        features = (query_features, key_features)
+        for index in self._factored:
+            features = self.masks[index].widened(*features, self._of(index, parameters, inputs)[0])
+        if not self._others:
+            if not self._chunked:
+                return unmasked_attention(*features, x)
+            return super()._attend(*features, x, path, parameters, inputs, feature_chunk)
+        index = self._others[0]
+        other = self.masks[index]
+        mine = self._of(index, parameters, inputs)
+        if not self._chunked:
+            return other._attend(*features, x, path, *mine, feature_chunk)
+        names = [tuple(tensors) for tensors in mine]
+        tensors = (*mine[0].values(), *mine[1].values())
+
+        def apply(signal: Tensor, *tensors: Tensor) -> Tensor:
+            count = len(names[0])
+            parameters = dict(zip(names[0], tensors[:count], strict=True))
+            inputs = dict(zip(names[1], tensors[count:], strict=True))
+            return other._causal_signal(signal, path, parameters, inputs)
+
+        return sum_over_features(apply, *features, x, tensors, feature_chunk)
+
+    def form(self, parameters: Tensors, inputs: Tensors) -> Form:
+        """The form of all factors that go in chunks, as one."""
+        joined = Form()
+        for index in self._chunked:
+            form = self.masks[index].form(*self._of(index, parameters, inputs))
+            joined = Form(
+                joined.causal or form.causal,
+                _product(joined.decay, form.decay),
+                joined.segment_ids if form.segment_ids is None else form.segment_ids,
+            )
+        return joined
+
+    @property
+    def num_decays(self) -> int:
+        """Number of exponentials of the product."""
+        count = 1
+        for index in self._chunked:
+            count *= self.masks[index].num_decays
+        return count
+
+    @property
+    def has_state(self) -> bool:
+        return self.is_causal and not self._factored and not self._others
+
+    def get_config(self) -> dict[str, Any]:
+        masks = [keras.saving.serialize_keras_object(mask) for mask in self.masks]
+        return {**super().get_config(), "masks": masks}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Product":
+        masks = [keras.saving.deserialize_keras_object(mask) for mask in config["masks"]]
+        return cls(**{**config, "masks": masks})
+
+
+def _product(first: Decay | None, second: Decay | None) -> Decay | None:
+    """(sum_r c_r e^(-a_r t)) (sum_s d_s e^(-b_s t)): the rates add, the weights multiply."""
+    if first is None or second is None:
+        return first if second is None else second
+    heads = first.rates.shape[0]
+    rates = ops.reshape(first.rates[:, :, None] + second.rates[:, None, :], (heads, -1))
+    weights = None
+    if first.weights is not None or second.weights is not None:
+        left, right = (
+            ops.ones_like(decay.rates) if decay.weights is None else decay.weights
+            for decay in (first, second)
+        )
+        weights = ops.reshape(left[:, :, None] * right[:, None, :], (heads, -1))
+    return Decay(rates, weights)

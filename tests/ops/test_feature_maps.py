@@ -1,0 +1,138 @@
+"""Feature maps: positive, streaming-safe, and FAVOR+ an estimate of softmax attention."""
+
+import numpy as np
+import pytest
+import torch
+from keras import ops
+
+from keras_graphattn.masks import Causal, Exponential
+from keras_graphattn.ops.feature_maps import (
+    FEATURE_MAPS,
+    favor_key_features,
+    favor_query_features,
+    orthogonal_features,
+)
+from keras_graphattn.ops.kernel_attention import (
+    NormalisedOperator,
+    sum_over_features,
+    unmasked_attention,
+)
+from tests import reference, reference_kernel
+from tests.masks.test_chunked_masks import signals
+from tests.numerics import (
+    assert_all_close,
+    assert_close,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+
+HEADS, SIZE = 2, 8
+
+
+def heads(length, scale=1.0, seed=0, size=SIZE):
+    generator = np.random.default_rng(seed)
+    return (scale * generator.standard_normal((1, length, HEADS, size))).astype("float32")
+
+
+@pytest.mark.parametrize("name", FEATURE_MAPS)
+def test_maps_by_name(name):
+    x = heads(5)
+    value, gradients = value_and_gradients(FEATURE_MAPS[name], x)
+    expected, expected_gradients = reference_value_and_gradients(
+        lambda x: reference_kernel.features(x, name), x
+    )
+    assert_close(value, expected, 1e-6)
+    assert_all_close(gradients, expected_gradients, 1e-6)
+    assert (value > 0).all()
+    assert str(FEATURE_MAPS[name](ops.cast(x, "bfloat16")).dtype).endswith("float32")
+
+
+def test_directions_are_orthogonal_gaussians():
+    directions = orthogonal_features(3, 8, 20, seed=1)
+    assert directions.shape == (3, 8, 20)
+    for start in (0, 8, 16):
+        block = directions[:, :, start : start + 8]
+        gram = np.einsum("nhf,nhg->nfg", block, block)
+        lengths = np.sqrt(np.diagonal(gram, axis1=1, axis2=2))
+        np.testing.assert_allclose(
+            gram / (lengths[:, :, None] * lengths[:, None]),
+            np.broadcast_to(np.eye(gram.shape[-1]), gram.shape),
+            atol=1e-5,
+        )
+    many = orthogonal_features(1, 8, 40000, seed=2)
+    np.testing.assert_allclose(np.einsum("nhf,ngf->hg", many, many) / 40000, np.eye(8), atol=0.05)
+    assert (orthogonal_features(1, 4, 4, seed=1) == orthogonal_features(1, 4, 4, seed=1)).all()
+    assert (orthogonal_features(1, 4, 4) != orthogonal_features(1, 4, 4)).any()
+
+
+@pytest.mark.parametrize("fixed_scale", [False, True])
+def test_favor_estimates_softmax_attention(fixed_scale):
+    query, key, values = heads(6), heads(6, seed=1), heads(6, seed=2)
+    directions = orthogonal_features(HEADS, SIZE, 20000, seed=0)
+    features = (
+        favor_query_features(query, directions),
+        favor_key_features(key, directions, fixed_scale=fixed_scale),
+    )
+    operator = NormalisedOperator(lambda x: unmasked_attention(*features, x))
+    outputs = to_numpy(operator(ops.convert_to_tensor(values)))
+    exact = reference.attention_matrix(*(torch.tensor(t).double() for t in (query, key)))
+    expected = torch.einsum("bnts,bsnh->btnh", exact, torch.tensor(values).double())
+    assert np.abs(outputs - expected.numpy()).max() < 0.1
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("mask", [Causal, Exponential])
+def test_favor_at_three_times_unit_scale(mask, scale):
+    """n = 1024: finite, no negative normaliser, 1e-3 of a float64 reference."""
+    length, size = 1024, 64
+    query, key = heads(length, scale, size=size), heads(length, scale, seed=1, size=size)
+    values = heads(length, seed=2, size=4)
+    directions = orthogonal_features(HEADS, size, 128, seed=0)
+    mask = mask()
+    query_features = favor_query_features(query, directions)
+    key_features = favor_key_features(key, directions, fixed_scale=mask.hides_keys)
+    operator = NormalisedOperator(lambda x: mask.attend(query_features, key_features, x))
+    outputs = to_numpy(operator(ops.convert_to_tensor(values)))
+    assert np.isfinite(outputs).all()
+    assert (to_numpy(operator.normaliser) >= 0).all()
+    wide = [torch.tensor(t).double() for t in (query, key, values, directions)]
+    expected = reference_kernel.masked_kernel_attention(
+        reference_kernel.features(wide[0], "favor", wide[3]),
+        reference_kernel.features(wide[1], "favor", wide[3]),
+        wide[2],
+        torch.tensor(to_numpy(mask.dense(length))),
+    )
+    assert_close(outputs, expected.numpy(), 1e-3)
+
+
+def test_a_fixed_scale_depends_on_no_other_key():
+    directions = orthogonal_features(HEADS, SIZE, 16, seed=0)
+    key = heads(9)
+    other = np.where(np.arange(9)[:, None, None] < 5, key, 20.0).astype("float32")
+    one, two = (to_numpy(favor_key_features(k, directions, fixed_scale=True)) for k in (key, other))
+    np.testing.assert_array_equal(one[:, :5], two[:, :5])
+    # and with a mask, padding counts for nothing
+    kept = np.arange(9)[None] < 5
+    one, two = (to_numpy(favor_key_features(k, directions, kept)) for k in (key, other))
+    np.testing.assert_array_equal(one[:, :5], two[:, :5])
+
+
+@pytest.mark.parametrize("chunk", [None, 2, 3, 5])
+def test_features_in_chunks(chunk):
+    """Algorithm 1 with its feature axis cut, gradients of captured weights included."""
+    query, key, x = signals(7)
+    weights = np.random.default_rng(0).random((7, 7)).astype("float32")
+
+    def apply(signal, matrix):
+        return ops.einsum("ts,bsnd->btnd", matrix, signal)
+
+    value, gradients = value_and_gradients(
+        lambda q, k, x, w: sum_over_features(apply, q, k, x, [w], chunk), query, key, x, weights
+    )
+    expected, expected_gradients = reference_value_and_gradients(
+        lambda q, k, x, w: reference_kernel.unnormalised(q, k, x, w.expand(2, HEADS, 7, 7)),
+        *(query, key, x, weights),
+    )
+    assert_close(value, expected, 1e-6)
+    assert_all_close(gradients, expected_gradients, 1e-5)

@@ -1,0 +1,83 @@
+"""Naive masked kernel attention, everything formed, for torch tensors in float64."""
+
+import torch
+
+from tests.reference import project, project_out
+
+
+def masked_kernel_attention(query, key, values, matrix):
+    """D^-1 [(phi(Q) phi(K)^T) o M] V, from features; rows with nothing to see are zero."""
+    weights = torch.einsum("btnm,bsnm->bnts", query, key) * matrix
+    total = weights.sum(-1, keepdim=True)
+    weights = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
+    return torch.einsum("bnts,bsnd->btnd", weights, values)
+
+
+def unnormalised(query, key, x, matrix):
+    """[(phi(Q) phi(K)^T) o M] x."""
+    return torch.einsum("btnm,bsnm,bnts,bsnd->btnd", query, key, matrix, x)
+
+
+def distances(length):
+    """|i - j|, of shape (T, T)."""
+    order = torch.arange(length)
+    return (order[:, None] - order[None, :]).abs()
+
+
+def causal_matrix(length):
+    """[j <= i], of shape (1, 1, T, T)."""
+    return torch.tril(torch.ones((1, 1, length, length), dtype=torch.float64))
+
+
+def segment_matrix(ids):
+    """[i and j in one run of equal ids, neither of them padding], of shape (B, 1, T, T)."""
+    batch, length = ids.shape
+    matrix = torch.zeros((batch, 1, length, length), dtype=torch.float64)
+    for b in range(batch):
+        for i in range(length):
+            for j in range(i, length):
+                if ids[b, j] != ids[b, i] or ids[b, j] < 0:
+                    break
+                matrix[b, 0, i, j] = matrix[b, 0, j, i] = 1.0
+    return matrix
+
+
+def exponential_matrix(length, log_rates, log_weights=None):
+    """sum_r c_r exp(-a_r |i - j|), of shape (1, N, T, T)."""
+    powers = torch.exp(-torch.exp(log_rates)[..., None, None] * distances(length))
+    if log_weights is not None:
+        powers = powers * torch.exp(log_weights)[..., None, None]
+    return powers.sum(1)[None]
+
+
+def features(x, feature_map, directions=None):
+    """phi(x), without the scale factors that the normaliser cancels."""
+    if feature_map == "favor":
+        scaled = x / x.shape[-1] ** 0.25
+        exponents = torch.einsum("btnh,nhm->btnm", scaled, directions)
+        return torch.exp(exponents - (scaled**2).sum(-1, keepdim=True) / 2)
+    positive = torch.clamp(x, min=0.0)
+    if feature_map == "elu":
+        return torch.where(x > 0, x, torch.exp(torch.clamp(x, max=0.0)) - 1.0) + 1.0
+    return {"relu": positive, "squared_relu": positive**2}[feature_map] + 1e-3
+
+
+def layer_matrix(x, weights, matrix, feature_map="relu"):
+    """A (B, N, T, T) of the layer MaskedKernelAttention for the mask's matrix."""
+    query, key = (
+        features(project(x, weights, name), feature_map, weights.get("directions"))
+        for name in ("query", "key")
+    )
+    scores = torch.einsum("btnm,bsnm->bnts", query, key) * matrix
+    total = scores.sum(-1, keepdim=True)
+    return torch.where(total > 0, scores / torch.where(total > 0, total, 1.0), 0.0)
+
+
+def layer_outputs(x, weights, matrix, feature_map="relu", filtered=lambda matrix: matrix):
+    """The layer MaskedKernelAttention, everything formed; `filtered` makes H of A."""
+    attention = layer_matrix(x, weights, matrix, feature_map)
+    seen = (attention.sum(-1, keepdim=True) > 0).to(attention.dtype)
+    outputs = torch.einsum(
+        "bnts,bsnh->btnh", filtered(attention) * seen, project(x, weights, "value")
+    )
+    return project_out(outputs, weights)
