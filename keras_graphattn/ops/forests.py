@@ -138,7 +138,8 @@ def forest_distances(forest: Forest) -> Array:
         between = distances[np.ix_(above, above)] + weights[:, None] + weights
         between[np.arange(len(rows)), np.arange(len(rows))] = 0.0
         distances[start:end, start:end] = between
-    return distances[np.ix_(forest.position, forest.position)]
+    found: Array = distances[np.ix_(forest.position, forest.position)]
+    return found
 
 
 def forest_diameter(forest: Forest) -> int:

@@ -126,7 +126,7 @@ def sparse_product(matrix: SparseMatrix, x: Tensor) -> Tensor:
     x = ops.convert_to_tensor(x)
     others = ops.shape(x)[1:]
 
-    @ops.custom_gradient
+    @ops.custom_gradient  # type: ignore[untyped-decorator]
     def product(flat: Tensor) -> Any:
         def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> Tensor:
             upstream = arguments[0] if upstream is None else upstream

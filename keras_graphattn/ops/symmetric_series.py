@@ -39,7 +39,7 @@ def symmetric_series(
     def weighted(term: Tensor, coefficients: Tensor, k: Any) -> Tensor:
         return term * ops.take(coefficients, k, axis=0)[None, :, None]
 
-    @ops.custom_gradient
+    @ops.custom_gradient  # type: ignore[untyped-decorator]
     def series(x: Tensor, coefficients: Tensor) -> Any:
         def forward(k: Any, state: tuple[Tensor, Carry]) -> tuple[Tensor, Carry]:
             total, carry = state
@@ -66,7 +66,8 @@ def symmetric_series(
 
             zeros = ops.zeros_like(upstream), ops.zeros_like(coefficients)
             state = (*add(0, *zeros, both[0]), both)
-            return ops.fori_loop(1, count, backward, state)[:2]
+            total, products, _ = ops.fori_loop(1, count, backward, state)
+            return total, products
 
         return total, gradient
 

@@ -12,7 +12,7 @@ indices): see `keras_graphattn.ops.tree_hankel`.
 Source: Choromanski et al., arXiv 2107.07999, Lemma 6.1.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 

@@ -5,6 +5,7 @@ decays to the ancestor 2^k edges up. The topology may be data (`doubling_plan`) 
 come with each batch (`doubling_plan_of_batch`).
 """
 
+from itertools import pairwise
 from typing import Any
 
 from keras import ops
@@ -25,7 +26,7 @@ def doubling_plan(forest: Forest) -> TreePlan:
 
     def decays(decay: Tensor) -> list[Tensor]:
         found = [decay[steps[0][0] :]] if steps else []
-        for (start, _, jump), (later, _, _) in zip(steps, steps[1:], strict=False):
+        for (start, _, jump), (later, _, _) in pairwise(steps):
             last = found[-1]
             found.append(
                 last[later - start :] * ops.take(last, jump[later - start :] - start, axis=0)

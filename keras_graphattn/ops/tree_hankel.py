@@ -112,9 +112,7 @@ def _matrix(values: Array, rows: Array, columns: Array, shape: tuple[int, int]) 
     return scipy.sparse.csr_array((values, (rows, columns)), shape=shape)
 
 
-def _hankel_products(
-    x: Tensor, table: Tensor, shapes: list[tuple[int, int]], shift: int
-) -> Tensor:
+def _hankel_products(x: Tensor, table: Tensor, shapes: list[tuple[int, int]], shift: int) -> Tensor:
     """H[d] = sum_e f(d + e + shift) x[e] in each group, for rows (group, distance)."""
     parts, start = [], 0
     _, heads, columns = ops.shape(x)

@@ -11,7 +11,7 @@ its backward pass is the same two sweeps over the cotangent y', with u = L^T y' 
 
 gives the gradients of a, of b and of edge weights. No backend differentiates a scan for this.
 
-Source: Choromanski et al., arXiv 2107.07999, Lemma 3.5; the factored form and its gradient are ours.
+Source: Choromanski et al., arXiv 2107.07999, Lemma 3.5. Ours: the factored form, its gradient.
 """
 
 from typing import Any
@@ -63,7 +63,7 @@ def _symmetric_product(x: Tensor, decay: Tensor, plan: TreePlan) -> Tensor:
         below = plan.up(_moved(x, plan.order), decay)
         return below, plan.down((1.0 - decay * decay) * below, decay)
 
-    @ops.custom_gradient
+    @ops.custom_gradient  # type: ignore[untyped-decorator]
     def product(x: Tensor, decay: Tensor) -> Any:
         factor = decay[..., None]
         below, found = sweeps(x, factor)

@@ -3,9 +3,9 @@
     f_v = mean over walks from v of sum_l decay^l e_(node at step l)
     M[v, w] = f_v . f_w / (|f_v|^a |f_w|^a)
 
-f_v = sum_l decay^l F_l[v] with constant sparse matrices F_l, and |f_v|^2 is a polynomial of the decay
-with constant coefficients per node. So M x costs two sparse products and has a gradient for the
-decay. In expectation over all walks F_l is P^l, P the matrix of one step.
+f_v = sum_l decay^l F_l[v] with constant sparse matrices F_l, and |f_v|^2 is a polynomial of the
+decay with constant coefficients per node. So M x costs two sparse products and has a gradient for
+the decay. In expectation over all walks F_l is P^l, P the matrix of one step.
 
 Source: Choromanski et al., arXiv 2107.07999, Eq. 5 and Section 4.2.
 """
@@ -19,7 +19,7 @@ from keras import ops
 
 from keras_graphattn.ops.forests import Array
 from keras_graphattn.ops.graphs import transition_matrix
-from keras_graphattn.ops.sparse import SparseMatrix, sparse_product
+from keras_graphattn.ops.sparse import SparseMatrix, sparse_product, sum_rows
 
 Tensor = Any
 
@@ -174,6 +174,33 @@ def walk_product(
     total = ops.sum(powers * visits, axis=0)
     spread = ops.reshape(powers * total[None], (length * count, *others))
     return scale * sparse_product(features.steps, spread)
+
+
+def walk_features_of_batch(walks: Tensor, decay: Tensor, normalization: float) -> Tensor:
+    """f_v / |f_v|^a of each example's own walks, as a matrix for each head.
+
+    Args:
+        walks: Integer tensor of shape (B, T, walks, length), -1 after the end of a walk.
+        decay: Tensor of shape (N,).
+        normalization: The exponent a.
+
+    Returns:
+        A tensor of shape (B, N, T, T): node, and node met.
+    """
+    batch, count, number, length = ops.shape(walks)
+    walks = ops.cast(walks, "int32")
+    powers = decay[None] ** ops.arange(length, dtype=decay.dtype)[:, None] / number  # (L, N)
+    nodes = ops.reshape(ops.arange(batch * count, dtype="int32"), (batch, count, 1, 1))
+    known = walks >= 0
+    places = ops.reshape(nodes * count + ops.where(known, walks, 0), (-1,))
+    values = ops.cast(known, "float32")[..., None] * powers
+    met = sum_rows(ops.reshape(values, (-1, decay.shape[0])), places, batch * count * count)
+    met = ops.transpose(ops.reshape(met, (batch, count, count, -1)), (0, 3, 1, 2))
+    squares = ops.sum(met * met, axis=-1, keepdims=True)
+    if normalization == 0.0:
+        return met
+    some = squares > 0.0
+    return met * ops.where(some, ops.where(some, squares, 1.0) ** (-normalization / 2.0), 0.0)
 
 
 def _features(steps: list[Any]) -> WalkFeatures:
