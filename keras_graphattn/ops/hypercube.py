@@ -1,8 +1,8 @@
 """Diffusion on the hypercube: tokens i and j are neighbours where one bit of i and j differs.
 
 exp(-t L) is a Kronecker power of the 2 x 2 matrix [[c, s], [s, c]], c = (1 + e^-2t) / 2 and
-s = (1 - e^-2t) / 2, so that M[i, j] = c^d tanh(t)^Hamming(i, j) with n = 2^d tokens. Applied one bit
-at a time, that is d butterfly steps: O(n log n).
+s = (1 - e^-2t) / 2, so that M[i, j] = c^d tanh(t)^Hamming(i, j) with n = 2^d tokens. Applied one
+bit at a time, that is d butterfly steps: O(n log n).
 
 Source: Choromanski et al., arXiv 2107.07999, Section 4.1.
 """

@@ -78,7 +78,7 @@ class SparseMatrix:
 
     @cached_property
     def _classes(self) -> tuple[list[tuple[Any, Any]], Any]:
-        """Column indices and values of each class of rows, (rows, entries), and the rows' places."""
+        """Column indices and values (rows, entries) of each class, and the rows' places."""
         counts = np.diff(self.matrix.indptr)
         sizes = np.concatenate([[0], _class_sizes(int(counts.max(initial=1)))])
         kind = np.searchsorted(sizes, counts)

@@ -10,7 +10,7 @@ from keras_graphattn.ops.forests import Forest
 
 UNROLLED_LEVELS = 200  # more levels than this are never unrolled: the graph would be too large
 
-# (per unrolled level, per scanned level, per doubling step), (per node: levels, scan, doubling step)
+# per unrolled level, scanned level, doubling step; then per node: levels, scan, doubling step
 STEP_COSTS = {
     "jax": ((40.0, 6.0, 60.0), (0.30, 0.30, 0.20)),
     "tensorflow": ((60.0, 300.0, 80.0), (0.20, 0.30, 0.12)),
