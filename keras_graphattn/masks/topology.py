@@ -33,9 +33,12 @@ class TopologyMask(Mask):
         limit = 128.0
         if features is not None and width is not None:
             limit = min(128.0 * features * width / (features + width), 1024.0)
-        return "dense" if length is not None and length <= limit else self._own_path()
+        if length is not None and length <= limit:
+            return "dense"
+        return self._own_path((width or 64) * (features or 1))
 
-    def _own_path(self) -> str:
+    def _own_path(self, columns: int = 64) -> str:
+        """The path that never forms M, for a signal of so many columns."""
         return self.paths[-1]
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:

@@ -49,11 +49,13 @@ class Tree(TopologyMask):
     `function="table"`, any f of the number of edges, one learned positive value per distance and
     head.
 
-    Which path "auto" takes was measured (benchmarks/tree_and_graph_masks.py). Sweeps: unrolled
-    `levels` for bushy trees, where each level is long enough to pay for its step; for deep ones
-    `scan` on jax, whose compiled loop costs a microsecond a level, and `doubling` on TensorFlow
-    and torch, whose loops cost tens. Any f: `depths` costs a pass over the nodes for each
-    distance and wins up to a diameter of a few dozen, `centroids` beyond.
+    Which path "auto" takes was measured (benchmarks/tree_and_graph_masks.py; the numbers are in
+    `keras_graphattn.ops.tree_choice`). Sweeps: unrolled `levels` for bushy trees, as they work on
+    each node once and a step per level is cheap up to some hundred levels. For deep ones `scan` on
+    jax, whose compiled loop costs microseconds a level, and `doubling` on TensorFlow and torch,
+    whose loops cost tens to hundreds. Any f: `depths` costs a pass over the nodes for each
+    distance and wins for diameters of a few times log2(n), `centroids` beyond. Few nodes: the
+    matrix.
 
     Args:
         forest: Integers of shape (n,): each node's parent, -1 at roots; or a graph without
@@ -223,11 +225,11 @@ class Tree(TopologyMask):
     def _distances(self) -> np.ndarray:
         return forest_distances(self._given).astype("float32")[None]
 
-    def _own_path(self) -> str:
+    def _own_path(self, columns: int = 64) -> str:
         if self._forest is None:
             return self.paths[-1]
         if self.function == "exponential":
-            return sweep_path(self._given, keras.backend.backend())
+            return sweep_path(self._given, keras.backend.backend(), columns)
         return distance_path(self._given, self.max_distance or 0)
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
