@@ -76,7 +76,7 @@ class GraphDiffusion(TopologyMask):
 
     >>> mask = GraphDiffusion([[0, 1]])
     >>> mask.build((None, 2, 1, 8))
-    >>> np.round(keras.ops.convert_to_numpy(mask.dense()), 4)[0, 0].tolist()
+    >>> keras.ops.convert_to_numpy(mask.dense())[0, 0].astype(float).round(4).tolist()
     [[0.5677, 0.4323], [0.4323, 0.5677]]
 
     Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1. Ours: the Chebyshev series,

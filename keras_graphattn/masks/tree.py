@@ -89,7 +89,7 @@ class Tree(TopologyMask):
 
     >>> mask = Tree([-1, 0, 0], initial_rate=np.log(0.5))
     >>> mask.build((None, 3, 1, 8))
-    >>> np.round(keras.ops.convert_to_numpy(mask.dense()), 4)[0, 0].tolist()
+    >>> keras.ops.convert_to_numpy(mask.dense())[0, 0].astype(float).round(4).tolist()
     [[1.0, 0.5, 0.5], [0.5, 1.0, 0.25], [0.5, 0.25, 1.0]]
 
     Source: Choromanski et al., arXiv 2107.07999, Lemmas 3.5, 6.1 and 6.2. Ours: forests, the sweeps

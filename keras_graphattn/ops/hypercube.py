@@ -39,7 +39,7 @@ def hypercube_product(x: Tensor, time: Tensor) -> Tensor:
 
     >>> x = np.array([1.0, 0.0], "float32").reshape((1, 2, 1, 1))
     >>> y = hypercube_product(x, np.ones(1, "float32"))
-    >>> np.round(keras.ops.convert_to_numpy(y).ravel(), 4).tolist()
+    >>> keras.ops.convert_to_numpy(y).ravel().astype(float).round(4).tolist()
     [0.5677, 0.4323]
     """
     x, time = ops.convert_to_tensor(x), ops.convert_to_tensor(time)

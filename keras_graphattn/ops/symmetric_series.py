@@ -18,18 +18,20 @@ Carry = tuple[Tensor, ...]
 
 def symmetric_series(
     start: Callable[[Tensor], Carry],
-    step: Callable[[Carry], Carry],
+    step: Callable[..., Carry],
     x: Tensor,
     coefficients: Tensor,
+    *tensors: Tensor,
 ) -> Tensor:
     """sum_k coefficients[k] P_k x, with gradients for `x` and `coefficients`.
 
     Args:
         start: x -> what the recurrence carries, a tuple whose first entry is P_0 x.
-        step: From what is carried at k to what is carried at k + 1, P_{k+1} x first. Neither may
-            capture tensors that need a gradient.
+        step: From what is carried at k, and `tensors`, to what is carried at k + 1, P_{k+1} x
+            first. Neither may capture tensors, but constants.
         x: Tensor of shape (n, N, C).
         coefficients: Tensor of shape (K + 1, N), one column per head.
+        *tensors: float32 tensors that `step` takes; they get no gradient.
 
     Returns:
         A tensor of shape (n, N, C).
@@ -40,16 +42,16 @@ def symmetric_series(
         return term * ops.take(coefficients, k, axis=0)[None, :, None]
 
     @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def series(x: Tensor, coefficients: Tensor) -> Any:
+    def series(x: Tensor, coefficients: Tensor, *tensors: Tensor) -> Any:
         def forward(k: Any, state: tuple[Tensor, Carry]) -> tuple[Tensor, Carry]:
             total, carry = state
-            carry = step(carry)
+            carry = step(carry, *tensors)
             return total + weighted(carry[0], coefficients, k), carry
 
         carry = start(x)
         total, _ = ops.fori_loop(1, count, forward, (weighted(carry[0], coefficients, 0), carry))
 
-        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, ...]:
             upstream = arguments[0] if upstream is None else upstream
             both = start(ops.concatenate([upstream, x], axis=2))
 
@@ -61,14 +63,14 @@ def symmetric_series(
 
             def backward(k: Any, state: Any) -> Any:
                 total, products, carry = state
-                carry = step(carry)
+                carry = step(carry, *tensors)
                 return (*add(k, total, products, carry[0]), carry)
 
             zeros = ops.zeros_like(upstream), ops.zeros_like(coefficients)
             state = (*add(0, *zeros, both[0]), both)
             total, products, _ = ops.fori_loop(1, count, backward, state)
-            return total, products
+            return total, products, *(ops.zeros_like(tensor) for tensor in tensors)
 
         return total, gradient
 
-    return series(ops.convert_to_tensor(x), ops.convert_to_tensor(coefficients))
+    return series(ops.convert_to_tensor(x), ops.convert_to_tensor(coefficients), *tensors)

@@ -73,14 +73,15 @@ def depth_table_product_of_batch(x: Tensor, table: Tensor, parents: Tensor) -> T
     """
     rows, has_parent = flat_parents(parents)
     count = ops.shape(rows)[0]
-    child = ops.cast(has_parent, x.dtype)[:, None, None]
+    child = ops.cast(has_parent, "float32")[:, None, None]
 
-    def step(carry: Carry) -> Carry:
+    def step(carry: Carry, rows: Tensor, child: Tensor) -> Carry:
         near, below, before = carry
+        rows = ops.cast(rows, "int32")
         deeper = sum_rows(child * below, rows, count)
         return deeper + child * (ops.take(near, rows, axis=0) - before), deeper, below
 
-    return symmetric_series(_start, step, x, table)
+    return symmetric_series(_start, step, x, table, ops.cast(rows, "float32"), child)
 
 
 def distances_of_batch(

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_graphattn.ops.forests import Forest, jumps
 from keras_graphattn.ops.sparse import sum_rows
-from keras_graphattn.ops.tree_levels import TreePlan, plan_in_order
+from keras_graphattn.ops.tree_levels import Sweep, TreePlan, plan_in_order
 
 Tensor = Any
 
@@ -74,11 +74,24 @@ def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: 
     weights = ops.cast(has_parent, "float32")
     if edge_weights is not None:
         weights = ops.where(has_parent, ops.reshape(ops.cast(edge_weights, "float32"), (-1,)), 0.0)
-    tables = [rows]
-    while 2 ** len(tables) <= depth:
-        tables.append(ops.take(tables[-1], tables[-1], axis=0))
 
-    def sweep(x: Tensor, decay: Tensor, upwards: bool) -> Tensor:
+    def of(rows_as_floats: Tensor) -> TreePlan:
+        rows = ops.cast(rows_as_floats, "int32")
+        tables = [rows]
+        while 2 ** len(tables) <= depth:
+            tables.append(ops.take(tables[-1], tables[-1], axis=0))
+        up, down = _sweep(tables, True), _sweep(tables, False)
+        return TreePlan(None, None, rows, has_parent, weights, up, down)
+
+    tensors = (ops.cast(rows, "float32"),)
+    plan = of(*tensors)
+    return TreePlan(None, None, rows, has_parent, weights, plan.up, plan.down, tensors, of)
+
+
+def _sweep(tables: list[Tensor], upwards: bool) -> Sweep:
+    """A sweep over all nodes, given the ancestors 1, 2, 4, ... edges up; roots decay to 0."""
+
+    def sweep(x: Tensor, decay: Tensor) -> Tensor:
         count = ops.shape(x)[0]
         for k, jump in enumerate(tables):
             if upwards:
@@ -89,12 +102,4 @@ def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: 
                 decay = decay * ops.take(decay, jump, axis=0)
         return x
 
-    return TreePlan(
-        None,
-        None,
-        rows,
-        has_parent,
-        weights,
-        lambda x, decay: sweep(x, decay, True),
-        lambda x, decay: sweep(x, decay, False),
-    )
+    return sweep

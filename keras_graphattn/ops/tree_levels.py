@@ -30,6 +30,10 @@ class TreePlan:
         weights: Weight of the edge to the parent, 0 where there is none, (rows,).
         up: x (rows, N, C), g (rows, N, 1) -> (I - N)^-T x.
         down: The same for (I - N)^-1 x.
+        tensors: Where the topology is data of a batch: float32 tensors that say all of it, so that
+            a custom gradient can take them as arguments. Captured, they would not survive the
+            rematerialisation of some backends.
+        of: `tensors` -> a plan of the same kind.
     """
 
     order: Any
@@ -39,6 +43,8 @@ class TreePlan:
     weights: Any
     up: Sweep
     down: Sweep
+    tensors: tuple[Tensor, ...] = ()
+    of: Callable[..., "TreePlan"] | None = None
 
 
 def plan_in_order(forest: Forest, up: Sweep, down: Sweep) -> TreePlan:

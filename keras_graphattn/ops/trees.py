@@ -45,7 +45,7 @@ def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: Tree
     >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
     >>> rate = np.log([0.5]).astype("float32")
     >>> y = exponential_tree_product(x, rate, np.zeros(1, "float32"), plan)
-    >>> np.round(keras.ops.convert_to_numpy(y).ravel(), 4).tolist()
+    >>> keras.ops.convert_to_numpy(y).ravel().astype(float).round(4).tolist()
     [1.0, 0.5, 0.25]
     """
     x = ops.convert_to_tensor(x)
@@ -59,26 +59,30 @@ def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: Tree
 def _symmetric_product(x: Tensor, decay: Tensor, plan: TreePlan) -> Tensor:
     """L D L^T x, for x (n, N, C) in the user's order and the decays (rows, N) of a plan."""
 
-    def sweeps(x: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
-        below = plan.up(_moved(x, plan.order), decay)
-        return below, plan.down((1.0 - decay * decay) * below, decay)
-
     @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def product(x: Tensor, decay: Tensor) -> Any:
+    def product(x: Tensor, decay: Tensor, *topology: Tensor) -> Any:
+        inner = plan if plan.of is None else plan.of(*topology)
         factor = decay[..., None]
-        below, found = sweeps(x, factor)
+        below, found = _sweeps(x, factor, inner)
 
-        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, ...]:
             upstream = arguments[0] if upstream is None else upstream
-            other_below, other = sweeps(upstream, factor)
+            other_below, other = _sweeps(upstream, factor, inner)
             terms = other_below * (
-                ops.take(found, plan.parents, axis=0) - 2.0 * factor * below
-            ) + below * ops.take(other, plan.parents, axis=0)
-            return _moved(other, plan.position), ops.sum(terms, axis=-1)
+                ops.take(found, inner.parents, axis=0) - 2.0 * factor * below
+            ) + below * ops.take(other, inner.parents, axis=0)
+            nothing = (ops.zeros_like(tensor) for tensor in topology)
+            return _moved(other, inner.position), ops.sum(terms, axis=-1), *nothing
 
-        return _moved(found, plan.position), gradient
+        return _moved(found, inner.position), gradient
 
-    return product(x, decay)
+    return product(x, decay, *plan.tensors)
+
+
+def _sweeps(x: Tensor, decay: Tensor, plan: TreePlan) -> tuple[Tensor, Tensor]:
+    """L^T x and L D L^T x in the layout of the plan."""
+    below = plan.up(_moved(x, plan.order), decay)
+    return below, plan.down((1.0 - decay * decay) * below, decay)
 
 
 def _moved(x: Tensor, places: Any) -> Tensor:

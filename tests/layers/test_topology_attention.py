@@ -125,19 +125,45 @@ def test_permuting_nodes_permutes_outputs():
 def test_filters_over_a_tree(filter):
     dense = built(Tree(PARENTS), path="dense", filter=filter)
     swept = built(Tree(PARENTS), path="levels", filter=filter)
+    for old, new in zip(dense.weights, swept.weights, strict=True):
+        new.assign(old)
     assert_close(to_numpy(swept(tokens())), to_numpy(dense(tokens())), 1e-5)
 
 
-def test_trains_and_loads_with_its_topology(tmp_path):
-    inputs = keras.Input((LENGTH, FEATURES))
-    mask = Tree(PARENTS, np.linspace(0.5, 1.5, LENGTH))
-    outputs = MaskedKernelAttention(HEADS, KEY, mask=mask, path="doubling")(inputs)
+TRAINED = {
+    "levels": lambda: Tree(PARENTS, np.linspace(0.5, 1.5, LENGTH)),
+    "scan": lambda: Tree(PARENTS),
+    "doubling": lambda: Tree(PARENTS),
+    "depths": lambda: Tree(PARENTS, function="table"),
+    "centroids": lambda: Tree(PARENTS, function="table"),
+    "series": lambda: GraphDiffusion(EDGES, num_nodes=LENGTH),
+    "features": lambda: RandomWalk(EDGES, num_nodes=LENGTH, learn_decay=True),
+}
+
+
+@pytest.mark.parametrize("path", TRAINED)
+def test_trains_and_loads_with_its_topology(path, tmp_path):
+    inputs, mask = keras.Input((LENGTH, FEATURES)), TRAINED[path]()
+    outputs = MaskedKernelAttention(HEADS, KEY, mask=mask, path=path)(inputs)
     model = keras.Model(inputs, outputs)
     model.compile("sgd", "mse")
     before = [to_numpy(w) for w in mask.trainable_variables]
     model.fit(tokens(), tokens(1), verbose=0)
     for old, weight in zip(before, mask.trainable_variables, strict=True):
-        assert np.abs(to_numpy(weight) - old).max() > 0
+        # the normaliser cancels exp(offset)
+        assert "offset" in weight.path or np.abs(to_numpy(weight) - old).max() > 0
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras", safe_mode=True)
     assert_close(again.predict(tokens(), verbose=0), model.predict(tokens(), verbose=0), 1e-6)
+
+
+def test_parents_of_each_example_are_a_model_input():
+    inputs = keras.Input((LENGTH, FEATURES)), keras.Input((LENGTH,), dtype="int32")
+    layer = MaskedKernelAttention(HEADS, KEY, mask=Tree(), path="doubling")
+    model = keras.Model(inputs, layer(inputs[0], mask_inputs={"parents": inputs[1]}))
+    parents = np.stack([PARENTS, reference.random_parents(LENGTH, "path", 5)]).astype("int32")
+    model.compile("sgd", "mse")
+    model.fit((tokens(), parents), tokens(1), verbose=0)
+    found = model.predict((tokens(), parents), verbose=0)
+    right = layer(tokens(), mask_inputs={"parents": parents})
+    assert_close(found, to_numpy(right), 1e-5)
