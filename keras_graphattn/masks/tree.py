@@ -54,8 +54,8 @@ class Tree(TopologyMask):
     each node once and a step per level is cheap up to some hundred levels. For deep ones `scan` on
     jax, whose compiled loop costs microseconds a level, and `doubling` on TensorFlow and torch,
     whose loops cost tens to hundreds. Any f: `depths` costs a pass over the nodes for each
-    distance and wins for diameters of a few times log2(n), `centroids` beyond. Few nodes: the
-    matrix.
+    distance and wins for diameters up to about half of log2(n), `centroids` beyond. Few nodes:
+    the matrix.
 
     Args:
         forest: Integers of shape (n,): each node's parent, -1 at roots; or a graph without

@@ -50,7 +50,8 @@ def sweep_path(forest: Forest, backend: str, columns: int = 64) -> str:
         "levels": costs.level * levels + costs.row * width * forest.size,
         "scan": costs.scanned_level * levels
         + width * (costs.row * forest.size + costs.scanned_row * padded),
-        "doubling": costs.doubling * steps + costs.doubled_row * width * max(moved, forest.size),
+        "doubling": costs.doubling * steps
+        + costs.doubled_row * width * max(moved, 1.5 * forest.size),
     }
     if levels > UNROLLED_LEVELS:
         del expected["levels"]
@@ -59,4 +60,4 @@ def sweep_path(forest: Forest, backend: str, columns: int = 64) -> str:
 
 def distance_path(forest: Forest, last: int) -> str:
     """`"depths"` or `"centroids"` for a function of distances up to `last`."""
-    return "depths" if last <= 4 * np.log2(forest.size + 1) else "centroids"
+    return "depths" if last <= 0.6 * np.log2(forest.size + 1) else "centroids"

@@ -5,6 +5,7 @@ decays to the ancestor 2^k edges up. The topology may be data (`doubling_plan`) 
 come with each batch (`doubling_plan_of_batch`).
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -85,7 +86,7 @@ def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: 
 
     tensors = (ops.cast(rows, "float32"),)
     plan = of(*tensors)
-    return TreePlan(None, None, rows, has_parent, weights, plan.up, plan.down, tensors, of)
+    return replace(plan, tensors=tensors, of=of)
 
 
 def _sweep(tables: list[Tensor], upwards: bool) -> Sweep:

@@ -81,7 +81,10 @@ def _symmetric_product(x: Tensor, decay: Tensor, plan: TreePlan) -> Tensor:
 
 def _sweeps(x: Tensor, decay: Tensor, plan: TreePlan) -> tuple[Tensor, Tensor]:
     """L^T x and L D L^T x in the layout of the plan."""
-    below = plan.up(_moved(x, plan.order), decay)
+    x = _moved(x, plan.order)
+    if plan.both is not None:
+        return plan.both(x, decay)
+    below = plan.up(x, decay)
     return below, plan.down((1.0 - decay * decay) * below, decay)
 
 
