@@ -319,7 +319,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
                 f"{type(self).__name__} acts on signals of shape (batch, length, heads, width). "
                 f"Received: shape={tuple(shape)}"
             )
-        if shape[1] is not None:
+        if isinstance(shape[1], int):
             self._check_length(shape[1])
         if not self.built:
             self.build(tuple(shape))
@@ -342,7 +342,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         self, path: str, length: int | None, features: int | None, width: int | None
     ) -> str:
         if path == "auto":
-            return self.choose_path(length, features, width)
+            known = length if isinstance(length, int) else None
+            return self.choose_path(known, features, width)
         if path not in self.paths:
             raise ValueError(
                 f'`path` of the mask {type(self).__name__} must be "auto" or one of '
@@ -351,16 +352,20 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         return path
 
     def _length(self, length: int | None, inputs: Tensors) -> Any:
-        if not self.built and type(self).build is not Mask.build:
-            raise ValueError(
-                f"This {type(self).__name__} has no weights yet. Call `build` with the shape of a "
-                "signal (batch, length, heads, width) first."
-            )
+        self._check_built()
         if length is None:
             length = self._known_length(inputs)
         if isinstance(length, int):
             self._check_length(length)
         return length
+
+    def _check_built(self) -> None:
+        """Raises a `ValueError` for a mask whose weights are still to be made."""
+        if not self.built and type(self).build is not Mask.build:
+            raise ValueError(
+                f"This {type(self).__name__} has no weights yet. Call `build` with the shape of a "
+                "signal (batch, length, heads, width) first."
+            )
 
     def _known_length(self, inputs: Tensors) -> Any:
         """The number of tokens, where the mask or its inputs know it."""

@@ -37,6 +37,7 @@ class Product(ChunkedMask):
 
     Example:
 
+    >>> from keras_graphattn.masks import Causal, Segments
     >>> mask = Product([Causal(), Segments()])
     >>> mask.paths
     ('dense', 'blockwise', 'chunked')
@@ -135,14 +136,17 @@ class Product(ChunkedMask):
             result = result * mask._matrix(length, *self._of(index, parameters, inputs))
         return result
 
+    def _check_built(self) -> None:
+        for mask in self.masks:
+            mask._check_built()
+
     def _check_length(self, length: int) -> None:
         for mask in self.masks:
             mask._check_length(length)
 
     def _known_length(self, inputs: Tensors) -> Any:
         for mask in self.masks:
-            known = type(mask)._known_length is not Mask._known_length
-            if known:
+            if type(mask)._known_length is not Mask._known_length:
                 return mask._known_length({name: inputs[name] for name in mask.inputs_at_call})
         return super()._known_length(inputs)
 

@@ -56,7 +56,7 @@ def _sums_before(
 ) -> Tensor:
     """The same for u of shape (B, N, F', C, F / F')."""
     count, dtype = updates.shape[3], updates.dtype
-    if count is not None and count <= 2 * GROUP:
+    if isinstance(count, int) and count <= 2 * GROUP:
         return ops.matmul(_weights(count, log_decay, source, target, 0, dtype), updates)
     batch, heads, parts, chunks, width = ops.shape(updates)
     missing = -chunks % GROUP

@@ -114,8 +114,9 @@ def chunked_attention(
     >>> keras.ops.convert_to_numpy(sums).ravel().tolist()
     [1.0, 2.0, 1.0, 2.0]
     """
+    query, key, x = (ops.convert_to_tensor(t) for t in (query, key, x))
     batch, length, heads, width = ops.shape(x)
-    if x.shape[1] is not None:
+    if isinstance(x.shape[1], int):
         chunk_size = max(1, min(chunk_size, x.shape[1]))
     runs = None
     if segment_ids is not None:
@@ -126,8 +127,10 @@ def chunked_attention(
     query, key, x = (_chunks(ops.transpose(t, (0, 2, 1, 3)), chunk_size) for t in (query, key, x))
     sums = None if state is None else state.sums
     outputs = _inside(query, key, x, runs, causal, decay)
-    outputs = outputs + _outside(query, key, x, runs, decay, reverse=False, sums=sums)
-    if not causal:
+    is_one = isinstance(query.shape[2], int) and query.shape[2] == 1
+    if not is_one or sums is not None:
+        outputs = outputs + _outside(query, key, x, runs, decay, reverse=False, sums=sums)
+    if not causal and not is_one:
         outputs = outputs + _outside(query, key, x, runs, decay, reverse=True)
     outputs = ops.reshape(outputs, (batch, heads, -1, width))[:, :, :length]
     return ops.transpose(outputs, (0, 2, 1, 3))

@@ -72,7 +72,9 @@ def orthogonal_features(
     generator = np.random.default_rng(seed)
     blocks = -(-num_features // key_dim)
     gaussian = generator.standard_normal((num_heads, blocks, key_dim, key_dim))
-    orthogonal = np.linalg.qr(gaussian)[0]
+    orthogonal, triangular = np.linalg.qr(gaussian)
+    signs = np.sign(np.diagonal(triangular, axis1=-2, axis2=-1))
+    orthogonal = orthogonal * signs[..., None, :]  # uniform: LAPACK prefers some signs
     orthogonal = np.moveaxis(orthogonal, 1, 2).reshape((num_heads, key_dim, blocks * key_dim))
     lengths = np.linalg.norm(generator.standard_normal((num_heads, num_features, key_dim)), axis=-1)
     return np.asarray(orthogonal[..., :num_features] * lengths[:, None, :], dtype="float32")
@@ -112,7 +114,8 @@ def favor_key_features(
     Args:
         key: Tensor of shape (B, S, N, H).
         directions: Tensor of shape (N, H, m), from `orthogonal_features`.
-        mask: Optional boolean tensor of shape (B, S): keys that count for the scale.
+        mask: Optional boolean tensor of shape (B, S): the keys that count for the scale. The
+            features of the others are no use.
         fixed_scale: Whether the scale is `favor_shift`, which no key has a part in, in place of
             the largest feature of all keys. Needed wherever a mask hides some keys.
 
@@ -122,21 +125,21 @@ def favor_key_features(
     Example:
 
     >>> directions = orthogonal_features(num_heads=1, key_dim=4, num_features=4096, seed=0)
-    >>> x = np.array([[1.0, 0.5, 0.0, -1.0]], "float32").reshape((1, 1, 1, 4))
+    >>> x = np.array([0.5, 0.25, 0.0, -0.5], "float32").reshape((1, 1, 1, 4))
     >>> features = favor_key_features(x, directions, fixed_scale=True)
     >>> kernel = keras.ops.mean(features * features)  # of exp(x . x / sqrt(4))
-    >>> bool(abs(float(kernel) / np.exp(2.25 / 2) - 1) < 0.1)
+    >>> bool(abs(float(kernel) / np.exp(0.5625 / 2) - 1) < 0.1)
     True
     """
     exponents = _exponents(key, directions)
     if fixed_scale:
         return ops.exp(exponents - favor_shift(ops.convert_to_tensor(directions)))
-    counted = exponents
     if mask is not None:
         mask = ops.cast(mask, "bool")[:, :, None, None]
-        counted = ops.where(mask, exponents, ops.cast(hidden_logit(), exponents.dtype))
-    largest = ops.stop_gradient(ops.max(counted, axis=(1, 3), keepdims=True))
-    return ops.exp(ops.minimum(exponents - largest, 0.0))
+        hidden = ops.cast(hidden_logit(exponents.dtype), exponents.dtype)
+        exponents = ops.where(mask, exponents, hidden)
+    largest = ops.stop_gradient(ops.max(exponents, axis=(1, 3), keepdims=True))
+    return ops.exp(exponents - largest)
 
 
 def _exponents(x: Tensor, directions: Tensor) -> Tensor:
