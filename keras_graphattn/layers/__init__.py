@@ -3,6 +3,7 @@
 from keras_graphattn.layers.anti_smoothing import ContraNorm, ScaledHighFrequencyAttention
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
+from keras_graphattn.layers.graph_kernel_attention import GraphKernelAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 
@@ -10,6 +11,7 @@ __all__ = [
     "AttentiveGraphFilter",
     "ContraNorm",
     "GraphFilterAttention",
+    "GraphKernelAttention",
     "MaskedKernelAttention",
     "PLaplacianAttention",
     "ScaledHighFrequencyAttention",

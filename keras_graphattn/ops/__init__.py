@@ -15,12 +15,21 @@ from keras_graphattn.ops.causal_singular import (
     causal_singular_value_attention,
     empty_running_sum,
 )
+from keras_graphattn.ops.diffusion import chebyshev_coefficients, chebyshev_terms, spectral_product
 from keras_graphattn.ops.filters import (
     filter_matrix,
     first_order_filter,
     plain_attention_coefficients,
     polynomial_filter,
 )
+from keras_graphattn.ops.forests import (
+    Forest,
+    forest_distances,
+    forest_from_graph,
+    forest_from_parents,
+)
+from keras_graphattn.ops.graphs import graph_operator, read_graph, transition_matrix
+from keras_graphattn.ops.hypercube import hypercube_product
 from keras_graphattn.ops.p_laplacian import (
     centred_values,
     p_laplacian_attention,
@@ -45,28 +54,58 @@ from keras_graphattn.ops.singular import (
     singular_value_filter,
     singular_value_matrix,
 )
+from keras_graphattn.ops.sparse import SparseMatrix, sparse_product, sum_rows
+from keras_graphattn.ops.tree_distances import depth_table_product
+from keras_graphattn.ops.tree_doubling import doubling_plan, doubling_plan_of_batch
+from keras_graphattn.ops.tree_hankel import centroid_plan, centroid_product
+from keras_graphattn.ops.tree_levels import level_plan, scan_plan
+from keras_graphattn.ops.trees import exponential_tree_product
+from keras_graphattn.ops.walks import (
+    expected_features,
+    features_of_walks,
+    random_walks,
+    walk_product,
+)
 
 __all__ = [
     "BASES",
     "AttentionMask",
     "BlockwiseOperator",
     "CachedOperator",
+    "Forest",
     "RunningSum",
+    "SparseMatrix",
     "at_least_float32",
     "attend_to_context",
     "attention_matrix",
     "causal_singular_value_attention",
     "centred_values",
+    "centroid_plan",
+    "centroid_product",
+    "chebyshev_coefficients",
+    "chebyshev_terms",
     "check_basis",
     "check_order",
+    "depth_table_product",
+    "doubling_plan",
+    "doubling_plan_of_batch",
     "empty_running_sum",
+    "expected_features",
+    "exponential_tree_product",
+    "features_of_walks",
     "filter_matrix",
     "first_order_filter",
+    "forest_distances",
+    "forest_from_graph",
+    "forest_from_parents",
     "fused_operator",
+    "graph_operator",
     "hidden_logit",
+    "hypercube_product",
     "initial_cache",
     "joined_mask",
     "left_singular_vectors",
+    "level_plan",
     "map_query_blocks",
     "masked_log_softmax",
     "masked_softmax",
@@ -77,16 +116,24 @@ __all__ = [
     "plain_attention_coefficients",
     "polynomial",
     "polynomial_filter",
+    "random_walks",
+    "read_graph",
     "recurrence",
     "right_singular_vectors",
+    "scan_plan",
     "singular_value_attention",
     "singular_value_context",
     "singular_value_filter",
     "singular_value_matrix",
     "softmax_operator",
+    "sparse_product",
+    "spectral_product",
     "squared_distances",
     "step_mask",
+    "sum_rows",
+    "transition_matrix",
     "update_keys",
+    "walk_product",
     "zero_blind_rows",
     "zero_where_masked",
 ]

@@ -1,0 +1,225 @@
+"""Speed of tree and graph masks against the dense mask and scipy, by number of nodes.
+
+    KERAS_BACKEND=jax python benchmarks/tree_and_graph_masks.py
+    KERAS_BACKEND=torch python benchmarks/tree_and_graph_masks.py --kind trees --lengths 100000
+
+M x with `--columns` columns, forward. Cases of one topology take turns. For trees each path, and
+the one that "auto" takes as a multiple of the fastest; for graphs the series, a Chebyshev loop of
+scipy CSR products with as many terms, and scipy's `expm_multiply`; for both, where they are small
+enough, the dense mask, M formed beforehand.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+from measure import (
+    device_name,
+    keep_pages,
+    make_step,
+    median_times,
+    table,
+    write_results,
+)
+
+SCAN_LIMIT = 2000  # levels; beyond it an interpreted loop (torch, eager) is hopeless
+
+
+def tree_of_kind(kind, count, seed=0):
+    """Parents of a path, star, balanced (binary), random recursive or deep tree."""
+    nodes, generator = np.arange(count), np.random.default_rng(seed)
+    if kind == "path":
+        return nodes - 1
+    if kind == "star":
+        return np.where(nodes > 0, 0, -1)
+    if kind == "balanced":
+        return np.where(nodes > 0, (nodes - 1) // 2, -1)
+    reach = nodes if kind == "random" else np.minimum(nodes, 20)
+    back = np.floor(generator.random(count) * np.maximum(reach, 1)).astype("int64")
+    return np.where(nodes > 0, nodes - 1 - back, -1)
+
+
+def graph_of_degree(count, degree=6.0, seed=0):
+    """Edges of a random graph, each once."""
+    generator = np.random.default_rng(seed)
+    edges = np.sort(generator.integers(0, count, (int(count * degree / 2), 2)), axis=1)
+    return np.unique(edges[edges[:, 0] < edges[:, 1]], axis=0)
+
+
+def mask_step(mask, path, x, options):
+    """A step of M x; the mask's weights are arguments, so that nothing of them is folded away."""
+    import keras
+    from keras import ops
+
+    if not mask.built:
+        mask.build((1, x.shape[1], 1, options.columns))
+    weights = [ops.convert_to_tensor(w) for w in mask.trainable_variables]
+
+    def function(x, *weights):
+        pairs = zip(mask.trainable_variables, weights, strict=True)
+        with keras.StatelessScope(state_mapping=list(pairs)):
+            return mask.apply(x, path)
+
+    return make_step(function, [x, *weights], backward=options.backward, compiled=options.compile)
+
+
+def dense_step(mask, x, options):
+    from keras import ops
+
+    mask.build((1, x.shape[1], 1, options.columns))
+    matrix = mask.dense()
+    return make_step(
+        lambda x: ops.einsum("bnts,bsnd->btnd", matrix, x),
+        [x],
+        backward=options.backward,
+        compiled=options.compile,
+    )
+
+
+def signal(count, options):
+    from keras import ops
+
+    values = np.random.default_rng(0).standard_normal((1, count, 1, options.columns))
+    return ops.convert_to_tensor(values.astype("float32"))
+
+
+def tree_rows(count, kind, function, options):
+    import keras
+
+    from keras_graphattn.masks import Tree
+
+    start = time.perf_counter()
+    mask = Tree(tree_of_kind(kind, count), function=function)
+    x = signal(count, options)
+    mask.build((1, count, 1, options.columns))
+    paths = [path for path in mask.paths if path != "dense"]
+    height = mask._forest.height
+    compiled_loop = keras.backend.backend() == "jax" or options.compile == "xla"
+    if height > 250 and "levels" in paths:
+        paths.remove("levels")
+    padded = (height + 1) * mask._forest.widest
+    if "scan" in paths and (padded > 8 * count or (height > SCAN_LIMIT and not compiled_loop)):
+        paths.remove("scan")
+    if "depths" in paths and mask.max_distance > 300:
+        paths.remove("depths")
+    steps = {path: mask_step(mask, path, x, options) for path in paths}
+    if count <= options.dense_limit:
+        steps["dense"] = dense_step(mask, x, options)
+    prepared = time.perf_counter() - start
+    medians = median_times(steps, options.repeats, options.seconds)
+    chosen = mask._own_path()
+    best = min(value for path, value in medians.items() if path in paths)
+    names = {"exponential": "exponential", "table": "any f"}
+    return [
+        {
+            "case": f"{kind} {names[function]} {path}",
+            "length": count,
+            "ms": value,
+            "to best": value / best,
+            "chosen": "auto" if path == chosen else "",
+            "topology s": prepared,
+        }
+        for path, value in medians.items()
+    ]
+
+
+def graph_rows(count, options):
+    from scipy.sparse.linalg import expm_multiply
+
+    from keras_graphattn.masks import GraphDiffusion
+
+    start = time.perf_counter()
+    mask = GraphDiffusion(graph_of_degree(count), num_nodes=count, learn_time=False)
+    longest = options.time_radius / mask.interval[1]
+    mask = GraphDiffusion(
+        graph_of_degree(count), num_nodes=count, initial_time=longest, learn_time=False
+    )
+    x = signal(count, options)
+    matrix = mask._matrix_of_graph.matrix
+    values = np.asarray(np.random.default_rng(0).standard_normal((count, options.columns)))
+    values = values.astype("float32")
+    low, high = mask.interval
+    coefficients = np.ones(mask.num_terms, "float32")
+
+    def scipy_loop():
+        scale, middle = np.float32(2 / (high - low)), np.float32((high + low) / 2)
+        before, now = values, scale * (matrix @ values - middle * values)
+        total = coefficients[0] * before + coefficients[1] * now
+        for coefficient in coefficients[2:]:
+            before, now = now, 2 * scale * (matrix @ now - middle * now) - before
+            total += coefficient * now
+        return total
+
+    steps = {"scipy CSR loop": scipy_loop, "series": mask_step(mask, "series", x, options)}
+    if options.expm:
+        steps["scipy expm_multiply"] = lambda: expm_multiply(-longest * matrix, values)
+    if count <= options.dense_limit:
+        steps["dense"] = dense_step(mask, x, options)
+    prepared = time.perf_counter() - start
+    medians = median_times(steps, options.repeats, options.seconds)
+    return [
+        {
+            "case": f"diffusion, {mask.num_terms} terms, {name}",
+            "length": count,
+            "ms": value,
+            "to best": value / medians["scipy CSR loop"],
+            "chosen": "",
+            "topology s": prepared,
+        }
+        for name, value in medians.items()
+    ]
+
+
+def parse(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    kinds = ["path", "star", "balanced", "random", "deep"]
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--kind", default="both", choices=["trees", "any", "graphs", "both"])
+    parser.add_argument("--trees", nargs="+", default=kinds, choices=kinds)
+    parser.add_argument("--columns", type=int, default=64)
+    parser.add_argument("--time-radius", type=float, default=10.0, help="t times the spectrum")
+    parser.add_argument("--dense-limit", type=int, default=4096)
+    parser.add_argument("--compile", default=None, choices=["eager", "graph", "xla"])
+    parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--expm", action="store_true", help="time expm_multiply too (slow)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for one topology")
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
+    return parser.parse_args(arguments)
+
+
+def main():
+    options = parse()
+    keep_pages()
+    import torch  # noqa: F401, I001  # before TensorFlow
+    import keras
+
+    backend = keras.backend.backend()
+    defaults = {"jax": "graph", "tensorflow": "xla", "torch": "eager"}
+    options.compile = options.compile or defaults[backend]
+    functions = {"trees": ["exponential"], "any": ["table"], "both": ["exponential", "table"]}
+    rows = []
+    for count in options.lengths:
+        for function in functions.get(options.kind, []):
+            for kind in options.trees:
+                rows += tree_rows(count, kind, function, options)
+                print(*rows[-4:], sep="\n", flush=True)
+        if options.kind in ("graphs", "both"):
+            rows += graph_rows(count, options)
+    settings = {
+        "backend": backend,
+        "device": device_name(),
+        "compile": options.compile,
+        "columns": options.columns,
+        "backward": options.backward,
+    }
+    print(table(rows, settings))
+    stem = f"tree_and_graph_masks-{backend}-{options.kind}"
+    for row in rows:
+        del row["chosen"]
+    write_results(options.out, stem, settings, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Masks over graphs: how much of a token's heat reaches another along the edges."""
+
+from functools import cached_property
+from typing import Any
+
+import keras
+import numpy as np
+import scipy.special
+from keras import ops
+
+from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.topology import (
+    TopologyMask,
+    finite,
+    from_nodes,
+    in_float32,
+    to_nodes,
+)
+from keras_graphattn.ops.diffusion import (
+    chebyshev_coefficients,
+    chebyshev_terms,
+    graph_operator_of_batch,
+    spectral_product,
+    spectral_product_of_batch,
+)
+from keras_graphattn.ops.graphs import graph_edges, graph_operator, read_graph
+from keras_graphattn.ops.sparse import SparseMatrix
+
+Tensor = Any
+
+OPERATORS = ("laplacian", "normalized_laplacian", "adjacency")
+SPECTRAL_FUNCTIONS = ("heat", "resolvent")
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class GraphDiffusion(TopologyMask):
+    """M = exp(-t L) on the nodes of a graph, the time t learned per head; O(edges) per term.
+
+    L is the plain or the normalised Laplacian; with the adjacency matrix A, M = exp(t A). M is
+    never formed: M x is a Chebyshev series in the sparse matrix, its number of terms fixed by
+    `tolerance` at the longest time. `function="resolvent"` takes (I + t L)^-1 in place of the
+    exponential. For any other function of the operator, subclass and write `spectral_function`.
+
+    "auto" takes the series beyond about 128 nodes (for attention, 1024) and the matrix, from one
+    eigendecomposition, below: measured in benchmarks/tree_and_graph_masks.py.
+
+    Args:
+        graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
+            weights, or an object like a networkx graph. `None` where each example of a batch has
+            its own: then the calls get `edges`, integers of shape (B, E, 2), each edge once, -1
+            for padding.
+        edge_weights: Positive weights, one per edge of an array; 1 by default. With `graph=None`,
+            `True` makes the calls take `edge_weights` of shape (B, E), gradients included.
+        num_nodes: Number of nodes, where edges do not name them all.
+        operator: `"laplacian"` (D - A), `"normalized_laplacian"` (I - D^-1/2 A D^-1/2, 0 at
+            isolated nodes) or `"adjacency"`.
+        function: `"heat"` or `"resolvent"`.
+        initial_time: Start of t, a positive number or one per head.
+        max_time: Learned times stay below this; twice the largest start by default. The number of
+            terms grows with its square root.
+        learn_time: Whether t is learned. `False` fixes it at its start, at the fewest terms.
+        tolerance: What the dropped terms add up to at most, relative to max |f|.
+        spectral_bound: Bound of the operator's largest eigenvalue. Needed with `graph=None`, unless
+            the Laplacian is normalised (2): the largest d_u + d_v over edges for the plain one,
+            the largest degree for the adjacency matrix. Else taken from the graph.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+
+    Weights:
+        `time_logit` of shape (num_heads,), with t = max_time sigmoid(time_logit).
+
+    Raises:
+        ValueError: For graphs that cannot be read, unknown names, and times, tolerances or bounds
+            out of range.
+
+    Example:
+
+    >>> mask = GraphDiffusion([[0, 1]])
+    >>> mask.build((None, 2, 1, 8))
+    >>> keras.ops.convert_to_numpy(mask.dense())[0, 0].astype(float).round(4).tolist()
+    [[0.5677, 0.4323], [0.4323, 0.5677]]
+
+    Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1. Ours: the Chebyshev series,
+    other functions and operators, and one graph per example.
+    """
+
+    paths = ("dense", "series")
+
+    def __init__(
+        self,
+        graph: Any = None,
+        edge_weights: Any = None,
+        num_nodes: int | None = None,
+        *,
+        operator: str = "laplacian",
+        function: str = "heat",
+        initial_time: Any = 1.0,
+        max_time: float | None = None,
+        learn_time: bool = True,
+        tolerance: float = 1e-6,
+        spectral_bound: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        for name, given, known in (
+            ("operator", operator, OPERATORS),
+            ("function", function, SPECTRAL_FUNCTIONS),
+        ):
+            if given not in known:
+                raise ValueError(f"`{name}` must be one of {list(known)}. Received: {given!r}")
+        if function == "resolvent" and operator == "adjacency":
+            raise ValueError(
+                'The resolvent of an adjacency matrix has poles. Received: function="resolvent", '
+                'operator="adjacency". Use a Laplacian.'
+            )
+        self.operator, self.function, self.tolerance = operator, function, tolerance
+        self.initial_time = finite("initial_time", initial_time, positive=True)
+        self.learn_time = bool(learn_time)
+        longest = float(np.max(self.initial_time))
+        self.max_time = longest * (2.0 if learn_time else 1.0) if max_time is None else max_time
+        self.max_time = float(finite("max_time", self.max_time, positive=True))
+        if self.max_time < longest or (learn_time and self.max_time == longest):
+            raise ValueError(
+                "`max_time` must be above the start of every time. Received: "
+                f"max_time={max_time!r}, initial_time={initial_time!r}"
+            )
+        self.spectral_bound = spectral_bound
+        self._read(graph, edge_weights, num_nodes, spectral_bound)
+        low, high = self.interval
+        self.num_terms = chebyshev_terms(
+            lambda x: self.spectral_function(np, x, self.max_time), low, high, tolerance
+        )
+
+    def _read(
+        self, graph: Any, edge_weights: Any, num_nodes: int | None, bound: float | None
+    ) -> None:
+        if bound is not None:
+            finite("spectral_bound", bound, positive=True)
+        if graph is not None:
+            adjacency = read_graph(graph, num_nodes, edge_weights)
+            matrix, low, high = graph_operator(adjacency, self.operator)
+            self._adjacency, self.num_nodes = adjacency, adjacency.shape[0]
+            self._matrix_of_graph = SparseMatrix(matrix, symmetric=True)
+            high = high if bound is None else float(bound)
+            self.interval = (-high if low < 0 else 0.0, high)
+            return
+        if edge_weights not in (None, True, False):
+            raise ValueError(
+                "Without a graph, `edge_weights` says whether the calls bring any. Received: "
+                f"edge_weights={edge_weights!r}. Use True or None."
+            )
+        self._adjacency = None
+        self.inputs_at_call = ("edges", "edge_weights") if edge_weights else ("edges",)
+        if bound is None and self.operator == "normalized_laplacian":
+            bound = 2.0
+        if bound is None:
+            raise ValueError(
+                "Graphs that come with each call need a bound of the operator's spectrum. "
+                f"Received: operator={self.operator!r}, spectral_bound=None. Give one, or use "
+                'operator="normalized_laplacian", whose bound is 2.'
+            )
+        self.interval = (-float(bound) if self.operator == "adjacency" else 0.0, float(bound))
+
+    def spectral_function(self, library: Any, x: Any, time: Any) -> Any:
+        """f of the operator's eigenvalues.
+
+        Args:
+            library: `numpy` or `keras.ops`, whichever `x` belongs to.
+            x: Eigenvalues, of shape (..., 1) or (...,).
+            time: t: a number, or one per head.
+
+        Returns:
+            f(x), of the shape that `x * time` has.
+        """
+        if self.function == "resolvent":
+            return 1.0 / (1.0 + time * x)
+        return library.exp(time * x if self.operator == "adjacency" else -time * x)
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        self._start = self._of_heads("initial_time", self.initial_time)
+        if self.learn_time:
+            logit = scipy.special.logit(self._start / self.max_time)
+            self.time_logit = self._add_parameter("time_logit", logit)
+
+    @property
+    def time(self) -> Tensor:
+        """t of each head, of shape (num_heads,)."""
+        if not self.learn_time:
+            return ops.convert_to_tensor(self._start, dtype="float32")
+        return self.max_time * ops.sigmoid(in_float32({"logit": self.time_logit})["logit"])
+
+    def parameters(self) -> Tensors:
+        return {"time": self.time}
+
+    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+        low, high = self.interval
+        coefficients = chebyshev_coefficients(
+            lambda nodes: self.spectral_function(ops, nodes, parameters["time"]),
+            low,
+            high,
+            self.num_terms,
+        )
+        if self._adjacency is not None:
+            nodes = to_nodes(x)
+            found = spectral_product(nodes, coefficients, self._matrix_of_graph, low, high)
+            return from_nodes(found, x)
+        shape = ops.shape(x)
+        apply = graph_operator_of_batch(
+            inputs["edges"], inputs.get("edge_weights"), shape[1], self.operator
+        )
+        nodes = ops.reshape(x, (-1, *shape[2:]))
+        found = spectral_product_of_batch(nodes, coefficients, apply, low, high)
+        return ops.reshape(found, shape)
+
+    @cached_property
+    def _spectrum(self) -> tuple[Any, Any]:
+        values, vectors = np.linalg.eigh(self._matrix_of_graph.matrix.toarray().astype("float64"))
+        return values.astype("float32"), vectors.astype("float32")
+
+    def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        if self._adjacency is None:
+            columns = self._columns(ops.eye(length), length, parameters, inputs)
+            return ops.transpose(columns, (0, 2, 1, 3))
+        values, vectors = (ops.convert_to_tensor(array) for array in self._spectrum)
+        factors = self.spectral_function(ops, values[:, None], parameters["time"])
+        return ops.einsum("ik,kn,jk->nij", vectors, factors, vectors)[None]
+
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = super().get_config()
+        if self._adjacency is None:
+            config |= {"graph": None, "edge_weights": "edge_weights" in self.inputs_at_call}
+        else:
+            edges, weights = graph_edges(self._adjacency)
+            config |= {"graph": edges.tolist(), "num_nodes": self.num_nodes}
+            if (weights != 1.0).any():
+                config["edge_weights"] = weights.tolist()
+        return config | {
+            "operator": self.operator,
+            "function": self.function,
+            "initial_time": self.initial_time,
+            "max_time": self.max_time,
+            "learn_time": self.learn_time,
+            "tolerance": self.tolerance,
+            "spectral_bound": self.spectral_bound,
+        }

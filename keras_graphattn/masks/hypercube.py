@@ -1,0 +1,87 @@
+"""The hypercube: tokens whose positions differ in few bits are near."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.topology import TopologyMask, finite, in_float32, whole_number
+from keras_graphattn.ops.hypercube import hypercube_dimension, hypercube_product, hypercube_rows
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class Hypercube(TopologyMask):
+    """M = exp(-t L) on the hypercube of 2^d tokens, proportional to tanh(t)^Hamming(i, j).
+
+    Applied in d butterfly steps, O(n log n) for any power of 2.
+
+    Args:
+        initial_time: Start of t, a positive number or one per head.
+        dimension: d, where every bit of the position is to have its own learned time; one time
+            per head for all bits by default, at any length that is a power of 2.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+
+    Weights:
+        `log_time` of shape (num_heads,), or (dimension, num_heads), lowest bit first.
+
+    Raises:
+        ValueError: For times or dimensions that cannot be used, and lengths that are no power of 2.
+
+    Example:
+
+    >>> mask = Hypercube()
+    >>> mask.build((None, None, 1, 8))
+    >>> keras.ops.convert_to_numpy(mask.dense(2))[0, 0].astype(float).round(4).tolist()
+    [[0.5677, 0.4323], [0.4323, 0.5677]]
+
+    Source: Choromanski et al., arXiv 2107.07999, Section 4.1.
+    """
+
+    paths = ("dense", "blockwise", "butterfly")
+
+    def __init__(
+        self, initial_time: Any = 1.0, dimension: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.initial_time = finite("initial_time", initial_time, positive=True)
+        self.dimension = dimension
+        if dimension is not None:
+            self.dimension = whole_number("dimension", dimension, 0)
+            self.num_nodes = 2**self.dimension
+
+    @property
+    def hides_keys(self) -> bool:
+        return False
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        others = () if self.dimension is None else (self.dimension,)
+        start = self._of_heads("initial_time", self.initial_time, *others)
+        self.log_time = self._add_parameter("log_time", np.log(start))
+
+    def parameters(self) -> Tensors:
+        return {"time": ops.exp(in_float32({"time": self.log_time})["time"])}
+
+    def _check_length(self, length: int) -> None:
+        super()._check_length(length)
+        hypercube_dimension(length)
+
+    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+        return hypercube_product(x, parameters["time"])
+
+    def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        return hypercube_rows(positions, length, parameters["time"])[None]
+
+    def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        return self._rows(ops.arange(length), length, parameters, inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "initial_time": self.initial_time,
+            "dimension": self.dimension,
+        }

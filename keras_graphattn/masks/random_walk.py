@@ -1,0 +1,178 @@
+"""The random-walk graph-nodes kernel as a mask."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.topology import (
+    TopologyMask,
+    finite,
+    from_nodes,
+    in_float32,
+    to_nodes,
+    whole_number,
+)
+from keras_graphattn.ops.graphs import graph_edges, read_graph
+from keras_graphattn.ops.walks import (
+    WalkFeatures,
+    collapsed,
+    expected_features,
+    features_of_walks,
+    random_walks,
+    walk_features_of_batch,
+    walk_product,
+    walk_scale,
+)
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class RandomWalk(TopologyMask):
+    """M[v, w] = f_v . f_w / (|f_v|^a |f_w|^a), f_v what walks from v meet (RWGNK).
+
+    f_v is the mean over walks of sum_l decay^l e_(node at step l). M has low rank and is applied
+    as F (F^T x), F sparse; with `exact=True`, F is its expectation over all walks.
+
+    Args:
+        graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
+            weights, or an object like a networkx graph.
+        edge_weights: Positive weights, one per edge of an array; steps are taken in proportion.
+        num_nodes: Number of nodes, where edges do not name them all.
+        walks: Walks to use in place of a graph: integers of shape (n, walks, length), each node's
+            walks from their start on, -1 after an end. With neither, each example of a batch has
+            its own: the calls get `walks`, integers of shape (B, T, walks, length).
+        num_walks: Number of walks drawn from each node; the paper takes 50 to 100.
+        walk_length: Number of nodes of a walk, its start counted; the paper takes 3 to 10.
+        exact: Whether to take the expectation, for graphs and walks that are not too large: F
+            fills up as walks get longer.
+        decay: Decay of each step, positive: a number or one per head; the paper takes 1.
+        learn_decay: Whether the decay is learned.
+        normalization: The exponent a: 1 makes M a cosine, 0 leaves the inner products.
+        seed: Seed of the walks, the same on every backend.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+
+    Weights:
+        With `learn_decay=True`, `log_decay` of shape (num_heads,).
+
+    Raises:
+        ValueError: For graphs or walks that cannot be read, both given, and numbers out of range.
+
+    Example:
+
+    >>> mask = RandomWalk([[0, 1], [1, 2]], walk_length=2, exact=True)
+    >>> mask.build((None, 3, 1, 8))
+    >>> keras.ops.convert_to_numpy(mask.dense())[0, 0].astype(float).round(4).tolist()
+    [[1.0, 0.866, 0.5], [0.866, 1.0, 0.866], [0.5, 0.866, 1.0]]
+
+    Source: Choromanski et al., arXiv 2107.07999, Eq. 5 and Section 4.2.
+    """
+
+    paths = ("dense", "features")
+
+    def __init__(
+        self,
+        graph: Any = None,
+        edge_weights: Any = None,
+        num_nodes: int | None = None,
+        *,
+        walks: Any = None,
+        num_walks: int = 50,
+        walk_length: int = 4,
+        exact: bool = False,
+        decay: Any = 1.0,
+        learn_decay: bool = False,
+        normalization: float = 1.0,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_walks = whole_number("num_walks", num_walks, 1)
+        self.walk_length = whole_number("walk_length", walk_length, 1)
+        self.seed = whole_number("seed", seed, 0)
+        self.exact, self.learn_decay = bool(exact), bool(learn_decay)
+        self.decay = finite("decay", decay, positive=True)
+        self.normalization = float(finite("normalization", normalization))
+        self._adjacency, self._given_walks = None, None
+        self._features: WalkFeatures | None = None
+        if graph is not None and walks is not None:
+            raise ValueError("Walks take the place of a graph. Received: both. Leave one out.")
+        if exact and graph is None:
+            raise ValueError("The expectation is that of a graph's walks. Received: graph=None.")
+        if graph is not None:
+            self._adjacency = read_graph(graph, num_nodes, edge_weights)
+            if exact:
+                self._features = expected_features(self._adjacency, self.walk_length)
+            else:
+                drawn = random_walks(self._adjacency, num_walks, self.walk_length, self.seed)
+                self._features = features_of_walks(drawn)
+        elif walks is not None:
+            self._given_walks = np.asarray(walks)
+            self._features = features_of_walks(self._given_walks)
+        else:
+            self.inputs_at_call = ("walks",)
+        if self._features is not None:
+            self.num_nodes = self._features.steps.shape[0]
+            if not self.learn_decay and np.ndim(self.decay) == 0:
+                self._features = collapsed(self._features, float(self.decay))
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        self._start = self._of_heads("decay", self.decay)
+        if self.learn_decay:
+            self.log_decay = self._add_parameter("log_decay", np.log(self._start))
+
+    def parameters(self) -> Tensors:
+        if self.learn_decay:
+            return {"decay": ops.exp(in_float32({"decay": self.log_decay})["decay"])}
+        return {"decay": ops.convert_to_tensor(self._start, dtype="float32")}
+
+    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+        if self._features is None:
+            features = self._features_of_batch(parameters, inputs)
+            met = ops.einsum("bnvi,bvnd->bind", features, x)
+            return ops.einsum("bnvi,bind->bvnd", features, met)
+        nodes = to_nodes(x)
+        found = walk_product(nodes, parameters["decay"], self._features, self.normalization)
+        return from_nodes(found, x)
+
+    def _features_of_batch(self, parameters: Tensors, inputs: Tensors) -> Tensor:
+        walks = inputs["walks"]
+        return walk_features_of_batch(walks, parameters["decay"], self.normalization)
+
+    def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        if self._features is None:
+            features = self._features_of_batch(parameters, inputs)
+            return ops.einsum("bnvi,bnwi->bnvw", features, features)
+        count, steps = self._features.steps.shape[0], self._features.length
+        parts = self._features.steps.matrix.toarray().reshape((count, steps, count))
+        decay = parameters["decay"]
+        powers = decay[None] ** ops.arange(steps, dtype=decay.dtype)[:, None]
+        scale = walk_scale(self._features, decay, self.normalization)
+        features = ops.einsum("vli,ln,vn->nvi", ops.convert_to_tensor(parts), powers, scale)
+        return ops.einsum("nvi,nwi->nvw", features, features)[None]
+
+    def _known_length(self, inputs: Tensors) -> Any:
+        return ops.shape(inputs["walks"])[1] if inputs else super()._known_length(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = super().get_config()
+        if self._adjacency is not None:
+            edges, weights = graph_edges(self._adjacency)
+            config |= {"graph": edges.tolist(), "num_nodes": self.num_nodes}
+            if (weights != 1.0).any():
+                config["edge_weights"] = weights.tolist()
+        if self._given_walks is not None:
+            config["walks"] = self._given_walks.tolist()
+        return config | {
+            "num_walks": self.num_walks,
+            "walk_length": self.walk_length,
+            "exact": self.exact,
+            "decay": self.decay,
+            "learn_decay": self.learn_decay,
+            "normalization": self.normalization,
+            "seed": self.seed,
+        }

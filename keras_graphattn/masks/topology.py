@@ -1,0 +1,134 @@
+"""What masks over trees and graphs share: a fixed number of nodes, weights per head, layouts."""
+
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_graphattn.masks.mask import Mask, Tensors
+from keras_graphattn.ops.precision import at_least_float32
+
+Tensor = Any
+
+ROWS_FROM_MATRIX = 1024  # up to here, a few rows are taken from the whole matrix
+
+
+class TopologyMask(Mask):
+    """A symmetric mask over the nodes of a topology, given once or with each batch."""
+
+    num_nodes: int | None = None  # known where the topology is given once
+
+    @property
+    def hides_keys(self) -> bool:
+        return True
+
+    def choose_path(
+        self, length: int | None, features: int | None = None, width: int | None = None
+    ) -> str:
+        """The path that "auto" takes: the matrix for few nodes, else the mask's own path.
+
+        Measured on a CPU: a sweep costs what about 200 rows of the matrix cost for each column of
+        the signal. Attention in sweeps works on m D columns, on the matrix on m + D.
+        """
+        limit = 128.0
+        if features is not None and width is not None:
+            limit = min(128.0 * features * width / (features + width), 1024.0)
+        if length is not None and length <= limit:
+            return "dense"
+        return self._own_path((width or 64) * (features or 1))
+
+    def _own_path(self, columns: int = 64) -> str:
+        """The path that never forms M, for a signal of so many columns."""
+        return self.paths[-1]
+
+    def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        if isinstance(length, int) and length <= ROWS_FROM_MATRIX:
+            return super()._rows(positions, length, parameters, inputs)
+        columns = ops.cast(ops.equal(ops.arange(length)[:, None], positions[None]), "float32")
+        return ops.transpose(self._columns(columns, length, parameters, inputs), (0, 2, 3, 1))
+
+    def _columns(
+        self, columns: Tensor, length: Any, parameters: Tensors, inputs: Tensors
+    ) -> Tensor:
+        """M times the same columns (T, R) for every sequence and head: (B, T, N, R)."""
+        batch = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
+        shape = (batch, length, self.num_heads, ops.shape(columns)[1])
+        signal = ops.broadcast_to(columns[None, :, None, :], shape)
+        return self._signal(signal, self._own_path(), parameters, inputs)
+
+    def _check_length(self, length: int) -> None:
+        if self.num_nodes is not None and length != self.num_nodes:
+            raise ValueError(
+                f"This {type(self).__name__} has {self.num_nodes} nodes, one for each token. "
+                f"Received: length={length}. Pad the topology with isolated nodes, or leave it "
+                "out of the constructor and give it with each call."
+            )
+
+    def _known_length(self, inputs: Tensors) -> Any:
+        return super()._known_length(inputs) if self.num_nodes is None else self.num_nodes
+
+    def _add_parameter(self, name: str, start: Any) -> Any:
+        start = np.asarray(start, "float64")
+        return self.add_weight(
+            name=name,
+            shape=start.shape,
+            initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
+            autocast=False,
+        )
+
+    def _of_heads(self, name: str, number: Any, *others: int) -> Any:
+        """A start value as an array of shape (*others, num_heads)."""
+        shape = (*others, self.num_heads)
+        try:
+            return np.broadcast_to(np.asarray(number, "float64"), shape)
+        except ValueError:
+            raise ValueError(
+                f"`{name}` must broadcast to {shape}, the last axis being heads. Received: "
+                f"{name}={number!r}"
+            ) from None
+
+
+def finite(name: str, number: Any, positive: bool = False) -> Any:
+    """A number or nested list of numbers as plain Python, checked.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    try:
+        array = np.asarray(number, dtype="float64")
+    except (TypeError, ValueError):
+        array = np.asarray(np.nan)
+    if not np.isfinite(array).all() or (positive and (array <= 0.0).any()):
+        kind = "positive finite" if positive else "finite"
+        raise ValueError(f"`{name}` must be {kind}. Received: {name}={number!r}")
+    return array.tolist()
+
+
+def whole_number(name: str, number: Any, least: int) -> int:
+    """An integer of at least `least`, checked.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
+        raise ValueError(
+            f"`{name}` must be an integer of at least {least}. Received: {name}={number!r}"
+        )
+    return int(number)
+
+
+def to_nodes(x: Tensor) -> Tensor:
+    """(B, T, N, D) -> (T, N, B D): nodes first, all columns of a head side by side."""
+    _, length, heads, _ = ops.shape(x)
+    return ops.reshape(ops.transpose(x, (1, 2, 0, 3)), (length, heads, -1))
+
+
+def from_nodes(nodes: Tensor, x: Tensor) -> Tensor:
+    """The way back from `to_nodes`, to the shape of `x`."""
+    batch, length, heads, width = ops.shape(x)
+    return ops.transpose(ops.reshape(nodes, (length, heads, batch, width)), (2, 0, 1, 3))
+
+
+def in_float32(weights: dict[str, Any]) -> Tensors:
+    """Weights as tensors to compute with."""
+    return {name: at_least_float32(weight) for name, weight in weights.items()}

@@ -1,0 +1,309 @@
+"""Masks over trees: factors that depend on the distance between two nodes of a forest."""
+
+from functools import cached_property
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.topology import (
+    TopologyMask,
+    finite,
+    from_nodes,
+    in_float32,
+    to_nodes,
+    whole_number,
+)
+from keras_graphattn.ops.forests import (
+    Forest,
+    forest_diameter,
+    forest_distances,
+    forest_from_graph,
+    forest_from_parents,
+)
+from keras_graphattn.ops.tree_choice import distance_path, sweep_path
+from keras_graphattn.ops.tree_distances import (
+    depth_table_product,
+    depth_table_product_of_batch,
+    distances_of_batch,
+)
+from keras_graphattn.ops.tree_doubling import doubling_plan, doubling_plan_of_batch
+from keras_graphattn.ops.tree_hankel import CentroidPlan, centroid_plan, centroid_product
+from keras_graphattn.ops.tree_levels import TreePlan, level_plan, scan_plan
+from keras_graphattn.ops.trees import exponential_tree_product
+
+Tensor = Any
+
+PLANS = {"levels": level_plan, "scan": scan_plan, "doubling": doubling_plan}
+FUNCTIONS = ("exponential", "table")
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class Tree(TopologyMask):
+    """M[i, j] = f(dist(i, j)) for two nodes of one tree, 0 across trees; O(n) for exponentials.
+
+    The tokens are the nodes of a forest. With `function="exponential"`, f(z) = exp(a z + b) of the
+    weighted distance, a and b learned per head: two sweeps over the forest. With
+    `function="table"`, any f of the number of edges, one learned positive value per distance and
+    head.
+
+    Which path "auto" takes was measured (benchmarks/tree_and_graph_masks.py; the numbers are in
+    `keras_graphattn.ops.tree_choice`). Sweeps: unrolled `levels` for bushy trees, as they work on
+    each node once and a step per level is cheap up to some hundred levels. For deep ones `scan` on
+    jax, whose compiled loop costs microseconds a level, and `doubling` on TensorFlow and torch,
+    whose loops cost tens to hundreds. Any f: `depths` costs a pass over the nodes for each
+    distance and wins for diameters up to about half of log2(n), `centroids` beyond. Few nodes:
+    the matrix.
+
+    Args:
+        forest: Integers of shape (n,): each node's parent, -1 at roots; or a graph without
+            cycles: an integer array of edges of shape (E, 2), a scipy.sparse matrix of edge
+            weights, or an object like a networkx graph. `None` where each example of a batch has
+            its own: then the calls get `parents`, integers of shape (B, T), -1 at roots and
+            padding.
+        edge_weights: Lengths of the edges, not negative: with parents one per node, with edges
+            one per edge; 1 by default. With `forest=None`, `True` makes the calls take
+            `edge_weights` of shape (B, T) beside `parents`, gradients included.
+        num_nodes: Number of nodes, where edges do not name them all.
+        function: `"exponential"` or `"table"`.
+        initial_rate: Start of a, a number or one per head; negative favours near nodes.
+        initial_offset: Start of b, a number or one per head.
+        initial_table: Start of f(0), f(1), ...: positive, of shape (distances,) or (distances,
+            num_heads); ones by default. M is 0 beyond the last.
+        max_distance: Last distance of the table; by default the diameter. Needed for a table with
+            `forest=None`.
+        max_depth: With `forest=None`, no node has more ancestors than this; T - 1 by default. Fewer
+            steps of pointer doubling.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+
+    Weights:
+        `rate` and `offset` of shape (num_heads,), or `log_table` of shape (distances, num_heads).
+
+    Raises:
+        ValueError: For cycles, parents out of range, weights or start values that cannot be used,
+            and for edge weights with a table.
+
+    Example:
+
+    >>> mask = Tree([-1, 0, 0], initial_rate=np.log(0.5))
+    >>> mask.build((None, 3, 1, 8))
+    >>> keras.ops.convert_to_numpy(mask.dense())[0, 0].astype(float).round(4).tolist()
+    [[1.0, 0.5, 0.5], [0.5, 1.0, 0.25], [0.5, 0.25, 1.0]]
+
+    Source: Choromanski et al., arXiv 2107.07999, Lemmas 3.5, 6.1 and 6.2. Ours: forests, the sweeps
+    by pointer doubling and over levels, their gradients, and one topology per example.
+    """
+
+    def __init__(
+        self,
+        forest: Any = None,
+        edge_weights: Any = None,
+        num_nodes: int | None = None,
+        *,
+        function: str = "exponential",
+        initial_rate: Any = -1.0,
+        initial_offset: Any = 0.0,
+        initial_table: Any = None,
+        max_distance: int | None = None,
+        max_depth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if function not in FUNCTIONS:
+            raise ValueError(
+                f"`function` must be one of {list(FUNCTIONS)}. Received: function={function!r}"
+            )
+        has_weights = edge_weights is not None and edge_weights is not False
+        if has_weights and function == "table":
+            raise ValueError(
+                "A table is a function of the number of edges. Received: edge weights as well. Use "
+                'function="exponential" for weighted trees.'
+            )
+        self.function = function
+        self.initial_rate = finite("initial_rate", initial_rate)
+        self.initial_offset = finite("initial_offset", initial_offset)
+        self.initial_table = None
+        if initial_table is not None:
+            self.initial_table = finite("initial_table", initial_table, positive=True)
+        self.max_depth = None if max_depth is None else whole_number("max_depth", max_depth, 0)
+        self._read(forest, edge_weights if has_weights else None, num_nodes)
+        self.max_distance = self._last_distance(max_distance)
+
+    def _read(self, forest: Any, edge_weights: Any, num_nodes: int | None) -> None:
+        exponential = self.function == "exponential"
+        if forest is None:
+            if edge_weights not in (None, True):
+                raise ValueError(
+                    "Without a forest, `edge_weights` says whether the calls bring any. Received: "
+                    f"edge_weights={edge_weights!r}. Use True or None."
+                )
+            self._forest = None
+            self.inputs_at_call = ("parents", "edge_weights") if edge_weights else ("parents",)
+            self.paths = ("dense", "doubling" if exponential else "depths")
+            return
+        if self.max_depth is not None:
+            raise ValueError("`max_depth` is known from the forest. Received both. Leave it out.")
+        if isinstance(forest, (list, tuple, np.ndarray)) and np.ndim(forest) == 1:
+            if num_nodes not in (None, len(forest)):
+                raise ValueError(
+                    f"There is one parent for each node. Received: {len(forest)} parents and "
+                    f"num_nodes={num_nodes}"
+                )
+            found = forest_from_parents(forest, edge_weights)
+        else:
+            found = forest_from_graph(forest, num_nodes, edge_weights)
+        self._forest, self.num_nodes = found, found.size
+        self.paths = ("dense", *(PLANS if exponential else ("depths", "centroids")))
+
+    def _last_distance(self, given: int | None) -> int | None:
+        if self.function != "table":
+            if given is not None or self.initial_table is not None:
+                raise ValueError(
+                    '`max_distance` and `initial_table` belong to function="table". Received: '
+                    f"function={self.function!r}"
+                )
+            return None
+        if self.initial_table is not None:
+            last = len(self.initial_table) - 1
+            if given not in (None, last):
+                raise ValueError(
+                    f"`initial_table` ends at distance {last}. Received: max_distance={given}"
+                )
+            return last
+        if given is not None:
+            return whole_number("max_distance", given, 0)
+        if self._forest is None:
+            raise ValueError(
+                "A table for trees that come with each call needs to know its last distance. "
+                "Received: max_distance=None"
+            )
+        return forest_diameter(self._forest)
+
+    @property
+    def hides_keys(self) -> bool:
+        return self._forest is None or int(self._forest.starts[1]) > 1 or self.function == "table"
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        if self.function == "exponential":
+            rate = self._of_heads("initial_rate", self.initial_rate)
+            self.rate = self._add_parameter("rate", rate)
+            offset = self._of_heads("initial_offset", self.initial_offset)
+            self.offset = self._add_parameter("offset", offset)
+            return
+        table = np.ones(1) if self.initial_table is None else np.asarray(self.initial_table)
+        table = table[:, None] if table.ndim == 1 else table
+        table = self._of_heads("initial_table", table, (self.max_distance or 0) + 1)
+        self.log_table = self._add_parameter("log_table", np.log(table))
+
+    def parameters(self) -> Tensors:
+        if self.function == "exponential":
+            return in_float32({"rate": self.rate, "offset": self.offset})
+        return {"table": ops.exp(in_float32({"table": self.log_table})["table"])}
+
+    @cached_property
+    def _plans(self) -> dict[str, TreePlan]:
+        return {}
+
+    def _plan(self, path: str) -> TreePlan:
+        if path not in self._plans:
+            self._plans[path] = PLANS[path](self._given)
+        return self._plans[path]
+
+    @cached_property
+    def _centroids(self) -> CentroidPlan:
+        return centroid_plan(self._given)
+
+    @property
+    def _given(self) -> Forest:
+        assert self._forest is not None
+        return self._forest
+
+    @cached_property
+    def _distances(self) -> np.ndarray:
+        return forest_distances(self._given).astype("float32")[None]
+
+    def _own_path(self, columns: int = 64) -> str:
+        if self._forest is None:
+            return self.paths[-1]
+        if self.function == "exponential":
+            return sweep_path(self._given, keras.backend.backend(), columns)
+        return distance_path(self._given, self.max_distance or 0)
+
+    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+        if self._forest is None:
+            return self._signal_of_batch(x, parameters, inputs)
+        nodes = to_nodes(x)
+        if path == "centroids":
+            found = centroid_product(nodes, parameters["table"], self._centroids)
+        elif path == "depths":
+            found = depth_table_product(nodes, parameters["table"], self._given)
+        else:
+            plan = self._plan(path)
+            found = exponential_tree_product(nodes, parameters["rate"], parameters["offset"], plan)
+        return from_nodes(found, x)
+
+    def _signal_of_batch(self, x: Tensor, parameters: Tensors, inputs: Tensors) -> Tensor:
+        shape, parents = ops.shape(x), inputs["parents"]
+        nodes = ops.reshape(x, (-1, *shape[2:]))
+        if self.function == "table":
+            found = depth_table_product_of_batch(nodes, parameters["table"], parents)
+        else:
+            weights = inputs.get("edge_weights")
+            plan = doubling_plan_of_batch(parents, weights, self._depth(parents))
+            found = exponential_tree_product(nodes, parameters["rate"], parameters["offset"], plan)
+        return ops.reshape(found, shape)
+
+    def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        if self._forest is None:
+            parents = inputs["parents"]
+            weights = inputs.get("edge_weights")
+            distances, same = distances_of_batch(parents, weights, self._depth(parents))
+        else:
+            known = np.isfinite(self._distances)
+            distances = ops.convert_to_tensor(np.where(known, self._distances, 0.0))
+            same = ops.convert_to_tensor(known)
+        if self.function == "exponential":
+            rate, offset = (parameters[name][None, :, None, None] for name in ("rate", "offset"))
+            factors = ops.exp(rate * distances[:, None] + offset)
+            return ops.where(same[:, None], factors, 0.0)
+        table = ops.pad(parameters["table"], ((0, 1), (0, 0)))
+        beyond = (self.max_distance or 0) + 1
+        places = ops.cast(ops.round(ops.minimum(distances, float(beyond))), "int32")
+        places = ops.where(same, places, beyond)
+        return ops.transpose(ops.take(table, places, axis=0), (0, 3, 1, 2))
+
+    def _depth(self, parents: Tensor) -> int:
+        longest = parents.shape[1]
+        if self.max_depth is not None:
+            return self.max_depth if longest is None else min(self.max_depth, longest - 1)
+        if longest is None:
+            raise ValueError(
+                "Pointer doubling needs to know how deep the trees are where the length is not "
+                "known. Received: parents of unknown length. Give `max_depth`."
+            )
+        return int(longest) - 1
+
+    def _known_length(self, inputs: Tensors) -> Any:
+        return ops.shape(inputs["parents"])[1] if inputs else super()._known_length(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = super().get_config()
+        if self._forest is None:
+            config |= {"forest": None, "edge_weights": "edge_weights" in self.inputs_at_call}
+        else:
+            forest = self._forest
+            parents = np.where(forest.depth > 0, forest.order[forest.parents], -1)
+            config["forest"] = parents[forest.position].tolist()
+            if (forest.weights[forest.depth > 0] != 1.0).any():
+                config["edge_weights"] = forest.weights[forest.position].tolist()
+        return config | {
+            "function": self.function,
+            "initial_rate": self.initial_rate,
+            "initial_offset": self.initial_offset,
+            "initial_table": self.initial_table,
+            "max_distance": self.max_distance,
+            "max_depth": self.max_depth,
+        }

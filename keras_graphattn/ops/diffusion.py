@@ -1,0 +1,190 @@
+"""Functions of a graph's operator, exp(-t L) first of all, by Chebyshev series.
+
+f(S) x = sum_k c_k T_k(S') x with S' = S moved to [-1, 1]. The coefficients are a cosine transform
+of f at the Chebyshev nodes, made inside the graph: they have gradients for whatever f depends on.
+Each term costs one sparse product. A series of exp(-t x) needs about half the terms of the Poisson
+series sum_k Poisson(k; t rho) (I - S / rho)^k.
+
+Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1; the Chebyshev series is ours.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.fft
+from keras import ops
+
+from keras_graphattn.ops.forests import Array
+from keras_graphattn.ops.sparse import SparseMatrix, sum_rows
+from keras_graphattn.ops.symmetric_series import Carry, symmetric_series
+
+Tensor = Any
+Function = Callable[[Any], Any]
+
+
+def chebyshev_terms(function: Function, low: float, high: float, tolerance: float) -> int:
+    """How many terms approximate f on [low, high] to `tolerance` times its largest value.
+
+    Args:
+        function: f of a NumPy array.
+        low: Lower end of the interval.
+        high: Upper end.
+        tolerance: Bound of what the dropped terms can add up to, relative to max |f|.
+
+    Returns:
+        A number of at least 2.
+
+    Raises:
+        ValueError: For a tolerance that is not between 0 and 1, or more than 2000 terms.
+
+    Example:
+
+    >>> chebyshev_terms(lambda x: np.exp(-x), 0.0, 50.0, 1e-6)
+    26
+    """
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(f"`tolerance` must be between 0 and 1. Received: {tolerance!r}")
+    count = 4096
+    values = np.asarray(function(_nodes(low, high, count)), "float64")
+    sizes = np.abs(scipy.fft.dct(values, type=2)) / count
+    tails = np.cumsum(sizes[::-1])[::-1]
+    enough = np.flatnonzero(tails <= tolerance * np.abs(values).max())
+    if not len(enough) or enough[0] > 2000:
+        raise ValueError(
+            f"The spectral function needs more than 2000 terms on [{low:g}, {high:g}] for "
+            f"tolerance={tolerance:g}. Use shorter times or a larger tolerance."
+        )
+    return max(int(enough[0]), 2)
+
+
+def chebyshev_coefficients(function: Function, low: Any, high: Any, terms: int) -> Tensor:
+    """The coefficients c_k of f on [low, high], with gradients.
+
+    Args:
+        function: f of a tensor of shape (terms, 1); returns (terms, N), one column per head.
+        low: Lower end of the interval, a number or a scalar tensor.
+        high: Upper end.
+        terms: Number of coefficients.
+
+    Returns:
+        A float32 tensor of shape (terms, N).
+    """
+    unit = ops.convert_to_tensor(_nodes(-1.0, 1.0, terms)[:, None], dtype="float32")
+    values = function((high + low) / 2.0 + (high - low) / 2.0 * unit)
+    angles = np.outer(np.arange(terms), (np.arange(terms) + 0.5) * np.pi / terms)
+    transform = 2.0 / terms * np.cos(angles)
+    transform[0] /= 2.0
+    return ops.matmul(ops.convert_to_tensor(transform, dtype="float32"), values)
+
+
+def spectral_product(
+    x: Tensor, coefficients: Tensor, matrix: SparseMatrix, low: float, high: float
+) -> Tensor:
+    """sum_k c_k T_k(S') x for a constant symmetric matrix S with its spectrum in [low, high].
+
+    Args:
+        x: float32 tensor of shape (n, N, C): nodes, heads, columns.
+        coefficients: Tensor of shape (terms, N), at least 2 terms.
+        matrix: S, of shape (n, n).
+        low: Lower end of the interval.
+        high: Upper end, above `low`.
+
+    Returns:
+        A tensor of shape (n, N, C), with gradients for `x` and `coefficients`.
+
+    Example:
+
+    >>> matrix = SparseMatrix(np.array([[1.0, -1.0], [-1.0, 1.0]]), symmetric=True)
+    >>> coefficients = chebyshev_coefficients(lambda x: keras.ops.exp(-x), 0.0, 2.0, 8)
+    >>> x = np.array([1.0, 0.0], "float32").reshape((2, 1, 1))
+    >>> y = spectral_product(x, coefficients, matrix, 0.0, 2.0)
+    >>> keras.ops.convert_to_numpy(y).ravel().astype(float).round(4).tolist()  # exp(-L)
+    [0.5677, 0.4323]
+    """
+    x = ops.convert_to_tensor(x)
+    scale, middle = 2.0 / (high - low), (high + low) / 2.0
+    product = matrix.product(x)
+
+    def shifted(x: Tensor) -> Tensor:
+        flat = product(ops.reshape(x, (matrix.shape[0], -1)))
+        return scale * (ops.reshape(flat, ops.shape(x)) - middle * x)
+
+    def start(x: Tensor) -> Carry:
+        return x, shifted(x)  # T_{k}, and T_{k+1} = T_{|k-1|} at k = 0
+
+    def step(carry: Carry) -> Carry:
+        now, following = carry
+        return following, 2.0 * shifted(following) - now
+
+    return symmetric_series(start, step, x, coefficients)
+
+
+def spectral_product_of_batch(
+    x: Tensor, coefficients: Tensor, apply: Callable[[Tensor], Tensor], low: Any, high: Any
+) -> Tensor:
+    """`spectral_product` for an operator of tensors, its terms unrolled: gradients for all of them.
+
+    Args:
+        x: Tensor of shape (rows, N, C).
+        coefficients: Tensor of shape (terms, N), at least 2 terms.
+        apply: x -> S x.
+        low: Lower end of the interval that holds the spectrum.
+        high: Upper end.
+
+    Returns:
+        A tensor of the shape of `x`.
+    """
+    scale, middle = 2.0 / (high - low), (high + low) / 2.0
+    before, now = x, scale * (apply(x) - middle * x)
+    total = coefficients[0][:, None] * before + coefficients[1][:, None] * now
+    for k in range(2, coefficients.shape[0]):
+        before, now = now, 2.0 * scale * (apply(now) - middle * now) - before
+        total = total + coefficients[k][:, None] * now
+    return total
+
+
+def graph_operator_of_batch(
+    edges: Tensor, edge_weights: Tensor | None, length: Any, operator: str
+) -> Callable[[Tensor], Tensor]:
+    """x -> S x for one graph per example, as tensors.
+
+    Args:
+        edges: Integer tensor of shape (B, E, 2), each edge once; -1 marks padding.
+        edge_weights: Optional positive tensor of shape (B, E); 1 by default.
+        length: Number of nodes T of each example.
+        operator: `"laplacian"`, `"normalized_laplacian"` or `"adjacency"`.
+
+    Returns:
+        A function of tensors (B T, N, C).
+    """
+    batch = ops.shape(edges)[0]
+    count = batch * length
+    edges = ops.cast(edges, "int32")
+    known = ops.all(edges >= 0, axis=-1)
+    first = ops.arange(batch, dtype="int32")[:, None, None] * length
+    ends = ops.reshape(ops.where(known[..., None], edges + first, 0), (-1, 2))
+    weights = ops.cast(known, "float32")
+    if edge_weights is not None:
+        weights = ops.where(known, ops.cast(edge_weights, "float32"), 0.0)
+    weights = ops.tile(ops.reshape(weights, (-1,)), 2)
+    sources = ops.concatenate([ends[:, 0], ends[:, 1]], axis=0)
+    targets = ops.concatenate([ends[:, 1], ends[:, 0]], axis=0)
+    degrees = sum_rows(weights, targets, count)
+    if operator == "normalized_laplacian":
+        isolated = degrees <= 0.0
+        scale = ops.where(isolated, 0.0, ops.rsqrt(ops.where(isolated, 1.0, degrees)))
+        weights = weights * ops.take(scale, sources) * ops.take(scale, targets)
+        degrees = ops.cast(ops.logical_not(isolated), "float32")
+
+    def apply(x: Tensor) -> Tensor:
+        carried = weights[:, None, None] * ops.take(x, sources, axis=0)
+        neighbours = sum_rows(carried, targets, count)
+        return neighbours if operator == "adjacency" else degrees[:, None, None] * x - neighbours
+
+    return apply
+
+
+def _nodes(low: float, high: float, count: int) -> Array:
+    unit = np.cos((np.arange(count) + 0.5) * np.pi / count)
+    return (high + low) / 2.0 + (high - low) / 2.0 * unit

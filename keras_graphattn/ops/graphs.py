@@ -1,0 +1,205 @@
+"""Graphs as data: NumPy edges, scipy.sparse matrices and networkx-like objects, read once.
+
+Topology is known before training. Everything here is NumPy and scipy; what the tensor code needs
+of it comes out as plain arrays.
+"""
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = None) -> Any:
+    """An undirected weighted graph as a symmetric scipy.sparse matrix.
+
+    Args:
+        graph: Integer array of shape (E, 2), one edge per row in either direction; or a
+            scipy.sparse matrix, symmetric, of edge weights; or an object like a networkx graph,
+            with `nodes` and `edges` (its nodes are numbered as it lists them; weights are the
+            edge attribute "weight", 1 where there is none).
+        num_nodes: Number of nodes n; by default what the edges name, or the matrix has.
+        edge_weights: Optional numbers, one per row of an edge array; 1 by default.
+
+    Returns:
+        A float64 `scipy.sparse.csr_array` of shape (n, n) with sorted indices and no diagonal.
+
+    Raises:
+        ValueError: For nodes out of range, loops, duplicate edges, weights that are not positive
+            finite numbers, and matrices that are not square and symmetric.
+        TypeError: For anything else than these three.
+
+    Example:
+
+    >>> read_graph([[0, 1], [1, 2]]).toarray().tolist()
+    [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    """
+    if scipy.sparse.issparse(graph):
+        return _from_matrix(graph, num_nodes, edge_weights)
+    if hasattr(graph, "nodes") and hasattr(graph, "edges"):
+        graph, num_nodes, edge_weights = _from_networkx(graph, num_nodes, edge_weights)
+    edges = _edge_array(graph)
+    num_nodes = _checked_count(edges, num_nodes)
+    weights = _checked_weights(edge_weights, len(edges))
+    low, high = edges.min(axis=1), edges.max(axis=1)
+    if len(np.unique(low * num_nodes + high)) < len(edges):
+        raise ValueError("Each edge is given once, in either direction. Received: duplicate edges.")
+    rows, columns = np.concatenate([low, high]), np.concatenate([high, low])
+    values = np.concatenate([weights, weights])
+    matrix = scipy.sparse.coo_array((values, (rows, columns)), shape=(num_nodes, num_nodes))
+    return _sorted(matrix)
+
+
+def graph_edges(adjacency: Any) -> tuple[Array, Array]:
+    """The edges (E, 2), smaller node first, and the weights (E,) of a symmetric matrix."""
+    upper = scipy.sparse.coo_array(scipy.sparse.triu(adjacency, k=1))
+    return np.stack([upper.row, upper.col], axis=1).astype("int64"), upper.data
+
+
+def graph_operator(adjacency: Any, operator: str) -> tuple[Any, float, float]:
+    """The symmetric matrix whose function a mask is, and an interval that holds its spectrum.
+
+    Args:
+        adjacency: The graph, as `read_graph` returns it.
+        operator: `"laplacian"` (D - A), `"normalized_laplacian"` (I - D^-1/2 A D^-1/2, 0 at
+            isolated nodes) or `"adjacency"` (A).
+
+    Returns:
+        The matrix (float64 `csr_array`) and the ends of the interval.
+
+    Raises:
+        ValueError: For another name.
+    """
+    degrees = np.asarray(adjacency.sum(axis=1)).ravel()
+    if operator == "adjacency":
+        radius = spectral_radius(adjacency)
+        return adjacency, -radius, radius
+    if operator == "laplacian":
+        diagonal = scipy.sparse.diags_array(degrees)
+        # no eigenvalue of D - A exceeds the largest of D + A
+        return _sorted(diagonal - adjacency), 0.0, spectral_radius(_sorted(diagonal + adjacency))
+    if operator == "normalized_laplacian":
+        scale = np.where(degrees > 0, np.maximum(degrees, 1e-300) ** -0.5, 0.0)
+        scaled = scipy.sparse.diags_array(scale) @ adjacency @ scipy.sparse.diags_array(scale)
+        matrix = scipy.sparse.diags_array((degrees > 0).astype("float64")) - scaled
+        return _sorted(matrix), 0.0, 2.0
+    raise ValueError(
+        '`operator` must be "laplacian", "normalized_laplacian" or "adjacency". Received: '
+        f"operator={operator!r}"
+    )
+
+
+def spectral_radius(matrix: Any, iterations: int = 100) -> float:
+    """An upper bound of the largest eigenvalue of a symmetric matrix with no negative entries.
+
+    For every positive vector v the largest (A v)_i / v_i is one (Collatz and Wielandt); steps of
+    the power method bring it close.
+
+    Args:
+        matrix: A scipy.sparse matrix.
+        iterations: Number of steps.
+
+    Returns:
+        The bound, at least 1e-6 so that it can be divided by.
+    """
+    vector, best = np.ones(matrix.shape[0]), np.inf
+    for _ in range(iterations):
+        image = matrix @ vector
+        best = min(best, float((image / vector).max(initial=0.0)))
+        vector = image + max(best, 1e-6) / 2.0 * vector  # shifted: a bipartite graph would swing
+        vector = np.maximum(vector / vector.max(initial=1e-300), 1e-100)
+    return max(best, 1e-6)
+
+
+def transition_matrix(adjacency: Any) -> Any:
+    """The matrix of one step of a random walk, rows summing to 1; 0 at isolated nodes."""
+    degrees = np.asarray(adjacency.sum(axis=1)).ravel()
+    inverse = np.where(degrees > 0, 1.0 / np.where(degrees > 0, degrees, 1.0), 0.0)
+    return _sorted(scipy.sparse.diags_array(inverse) @ adjacency)
+
+
+def _sorted(matrix: Any) -> Any:
+    matrix = scipy.sparse.csr_array(matrix).astype("float64")
+    matrix.sum_duplicates()
+    matrix.sort_indices()
+    return matrix
+
+
+def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Any:
+    if edge_weights is not None:
+        raise ValueError(
+            "A sparse matrix holds its own weights. Received: `edge_weights` as well. Leave it out."
+        )
+    matrix = _sorted(graph)
+    if matrix.shape[0] != matrix.shape[1] or num_nodes not in (None, matrix.shape[0]):
+        raise ValueError(
+            f"The matrix of a graph has one row and one column per node. Received: shape "
+            f"{matrix.shape}, num_nodes={num_nodes}"
+        )
+    matrix.eliminate_zeros()
+    if abs(matrix - matrix.T).max() > 1e-9 * max(abs(matrix).max(), 1e-300):
+        raise ValueError(
+            "The matrix of an undirected graph is symmetric. Received: one that is not. Use "
+            "`matrix.maximum(matrix.T)` to forget directions."
+        )
+    if matrix.diagonal().any():
+        raise ValueError("An edge joins two nodes. Received: a matrix with a diagonal (loops).")
+    _checked_weights(matrix.data, matrix.nnz)
+    return matrix
+
+
+def _from_networkx(
+    graph: Any, num_nodes: int | None, edge_weights: Any
+) -> tuple[Array, int, list[float]]:
+    names = {name: i for i, name in enumerate(graph.nodes)}
+    if num_nodes not in (None, len(names)) or edge_weights is not None:
+        raise ValueError(
+            f"The graph has {len(names)} nodes and its own weights. Received: "
+            f"num_nodes={num_nodes}, edge_weights={edge_weights!r}. Leave both out."
+        )
+    found = list(graph.edges(data="weight", default=1.0))
+    edges = np.array([(names[u], names[v]) for u, v, _ in found], "int64").reshape((-1, 2))
+    return edges, len(names), [1.0 if w is None else float(w) for _, _, w in found]
+
+
+def _edge_array(graph: Any) -> Array:
+    try:
+        edges = np.asarray(graph)
+    except (TypeError, ValueError):
+        edges = np.asarray(None)
+    if edges.size == 0 and edges.dtype != object:
+        return np.zeros((0, 2), "int64")
+    if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
+        raise TypeError(
+            "A graph is an integer array of edges of shape (E, 2), a scipy.sparse matrix, or an "
+            f"object with `nodes` and `edges`. Received: {type(graph).__name__} of shape "
+            f"{edges.shape}, dtype {edges.dtype}"
+        )
+    return edges.astype("int64")
+
+
+def _checked_count(edges: Array, num_nodes: int | None) -> int:
+    named = int(edges.max(initial=-1)) + 1
+    count = named if num_nodes is None else int(num_nodes)
+    if count < max(named, 1) or edges.min(initial=0) < 0:
+        raise ValueError(
+            f"Nodes are numbered from 0 to num_nodes - 1. Received: nodes {edges.min(initial=0)} "
+            f"to {named - 1}, num_nodes={num_nodes}"
+        )
+    if (edges[:, 0] == edges[:, 1]).any():
+        raise ValueError("An edge joins two nodes. Received: a loop, from a node to itself.")
+    return count
+
+
+def _checked_weights(weights: Any, count: int) -> Array:
+    if weights is None:
+        return np.ones(count)
+    numbers = np.asarray(weights, dtype="float64")
+    if numbers.shape != (count,) or not np.isfinite(numbers).all() or (numbers <= 0).any():
+        raise ValueError(
+            f"Edge weights are {count} positive finite numbers, one per edge. Received: "
+            f"shape {numbers.shape}, smallest {numbers.min(initial=np.inf)}"
+        )
+    return numbers

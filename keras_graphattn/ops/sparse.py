@@ -1,0 +1,162 @@
+"""Sums of rows and products with constant sparse matrices, fast on each backend.
+
+A constant matrix is cut into classes of rows with about as many entries; each class is then a
+few gathers and one weighted sum, with no scatter: on a CPU two to six times faster than a segment
+sum on jax and TensorFlow, XLA included. On torch its own CSR product is faster still. The
+gradient of a product is the product with the transpose, so scatters do not come back in there.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import keras
+import numpy as np
+import scipy.sparse
+from keras import ops
+
+from keras_graphattn.ops import torch_sparse
+
+Tensor = Any
+Product = Callable[[Tensor], Tensor]
+
+UNROLLED_ENTRIES = 32  # rows with more entries gather them all at once
+
+
+def sum_rows(x: Tensor, targets: Any, count: int, ordered: bool = False) -> Tensor:
+    """The sum of the rows of `x` that go to the same target.
+
+    Args:
+        x: Tensor of shape (rows, ...).
+        targets: Integers of shape (rows,), below `count`.
+        count: Number of rows of the result.
+        ordered: Whether the targets never decrease; faster on some backends.
+
+    Returns:
+        A tensor of shape (count, ...); rows that nothing goes to are 0.
+
+    Example:
+
+    >>> keras.ops.convert_to_numpy(sum_rows(np.array([[1.0], [2.0], [4.0]]), [0, 2, 2], 3)).tolist()
+    [[1.0], [0.0], [6.0]]
+    """
+    x, targets = ops.convert_to_tensor(x), ops.convert_to_tensor(targets, dtype="int32")
+    backend = keras.backend.backend()
+    if backend == "torch":
+        return torch_sparse.add_rows(x, targets, count)
+    return ops.segment_sum(x, targets, count, sorted=ordered and backend == "jax")
+
+
+class SparseMatrix:
+    """A constant real matrix, with its transpose and its row classes made once.
+
+    Args:
+        matrix: A scipy.sparse matrix.
+        symmetric: Whether it is its own transpose.
+    """
+
+    def __init__(self, matrix: Any, symmetric: bool = False) -> None:
+        self.matrix = scipy.sparse.csr_array(matrix).astype("float32")
+        self.matrix.sum_duplicates()
+        self.shape = self.matrix.shape
+        self.symmetric = symmetric
+
+    @cached_property
+    def transpose(self) -> "SparseMatrix":
+        """The transposed matrix."""
+        if self.symmetric:
+            return self
+        found = SparseMatrix(self.matrix.T)
+        found.__dict__["transpose"] = self
+        return found
+
+    def product(self, like: Tensor) -> Product:
+        """x -> matrix x for x of shape (columns, c), constants made once, without a gradient."""
+        if keras.backend.backend() == "torch":
+            return torch_sparse.matrix_product(self.matrix, like)
+        return lambda x: self._by_classes(x)
+
+    @cached_property
+    def _classes(self) -> tuple[list[tuple[Any, Any]], Any]:
+        """Column indices and values (rows, entries) of each class, and the rows' places."""
+        counts = np.diff(self.matrix.indptr)
+        sizes = np.concatenate([[0], _class_sizes(int(counts.max(initial=1)))])
+        kind = np.searchsorted(sizes, counts)
+        order = np.argsort(kind, kind="stable")
+        classes = []
+        for k in np.unique(kind):
+            rows = order[kind[order] == k]
+            entries = np.arange(sizes[k])
+            inside = entries < counts[rows, None]
+            places = np.where(inside, self.matrix.indptr[rows, None] + entries, 0)
+            if not len(self.matrix.data):
+                classes.append((np.zeros(places.shape, "int32"), np.zeros(places.shape, "float32")))
+                continue
+            columns = np.where(inside, self.matrix.indices[places], 0).astype("int32")
+            values = np.where(inside, self.matrix.data[places], 0).astype("float32")
+            classes.append((columns, values))
+        position = np.empty(len(order), "int32")
+        position[order] = np.arange(len(order))
+        return classes, None if np.array_equal(position, np.arange(len(order))) else position
+
+    def _by_classes(self, x: Tensor) -> Tensor:
+        classes, position = self._classes
+        parts = [_weighted_rows(x, columns, values) for columns, values in classes]
+        joined = parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=0)
+        return joined if position is None else ops.take(joined, position, axis=0)
+
+
+def sparse_product(matrix: SparseMatrix, x: Tensor) -> Tensor:
+    """matrix x, with the transposed product as its gradient.
+
+    Args:
+        matrix: A `SparseMatrix` of shape (rows, columns).
+        x: Tensor of shape (columns, ...), float32.
+
+    Returns:
+        A tensor of shape (rows, ...).
+
+    Example:
+
+    >>> matrix = SparseMatrix(scipy.sparse.eye_array(3, k=1))
+    >>> y = sparse_product(matrix, np.array([[1.0], [2.0], [3.0]], "float32"))
+    >>> keras.ops.convert_to_numpy(y).ravel().tolist()
+    [2.0, 3.0, 0.0]
+    """
+    x = ops.convert_to_tensor(x)
+    others = ops.shape(x)[1:]
+
+    @ops.custom_gradient  # type: ignore[untyped-decorator]
+    def product(flat: Tensor) -> Any:
+        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> Tensor:
+            upstream = arguments[0] if upstream is None else upstream
+            return matrix.transpose.product(upstream)(upstream)
+
+        return matrix.product(flat)(flat), gradient
+
+    flat = ops.reshape(x, (matrix.shape[1], -1))
+    return ops.reshape(product(flat), (matrix.shape[0], *others))
+
+
+def _class_sizes(largest: int) -> Any:
+    """1, 2, 3, 4, 6, 8, 12, 16, ... until `largest` fits."""
+    powers = 2 ** np.arange(1, max(largest, 2).bit_length() + 1)
+    return np.unique(np.concatenate([[1], powers, 3 * powers // 2]))
+
+
+def _weighted_rows(x: Tensor, columns: Any, values: Any) -> Tensor:
+    """sum_k values[:, k] x[columns[:, k]]: (rows, c)."""
+    rows, entries = columns.shape
+    if entries == 0:
+        return ops.zeros((rows, ops.shape(x)[1]), x.dtype)
+    if entries > UNROLLED_ENTRIES:
+        gathered = ops.take(x, columns.ravel(), axis=0)
+        gathered = ops.reshape(gathered, (rows, entries, -1))
+        return ops.einsum("re,rec->rc", ops.convert_to_tensor(values, x.dtype), gathered)
+    total = None
+    for k in range(entries):
+        part = ops.take(x, columns[:, k], axis=0)
+        if not (values[:, k] == 1.0).all():
+            part = part * ops.convert_to_tensor(values[:, k, None], x.dtype)
+        total = part if total is None else total + part
+    return total

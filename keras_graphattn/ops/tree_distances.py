@@ -1,0 +1,123 @@
+"""Any function of the number of edges between two nodes of a tree, by tables of depths.
+
+Let E_v[l] be the sum of x over nodes at depth l below v, and H_v[l] that over nodes at distance l:
+
+    E_v[l] = sum of E_c[l - 1] over children c,      H_v[l] = E_v[l] + H_parent[l - 1] - E_v[l - 2]
+
+so the matrices "at distance l" follow from each other: O(n) for each distance, O(n diameter) in
+all, right for shallow trees. For deep ones see `keras_graphattn.ops.tree_centroids`.
+
+Source: Choromanski et al., arXiv 2107.07999, Lemma 6.2.
+"""
+
+from typing import Any
+
+from keras import ops
+
+from keras_graphattn.ops.forests import Forest
+from keras_graphattn.ops.sparse import sum_rows
+from keras_graphattn.ops.symmetric_series import Carry, symmetric_series
+from keras_graphattn.ops.tree_doubling import flat_parents
+
+Tensor = Any
+
+
+def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
+    """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
+
+    Args:
+        x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
+        table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
+        forest: The trees; edge weights are not looked at.
+
+    Returns:
+        A tensor of shape (n, N, C), with gradients for `x` and `table`.
+
+    Example:
+
+    >>> from keras_graphattn.ops.forests import forest_from_parents
+    >>> forest = forest_from_parents([-1, 0, 1])
+    >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
+    >>> table = np.array([[7.0], [5.0], [3.0]], "float32")
+    >>> keras.ops.convert_to_numpy(depth_table_product(x, table, forest)).ravel().tolist()
+    [7.0, 5.0, 3.0]
+    """
+    roots = int(forest.starts[1])
+    parents = forest.parents[roots:].astype("int32")
+
+    def step(carry: Carry) -> Carry:
+        near, below, before = carry  # H[l], E[l], E[l - 1]
+        deeper = sum_rows(below[roots:], parents, forest.size, ordered=True)
+        above = ops.take(near, parents, axis=0) - before[roots:]
+        far = ops.concatenate([deeper[:roots], deeper[roots:] + above], axis=0)
+        return far, deeper, below
+
+    signal = ops.take(ops.convert_to_tensor(x), forest.order.astype("int32"), axis=0)
+    if len(parents) == 0:
+        found = signal * ops.convert_to_tensor(table)[0][None, :, None]
+    else:
+        found = symmetric_series(_start, step, signal, table)
+    return ops.take(found, forest.position.astype("int32"), axis=0)
+
+
+def depth_table_product_of_batch(x: Tensor, table: Tensor, parents: Tensor) -> Tensor:
+    """`depth_table_product` for one forest per example.
+
+    Args:
+        x: float32 tensor of shape (B T, N, C).
+        table: Tensor of shape (K + 1, N).
+        parents: Integer tensor of shape (B, T), -1 at roots and padding.
+
+    Returns:
+        A tensor of shape (B T, N, C).
+    """
+    rows, has_parent = flat_parents(parents)
+    count = ops.shape(rows)[0]
+    child = ops.cast(has_parent, "float32")[:, None, None]
+
+    def step(carry: Carry, rows: Tensor, child: Tensor) -> Carry:
+        near, below, before = carry
+        rows = ops.cast(rows, "int32")
+        deeper = sum_rows(child * below, rows, count)
+        return deeper + child * (ops.take(near, rows, axis=0) - before), deeper, below
+
+    return symmetric_series(_start, step, x, table, ops.cast(rows, "float32"), child)
+
+
+def distances_of_batch(
+    parents: Tensor, edge_weights: Tensor | None, depth: int
+) -> tuple[Tensor, Tensor]:
+    """All distances, and who shares a tree, by matrices of ancestors: O(T^2) memory.
+
+    Args:
+        parents: Integer tensor of shape (B, T), -1 at roots and padding.
+        edge_weights: Optional tensor of shape (B, T); 1 by default.
+        depth: No node has more ancestors than this.
+
+    Returns:
+        Distances (B, T, T), 0 across trees, and booleans (B, T, T).
+    """
+    parents = ops.cast(parents, "int32")
+    has_parent = parents >= 0
+    nodes = ops.arange(ops.shape(parents)[1], dtype="int32")[None, :]
+    jump = ops.where(has_parent, parents, nodes)
+    ancestors = ops.cast(ops.equal(jump[:, :, None], nodes[:, None, :]), "float32")
+    ancestors = ops.maximum(ancestors, ops.eye(ops.shape(parents)[1])[None])
+    reach = 1
+    while reach <= depth:  # the ancestors up to 2 * reach edges up
+        ancestors = ops.maximum(ancestors, ops.take_along_axis(ancestors, jump[:, :, None], axis=1))
+        jump = ops.take_along_axis(jump, jump, axis=1)
+        reach *= 2
+    shared = ops.einsum("bik,bjk->bij", ancestors, ancestors)
+    weights = ops.cast(has_parent, "float32")
+    if edge_weights is not None:
+        weights = ops.where(has_parent, ops.cast(edge_weights, "float32"), 0.0)
+    heights = ops.einsum("bik,bk->bi", ancestors, weights)
+    common = ops.einsum("bik,bk,bjk->bij", ancestors, weights, ancestors)
+    same_tree = shared > 0.5
+    distances = heights[:, :, None] + heights[:, None, :] - 2.0 * common
+    return ops.where(same_tree, distances, 0.0), same_tree
+
+
+def _start(x: Tensor) -> Carry:
+    return x, x, ops.zeros_like(x)

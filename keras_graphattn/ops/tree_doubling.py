@@ -1,0 +1,106 @@
+"""The two sweeps over a forest by pointer doubling: ceil(log2(depth)) unrolled steps, no loop.
+
+(I - N)^-1 = prod_k (I + N^(2^k)), and N^(2^k) is again one number per node: the product of the
+decays to the ancestor 2^k edges up. The topology may be data (`doubling_plan`) or tensors that
+come with each batch (`doubling_plan_of_batch`).
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from keras import ops
+
+from keras_graphattn.ops.forests import Forest, jumps
+from keras_graphattn.ops.sparse import sum_rows
+from keras_graphattn.ops.tree_levels import Sweep, TreePlan, plan_in_order
+
+Tensor = Any
+
+
+def doubling_plan(forest: Forest) -> TreePlan:
+    """Pointer doubling over a forest known before: each step works on the nodes it moves alone."""
+    steps = []  # first node that has an ancestor so far up, end of the ancestors, the ancestors
+    for k, jump in enumerate(jumps(forest.parents, forest.depth)):
+        start, end = int(forest.starts[2**k]), int(forest.starts[forest.height - 2**k + 1])
+        steps.append((start, end, jump[start:].astype("int32")))
+
+    def decays(decay: Tensor) -> list[Tensor]:
+        found = [decay[steps[0][0] :]] if steps else []
+        for (start, _, jump), (later, _, _) in pairwise(steps):
+            last = found[-1]
+            found.append(
+                last[later - start :] * ops.take(last, jump[later - start :] - start, axis=0)
+            )
+        return found
+
+    def up(x: Tensor, decay: Tensor) -> Tensor:
+        for (start, end, jump), factor in zip(steps, decays(decay), strict=True):
+            gathered = sum_rows(factor * x[start:], jump, end, ordered=True)
+            x = ops.concatenate([x[:end] + gathered, x[end:]], axis=0)
+        return x
+
+    def down(x: Tensor, decay: Tensor) -> Tensor:
+        for (start, _, jump), factor in zip(steps, decays(decay), strict=True):
+            inherited = factor * ops.take(x, jump, axis=0)
+            x = ops.concatenate([x[:start], x[start:] + inherited], axis=0)
+        return x
+
+    return plan_in_order(forest, up, down)
+
+
+def flat_parents(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """Parents (B, T), -1 at roots, as one forest of B T nodes: rows of parents, and who has one."""
+    batch, length = ops.shape(parents)
+    parents = ops.cast(parents, "int32")
+    nodes = ops.reshape(ops.arange(batch * length, dtype="int32"), (batch, length))
+    first = nodes[:, :1]
+    has_parent = parents >= 0
+    rows = ops.where(has_parent, parents + first, nodes)
+    return ops.reshape(rows, (-1,)), ops.reshape(has_parent, (-1,))
+
+
+def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: int) -> TreePlan:
+    """Pointer doubling over one forest per example.
+
+    Args:
+        parents: Integer tensor of shape (B, T), -1 at roots and padding.
+        edge_weights: Optional tensor of shape (B, T); 1 by default.
+        depth: No node has more ancestors than this.
+
+    Returns:
+        A plan for B T nodes in the order of the batch.
+    """
+    rows, has_parent = flat_parents(parents)
+    weights = ops.cast(has_parent, "float32")
+    if edge_weights is not None:
+        weights = ops.where(has_parent, ops.reshape(ops.cast(edge_weights, "float32"), (-1,)), 0.0)
+
+    def of(rows_as_floats: Tensor) -> TreePlan:
+        rows = ops.cast(rows_as_floats, "int32")
+        tables = [rows]
+        while 2 ** len(tables) <= depth:
+            tables.append(ops.take(tables[-1], tables[-1], axis=0))
+        up, down = _sweep(tables, True), _sweep(tables, False)
+        return TreePlan(None, None, rows, has_parent, weights, up, down)
+
+    tensors = (ops.cast(rows, "float32"),)
+    plan = of(*tensors)
+    return replace(plan, tensors=tensors, of=of)
+
+
+def _sweep(tables: list[Tensor], upwards: bool) -> Sweep:
+    """A sweep over all nodes, given the ancestors 1, 2, 4, ... edges up; roots decay to 0."""
+
+    def sweep(x: Tensor, decay: Tensor) -> Tensor:
+        count = ops.shape(x)[0]
+        for k, jump in enumerate(tables):
+            if upwards:
+                x = x + sum_rows(decay * x, jump, count)
+            else:
+                x = x + decay * ops.take(x, jump, axis=0)
+            if k + 1 < len(tables):
+                decay = decay * ops.take(decay, jump, axis=0)
+        return x
+
+    return sweep

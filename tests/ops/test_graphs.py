@@ -1,0 +1,146 @@
+"""Graphs as data, sparse products and spectra; and what is refused."""
+
+import networkx
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_graphattn.masks import GraphDiffusion, Hypercube, RandomWalk
+from keras_graphattn.ops.diffusion import chebyshev_terms
+from keras_graphattn.ops.graphs import (
+    graph_edges,
+    graph_operator,
+    read_graph,
+    spectral_radius,
+)
+from keras_graphattn.ops.sparse import SparseMatrix, sparse_product, sum_rows
+from keras_graphattn.ops.walks import random_walks
+from tests import reference_topology as reference
+from tests.numerics import assert_close, to_numpy, value_and_gradients
+
+
+def random_matrix(rows, columns, seed=0):
+    """Rows of 0 to many entries, one of them full."""
+    generator = np.random.default_rng(seed)
+    dense = generator.standard_normal((rows, columns))
+    dense[generator.random((rows, columns)) > generator.random((rows, 1)) ** 2] = 0.0
+    dense[rows // 2] = 1.0
+    return dense
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (13, 70), (70, 13)])
+def test_sparse_product_and_its_gradient(rows, columns):
+    dense = random_matrix(rows, columns)
+    matrix = SparseMatrix(scipy.sparse.csr_array(dense))
+    x = np.random.default_rng(1).standard_normal((columns, 2, 3))
+    value, gradients = value_and_gradients(lambda x: sparse_product(matrix, x), x)
+    assert_close(value, np.einsum("rc,cnd->rnd", dense, x), 1e-6)
+    cotangent = np.random.default_rng(7).standard_normal(value.shape)
+    assert_close(gradients[0], np.einsum("rc,rnd->cnd", dense, cotangent), 1e-6)
+
+
+def test_product_with_an_empty_matrix_is_zero():
+    matrix = SparseMatrix(scipy.sparse.csr_array((3, 2)))
+    assert not to_numpy(sparse_product(matrix, np.ones((2, 4), "float32"))).any()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_sum_rows(ordered):
+    targets = np.array([0, 2, 2, 5, 5, 5])
+    x = np.random.default_rng(0).standard_normal((6, 2, 3))
+    right = np.zeros((7, 2, 3))
+    np.add.at(right, targets, x)
+    value, gradients = value_and_gradients(lambda x: sum_rows(x, targets, 7, ordered), x)
+    assert_close(value, right, 1e-6)
+    cotangent = np.random.default_rng(7).standard_normal(value.shape)
+    assert_close(gradients[0], cotangent[targets], 1e-6)
+
+
+@settings(max_examples=30)
+@given(count=st.integers(1, 40), degree=st.floats(0, 8), seed=st.integers(0, 1000))
+def test_spectra_lie_in_their_intervals(count, degree, seed):
+    edges = reference.random_edges(count, degree, seed)
+    weights = np.random.default_rng(seed).uniform(0.1, 3.0, len(edges))
+    graph = read_graph(edges, count, weights)
+    for operator in ("laplacian", "normalized_laplacian", "adjacency"):
+        matrix, low, high = graph_operator(graph, operator)
+        right = reference.graph_matrix(count, edges, operator, weights).numpy()
+        np.testing.assert_allclose(matrix.toarray(), right, atol=1e-12)
+        values = np.linalg.eigvalsh(right)
+        assert low - 1e-9 <= values.min() <= values.max() <= high + 1e-9
+
+
+def test_spectral_radius_is_tight():
+    graph = read_graph(reference.random_edges(200, 6.0))
+    largest = np.linalg.eigvalsh(graph.toarray()).max()
+    assert largest <= spectral_radius(graph) <= 1.02 * largest
+
+
+def test_chebyshev_needs_half_the_terms_of_a_poisson_series():
+    assert chebyshev_terms(lambda x: np.exp(-x), 0.0, 50.0, 1e-6) < 30  # Poisson: 88
+
+
+def test_forms_of_a_graph_agree():
+    edges = reference.random_edges(15, 3.0, 1)
+    weights = np.linspace(0.5, 2.0, len(edges))
+    one = read_graph(edges, 15, weights)
+    graph = networkx.Graph()
+    graph.add_nodes_from(f"node {i}" for i in range(15))
+    for (u, v), weight in zip(edges, weights, strict=True):
+        graph.add_edge(f"node {v}", f"node {u}", weight=weight)
+    for other in (read_graph(one), read_graph(graph), read_graph(*graph_edges_of(one))):
+        np.testing.assert_array_equal(one.toarray(), other.toarray())
+
+
+def graph_edges_of(graph):
+    edges, weights = graph_edges(graph)
+    return edges, graph.shape[0], weights
+
+
+def test_walks_walk_along_edges():
+    graph = read_graph(reference.random_edges(25, 2.0, 3), 25)
+    walks = random_walks(graph, 6, 5, seed=1)
+    assert (walks[:, :, 0] == np.arange(25)[:, None]).all()
+    alone = np.diff(graph.indptr) == 0
+    assert alone.any()
+    assert (walks[alone][:, :, 1:] == -1).all()
+    here, there = walks[~alone][:, :, :-1].ravel(), walks[~alone][:, :, 1:].ravel()
+    assert (there >= 0).all()
+    assert (graph.toarray()[here, there] > 0).all()
+    np.testing.assert_array_equal(walks, random_walks(graph, 6, 5, seed=1))
+    assert (walks != random_walks(graph, 6, 5, seed=2)).any()
+
+
+EDGE = [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GraphDiffusion([[0, 5]], num_nodes=3), "num_nodes"),
+        (lambda: GraphDiffusion(EDGE, [-1.0]), "positive"),
+        (lambda: GraphDiffusion("graph"), "integer array of edges"),
+        (lambda: GraphDiffusion(scipy.sparse.csr_array([[0, 1], [0, 0]])), "symmetric"),
+        (lambda: GraphDiffusion(EDGE, operator="signless"), "operator"),
+        (lambda: GraphDiffusion(EDGE, function="wave"), "function"),
+        (lambda: GraphDiffusion(EDGE, function="resolvent", operator="adjacency"), "poles"),
+        (lambda: GraphDiffusion(EDGE, initial_time=0.0), "initial_time"),
+        (lambda: GraphDiffusion(EDGE, max_time=0.5), "max_time"),
+        (lambda: GraphDiffusion(EDGE, tolerance=0.0), "tolerance"),
+        (lambda: GraphDiffusion(EDGE, initial_time=1e9), "2000 terms"),
+        (lambda: GraphDiffusion(), "spectral_bound"),
+        (lambda: Hypercube(-1.0), "initial_time"),
+        (lambda: Hypercube(dimension=-1), "dimension"),
+        (lambda: Hypercube().apply(np.ones((1, 6, 1, 1), "float32")), "2\\^d"),
+        (lambda: RandomWalk(EDGE, walks=[[[0]]]), "Leave one out"),
+        (lambda: RandomWalk(exact=True), "expectation"),
+        (lambda: RandomWalk(EDGE, num_walks=0), "num_walks"),
+        (lambda: RandomWalk(walks=[[[3]]]), "walks"),
+        (lambda: RandomWalk(EDGE, decay=-1.0), "decay"),
+    ],
+)
+def test_wrong_graphs_are_refused(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()

@@ -1,0 +1,131 @@
+"""Naive tree, graph and walk matrices, node by node, for torch tensors in float64."""
+
+import numpy as np
+import torch
+
+
+def random_parents(count, kind="random", seed=0, cut=0.1):
+    """Parents of a forest with nodes in no order; some are cut off, so single nodes too."""
+    generator = np.random.default_rng(seed)
+    above = np.full(count, -1)
+    reach = {"random": count, "path": 1, "deep": 4, "balanced": 0, "star": 0}[kind]
+    for node in range(1, count):
+        if kind == "balanced":
+            above[node] = (node - 1) // 2
+        elif kind == "star":
+            above[node] = 0
+        else:
+            above[node] = node - 1 - generator.integers(0, min(reach, node))
+        if generator.random() < cut:
+            above[node] = -1
+    names = generator.permutation(count)
+    parents = np.full(count, -1)
+    for node in range(count):
+        parents[names[node]] = names[above[node]] if above[node] >= 0 else -1
+    return parents
+
+
+def random_edges(count, degree=3.0, seed=0):
+    """Edges of a random graph; nodes without any among them."""
+    generator = np.random.default_rng(seed)
+    rows, columns = np.triu_indices(count, 1)
+    chosen = generator.random(len(rows)) < degree / max(count - 1, 1)
+    return np.stack([rows[chosen], columns[chosen]], axis=1)
+
+
+def parent_edges(parents):
+    return [(node, int(above)) for node, above in enumerate(parents) if above >= 0]
+
+
+def shortest_paths(count, edges, weights=None):
+    """All distances by search from every node; infinite where there is no path."""
+    near = [[] for _ in range(count)]
+    weights = np.ones(len(edges)) if weights is None else weights
+    for (one, other), weight in zip(edges, weights, strict=True):
+        near[one].append((other, weight))
+        near[other].append((one, weight))
+    distances = np.full((count, count), np.inf)
+    for start in range(count):
+        distances[start, start] = 0.0
+        waiting = [start]
+        for node in waiting:  # in a forest the first way found is the only one
+            for other, weight in near[node]:
+                if np.isinf(distances[start, other]):
+                    distances[start, other] = distances[start, node] + weight
+                    waiting.append(other)
+    return distances
+
+
+def exponential_matrix(distances, rate, offset):
+    """exp(a dist + b) within trees, 0 across, of shape (N, T, T)."""
+    distances = torch.as_tensor(distances)
+    known = torch.isfinite(distances)
+    factors = torch.exp(
+        rate[:, None, None] * torch.where(known, distances, 0.0) + offset[:, None, None]
+    )
+    return torch.where(known, factors, 0.0)
+
+
+def table_matrix(distances, table):
+    """table[dist] within trees, 0 across and beyond the table, of shape (N, T, T)."""
+    distances = torch.as_tensor(distances)
+    places = torch.where(distances < len(table), distances, float(len(table))).long()
+    padded = torch.cat([table, torch.zeros_like(table[:1])])
+    return padded[places].permute(2, 0, 1)
+
+
+def graph_matrix(count, edges, operator, weights=None):
+    """The plain or normalised Laplacian, or the adjacency matrix, entry by entry."""
+    weights = torch.ones(len(edges), dtype=torch.float64) if weights is None else weights
+    adjacency = torch.zeros((count, count), dtype=torch.float64)
+    for (one, other), weight in zip(edges, weights, strict=True):
+        chosen = torch.zeros_like(adjacency)
+        chosen[one, other] = chosen[other, one] = 1.0
+        adjacency = adjacency + weight * chosen
+    degrees = adjacency.sum(1)
+    if operator == "adjacency":
+        return adjacency
+    if operator == "laplacian":
+        return torch.diag(degrees) - adjacency
+    scale = torch.where(degrees > 0, torch.where(degrees > 0, degrees, 1.0) ** -0.5, 0.0)
+    kept = torch.diag((degrees > 0).double())
+    return kept - scale[:, None] * adjacency * scale
+
+
+def diffusion_matrix(matrix, time, sign=-1.0):
+    """exp(sign t S) for each head, of shape (N, T, T)."""
+    return torch.linalg.matrix_exp(sign * time[:, None, None] * matrix)
+
+
+def hypercube_matrix(length, time):
+    """exp(-t L) of the hypercube for each head; `time` of shape (N,) or (d, N)."""
+    result = 1.0
+    for bit in range(length.bit_length() - 1):
+        edges = [(i, i ^ (1 << bit)) for i in range(length) if not i >> bit & 1]
+        of_bit = time if time.ndim == 1 else time[bit]
+        result = (
+            diffusion_matrix(graph_matrix(length, edges, "laplacian"), of_bit) @ result
+            if bit
+            else diffusion_matrix(graph_matrix(length, edges, "laplacian"), of_bit)
+        )
+    return result if length > 1 else torch.ones((time.shape[-1], 1, 1), dtype=torch.float64)
+
+
+def walk_features(walks, decay):
+    """f_v by counting, of shape (N, T, T)."""
+    count, number, length = walks.shape
+    features = torch.zeros((len(decay), count, count), dtype=torch.float64)
+    for node in range(count):
+        for walk in walks[node]:
+            for step in range(length):
+                if walk[step] >= 0:
+                    place = torch.zeros_like(features)
+                    place[:, node, walk[step]] = 1.0
+                    features = features + (decay**step)[:, None, None] * place / number
+    return features
+
+
+def walk_matrix(features, normalization=1.0):
+    norms = features.norm(dim=-1) ** normalization
+    products = features @ features.transpose(1, 2)
+    return products / torch.clamp(norms[:, :, None] * norms[:, None, :], min=1e-300)
