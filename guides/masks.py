@@ -30,15 +30,22 @@ from keras_graphattn.masks import (
     BlockToeplitz,
     Causal,
     Exponential,
+    GraphDiffusion,
+    Hypercube,
     LowRank,
     Product,
+    RandomWalk,
     Segments,
     StochasticPositions,
     Toeplitz,
+    Tree,
 )
 
 keras.utils.set_random_seed(0)
 length, ids = 25, np.repeat([[0, 1, 2]], [10, 6, 9], axis=1)
+binary_trees = [-1, *((i - 1) // 2 for i in range(1, 15)), -1, *(15 + i // 2 for i in range(9))]
+caves = [(a, b) for start in (0, 9, 17) for a in range(start, start + 8) for b in range(start, a)]
+caves += [(8, 9), (17, 16)]  # three groups of friends, and a friendship from each to the next
 gallery = {
     "Causal": (Causal(), {}),
     "Segments": (Segments(), {"segment_ids": ids}),
@@ -52,9 +59,14 @@ gallery = {
     "StochasticPositions": (StochasticPositions(3, seed=1), {}),
     "Segments x Causal": (Product([Segments(), Causal()]), {"segment_ids": ids}),
     "Causal x Toeplitz": (Product([Causal(), Toeplitz(length)]), {}),
+    "Tree, two trees": (Tree(binary_trees, initial_rate=-0.4), {}),
+    "GraphDiffusion": (GraphDiffusion(caves, num_nodes=length, initial_time=0.08), {}),
+    "RandomWalk": (RandomWalk(caves, num_nodes=length, walk_length=3, exact=True), {}),
+    "Hypercube, 16 corners": (Hypercube(0.7, dimension=4), {}),
 }
-for mask, _ in gallery.values():
-    mask.build((1, length, 1, 8))
+lengths = {name: getattr(mask, "num_nodes", length) for name, (mask, _) in gallery.items()}
+for name, (mask, _) in gallery.items():
+    mask.build((1, lengths[name], 1, 8))
 
 
 def set_factors(mask, factor):
@@ -74,9 +86,9 @@ set_factors(gallery["BlockToeplitz, 5 x 5"][0], lambda y, x: np.exp(-0.5 * np.hy
 distances = gallery["4 x 6 by distance, CLS"][0].log_factors
 distances.assign(-0.5 * np.arange(distances.shape[1])[None])
 
-signal = keras.random.normal((1, length, 1, 8), seed=0)
 for name, (mask, inputs) in gallery.items():
-    matrix = keras.ops.convert_to_numpy(mask.dense(length, **inputs))[0, 0]
+    signal = keras.random.normal((1, lengths[name], 1, 8), seed=0)
+    matrix = keras.ops.convert_to_numpy(mask.dense(lengths[name], **inputs))[0, 0]
     applied = keras.ops.convert_to_numpy(mask.apply(signal, **inputs))[0, :, 0]
     difference = applied - matrix @ keras.ops.convert_to_numpy(signal)[0, :, 0]
     print(f"{name}: apply(x) - dense() @ x is at most {np.abs(difference).max():.1e}")
@@ -86,10 +98,10 @@ try:
 except ImportError:
     print("no matplotlib: no picture")
 else:
-    figure = Figure(figsize=(12, 9.6), layout="constrained")
-    axes = figure.subplots(3, 4).ravel()
+    figure = Figure(figsize=(12, 12.8), layout="constrained")
+    axes = figure.subplots(4, 4).ravel()
     for axis, (name, (mask, inputs)) in zip(axes, gallery.items(), strict=True):
-        plot_mask(mask, length, axis=axis, **inputs).set_title(name, fontsize=10)
+        plot_mask(mask, lengths[name], axis=axis, **inputs).set_title(name, fontsize=10)
     picture = Path(os.environ.get("MASK_PICTURE", Path(tempfile.gettempdir()) / "masks.png"))
     figure.savefig(picture, dpi=80)
     print("picture written")

@@ -379,3 +379,26 @@ def test_refuses_more_than_one_axis_where_a_path_has_one():
     assert tuple(dropping(x).shape) == x.shape
     with pytest.raises(ValueError, match="over one axis"):
         dropping(x, training=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["dense", "blockwise", "fused"])
+@pytest.mark.parametrize(
+    ("graph_filter", "length"),
+    [*((name, 500) for name in ("first_order", *EXACT)), ("first_order", 1000), ("jacobi", 1000)],
+)
+def test_agrees_with_naive_twin_at_length(graph_filter, path, length):
+    layer = built(
+        filter=graph_filter,
+        attention_path=path,
+        sliding_window=300,
+        num_key_value_heads=2,
+        block_size=128,
+        length=length,
+        **(JACOBI if graph_filter == "jacobi" else {}),
+    )
+    seen = np.random.default_rng(1).random((1, length)) > 0.2
+    mask = seen[:, None, None, :] & np.tri(length, dtype=bool)
+    mask = mask & (np.subtract.outer(np.arange(length), np.arange(length)) < 300)
+    mask = np.broadcast_to(mask, (1, HEADS, length, length))
+    check(layer, tokens(length, batch=1), mask, key_mask=seen, use_causal_mask=True)
