@@ -5,6 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.ops.precision import at_least_float32, masked_softmax
@@ -13,7 +14,7 @@ Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class GraphKernelAttention(DenseSelfAttention):
+class GraphKernelAttention(MaskCall, DenseSelfAttention):
     """Softmax attention over the nodes of a graph, its weights times a graph kernel (GKAT).
 
     Per head,
@@ -96,36 +97,6 @@ class GraphKernelAttention(DenseSelfAttention):
         if not self.mask.built:
             self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
         super().build(query_shape, value_shape, key_shape)
-
-    def call(
-        self,
-        query: Tensor,
-        value: Tensor | None = None,
-        key: Tensor | None = None,
-        query_mask: Tensor | None = None,
-        value_mask: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-        use_causal_mask: bool = False,
-        mask_inputs: dict[str, Tensor] | None = None,
-    ) -> Any:
-        if value is None:
-            value, value_mask = query, query_mask if value_mask is None else value_mask
-        key = value if key is None else key
-        self._check_shapes(query.shape, value.shape, key.shape)
-        masks = Masks(
-            query_mask, value_mask, key_mask, attention_mask, use_causal_mask, mask_inputs
-        )
-        outputs, scores = self._attend(query, value, key, masks, return_attention_scores, training)
-        outputs = self._project_out(outputs, query)
-        return (outputs, scores) if return_attention_scores else outputs
-
-    def compute_output_spec(
-        self, *args: Any, mask_inputs: dict[str, Tensor] | None = None, **kwargs: Any
-    ) -> Any:
-        return super().compute_output_spec(*args[:10], **kwargs)
 
     def _attend(
         self,

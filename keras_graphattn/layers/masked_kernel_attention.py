@@ -16,6 +16,7 @@ from keras_graphattn.layers.filter_coefficients import (
 from keras_graphattn.layers.filter_weights import FilterWeights
 from keras_graphattn.layers.kernel_decoding import KernelDecoding, causal_form
 from keras_graphattn.layers.kernel_features import KernelFeatures, check_feature_map
+from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
 from keras_graphattn.masks.entries import Entries
 from keras_graphattn.masks.mask import Mask
@@ -31,7 +32,9 @@ Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class MaskedKernelAttention(KernelDecoding, KernelFeatures, FilterWeights, MultiHeadLayer):
+class MaskedKernelAttention(
+    MaskCall, KernelDecoding, KernelFeatures, FilterWeights, MultiHeadLayer
+):
     """Kernel attention with a factor for each pair of positions, without the n x n matrix.
 
     Per head, with features phi in place of the softmax and a mask M of factors,
@@ -181,36 +184,6 @@ class MaskedKernelAttention(KernelDecoding, KernelFeatures, FilterWeights, Multi
             ValueError: If `attention` is no such layer, or not built, or of other sizes.
         """
         copy_projections(self, attention)
-
-    def call(
-        self,
-        query: Tensor,
-        value: Tensor | None = None,
-        key: Tensor | None = None,
-        query_mask: Tensor | None = None,
-        value_mask: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-        use_causal_mask: bool = False,
-        mask_inputs: dict[str, Tensor] | None = None,
-    ) -> Any:
-        if value is None:
-            value, value_mask = query, query_mask if value_mask is None else value_mask
-        key = value if key is None else key
-        self._check_shapes(query.shape, value.shape, key.shape)
-        masks = Masks(
-            query_mask, value_mask, key_mask, attention_mask, use_causal_mask, mask_inputs
-        )
-        outputs, scores = self._attend(query, value, key, masks, return_attention_scores, training)
-        outputs = self._project_out(outputs, query)
-        return (outputs, scores) if return_attention_scores else outputs
-
-    def compute_output_spec(
-        self, *args: Any, mask_inputs: dict[str, Tensor] | None = None, **kwargs: Any
-    ) -> Any:
-        return super().compute_output_spec(*args[:10], **kwargs)
 
     def _attend(
         self,

@@ -136,20 +136,27 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         training: bool | None = None,
         use_causal_mask: bool = False,
     ) -> Any:
+        masks = Masks(query_mask, value_mask, key_mask, attention_mask, use_causal_mask)
+        return self._call(query, value, key, masks, return_attention_scores, training)
+
+    def _call(
+        self,
+        query: Tensor,
+        value: Tensor | None,
+        key: Tensor | None,
+        masks: Masks,
+        return_attention_scores: bool,
+        training: bool | None,
+    ) -> Any:
+        """`call` with its masks gathered: value and key default to the query, as do their masks."""
         if value is None:
-            value, value_mask = query, query_mask if value_mask is None else value_mask
+            value = query
+            masks = masks._replace(value=masks.query if masks.value is None else masks.value)
         key = value if key is None else key
         self._check_shapes(query.shape, value.shape, key.shape)
-        outputs, attention_scores = self._attend(
-            query,
-            value,
-            key,
-            Masks(query_mask, value_mask, key_mask, attention_mask, use_causal_mask),
-            return_attention_scores,
-            training,
-        )
+        outputs, scores = self._attend(query, value, key, masks, return_attention_scores, training)
         outputs = self._project_out(outputs, query)
-        return (outputs, attention_scores) if return_attention_scores else outputs
+        return (outputs, scores) if return_attention_scores else outputs
 
     def _project_out(self, outputs: Tensor, query: Tensor) -> Tensor:
         """Per-head outputs (B, T, N, value_dim) through the gate and the output projection."""

@@ -40,7 +40,6 @@ from keras_graphattn.ops.polynomials import BASES, check_basis, check_order, pol
 from keras_graphattn.ops.precision import (
     at_least_float32,
     hidden_logit,
-    masked_log_softmax,
     masked_softmax,
     zero_where_masked,
 )
@@ -107,7 +106,6 @@ __all__ = [
     "left_singular_vectors",
     "level_plan",
     "map_query_blocks",
-    "masked_log_softmax",
     "masked_softmax",
     "matrix_operator",
     "orthogonality_penalty",

@@ -67,24 +67,6 @@ def masked_softmax(
     return ops.cast(weights, dtype)
 
 
-def masked_log_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Logarithm of the softmax over the last axis, in float32, to add to before one `exp`.
-
-    Args:
-        scores: Tensor of logits, any shape.
-        mask: Optional boolean tensor that broadcasts to `scores`; `True` keeps an entry.
-
-    Returns:
-        A float32 tensor of the shape of `scores`, finite throughout: what a mask shuts out is
-        left out of the normaliser and still has to be put to 0 after the `exp`.
-    """
-    scores = at_least_float32(scores)
-    if mask is not None:
-        mask = ops.cast(mask, "bool")
-        scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))
-    return scores - ops.logsumexp(scores, axis=-1, keepdims=True)
-
-
 def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """Puts exact zeros (not products with zero: NaN stays out) where `mask` is `False`."""
     if mask is None:
