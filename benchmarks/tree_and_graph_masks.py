@@ -27,10 +27,13 @@ SCAN_LIMIT = 2000  # levels; beyond it an interpreted loop (torch, eager) is hop
 
 
 def tree_of_kind(kind, count, seed=0):
-    """Parents of a path, star, balanced (binary), random recursive or deep tree."""
+    """Parents of a path, star, balanced (binary), random recursive, caterpillar or deep tree."""
     nodes, generator = np.arange(count), np.random.default_rng(seed)
     if kind == "path":
         return nodes - 1
+    if kind == "caterpillar":  # a path of half the nodes, a leaf at each of them
+        spine = count - count // 2
+        return np.where(nodes < spine, nodes - 1, nodes - spine)
     if kind == "star":
         return np.where(nodes > 0, 0, -1)
     if kind == "balanced":
@@ -136,7 +139,7 @@ def graph_rows(count, options):
         graph_of_degree(count), num_nodes=count, initial_time=longest, learn_time=False
     )
     x = signal(count, options)
-    matrix = mask._matrix_of_graph.matrix
+    matrix = mask._operator.astype("float32")
     values = np.asarray(np.random.default_rng(0).standard_normal((count, options.columns)))
     values = values.astype("float32")
     low, high = mask.interval
@@ -173,7 +176,7 @@ def graph_rows(count, options):
 
 def parse(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    kinds = ["path", "star", "balanced", "random", "deep"]
+    kinds = ["path", "star", "balanced", "random", "caterpillar", "deep"]
     parser.add_argument("--lengths", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--kind", default="both", choices=["trees", "any", "graphs", "both"])
     parser.add_argument("--trees", nargs="+", default=kinds, choices=kinds)

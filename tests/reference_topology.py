@@ -8,12 +8,15 @@ def random_parents(count, kind="random", seed=0, cut=0.1):
     """Parents of a forest with nodes in no order; some are cut off, so single nodes too."""
     generator = np.random.default_rng(seed)
     above = np.full(count, -1)
-    reach = {"random": count, "path": 1, "deep": 4, "balanced": 0, "star": 0}[kind]
+    reach = {"random": count, "path": 1, "deep": 4, "balanced": 0, "star": 0}.get(kind)
     for node in range(1, count):
         if kind == "balanced":
             above[node] = (node - 1) // 2
         elif kind == "star":
             above[node] = 0
+        elif kind == "caterpillar":  # half of the nodes are a path, the others hang there
+            spine = (count + 1) // 2
+            above[node] = node - 1 if node < spine else generator.integers(0, spine)
         else:
             above[node] = node - 1 - generator.integers(0, min(reach, node))
         if generator.random() < cut:
@@ -46,13 +49,14 @@ def shortest_paths(count, edges, weights=None):
         near[other].append((one, weight))
     distances = np.full((count, count), np.inf)
     for start in range(count):
-        distances[start, start] = 0.0
+        found = {start: 0.0}
         waiting = [start]
         for node in waiting:  # in a forest the first way found is the only one
             for other, weight in near[node]:
-                if np.isinf(distances[start, other]):
-                    distances[start, other] = distances[start, node] + weight
+                if other not in found:
+                    found[other] = found[node] + weight
                     waiting.append(other)
+        distances[start, waiting] = [found[node] for node in waiting]
     return distances
 
 
@@ -78,10 +82,9 @@ def graph_matrix(count, edges, operator, weights=None):
     """The plain or normalised Laplacian, or the adjacency matrix, entry by entry."""
     weights = torch.ones(len(edges), dtype=torch.float64) if weights is None else weights
     adjacency = torch.zeros((count, count), dtype=torch.float64)
-    for (one, other), weight in zip(edges, weights, strict=True):
-        chosen = torch.zeros_like(adjacency)
-        chosen[one, other] = chosen[other, one] = 1.0
-        adjacency = adjacency + weight * chosen
+    one, other = torch.as_tensor(np.asarray(edges, "int64").reshape((-1, 2))).T
+    adjacency = adjacency.index_put((one, other), torch.as_tensor(weights))
+    adjacency = adjacency + adjacency.T
     degrees = adjacency.sum(1)
     if operator == "adjacency":
         return adjacency

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import scipy.sparse
 import scipy.special
 from keras import ops
 
@@ -18,6 +19,7 @@ from keras_graphattn.masks.topology import (
 )
 from keras_graphattn.ops.diffusion import (
     chebyshev_coefficients,
+    chebyshev_matrix,
     chebyshev_terms,
     graph_operator_of_batch,
     spectral_product,
@@ -139,7 +141,7 @@ class GraphDiffusion(TopologyMask):
             adjacency = read_graph(graph, num_nodes, edge_weights)
             matrix, low, high = graph_operator(adjacency, self.operator)
             self._adjacency, self.num_nodes = adjacency, adjacency.shape[0]
-            self._matrix_of_graph = SparseMatrix(matrix, symmetric=True)
+            self._operator = scipy.sparse.csr_array(matrix)
             high = high if bound is None else float(bound)
             self.interval = (-high if low < 0 else 0.0, high)
             return
@@ -202,7 +204,7 @@ class GraphDiffusion(TopologyMask):
         )
         if self._adjacency is not None:
             nodes = to_nodes(x)
-            found = spectral_product(nodes, coefficients, self._matrix_of_graph, low, high)
+            found = spectral_product(nodes, coefficients, self._chebyshev_matrix)
             return from_nodes(found, x)
         shape = ops.shape(x)
         apply = graph_operator_of_batch(
@@ -213,8 +215,12 @@ class GraphDiffusion(TopologyMask):
         return ops.reshape(found, shape)
 
     @cached_property
+    def _chebyshev_matrix(self) -> SparseMatrix:
+        return chebyshev_matrix(self._operator, *self.interval)
+
+    @cached_property
     def _spectrum(self) -> tuple[Any, Any]:
-        values, vectors = np.linalg.eigh(self._matrix_of_graph.matrix.toarray().astype("float64"))
+        values, vectors = np.linalg.eigh(self._operator.toarray().astype("float64"))
         return values.astype("float32"), vectors.astype("float32")
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:

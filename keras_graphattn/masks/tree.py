@@ -23,7 +23,7 @@ from keras_graphattn.ops.forests import (
     forest_from_graph,
     forest_from_parents,
 )
-from keras_graphattn.ops.tree_choice import distance_path, sweep_path
+from keras_graphattn.ops.tree_choice import distance_path, sweep_path, way_of_running
 from keras_graphattn.ops.tree_distances import (
     depth_table_product,
     depth_table_product_of_batch,
@@ -32,6 +32,7 @@ from keras_graphattn.ops.tree_distances import (
 from keras_graphattn.ops.tree_doubling import doubling_plan, doubling_plan_of_batch
 from keras_graphattn.ops.tree_hankel import CentroidPlan, centroid_plan, centroid_product
 from keras_graphattn.ops.tree_levels import TreePlan, level_plan, scan_plan
+from keras_graphattn.ops.tree_spines import SpinePlan, is_caterpillar, spine_plan, spine_product
 from keras_graphattn.ops.trees import exponential_tree_product
 
 Tensor = Any
@@ -52,10 +53,11 @@ class Tree(TopologyMask):
     Which path "auto" takes was measured (benchmarks/tree_and_graph_masks.py; the numbers are in
     `keras_graphattn.ops.tree_choice`). Sweeps: unrolled `levels` for bushy trees, as they work on
     each node once and a step per level is cheap up to some hundred levels. For deep ones `scan` on
-    jax, whose compiled loop costs microseconds a level, and `doubling` on TensorFlow and torch,
-    whose loops cost tens to hundreds. Any f: `depths` costs a pass over the nodes for each
-    distance and wins for diameters up to about half of log2(n), `centroids` beyond. Few nodes:
-    the matrix.
+    jax and under XLA, whose compiled loops cost less than a microsecond a level, and `doubling` on
+    torch and on TensorFlow without XLA, whose loops cost tens to hundreds. Any f: `spines` where
+    every tree is a path once its leaves are gone, as that is one to three Toeplitz products; else
+    `depths` costs a pass over the nodes for each distance and wins for diameters up to about half
+    of log2(n), `centroids` beyond. Few nodes: the matrix.
 
     Args:
         forest: Integers of shape (n,): each node's parent, -1 at roots; or a graph without
@@ -156,6 +158,8 @@ class Tree(TopologyMask):
             found = forest_from_graph(forest, num_nodes, edge_weights)
         self._forest, self.num_nodes = found, found.size
         self.paths = ("dense", *(PLANS if exponential else ("depths", "centroids")))
+        if not exponential and is_caterpillar(found):
+            self.paths += ("spines",)
 
     def _last_distance(self, given: int | None) -> int | None:
         if self.function != "table":
@@ -216,6 +220,10 @@ class Tree(TopologyMask):
     def _centroids(self) -> CentroidPlan:
         return centroid_plan(self._given)
 
+    @cached_property
+    def _spines(self) -> SpinePlan:
+        return spine_plan(self._given)
+
     @property
     def _given(self) -> Forest:
         assert self._forest is not None
@@ -229,7 +237,9 @@ class Tree(TopologyMask):
         if self._forest is None:
             return self.paths[-1]
         if self.function == "exponential":
-            return sweep_path(self._given, keras.backend.backend(), columns)
+            return sweep_path(self._given, way_of_running(), columns)
+        if "spines" in self.paths:
+            return "spines"
         return distance_path(self._given, self.max_distance or 0)
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
@@ -238,6 +248,8 @@ class Tree(TopologyMask):
         nodes = to_nodes(x)
         if path == "centroids":
             found = centroid_product(nodes, parameters["table"], self._centroids)
+        elif path == "spines":
+            found = spine_product(nodes, parameters["table"], self._spines)
         elif path == "depths":
             found = depth_table_product(nodes, parameters["table"], self._given)
         else:

@@ -15,7 +15,12 @@ from keras_graphattn.ops.causal_singular import (
     causal_singular_value_attention,
     empty_running_sum,
 )
-from keras_graphattn.ops.diffusion import chebyshev_coefficients, chebyshev_terms, spectral_product
+from keras_graphattn.ops.diffusion import (
+    chebyshev_coefficients,
+    chebyshev_matrix,
+    chebyshev_terms,
+    spectral_product,
+)
 from keras_graphattn.ops.filters import (
     filter_matrix,
     first_order_filter,
@@ -58,6 +63,7 @@ from keras_graphattn.ops.tree_distances import depth_table_product
 from keras_graphattn.ops.tree_doubling import doubling_plan, doubling_plan_of_batch
 from keras_graphattn.ops.tree_hankel import centroid_plan, centroid_product
 from keras_graphattn.ops.tree_levels import level_plan, scan_plan
+from keras_graphattn.ops.tree_spines import spine_plan, spine_product
 from keras_graphattn.ops.trees import exponential_tree_product
 from keras_graphattn.ops.walks import (
     expected_features,
@@ -82,6 +88,7 @@ __all__ = [
     "centroid_plan",
     "centroid_product",
     "chebyshev_coefficients",
+    "chebyshev_matrix",
     "chebyshev_terms",
     "check_basis",
     "check_order",
@@ -126,6 +133,8 @@ __all__ = [
     "softmax_operator",
     "sparse_product",
     "spectral_product",
+    "spine_plan",
+    "spine_product",
     "squared_distances",
     "step_mask",
     "sum_rows",

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import scipy.fft
+import scipy.sparse
 from keras import ops
 
 from keras_graphattn.ops.forests import Array
@@ -78,44 +79,53 @@ def chebyshev_coefficients(function: Function, low: Any, high: Any, terms: int) 
     return ops.matmul(ops.convert_to_tensor(transform, dtype="float32"), values)
 
 
-def spectral_product(
-    x: Tensor, coefficients: Tensor, matrix: SparseMatrix, low: float, high: float
-) -> Tensor:
-    """sum_k c_k T_k(S') x for a constant symmetric matrix S with its spectrum in [low, high].
+def chebyshev_matrix(matrix: Any, low: float, high: float) -> SparseMatrix:
+    """2 S', with S' the symmetric S moved to [-1, 1]: T_{k+1} = (2 S') T_k - T_{k-1}.
+
+    Args:
+        matrix: S, a scipy.sparse matrix of shape (n, n).
+        low: Lower end of the interval that holds the spectrum.
+        high: Upper end, above `low`.
+    """
+    scale, middle = 4.0 / (high - low), (high + low) / 2.0
+    identity = scipy.sparse.eye_array(matrix.shape[0], format="csr")
+    shifted = scale * matrix if middle == 0.0 else scale * (matrix - middle * identity)
+    return SparseMatrix(shifted, symmetric=True)
+
+
+def spectral_product(x: Tensor, coefficients: Tensor, matrix: SparseMatrix) -> Tensor:
+    """sum_k c_k T_k(S') x for a constant symmetric matrix S.
 
     Args:
         x: float32 tensor of shape (n, N, C): nodes, heads, columns.
         coefficients: Tensor of shape (terms, N), at least 2 terms.
-        matrix: S, of shape (n, n).
-        low: Lower end of the interval.
-        high: Upper end, above `low`.
+        matrix: 2 S', of shape (n, n), from `chebyshev_matrix`.
 
     Returns:
         A tensor of shape (n, N, C), with gradients for `x` and `coefficients`.
 
     Example:
 
-    >>> matrix = SparseMatrix(np.array([[1.0, -1.0], [-1.0, 1.0]]), symmetric=True)
+    >>> matrix = chebyshev_matrix(np.array([[1.0, -1.0], [-1.0, 1.0]]), 0.0, 2.0)
     >>> coefficients = chebyshev_coefficients(lambda x: keras.ops.exp(-x), 0.0, 2.0, 8)
     >>> x = np.array([1.0, 0.0], "float32").reshape((2, 1, 1))
-    >>> y = spectral_product(x, coefficients, matrix, 0.0, 2.0)
+    >>> y = spectral_product(x, coefficients, matrix)
     >>> keras.ops.convert_to_numpy(y).ravel().astype(float).round(4).tolist()  # exp(-L)
     [0.5677, 0.4323]
     """
     x = ops.convert_to_tensor(x)
-    scale, middle = 2.0 / (high - low), (high + low) / 2.0
     product = matrix.product(x)
 
-    def shifted(x: Tensor) -> Tensor:
+    def doubled(x: Tensor) -> Tensor:
         flat = product(ops.reshape(x, (matrix.shape[0], -1)))
-        return scale * (ops.reshape(flat, ops.shape(x)) - middle * x)
+        return ops.reshape(flat, ops.shape(x))
 
     def start(x: Tensor) -> Carry:
-        return x, shifted(x)  # T_{k}, and T_{k+1} = T_{|k-1|} at k = 0
+        return x, 0.5 * doubled(x)  # T_k, and T_{k+1} = T_{|k-1|} at k = 0
 
     def step(carry: Carry) -> Carry:
         now, following = carry
-        return following, 2.0 * shifted(following) - now
+        return following, doubled(following) - now
 
     return symmetric_series(start, step, x, coefficients)
 

@@ -39,7 +39,8 @@ def symmetric_series(
     count, width = coefficients.shape[0], ops.shape(x)[2]
 
     def weighted(term: Tensor, coefficients: Tensor, k: Any) -> Tensor:
-        return term * ops.take(coefficients, k, axis=0)[None, :, None]
+        factors = coefficients[k] if isinstance(k, int) else ops.take(coefficients, k, axis=0)
+        return term * factors[None, :, None]
 
     @ops.custom_gradient  # type: ignore[untyped-decorator]
     def series(x: Tensor, coefficients: Tensor, *tensors: Tensor) -> Any:

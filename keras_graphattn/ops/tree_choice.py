@@ -1,23 +1,28 @@
 """Which way through a forest is fastest, from what was measured.
 
 The numbers are microseconds on a CPU of two cores: for each step of a sweep up and down, and for
-each row that a step works on with 64 columns. They come from benchmarks/tree_and_graph_masks.py.
-Unrolled levels do the least work (each node once) at one step per level; pointer doubling works on
-each node once per bit of its depth, at a logarithmic number of steps; a scan has levels padded to
-the widest.
+each row that a step works on with 64 columns. They were fitted to what
+benchmarks/tree_and_graph_masks.py measures at 1000, 10 000 and 100 000 nodes. Unrolled levels do
+the least work (each node once) at one step per level; pointer doubling works on each node once per
+bit of its depth, at a logarithmic number of steps; a scan has levels padded to the widest.
 """
 
 from typing import NamedTuple
 
+import keras
 import numpy as np
 
 from keras_graphattn.ops.forests import Forest
 
 UNROLLED_LEVELS = 256  # more are never unrolled: the graph would take too long to build
+CACHED_NUMBERS = 2**21  # numbers of a signal that stay in a processor's cache
 
 
 class Costs(NamedTuple):
-    """Microseconds per level or doubling step, and per row at 64 columns."""
+    """Microseconds per level or doubling step, and per row at 64 columns.
+
+    `cached` is what a row costs where the signal stays in the cache, as a part of that.
+    """
 
     level: float
     scanned_level: float
@@ -25,24 +30,47 @@ class Costs(NamedTuple):
     row: float
     scanned_row: float
     doubled_row: float
+    cached: float
 
 
 COSTS = {
-    "jax": Costs(15.0, 2.5, 60.0, 0.30, 0.40, 0.20),
-    "tensorflow": Costs(20.0, 20.0, 200.0, 0.30, 0.35, 0.27),
-    "torch": Costs(180.0, 170.0, 450.0, 0.30, 0.35, 0.28),
+    "jax": Costs(5.0, 0.42, 30.0, 0.23, 0.51, 0.21, 0.31),
+    "tensorflow": Costs(13.0, 21.0, 190.0, 0.29, 0.30, 0.21, 1.0),
+    "tensorflow xla": Costs(6.0, 0.60, 15.0, 0.23, 0.45, 0.22, 0.54),
+    "torch": Costs(220.0, 220.0, 400.0, 0.37, 0.33, 0.28, 1.0),
 }
 
 
-def sweep_path(forest: Forest, backend: str, columns: int = 64) -> str:
+def way_of_running() -> str:
+    """The key of `COSTS` for what is traced or run now: XLA's loops cost next to nothing."""
+    backend: str = keras.backend.backend()
+    return "tensorflow xla" if backend == "tensorflow" and _under_xla() else backend
+
+
+def _under_xla() -> bool:
+    import tensorflow as tf
+
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        context = graph._get_control_flow_context()  # set by `tf.function(jit_compile=True)`
+        while context is not None:
+            if context.IsXLAContext():
+                return True
+            context = context.outer_context
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def sweep_path(forest: Forest, way: str, columns: int = 64) -> str:
     """`"levels"`, `"scan"` or `"doubling"`: the least expected time.
 
     Args:
         forest: The trees.
-        backend: The Keras backend.
+        way: A key of `COSTS`.
         columns: Number of columns of the signal, all sequences of the batch together.
     """
-    costs, width = COSTS[backend], columns / 64.0
+    costs, width = COSTS[way], columns / 64.0
+    width *= costs.cached if forest.size * columns <= CACHED_NUMBERS else 1.0
     levels, steps = forest.height + 1, int(forest.height).bit_length()
     moved = sum(forest.size - int(forest.starts[2**k]) for k in range(steps))
     padded = levels * forest.widest

@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_graphattn.ops.forests import Array, Forest
 from keras_graphattn.ops.sparse import SparseMatrix, sparse_product
+from keras_graphattn.ops.toeplitz import fast_fourier_length
 from keras_graphattn.ops.tree_centroids import centroid_incidences
 
 Tensor = Any
@@ -43,8 +44,8 @@ def centroid_plan(forest: Forest) -> CentroidPlan:
     """The plan of `centroid_product`, O(n log n) numbers."""
     node, distance, component, branch = centroid_incidences(forest)
     own = distance == 0
-    component_rows, components = _padded_rows(component, distance)
-    branch_rows, branches = _padded_rows(branch[~own], distance[~own] - 1)
+    component_rows, components = padded_rows(component, distance)
+    branch_rows, branches = padded_rows(branch[~own], distance[~own] - 1)
     rows = np.empty(len(node), "int64")
     rows[~own] = branch_rows
     padded = sum(count * size for count, size in branches)
@@ -52,10 +53,9 @@ def centroid_plan(forest: Forest) -> CentroidPlan:
     count = padded + int(own.sum())
     pairs, first = np.unique(rows, return_index=True)
     total = sum(count * size for count, size in components)
-    ones = np.ones(len(node), "float32")
     return CentroidPlan(
-        SparseMatrix(_matrix(ones, rows, forest.order[node], (count, forest.size))),
-        SparseMatrix(_matrix(ones[: len(pairs)], component_rows[first], pairs, (total, count))),
+        sums_by_row(rows, forest.order[node], (count, forest.size)),
+        sums_by_row(component_rows[first], pairs, (total, count)),
         branches,
         components,
     )
@@ -92,14 +92,25 @@ def centroid_product(x: Tensor, table: Tensor, plan: CentroidPlan) -> Tensor:
     return sparse_product(plan.gather.transpose, across)
 
 
-def _padded_rows(group: Array, index: Array) -> tuple[Array, list[tuple[int, int]]]:
-    """A row for each (group, index), groups padded to powers of two and sorted into classes."""
+def padded_rows(group: Array, index: Array) -> tuple[Array, list[tuple[int, int]]]:
+    """A row for each (group, index), groups of about one size padded to the largest of them.
+
+    Args:
+        group: Number of the group.
+        index: Place in the group, from 0.
+
+    Returns:
+        The rows, and (groups, places of each) of each class of groups in the order of the rows.
+    """
     if not len(group):
         return np.zeros(0, "int64"), []
     names, group = np.unique(group, return_inverse=True)
     size = np.zeros(len(names), "int64")
     np.maximum.at(size, group, index + 1)
-    size = 2 ** np.ceil(np.log2(size)).astype("int64")
+    kind = np.ceil(np.log2(size)).astype("int64")
+    largest = np.zeros(int(kind.max()) + 1, "int64")
+    np.maximum.at(largest, kind, size)
+    size = largest[kind]
     order = np.argsort(size, kind="stable")
     first = np.empty(len(names), "int64")
     first[order] = np.cumsum(size[order]) - size[order]
@@ -108,8 +119,10 @@ def _padded_rows(group: Array, index: Array) -> tuple[Array, list[tuple[int, int
     return first[group] + index, shapes
 
 
-def _matrix(values: Array, rows: Array, columns: Array, shape: tuple[int, int]) -> Any:
-    return scipy.sparse.csr_array((values, (rows, columns)), shape=shape)
+def sums_by_row(rows: Array, columns: Array, shape: tuple[int, int]) -> SparseMatrix:
+    """The matrix that adds up the given columns of each row."""
+    ones = np.ones(len(rows), "float32")
+    return SparseMatrix(scipy.sparse.csr_array((ones, (rows, columns)), shape=shape))
 
 
 def _hankel_products(x: Tensor, table: Tensor, shapes: list[tuple[int, int]], shift: int) -> Tensor:
@@ -119,37 +132,40 @@ def _hankel_products(x: Tensor, table: Tensor, shapes: list[tuple[int, int]], sh
     for count, size in shapes:
         signal = ops.reshape(x[start : start + count * size], (count, size, heads, columns))
         start += count * size
-        values = _values(table, shift, 2 * size - 1)
-        by_matrix = size <= LARGEST_MATRIX
-        product = (_by_matrix if by_matrix else _by_transform)(signal, values, size)
+        values = table_values(table, shift, 2 * size - 1)
+        if size <= LARGEST_MATRIX:
+            places = np.arange(size)[:, None] + np.arange(size)
+            matrix = ops.reshape(ops.take(values, places.ravel(), axis=0), (size, size, -1))
+            product = matrix_products(signal, matrix)
+        else:
+            product = _by_transform(signal, values, size)
         parts.append(ops.reshape(product, (count * size, heads, columns)))
     return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=0)
 
 
-def _values(table: Tensor, first: int, count: int) -> Tensor:
+def table_values(table: Tensor, first: int, count: int) -> Tensor:
     """f(first) ... f(first + count - 1), 0 beyond the table: (count, N)."""
     known = table[first : first + count]
     missing = count - known.shape[0]
     return ops.pad(known, ((0, missing), (0, 0))) if missing else known
 
 
-def _by_matrix(x: Tensor, values: Tensor, size: int) -> Tensor:
-    places = np.arange(size)[:, None] + np.arange(size)
-    matrix = ops.reshape(ops.take(values, places.ravel(), axis=0), (size, size, -1))
+def matrix_products(x: Tensor, matrix: Tensor) -> Tensor:
+    """The product with one matrix (size, size, N) of each head, for x (groups, size, N, C)."""
     if matrix.shape[2] == 1:
-        count, _, heads, columns = ops.shape(x)
+        count, size, heads, columns = ops.shape(x)
         flat = ops.reshape(x, (count, size, heads * columns))
         return ops.reshape(ops.matmul(matrix[None, :, :, 0], flat), (count, size, heads, columns))
     return ops.einsum("den,genc->gdnc", matrix, x)
 
 
 def _by_transform(x: Tensor, values: Tensor, size: int) -> Tensor:
-    """A correlation, circular of length 2 size: no index d + e + shift wraps around."""
-    length = 2 * size
-    signal = ops.transpose(ops.pad(x, ((0, 0), (0, size), (0, 0), (0, 0))), (0, 2, 3, 1))
-    kernel = ops.transpose(ops.pad(values, ((0, 1), (0, 0))))[None, :, None, :]
+    """A correlation, circular of a length that no index d + e + shift wraps around."""
+    length = fast_fourier_length(2 * size - 1)
+    signal = ops.transpose(ops.pad(x, ((0, 0), (0, length - size), (0, 0), (0, 0))), (0, 2, 3, 1))
+    kernel = ops.transpose(ops.pad(values, ((0, length - 2 * size + 1), (0, 0))))
+    kernel_real, kernel_imaginary = ops.rfft(kernel[None, :, None, :], fft_length=length)
     real, imaginary = ops.rfft(signal, fft_length=length)
-    kernel_real, kernel_imaginary = ops.rfft(kernel, fft_length=length)
     product = (
         kernel_real * real + kernel_imaginary * imaginary,
         kernel_imaginary * real - kernel_real * imaginary,

@@ -130,7 +130,8 @@ CASES = {
     "tree": tree,
     "deep tree": lambda: tree(kind="deep"),
     "tree table": lambda: tree(function="table"),
-    "deep tree table": lambda: tree(kind="path", function="table"),
+    "path table": lambda: tree(kind="path", function="table"),
+    "caterpillar table": lambda: tree(kind="caterpillar", function="table"),
     "tree per example": trees_of_batch,
     "table per example": lambda: trees_of_batch("table"),
     "laplacian": diffusion,
@@ -216,7 +217,8 @@ def test_matrix_and_rows(name):
 
 
 FORESTS = st.tuples(
-    st.integers(1, 40), st.sampled_from(["random", "path", "deep", "balanced", "star"])
+    st.integers(1, 40),
+    st.sampled_from(["random", "path", "deep", "balanced", "star", "caterpillar"]),
 )
 
 
@@ -243,6 +245,7 @@ def test_any_graph(count, seed, data):
         ("path", "exponential", "doubling"),
         ("random", "table", "depths"),
         ("path", "table", "centroids"),
+        ("caterpillar", "table", "spines"),
     ],
 )
 def test_a_thousand_nodes(kind, function, path):
@@ -304,7 +307,8 @@ def test_steps_follow_edge_weights():
         ("tree", "scan"),
         ("tree", "doubling"),
         ("tree table", "depths"),
-        ("deep tree table", "centroids"),
+        ("caterpillar table", "centroids"),
+        ("caterpillar table", "spines"),
         ("tree per example", "doubling"),
         ("laplacian", "series"),
         ("graph per example", "series"),

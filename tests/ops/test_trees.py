@@ -1,5 +1,6 @@
 """Forests as data, in NumPy: centres, distances, centroids; and what is refused."""
 
+import keras
 import networkx
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from keras_graphattn.ops.forests import (
     forest_from_parents,
 )
 from keras_graphattn.ops.tree_centroids import centroid_incidences
-from keras_graphattn.ops.tree_choice import distance_path, sweep_path
+from keras_graphattn.ops.tree_choice import COSTS, distance_path, sweep_path, way_of_running
+from keras_graphattn.ops.tree_spines import is_caterpillar, spine_plan
 from tests import reference_topology as reference
+from tests.numerics import BACKEND
 
-KINDS = ["random", "path", "deep", "balanced", "star"]
+KINDS = ["random", "path", "deep", "balanced", "star", "caterpillar"]
 
 
 @settings(max_examples=60)
@@ -120,8 +123,39 @@ def test_choices_follow_the_shape():
     bushy = forest_from_parents(np.where(nodes > 0, (nodes - 1) // 2, -1))
     star = forest_from_parents(np.where(nodes > 0, 0, -1))
     path = forest_from_parents(nodes - 1)
-    for backend in ("jax", "tensorflow", "torch"):
-        assert sweep_path(bushy, backend) == "levels"
-        assert sweep_path(path, backend) != "levels"
+    for way in COSTS:
+        assert sweep_path(bushy, way) == "levels"
+        loops_are_slow = way in ("tensorflow", "torch")
+        assert sweep_path(path, way) == ("doubling" if loops_are_slow else "scan")
     assert distance_path(path, 49_999) == "centroids"
     assert distance_path(star, 2) == "depths"
+
+
+def test_ways_of_running_are_told_apart():
+    if BACKEND != "tensorflow":
+        assert way_of_running() == BACKEND
+        return
+    import tensorflow as tf
+
+    found = []
+
+    def traced(x):
+        def body(_, x):
+            found.append(way_of_running())
+            return x + 1.0
+
+        return keras.ops.fori_loop(0, 3, body, x)
+
+    for compiled in (False, True):
+        tf.function(traced, jit_compile=compiled)(tf.ones(2))
+    assert way_of_running() == "tensorflow"
+    assert found == ["tensorflow", "tensorflow xla"]
+
+
+def test_spines_need_caterpillars():
+    nodes = np.arange(15)
+    balanced = forest_from_parents(np.where(nodes > 0, (nodes - 1) // 2, -1))
+    assert is_caterpillar(forest_from_parents(reference.random_parents(40, "caterpillar")))
+    assert not is_caterpillar(balanced)
+    with pytest.raises(ValueError, match="once its leaves are gone"):
+        spine_plan(balanced)
