@@ -86,7 +86,7 @@ CASES = {
     "kernel_causal_toeplitz": kernel(
         "fixed", lambda: masks.Product([masks.Causal(), masks.Toeplitz(40)]), path="fft"
     ),
-    "kernel_tree_per_example": kernel("fixed", masks.Tree, "parents"),
+    "kernel_tree_per_example": kernel("fixed", lambda: masks.Tree(max_depth=40), "parents"),
     "kernel_diffusion_per_example": kernel(
         "fixed", lambda: masks.GraphDiffusion(operator="normalized_laplacian"), "edges"
     ),

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.export import export_saved_model
+from keras_graphattn.export import PredictRequests, export_saved_model
+from keras_graphattn.export.signature import model_signature
 from recipes.common.filters import ATTENTIONS
 from recipes.long_range_arena import arguments as arena_arguments
 from recipes.long_range_arena import model as arena
@@ -104,3 +105,18 @@ def check(name, folder):
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, tmp_path):
     check(name, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_preprocessor_that_the_client_keeps(tmp_path):
+    models = pytest.importorskip("keras_hub").models
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "fine", "film"]
+    tokenizer = models.BertTokenizer(words)
+    preprocessor = models.BertTextClassifierPreprocessor(tokenizer, sequence_length=6)
+    preprocessor.save_to_preset(tmp_path / "preprocessor")
+    kept = models.TextClassifierPreprocessor.from_preset(str(tmp_path / "preprocessor"))
+    requests = PredictRequests(model_signature(bert_classifier()).inputs, "reviews")
+    arrays = requests.arrays(kept(["a fine film", "film"]))
+    assert arrays["token_ids"].tolist() == [[2, 5, 6, 7, 3, 0], [2, 7, 3, 0, 0, 0]]
+    assert arrays["padding_mask"].tolist() == [[1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]]
+    assert {array.dtype.name for array in arrays.values()} == {"int32"}
