@@ -1,5 +1,6 @@
 """Export of trained models for TensorFlow Serving, from any backend."""
 
+from keras_graphattn.export.requests import PredictRequests
 from keras_graphattn.export.saved_model import export_saved_model
 
-__all__ = ["export_saved_model"]
+__all__ = ["PredictRequests", "export_saved_model"]

@@ -2,12 +2,14 @@
 
 import argparse
 import importlib
+import json
 from pathlib import Path
 
 import keras
 
 import keras_graphattn  # noqa: F401  registers our classes
 from keras_graphattn.export.graph import write_graph
+from keras_graphattn.export.signature import DEFAULT
 
 
 def main() -> None:
@@ -16,11 +18,17 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="a model saved by Keras")
     parser.add_argument("path", type=Path, help="the folder to write")
     parser.add_argument("modules", nargs="*", help="modules that register the model's classes")
+    parser.add_argument(
+        "--signature",
+        type=json.loads,
+        default=DEFAULT,
+        help="`signature` of `export_saved_model`, as JSON",
+    )
     arguments = parser.parse_args()
     for module in arguments.modules:
         importlib.import_module(module)
     model = keras.saving.load_model(arguments.file, compile=False, safe_mode=True)
-    write_graph(model, arguments.path)
+    write_graph(model, arguments.path, arguments.signature)
 
 
 if __name__ == "__main__":

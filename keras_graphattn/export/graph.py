@@ -7,43 +7,51 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.export.signature import Signature, model_signature
+from keras_graphattn.export.signature import DEFAULT, Signature, served_signatures
+from keras_graphattn.hub.sites import walk
 
 Model = Any
 Tensor = Any
 Tensors = dict[str, Tensor]
 
-SIGNATURE = "serving_default"
 # The graph that JAX makes runs on these and no others, wherever it was made.
 JAX_PLATFORMS = ("cpu", "cuda")
 
 
-def write_graph(model: Model, path: Path) -> None:
-    """Writes a SavedModel with the signature `serving_default`.
+def write_graph(model: Model, path: Path, signature: Any = DEFAULT) -> None:
+    """Writes a SavedModel.
 
     Args:
         model: A built Functional or Sequential model of the TensorFlow or JAX backend.
         path: Folder to write, which must not exist.
+        signature: As in `export_saved_model`.
 
     Raises:
         ValueError: If the model has open lengths (`None`) that do not go into the graph.
     """
-    signature = model_signature(model)
+    signatures = served_signatures(model, signature)
     write = _write_from_jax if keras.backend.backend() == "jax" else _write_from_tensorflow
     try:
-        write(model, signature, path)
+        write(model, signatures, path)
     except Exception as error:
-        if not signature.open_lengths:
+        open_lengths = sorted({name for one in signatures.values() for name in one.open_lengths})
+        if not open_lengths:
             raise
         raise ValueError(
             f"The model '{model.name}' could not be exported with the open lengths (None) of its "
-            f"inputs {signature.open_lengths}: build it with a fixed length, and pad. "
+            f"inputs {open_lengths}: build it with a fixed length, or fix it by `signature`, as in "
+            f"signature={{'{DEFAULT}': {{'{open_lengths[0]}': (128, ...)}}}}, and pad. "
             f"The cause: {type(error).__name__}: {error}"
         ) from error
 
 
-def _forward(model: Model, signature: Signature) -> Callable[[Tensors], Tensors]:
-    """The model at inference as a function of named tensors, half-precision outputs widened."""
+def forward_function(model: Model, signature: Signature) -> Callable[[Tensors], Tensors]:
+    """The model at inference as a function of named tensors, half-precision outputs widened.
+
+    Args:
+        model: A built Functional or Sequential model.
+        signature: The names of its inputs and outputs.
+    """
 
     def forward(inputs: Tensors) -> Tensors:
         structure = keras.tree.map_structure(lambda name: inputs[name], signature.input_structure)
@@ -69,16 +77,29 @@ def _tensor_specs(signature: Signature) -> Tensors:
     }
 
 
-def _write_from_tensorflow(model: Model, signature: Signature, path: Path) -> None:
+def _write_from_tensorflow(model: Model, signatures: dict[str, Signature], path: Path) -> None:
     archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint(
-        SIGNATURE, _forward(model, signature), input_signature=[_tensor_specs(signature)]
-    )
+    for table in _lookup_tables(model):
+        archive.track(table)
+    for name, signature in signatures.items():
+        specs = [_tensor_specs(signature)]
+        archive.add_endpoint(name, forward_function(model, signature), input_signature=specs)
     archive.write_out(str(path), verbose=False)
 
 
-def _write_from_jax(model: Model, signature: Signature, path: Path) -> None:
+def _lookup_tables(model: Model) -> list[Any]:
+    """Vocabularies in the model's layers, which the archive cannot find by itself.
+
+    It could if it tracked the model, but then it traces the model once more, at the lengths that
+    the model was built with, whatever the signatures fix.
+    """
+    from tensorflow.saved_model.experimental import TrackableResource
+
+    attributes = (value for layer in walk(model) for value in vars(layer).values())
+    return [value for value in attributes if isinstance(value, TrackableResource)]
+
+
+def _write_from_jax(model: Model, signatures: dict[str, Signature], path: Path) -> None:
     """Like `keras.export.ExportArchive`, but the graph assigns no variable when it is called.
 
     The archive writes every state back on each request, metrics and random seeds among them.
@@ -89,17 +110,23 @@ def _write_from_jax(model: Model, signature: Signature, path: Path) -> None:
     module.weights = [
         tf.Variable(keras.ops.convert_to_numpy(weight), trainable=False) for weight in model.weights
     ]
+    module.functions = {}
+    concrete = {}
+    for name, signature in signatures.items():
+        function, concrete[name] = _concrete_from_jax(model, signature, module.weights)
+        module.functions[name] = function
+    tf.saved_model.save(module, str(path), signatures=concrete)
+
+
+def _concrete_from_jax(model: Model, signature: Signature, variables: list[Any]) -> tuple[Any, Any]:
     failures = []
     for shapes in _symbolic_shapes(signature):
-        module.function = _function_from_jax(model, signature, shapes, module.weights)
+        function = _function_from_jax(model, signature, shapes, variables)
         try:
-            concrete = module.function.get_concrete_function()
+            return function, function.get_concrete_function()
         except Exception as error:
             failures.append(error)
-        else:
-            tf.saved_model.save(module, str(path), signatures={SIGNATURE: concrete})
-            return
-    raise failures[0]
+    raise failures[-1]
 
 
 def _function_from_jax(
@@ -108,7 +135,7 @@ def _function_from_jax(
     import tensorflow as tf
     from jax.experimental import jax2tf
 
-    forward = _forward(model, signature)
+    forward = forward_function(model, signature)
 
     def stateless(weights: list[Tensor], inputs: Tensors) -> Tensors:
         with keras.StatelessScope(state_mapping=zip(model.weights, weights, strict=True)):

@@ -12,23 +12,28 @@ from typing import Any
 import keras
 
 from keras_graphattn.export.graph import write_graph
-from keras_graphattn.export.signature import model_signature
+from keras_graphattn.export.signature import DEFAULT, served_signatures
 from keras_graphattn.export.through_tensorflow import write_graph_through_tensorflow
+from keras_graphattn.export.warmup import warmup_requests, write_warmup
 
 Model = Any
 
 
 def export_saved_model(
-    model: Model, directory: str | os.PathLike[str], version: int | None = None
+    model: Model,
+    directory: str | os.PathLike[str],
+    version: int | None = None,
+    signature: Any = DEFAULT,
+    warmup: Any = None,
 ) -> Path:
     """Writes a model as `directory/<version>`, ready for TensorFlow Serving.
 
-    The `serving_default` signature has one named tensor per input of the model (the key of a
-    dict of inputs, else the name given to `keras.Input`) and one per output (the key of a dict of
-    outputs, else the name of the layer that makes it, with `_1`, `_2` ... where a layer makes
-    several). The batch dimension is open; lengths given as `None` stay open. Dropout is off, and
-    half-precision outputs leave as float32. On a server the graph needs neither Keras nor this
-    package nor the backend that trained it.
+    A signature of the method `tensorflow/serving/predict` has one named tensor per input of the
+    model (the key of a dict of inputs, else the name given to `keras.Input`) and one per output
+    (the key of a dict of outputs, else the name of the layer that makes it, with `_1`, `_2` ...
+    where a layer makes several). The batch dimension is open; lengths given as `None` stay open
+    unless `signature` fixes them. Dropout is off, and half-precision outputs leave as float32.
+    On a server the graph needs neither Keras nor this package nor the backend that trained it.
 
     With the TensorFlow and JAX backends the graph is made in this process; with any other
     backend the model is saved, loaded in a TensorFlow process and exported there.
@@ -41,16 +46,27 @@ def export_saved_model(
         directory: Folder of the served model, made if missing; it holds one folder per version.
         version: Version number, an integer of at least 0; one more than the highest that
             `directory` holds by default, and 1 in an empty folder.
+        signature: Name of the signature, or a mapping from names to the shapes of some inputs,
+            without the batch, which fix open lengths: `{"short": {"tokens": (64,)}, "long":
+            {"tokens": (512,)}}`, or `None` for the model's own. All share the weights. There is
+            always a `serving_default`, which a server takes where a request names none: the
+            first one, if none has the name.
+        warmup: Batches that a server runs before it answers with this version, which else its
+            first requests wait for: one batch or a list of batches, each a dictionary from
+            inputs to arrays of shape (B, ...), or for one input the array. Each is written for
+            every signature that takes its shapes, into `assets.extra`. The model runs on each
+            first: a server refuses a version whose warm-up fails. `None` for no warm-up.
 
     Returns:
         The path of the version's folder.
 
     Raises:
         ValueError: If the inputs of the model are not known, a name cannot be served, a length
-            cannot stay open, or a class of the model is defined in `__main__`.
+            cannot stay open, a shape in `signature` is not one of the model's, a batch of
+            `warmup` fits no signature, or a class of the model is defined in `__main__`.
         FileExistsError: If `version` exists: versions are never overwritten.
         OSError: If `directory` cannot be written to.
-        ImportError: If TensorFlow is not installed.
+        ImportError: If TensorFlow, or for `warmup` tensorflow-serving-api, is not installed.
         RuntimeError: If the TensorFlow process of another backend fails.
 
     Example:
@@ -66,17 +82,20 @@ def export_saved_model(
             "export_saved_model writes a TensorFlow graph and needs TensorFlow. "
             "Install it with `pip install keras-graphattn[serving]`."
         )
-    model_signature(model)  # refuses early what cannot be exported
+    signatures = served_signatures(model, signature)  # refuses early what cannot be exported
     directory = _local_folder(directory)
+    requests = None if warmup is None else warmup_requests(model, signatures, warmup)
     direct = keras.backend.backend() in ("tensorflow", "jax")
     with _scratch_folder(directory) as scratch:
         if version is not None:
             _check_version(directory, version)
         written = scratch / "saved_model"
         if direct:
-            write_graph(model, written)
+            write_graph(model, written, signature)
         else:
-            write_graph_through_tensorflow(model, written)
+            write_graph_through_tensorflow(model, written, signature)
+        if requests is not None:
+            write_warmup(requests, written, directory.resolve().name)
         return _publish(written, directory, version)
 
 

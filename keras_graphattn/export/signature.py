@@ -3,16 +3,23 @@
 import keyword
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras
 
 Model = Any
 Structure = Any
+Specs = dict[str, tuple[tuple[int | None, ...], str]]
+
+DEFAULT = "serving_default"
+NAME = re.compile("[A-Za-z][A-Za-z0-9_]*")
+# What TensorFlow and Keras keep beside the signatures, under the same roof.
+RESERVED = ("signatures", "variables", "trainable_variables", "non_trainable_variables")
 
 
 class Signature(NamedTuple):
-    """What `serving_default` shows of a model.
+    """What one signature shows of a model.
 
     Args:
         inputs: Name to (shape, dtype) of each input; the batch dimension is `None`.
@@ -20,7 +27,7 @@ class Signature(NamedTuple):
         outputs: Names of the flattened outputs.
     """
 
-    inputs: dict[str, tuple[tuple[int | None, ...], str]]
+    inputs: Specs
     input_structure: Structure
     outputs: list[str]
 
@@ -76,6 +83,85 @@ def model_signature(model: Model) -> Signature:
     return Signature(inputs, input_structure, keras.tree.flatten(outputs))
 
 
+def served_signatures(model: Model, signature: Any = DEFAULT) -> dict[str, Signature]:
+    """The signatures to export, by name, from the argument of `export_saved_model`.
+
+    Args:
+        model: A built Functional or Sequential model.
+        signature: A name, or a mapping from names to `None` or to the shapes of some inputs,
+            without the batch, as `keras.Input` takes them.
+
+    Returns:
+        A `Signature` for each name, and one for `serving_default`: the first if none has the name.
+
+    Raises:
+        ValueError: If the model or a name cannot be served, or a shape is not that of the input.
+
+    Example:
+
+    >>> tokens = keras.Input((None,), dtype="int32", name="tokens")
+    >>> model = keras.Model(tokens, keras.layers.Embedding(9, 2)(tokens))
+    >>> served_signatures(model, {"short": {"tokens": (16,)}})["short"].inputs
+    {'tokens': ((None, 16), 'int32')}
+    """
+    found = model_signature(model)
+    wanted = {signature: None} if isinstance(signature, str) else signature
+    if not isinstance(wanted, Mapping) or not wanted:
+        raise ValueError(
+            "`signature` must be a name, or a mapping from names to None or to shapes of inputs, "
+            f"such as {{'short': {{'tokens': (64,)}}}}. Received: signature={signature!r}"
+        )
+    for name in wanted:
+        if not isinstance(name, str) or not NAME.fullmatch(name) or name in RESERVED:
+            raise ValueError(
+                "The name of a signature must be a letter followed by letters, digits and "
+                f"underscores, and none of {', '.join(RESERVED)}. Received: {name!r}"
+            )
+    served = {name: _with_shapes(found, name, shapes) for name, shapes in wanted.items()}
+    first = next(iter(served.values()))
+    return served if DEFAULT in served else {DEFAULT: first, **served}
+
+
+def _with_shapes(signature: Signature, name: str, shapes: Any) -> Signature:
+    """The signature with the open lengths of some inputs fixed."""
+    shapes = {} if shapes is None else shapes
+    if not isinstance(shapes, Mapping):
+        raise ValueError(
+            f"The signature '{name}' must be None or a mapping from inputs to shapes. "
+            f"Received: {shapes!r}"
+        )
+    unknown = [given for given in shapes if given not in signature.inputs]
+    if unknown:
+        raise ValueError(
+            f"The signature '{name}' names inputs that the model has not: "
+            f"{', '.join(map(repr, unknown))}. It has: {', '.join(map(repr, signature.inputs))}."
+        )
+    inputs = dict(signature.inputs)
+    for given, shape in shapes.items():
+        (_, *known), dtype = inputs[given]
+        if not _narrows(shape, known):
+            raise ValueError(
+                f"The signature '{name}' gives the input '{given}' the shape {shape!r}; the "
+                f"model's is {tuple(known)} without the batch, where None may become a positive "
+                "integer and no other size may change."
+            )
+        inputs[given] = ((None, *shape), dtype)
+    return signature._replace(inputs=inputs)
+
+
+def _narrows(shape: Any, known: list[int | None]) -> bool:
+    """Whether `shape` is `known` with some of its open sizes fixed."""
+    if not isinstance(shape, (list, tuple)) or len(shape) != len(known):
+        return False
+    return all(
+        size == known_size
+        or (
+            known_size is None and isinstance(size, int) and not isinstance(size, bool) and size > 0
+        )
+        for size, known_size in zip(shape, known, strict=True)
+    )
+
+
 def _is_functional(model: Model) -> bool:
     """Whether the model was made of symbolic tensors; subclasses of Functional models are."""
     return hasattr(model, "output_names") and hasattr(model, "inputs")
@@ -102,11 +188,10 @@ def _numbered(names: list[str]) -> list[str]:
 
 def _check_names(names: list[str]) -> None:
     """TensorFlow would rename other names in silence, or fail."""
-    kept = re.compile("[A-Za-z][A-Za-z0-9_]*")
     wrong = [
         name
         for name in names
-        if not kept.fullmatch(name) or keyword.iskeyword(name) or name == "self"
+        if not NAME.fullmatch(name) or keyword.iskeyword(name) or name == "self"
     ]
     if wrong:
         raise ValueError(

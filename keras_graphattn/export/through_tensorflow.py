@@ -1,5 +1,6 @@
 """Export from a backend that makes no TensorFlow graph: by file, in a TensorFlow process."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,13 +10,15 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.export.signature import DEFAULT
+
 Model = Any
 
 SUMMARY_LINES = 12
 SUMMARY_WIDTH = 300
 
 
-def write_graph_through_tensorflow(model: Model, path: Path) -> None:
+def write_graph_through_tensorflow(model: Model, path: Path, signature: Any = DEFAULT) -> None:
     """Writes a SavedModel of a model of any backend, in a process of its own.
 
     The model is saved beside `path` and loaded under safe mode by
@@ -25,6 +28,7 @@ def write_graph_through_tensorflow(model: Model, path: Path) -> None:
     Args:
         model: A built Functional or Sequential model.
         path: Folder to write, which must not exist.
+        signature: As in `export_saved_model`.
 
     Raises:
         ValueError: If a class or function of the model is defined in `__main__`.
@@ -40,8 +44,9 @@ def write_graph_through_tensorflow(model: Model, path: Path) -> None:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
     }
+    options = ["--signature", json.dumps(signature, default=dict)]
     finished = subprocess.run(
-        [sys.executable, "-m", "keras_graphattn.export", str(file), str(path), *modules],
+        [sys.executable, "-m", "keras_graphattn.export", str(file), str(path), *modules, *options],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -60,7 +60,8 @@ def masked_softmax(
         mask = ops.cast(mask, "bool")
         scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))
     if not isinstance(axis, int):  # Keras' own softmax takes several axes if they are positive
-        axis = tuple(a % len(scores.shape) for a in axis)
+        axes = tuple(a % len(scores.shape) for a in axis)
+        axis = axes[0] if len(axes) == 1 else axes  # several need lengths that are known
     weights = ops.softmax(scores, axis=axis)
     if mask is not None:
         weights = ops.where(mask, weights, ops.cast(0.0, weights.dtype))

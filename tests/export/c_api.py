@@ -4,9 +4,9 @@
 
     python c_api.py SAVED_MODEL_FOLDER INPUTS.npz OUTPUTS.npz
 
-with one array in INPUTS.npz for each input of the signature `serving_default`. A name may carry
-a batch's number, `3:series`; then OUTPUTS.npz has `3:classes`, and the model is loaded once.
-From a test, `run_in_process` does it all.
+with one array in INPUTS.npz for each input, labelled by the batch and the signature,
+`3:serving_default:series`; OUTPUTS.npz has `3:classes`, and the model is loaded once. From a
+test, `run_in_process` does it all.
 """
 
 import argparse
@@ -107,8 +107,12 @@ class SavedModel:
             *(options, None, str(folder).encode(), tags, 1, self.graph, meta_graph, self.status)
         )
         self._check()
-        message = ctypes.string_at(meta_graph.contents.data, meta_graph.contents.length)
-        self.inputs, self.outputs = signature_of(message, signature)
+        self.meta_graph = ctypes.string_at(meta_graph.contents.data, meta_graph.contents.length)
+        self.choose(signature)
+
+    def choose(self, signature):
+        """Turns to another signature."""
+        self.inputs, self.outputs = signature_of(self.meta_graph, signature)
 
     def __call__(self, **inputs):
         library = self.library
@@ -205,15 +209,17 @@ def tensor_info(message):
     return TensorInfo(info[1].decode(), DTYPES[info[2]], shape)
 
 
-def run_in_process(folder, batches, scratch):
+def run_in_process(folder, batches, scratch, signatures=None):
     """Runs batches (a list of name -> array) through a SavedModel in a process of its own.
 
-    Returns the list of outputs, each name -> array. `scratch` is a folder for the arrays.
+    Returns the list of outputs, each name -> array. `scratch` is a folder for the arrays;
+    `signatures` names each batch's, `serving_default` if left out.
     """
     files = [Path(scratch) / "inputs.npz", Path(scratch) / "outputs.npz"]
+    signatures = signatures or ["serving_default"] * len(batches)
     labelled = {
-        f"{index}:{name}": array
-        for index, batch in enumerate(batches)
+        f"{index}:{signature}:{name}": array
+        for index, (signature, batch) in enumerate(zip(signatures, batches, strict=True))
         for name, array in batch.items()
     }
     np.savez(files[0], **labelled)
@@ -237,12 +243,12 @@ def main():
     batches = {}
     with np.load(arguments.inputs) as arrays:
         for label in arrays:
-            batch, _, name = label.rpartition(":")
-            batches.setdefault(batch, {})[name] = arrays[label]
+            batch, signature, name = label.split(":")
+            batches.setdefault((batch, signature), {})[name] = arrays[label]
     outputs = {}
-    for batch, inputs in batches.items():
-        prefix = f"{batch}:" if batch else ""
-        outputs.update({prefix + name: array for name, array in model(**inputs).items()})
+    for (batch, signature), inputs in batches.items():
+        model.choose(signature)
+        outputs.update({f"{batch}:{name}": array for name, array in model(**inputs).items()})
     np.savez(arguments.outputs, **outputs)
     assert not {"keras", "tensorflow", "jax", "torch"} & set(sys.modules)
 

@@ -105,6 +105,20 @@ def test_mixed_precision_leaves_as_float32(tmp_path):
     assert_served_like_predicted(model, path, batches, tmp_path, ["classes"], tolerance=0.1)
 
 
+def test_vocabularies_are_served(tmp_path):
+    numbers = keras.Input((None,), dtype="int64", name="numbers")
+    lookup = keras.layers.IntegerLookup(vocabulary=[5, 6, 7], name="lookup")
+    outputs = keras.layers.Embedding(5, 2)(keras.Sequential([lookup])(numbers))
+    model = keras.Model(numbers, outputs)
+    batch = {"numbers": np.array([[6, 9, 7]], "int64")}
+    if keras.backend.backend() == "jax":
+        pytest.skip("a lookup cannot be traced on jax")
+    path = export_saved_model(model, tmp_path / "served", signature={"three": {"numbers": (3,)}})
+    (result,) = run_in_process(path, [batch], tmp_path, ["three"])
+    table = keras.ops.convert_to_numpy(model.weights[0])
+    np.testing.assert_allclose(next(iter(result.values()))[0], table[[2, 0, 3]])
+
+
 def test_failure_of_the_other_process_is_told(tmp_path):
     model = keras.Sequential([keras.Input((3,), name="series"), Unregistered()])
     with pytest.raises(

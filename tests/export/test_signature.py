@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_graphattn.export import graph
-from keras_graphattn.export.signature import model_signature
+from keras_graphattn.export.signature import model_signature, served_signatures
 from keras_graphattn.export.through_tensorflow import defining_modules
 from keras_graphattn.layers import GraphFilterAttention
 from tests.export.registered_layer import Doubled, halved
@@ -132,3 +132,56 @@ def test_classes_of_main_are_refused(register):
         keras.saving.register_keras_serializable(package="export_tests")(local)
     with pytest.raises(ValueError, match=r"'Local', which is defined in `__main__`"):
         defining_modules(keras.Sequential([series(), local()]))
+
+
+def two_inputs():
+    inputs, ids = series(length=None), keras.Input((None,), dtype="int32", name="ids")
+    return keras.Model([inputs, ids], inputs + keras.layers.Embedding(9, 3)(ids))
+
+
+def shapes(signature):
+    return {name: shape for name, (shape, _) in signature.inputs.items()}
+
+
+def test_signatures_by_name_and_by_length():
+    model = two_inputs()
+    own = {"series": (None, None, 3), "ids": (None, None)}
+    assert list(served_signatures(model)) == ["serving_default"]
+    named = served_signatures(model, "classify")
+    assert {name: shapes(one) for name, one in named.items()} == {
+        "serving_default": own,
+        "classify": own,
+    }
+    by_length = served_signatures(model, {"short": {"series": (5, 3), "ids": [5]}, "any": None})
+    short = {"series": (None, 5, 3), "ids": (None, 5)}
+    assert {name: shapes(one) for name, one in by_length.items()} == {
+        "serving_default": short,
+        "short": short,
+        "any": own,
+    }
+    assert by_length["short"].open_lengths == []
+    assert by_length["any"].open_lengths == ["series", "ids"]
+    chosen = served_signatures(model, {"short": {"ids": (5,)}, "serving_default": None})
+    assert shapes(chosen["serving_default"]) == own
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({}, "must be a name, or a mapping"),
+        (["short"], "must be a name, or a mapping"),
+        ("a/b", "name of a signature must be .* Received: 'a/b'"),
+        ("variables", "none of signatures, variables"),
+        ({1: None}, "Received: 1"),
+        ({"short": (5, 3)}, "'short' must be None or a mapping"),
+        ({"short": {"serie": (5, 3)}}, "has not: 'serie'. It has: 'series', 'ids'"),
+        ({"short": {"series": (5, 4)}}, r"shape \(5, 4\); the model's is \(None, 3\)"),
+        ({"short": {"series": (5,)}}, r"the model's is \(None, 3\)"),
+        ({"short": {"series": (0, 3)}}, "a positive integer"),
+        ({"short": {"series": (True, 3)}}, "a positive integer"),
+        ({"short": {"series": 5}}, "a positive integer"),
+    ],
+)
+def test_wrong_signatures(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        served_signatures(two_inputs(), wrong)

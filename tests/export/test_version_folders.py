@@ -23,7 +23,7 @@ def writer(monkeypatch):
         def during(self, path):
             pass
 
-        def __call__(self, model, path):
+        def __call__(self, model, path, signature):
             path.mkdir()
             (path / "variables").mkdir()
             self.during(path)

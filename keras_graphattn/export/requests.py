@@ -1,0 +1,261 @@
+"""Requests of the client: arrays checked and cast to a signature, then gRPC messages or JSON."""
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_graphattn.export.signature import DEFAULT, Specs
+
+Array = Any
+Message = Any
+Stub = Any
+
+
+class PredictRequests:
+    """Makes the requests of one signature of a served model from what preprocessing gives.
+
+    Preprocessing (a tokenizer, padding, scaling) stays with the client. Its outputs rarely have
+    the very types of the served inputs, and a server casts nothing: a boolean padding mask where
+    the graph has integers is refused there. Here arrays and tensors of any backend are cast where
+    that loses nothing but floating-point digits, and what the server would refuse raises.
+
+    Args:
+        inputs: Name to (shape, dtype) of each input, the batch dimension being `None`.
+        model: Name of the model on the server.
+        signature: Name of the signature.
+        version: Version to ask; the server's choice by default.
+
+    Example:
+
+    >>> specs = {"tokens": ((None, 3), "int32"), "mask": ((None, 3), "int32")}
+    >>> requests = PredictRequests(specs, model="reviews")
+    >>> print(requests.json({"tokens": [[7, 8, 0]], "mask": np.array([[True, True, False]])}))
+    {"signature_name": "serving_default", "inputs": {"tokens": [[7, 8, 0]], "mask": [[1, 1, 0]]}}
+    """
+
+    def __init__(
+        self, inputs: Specs, model: str, signature: str = DEFAULT, version: int | None = None
+    ) -> None:
+        self.inputs, self.model, self.signature, self.version = inputs, model, signature, version
+
+    @classmethod
+    def of_folder(
+        cls, folder: str | os.PathLike[str], model: str | None = None, signature: str = DEFAULT
+    ) -> "PredictRequests":
+        """Reads the signature from an exported version, `served/reviews/1`.
+
+        Args:
+            folder: The version's folder.
+            model: Name of the model on the server; by default that of the folder above.
+            signature: Name of the signature.
+
+        Raises:
+            ValueError: If the version has no such signature.
+            OSError: If `folder` holds no SavedModel.
+        """
+        from tensorflow.core.protobuf import saved_model_pb2
+
+        folder = Path(folder).resolve()
+        saved_model = saved_model_pb2.SavedModel()
+        saved_model.ParseFromString((folder / "saved_model.pb").read_bytes())
+        definitions = saved_model.meta_graphs[0].signature_def
+        return cls(_specs(definitions, signature), model or folder.parent.name, signature)
+
+    @classmethod
+    def of_server(
+        cls, stub: Stub, model: str, signature: str = DEFAULT, timeout: float = 10.0
+    ) -> "PredictRequests":
+        """Asks a running server for the signature.
+
+        Args:
+            stub: A `PredictionServiceStub` of `tensorflow_serving.apis`.
+            model: Name of the model on the server.
+            signature: Name of the signature.
+            timeout: Seconds to wait.
+
+        Raises:
+            ValueError: If the model has no such signature.
+            ImportError: If `tensorflow-serving-api` is not installed.
+            grpc.RpcError: If the server does not answer, or has no such model.
+        """
+        check_serving_api()
+        from tensorflow_serving.apis import get_model_metadata_pb2
+
+        request = get_model_metadata_pb2.GetModelMetadataRequest()
+        request.model_spec.name = model
+        request.metadata_field.append("signature_def")
+        answer = stub.GetModelMetadata(request, timeout)
+        found = get_model_metadata_pb2.SignatureDefMap()
+        answer.metadata["signature_def"].Unpack(found)
+        return cls(_specs(found.signature_def, signature), model, signature)
+
+    def arrays(self, inputs: Any) -> dict[str, Array]:
+        """Checks and casts one batch.
+
+        Args:
+            inputs: Mapping from names to arrays, tensors of any backend or nested lists, each of
+                shape (B, ...); with one input also the array itself.
+
+        Returns:
+            Name to NumPy array of the served type.
+
+        Raises:
+            ValueError: If names, shapes or types are not those of the signature.
+        """
+        return checked_batch(inputs, self.inputs, f"The signature '{self.signature}'")
+
+    def grpc(self, inputs: Any) -> Message:
+        """The `PredictRequest` of one batch, for `PredictionServiceStub.Predict`.
+
+        Args:
+            inputs: As in `arrays`.
+
+        Raises:
+            ValueError: As in `arrays`.
+            ImportError: If `tensorflow-serving-api` is not installed.
+        """
+        return predict_message(self.arrays(inputs), self.model, self.signature, self.version)
+
+    def json(self, inputs: Any) -> str:
+        """The body of one batch for `POST /v1/models/<model>:predict`, in columns.
+
+        The answer's `outputs` are name to values, or the values alone where there is one output.
+
+        Args:
+            inputs: As in `arrays`.
+
+        Raises:
+            ValueError: As in `arrays`.
+        """
+        columns = {name: array.tolist() for name, array in self.arrays(inputs).items()}
+        return json.dumps({"signature_name": self.signature, "inputs": columns})
+
+
+def predict_message(
+    arrays: dict[str, Array], model: str, signature: str, version: int | None = None
+) -> Message:
+    """The `PredictRequest` of arrays that have the types of the signature.
+
+    Args:
+        arrays: Name to array.
+        model: Name of the model.
+        signature: Name of the signature.
+        version: Version to ask; the server's choice by default.
+
+    Raises:
+        ImportError: If `tensorflow-serving-api` is not installed.
+    """
+    check_serving_api()
+    from tensorflow import make_tensor_proto
+    from tensorflow_serving.apis import predict_pb2
+
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = model
+    request.model_spec.signature_name = signature
+    if version is not None:
+        request.model_spec.version.value = version
+    for name, array in arrays.items():
+        request.inputs[name].CopyFrom(make_tensor_proto(array))
+    return request
+
+
+def check_serving_api() -> None:
+    """Refuses to go on without the messages of TensorFlow Serving.
+
+    Raises:
+        ImportError: If `tensorflow-serving-api` is not installed.
+    """
+    if importlib.util.find_spec("tensorflow_serving") is None:
+        raise ImportError(
+            "Requests and warm-up records are messages of TensorFlow Serving and need "
+            "tensorflow-serving-api. Install it with `pip install keras-graphattn[serving]`."
+        )
+
+
+def checked_batch(inputs: Any, specs: Specs, owner: str) -> dict[str, Array]:
+    """One batch as arrays of the types in `specs`.
+
+    Args:
+        inputs: Mapping from names to arrays; with one input also the array itself.
+        specs: Name to (shape, dtype).
+        owner: What has the inputs, for the errors.
+
+    Raises:
+        ValueError: If names, shapes, types or batch sizes do not fit.
+
+    Example:
+
+    >>> checked_batch([[1.5]], {"x": ((None, 1), "float32")}, "The model")
+    {'x': array([[1.5]], dtype=float32)}
+    """
+    if not isinstance(inputs, Mapping) and len(specs) == 1:
+        inputs = {next(iter(specs)): inputs}
+    if not isinstance(inputs, Mapping) or set(inputs) != set(specs):
+        given = sorted(map(str, inputs)) if isinstance(inputs, Mapping) else type(inputs).__name__
+        raise ValueError(f"{owner} takes a dictionary of {sorted(specs)}. Received: {given}")
+    arrays = {}
+    for name, (shape, dtype) in specs.items():
+        array = _cast(_array(inputs[name], name), dtype, name, owner)
+        if len(array.shape) != len(shape) or any(
+            wanted not in (None, size) for size, wanted in zip(array.shape, shape, strict=True)
+        ):
+            raise ValueError(
+                f"{owner} takes '{name}' of shape {shape}. Received: shape={array.shape}"
+            )
+        arrays[name] = array
+    sizes = {name: array.shape[0] for name, array in arrays.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise ValueError(
+            f"{owner} takes inputs of one batch size of at least 1. Received sizes: {sizes}"
+        )
+    return arrays
+
+
+def _array(value: Any, name: str) -> Array:
+    if keras.ops.is_tensor(value):
+        return keras.ops.convert_to_numpy(value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"The rows of the input '{name}' have different lengths: pad them. ({error})"
+        ) from error
+
+
+def _cast(array: Array, dtype: str, name: str, owner: str) -> Array:
+    """Floats may lose digits and integers may change width; nothing else changes."""
+    if dtype == "string":
+        fits = array.dtype.kind in "OSU"
+        cast = array
+    else:
+        target = np.dtype(dtype)
+        fits = bool(np.can_cast(array.dtype, target, "same_kind"))
+        cast = array.astype(target) if fits else array
+        fits = fits and (target.kind not in "iu" or bool(np.array_equal(cast, array)))
+    if not fits:
+        raise ValueError(
+            f"{owner} takes '{name}' as {dtype}, and the values given are not that without a loss. "
+            f"Received: dtype={array.dtype}"
+        )
+    return cast
+
+
+def _specs(definitions: Any, signature: str) -> Specs:
+    """The inputs of a `SignatureDef`."""
+    from tensorflow.dtypes import as_dtype
+
+    if signature not in definitions:
+        public = sorted(name for name in definitions if not name.startswith("__"))
+        raise ValueError(f"The served model has no signature '{signature}'. It has: {public}")
+    specs: Specs = {}
+    for name, info in sorted(definitions[signature].inputs.items()):
+        sizes = (dimension.size for dimension in info.tensor_shape.dim)
+        shape = tuple(None if size < 0 else int(size) for size in sizes)
+        specs[name] = (shape, as_dtype(info.dtype).name)
+    return specs

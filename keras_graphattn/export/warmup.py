@@ -1,0 +1,100 @@
+"""Warm-up requests: what a server runs through a version before it answers with it."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_graphattn.export.graph import forward_function
+from keras_graphattn.export.requests import check_serving_api, checked_batch, predict_message
+from keras_graphattn.export.signature import Signature
+
+Model = Any
+Requests = list[tuple[str, dict[str, Any]]]
+
+# The server refuses a version with more records.
+MOST_RECORDS = 1000
+FILE = Path("assets.extra", "tf_serving_warmup_requests")
+
+
+def warmup_requests(model: Model, signatures: dict[str, Signature], warmup: Any) -> Requests:
+    """Checks the warm-up batches of `export_saved_model` and runs the model on each.
+
+    A server refuses a version when one of its warm-up requests fails.
+
+    Args:
+        model: The model to export.
+        signatures: Its signatures, by name.
+        warmup: A batch, or a list of batches: a mapping from inputs to arrays, or for one input
+            the array.
+
+    Returns:
+        Pairs of a signature's name and the arrays, by name: each batch for every signature that
+        takes its shapes.
+
+    Raises:
+        ValueError: If a batch fits no signature or fails in the model, or there are too many.
+        ImportError: If `tensorflow-serving-api` is not installed.
+    """
+    check_serving_api()
+    batches = list(warmup) if isinstance(warmup, (list, tuple)) else [warmup]
+    if not batches:
+        raise ValueError("`warmup` is an empty list. Give at least one batch, or leave it out.")
+    requests: Requests = []
+    for index, batch in enumerate(batches):
+        fitting = _fitting(signatures, batch, f"`warmup[{index}]`")
+        _run(model, fitting[0], f"`warmup[{index}]`")
+        requests += [(name, arrays) for name, _, arrays in fitting]
+    if len(requests) > MOST_RECORDS:
+        raise ValueError(
+            f"`warmup` makes {len(requests)} requests ({len(batches)} batches, "
+            f"{len(signatures)} signatures); a server takes at most {MOST_RECORDS}."
+        )
+    return requests
+
+
+def write_warmup(requests: Requests, folder: Path, model_name: str) -> None:
+    """Writes the requests as `PredictionLog` records into the SavedModel in `folder`.
+
+    Args:
+        requests: What `warmup_requests` gives.
+        folder: The SavedModel.
+        model_name: Name of the model in each request; a server takes no notice of it.
+    """
+    from tensorflow import io
+    from tensorflow_serving.apis import prediction_log_pb2
+
+    file = folder / FILE
+    file.parent.mkdir(exist_ok=True)
+    with io.TFRecordWriter(str(file)) as writer:
+        for name, arrays in requests:
+            log = prediction_log_pb2.PredictionLog()
+            log.predict_log.request.CopyFrom(predict_message(arrays, model_name, name))
+            writer.write(log.SerializeToString())
+
+
+def _fitting(signatures: dict[str, Signature], batch: Any, label: str) -> list[Any]:
+    """(name, signature, arrays) of the signatures that take the batch."""
+    fitting, refusals = [], []
+    for name, signature in signatures.items():
+        try:
+            arrays = checked_batch(batch, signature.inputs, f"The signature '{name}'")
+        except ValueError as error:
+            refusals.append(str(error))
+        else:
+            fitting.append((name, signature, arrays))
+    if not fitting:
+        raise ValueError(f"{label} fits no signature. " + " ".join(refusals))
+    return fitting
+
+
+def _run(model: Model, fitting: Any, label: str) -> None:
+    name, signature, arrays = fitting
+    tensors = {key: keras.ops.convert_to_tensor(array) for key, array in arrays.items()}
+    try:
+        forward_function(model, signature)(tensors)
+    except Exception as error:
+        raise ValueError(
+            f"{label} has the shapes of the signature '{name}', but the model fails on it, and a "
+            f"server would refuse the version. {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,166 @@
+"""Every public layer under its filters and masks, as branches of one model to export.
+
+A branch is open (any length in one graph), open but on jax, fixed (any length, each in a signature
+of its own) or bound to `LENGTH` by its mask.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from keras_graphattn import layers, masks
+from tests import reference_topology
+from tests.numerics import BACKEND, randomise
+
+LENGTH, CHANNELS, HEADS, SIZE = 16, 6, 2, 4
+PARENTS = reference_topology.random_parents(LENGTH, seed=2, cut=0.25)
+EDGES = reference_topology.random_edges(LENGTH, 3.0, 1)
+EDGES_PER_EXAMPLE = 20
+WALKS, WALK_LENGTH = 5, 3
+
+
+class Case(NamedTuple):
+    kind: type
+    length: str  # "open", "open but jax", "fixed" or "bound"
+    options: Callable[[], dict[str, Any]] = dict
+    inputs: tuple[str, ...] = ()  # of the mask, by the names that it has for them
+    padded: bool = False
+    call: dict[str, Any] = {}  # noqa: RUF012
+
+    @property
+    def served(self):
+        """How this backend serves it: "open", "fixed" or "bound"."""
+        if self.length == "open but jax":
+            return "fixed" if BACKEND == "jax" else "open"
+        return self.length
+
+
+def kernel(length, mask, *inputs, **options):
+    """MaskedKernelAttention under a mask, which has no padding besides."""
+    return Case(
+        layers.MaskedKernelAttention, length, lambda: {"mask": mask(), **options}, tuple(inputs)
+    )
+
+
+def filtered(length, kind, call=None, **options):
+    """A layer without a mask object, on padded series."""
+    return Case(kind, length, lambda: dict(options), (), True, call or {})
+
+
+GFA, AGF = layers.GraphFilterAttention, layers.AttentiveGraphFilter
+P_LAPLACIAN, GKAT = layers.PLaplacianAttention, layers.GraphKernelAttention
+CAUSAL = {"use_causal_mask": True}
+
+CASES = {
+    "gfa": filtered("open", GFA),
+    "gfa_monomial": filtered("open", GFA, filter="monomial", order=2),
+    "gfa_jacobi": filtered("open", GFA, filter="jacobi", alpha=1.0, beta=-0.5),
+    "gfa_causal": filtered("open", GFA, CAUSAL),
+    "gfa_blockwise": filtered("open but jax", GFA, attention_path="blockwise"),
+    "gfa_fused": filtered("open but jax", GFA, attention_path="fused"),
+    "p_laplacian": filtered("open but jax", P_LAPLACIAN, p=2.5),
+    "p_laplacian_heads": filtered("open but jax", P_LAPLACIAN, p=[1.5, 2.0]),
+    "agf": filtered("open", AGF),
+    "agf_chebyshev": filtered("open", AGF, basis="chebyshev", order=4),
+    "agf_causal": filtered("open but jax", AGF, causal=True),
+    "high_frequency": filtered("open", layers.ScaledHighFrequencyAttention),
+    "contra_norm": filtered("open", layers.ContraNorm, scale=0.3),
+    "kernel": filtered("open", layers.MaskedKernelAttention, feature_map="favor"),
+    "kernel_filtered": filtered("open", layers.MaskedKernelAttention, filter="first_order"),
+    "kernel_causal": kernel("open but jax", masks.Causal, filter="first_order"),
+    "kernel_exponential": kernel("open but jax", lambda: masks.Exponential(2)),
+    "kernel_low_rank": kernel("open but jax", lambda: masks.LowRank(2, 40)),
+    "kernel_stochastic": kernel("open", lambda: masks.StochasticPositions(2, seed=0)),
+    "kernel_segments": kernel("open but jax", masks.Segments, "segment_ids"),
+    "kernel_packed": kernel(
+        "open but jax", lambda: masks.Product([masks.Causal(), masks.Segments()]), "segment_ids"
+    ),
+    "kernel_entries": kernel("open but jax", masks.Entries, "entries"),
+    "kernel_toeplitz": kernel("open", lambda: masks.Toeplitz(40), path="dense"),
+    "kernel_toeplitz_auto": kernel("open", lambda: masks.Toeplitz(40)),
+    "kernel_toeplitz_rows": kernel("open but jax", lambda: masks.Toeplitz(40), path="blockwise"),
+    "kernel_toeplitz_fft": kernel("fixed", lambda: masks.Toeplitz(40), path="fft"),
+    "kernel_alibi": kernel("fixed", lambda: masks.Toeplitz.alibi(40), path="fft"),
+    "kernel_causal_toeplitz": kernel(
+        "fixed", lambda: masks.Product([masks.Causal(), masks.Toeplitz(40)]), path="fft"
+    ),
+    "kernel_tree_per_example": kernel("fixed", lambda: masks.Tree(max_depth=40), "parents"),
+    "kernel_diffusion_per_example": kernel(
+        "fixed", lambda: masks.GraphDiffusion(operator="normalized_laplacian"), "edges"
+    ),
+    "kernel_walks_per_example": kernel("open but jax", masks.RandomWalk, "walks"),
+    "kernel_grid": kernel("bound", lambda: masks.BlockToeplitz((2, 7), 2), path="dense"),
+    "kernel_grid_fft": kernel("bound", lambda: masks.BlockToeplitz((2, 7), 2), path="fft"),
+    "kernel_grid_rows": kernel("bound", lambda: masks.BlockToeplitz((2, 7), 2), path="blockwise"),
+    "kernel_tree": kernel("bound", lambda: masks.Tree(PARENTS)),
+    "kernel_diffusion": kernel("bound", lambda: masks.GraphDiffusion(EDGES, num_nodes=LENGTH)),
+    "kernel_hypercube": kernel("bound", masks.Hypercube),
+    "kernel_walks": kernel("bound", lambda: masks.RandomWalk(EDGES, num_nodes=LENGTH)),
+    "gkat": Case(
+        GKAT, "bound", lambda: {"mask": masks.RandomWalk(EDGES, num_nodes=LENGTH)}, (), True
+    ),
+    "gkat_exponential": Case(GKAT, "open", lambda: {"mask": masks.Exponential()}, (), True),
+}
+# One for each layer and way to serve: what always runs.
+CORE = ("gfa", "p_laplacian", "agf", "high_frequency", "contra_norm", "kernel", "kernel_causal")
+CORE += ("kernel_packed", "kernel_toeplitz_fft", "gkat_exponential")
+
+
+def shapes_of_inputs(length):
+    """Name to (shape without the batch, dtype) of all inputs that cases may want."""
+    return {
+        "series": ((length, CHANNELS), "float32"),
+        "padding_mask": ((length,), "bool"),
+        "segment_ids": ((length,), "int32"),
+        "entries": ((length, length), "float32"),
+        "parents": ((length,), "int32"),
+        "edges": ((EDGES_PER_EXAMPLE, 2), "int32"),
+        "walks": ((length, WALKS, WALK_LENGTH), "int32"),
+    }
+
+
+def model_of(names, length):
+    """One model with a branch for each case; all weights and coefficients random."""
+    wanted = {"series"}
+    for name in names:
+        wanted |= {*CASES[name].inputs, *(["padding_mask"] if CASES[name].padded else [])}
+    inputs = {
+        name: keras.Input(shape, dtype=dtype, name=name)
+        for name, (shape, dtype) in shapes_of_inputs(length).items()
+        if name in wanted
+    }
+    model = keras.Model(inputs, {name: _branch(name, inputs) for name in names})
+    randomise(model)
+    return model
+
+
+def _branch(name, inputs):
+    case, series = CASES[name], inputs["series"]
+    call = dict(case.call)
+    if case.inputs:
+        call["mask_inputs"] = {key: inputs[key] for key in case.inputs}
+    if case.kind is layers.ContraNorm:
+        return case.kind(name=name, **case.options())(series, mask=inputs["padding_mask"])
+    if case.padded:
+        call |= dict.fromkeys(("query_mask", "value_mask"), inputs["padding_mask"])
+    return case.kind(HEADS, SIZE, name=name, **case.options())(series, **call)
+
+
+def batch_for(model, batch, length):
+    """Random inputs of a model: series padded at their end, sorted segments, graphs."""
+    generator = np.random.default_rng(100 * batch + length)
+    lengths = generator.integers(1, length + 1, (batch, 1))
+    parents = [reference_topology.random_parents(length, seed=i, cut=0.25) for i in range(batch)]
+    arrays = {
+        "series": generator.standard_normal((batch, length, CHANNELS)),
+        "padding_mask": np.arange(length) < lengths,
+        "segment_ids": np.sort(generator.integers(-1, 3, (batch, length)), axis=1),
+        "entries": generator.uniform(0.0, 1.0, (batch, length, length)),
+        "parents": np.array(parents),
+        "edges": generator.integers(0, length, (batch, EDGES_PER_EXAMPLE, 2)),
+        "walks": generator.integers(0, length, (batch, length, WALKS, WALK_LENGTH)),
+    }
+    types = {name: dtype for name, (_, dtype) in shapes_of_inputs(length).items()}
+    return {name: arrays[name].astype(types[name]) for name in model.input}

@@ -1,0 +1,149 @@
+"""What the client sends, and the warm-up records, are checked against the signature."""
+
+import importlib.util
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_graphattn.export import PredictRequests, export_saved_model
+from keras_graphattn.export.signature import served_signatures
+from keras_graphattn.export.warmup import FILE, warmup_requests, write_warmup
+from keras_graphattn.layers import GraphFilterAttention
+
+SPECS = {
+    "series": ((None, 3, 2), "float32"),
+    "mask": ((None, 3), "int32"),
+    "real": ((None, 3), "bool"),
+}
+REQUESTS = PredictRequests(SPECS, "mine", version=7)
+
+
+def batch(**changes):
+    arrays = {"series": np.ones((4, 3, 2)), "mask": np.ones((4, 3), bool)}
+    return {**arrays, "real": np.ones((4, 3), bool), **changes}
+
+
+def make_model(length=None):
+    series = keras.Input((length, 4), name="series")
+    mask = keras.Input((length,), dtype="bool", name="mask")
+    outputs = GraphFilterAttention(1, 2)(series, value_mask=mask)
+    return keras.Model({"series": series, "mask": mask}, outputs)
+
+
+def example(length, batch=2, mask_length=None):
+    mask = np.ones((batch, mask_length or length), bool)
+    return {"series": np.full((batch, length, 4), 0.5), "mask": mask}
+
+
+@pytest.mark.parametrize("kind", ["arrays", "lists", "tensors"])
+def test_inputs_are_cast_to_what_is_served(kind):
+    given = batch()
+    if kind == "lists":
+        given = {name: array.tolist() for name, array in given.items()}
+    if kind == "tensors":
+        given = {name: keras.ops.convert_to_tensor(array) for name, array in given.items()}
+    arrays = REQUESTS.arrays(given)
+    assert {name: array.dtype.name for name, array in arrays.items()} == {
+        name: dtype for name, (_, dtype) in SPECS.items()
+    }
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, batch()[name])
+
+
+def test_messages():
+    from tensorflow import make_ndarray
+
+    request = REQUESTS.grpc(batch())
+    assert request.model_spec.name == "mine"
+    assert request.model_spec.signature_name == "serving_default"
+    assert request.model_spec.version.value == 7
+    body = json.loads(REQUESTS.json(batch()))
+    assert body["signature_name"] == "serving_default"
+    for name, array in REQUESTS.arrays(batch()).items():
+        sent = make_ndarray(request.inputs[name])
+        assert sent.dtype == array.dtype
+        np.testing.assert_array_equal(sent, array)
+        np.testing.assert_array_equal(body["inputs"][name], array)
+
+
+def test_the_only_input_needs_no_name():
+    requests = PredictRequests({"ids": ((None, 2), "int64")}, "mine")
+    assert requests.arrays([[1, 2]])["ids"].dtype == np.int64
+    text = PredictRequests({"text": ((None,), "string")}, "mine")
+    assert text.grpc(["a", "b"]).inputs["text"].string_val == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"mask": np.full((4, 3), 0.5)}, "'mask' as int32, .* Received: dtype=float64"),
+        ({"mask": np.full((4, 3), 2**40)}, "'mask' as int32"),
+        ({"real": np.ones((4, 3), int)}, "'real' as bool"),
+        ({"series": np.full((4, 3, 2), "a")}, "'series' as float32"),
+        ({"series": np.ones((4, 5, 2))}, r"'series' of shape \(None, 3, 2\). .*\(4, 5, 2\)"),
+        ({"series": np.ones((4, 3))}, r"Received: shape=\(4, 3\)"),
+        ({"series": np.ones((2, 3, 2))}, "one batch size of at least 1.*'series': 2"),
+        ({name: np.ones((0, *shape[1:]), bool) for name, (shape, _) in SPECS.items()}, "at least"),
+        ({"mask": [[1, 2, 3], [1]]}, "'mask' have different lengths: pad"),
+        ({"more": 1}, r"takes a dictionary of \['mask', 'real', 'series'\]. Received: .*'more'"),
+    ],
+)
+def test_what_a_server_would_refuse(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        REQUESTS.arrays(batch(**wrong))
+    with pytest.raises(ValueError, match="takes a dictionary"):
+        REQUESTS.arrays(np.ones((4, 3, 2)))
+
+
+def test_warmup_records_are_read_back(tmp_path):
+    import tensorflow as tf
+    from tensorflow_serving.apis import prediction_log_pb2
+
+    model = make_model()
+    short = {"series": (5, 4), "mask": (5,)}
+    signatures = served_signatures(model, {"serving_default": None, "short": short})
+    requests = warmup_requests(model, signatures, [example(5), example(9, batch=3)])
+    assert [name for name, _ in requests] == ["serving_default", "short", "serving_default"]
+    write_warmup(requests, tmp_path, "mine")
+    assert FILE.as_posix() == "assets.extra/tf_serving_warmup_requests"
+    records = [record.numpy() for record in tf.data.TFRecordDataset(str(tmp_path / FILE))]
+    assert len(records) == 3
+    for record, (name, arrays) in zip(records, requests, strict=True):
+        log = prediction_log_pb2.PredictionLog.FromString(record)
+        request = log.predict_log.request
+        assert (request.model_spec.name, request.model_spec.signature_name) == ("mine", name)
+        assert set(request.inputs) == {"series", "mask"}
+        for key, proto in request.inputs.items():
+            assert proto.dtype == {"series": tf.float32, "mask": tf.bool}[key]
+            np.testing.assert_array_equal(tf.make_ndarray(proto), arrays[key])
+
+
+@pytest.mark.parametrize(
+    ("warmup", "words"),
+    [
+        ([], "empty list"),
+        ([example(5), {"series": np.ones((2, 5, 4))}], r"`warmup\[1\]` fits no signature. .*takes"),
+        (example(5, mask_length=6), r"`warmup\[0\]` has the shapes .*the model fails on it"),
+        ([example(1)] * 1001, "makes 1001 requests .*at most 1000"),
+    ],
+)
+def test_wrong_warmup_leaves_no_trace(warmup, words, tmp_path, monkeypatch):
+    if len(warmup) == 1001:  # no need to run the model so often
+        monkeypatch.setattr("keras_graphattn.export.warmup._run", lambda *arguments: None)
+    with pytest.raises(ValueError, match=words):
+        export_saved_model(make_model(), tmp_path / "served", warmup=warmup)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_messages_of_the_server(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if "serving" in name else find(name)
+    )
+    with pytest.raises(ImportError, match=r"pip install keras-graphattn\[serving\]"):
+        export_saved_model(make_model(), tmp_path / "served", warmup=example(5))
+    with pytest.raises(ImportError, match="tensorflow-serving-api"):
+        REQUESTS.grpc(batch())
+    assert list(tmp_path.iterdir()) == []

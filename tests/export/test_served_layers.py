@@ -1,0 +1,112 @@
+"""Each public layer, served: equal to Keras at 1e-5 on three batch sizes and three lengths."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+
+from keras_graphattn import layers, masks
+from keras_graphattn.export import export_saved_model
+from tests.export.c_api import run_in_process
+from tests.export.layer_cases import CASES, CORE, LENGTH, batch_for, model_of, shapes_of_inputs
+from tests.numerics import BACKEND
+
+BATCHES = (1, 3, 8)
+LENGTHS = (1, 13, 32)
+TOLERANCE = 1e-5
+
+
+def assert_served_like_predicted(model, path, batches, folder, signatures=None):
+    for batch, result in zip(
+        batches, run_in_process(path, batches, folder, signatures), strict=True
+    ):
+        expected = predicted(model, batch)
+        assert set(result) == set(expected)
+        sizes = {name: array.shape[:2] for name, array in batch.items()}
+        for name, array in expected.items():
+            assert np.isfinite(array).all(), (name, sizes)
+            error = np.abs(result[name] - array).max() / max(1.0, np.abs(array).max())
+            assert error < TOLERANCE, (name, sizes, error)
+
+
+def predicted(model, batch):
+    """Name to array. Where `predict` makes a graph that may leave lengths open, without it."""
+    outputs = model.predict_on_batch(batch) if BACKEND == "jax" else model(batch, training=False)
+    return {name: keras.ops.convert_to_numpy(tensor) for name, tensor in outputs.items()}
+
+
+def names_served(how, names=CASES):
+    return [name for name in names if CASES[name].served == how]
+
+
+def check_open(names, batches, lengths, folder):
+    model = model_of(names, None)
+    path = export_saved_model(model, folder / "served")
+    arrays = [batch_for(model, batch, n) for batch in batches for n in lengths]
+    assert_served_like_predicted(model, path, arrays, folder)
+
+
+def check_fixed(names, batches, lengths, folder):
+    model = model_of(names, None)
+    signature = {f"length_{n}": shapes_of(model, n) for n in lengths}
+    path = export_saved_model(model, folder / "served", signature=signature)
+    arrays = [batch_for(model, batch, n) for batch in batches for n in lengths]
+    assert_served_like_predicted(model, path, arrays, folder, list(signature) * len(batches))
+
+
+def shapes_of(model, length):
+    return {
+        name: shape for name, (shape, _) in shapes_of_inputs(length).items() if name in model.input
+    }
+
+
+def test_every_layer_and_mask_has_a_case():
+    kinds = {case.kind.__name__ for case in CASES.values()}
+    assert kinds == set(layers.__all__)
+    assert {CASES[name].kind.__name__ for name in CORE} == set(layers.__all__)
+    under = set()
+    for case in CASES.values():
+        mask = case.options().get("mask")
+        under |= {type(one).__name__ for one in [mask, *getattr(mask, "masks", [])]}
+    public = {name for name in masks.__all__ if inspect.isclass(getattr(masks, name))}
+    assert public - {"Mask"} <= under  # the base class
+
+
+def test_one_case_of_each_layer_at_open_lengths(tmp_path):
+    check_open(names_served("open", CORE), [3], [13], tmp_path)
+
+
+def test_one_case_of_each_way_at_fixed_lengths(tmp_path):
+    check_fixed(names_served("fixed", CORE), [3], [13], tmp_path)
+
+
+@pytest.mark.slow
+def test_open_lengths(tmp_path):
+    check_open(names_served("open"), BATCHES, LENGTHS, tmp_path)
+
+
+@pytest.mark.slow
+def test_lengths_fixed_by_signatures(tmp_path):
+    check_fixed(names_served("fixed"), BATCHES, LENGTHS, tmp_path)
+
+
+@pytest.mark.slow
+def test_masks_of_one_length(tmp_path):
+    model = model_of(names_served("bound"), LENGTH)
+    path = export_saved_model(model, tmp_path / "served")
+    batches = [batch_for(model, batch, LENGTH) for batch in BATCHES]
+    assert_served_like_predicted(model, path, batches, tmp_path)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="other backends have open lengths")
+@pytest.mark.parametrize("name", ["kernel_causal", "kernel_low_rank"])
+def test_open_lengths_that_jax_cannot_export_are_told(name, tmp_path):
+    # JAX does not know that 64 ceil(T / 64) >= T, nor where a table of positions ends at T
+    with pytest.raises(ValueError, match=r"open lengths(.|\n)*build it with a fixed length"):
+        export_saved_model(model_of([name], None), tmp_path / "served")
+
+
+def test_open_lengths_by_fft_are_refused(tmp_path):
+    with pytest.raises(Exception, match="fixed length"):
+        export_saved_model(model_of(["kernel_toeplitz_fft"], None), tmp_path / "served")
