@@ -4,9 +4,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
+from recipes.common.ragged import Problem, majority_level
 from recipes.long_range_arena import arguments
 from recipes.long_range_arena.data import load
-from recipes.long_range_arena.ragged import Problem, majority_level
 
 if TYPE_CHECKING:
     import keras
