@@ -14,8 +14,9 @@ import numpy as np
 
 from recipes.common.command import UsageError
 from recipes.common.files import atomically
+from recipes.common.ragged import Problem, Ragged, Split
+from recipes.common.tfds import load_tfds
 from recipes.long_range_arena import listops, pathfinder
-from recipes.long_range_arena.ragged import Problem, Ragged, Split
 
 VERSION = 1  # of what is made: another one makes everything anew
 GREY = np.array([0.2989, 0.5870, 0.1140])  # ITU-R BT.601
@@ -109,7 +110,7 @@ def _text(options: argparse.Namespace) -> Problem:
     """IMDB reviews as bytes; a tenth of the training reviews is for validation."""
 
     def read(split: str) -> Split:
-        examples = _from_tfds("imdb_reviews", split, options)
+        examples = load_tfds("imdb_reviews", split, options.data_dir)
         tokens = [_bytes(one["text"], options.max_length) for one in examples]
         return Split({"tokens": Ragged.of(tokens)}, _labels(examples))
 
@@ -122,7 +123,7 @@ def _image(options: argparse.Namespace) -> Problem:
     """CIFAR-10 in grey, pixel by pixel; a tenth of the training images is for validation."""
 
     def read(split: str) -> Split:
-        examples = _from_tfds("cifar10", split, options)
+        examples = load_tfds("cifar10", split, options.data_dir)
         tokens = [
             (np.asarray(one["image"]) @ GREY).astype("uint16").ravel() + 1 for one in examples
         ]
@@ -170,25 +171,6 @@ def _read_pairs(path: Path, max_length: int, limit: int | None) -> Split:
         raise UsageError(f"{path} is empty")
     tokens = {"tokens_1": Ragged.of(first), "tokens_2": Ragged.of(second)}
     return Split(tokens, np.array(labels, "int32"))
-
-
-def _from_tfds(name: str, split: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise UsageError(
-            f"--task {options.task} reads its data through tensorflow-datasets: "
-            "pip install 'keras-graphattn[recipes]' tensorflow"
-        ) from error
-    folder = None if options.data_dir is None else str(options.data_dir)
-    try:
-        data = tensorflow_datasets.load(name, split=split, data_dir=folder)
-        return list(tensorflow_datasets.as_numpy(data))
-    except Exception as error:  # TFDS raises whatever the network or the disk met
-        raise UsageError(
-            f"{name} cannot be loaded by tensorflow-datasets: {type(error).__name__}: "
-            f"{str(error)[:300]} (without a network, give its folder as --data-dir)"
-        ) from error
 
 
 def _held_out(examples: Split, options: argparse.Namespace) -> tuple[Split, Split]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recipes.long_range_arena.ragged import Ragged, Split
+from recipes.common.ragged import Ragged, Split
 
 OPERATORS = ("[MAX", "[MIN", "[MED", "[SM")
 TOKENS = (None, *map(str, range(10)), *OPERATORS, "]")  # 0 is padding

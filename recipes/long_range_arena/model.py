@@ -15,8 +15,8 @@ from keras import layers, ops
 
 from recipes.common.attention import attend, masked_mean
 from recipes.common.optimizers import WarmUpLinearDecay
+from recipes.common.ragged import Problem
 from recipes.long_range_arena.arguments import filters
-from recipes.long_range_arena.ragged import Problem
 
 Tensor = Any
 

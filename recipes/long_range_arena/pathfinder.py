@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recipes.long_range_arena.ragged import Ragged, Split
+from recipes.common.ragged import Ragged, Split
 
 FINER = 2  # cells of the grid per pixel
 DIRECTIONS = 16  # directions tried for each dash

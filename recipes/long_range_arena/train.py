@@ -4,11 +4,11 @@ import argparse
 
 import keras
 
+from recipes.common.buckets import Buckets, bucket_lengths
+from recipes.common.ragged import Problem
 from recipes.common.resume import weights_file
 from recipes.common.runs import Run, Training, best_run
-from recipes.long_range_arena.batches import Buckets, bucket_lengths
 from recipes.long_range_arena.model import build, compile_model
-from recipes.long_range_arena.ragged import Problem
 from recipes.long_range_arena.tasks import STEPS
 
 

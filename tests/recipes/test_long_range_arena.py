@@ -12,11 +12,11 @@ from keras import ops
 
 from recipes.common.filters import ATTENTIONS
 from recipes.common.optimizers import WarmUpLinearDecay
+from recipes.common.ragged import majority_level
 from recipes.long_range_arena.arguments import filters, parse
 from recipes.long_range_arena.command import main
 from recipes.long_range_arena.data import listops_rules, load
 from recipes.long_range_arena.model import build
-from recipes.long_range_arena.ragged import majority_level
 from recipes.long_range_arena.tasks import TASKS
 
 BACKEND = keras.backend.backend()

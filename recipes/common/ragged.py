@@ -62,6 +62,15 @@ class Split:
         """Length of the longest sequence of each example, (N,)."""
         return np.max([one.lengths for one in self.tokens.values()], axis=0)
 
+    @property
+    def mean_lengths(self) -> np.ndarray:
+        """Mean length of the sequences of each example, (N,)."""
+        return np.mean([one.lengths for one in self.tokens.values()], axis=0)
+
+    def inputs(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
+        """The tokens of the examples at `indices`, padded to `length`, by the model's input."""
+        return {name: one.padded(indices, length) for name, one in self.tokens.items()}
+
     def take(self, indices: np.ndarray) -> "Split":
         """The examples at `indices`."""
         tokens = {name: one.take(indices) for name, one in self.tokens.items()}

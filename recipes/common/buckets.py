@@ -1,11 +1,30 @@
 """Batches of sequences of about the same length, so that little padding is computed."""
 
+from typing import Protocol
+
 import keras
 import numpy as np
 
-from recipes.long_range_arena.ragged import Split
-
 ROUND_TO = 16
+
+
+class Sequences(Protocol):
+    """Labelled examples of different lengths, that can be padded to any length."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The label of each example, (N,)."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The length of each example, (N,)."""
+
+    @property
+    def mean_lengths(self) -> np.ndarray:
+        """The mean length of each example's sequences, (N,)."""
+
+    def inputs(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
+        """The model's inputs for the examples at `indices`, padded to `length`."""
 
 
 def bucket_lengths(lengths: np.ndarray, longest: int, count: int = 4) -> list[int]:
@@ -34,7 +53,7 @@ class Buckets(keras.utils.PyDataset):
     """
 
     def __init__(
-        self, split: Split, lengths: list[int], batch_size: int, seed: int | None = None
+        self, split: Sequences, lengths: list[int], batch_size: int, seed: int | None = None
     ) -> None:
         super().__init__()
         self.split, self.lengths, self.batch_size, self.seed = split, lengths, batch_size, seed
@@ -71,14 +90,12 @@ class Buckets(keras.utils.PyDataset):
         weights = np.zeros(self.batch_size, "float32")
         weights[: len(chosen)] = 1.0
         chosen = np.resize(chosen, self.batch_size)
-        inputs = {name: one.padded(chosen, length) for name, one in self.split.tokens.items()}
-        return inputs, self.split.labels[chosen], weights
+        return self.split.inputs(chosen, length), self.split.labels[chosen], weights
 
     def padding_share(self) -> float:
         """The share of all tokens in the batches that is padding."""
         total = sum(length for length, _ in self.batches) * self.batch_size
-        real = sum(int(one.lengths.sum()) for one in self.split.tokens.values())
-        return 1.0 - real / (total * len(self.split.tokens))
+        return 1.0 - float(self.split.mean_lengths.sum()) / total
 
 
 def _unlike_first(
