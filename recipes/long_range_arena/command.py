@@ -1,92 +1,95 @@
-"""`python -m recipes.long_range_arena`: makes or reads a task's data, trains, reports.
-
-Keras is imported only after the backend is chosen; whatever can be checked without it comes
-first, so that a wrong option fails at once.
-"""
+"""`python -m recipes.long_range_arena`: makes or reads a task's data, trains, reports."""
 
 import argparse
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from recipes.common.command import choose_backend, run_command, writable_folder
-from recipes.common.experiment import (
-    check_filters,
-    check_installed,
-    check_settings,
-    data_parallel,
-    keras_configured,
-)
-from recipes.common.filters import FILTER_OPTIONS
-from recipes.long_range_arena.arguments import filters, parse
+from recipes.common import comparison
+from recipes.long_range_arena import arguments
 from recipes.long_range_arena.data import load
 from recipes.long_range_arena.ragged import Problem, majority_level
 
+if TYPE_CHECKING:
+    import keras
 
-def main(arguments: list[str] | None = None) -> int:
+    from recipes.common.runs import Run, Training
+
+
+def main(given: list[str] | None = None) -> int:
     """Runs the recipe; returns its exit code: 0, or 2 with one line on standard error."""
-    return run_command(compare, arguments)
+    return comparison.run(LongRangeArena(), given)
 
 
-def compare(arguments: list[str] | None) -> None:
-    """Trains all attentions with all seeds and writes everything to `--output`."""
-    options = parse(arguments)
-    check_installed(saved_model=False, tensorboard=options.tensorboard)
-    choose_backend(options.backend)
-    check_filters(options.attention, filters(options))
-    distribution = data_parallel(options)
-    problem = load(options)
-    output = options.output
-    writable_folder(output)
-    settings = _settings(options, problem)
-    check_settings(output, settings, options.overwrite)
-    with keras_configured(options.precision, distribution):
-        _train_and_report(output, problem, settings, options)
+class LongRangeArena(comparison.Recipe):
+    """Attention layers on a task of the arena."""
 
+    def parse(self, given: list[str] | None) -> argparse.Namespace:
+        options = arguments.parse(given)
+        self.packages = ("tensorflow-datasets",) if options.task in ("text", "image") else ()
+        return options
 
-def _train_and_report(
-    output: Path, problem: Problem, settings: dict[str, Any], options: argparse.Namespace
-) -> None:
-    from recipes.common import report
-    from recipes.common.plot import plot
-    from recipes.common.runs import train_run
-    from recipes.long_range_arena.train import best_model, epochs, prepare, training_batches
+    def filters(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+        return arguments.filters(options)
 
-    batches = training_batches(problem, options)
-    options.epochs = epochs(batches, options)
-    options.patience = min(options.patience, options.epochs)
-    levels = {name: majority_level(problem.splits[name].labels) for name in ("validation", "test")}
-    facts = {**_facts(problem), "padding_in_batches": batches.padding_share(), "majority": levels}
-    print(_told(facts), flush=True)
-    runs = [
-        train_run(
-            attention,
-            seed,
-            output,
-            lambda attention=attention, seed=seed: prepare(problem, attention, seed, options),
-            options,
-        )
-        for seed in options.seeds
-        for attention in options.attention
-    ]
-    results = report.write_results(output, facts, settings, runs, packages=_packages(options))
-    title = f"{problem.task}, {options.preset} ({results['backend']})"
-    plot(output / "results.png", title, runs)
-    report.write_model(output, best_model(runs, problem, options), saved_model=False)
-    print(report.format_table(results, f"{problem.task}, {options.preset},", _notes(results)))
-    print(f"written to {output}")
+    def load(self, options: argparse.Namespace) -> Problem:
+        return load(options)
 
+    def complete(self, problem: Problem, options: argparse.Namespace) -> argparse.Namespace:
+        from recipes.long_range_arena.train import epochs, training_batches
 
-def _facts(problem: Problem) -> dict[str, Any]:
-    return {
-        "recipe": "long_range_arena",
-        "task": problem.task,
-        "classes": problem.classes,
-        "examples": {name: len(split) for name, split in problem.splits.items()},
-        "length": {
-            "longest": problem.length,
-            "mean": float(problem.train.lengths.mean()),
-        },
-    }
+        options.epochs = epochs(training_batches(problem, options), options)
+        options.patience = min(options.patience, options.epochs)
+        return options
+
+    def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
+        from recipes.long_range_arena.train import training_batches
+
+        splits = problem.splits
+        facts = {
+            "recipe": "long_range_arena",
+            "task": problem.task,
+            "classes": problem.classes,
+            "examples": {name: len(split) for name, split in splits.items()},
+            "length": {"longest": problem.length, "mean": float(problem.train.lengths.mean())},
+            "padding_in_batches": training_batches(problem, options).padding_share(),
+            "majority": {
+                name: majority_level(splits[name].labels) for name in ("validation", "test")
+            },
+        }
+        print(_told(facts), flush=True)
+        return facts
+
+    def prepare(
+        self, problem: Problem, attention: str, seed: int, options: argparse.Namespace
+    ) -> "Training":
+        from recipes.long_range_arena.train import prepare
+
+        return prepare(problem, attention, seed, options)
+
+    def title(self, problem: Problem, options: argparse.Namespace) -> str:
+        return f"{problem.task} ({options.preset})"
+
+    def best_model(
+        self, runs: "list[Run]", problem: Problem, options: argparse.Namespace
+    ) -> "keras.Model":
+        from recipes.long_range_arena.train import best_model
+
+        return best_model(runs, problem, options)
+
+    def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        """What the numbers are to be held against: answers that look at no input."""
+        level = results["majority"]["test"]
+        notes = [
+            "at best test epoch: the best epoch on the test data itself; nothing is chosen by it.",
+            f"without looking at the input: test accuracy {level['accuracy']:.4f} (most frequent "
+            f"class), cross-entropy {level['cross_entropy']:.4f} (entropy of the classes).",
+        ]
+        for run in results["runs"]:
+            below = run["test_cross_entropy"] < level["cross_entropy"]
+            notes.append(
+                f"{run['attention']}, seed {run['seed']}: test cross-entropy "
+                f"{run['test_cross_entropy']:.4f}, {'below' if below else 'NOT below'} that"
+            )
+        return notes
 
 
 def _told(facts: dict[str, Any]) -> str:
@@ -97,41 +100,3 @@ def _told(facts: dict[str, Any]) -> str:
         f"{length['longest']} at most; {facts['padding_in_batches']:.0%} of what is computed is "
         "padding"
     )
-
-
-def _notes(results: dict[str, Any]) -> list[str]:
-    """What the numbers are to be held against: answers that look at no input."""
-    level = results["majority"]["test"]
-    notes = [
-        "at best test epoch: the best epoch on the test data itself; nothing is chosen by it.",
-        f"without looking at the input: test accuracy {level['accuracy']:.4f} (most frequent "
-        f"class), cross-entropy {level['cross_entropy']:.4f} (entropy of the classes).",
-    ]
-    for run in results["runs"]:
-        below = run["test_cross_entropy"] < level["cross_entropy"]
-        notes.append(
-            f"{run['attention']}, seed {run['seed']}: test cross-entropy "
-            f"{run['test_cross_entropy']:.4f}, {'below' if below else 'NOT below'} that"
-        )
-    return notes
-
-
-def _packages(options: argparse.Namespace) -> tuple[str, ...]:
-    return ("tensorflow-datasets",) if options.task in ("text", "image") else ()
-
-
-def _settings(options: argparse.Namespace, problem: Problem) -> dict[str, Any]:
-    """All that the numbers of one run depend on, whichever runs are asked for."""
-    import keras
-
-    of_the_command = ("attention", "seeds", "output", "overwrite", "verbose")
-    of_the_files = ("data_dir", "cache_dir", "tensorboard", "backend")
-    apart = {*of_the_command, *FILTER_OPTIONS, *of_the_files, "patience"}
-    finite = options.patience if options.patience != float("inf") else None
-    return {
-        **{name: value for name, value in vars(options).items() if name not in apart},
-        "patience": finite,
-        "backend": keras.backend.backend(),
-        "data": problem.digest(),
-        "filters": {name: filters(options)[name] for name in ("gfsa", "agf")},
-    }
