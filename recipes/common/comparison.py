@@ -24,6 +24,7 @@ from recipes.common.filters import FILTER_OPTIONS
 if TYPE_CHECKING:
     import keras
 
+    from recipes.common.resume import Criterion
     from recipes.common.runs import Run, Training
 
 # options that no number of a run depends on
@@ -54,6 +55,12 @@ class Recipe(abc.ABC):
     def complete(self, problem: Any, options: argparse.Namespace) -> argparse.Namespace:
         """The options, with those set that only the data can tell."""
         return options
+
+    def criterion(self, problem: Any) -> "Criterion":
+        """The metric that chooses an epoch and stands in the table."""
+        from recipes.common.resume import ACCURACY
+
+        return ACCURACY
 
     @abc.abstractmethod
     def facts(self, problem: Any, options: argparse.Namespace) -> dict[str, Any]:
@@ -124,6 +131,7 @@ def _train_and_report(
     output = options.output
     options = recipe.complete(problem, options)
     facts = recipe.facts(problem, options)
+    criterion = recipe.criterion(problem)
     runs = [
         train_run(
             attention,
@@ -133,6 +141,7 @@ def _train_and_report(
                 problem, attention, seed, options
             ),
             options,
+            criterion,
         )
         for seed in options.seeds
         for attention in options.attention

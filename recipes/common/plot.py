@@ -1,4 +1,4 @@
-"""The picture of a comparison: accuracy over epochs, token similarity over layers."""
+"""The picture of a comparison: a metric over epochs, token similarity over layers."""
 
 from pathlib import Path
 
@@ -11,26 +11,33 @@ from matplotlib.ticker import MaxNLocator
 from recipes.common.files import atomically
 from recipes.common.runs import Run
 
-COLOURS = {"softmax": "#999999", "linear": "#009e73", "gfsa": "#0072b2", "agf": "#d55e00"}
+COLOURS = {
+    **{"softmax": "#999999", "linear": "#009e73", "gfsa": "#0072b2", "agf": "#d55e00"},
+    **{"p_laplacian": "#cc79a7", "masked_kernel": "#009e73"},
+}
 # curves that coincide stay visible
-WIDTHS = {"softmax": 5.0, "linear": 1.8, "gfsa": 1.8, "agf": 1.8}
-MARKERS = {"softmax": 11, "linear": 7, "gfsa": 7, "agf": 7}
+WIDTHS = {name: 5.0 if name == "softmax" else 1.8 for name in COLOURS}
+MARKERS = {name: 11 if name == "softmax" else 7 for name in COLOURS}
 
 
 def plot(path: Path, title: str, runs: list[Run]) -> None:
     """Draws all runs: one colour per attention, one line per seed, a dot at the chosen epoch.
 
-    Where token similarity was measured, a third panel shows it over the layers.
+    Beside validation stands the test, where it was taken after every epoch, else training. Where
+    token similarity was measured, a third panel shows it over the layers.
     """
+    metric = runs[0].criterion.name
+    tested = f"test_{metric}" in runs[0].state.best
     measured = all(run.similarity for run in runs)
     panels = 3 if measured else 2
     figure, axes = plt.subplots(1, panels, figsize=(13 * panels / 3, 4), layout="constrained")
-    validation, test = axes[:2]
-    for panel, metric in ((validation, "val_accuracy"), (test, "test_accuracy")):
-        _draw_accuracy(panel, metric, runs)
-    test.sharey(validation)
-    validation.set(title="validation (dot: chosen epoch)", xlabel="epoch", ylabel="accuracy")
-    test.set(title="test (dot: the same epoch)", xlabel="epoch")
+    validation, other = axes[:2]
+    for panel, name in ((validation, f"val_{metric}"), (other, f"test_{metric}")):
+        _draw_metric(panel, name if tested else name.removeprefix("test_"), runs)
+    if tested:
+        other.sharey(validation)
+    validation.set(title="validation (dot: chosen epoch)", xlabel="epoch", ylabel=metric)
+    other.set(title=f"{'test' if tested else 'training'} (dot: the same epoch)", xlabel="epoch")
     if measured:
         _draw_similarity(axes[2], runs)
     for panel in axes:
@@ -56,7 +63,7 @@ def _draw_similarity(panel: plt.Axes, runs: list[Run]) -> None:
     )
 
 
-def _draw_accuracy(panel: plt.Axes, metric: str, runs: list[Run]) -> None:
+def _draw_metric(panel: plt.Axes, metric: str, runs: list[Run]) -> None:
     for run in runs:
         history = run.state.history
         panel.plot(

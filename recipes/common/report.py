@@ -29,6 +29,7 @@ def write_results(
         packages: Packages whose versions count, beside Keras, its backend and NumPy.
     """
     best = best_run(runs)
+    name, ties = (text.replace("_", " ") for text in (best.criterion.name, best.criterion.ties))
     results = {
         **facts,
         "settings": settings,
@@ -40,7 +41,7 @@ def write_results(
             "attention": best.attention,
             "seed": best.seed,
             "epoch": best.state.best_epoch,
-            "chosen_by": "validation accuracy, ties by validation cross-entropy",
+            "chosen_by": f"validation {name}, ties by validation {ties}",
         },
     }
     write_json(output / "results.json", results)
@@ -63,17 +64,12 @@ def write_model(output: Path, model: keras.Model, *, saved_model: bool) -> None:
 
 def format_table(results: dict[str, Any], title: str, notes: list[str]) -> str:
     """The results table, for the screen."""
-    rows = [("attention", "test accuracy", "at best test epoch", "seeds", "parameters")]
+    ends = "_mean"
+    means = [key.removesuffix(ends) for key in results["table"][0] if key.endswith(ends)]
+    rows = [("attention", *map(_heading, means), "seeds", "parameters")]
     for row in results["table"]:
-        rows.append(
-            (
-                row["attention"],
-                _accuracy(row, "test_accuracy"),
-                _accuracy(row, "best_test_epoch_accuracy"),
-                str(row["seeds"]),
-                f"{row['parameters']:,}",
-            )
-        )
+        values = (_mean(row, name) for name in means)
+        rows.append((row["attention"], *values, str(row["seeds"]), f"{row['parameters']:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
@@ -87,14 +83,18 @@ def format_table(results: dict[str, Any], title: str, notes: list[str]) -> str:
         [
             f"{title} on {results['backend']}",
             *lines,
-            "test accuracy: at the epoch chosen on validation data; mean and standard deviation "
-            "over seeds.",
+            f"{_heading(means[0])}: at the epoch chosen on validation data; mean and standard "
+            "deviation over seeds.",
             *notes,
         ]
     )
 
 
-def _accuracy(row: dict[str, Any], name: str) -> str:
+def _heading(name: str) -> str:
+    return "at best test epoch" if name.startswith("best_test") else name.replace("_", " ")
+
+
+def _mean(row: dict[str, Any], name: str) -> str:
     spread = row[f"{name}_standard_deviation"]
     return f"{row[f'{name}_mean']:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
 

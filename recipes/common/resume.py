@@ -10,11 +10,24 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import keras
+import numpy as np
 
 from recipes.common.batches import Batches
 from recipes.common.files import atomically, read_json, write_csv, write_json
+
+
+class Criterion(NamedTuple):
+    """The metric that chooses an epoch on validation data, and that the table reports."""
+
+    name: str
+    lower_is_better: bool = False
+    ties: str = "cross_entropy"  # the metric that decides between equals; the lower the better
+
+
+ACCURACY = Criterion("accuracy")
 
 
 @dataclasses.dataclass
@@ -46,14 +59,15 @@ class RunState:
         return self.epoch >= epochs or (self.epoch > 0 and self.epoch - self.best_epoch >= patience)
 
 
-def score(metrics: dict[str, float | None]) -> tuple[float, float]:
-    """What makes an epoch the best: validation accuracy, ties by validation cross-entropy."""
-    accuracy, loss = (
+def score(metrics: dict[str, float | None], criterion: Criterion = ACCURACY) -> tuple[float, float]:
+    """What makes an epoch the best: the criterion on validation data, then its `ties`."""
+    value, loss = (
         math.nan if metrics[name] is None else metrics[name]
-        for name in ("val_accuracy", "val_cross_entropy")
+        for name in (f"val_{criterion.name}", f"val_{criterion.ties}")
     )
+    value = -value if criterion.lower_is_better else value
     return (
-        accuracy if math.isfinite(accuracy) else -math.inf,
+        value if math.isfinite(value) else -math.inf,
         -loss if math.isfinite(loss) else -math.inf,
     )
 
@@ -82,9 +96,10 @@ class KeepRun(keras.callbacks.Callback):
         state: The run's state, as read from the folder; continued here.
         batches: The training batches, told which epoch begins.
         test_batches: Evaluated after every epoch into `test_*` metrics, for the record alone:
-            nothing is chosen by them.
+            nothing is chosen by them. None where the test is taken once, after training.
         epochs: Number of epochs at most.
         patience: Epochs without a better `score` after which training ends.
+        criterion: What the best epoch is chosen by.
     """
 
     def __init__(
@@ -93,30 +108,40 @@ class KeepRun(keras.callbacks.Callback):
         history_file: Path,
         state: RunState,
         batches: Batches,
-        test_batches: Batches,
+        test_batches: Batches | None,
         epochs: int,
         patience: int,
+        criterion: Criterion = ACCURACY,
     ) -> None:
         super().__init__()
         self.folder, self.history_file = folder, history_file
         self.state, self.batches, self.test_batches = state, batches, test_batches
-        self.epochs, self.patience = epochs, patience
+        self.epochs, self.patience, self.criterion = epochs, patience, criterion
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Puts the training examples in this epoch's order."""
+        """Puts the training examples in this epoch's order.
+
+        On torch, dropout without a seed of its own draws from a generator that belongs to no
+        model: it is set anew, as a function of the seed and the epoch.
+        """
         self.batches.start_epoch(epoch)
+        if keras.backend.backend() == "torch" and self.batches.seed is not None:
+            drawn = np.random.SeedSequence([self.batches.seed, epoch]).generate_state(1)
+            keras.utils.set_random_seed(int(drawn[0]))
 
     def on_epoch_end(self, epoch: int, logs: dict) -> None:
         """Records the metrics, saves the weights, then the state that names them."""
-        test = self.model.evaluate(self.test_batches, verbose=0, return_dict=True)
-        logs.update({f"test_{name}": value for name, value in test.items()})
+        if self.test_batches is not None:
+            test = self.model.evaluate(self.test_batches, verbose=0, return_dict=True)
+            logs.update({f"test_{name}": value for name, value in test.items()})
         for name in [name for name in logs if name.startswith(("val_", "test_"))]:
             if name.endswith("_orthogonality"):  # layers measure it in training alone
                 del logs[name]
         metrics = {name: float(value) for name, value in logs.items()}
         state = self.state
         state.history.append({"epoch": epoch + 1, **metrics})
-        if state.best_epoch == 0 or score(metrics) > score(state.best):
+        best = score(state.best, self.criterion) if state.best_epoch else None
+        if best is None or score(metrics, self.criterion) > best:
             state.best_epoch = epoch + 1
         state.random_states = [
             keras.ops.convert_to_numpy(variable).tolist()
@@ -142,27 +167,29 @@ def fit_resumably(
     model: keras.Model,
     batches: Batches,
     validation_batches: Batches,
-    test_batches: Batches,
+    test_batches: Batches | None,
     *,
     folder: Path,
     history_file: Path,
     epochs: int,
     patience: int,
+    criterion: Criterion = ACCURACY,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: int = 1,
 ) -> RunState:
     """Trains a compiled model with `model.fit`, from where `folder` says that it stopped.
 
     Args:
-        model: A compiled model with weighted metrics `accuracy` and `cross_entropy`, built just
-            as for the interrupted training.
+        model: A compiled model with weighted metrics `cross_entropy` and that of the criterion,
+            built just as for the interrupted training.
         batches: Training batches.
         validation_batches: Batches that choose the best epoch and end the training.
-        test_batches: Batches evaluated after every epoch for the record.
+        test_batches: Batches evaluated after every epoch for the record, if any.
         folder: Where the run is kept.
         history_file: Where the metrics of all epochs are written as CSV.
         epochs: Number of epochs at most.
         patience: Epochs without gain on the validation batches after which training ends.
+        criterion: What the best epoch is chosen by.
         callbacks: Further Keras callbacks; they see the `test_*` metrics too.
         verbose: Keras' progress bar: 0, 1 or 2.
 
@@ -171,7 +198,9 @@ def fit_resumably(
         the best epoch, and `model` has them.
     """
     state = RunState.read(folder)
-    keeper = KeepRun(folder, history_file, state, batches, test_batches, epochs, patience)
+    keeper = KeepRun(
+        folder, history_file, state, batches, test_batches, epochs, patience, criterion
+    )
     if state.epoch and not state.finished:
         model.optimizer.build(model.trainable_variables)
         model.load_weights(weights_file(folder, state.epoch))

@@ -11,7 +11,7 @@ import keras
 
 from recipes.common.batches import Batches
 from recipes.common.files import read_json, write_json
-from recipes.common.resume import RunState, fit_resumably, score
+from recipes.common.resume import ACCURACY, Criterion, RunState, fit_resumably, score
 
 
 class Training(NamedTuple):
@@ -20,8 +20,9 @@ class Training(NamedTuple):
     model: keras.Model  # compiled
     batches: Batches
     validation_batches: Batches
-    test_batches: Batches
+    test_batches: Batches | None  # evaluated after every epoch, for the record
     measure: Callable[[], Sequence[float]] | None = None  # token similarities, after training
+    report: Callable[[], dict[str, Any]] | None = None  # what is told of the best epoch alone
 
 
 @dataclasses.dataclass
@@ -34,24 +35,35 @@ class Run:
     state: RunState
     parameters: int
     similarity: list[float]  # mean token similarity before the blocks and after each, if measured
+    reported: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the best epoch alone
+    criterion: Criterion = ACCURACY
 
     def summary(self) -> dict[str, Any]:
         """What `results.json` says of this run."""
-        best = self.state.best
+        best, name, ties = self.state.best, self.criterion.name, self.criterion.ties
         return {
             "attention": self.attention,
             "seed": self.seed,
             "parameters": self.parameters,
             "epochs": self.state.epoch,
             "chosen_epoch": self.state.best_epoch,
-            "validation_accuracy": best["val_accuracy"],
-            "validation_cross_entropy": best["val_cross_entropy"],
-            "test_accuracy": best["test_accuracy"],
-            "test_cross_entropy": best["test_cross_entropy"],
-            "test_accuracy_at_best_test_epoch": max(
-                row["test_accuracy"] for row in self.state.history
-            ),
+            f"validation_{name}": best[f"val_{name}"],
+            f"validation_{ties}": best[f"val_{ties}"],
+            **self._tests(),
+            **self.reported,
             **({"token_similarity": self.similarity} if self.similarity else {}),
+        }
+
+    def _tests(self) -> dict[str, float]:
+        """The test metrics, where they were taken after every epoch."""
+        best, name = self.state.best, f"test_{self.criterion.name}"
+        if name not in best:
+            return {}
+        peak = min if self.criterion.lower_is_better else max
+        return {
+            name: best[name],
+            "test_cross_entropy": best["test_cross_entropy"],
+            f"{name}_at_best_test_epoch": peak(row[name] for row in self.state.history),
         }
 
 
@@ -61,6 +73,7 @@ def train_run(
     output: Path,
     prepare: Callable[[], Training],
     options: argparse.Namespace,
+    criterion: Criterion = ACCURACY,
 ) -> Run:
     """Trains one attention with one seed, or goes on with it, or finds it finished.
 
@@ -70,13 +83,14 @@ def train_run(
         output: Folder of the comparison.
         prepare: Makes the compiled model and its batches, once Keras' seed is set.
         options: The command line's options: epochs, patience, tensorboard and verbose are used.
+        criterion: What the best epoch is chosen by, a metric of the model.
     """
     name = f"{attention}-seed{seed}"
     folder = output / "runs" / name
     known = read_json(folder / "run.json")
     if known is not None:
         print(f"{name}: finished before")
-        return Run(attention, seed, folder, RunState.read(folder), **known)
+        return Run(attention, seed, folder, RunState.read(folder), criterion=criterion, **known)
     keras.utils.set_random_seed(seed)
     training = prepare()
     callbacks = []
@@ -94,24 +108,31 @@ def train_run(
         history_file=output / "histories" / f"{name}.csv",
         epochs=options.epochs,
         patience=options.patience,
+        criterion=criterion,
         callbacks=callbacks,
         verbose=options.verbose,
     )
     found = {
         "parameters": training.model.count_params(),
         "similarity": list(training.measure()) if training.measure else [],
+        "reported": training.report() if training.report else {},
     }
     write_json(folder / "run.json", found)
-    return Run(attention, seed, folder, state, **found)
+    return Run(attention, seed, folder, state, criterion=criterion, **found)
 
 
 def best_run(runs: list[Run]) -> Run:
-    """The run of the highest validation accuracy, ties by validation cross-entropy."""
-    return max(runs, key=lambda run: score(run.state.best))
+    """The run of the best criterion on validation data, ties by cross-entropy there."""
+    return max(runs, key=lambda run: score(run.state.best, run.criterion))
 
 
 def table(runs: list[Run]) -> list[dict[str, Any]]:
-    """One row per attention: test accuracy over its seeds, at the epochs chosen."""
+    """One row per attention: the criterion on test data over its seeds, at the epochs chosen.
+
+    Metrics that are told of the best epoch under the criterion's name, and the best test epoch
+    where the test was taken after every epoch, stand beside.
+    """
+    name = runs[0].criterion.name
     rows = []
     for attention in dict.fromkeys(run.attention for run in runs):
         summaries = [run.summary() for run in runs if run.attention == attention]
@@ -120,11 +141,11 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
             "seeds": len(summaries),
             "parameters": summaries[0]["parameters"],
         }
-        for column, name in (
-            ("test_accuracy", "test_accuracy"),
-            ("best_test_epoch_accuracy", "test_accuracy_at_best_test_epoch"),
-        ):
-            values = [one[name] for one in summaries]
+        for key in summaries[0]:
+            if not key.startswith(f"test_{name}"):
+                continue
+            column = f"best_test_epoch_{name}" if key.endswith("_at_best_test_epoch") else key
+            values = [one[key] for one in summaries]
             row[f"{column}_mean"] = statistics.fmean(values)
             row[f"{column}_standard_deviation"] = _spread(values)
         rows.append(row)
