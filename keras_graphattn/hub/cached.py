@@ -125,8 +125,11 @@ def _step_mask(mask: Tensor | None, query: Tensor, cache: Tensor, index: Any) ->
     return mask[:, None] if len(mask.shape) == 3 else mask
 
 
-class _CachedSelfAttention(CachedCall):
-    """Decoding of the layers that know it already: keys, and signals that the filter keeps."""
+class CachedSelfAttention(CachedCall):
+    """Decoding with a cache of keys and of signals: what the filter applies its operator to.
+
+    Subclasses have the `_decode_rows` of this package's self-attention layers.
+    """
 
     query_dense: Any
     key_dense: Any
@@ -162,12 +165,12 @@ class _CachedSelfAttention(CachedCall):
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class CachedGraphFilterAttention(_CachedSelfAttention, GraphFilterAttention):  # type: ignore[misc]
+class CachedGraphFilterAttention(CachedSelfAttention, GraphFilterAttention):  # type: ignore[misc]
     """`GraphFilterAttention` in the place of KerasHub's `CachedMultiHeadAttention`."""
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class CachedPLaplacianAttention(_CachedSelfAttention, PLaplacianAttention):  # type: ignore[misc]
+class CachedPLaplacianAttention(CachedSelfAttention, PLaplacianAttention):  # type: ignore[misc]
     """`PLaplacianAttention` in the place of KerasHub's `CachedMultiHeadAttention`."""
 
 

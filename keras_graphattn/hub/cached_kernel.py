@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_graphattn.hub.cached import CachedCall, write_slot
+from keras_graphattn.hub.cached import CachedSelfAttention
 from keras_graphattn.layers.kernel_decoding import causal_form
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.multi_head import Masks
-from keras_graphattn.ops.caching import CachedOperator
+from keras_graphattn.ops.caching import Cache, CachedOperator
 
 Tensor = Any
 
@@ -25,7 +25,7 @@ class _Rows(NamedTuple):
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: ignore[misc]
+class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  # type: ignore[misc]
     """`MaskedKernelAttention` in the place of KerasHub's `CachedMultiHeadAttention`.
 
     The decoder's mask joins padding and causality: as `use_causal_mask` and a mask of keys they
@@ -50,25 +50,18 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: i
             masks = masks._replace(attention=masks.attention[..., -1:, :], causal=True)
         return super()._attend(query, value, key, masks, return_attention_scores, training)
 
-    def _attend_cached(
-        self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor | None,
-        cache: Tensor,
-        mask: Tensor,
-        index: Any,
+    def _decode_rows(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
     ) -> tuple[Tensor, Tensor]:
-        keys = write_slot(cache[:, 0], self.key_dense(value if key is None else key), index)
-        query_features = self._query_features(self.query_dense(query), None)
-        key_features = self._key_features(keys, None, fixed_scale=True)
+        query_features = self._query_features(query, None)
+        key_features = self._key_features(key, None, fixed_scale=True)
         rows = index + ops.arange(ops.shape(query)[1])
-        factors = causal_form(self.mask).rows(rows, cache.shape[2])
+        factors = causal_form(self.mask).rows(rows, key.shape[1])
         matrix = ops.einsum("btnm,bsnm->bnts", query_features, key_features)
         matrix = ops.where(mask, matrix * factors, ops.cast(0.0, matrix.dtype))
         total = ops.sum(matrix, axis=-1, keepdims=True)
         matrix = matrix / ops.where(total > 0.0, total, ops.cast(1.0, total.dtype))
-        applied = CachedOperator(ops.cast(matrix, cache.dtype), cache[:, 1:], index)
+        signals = cache["signals"]
+        applied = CachedOperator(ops.cast(matrix, signals.dtype), signals, index)
         operator: Any = _Rows(applied, ops.transpose(total > 0.0, (0, 2, 1, 3)))
-        outputs = self._outputs(operator, self.value_dense(value))
-        return outputs, ops.concatenate([keys[:, None], applied.signals], axis=1)
+        return self._outputs(operator, value), applied.signals

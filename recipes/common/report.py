@@ -48,8 +48,10 @@ def write_results(
     return results
 
 
-def write_model(output: Path, model: keras.Model, *, saved_model: bool) -> None:
-    """Writes `model.keras` and, where asked for, `saved_model/1`."""
+def write_model(
+    output: Path, model: keras.Model, *, saved_model: bool, served: keras.Model | None = None
+) -> None:
+    """Writes `model.keras` and, where asked for, `saved_model/1`: `served`, else the same."""
     with atomically(output / "model.keras") as writing:
         model.save(writing)
     if saved_model:
@@ -57,7 +59,7 @@ def write_model(output: Path, model: keras.Model, *, saved_model: bool) -> None:
 
         writing, folder = output / ".writing-saved_model", output / "saved_model"
         remove(writing)
-        export_saved_model(model, writing, version=1)
+        export_saved_model(served or model, writing, version=1)
         remove(folder)
         os.replace(writing, folder)
 

@@ -1,0 +1,1 @@
+"""Causal language models: softmax, GFSA, p-LaT and masked kernel attention; perplexity."""

@@ -1,0 +1,103 @@
+"""`python -m recipes.causal_lm`: language models of different attention on one text."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.causal_lm import arguments
+from recipes.common import comparison
+
+if TYPE_CHECKING:
+    import keras
+
+    from recipes.causal_lm.train import Problem
+    from recipes.common.resume import Criterion
+    from recipes.common.runs import Run, Training
+
+
+def main(given: list[str] | None = None) -> int:
+    """Runs the recipe; returns its exit code: 0, or 2 with one line on standard error."""
+    return comparison.run(CausalLanguageModels(), given)
+
+
+class CausalLanguageModels(comparison.Recipe):
+    """GPT-2 with another attention, from scratch or from a preset."""
+
+    packages = ("keras-hub",)
+
+    def parse(self, given: list[str] | None) -> argparse.Namespace:
+        return arguments.parse(given)
+
+    def filters(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+        return arguments.settings(options)
+
+    def load(self, options: argparse.Namespace) -> "Problem":
+        from recipes.causal_lm.train import load_problem, prompt_tokens
+
+        problem = load_problem(options)
+        prompt_tokens(problem, options)
+        return problem
+
+    def facts(self, problem: "Problem", options: argparse.Namespace) -> dict[str, Any]:
+        facts = {
+            "recipe": "causal_lm",
+            "dataset": options.dataset,
+            "vocabulary": problem.vocabulary.size,
+            "tokens": {part: len(tokens) - 1 for part, tokens in problem.tokens.items()},
+            "words": {part: problem.words(part) for part in problem.tokens},
+        }
+        if options.published:
+            facts["published"] = {
+                "paper": options.published,
+                "departures": arguments.departures(options),
+            }
+        return facts
+
+    def criterion(self, problem: "Problem") -> "Criterion":
+        from recipes.common.resume import Criterion
+
+        return Criterion("perplexity", lower_is_better=True)
+
+    def prepare(
+        self, problem: "Problem", attention: str, seed: int, options: argparse.Namespace
+    ) -> "Training":
+        from recipes.causal_lm.train import prepare
+
+        return prepare(problem, attention, seed, options)
+
+    def title(self, problem: "Problem", options: argparse.Namespace) -> str:
+        return f"{options.dataset}, {options.preset or 'from scratch'}"
+
+    def best_model(
+        self, runs: "list[Run]", problem: "Problem", options: argparse.Namespace
+    ) -> "keras.Model":
+        from recipes.causal_lm.train import best_model
+
+        return best_model(runs, problem, options)
+
+    def write_model(self, output: Path, model: "keras.Model", options: argparse.Namespace) -> None:
+        from recipes.causal_lm.model import served
+        from recipes.common import report
+
+        saved_model = comparison.writes_saved_model(options)
+        report.write_model(output, model, saved_model=saved_model, served=served(model, options))
+
+    def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        unit = {"byte": "byte", "word": "word", "preset": "token of the preset"}[options.tokens]
+        notes = [
+            f"test perplexity: per {unit}, over all {results['tokens']['test']:,} of the test "
+            f"text, in windows of {options.context} at a stride of {options.stride}; taken once.",
+            f"per word: over the {results['words']['test']:,} words and ends of lines of the same "
+            "text.",
+        ]
+        if options.published:
+            changed = results["published"]["departures"]
+            said = f"but for {', '.join(changed)}" if changed else "without departures"
+            notes.append(f"the published settings of {options.published}, {said}.")
+        best = results["best_model"]
+        for run in results["runs"]:
+            if (run["attention"], run["seed"]) == (best["attention"], best["seed"]):
+                notes.append(
+                    f"a sample of {run['attention']}, seed {run['seed']}:\n{run['sample']}"
+                )
+        return notes

@@ -1,0 +1,228 @@
+"""The whole recipe on a text made up here, a tiny model for each attention."""
+
+import csv
+import json
+from pathlib import Path
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+import keras_graphattn
+from recipes.causal_lm.command import main
+from recipes.causal_lm.tokens import Pieces
+from recipes.common import resume
+from tests.compiling import lean_compilation
+
+TEXT = "".join(
+    f"{number % 7} and {number % 5} make {number % 7 + number % 5}\n" for number in range(210)
+)
+TEST = TEXT[len(TEXT) * 19 // 20 :]
+SIZES = "--layers 1 --d-model 8 --heads 2 --feed-forward 8 --context 16 --stride 8 --batch-size 16"
+TRAINING = "--epochs 2 --warm-up 4 --learning-rate 0.02 --sample-tokens 6 --verbose 0"
+ATTENTIONS = ("softmax", "gfsa", "p_laplacian", "masked_kernel")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once(tmp_path_factory):
+    with lean_compilation(tmp_path_factory.mktemp("xla")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "made.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def arguments(text_file, tmp_path_factory):
+    output = tmp_path_factory.mktemp("results")
+    given = f"--data-dir {text_file} {SIZES} {TRAINING} --attention gfsa --dropout 0.2"
+    return [*given.split(), "--skip-saved-model", "--output", str(output)]
+
+
+@pytest.fixture(scope="module")
+def output(arguments):
+    assert main(arguments) == 0
+    return Path(arguments[-1])
+
+
+@pytest.fixture(scope="module")
+def results(output):
+    return json.loads((output / "results.json").read_text())
+
+
+def test_every_epoch_is_validated_and_the_test_is_taken_once(output, results):
+    (run,) = results["runs"]
+    with (output / "histories" / "gfsa-seed0.csv").open() as file:
+        rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    assert len(rows) == 2
+    assert not any(name.startswith("test_") for name in rows[0])
+    for row in rows:
+        expected = np.exp(row["val_cross_entropy"])
+        assert row["val_perplexity"] == pytest.approx(expected, rel=1e-4)
+    best = min(rows, key=lambda row: row["val_perplexity"])
+    assert run["chosen_epoch"] == best["epoch"]
+    assert run["validation_perplexity"] == best["val_perplexity"]
+    assert run["sample"].startswith(TEST[:8])
+    assert len(run["sample"]) > 8
+    names = ["test_perplexity_mean", "test_perplexity_per_word_mean"]
+    assert [name for name in results["table"][0] if name.endswith("_mean")] == names
+    assert (output / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_model_reloads_and_has_the_test_perplexity(output, results):
+    """Against the logits of the whole text, window by window, in NumPy."""
+    (run,) = results["runs"]
+    model = keras.saving.load_model(output / "model.keras", compile=False)
+    rows = keras_graphattn.inspect(model)
+    assert [row.path for row in rows] == ["transformer_layer_0/self_attention"]
+    tokens = np.frombuffer(f"\n{TEST}".encode(), "uint8").astype("int32")
+    seen, lost = 0, []
+    for end in [*range(16, len(tokens) - 1, 8), len(tokens) - 1]:
+        window = tokens[end - 16 : end][None]
+        inputs = {"token_ids": window, "padding_mask": np.ones_like(window)}
+        logits = keras.ops.convert_to_numpy(model(inputs)).astype("float64")[0]
+        scores = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        lost += [-scores[t - (end - 15), tokens[t]] for t in range(seen + 1, end + 1)]
+        seen = end
+    assert len(lost) == len(tokens) - 1 == results["tokens"]["test"]
+    assert run["test_cross_entropy"] == pytest.approx(np.mean(lost), rel=1e-4)
+    words = results["words"]["test"]
+    expected = np.exp(np.sum(lost) / words)
+    assert run["test_perplexity_per_word"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_finished_runs_are_not_trained_again(arguments, output, monkeypatch, capsys):
+    before = (output / "results.json").read_bytes()
+    monkeypatch.setattr(keras.Model, "fit", lambda *args, **kwargs: pytest.fail("trained again"))
+    assert main(arguments) == 0
+    assert (output / "results.json").read_bytes() == before
+    printed = capsys.readouterr().out
+    assert "test perplexity per word" in printed
+    assert "a sample of" in printed
+
+
+def test_training_that_was_broken_off_goes_on_to_the_same_end(
+    arguments, results, tmp_path, monkeypatch
+):
+    given = [*arguments[:-1], str(tmp_path)]
+    ends = resume.KeepRun.on_epoch_end
+
+    def break_off(self, epoch, logs):
+        ends(self, epoch, logs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resume.KeepRun, "on_epoch_end", break_off)
+    assert main(given) == 130
+    monkeypatch.setattr(resume.KeepRun, "on_epoch_end", ends)
+    assert main(given) == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    for name in ("test_cross_entropy", "validation_perplexity"):
+        assert found["runs"][0][name] == pytest.approx(results["runs"][0][name], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_all_attentions_train_and_are_served(text_file, tmp_path):
+    given = f"--data-dir {text_file} {SIZES} {TRAINING} --attention {','.join(ATTENTIONS)}"
+    assert main([*given.split(), "--output", str(tmp_path)]) == 0
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert [run["attention"] for run in runs] == list(ATTENTIONS)
+    assert len({run["test_perplexity"] for run in runs}) == len(ATTENTIONS)
+    assert all(run["sample"].startswith(TEST[:8]) and len(run["sample"]) > 8 for run in runs)
+    assert all(run["test_perplexity"] < 40 for run in runs)  # of 256 bytes, 20 are in the text
+
+    import tensorflow as tf
+
+    tokens = np.frombuffer(TEST[:16].encode(), "uint8").astype("int32")[None]
+    inputs = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
+    served = tf.saved_model.load(str(tmp_path / "saved_model" / "1")).signatures["serving_default"]
+    answer = served(**{name: tf.constant(value) for name, value in inputs.items()})["logits"]
+    model = keras.saving.load_model(tmp_path / "model.keras", compile=False)
+    logits = keras.ops.convert_to_numpy(model(inputs))
+    np.testing.assert_allclose(answer.numpy(), logits, atol=1e-4)
+
+
+def tokenizer():
+    """Pieces of bytes: all single ones, and a few pairs."""
+    from keras_hub.src.tokenizers.byte_pair_tokenizer import bytes_to_unicode
+
+    letters = list(bytes_to_unicode()[1])
+    merges = ["a n", "an d", "m a", "ma k"]
+    pieces = ["<|endoftext|>", *letters, *(merge.replace(" ", "") for merge in merges)]
+    return keras_hub.models.GPT2Tokenizer({p: n for n, p in enumerate(pieces)}, merges)
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory):
+    keras.utils.set_random_seed(0)
+    kind = tokenizer()
+    backbone = keras_hub.models.GPT2Backbone(kind.vocabulary_size(), 1, 2, 8, 8, 0.0, 32)
+    preprocessor = keras_hub.models.GPT2CausalLMPreprocessor(kind, sequence_length=16)
+    folder = tmp_path_factory.mktemp("preset") / "gpt2"
+    keras_hub.models.GPT2CausalLM(backbone, preprocessor).save_to_preset(str(folder))
+    return folder
+
+
+def test_a_preset_is_converted_and_starts_as_it_was(preset, text_file, tmp_path):
+    given = f"--preset {preset} --data-dir {text_file} --context 16 --batch-size 8 --epochs 1"
+    given += " --learning-rate 1e-9 --sample-tokens 0 --verbose 0 --prompt 3 --skip-saved-model"
+    assert main([*given.split(), "--output", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    plain, filtered = results["runs"]
+    assert (plain["attention"], filtered["attention"]) == ("softmax", "gfsa")
+    assert filtered["parameters"] > plain["parameters"]
+    assert filtered["test_perplexity"] == pytest.approx(plain["test_perplexity"], rel=1e-5)
+    assert filtered["test_perplexity"] < filtered["test_perplexity_per_word"]
+    assert plain["sample"] == "3"
+    assert results["vocabulary"] == 261
+
+
+def test_a_presets_tokens_come_back_line_by_line():
+    pieces = Pieces(tokenizer())
+    pieces.lines_at_a_time = 2
+    numbers = pieces.encode("1 and 2 make\n\n 3\nü")
+    assert len(numbers) < len("1 and 2 make\n\n 3\nü".encode())
+    assert pieces.decode(numbers) == "1 and 2 make\n\n 3\nü"
+    assert pieces.start == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("--attention softmax,agf", ["agf", "masked_kernel"]),
+        ("--attention softmax --order 2", ["--order", "gfsa", "softmax"]),
+        ("--attention gfsa --feature-map elu", ["--feature-map", "masked_kernel"]),
+        ("--attention p_laplacian --p 1.5,2,2.5", ["--p has 3", "--heads 2"]),
+        ("--attention p_laplacian --p 0.5", ["--p", "at least 1"]),
+        ("--stride 17", ["--stride 17", "--context 16"]),
+        ("--heads 3", ["--d-model 8", "--heads 3"]),
+        ("--context 2000", ["validation text has 1", "--context 2000"]),
+        ("--prompt 0123456789abcdef", ["--prompt has 16", "--context 16"]),
+        ("--tokens preset", ["--tokens preset", "--preset"]),
+        ("--preset nowhere", ["--layers", "sizes of --preset nowhere"]),
+        ("--published gfsa", ["--published gfsa", "wikitext-2", "text"]),
+        ("--dataset ptb", ["no ptb.train.txt"]),
+    ],
+)
+def test_bad_input_is_one_line(wrong, words, text_file, tmp_path, capsys):
+    given = f"--data-dir {text_file} {SIZES} --output {tmp_path / 'output'} {wrong}"
+    assert main(given.split()) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    for word in words:
+        assert word in printed
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_preset_that_cannot_be_had_is_one_line(text_file, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    given = f"--data-dir {text_file} --preset {tmp_path / 'empty'} --output {tmp_path / 'output'}"
+    assert main(given.split()) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "cannot be loaded as a causal language model" in printed
