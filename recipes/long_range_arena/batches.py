@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 
+from recipes.common.measures import filled_weights
 from recipes.long_range_arena.ragged import Split
 
 ROUND_TO = 16
@@ -68,8 +69,7 @@ class Buckets(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         length, chosen = self.batches[index]
-        weights = np.zeros(self.batch_size, "float32")
-        weights[: len(chosen)] = 1.0
+        weights = filled_weights(len(chosen), self.batch_size)
         chosen = np.resize(chosen, self.batch_size)
         inputs = {name: one.padded(chosen, length) for name, one in self.split.tokens.items()}
         return inputs, self.split.labels[chosen], weights

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.command import choose_backend, run_command, writable_folder
+from recipes.common.devices import check_devices
 from recipes.common.experiment import (
     check_filters,
     check_installed,
     check_settings,
-    data_parallel,
     keras_configured,
 )
 from recipes.common.filters import FILTER_OPTIONS
@@ -34,12 +34,12 @@ def compare(arguments: list[str] | None) -> None:
     validation_split(problem.train.labels, options.validation_fraction, seed=0)
     choose_backend(options.backend)
     check_filters(options.attention, filters(options))
-    distribution = data_parallel(options)
+    check_devices(options)
     output = options.output
     writable_folder(output)
     settings = _settings(options, problem)
     check_settings(output, settings, options.overwrite)
-    with keras_configured(options.precision, distribution):
+    with keras_configured(options.precision):
         _train_and_report(output, problem, settings, options)
 
 
