@@ -1,6 +1,7 @@
 """Graph-filter and sub-quadratic masked attention for Keras 3, on any backend."""
 
-from keras_graphattn import analysis, hub, layers, masks, ops
+from keras_graphattn import analysis, distribution, hub, layers, masks, ops
+from keras_graphattn.distribution import layout_map
 from keras_graphattn.export import export_saved_model
 from keras_graphattn.hub import convert, inspect, revert
 from keras_graphattn.version import __version__
@@ -9,10 +10,12 @@ __all__ = [
     "__version__",
     "analysis",
     "convert",
+    "distribution",
     "export_saved_model",
     "hub",
     "inspect",
     "layers",
+    "layout_map",
     "masks",
     "ops",
     "revert",

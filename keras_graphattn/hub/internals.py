@@ -81,3 +81,21 @@ def track_again(model: Any) -> None:
         for layer in model._flatten_layers():
             if layer.built:
                 layer._track_variables()
+
+
+def is_distributed(variable: Any) -> bool:
+    """Whether the variable was made for several devices, under a distribution or a strategy."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return isinstance(variable._value, tf.distribute.DistributedValues)
+    return getattr(variable, "_layout", None) is not None
+
+
+def makes_distributed() -> bool:
+    """Whether variables made now are for several devices."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.distribute.has_strategy())
+    return keras.distribution.distribution() is not None

@@ -12,7 +12,13 @@ import keras
 
 from keras_graphattn.hub.attentions import replacement_for
 from keras_graphattn.hub.cached import CachedCall, widened
-from keras_graphattn.hub.internals import change_class, replace_sublayer, scope_of
+from keras_graphattn.hub.internals import (
+    change_class,
+    is_distributed,
+    makes_distributed,
+    replace_sublayer,
+    scope_of,
+)
 from keras_graphattn.hub.sites import Site
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.multi_head import build_around, projections_of
@@ -48,8 +54,14 @@ def convert_site(site: Site, attention: str, options: Mapping[str, Any]) -> None
         site: Where; the layer there must not be one of ours already.
         attention: A name that `convert` knows.
         options: Further arguments of the new layer.
+
+    Raises:
+        ValueError: Where the layer was built under a distribution that is not set now, or without
+            one while one is set.
     """
     source = site.layer
+    if source.built:
+        _check_devices(site)
     new = _new_layer(site, attention, options)
     if source.built:
         with scope_of(source):
@@ -59,6 +71,24 @@ def convert_site(site: Site, attention: str, options: Mapping[str, Any]) -> None
             new.trainable = False
     new.converted_from = Shell(source)
     replace_sublayer(site.parent, site.attribute, new)
+
+
+def _check_devices(site: Site) -> None:
+    """Refuses a layer whose new weights would be on other devices than those it has."""
+    kernel = projections_of(site.layer)["query"].kernel
+    if is_distributed(kernel) and not makes_distributed():
+        raise ValueError(
+            f"'{site.path}' was built under a distribution over devices, and none is set now: new "
+            "weights would be on one device, and training would fail. Convert within the scope "
+            "of that distribution (keras.distribution, or a tf.distribute strategy)."
+        )
+    if makes_distributed() and not is_distributed(kernel):
+        raise ValueError(
+            f"'{site.path}' was built on one device, and a distribution over devices is set now: "
+            "new weights would be on all of them, and training would fail. Build the model within "
+            "the distribution's scope; or convert it before the distribution is set, and then "
+            "call keras_graphattn.distribution.distribute(model) (jax)."
+        )
 
 
 def _new_layer(site: Site, attention: str, options: Mapping[str, Any]) -> Any:

@@ -3,6 +3,8 @@
 import keras
 import numpy as np
 
+from recipes.common.measures import filled_weights
+
 
 class Batches(keras.utils.PyDataset):
     """Batches of arrays for `fit` and `evaluate`.
@@ -44,8 +46,7 @@ class Batches(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         start = index * self.batch_size
         chosen = self.order[start : start + self.batch_size]
-        weights = np.zeros(self.batch_size, "float32")
-        weights[: len(chosen)] = 1.0
+        weights = filled_weights(len(chosen), self.batch_size)
         fill = np.resize(self.order, self.batch_size - len(chosen))
         chosen = np.concatenate([chosen, fill])
         inputs = {name: array[chosen] for name, array in self.inputs.items()}

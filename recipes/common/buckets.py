@@ -5,6 +5,8 @@ from typing import Protocol
 import keras
 import numpy as np
 
+from recipes.common.measures import filled_weights
+
 ROUND_TO = 16
 
 
@@ -87,8 +89,7 @@ class Buckets(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         length, chosen = self.batches[index]
-        weights = np.zeros(self.batch_size, "float32")
-        weights[: len(chosen)] = 1.0
+        weights = filled_weights(len(chosen), self.batch_size)
         chosen = np.resize(chosen, self.batch_size)
         return self.split.inputs(chosen, length), self.split.labels[chosen], weights
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.common.command import choose_backend, run_command, writable_folder
+from recipes.common.devices import check_devices
 from recipes.common.experiment import (
     check_filters,
     check_installed,
     check_settings,
-    data_parallel,
     keras_configured,
 )
 from recipes.common.filters import FILTER_OPTIONS
@@ -107,12 +107,12 @@ def compare(recipe: Recipe, arguments: list[str] | None) -> None:
     )
     choose_backend(options.backend)
     check_filters(options.attention, recipe.filters(options))
-    distribution = data_parallel(options)
+    check_devices(options)
     problem = recipe.load(options)
     writable_folder(options.output)
     settings = _settings(recipe, problem, options)
     check_settings(options.output, settings, options.overwrite)
-    with keras_configured(options.precision, distribution):
+    with keras_configured(options.precision):
         _train_and_report(recipe, problem, settings, options)
 
 

@@ -3,7 +3,6 @@
 Imports no Keras by itself: functions that need it come after the backend is chosen.
 """
 
-import argparse
 import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
@@ -75,36 +74,13 @@ def check_settings(output: Path, settings: dict[str, Any], overwrite: bool) -> N
 
 
 @contextmanager
-def keras_configured(precision: str, distribution: Any) -> Iterator[None]:
-    """Keras' precision and distribution as asked for; as they were afterwards."""
+def keras_configured(precision: str) -> Iterator[None]:
+    """Keras' precision as asked for; as it was afterwards."""
     import keras
 
     policy = keras.config.dtype_policy()
     try:
         keras.config.set_dtype_policy(precision)
-        if distribution is not None:
-            keras.distribution.set_distribution(distribution)
         yield
     finally:
         keras.config.set_dtype_policy(policy)
-        if distribution is not None:
-            keras.distribution.set_distribution(None)
-
-
-def data_parallel(options: argparse.Namespace) -> Any:
-    """The distribution that `--distribute` asks for; None without it."""
-    if not options.distribute:
-        return None
-    import keras
-
-    if keras.backend.backend() != "jax":
-        raise UsageError(
-            "--distribute needs keras.distribution, which the backend "
-            f"{keras.backend.backend()} lacks: use --backend jax"
-        )
-    devices = keras.distribution.list_devices()
-    if options.batch_size % len(devices):
-        raise UsageError(
-            f"--batch-size {options.batch_size} cannot be shared out over {len(devices)} devices"
-        )
-    return keras.distribution.DataParallel(devices=devices)

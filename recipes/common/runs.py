@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 
 from recipes.common.batches import Batches
+from recipes.common.devices import on_devices, share_weights
 from recipes.common.files import read_json, write_json
 from recipes.common.resume import ACCURACY, Criterion, RunState, fit_resumably, score
 
@@ -82,9 +83,22 @@ def train_run(
         seed: Seed of the initial weights; `prepare` takes care of all others.
         output: Folder of the comparison.
         prepare: Makes the compiled model and its batches, once Keras' seed is set.
-        options: The command line's options: epochs, patience, tensorboard and verbose are used.
+        options: The command line's options: epochs, patience, tensorboard, verbose and distribute
+            are used.
         criterion: What the best epoch is chosen by, a metric of the model.
     """
+    with on_devices(options):
+        return _train_run(attention, seed, output, prepare, options, criterion)
+
+
+def _train_run(
+    attention: str,
+    seed: int,
+    output: Path,
+    prepare: Callable[[], Training],
+    options: argparse.Namespace,
+    criterion: Criterion,
+) -> Run:
     name = f"{attention}-seed{seed}"
     folder = output / "runs" / name
     known = read_json(folder / "run.json")
@@ -93,6 +107,7 @@ def train_run(
         return Run(attention, seed, folder, RunState.read(folder), criterion=criterion, **known)
     keras.utils.set_random_seed(seed)
     training = prepare()
+    share_weights(training.model, options)
     callbacks = []
     if options.tensorboard:
         logs = str(output / "tensorboard" / name)

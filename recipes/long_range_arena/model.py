@@ -14,6 +14,7 @@ import keras
 from keras import layers, ops
 
 from recipes.common.attention import attend, masked_mean
+from recipes.common.measures import loss_and_metrics
 from recipes.common.optimizers import WarmUpLinearDecay
 from recipes.common.ragged import Problem
 from recipes.long_range_arena.arguments import filters
@@ -63,11 +64,7 @@ def compile_model(model: keras.Model, options: argparse.Namespace, steps: int) -
     schedule = WarmUpLinearDecay(options.learning_rate, min(options.warm_up, steps - 1), steps)
     model.compile(
         optimizer=keras.optimizers.Adam(schedule),
-        loss=keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight"),
-        weighted_metrics=[
-            keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
-            keras.metrics.SparseCategoricalCrossentropy(name="cross_entropy"),
-        ],
+        **loss_and_metrics(),
     )
 
 

@@ -27,8 +27,12 @@ class Split:
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
-        """The arrays under the names of the model's inputs."""
-        return {"series": self.series, "padding_mask": self.padding_mask}
+        """The arrays under the names of the model's inputs.
+
+        The mask goes as integers: on several replicas of TensorFlow, Keras takes the mean of a
+        first batch over them, which there is not for booleans.
+        """
+        return {"series": self.series, "padding_mask": self.padding_mask.astype("int8")}
 
 
 @dataclasses.dataclass

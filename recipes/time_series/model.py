@@ -13,6 +13,7 @@ import numpy as np
 from keras import layers, ops
 
 from recipes.common.attention import attend, masked_mean
+from recipes.common.measures import loss_and_metrics
 from recipes.common.optimizers import radam
 from recipes.time_series.arguments import filters
 from recipes.time_series.data import Problem, Split, statistics
@@ -58,11 +59,7 @@ def compile_model(model: keras.Model, options: argparse.Namespace) -> None:
     """Compiles for RAdam; the metrics leave out the rows that only fill up the last batch."""
     model.compile(
         optimizer=radam(options.learning_rate),
-        loss=keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight"),
-        weighted_metrics=[
-            keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
-            keras.metrics.SparseCategoricalCrossentropy(name="cross_entropy"),
-        ],
+        **loss_and_metrics(),
     )
 
 

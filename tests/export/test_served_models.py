@@ -8,9 +8,9 @@ import keras_graphattn
 from keras_graphattn.export import PredictRequests, export_saved_model
 from keras_graphattn.export.signature import model_signature
 from recipes.common.filters import ATTENTIONS
+from recipes.common.ragged import Problem, Ragged, Split
 from recipes.long_range_arena import arguments as arena_arguments
 from recipes.long_range_arena import model as arena
-from recipes.long_range_arena.ragged import Problem, Ragged, Split
 from recipes.time_series import arguments as series_arguments
 from recipes.time_series import model as time_series
 from recipes.time_series.data import Problem as SeriesProblem

@@ -28,7 +28,7 @@ def test_every_example_counts_once_in_batches_of_constant_shape():
 def test_a_batch_larger_than_the_data_is_filled_up():
     x, y, weights = Batches(*example(3), 8)[0]
     assert x["x"].shape == (8, 2)
-    np.testing.assert_array_equal(weights, [1, 1, 1, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(weights, np.float32([8 / 3] * 3 + [0] * 5))  # of mean 1
     np.testing.assert_array_equal(y[:3], [0, 1, 2])
 
 

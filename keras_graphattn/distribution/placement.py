@@ -1,0 +1,85 @@
+"""Placing a model that exists already, such as one converted or loaded outside the scope."""
+
+from typing import Any
+
+import keras
+
+from keras_graphattn.distribution.layout import check_layout_map
+
+
+def distribute(model: Any) -> Any:
+    """Places the weights of a built model as the distribution of this program says, in place.
+
+    Keras places weights when they are made: a model that was built, loaded or converted before
+    `keras.distribution.set_distribution` has all or some of them on one device, and training
+    fails. With this call it trains as if it had been built within the distribution's scope. To
+    build a model that does not fit one device's memory, build it under `keras.device("cpu")`, or
+    within the scope.
+
+    Args:
+        model: A built model or layer. If it is compiled, it must not have been trained yet.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        ValueError: On another backend than JAX; if no distribution is set; if a rule of its layout
+            map matches no weight of the model; and if the optimizer has slots already.
+
+    Example:
+
+    >>> if keras.backend.backend() == "jax":
+    ...     layer = GraphFilterAttention(num_heads=2, key_dim=8)
+    ...     outputs = layer(keras.random.normal((1, 4, 16)))
+    ...     with keras.distribution.DataParallel().scope():
+    ...         layer = distribute(layer)
+    """
+    distribution = keras.distribution.distribution()
+    if keras.backend.backend() != "jax":
+        raise ValueError(
+            "Keras places weights on several devices on the backend jax alone. Received: the "
+            f"backend {keras.backend.backend()}. On tensorflow build and compile the model within "
+            "the scope of a tf.distribute strategy."
+        )
+    if distribution is None:
+        raise ValueError(
+            "No distribution is set. Call keras.distribution.set_distribution(...) first, or call "
+            "this within the distribution's scope: training needs it as well."
+        )
+    if not isinstance(model, keras.Layer) or not model.built:
+        raise ValueError(f"`model` must be a built Keras model or layer. Received: model={model!r}")
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and optimizer.built:
+        raise ValueError(
+            f"The optimizer of '{model.name}' has slots already, on the devices where the weights "
+            "were. Place the model before it is trained, or compile it with a new optimizer."
+        )
+    rules = getattr(distribution, "_layout_map", None)
+    if rules is not None:
+        check_layout_map(model, rules, large=2**62)
+    for variable in [*model.variables, *_compiled_state(model)]:
+        _place(variable, distribution)
+    return model
+
+
+def _compiled_state(model: Any) -> list[Any]:
+    """What `compile` made: the optimizer's counters and the sums of metrics."""
+    optimizer = getattr(model, "optimizer", None)
+    found = [] if optimizer is None else list(optimizer.variables)
+    found += getattr(model, "metrics_variables", ())
+    # Metrics that have seen no data are not among those of the model yet.
+    compiled = getattr(model, "_compile_metrics", None)
+    for name in ("_user_metrics", "_user_weighted_metrics"):
+        for metric in keras.tree.flatten(getattr(compiled, name, None)):
+            found += getattr(metric, "variables", ())
+    return found
+
+
+def _place(variable: Any, distribution: Any) -> None:
+    """Gives a variable the layout that it would have been made with.
+
+    Keras takes a layout at construction alone; this is the one place that sets it later.
+    """
+    variable._layout = None
+    variable._layout = distribution.get_variable_layout(variable)
+    variable.assign(variable.value)

@@ -1,0 +1,86 @@
+"""Sequences longer than one device holds: the tokens shared out over a mesh."""
+
+from typing import Any
+
+import keras
+
+
+class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
+    """A `keras.distribution` that shares out the tokens of each sequence over devices.
+
+    Every device holds its part of the batch and of the token axis: with n tokens and p devices,
+    token tensors are (B, n / p, d) on each, in the forward and in the backward pass. What crosses
+    devices is what attention needs of other tokens, and XLA finds it:
+
+    * `MaskedKernelAttention` without a mask, and `AttentiveGraphFilter`: sums over tokens alone,
+      (B, N, m, D + 1) and (B, N, H, D) per application, whatever the length;
+    * `MaskedKernelAttention` under causal, segment and exponential masks, and the causal
+      `AttentiveGraphFilter`: one such sum for each chunk of 64 (or 48) tokens, gathered on all
+      devices: m / 64 of the size of the tokens, never the tokens themselves;
+    * dense and blockwise paths, and masks by FFT, need all tokens on each device: use them on
+      lengths that one device holds.
+
+    Args:
+        device_mesh: A `keras.distribution.DeviceMesh`.
+        sequence_axis: The mesh axis that tokens are shared out over.
+        batch_axis: The mesh axis that examples are shared out over; none by default.
+        layout_map: Layouts of the weights; by default all are whole on every device.
+        shortest: Inputs whose second axis is shorter are no sequences, and are not split along it
+            (labels in one-hot form, say).
+
+    Raises:
+        ValueError: On another backend than JAX, for axes that the mesh lacks, and for a batch
+            with a sequence that the devices cannot share evenly.
+
+    Example:
+
+    >>> if keras.backend.backend() == "jax":
+    ...     mesh = keras.distribution.DeviceMesh((1,), ("sequence",), ["cpu:0"])
+    ...     distribution = SequenceParallel(mesh)
+    ...     assert distribution.get_data_layout((4, 1024, 16)).axes == (None, "sequence", None)
+    ...     assert distribution.get_data_layout((4,)).axes == (None,)
+    """
+
+    def __init__(
+        self,
+        device_mesh: Any,
+        sequence_axis: str = "sequence",
+        batch_axis: str | None = None,
+        *,
+        layout_map: Any = None,
+        shortest: int = 128,
+    ) -> None:
+        if keras.backend.backend() != "jax":
+            raise ValueError(
+                "Keras shares tensors out over devices on the backend jax alone. Received: the "
+                f"backend {keras.backend.backend()}. Set KERAS_BACKEND=jax."
+            )
+        names = list(device_mesh.axis_names)
+        for name in (sequence_axis, *([] if batch_axis is None else [batch_axis])):
+            if name not in names:
+                raise ValueError(
+                    f"The mesh has no axis {name!r}. Received: sequence_axis={sequence_axis!r}, "
+                    f"batch_axis={batch_axis!r}, and a mesh with the axes {names}."
+                )
+        layout_map = keras.distribution.LayoutMap(device_mesh) if layout_map is None else layout_map
+        self.sequence_axis, self.batch_axis, self.shortest = sequence_axis, batch_axis, shortest
+        self._devices = int(device_mesh.shape[names.index(sequence_axis)])
+        super().__init__(layout_map=layout_map, batch_dim_name=batch_axis or names[0])
+
+    @property
+    def num_model_replicas(self) -> int:
+        return 1 if self.batch_axis is None else int(super().num_model_replicas)
+
+    def get_data_layout(self, data_shape: Any) -> Any:
+        axes: list[str | None] = [None] * len(data_shape)
+        axes[0] = self.batch_axis
+        if len(data_shape) > 1 and data_shape[1] >= self.shortest:
+            if data_shape[1] % self._devices:
+                raise ValueError(
+                    f"A sequence of {data_shape[1]} tokens cannot be shared evenly among the "
+                    f"{self._devices} devices of the mesh axis {self.sequence_axis!r}. Received: "
+                    f"a batch of shape {tuple(data_shape)}. Pad the length to a multiple of "
+                    f"{self._devices}, with a mask."
+                )
+            axes[1] = self.sequence_axis
+        return keras.distribution.TensorLayout(axes, self.device_mesh)

@@ -1,0 +1,43 @@
+"""The loss and the metrics of a classifier whose last batch is filled up with rows of weight 0.
+
+`filled_weights` gives the real rows of a batch weights that add up to its size. So the mean over
+all rows is the mean over the real ones, also where the rows are shared out over devices that hold
+different numbers of real ones. Metrics count every real row once.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def filled_weights(real: int, size: int) -> np.ndarray:
+    """Weights of a batch of `size` rows, of which the first `real` are no filling."""
+    weights = np.zeros(size, "float32")
+    weights[:real] = size / real
+    return weights
+
+
+def loss_and_metrics() -> dict[str, Any]:
+    """Arguments of `compile`: cross-entropy as the loss; accuracy and cross-entropy as metrics."""
+    return {
+        "loss": keras.losses.SparseCategoricalCrossentropy(),
+        "weighted_metrics": [_Accuracy(name="accuracy"), _CrossEntropy(name="cross_entropy")],
+    }
+
+
+class _RealRows:
+    """Counts rows of positive weight once, the others not at all."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is not None:
+            sample_weight = keras.ops.cast(sample_weight > 0, "float32")
+        return super().update_state(y_true, y_pred, sample_weight)  # type: ignore[misc]
+
+
+class _Accuracy(_RealRows, keras.metrics.SparseCategoricalAccuracy):
+    """The share of real rows whose class is right."""
+
+
+class _CrossEntropy(_RealRows, keras.metrics.SparseCategoricalCrossentropy):
+    """The mean cross-entropy of real rows."""

@@ -1,0 +1,67 @@
+"""`--distribute`: the recipes on several devices have the numbers of one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+from recipes.common.command import UsageError
+from recipes.common.devices import check_devices
+from recipes.time_series.arguments import parse
+from tests.numerics import BACKEND
+
+KINDS = {"jax": "data,model:4", "tensorflow": "data"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BACKEND not in KINDS, reason="Keras trains on one device on torch")
+def test_every_epoch_of_every_recipe_has_the_numbers_of_one_device(tmp_path):
+    script = str(Path(__file__).with_name("recipes.py"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.run(
+        [sys.executable, script, str(tmp_path), KINDS[BACKEND]],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert len(found) == 2 * len(KINDS[BACKEND].split(","))
+    for name, difference in found.items():
+        assert difference < 1e-5, name
+
+
+@pytest.mark.parametrize("wrong", ["pipeline", "model", "model:0", "model:two", "data:2"])
+def test_unknown_kinds_are_refused(wrong):
+    with pytest.raises(UsageError, match="neither data nor model:N"):
+        parse(["--distribute", wrong])
+
+
+@pytest.mark.parametrize(
+    ("backend", "devices", "wrong", "words"),
+    [
+        ("torch", 1, "--distribute", "on torch, Keras' fit trains on one device"),
+        ("tensorflow", 2, "--distribute model:2", "Keras splits weights on jax alone"),
+        ("jax", 8, "--distribute model:3", "8 devices cannot be grouped by 3"),
+        ("jax", 8, "--distribute --batch-size 12", "12 cannot be shared out over 8 devices"),
+        ("jax", 8, "--distribute model:2 --batch-size 6", "over 4 groups of 2 devices"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(backend, devices, wrong, words, monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: backend)
+    monkeypatch.setattr(
+        keras.distribution, "list_devices", lambda: [f"cpu:{n}" for n in range(devices)]
+    )
+    with pytest.raises(UsageError, match=words):
+        check_devices(parse(wrong.split()))
+
+
+def test_nothing_asked_for_is_nothing_done():
+    assert parse([]).distribute is False
+    assert parse(["--distribute"]).distribute == "data"
+    check_devices(parse([]))
