@@ -16,6 +16,7 @@ from recipes.common.command import (
     number_in,
     seeds,
 )
+from recipes.common.devices import HELP, kind_of_distribution
 
 
 class Attention(NamedTuple):
