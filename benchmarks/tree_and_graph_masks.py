@@ -2,14 +2,17 @@
 
     KERAS_BACKEND=jax python benchmarks/tree_and_graph_masks.py
     KERAS_BACKEND=torch python benchmarks/tree_and_graph_masks.py --kind trees --lengths 100000
+    KERAS_BACKEND=jax python benchmarks/tree_and_graph_masks.py --auto --backward --lengths 1000000
 
-M x with `--columns` columns, forward. Cases of one topology take turns. For trees each path, and
-the one that "auto" takes as a multiple of the fastest; for graphs the series, a Chebyshev loop of
-scipy CSR products with as many terms, and scipy's `expm_multiply`; for both, where they are small
-enough, the dense mask, M formed beforehand.
+M x with `--columns` columns, forward, and with `--backward` also forward and backward, gradients of
+the mask's weights included. Cases of one topology take turns. For trees each path as a multiple of
+the fastest, and which one "auto" takes; for graphs the series, a Chebyshev loop of scipy CSR
+products with as many terms, and with `--expm` scipy's `expm_multiply`; for both, where they are
+small enough, the dense mask, M formed beforehand.
 """
 
 import argparse
+import math
 import time
 from pathlib import Path
 
@@ -50,8 +53,8 @@ def graph_of_degree(count, degree=6.0, seed=0):
     return np.unique(edges[edges[:, 0] < edges[:, 1]], axis=0)
 
 
-def mask_step(mask, path, x, options):
-    """A step of M x; the mask's weights are arguments, so that nothing of them is folded away."""
+def mask_steps(mask, path, x, options):
+    """Steps of M x; the mask's weights are arguments, so that nothing of them is folded away."""
     import keras
     from keras import ops
 
@@ -64,20 +67,38 @@ def mask_step(mask, path, x, options):
         with keras.StatelessScope(state_mapping=list(pairs)):
             return mask.apply(x, path)
 
-    return make_step(function, [x, *weights], backward=options.backward, compiled=options.compile)
+    return both_steps(function, [x, *weights], options)
 
 
-def dense_step(mask, x, options):
+def dense_steps(mask, x, options):
     from keras import ops
 
-    mask.build((1, x.shape[1], 1, options.columns))
-    matrix = mask.dense()
-    return make_step(
-        lambda x: ops.einsum("bnts,bsnd->btnd", matrix, x),
-        [x],
-        backward=options.backward,
-        compiled=options.compile,
-    )
+    if not mask.built:
+        mask.build((1, x.shape[1], 1, options.columns))
+    matrix = ops.convert_to_tensor(ops.convert_to_numpy(mask.dense()))
+    return both_steps(lambda x: ops.einsum("bnts,bsnd->btnd", matrix, x), [x], options)
+
+
+def both_steps(function, arrays, options):
+    """The step forward and, where it is asked for, that with gradients."""
+    return [
+        make_step(function, arrays, backward=backward, compiled=options.compile)
+        for backward in ([False, True] if options.backward else [False])
+    ]
+
+
+def medians_of(steps, options):
+    """Median milliseconds of each case: forward and, where it was timed, with gradients."""
+    flat = {(name, k): step for name, pair in steps.items() for k, step in enumerate(pair)}
+    medians = median_times(flat, options.repeats, options.seconds)
+    return {name: [medians.get((name, k)) for k in range(2)] for name in steps}
+
+
+def row(case, count, times, best, chosen, prepared, options):
+    found = {"case": case, "length": count, "ms": times[0], "to best": times[0] / best}
+    if options.backward:
+        found["with backward ms"] = math.nan if times[1] is None else times[1]
+    return found | {"chosen": chosen, "topology s": prepared}
 
 
 def signal(count, options):
@@ -106,25 +127,40 @@ def tree_rows(count, kind, function, options):
         paths.remove("scan")
     if "depths" in paths and mask.max_distance > 300:
         paths.remove("depths")
-    steps = {path: mask_step(mask, path, x, options) for path in paths}
+    chosen = chosen_path(mask, options)
+    paths = [chosen] if options.auto else paths
+    steps = {path: mask_steps(mask, path, x, options) for path in paths}
     if count <= options.dense_limit:
-        steps["dense"] = dense_step(mask, x, options)
+        steps["dense"] = dense_steps(mask, x, options)
     prepared = time.perf_counter() - start
-    medians = median_times(steps, options.repeats, options.seconds)
-    chosen = mask._own_path()
-    best = min(value for path, value in medians.items() if path in paths)
+    medians = medians_of(steps, options)
+    best = min(medians[path][0] for path in paths)
     names = {"exponential": "exponential", "table": "any f"}
     return [
-        {
-            "case": f"{kind} {names[function]} {path}",
-            "length": count,
-            "ms": value,
-            "to best": value / best,
-            "chosen": "auto" if path == chosen else "",
-            "topology s": prepared,
-        }
-        for path, value in medians.items()
+        row(
+            f"{kind} {names[function]} {path}",
+            count,
+            times,
+            best,
+            "auto" if path == chosen else "",
+            prepared,
+            options,
+        )
+        for path, times in medians.items()
     ]
+
+
+def chosen_path(mask, options):
+    """The path that "auto" takes where the step is compiled as it is here."""
+    if mask.function == "table":
+        return mask._own_path(options.columns)
+    import keras
+
+    from keras_graphattn.ops.tree_choice import COSTS, sweep_path
+
+    way = f"{keras.backend.backend()} {options.compile}"
+    way = way if way in COSTS else keras.backend.backend()
+    return sweep_path(mask._forest, way, options.columns)
 
 
 def graph_rows(count, options):
@@ -154,23 +190,17 @@ def graph_rows(count, options):
             total += coefficient * now
         return total
 
-    steps = {"scipy CSR loop": scipy_loop, "series": mask_step(mask, "series", x, options)}
+    steps = {"scipy CSR loop": [scipy_loop], "series": mask_steps(mask, "series", x, options)}
     if options.expm:
-        steps["scipy expm_multiply"] = lambda: expm_multiply(-longest * matrix, values)
+        steps["scipy expm_multiply"] = [lambda: expm_multiply(-longest * matrix, values)]
     if count <= options.dense_limit:
-        steps["dense"] = dense_step(mask, x, options)
+        steps["dense"] = dense_steps(mask, x, options)
     prepared = time.perf_counter() - start
-    medians = median_times(steps, options.repeats, options.seconds)
+    medians = medians_of(steps, options)
+    best = medians["scipy CSR loop"][0]
     return [
-        {
-            "case": f"diffusion, {mask.num_terms} terms, {name}",
-            "length": count,
-            "ms": value,
-            "to best": value / medians["scipy CSR loop"],
-            "chosen": "",
-            "topology s": prepared,
-        }
-        for name, value in medians.items()
+        row(f"diffusion, {mask.num_terms} terms, {name}", count, times, best, "", prepared, options)
+        for name, times in medians.items()
     ]
 
 
@@ -185,6 +215,7 @@ def parse(arguments=None):
     parser.add_argument("--dense-limit", type=int, default=4096)
     parser.add_argument("--compile", default=None, choices=["eager", "graph", "xla"])
     parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--auto", action="store_true", help='of the paths, only what "auto" takes')
     parser.add_argument("--expm", action="store_true", help="time expm_multiply too (slow)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="for one topology")
@@ -210,6 +241,7 @@ def main():
                 print(*rows[-4:], sep="\n", flush=True)
         if options.kind in ("graphs", "both"):
             rows += graph_rows(count, options)
+            print(*rows[-3:], sep="\n", flush=True)
     settings = {
         "backend": backend,
         "device": device_name(),

@@ -40,8 +40,11 @@ def assert_all_close(actual, expected, tolerance, what="gradient"):
         assert_close(actual[name], expected[name], tolerance, floor, f"{what} {name}")
 
 
-def value_and_gradients(function, *arrays, dtype="float32"):
+def value_and_gradients(function, *arrays, dtype="float32", way=None):
     """`function(*arrays)` and the gradients of `sum(value * weights)`, weights fixed and random.
+
+    `way` is "eager", "graph" or "xla"; by default what is usual for the backend in these tests:
+    jax is compiled, the others are not.
 
     Returns numpy arrays: the value, and a dictionary of gradients by position.
     """
@@ -56,14 +59,20 @@ def value_and_gradients(function, *arrays, dtype="float32"):
         import jax
 
         differentiate = jax.value_and_grad(loss, tuple(range(len(tensors))), has_aux=True)
-        (_, value), gradients = jax.jit(differentiate)(*tensors)
+        differentiate = differentiate if way == "eager" else jax.jit(differentiate)
+        (_, value), gradients = differentiate(*tensors)
     elif BACKEND == "tensorflow":
         import tensorflow as tf
 
-        with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            total, value = loss(*tensors)
-        gradients = tape.gradient(total, tensors)
+        def differentiate(*tensors):
+            with tf.GradientTape() as tape:
+                tape.watch(tensors)
+                total, value = loss(*tensors)
+            return value, tape.gradient(total, tensors)
+
+        if way in ("graph", "xla"):
+            differentiate = tf.function(differentiate, jit_compile=way == "xla")
+        value, gradients = differentiate(*tensors)
     else:
         tensors = [t.detach().clone().requires_grad_() for t in tensors]
         total, value = loss(*tensors)

@@ -114,11 +114,7 @@ def spectral_product(x: Tensor, coefficients: Tensor, matrix: SparseMatrix) -> T
     [0.5677, 0.4323]
     """
     x = ops.convert_to_tensor(x)
-    product = matrix.product(x)
-
-    def doubled(x: Tensor) -> Tensor:
-        flat = product(ops.reshape(x, (matrix.shape[0], -1)))
-        return ops.reshape(flat, ops.shape(x))
+    doubled = matrix.product(x)
 
     def start(x: Tensor) -> Carry:
         return x, 0.5 * doubled(x)  # T_k, and T_{k+1} = T_{|k-1|} at k = 0

@@ -71,10 +71,15 @@ class SparseMatrix:
         return found
 
     def product(self, like: Tensor) -> Product:
-        """x -> matrix x for x of shape (columns, c), constants made once, without a gradient."""
+        """x -> matrix x for x of shape (columns, ...), constants made once, without a gradient."""
         if keras.backend.backend() == "torch":
             return torch_sparse.matrix_product(self.matrix, like)
-        return lambda x: self._by_classes(x)
+
+        def product(x: Tensor) -> Tensor:
+            found = self._by_classes(ops.reshape(x, (self.shape[1], -1)))
+            return ops.reshape(found, (self.shape[0], *ops.shape(x)[1:]))
+
+        return product
 
     @cached_property
     def _classes(self) -> tuple[list[tuple[Any, Any]], Any]:
@@ -123,19 +128,16 @@ def sparse_product(matrix: SparseMatrix, x: Tensor) -> Tensor:
     >>> keras.ops.convert_to_numpy(y).ravel().tolist()
     [2.0, 3.0, 0.0]
     """
-    x = ops.convert_to_tensor(x)
-    others = ops.shape(x)[1:]
 
     @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def product(flat: Tensor) -> Any:
+    def product(x: Tensor) -> Any:
         def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> Tensor:
             upstream = arguments[0] if upstream is None else upstream
             return matrix.transpose.product(upstream)(upstream)
 
-        return matrix.product(flat)(flat), gradient
+        return matrix.product(x)(x), gradient
 
-    flat = ops.reshape(x, (matrix.shape[1], -1))
-    return ops.reshape(product(flat), (matrix.shape[0], *others))
+    return product(ops.convert_to_tensor(x))
 
 
 def _class_sizes(largest: int) -> Any:

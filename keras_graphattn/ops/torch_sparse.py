@@ -18,11 +18,11 @@ def add_rows(x: Tensor, targets: Tensor, count: int) -> Tensor:
 
 
 def matrix_product(matrix: Any, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """x -> matrix x, by torch's CSR product, for x (columns, c) on the device of `like`."""
+    """x -> matrix x, by torch's CSR product, for x (columns, ...) on the device of `like`."""
     import torch
 
     if like.device.type == "meta":
-        return lambda x: x.new_empty((matrix.shape[0], x.shape[1]))
+        return lambda x: x.new_empty((matrix.shape[0], *x.shape[1:]))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse", UserWarning)  # "CSR is in beta state"
         constant = torch.sparse_csr_tensor(
@@ -33,4 +33,8 @@ def matrix_product(matrix: Any, like: Tensor) -> Callable[[Tensor], Tensor]:
             dtype=like.dtype,
             device=like.device,
         )
-    return lambda x: constant @ x
+
+    def product(x: Tensor) -> Tensor:
+        return (constant @ x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
+
+    return product
