@@ -54,9 +54,7 @@ class Served:
         return {name: tensor.numpy() for name, tensor in outputs.items()}
 
     def predict(self, request):
-        """A `PredictResponse` for a `PredictRequest`."""
-        if request.model_spec.name != self.model:
-            raise LookupError(f"Servable not found for request: {request.model_spec.name}")
+        """A `PredictResponse` for a `PredictRequest`, whatever the model's name in it."""
         signature = request.model_spec.signature_name or "serving_default"
         if signature not in self.loaded.signatures:
             raise LookupError(f"no signature {signature}")
@@ -88,6 +86,8 @@ class Service(prediction_service_pb2_grpc.PredictionServiceServicer):
 
     def Predict(self, request, context):
         try:
+            if request.model_spec.name != self.served.model:
+                raise LookupError(f"Servable not found for request: {request.model_spec.name}")
             return self.served.predict(request)
         except LookupError as error:
             context.abort(grpc.StatusCode.NOT_FOUND, str(error))
@@ -143,10 +143,7 @@ def main():
     parser.add_argument("--model", help="the model's name; that of the folder by default")
     arguments = parser.parse_args()
     served = Served(arguments.folder, arguments.model or arguments.folder.resolve().name)
-    # The requests of a record bear the folder's name; a server takes no notice of it.
-    named, served.model = served.model, arguments.folder.resolve().name
     warmed = served.warm_up()
-    served.model = named
     grpc_server = grpc.server(ThreadPoolExecutor(8))
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
         Service(served), grpc_server

@@ -6,7 +6,7 @@
 
 with one array in INPUTS.npz for each input, labelled by the batch and the signature,
 `3:serving_default:series`; OUTPUTS.npz has `3:classes`, and the model is loaded once. From a
-test, `run_in_process` does it all.
+test, `run_in_process` does it all, and `assert_served` compares.
 """
 
 import argparse
@@ -232,6 +232,18 @@ def run_in_process(folder, batches, scratch, signatures=None):
             index, name = label.split(":", 1)
             results[int(index)][name] = arrays[label]
     return results
+
+
+def assert_served(folder, batches, expected, scratch, signatures=None, tolerance=1e-5):
+    """Whether a SavedModel gives what Keras gave: `expected` has name -> array for each batch."""
+    results = run_in_process(folder, batches, scratch, signatures)
+    for batch, result, arrays in zip(batches, results, expected, strict=True):
+        assert set(result) == set(arrays)
+        shapes = {name: array.shape for name, array in batch.items()}
+        for name, array in arrays.items():
+            assert np.isfinite(array).all(), (name, shapes)
+            error = np.abs(result[name] - array).max() / max(1.0, np.abs(array).max())
+            assert error < tolerance, (name, shapes, error)
 
 
 def main():

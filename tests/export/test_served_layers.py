@@ -3,31 +3,21 @@
 import inspect
 
 import keras
-import numpy as np
 import pytest
 
 from keras_graphattn import layers, masks
 from keras_graphattn.export import export_saved_model
-from tests.export.c_api import run_in_process
+from tests.export.c_api import assert_served
 from tests.export.layer_cases import CASES, CORE, LENGTH, batch_for, model_of, shapes_of_inputs
 from tests.numerics import BACKEND
 
 BATCHES = (1, 3, 8)
 LENGTHS = (1, 13, 32)
-TOLERANCE = 1e-5
 
 
-def assert_served_like_predicted(model, path, batches, folder, signatures=None):
-    for batch, result in zip(
-        batches, run_in_process(path, batches, folder, signatures), strict=True
-    ):
-        expected = predicted(model, batch)
-        assert set(result) == set(expected)
-        sizes = {name: array.shape[:2] for name, array in batch.items()}
-        for name, array in expected.items():
-            assert np.isfinite(array).all(), (name, sizes)
-            error = np.abs(result[name] - array).max() / max(1.0, np.abs(array).max())
-            assert error < TOLERANCE, (name, sizes, error)
+def check(model, path, batches, folder, signatures=None):
+    expected = [predicted(model, batch) for batch in batches]
+    assert_served(path, batches, expected, folder, signatures)
 
 
 def predicted(model, batch):
@@ -44,7 +34,7 @@ def check_open(names, batches, lengths, folder):
     model = model_of(names, None)
     path = export_saved_model(model, folder / "served")
     arrays = [batch_for(model, batch, n) for batch in batches for n in lengths]
-    assert_served_like_predicted(model, path, arrays, folder)
+    check(model, path, arrays, folder)
 
 
 def check_fixed(names, batches, lengths, folder):
@@ -52,7 +42,7 @@ def check_fixed(names, batches, lengths, folder):
     signature = {f"length_{n}": shapes_of(model, n) for n in lengths}
     path = export_saved_model(model, folder / "served", signature=signature)
     arrays = [batch_for(model, batch, n) for batch in batches for n in lengths]
-    assert_served_like_predicted(model, path, arrays, folder, list(signature) * len(batches))
+    check(model, path, arrays, folder, list(signature) * len(batches))
 
 
 def shapes_of(model, length):
@@ -96,7 +86,7 @@ def test_masks_of_one_length(tmp_path):
     model = model_of(names_served("bound"), LENGTH)
     path = export_saved_model(model, tmp_path / "served")
     batches = [batch_for(model, batch, LENGTH) for batch in BATCHES]
-    assert_served_like_predicted(model, path, batches, tmp_path)
+    check(model, path, batches, tmp_path)
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="other backends have open lengths")
