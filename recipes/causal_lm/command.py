@@ -1,11 +1,13 @@
 """`python -m recipes.causal_lm`: language models of different attention on one text."""
 
 import argparse
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.causal_lm import arguments
 from recipes.common import comparison
+from recipes.common.command import UsageError
 
 if TYPE_CHECKING:
     import keras
@@ -32,6 +34,8 @@ class CausalLanguageModels(comparison.Recipe):
         return arguments.settings(options)
 
     def load(self, options: argparse.Namespace) -> "Problem":
+        if importlib.util.find_spec("keras_hub") is None:
+            raise UsageError("the models are KerasHub's: pip install 'keras-graphattn[hub]'")
         from recipes.causal_lm.train import load_problem, prompt_tokens
 
         problem = load_problem(options)

@@ -53,7 +53,7 @@ def trainer(task: keras.Model, options: argparse.Namespace, steps: int) -> keras
     the tokens that are counted.
     """
     model = keras.Model(task.input, task.output, name=task.name)
-    rate = WarmUpLinearDecay(options.learning_rate, min(options.warm_up, steps - 1), steps)
+    rate = WarmUpLinearDecay(options.learning_rate, options.warm_up, steps)
     model.compile(
         optimizer=keras.optimizers.Adam(rate, global_clipnorm=1.0),
         loss=keras.losses.SparseCategoricalCrossentropy(

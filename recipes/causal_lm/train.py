@@ -39,7 +39,7 @@ def load_problem(options: argparse.Namespace) -> Problem:
     """The corpus that the options ask for, as tokens.
 
     Raises:
-        UsageError: When it cannot be read, or is shorter than a window.
+        UsageError: When it cannot be read, is shorter than a window, or too short for the warm-up.
     """
     corpus = load(options.dataset, options.data_dir, raw=options.tokens == "preset")
     vocabulary: Vocabulary
@@ -58,12 +58,24 @@ def load_problem(options: argparse.Namespace) -> Problem:
                 f"the {part} text has {len(numbers) - 1:,} tokens, fewer than --context "
                 f"{options.context}"
             )
+    steps = options.epochs * training_windows(tokens["train"], options).num_batches
+    if options.warm_up >= steps:
+        raise UsageError(
+            f"--warm-up {options.warm_up} is no less than the {steps:,} steps of the whole training"
+        )
     return Problem(corpus, vocabulary, tokens)
+
+
+def training_windows(
+    tokens: np.ndarray, options: argparse.Namespace, seed: int | None = None
+) -> Windows:
+    """Windows side by side over the training text."""
+    return Windows(tokens, options.context, options.batch_size, seed=seed)
 
 
 def prepare(problem: Problem, attention: str, seed: int, options: argparse.Namespace) -> Training:
     """The compiled model and the batches of one attention with one seed."""
-    batches = Windows(problem.tokens["train"], options.context, options.batch_size, seed=seed)
+    batches = training_windows(problem.tokens["train"], options, seed)
     task = build(attention, problem.vocabulary.size, options)
     model = trainer(task, options, options.epochs * batches.num_batches)
     validation, test = (

@@ -1,15 +1,13 @@
-"""XLA programs that two equal models share are compiled once, where the backend is jax."""
+"""The hub's tests compile many tiny models."""
 
-import keras
 import pytest
+
+from tests.compiling import lean_compilation
 
 pytest.importorskip("keras_hub")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _compiled_once(tmp_path_factory):
-    if keras.backend.backend() == "jax":
-        import jax
-
-        jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+    with lean_compilation(tmp_path_factory.mktemp("xla")):
+        yield

@@ -156,5 +156,5 @@ def with_head(backbone):
 def fit_one_step(backbone, inputs):
     inputs = inputs if isinstance(backbone.input, dict) else inputs["images"]
     model = with_head(backbone)
-    model.compile("adam", "mse", run_eagerly=BACKEND != "jax", jit_compile=False)
+    model.compile("adam", "mse", run_eagerly=BACKEND != "jax", jit_compile=BACKEND == "jax")
     model.fit(inputs, np.array([[3.0], [-3.0]]), batch_size=2, epochs=1, verbose=0)

@@ -202,6 +202,7 @@ def test_a_presets_tokens_come_back_line_by_line():
         ("--heads 3", ["--d-model 8", "--heads 3"]),
         ("--context 2000", ["validation text has 1", "--context 2000"]),
         ("--prompt 0123456789abcdef", ["--prompt has 16", "--context 16"]),
+        ("--epochs 1 --warm-up 12", ["--warm-up 12", "the 12 steps"]),
         ("--tokens preset", ["--tokens preset", "--preset"]),
         ("--preset nowhere", ["--layers", "sizes of --preset nowhere"]),
         ("--published gfsa", ["--published gfsa", "wikitext-2", "text"]),
