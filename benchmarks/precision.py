@@ -20,6 +20,7 @@ from keras_graphattn.layers import (
     GraphKernelAttention,
     MaskedKernelAttention,
     PLaplacianAttention,
+    ScaledHighFrequencyAttention,
 )
 
 HEADS, HEAD, FEATURES = 4, 16, 64
@@ -55,6 +56,7 @@ CASES = {
     "p-Laplacian, dense": layer_of(PLaplacianAttention, attention_path="dense"),
     "p-Laplacian, blockwise": layer_of(PLaplacianAttention, attention_path="blockwise"),
     "p-Laplacian, p = 1, epsilon = 0.001": layer_of(PLaplacianAttention, p=1.0, epsilon=1e-3),
+    "scaled high frequencies": layer_of(ScaledHighFrequencyAttention),
     "AGF": layer_of(AttentiveGraphFilter, order=4, orthogonality_weight=0.01),
     "AGF, causal": layer_of(AttentiveGraphFilter, order=4, causal=True),
     "kernel, ReLU": kernel(),

@@ -8,7 +8,7 @@ from keras import ops
 from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.masks.mask import Mask
-from keras_graphattn.ops.precision import at_least_float32, masked_softmax
+from keras_graphattn.ops.precision import finite_scores, masked_softmax
 
 Tensor = Any
 
@@ -113,7 +113,7 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         queries, keys = self.query_dense(query), self.key_dense(key)
         scores = ops.einsum("btnh,bsnh->bnts", queries * self.score_scale, keys)
         # a factor on the exponential is its logarithm on the exponent
-        scores = at_least_float32(scores) + ops.log(ops.where(seen, factors, 1.0))
+        scores = finite_scores(scores) + ops.log(ops.where(seen, factors, 1.0))
         seen = seen if joined is None else ops.logical_and(seen, joined)
         weights = ops.cast(masked_softmax(scores, seen), self.compute_dtype)
         dropped = self._dropped(weights, training)

@@ -15,7 +15,7 @@ from keras import ops
 
 from keras_graphattn.ops.attention_mask import AttentionMask, block_mask, split_mask
 from keras_graphattn.ops.blocks import map_query_blocks
-from keras_graphattn.ops.precision import at_least_float32, masked_softmax
+from keras_graphattn.ops.precision import at_least_float32, finite_scores, masked_softmax
 
 Tensor = Any
 
@@ -116,7 +116,7 @@ def p_laplacian_weights(
     Returns:
         A float32 tensor of shape (B, N, T, S). Masked entries are exactly 0.
     """
-    softmax = masked_softmax(at_least_float32(scores), mask)
+    softmax = masked_softmax(finite_scores(scores), mask)
     exponents = ops.convert_to_tensor([(x - 2.0) / 2.0 for x in p], dtype=softmax.dtype)
     weights = _re_weighted(
         softmax, _gram_distances(*values), exponents[:, None, None], diagonal, epsilon

@@ -11,6 +11,7 @@ from keras import backend, ops
 
 Tensor = Any
 
+_LARGEST_FLOAT16 = 65504.0
 _LARGE_NEGATIVE = -1e30  # float32 only: scores are float32 when this is used
 
 
@@ -20,6 +21,18 @@ def at_least_float32(x: Tensor) -> Tensor:
     if backend.standardize_dtype(x.dtype) == "float64":
         return x
     return ops.cast(x, "float32")
+
+
+def finite_scores(scores: Tensor) -> Tensor:
+    """Scores in at least float32, those that overflowed half precision at its largest number.
+
+    A product of a query and a key can be infinite in float16, and a softmax of two infinite
+    scores is NaN. At the largest number of the dtype they share the row.
+    """
+    scores = ops.convert_to_tensor(scores)
+    if backend.standardize_dtype(scores.dtype) != "float16":
+        return at_least_float32(scores)
+    return ops.clip(ops.cast(scores, "float32"), -_LARGEST_FLOAT16, _LARGEST_FLOAT16)
 
 
 def hidden_logit(dtype: str = "float32") -> float:
@@ -55,7 +68,7 @@ def masked_softmax(
     """
     scores = ops.convert_to_tensor(scores)
     dtype = scores.dtype
-    scores = at_least_float32(scores)
+    scores = finite_scores(scores)
     if mask is not None:
         mask = ops.cast(mask, "bool")
         scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))

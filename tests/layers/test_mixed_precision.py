@@ -1,0 +1,151 @@
+"""Every layer in half precision: close to float32, finite at its limits, loss scaling in `fit`."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_graphattn
+from benchmarks.precision import CASES, PRECISIONS, built, compare, outputs_and_gradients, tokens
+from keras_graphattn.layers import (
+    AttentiveGraphFilter,
+    GraphFilterAttention,
+    GraphKernelAttention,
+    MaskedKernelAttention,
+    PLaplacianAttention,
+)
+from keras_graphattn.masks import Causal, Exponential, RandomWalk, Toeplitz
+from tests.numerics import BACKEND, to_numpy
+
+OURS = [name for name in CASES if "Keras" not in name]
+ON_JAX = ("graph filter, dense", "AGF", "kernel, Toeplitz by FFT")  # compiling takes seconds each
+# a unit in the last place is 2^-8 and 2^-11; outputs go through two roundings of projections
+TOLERANCE = {"mixed_bfloat16": (2e-2, 6e-2), "mixed_float16": (3e-3, 1e-2)}
+COMPILED = [pytest.mark.slow] if BACKEND == "jax" else []
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ON_JAX else COMPILED) for n in OURS]
+)
+def test_outputs_and_gradients_are_close_to_float32(name, precision):
+    mask = np.arange(48)[None] < np.array([[40], [48]])
+    outputs, gradients = compare(name, 48, precision, query_mask=mask, value_mask=mask)
+    assert outputs < TOLERANCE[precision][0]
+    assert gradients < TOLERANCE[precision][1]
+
+
+EXTREMES = {
+    "filter_dense": lambda: GraphFilterAttention(2, 16, attention_path="dense"),
+    "filter_blockwise": lambda: GraphFilterAttention(2, 16, attention_path="blockwise"),
+    "p_laplacian": lambda: PLaplacianAttention(2, 16, attention_path="dense"),
+    "p_laplacian_blockwise": lambda: PLaplacianAttention(2, 16, attention_path="blockwise"),
+    "agf": lambda: AttentiveGraphFilter(2, 16),
+    "agf_causal": lambda: AttentiveGraphFilter(2, 16, causal=True),
+    "kernel": lambda: MaskedKernelAttention(2, 16),
+    "favor": lambda: MaskedKernelAttention(2, 16, feature_map="favor", mask=Causal()),
+    "exponential": lambda: MaskedKernelAttention(2, 16, mask=Exponential()),
+    "toeplitz": lambda: MaskedKernelAttention(2, 16, mask=Toeplitz(32)),
+    "graph": lambda: GraphKernelAttention(
+        2, 16, mask=RandomWalk([[i, (i + 1) % 32] for i in range(32)])
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "filter_dense" else COMPILED) for n in EXTREMES],
+)
+def test_scores_beyond_float16_and_rows_without_keys_stay_finite(name):
+    with _policy("mixed_float16"):
+        layer = EXTREMES[name]()
+        layer.build((2, 32, 64))
+    x = tokens(32)
+    projections = [layer.query_dense.kernel, layer.key_dense.kernel]
+    for kernel in projections:  # queries and keys of several hundred: q . k overflows float16
+        kernel.assign(100.0 * to_numpy(kernel))
+    mask = np.ones((2, 32), bool)
+    mask[0, 20:], mask[1] = False, False
+    outputs, gradients = outputs_and_gradients(layer, x, 2.0**8, query_mask=mask, value_mask=mask)
+    assert np.isfinite(outputs).all()
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert (outputs[~mask] == 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("graph filter, blockwise", "p-Laplacian, blockwise", "AGF", "AGF, causal"),
+        *("kernel, FAVOR+", "kernel, exponential", "kernel, Toeplitz by FFT"),
+    ],
+)
+def test_4096_tokens_in_float16(name):
+    outputs, gradients = compare(name, 4096, "mixed_float16")
+    assert outputs < TOLERANCE["mixed_float16"][0]
+    assert gradients < TOLERANCE["mixed_float16"][1]
+
+
+def test_loss_scaling_is_set_up_by_compile_and_training_moves_every_weight():
+    with _policy("mixed_float16"):
+        inputs = keras.Input((12, 16))
+        x = GraphFilterAttention(2, 8, order=3, name="filter")(inputs)
+        x = AttentiveGraphFilter(2, 8, order=2, name="singular_filter")(x)
+        x = MaskedKernelAttention(2, 8, mask=Exponential(), name="kernel")(x)
+        pooled = keras.layers.GlobalAveragePooling1D()(x)
+        outputs = keras.layers.Dense(2, activation="softmax", dtype="float32")(pooled)
+        model = keras.Model(inputs, outputs)
+        model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    before = [to_numpy(v) for v in model.trainable_variables]
+    history = model.fit(tokens(12, 8)[:, :, :16], np.arange(8) % 2, epochs=3, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    after = [to_numpy(v) for v in model.trainable_variables]
+    for variable, old, new in zip(model.trainable_variables, before, after, strict=True):
+        assert np.isfinite(new).all(), variable.path
+        assert "key/bias" in variable.path or np.abs(new - old).max() > 0, variable.path
+
+
+@pytest.mark.parametrize("precision", [pytest.param(p, marks=COMPILED) for p in PRECISIONS])
+@pytest.mark.parametrize("attention", ["graph_filter", "attentive_graph_filter", "masked_kernel"])
+def test_converted_keras_hub_model(attention, precision):
+    keras_hub = pytest.importorskip("keras_hub")
+
+    def converted(dtype):
+        backbone = keras_hub.models.BertBackbone(
+            vocabulary_size=32,
+            num_layers=1,
+            num_heads=2,
+            hidden_dim=16,
+            intermediate_dim=16,
+            dtype=dtype,
+        )
+        return keras_graphattn.convert(backbone, attention)
+
+    plain, half = converted("float32"), converted(precision)
+    half.set_weights(plain.get_weights())
+    ids = np.random.default_rng(0).integers(1, 32, (2, 12))
+    mask = (np.arange(12)[None] < np.array([[7], [0]])).astype("int32")  # one row of padding alone
+    data = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": mask}
+    expected, found = (to_numpy(m(data)["sequence_output"]) for m in (plain, half))
+    assert np.isfinite(found).all()
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    assert error < TOLERANCE[precision][0]
+
+
+class _policy:
+    """The dtype policy of layers made in here."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __enter__(self):
+        keras.config.set_dtype_policy(self.name)
+
+    def __exit__(self, *error):
+        keras.config.set_dtype_policy("float32")
+
+
+def test_the_cases_reach_all_layers():
+    made = {type(built(name, 8)) for name in OURS}
+    made.add(keras_graphattn.layers.ContraNorm)  # no weights, and all of it in float32
+    assert made == {getattr(keras_graphattn.layers, n) for n in keras_graphattn.layers.__all__}
