@@ -15,7 +15,7 @@ help:
 	@echo "make test      set up, lint, and run the tests on: $(BACKENDS)"
 	@echo "make test-slow the tests that need minutes, too"
 	@echo "make lint      ruff and mypy"
-	@echo "make coverage  branch coverage of keras_graphattn over all backends"
+	@echo "make coverage  branch coverage of keras_graphattn over all backends; fails below 92 %"
 
 # The release of torch that the tests ran on; a bare "torch" would pull whatever is newest.
 TORCH ?= torch==2.13.0
@@ -59,7 +59,7 @@ lint: $(VENV)/.dev
 coverage: $(VENV)/.dev
 	rm -f .coverage*
 	@set -e; for backend in $(BACKENDS); do \
-	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest -q -m "not slow" --cov --cov-append --cov-report=; \
+	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest -q -m "not slow" --cov --cov-append --cov-report= --cov-fail-under=0; \
 	done
 	$(BIN)/coverage report --show-missing
 

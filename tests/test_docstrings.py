@@ -28,6 +28,22 @@ def test_examples_of_a_module(name, tmp_path, monkeypatch):
     assert runner.summarize(verbose=False).failed == 0
 
 
+ROOMS = ("analysis", "export", "hub", "layers", "masks", "ops")
+
+
+def test_everything_public_has_an_example():
+    missing = []
+    for room in map(importlib.import_module, (f"keras_graphattn.{name}" for name in ROOMS)):
+        for name in room.__all__:
+            public = getattr(room, name)
+            if callable(public) and ">>> " not in (public.__doc__ or ""):
+                missing.append(f"{room.__name__}.{name}")
+    assert missing == []
+    for name in keras_graphattn.__all__:
+        public = getattr(keras_graphattn, name)
+        assert not callable(public) or ">>> " in public.__doc__, name
+
+
 def test_layers_have_examples_and_sources():
     for name in keras_graphattn.layers.__all__:
         text = getattr(keras_graphattn.layers, name).__doc__

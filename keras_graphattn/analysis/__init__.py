@@ -1,6 +1,7 @@
 """What attention does to tokens, measured, and what masks look like."""
 
 from keras_graphattn.analysis.mask_pictures import plot_mask
+from keras_graphattn.analysis.non_finite import StopAtNonFiniteLoss
 from keras_graphattn.analysis.similarity import token_similarity
 
-__all__ = ["plot_mask", "token_similarity"]
+__all__ = ["StopAtNonFiniteLoss", "plot_mask", "token_similarity"]

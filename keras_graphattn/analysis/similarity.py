@@ -4,11 +4,13 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, mask, optional, tensor
 from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
 
 
+@checked(tokens=tensor("B T d"), mask=optional(mask("B T")))
 def token_similarity(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
     """Mean cosine similarity over all pairs of different tokens of each sequence.
 
@@ -33,10 +35,6 @@ def token_similarity(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
     Source: Choi et al., arXiv 2312.04234, who show it layer by layer.
     """
     tokens = at_least_float32(tokens)
-    if len(tokens.shape) != 3:
-        raise ValueError(
-            f"`tokens` must have shape (B, T, d). Received: tokens.shape={tuple(tokens.shape)}"
-        )
     if mask is None:
         mask = ops.ones_like(tokens[..., 0], dtype="bool")
     mask = ops.cast(mask, "bool")

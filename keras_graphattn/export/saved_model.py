@@ -1,22 +1,25 @@
 """The public verb: a model becomes the next version in a folder that TensorFlow Serving watches."""
 
+import errno
 import importlib.util
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from keras_graphattn.export.graph import write_graph
+from keras_graphattn.export.scratch import locked_scratch
 from keras_graphattn.export.signature import DEFAULT, served_signatures
 from keras_graphattn.export.through_tensorflow import write_graph_through_tensorflow
 from keras_graphattn.export.warmup import warmup_requests, write_warmup
 
 Model = Any
+
+# What the errors of TensorFlow, of h5py and of the system have in common where a disk is full
+FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
 
 
 def export_saved_model(
@@ -39,7 +42,8 @@ def export_saved_model(
     backend the model is saved, loaded in a TensorFlow process and exported there.
 
     The version is written aside, under a name that a server ignores, and renamed at the end: a
-    server that watches `directory` never sees half of it.
+    server that watches `directory` never sees half of it. What a killed export left aside is
+    removed by the next one.
 
     Args:
         model: A built Functional or Sequential model.
@@ -132,23 +136,24 @@ def _scratch_folder(directory: Path) -> Iterator[Path]:
     refusal = f"Cannot write a model to `directory`='{directory}':"
     missing: list[Path] = []
     try:
-        try:
-            missing += [path for path in (directory, *directory.parents) if not path.exists()]
-            directory.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix=".export-", dir=directory))
-        except (FileExistsError, NotADirectoryError) as error:
-            raise NotADirectoryError(f"{refusal} it, or a parent, is a file.") from error
-        except OSError as error:
-            raise type(error)(f"{refusal} {error.strerror}.") from error
-        try:
+        with ExitStack() as stack:
+            try:
+                missing += [path for path in (directory, *directory.parents) if not path.exists()]
+                directory.mkdir(parents=True, exist_ok=True)
+                scratch = stack.enter_context(locked_scratch(directory))
+            except (FileExistsError, NotADirectoryError) as error:
+                raise NotADirectoryError(f"{refusal} it, or a parent, is a file.") from error
+            except OSError as error:
+                raise type(error)(f"{refusal} {error.strerror}.") from error
             yield scratch
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    except BaseException:
+    except BaseException as error:
         for path in missing:
             with suppress(OSError):  # not empty: another export has arrived meanwhile
                 path.rmdir()
-        raise
+        full = next((word for word in FULL if word in str(error)), None)
+        if full is None or str(error).startswith(refusal):
+            raise
+        raise OSError(f"{refusal} {full}. The versions that it holds are whole.") from error
 
 
 def _publish(written: Path, directory: Path, version: int | None) -> Path:

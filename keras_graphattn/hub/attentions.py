@@ -18,6 +18,7 @@ from keras_graphattn.hub.cached_kernel import CachedMaskedKernelAttention
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
+from keras_graphattn.layers.multi_head import MultiHeadLayer
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 
 STOCK = "MultiHeadAttention"
@@ -36,11 +37,22 @@ def register_attention(attention: str, replaced: str, replacement: type) -> None
         replacement: The layer class: a subclass of this package's `MultiHeadLayer` that is called
             like the class it replaces.
 
+    Raises:
+        ValueError: For names that are none, and for another class.
+
     Example:
 
     >>> from keras_graphattn.layers import GraphFilterAttention
     >>> register_attention("graph_filter", "MultiHeadAttention", GraphFilterAttention)
     """
+    for name, given in (("attention", attention), ("replaced", replaced)):
+        if not isinstance(given, str):
+            raise ValueError(f"`{name}` must be a name. Received: {name}={given!r}")
+    if not isinstance(replacement, type) or not issubclass(replacement, MultiHeadLayer):
+        raise ValueError(
+            "`replacement` must be a class of layers like those of keras_graphattn.layers. "
+            f"Received: replacement={replacement!r}"
+        )
     _ATTENTIONS[attention, replaced] = replacement
 
 

@@ -53,6 +53,8 @@ def reach(plain: Any) -> type:
     >>> reach(Block).__name__
     'GraphAttentionBlock'
     """
+    if not isinstance(plain, type) or not issubclass(plain, keras.Layer):
+        raise ValueError(f"`plain` must be a class of Keras layers. Received: plain={plain!r}")
     if plain not in _CONVERTED:
         new = _subclass(plain)
         _CONVERTED[plain] = keras.saving.register_keras_serializable(PACKAGE)(new)

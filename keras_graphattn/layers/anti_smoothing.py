@@ -3,13 +3,13 @@
 AttnScale amplifies what plain attention damps; ContraNorm pushes similar tokens apart.
 """
 
-import math
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_graphattn.layers.multi_head import DenseSelfAttention
+from keras_graphattn.ops.arguments import Sizes, as_tensor, check_dtype_policy, check_shape, number
 from keras_graphattn.ops.precision import at_least_float32, masked_softmax, zero_where_masked
 
 Tensor = Any
@@ -73,7 +73,8 @@ class ScaledHighFrequencyAttention(DenseSelfAttention):
     ) -> tuple[Tensor, Tensor]:
         attention_scores = self._attention_matrix(query, key, attention_mask)
         axes = tuple(range(-len(self.attention_axes), 0))
-        uniform = masked_softmax(ops.zeros_like(attention_scores), attention_mask, axis=axes)
+        axis = axes[0] if len(axes) == 1 else axes  # one axis may be empty
+        uniform = masked_softmax(ops.zeros_like(attention_scores), attention_mask, axis=axis)
         scale = ops.reshape(self.high_frequency_scale, (-1, *[1] * (2 * len(axes))))
         scaled = (1.0 + scale) * at_least_float32(attention_scores)
         scaled = ops.cast(scaled - scale * at_least_float32(uniform), attention_scores.dtype)
@@ -114,8 +115,8 @@ class ContraNorm(keras.layers.Layer):  # type: ignore[misc]
     """
 
     def __init__(self, scale: float = 0.1, **kwargs: Any) -> None:
-        if not isinstance(scale, (int, float)) or not 0 <= scale < math.inf:
-            raise ValueError(f"`scale` must be a number of at least 0. Received: scale={scale!r}")
+        check_dtype_policy(kwargs.get("dtype"))
+        scale = number(least=0.0)("scale", scale, {})
         super().__init__(**kwargs)
         self.scale = float(scale)
         self.supports_masking = True
@@ -126,6 +127,16 @@ class ContraNorm(keras.layers.Layer):  # type: ignore[misc]
                 "ContraNorm normalises sequences of tokens: `inputs` must have shape (batch, "
                 f"length, features). Received: inputs.shape={tuple(inputs_shape)}"
             )
+
+    def __call__(self, inputs: Tensor, mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        sizes: Sizes = {}
+        inputs = as_tensor("inputs", inputs)
+        check_shape("inputs", inputs, ("B T d",), sizes)
+        if mask is not None:
+            mask = as_tensor("mask", mask, "boolean")
+            check_shape("mask", mask, ("B T",), sizes)
+            kwargs["mask"] = mask
+        return super().__call__(inputs, **kwargs)
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         tokens = at_least_float32(inputs)
@@ -138,6 +149,11 @@ class ContraNorm(keras.layers.Layer):  # type: ignore[misc]
 
     def compute_output_shape(self, inputs_shape: Any) -> Any:
         return inputs_shape
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        check_dtype_policy(config.get("dtype"))  # Keras looks into it before `__init__`
+        return super().from_config(config)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "scale": self.scale}

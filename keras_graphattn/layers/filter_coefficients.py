@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.ops.filters import plain_attention_coefficients
 from keras_graphattn.ops.polynomials import BASES, Step, check_order, recurrence
 
@@ -21,7 +22,7 @@ def filter_steps(
         ValueError: For an unknown filter, order or Jacobi parameters that cannot be used.
     """
     check_order(order)
-    if filter_name not in FILTERS:
+    if not is_one_of(filter_name, FILTERS):
         raise ValueError(
             f"`filter` must be one of {list(FILTERS)}. Received: filter={filter_name!r}"
         )
@@ -50,6 +51,7 @@ def trained_coefficients(trainable: Any, steps: list[Step] | None) -> tuple[str,
     if isinstance(trainable, bool):
         return names if trainable else ()
     is_sequence = isinstance(trainable, Sequence) and not isinstance(trainable, str)
+    is_sequence = is_sequence and all(isinstance(name, str) for name in trainable)
     if steps is None and is_sequence and set(trainable) <= set(names):
         return tuple(name for name in names if name in trainable)
     expected = f" or a list of names out of {list(names)}" if steps is None else ""

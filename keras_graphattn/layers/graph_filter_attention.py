@@ -12,7 +12,9 @@ from keras_graphattn.layers.filter_coefficients import (
     trained_coefficients,
 )
 from keras_graphattn.layers.filter_weights import FilterWeights
+from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.layers.self_attention import SelfAttention
+from keras_graphattn.ops.arguments import flag
 from keras_graphattn.ops.attention import attention_matrix, fused_operator
 from keras_graphattn.ops.attention_mask import AttentionMask, zero_blind_rows
 from keras_graphattn.ops.blockwise import BlockwiseOperator
@@ -138,12 +140,16 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
     ) -> None:
         self.steps = filter_steps(filter, order, alpha, beta)
         self.order, self.filter, self.alpha, self.beta = order, filter, alpha, beta
-        if dropout_on not in ("attention", "filter"):
+        if not is_one_of(dropout_on, ("attention", "filter")):
             raise ValueError(
                 f'`dropout_on` must be "attention" or "filter". Received: dropout_on={dropout_on!r}'
             )
-        path = attention_path or ("fused" if flash_attention else "dense")
-        if flash_attention and path != "fused":
+        if flash_attention is not None:
+            flag("flash_attention", flash_attention)
+        path = attention_path
+        if path is None:
+            path = "fused" if flash_attention else "dense"
+        if flash_attention and not is_one_of(path, ("fused",)):
             raise ValueError(
                 "A flash kernel runs on the fused path alone. Received: flash_attention=True, "
                 f'attention_path={attention_path!r}. Use attention_path="fused".'

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
-from keras_graphattn.masks.mask import Mask
+from keras_graphattn.masks.mask import Mask, restored
 from keras_graphattn.ops.precision import finite_scores, masked_softmax
 
 Tensor = Any
@@ -127,6 +127,4 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "GraphKernelAttention":
-        if isinstance(config["mask"], dict):
-            config = {**config, "mask": keras.saving.deserialize_keras_object(config["mask"])}
-        return cls(**config)
+        return cls(**{**config, "mask": restored("mask", config.get("mask"))})

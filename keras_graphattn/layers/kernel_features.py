@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.ops.feature_maps import (
     FEATURE_MAPS,
     favor_key_features,
@@ -24,7 +25,7 @@ def check_feature_map(feature_map: Any, num_features: int | None) -> Any:
         ValueError: For an unknown name, a callable that is not registered with Keras, and for
             `num_features` that is not a positive integer or that the feature map does not take.
     """
-    if not callable(feature_map) and feature_map not in ("favor", *FEATURE_MAPS):
+    if not callable(feature_map) and not is_one_of(feature_map, ("favor", *FEATURE_MAPS)):
         raise ValueError(
             f"`feature_map` must be one of {['favor', *FEATURE_MAPS]} or a registered callable. "
             f"Received: feature_map={feature_map!r}"

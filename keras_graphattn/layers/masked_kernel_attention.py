@@ -18,8 +18,9 @@ from keras_graphattn.layers.kernel_decoding import KernelDecoding, causal_form
 from keras_graphattn.layers.kernel_features import KernelFeatures, check_feature_map
 from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
+from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.masks.entries import Entries
-from keras_graphattn.masks.mask import Mask
+from keras_graphattn.masks.mask import Mask, restored
 from keras_graphattn.masks.product import Product
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.kernel_attention import (
@@ -274,12 +275,10 @@ class MaskedKernelAttention(
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "MaskedKernelAttention":
-        restored = {
-            name: keras.saving.deserialize_keras_object(config[name])
-            for name in ("mask", "feature_map")
-            if isinstance(config.get(name), dict)
+        found: dict[str, Any] = {
+            name: restored(name, config[name]) for name in ("mask", "feature_map") if name in config
         }
-        return cls(**{**config, **restored})
+        return cls(**{**config, **found})
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
         super()._check_shapes(query_shape, value_shape, key_shape)
@@ -305,7 +304,7 @@ def _check_options(mask: Any, path: str, feature_chunk: int | None) -> None:
             f"`mask` must be a mask of keras_graphattn.masks or None. Received: mask={mask!r}"
         )
     paths = ("auto", "dense") if mask is None else ("auto", *mask.paths)
-    if path not in paths:
+    if not is_one_of(path, paths):
         kind = "Without a mask" if mask is None else f"With the mask {type(mask).__name__}"
         raise ValueError(f"{kind}, `path` must be one of {list(paths)}. Received: path={path!r}")
     if feature_chunk is not None and (

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.layers.multi_head import is_detached
+from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.ops.singular import SCALINGS
 
 
@@ -42,7 +43,7 @@ def check_orthogonality(weight: Any, scaling: Any) -> float:
             "`orthogonality_weight` must be a number of at least 0. Received: "
             f"orthogonality_weight={weight!r}"
         )
-    if scaling not in SCALINGS:
+    if not is_one_of(scaling, SCALINGS):
         raise ValueError(
             f"`orthogonality_scaling` must be one of {list(SCALINGS)}. Received: "
             f"orthogonality_scaling={scaling!r}"

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.layers.self_attention import SelfAttention
 from keras_graphattn.ops.attention_mask import AttentionMask
 from keras_graphattn.ops.caching import Cache
@@ -117,7 +118,7 @@ class PLaplacianAttention(SelfAttention):
             raise ValueError(
                 f"`epsilon` must be a number greater than 0. Received: epsilon={epsilon!r}"
             )
-        if diagonal not in ("smooth", "drop"):
+        if not is_one_of(diagonal, ("smooth", "drop")):
             raise ValueError(
                 f'`diagonal` must be "smooth" or "drop". Received: diagonal={diagonal!r}'
             )

@@ -9,8 +9,17 @@ from typing import Any, ClassVar
 from keras import ops
 
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
+from keras_graphattn.layers.options import is_one_of
+from keras_graphattn.ops.arguments import checked, mask, optional, tensor, whole
 from keras_graphattn.ops.attention_mask import AttentionMask, all_of
-from keras_graphattn.ops.caching import Cache, initial_cache, step_mask, update_keys
+from keras_graphattn.ops.caching import (
+    Cache,
+    a_cache,
+    initial_cache,
+    position,
+    step_mask,
+    update_keys,
+)
 
 Tensor = Any
 
@@ -37,7 +46,7 @@ class SelfAttention(DenseSelfAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
-        if attention_path not in self._paths:
+        if not is_one_of(attention_path, self._paths):
             raise ValueError(
                 f"`attention_path` must be one of {list(self._paths)}. Received: "
                 f"attention_path={attention_path!r}"
@@ -119,6 +128,7 @@ class SelfAttention(DenseSelfAttention):
         keys = all_of(masks.value, masks.key)
         return AttentionMask(masks.attention, masks.query, keys, masks.causal, self.sliding_window)
 
+    @checked(batch_size=whole(0), max_length=whole(0))
     def get_initial_cache(self, batch_size: int, max_length: int) -> Cache:
         """An empty cache for `decode`, of a fixed size.
 
@@ -147,6 +157,9 @@ class SelfAttention(DenseSelfAttention):
     def _num_signals(self) -> int:
         return 1
 
+    @checked(
+        tokens=tensor("B t d"), cache=a_cache, index=position, padding_mask=optional(mask("B t"))
+    )
     def decode(
         self, tokens: Tensor, cache: Cache, index: Any, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Cache]:
@@ -180,10 +193,6 @@ class SelfAttention(DenseSelfAttention):
         >>> tuple(outputs.shape)
         (1, 1, 16)
         """
-        if len(tokens.shape) != 3:
-            raise ValueError(
-                f"`tokens` must have shape (batch, length, features). Received: {tokens.shape}"
-            )
         if not self.built:
             self.build(tokens.shape)
         cache, padding_mask = update_keys(cache, self.key_dense(tokens), index, padding_mask)

@@ -4,6 +4,8 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, optional, tensor, whole
+from keras_graphattn.ops.arguments import mask as mask_of
 from keras_graphattn.ops.causal_singular import (
     RunningSum,
     causal_singular_value_attention,
@@ -31,6 +33,7 @@ class SingularDecoding:
     _filtered: Any
     _project_out: Any
 
+    @checked(batch_size=whole(0))
     def get_initial_state(self, batch_size: int) -> RunningSum:
         """The state of `decode` before the first token, of the same size at any length.
 
@@ -49,6 +52,7 @@ class SingularDecoding:
         dtype = "float64" if self.compute_dtype == "float64" else "float32"
         return empty_running_sum(batch_size, self.num_heads, self.key_dim, self.value_dim, dtype)
 
+    @checked(tokens=tensor("B t d"), padding_mask=optional(mask_of("B t")))
     def decode(
         self, tokens: Tensor, state: RunningSum, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, RunningSum]:

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_graphattn.layers.options import is_one_of
+
 Tensor = Any
 
 FILTERS = ("polynomial", "singular_values", "ones")
@@ -29,7 +31,7 @@ def check_filter(
     learned_constant: Any = False,
 ) -> SingularValueFilter:
     """The options of g(S) with their defaults, or `ValueError` for what cannot be used."""
-    if kind not in FILTERS:
+    if not is_one_of(kind, FILTERS):
         raise ValueError(f"`filter` must be one of {list(FILTERS)}. Received: filter={kind!r}")
     if not isinstance(learned_constant, bool):
         raise ValueError(

@@ -9,6 +9,8 @@ from keras import ops
 
 from keras_graphattn.masks.chunked import ChunkedMask, Form
 from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.topology import finite
+from keras_graphattn.ops.arguments import flag, whole
 from keras_graphattn.ops.chunked_attention import Decay
 from keras_graphattn.ops.precision import at_least_float32
 
@@ -56,21 +58,10 @@ class Exponential(ChunkedMask):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if isinstance(num_decays, bool) or not isinstance(num_decays, int) or num_decays < 1:
-            raise ValueError(
-                "`num_decays` must be an integer of at least 1. Received: "
-                f"num_decays={num_decays!r}"
-            )
-        if not isinstance(causal, bool):
-            raise ValueError(f"`causal` must be a boolean. Received: causal={causal!r}")
+        num_decays = whole()("num_decays", num_decays, {})
+        causal = flag("causal", causal)
         if initial_rates is not None:
-            rates = np.asarray(initial_rates, dtype="float64")
-            if not np.all(np.isfinite(rates)) or np.any(rates <= 0.0) or rates.ndim > 2:
-                raise ValueError(
-                    "`initial_rates` must be positive and broadcast to (num_heads, num_decays). "
-                    f"Received: initial_rates={initial_rates!r}"
-                )
-            initial_rates = rates.tolist()
+            initial_rates = finite("initial_rates", initial_rates, positive=True)
         self._num_decays, self.causal, self.initial_rates = num_decays, causal, initial_rates
 
     @property

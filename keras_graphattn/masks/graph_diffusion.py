@@ -17,6 +17,7 @@ from keras_graphattn.masks.topology import (
     in_float32,
     to_nodes,
 )
+from keras_graphattn.ops.arguments import flag, number, one_of
 from keras_graphattn.ops.diffusion import (
     chebyshev_coefficients,
     chebyshev_matrix,
@@ -107,8 +108,8 @@ class GraphDiffusion(TopologyMask):
             ("operator", operator, OPERATORS),
             ("function", function, SPECTRAL_FUNCTIONS),
         ):
-            if given not in known:
-                raise ValueError(f"`{name}` must be one of {list(known)}. Received: {given!r}")
+            one_of(*known)(name, given, {})
+        tolerance = number(above=0.0)("tolerance", tolerance, {})
         if function == "resolvent" and operator == "adjacency":
             raise ValueError(
                 'The resolvent of an adjacency matrix has poles. Received: function="resolvent", '
@@ -116,10 +117,10 @@ class GraphDiffusion(TopologyMask):
             )
         self.operator, self.function, self.tolerance = operator, function, tolerance
         self.initial_time = finite("initial_time", initial_time, positive=True)
-        self.learn_time = bool(learn_time)
+        self.learn_time = flag("learn_time", learn_time)
         longest = float(np.max(self.initial_time))
         self.max_time = longest * (2.0 if learn_time else 1.0) if max_time is None else max_time
-        self.max_time = float(finite("max_time", self.max_time, positive=True))
+        self.max_time = number(above=0.0)("max_time", self.max_time, {})
         if self.max_time < longest or (learn_time and self.max_time == longest):
             raise ValueError(
                 "`max_time` must be above the start of every time. Received: "
@@ -136,7 +137,7 @@ class GraphDiffusion(TopologyMask):
         self, graph: Any, edge_weights: Any, num_nodes: int | None, bound: float | None
     ) -> None:
         if bound is not None:
-            finite("spectral_bound", bound, positive=True)
+            number(above=0.0)("spectral_bound", bound, {})
         if graph is not None:
             adjacency = read_graph(graph, num_nodes, edge_weights)
             matrix, low, high = graph_operator(adjacency, self.operator)
@@ -145,7 +146,7 @@ class GraphDiffusion(TopologyMask):
             high = high if bound is None else float(bound)
             self.interval = (-high if low < 0 else 0.0, high)
             return
-        if edge_weights not in (None, True, False):
+        if edge_weights is not None and not isinstance(edge_weights, bool):
             raise ValueError(
                 "Without a graph, `edge_weights` says whether the calls bring any. Received: "
                 f"edge_weights={edge_weights!r}. Use True or None."

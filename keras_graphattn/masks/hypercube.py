@@ -51,6 +51,8 @@ class Hypercube(TopologyMask):
         self.dimension = dimension
         if dimension is not None:
             self.dimension = whole_number("dimension", dimension, 0)
+            if self.dimension > 30:
+                raise ValueError(f"`dimension` must be at most 30. Received: {dimension}")
             self.num_nodes = 2**self.dimension
 
     @property

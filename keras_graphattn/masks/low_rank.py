@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.masks.mask import Mask, Tensors
+from keras_graphattn.ops.arguments import flag, optional, whole
 from keras_graphattn.ops.kernel_attention import unmasked_attention
 from keras_graphattn.ops.precision import at_least_float32
 
@@ -85,12 +86,8 @@ class LowRank(Factored):
 
     def __init__(self, rank: int, length: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name, size in (("rank", rank), ("length", length)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(
-                    f"`{name}` must be an integer of at least 1. Received: {name}={size!r}"
-                )
-        self.rank, self.length = rank, length
+        self.rank = whole()("rank", rank, {})
+        self.length = whole()("length", length, {})
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)
@@ -166,18 +163,9 @@ class StochasticPositions(Factored):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if (
-            isinstance(num_frequencies, bool)
-            or not isinstance(num_frequencies, int)
-            or num_frequencies < 1
-        ):
-            raise ValueError(
-                "`num_frequencies` must be an integer of at least 1. Received: "
-                f"num_frequencies={num_frequencies!r}"
-            )
-        self.num_frequencies = num_frequencies
-        self.trainable_frequencies = trainable_frequencies
-        self.seed = seed
+        self.num_frequencies = whole()("num_frequencies", num_frequencies, {})
+        self.trainable_frequencies = flag("trainable_frequencies", trainable_frequencies)
+        self.seed = optional(whole(0))("seed", seed, {})
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)

@@ -8,11 +8,21 @@ the two ways check each other.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import keras
 from keras import ops
 
+from keras_graphattn.ops.arguments import (
+    Rule,
+    Sizes,
+    as_tensor,
+    check_dtype_policy,
+    check_shape,
+    integers,
+    tensor,
+    whole,
+)
 from keras_graphattn.ops.blocks import map_query_blocks
 from keras_graphattn.ops.kernel_attention import masked_scores, sum_over_features
 from keras_graphattn.ops.precision import at_least_float32
@@ -20,7 +30,37 @@ from keras_graphattn.ops.precision import at_least_float32
 Tensor = Any
 Tensors = dict[str, Tensor]
 
+# What masks take with each call, by name; any other name is a tensor of numbers
+INPUTS: dict[str, Rule] = {
+    "segment_ids": integers("B T"),
+    "entries": tensor("T T", "B? T T", "B? N? T T"),
+    "parents": integers("B T"),
+    "edges": integers("B E 2"),
+    "edge_weights": tensor("B _"),
+    "walks": integers("B T _ _"),
+}
+
 DENSE_LIMIT = 1024  # beyond it, "auto" takes rows in blocks where a mask has no path of its own
+
+
+def restored(name: str, given: Any) -> Any:
+    """What a configuration stands for; the constructor judges it, and what is none.
+
+    Keras makes nothing but classes and functions that are registered or its own.
+
+    Raises:
+        ValueError: For a configuration that nothing can be made of.
+    """
+    if not isinstance(given, dict):
+        return given
+    try:
+        return keras.saving.deserialize_keras_object(given)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"`{name}` cannot be restored from its configuration. The cause: "
+            f"{type(error).__name__}: {reason}"
+        ) from error
 
 
 class Mask(keras.layers.Layer):  # type: ignore[misc]
@@ -36,11 +76,29 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         paths: The ways to compute: "dense" forms M, "blockwise" forms it for some query rows at a
             time, the others never form it. The one for long sequences comes last.
         inputs_at_call: Names of the tensors that every call needs, such as segment ids.
+
+    Example:
+
+    >>> class Window(Mask):
+    ...     def _rows(self, positions, length, parameters, inputs):
+    ...         far = keras.ops.abs(positions[:, None] - keras.ops.arange(length)[None, :]) > 1
+    ...         return keras.ops.cast(keras.ops.logical_not(far), "float32")[None, None]
+    >>> keras.ops.convert_to_numpy(Window().dense(3))[0, 0].tolist()
+    [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
     """
 
     paths: tuple[str, ...] = ("dense", "blockwise")
     inputs_at_call: tuple[str, ...] = ()
     block_size: ClassVar[int] = 512
+
+    def __init__(self, **kwargs: Any) -> None:
+        check_dtype_policy(kwargs.get("dtype"))
+        super().__init__(**kwargs)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        check_dtype_policy(config.get("dtype"))  # Keras looks into it before `__init__`
+        return super().from_config(config)
 
     @property
     def is_causal(self) -> bool:
@@ -168,8 +226,9 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             ValueError: For an unknown path, missing or unknown inputs, or a length that the mask
                 does not have.
         """
-        x = ops.convert_to_tensor(x)
-        inputs = self._prepared(x.shape, inputs)
+        x, sizes = as_tensor("x", x), cast("Sizes", {})
+        check_shape("x", x, ("B T N D",), sizes)
+        inputs = self._prepared(x.shape, inputs, sizes)
         path = self._checked_path(path, x.shape[1], None, x.shape[3])
         parameters, signal = self.parameters(), at_least_float32(x)
         if path == "dense":
@@ -211,8 +270,15 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
 
         Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
         """
-        x = ops.convert_to_tensor(x)
-        inputs = self._prepared(x.shape, inputs)
+        given = (("x", x), ("query_features", query_features), ("key_features", key_features))
+        x, query_features, key_features = (as_tensor(name, tensor) for name, tensor in given)
+        sizes: Sizes = {}
+        check_shape("x", x, ("B T N D",), sizes)
+        check_shape("query_features", query_features, ("B T N m",), sizes)
+        check_shape("key_features", key_features, ("B T N m",), sizes)
+        if feature_chunk is not None:
+            whole()("feature_chunk", feature_chunk, sizes)
+        inputs = self._prepared(x.shape, inputs, sizes)
         features = query_features.shape[-1]
         path = self._checked_path(path, x.shape[1], features, x.shape[3])
         query, key, signal = (at_least_float32(t) for t in (query_features, key_features, x))
@@ -251,7 +317,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             A float32 tensor of shape (1 or B, 1 or N, R, T).
         """
         inputs = self._checked_inputs(inputs)
-        positions = ops.convert_to_tensor(positions, dtype="int32")
+        positions = ops.cast(integers("R")("positions", positions, {}), "int32")
         return self._rows(positions, self._length(length, inputs), self.parameters(), inputs)
 
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
@@ -322,12 +388,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             matrix, (ops.shape(x)[0], x.shape[2], ops.shape(matrix)[2], ops.shape(matrix)[3])
         )
 
-    def _prepared(self, shape: Any, inputs: Tensors) -> Tensors:
-        if len(shape) != 4:
-            raise ValueError(
-                f"{type(self).__name__} acts on signals of shape (batch, length, heads, width). "
-                f"Received: shape={tuple(shape)}"
-            )
+    def _prepared(self, shape: Any, inputs: Tensors, sizes: Sizes | None = None) -> Tensors:
         if isinstance(shape[1], int):
             self._check_length(shape[1])
         if not self.built:
@@ -335,17 +396,20 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         if shape[2] != self.num_heads:
             raise ValueError(
                 f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a "
-                f"signal of shape (batch, length, heads, width) = {tuple(shape)}"
+                f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}"
             )
-        return self._checked_inputs(inputs)
+        return self._checked_inputs(inputs, sizes)
 
-    def _checked_inputs(self, inputs: Tensors) -> Tensors:
+    def _checked_inputs(self, inputs: Tensors, sizes: Sizes | None = None) -> Tensors:
         if set(inputs) != set(self.inputs_at_call):
             raise ValueError(
                 f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each "
                 f"call. Received: {sorted(inputs)}. A layer hands them on as `mask_inputs`."
             )
-        return {name: ops.convert_to_tensor(inputs[name]) for name in self.inputs_at_call}
+        sizes = {} if sizes is None else sizes
+        rules = {name: INPUTS.get(name, tensor()) for name in self.inputs_at_call}
+        found = {name: rule(name, inputs[name], sizes) for name, rule in rules.items()}
+        return {name: ops.convert_to_tensor(given) for name, given in found.items()}
 
     def _checked_path(
         self, path: str, length: int | None, features: int | None, width: int | None
@@ -362,6 +426,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
 
     def _length(self, length: int | None, inputs: Tensors) -> Any:
         self._check_built()
+        if isinstance(length, (int, float, str)):
+            length = whole(0)("length", length, {})
         if length is None:
             length = self._known_length(inputs)
         if isinstance(length, int):

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_graphattn.masks.chunked import Causal, ChunkedMask, Form
 from keras_graphattn.masks.low_rank import Factored
-from keras_graphattn.masks.mask import Mask, Tensors
+from keras_graphattn.masks.mask import Mask, Tensors, restored
 from keras_graphattn.ops.chunked_attention import Decay
 from keras_graphattn.ops.kernel_attention import sum_over_features, unmasked_attention
 
@@ -228,7 +228,9 @@ class Product(ChunkedMask):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Product":
-        masks = [keras.saving.deserialize_keras_object(mask) for mask in config["masks"]]
+        masks = config.get("masks")
+        if isinstance(masks, (list, tuple)):
+            masks = [restored("masks", mask) for mask in masks]
         return cls(**{**config, "masks": masks})
 
 

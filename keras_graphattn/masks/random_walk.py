@@ -15,6 +15,7 @@ from keras_graphattn.masks.topology import (
     to_nodes,
     whole_number,
 )
+from keras_graphattn.ops.arguments import flag, number
 from keras_graphattn.ops.graphs import graph_edges, read_graph
 from keras_graphattn.ops.walks import (
     WalkFeatures,
@@ -93,9 +94,9 @@ class RandomWalk(TopologyMask):
         self.num_walks = whole_number("num_walks", num_walks, 1)
         self.walk_length = whole_number("walk_length", walk_length, 1)
         self.seed = whole_number("seed", seed, 0)
-        self.exact, self.learn_decay = bool(exact), bool(learn_decay)
+        self.exact, self.learn_decay = flag("exact", exact), flag("learn_decay", learn_decay)
         self.decay = finite("decay", decay, positive=True)
-        self.normalization = float(finite("normalization", normalization))
+        self.normalization = number()("normalization", normalization, {})
         self._adjacency, self._given_walks = None, None
         self._features: WalkFeatures | None = None
         if graph is not None and walks is not None:

@@ -8,6 +8,8 @@ from keras import ops
 
 from keras_graphattn.masks.fourier import FourierMask
 from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.topology import finite
+from keras_graphattn.ops.arguments import flag, whole
 from keras_graphattn.ops.precision import at_least_float32
 from keras_graphattn.ops.tiled_toeplitz import tiled_toeplitz_product
 from keras_graphattn.ops.toeplitz import toeplitz_product
@@ -52,16 +54,12 @@ class Toeplitz(FourierMask):
         self, max_length: int, causal: bool = False, initial_slopes: Any = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-            raise ValueError(
-                "`max_length` must be an integer of at least 1. Received: "
-                f"max_length={max_length!r}"
-            )
-        if not isinstance(causal, bool):
-            raise ValueError(f"`causal` must be a boolean. Received: causal={causal!r}")
-        if initial_slopes is not None and initial_slopes != "alibi":
-            slopes = np.asarray(initial_slopes, dtype="float64")
-            if slopes.ndim > 1 or not np.all(np.isfinite(slopes)) or np.any(slopes < 0.0):
+        max_length = whole()("max_length", max_length, {})
+        causal = flag("causal", causal)
+        is_alibi = isinstance(initial_slopes, str) and initial_slopes == "alibi"
+        if initial_slopes is not None and not is_alibi:
+            slopes = np.asarray(finite("initial_slopes", initial_slopes))
+            if slopes.ndim > 1 or np.any(slopes < 0.0):
                 raise ValueError(
                     '`initial_slopes` must be None, "alibi", or a number or one per head, not '
                     f"negative. Received: initial_slopes={initial_slopes!r}"

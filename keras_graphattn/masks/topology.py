@@ -6,6 +6,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.masks.mask import Mask, Tensors
+from keras_graphattn.ops.arguments import whole
 from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
@@ -95,9 +96,12 @@ def finite(name: str, number: Any, positive: bool = False) -> Any:
         ValueError: For anything else.
     """
     try:
-        array = np.asarray(number, dtype="float64")
+        array = np.asarray(number)
     except (TypeError, ValueError):
         array = np.asarray(np.nan)
+    array = (
+        array.astype("float64") if array.dtype.kind in "iuf" and array.size else np.asarray(np.nan)
+    )
     if not np.isfinite(array).all() or (positive and (array <= 0.0).any()):
         kind = "positive finite" if positive else "finite"
         raise ValueError(f"`{name}` must be {kind}. Received: {name}={number!r}")
@@ -110,11 +114,7 @@ def whole_number(name: str, number: Any, least: int) -> int:
     Raises:
         ValueError: For anything else.
     """
-    if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
-        raise ValueError(
-            f"`{name}` must be an integer of at least {least}. Received: {name}={number!r}"
-        )
-    return int(number)
+    return int(whole(least)(name, number, {}))
 
 
 def to_nodes(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from keras_graphattn.masks.topology import (
     to_nodes,
     whole_number,
 )
+from keras_graphattn.ops.arguments import one_of, optional, whole
 from keras_graphattn.ops.forests import (
     Forest,
     forest_diameter,
@@ -113,10 +114,9 @@ class Tree(TopologyMask):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if function not in FUNCTIONS:
-            raise ValueError(
-                f"`function` must be one of {list(FUNCTIONS)}. Received: function={function!r}"
-            )
+        one_of(*FUNCTIONS)("function", function, {})
+        num_nodes = optional(whole(0))("num_nodes", num_nodes, {})
+        max_distance = optional(whole(0))("max_distance", max_distance, {})
         has_weights = edge_weights is not None and edge_weights is not False
         if has_weights and function == "table":
             raise ValueError(
@@ -136,7 +136,7 @@ class Tree(TopologyMask):
     def _read(self, forest: Any, edge_weights: Any, num_nodes: int | None) -> None:
         exponential = self.function == "exponential"
         if forest is None:
-            if edge_weights not in (None, True):
+            if edge_weights is not None and edge_weights is not True:
                 raise ValueError(
                     "Without a forest, `edge_weights` says whether the calls bring any. Received: "
                     f"edge_weights={edge_weights!r}. Use True or None."
@@ -155,7 +155,10 @@ class Tree(TopologyMask):
                 )
             found = forest_from_parents(forest, edge_weights)
         else:
-            found = forest_from_graph(forest, num_nodes, edge_weights)
+            try:
+                found = forest_from_graph(forest, num_nodes, edge_weights)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"`forest` cannot be read as a graph: {error}") from error
         self._forest, self.num_nodes = found, found.size
         self.paths = ("dense", *(PLANS if exponential else ("depths", "centroids")))
         if not exponential and is_caterpillar(found):

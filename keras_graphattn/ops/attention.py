@@ -14,13 +14,34 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.attention_mask import AttentionMask, joined_mask, sighted_rows
+from keras_graphattn.ops.arguments import (
+    Sizes,
+    check_shape,
+    checked,
+    flag,
+    mask,
+    number,
+    optional,
+    tensor,
+)
+from keras_graphattn.ops.attention_mask import (
+    AttentionMask,
+    attention_mask,
+    joined_mask,
+    sighted_rows,
+)
 from keras_graphattn.ops.filters import Operator
 from keras_graphattn.ops.precision import masked_softmax
 
 Tensor = Any
 
 
+@checked(
+    query=tensor("B T N H"),
+    key=tensor("B S N H"),
+    mask=optional(mask("B? N? T? S?")),
+    scale=optional(number()),
+)
 def attention_matrix(
     query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
@@ -34,17 +55,44 @@ def attention_matrix(
 
     Returns:
         A tensor of shape (B, N, T, S) and the dtype of `query`; a row with nothing to see is 0.
+
+    Example:
+
+    >>> query, key = keras.random.normal((2, 5, 4, 8)), keras.random.normal((2, 7, 4, 8))
+    >>> tuple(attention_matrix(query, key).shape)
+    (2, 4, 5, 7)
     """
     scores = ops.einsum("btnh,bsnh->bnts", scaled(query, scale), key)
     return masked_softmax(scores, mask)
 
 
+@checked(matrix=tensor("B N T S"))
 def matrix_operator(matrix: Tensor) -> Operator:
-    """The operator of a matrix that exists: (B, N, T, S) times (B, S, N, H)."""
-    matrix = ops.convert_to_tensor(matrix)
-    return lambda x: ops.einsum("bnts,bsnh->btnh", matrix, ops.convert_to_tensor(x))
+    """The operator of a matrix that exists: (B, N, T, S) times (B, S, N, H).
+
+    Example:
+
+    >>> apply = matrix_operator(np.ones((1, 1, 2, 2), "float32"))
+    >>> outputs = apply(np.array([1.0, 2.0], "float32").reshape((1, 2, 1, 1)))
+    >>> keras.ops.convert_to_numpy(outputs).ravel().tolist()
+    [3.0, 3.0]
+    """
+
+    def apply(x: Tensor) -> Tensor:
+        sizes: Sizes = {}
+        check_shape("matrix", matrix, ("B N T S",), sizes)
+        x = tensor("B S N H")("x", x, sizes)
+        return ops.einsum("bnts,bsnh->btnh", matrix, ops.convert_to_tensor(x))
+
+    return apply
 
 
+@checked(
+    query=tensor("B T N H"),
+    key=tensor("B S N H"),
+    mask=optional(mask("B? N? T? S?")),
+    scale=optional(number()),
+)
 def softmax_operator(
     query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None
 ) -> Operator:
@@ -69,6 +117,13 @@ def softmax_operator(
     return matrix_operator(attention_matrix(query, key, mask, scale))
 
 
+@checked(
+    query=tensor("B T N H"),
+    key=tensor("B T N H"),
+    mask=optional(attention_mask("T", "T")),
+    scale=optional(number()),
+    flash_attention=optional(flag),
+)
 def fused_operator(
     query: Tensor,
     key: Tensor,
@@ -109,20 +164,31 @@ def fused_operator(
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
 
     def apply(x: Tensor) -> Tensor:
+        sizes: Sizes = {}
+        check_shape("key", key, ("B S N _",), sizes)
+        x = tensor("B S N D")("x", x, sizes)
+        size = x.shape[-1]
+        widest = max(size, query.shape[-1])  # jax wants one size for all; zeros change nothing
         outputs = ops.dot_product_attention(
-            query,
-            key,
-            x,
+            _widened(query, widest),
+            _widened(key, widest),
+            _widened(x, widest),
             mask=entries,
             scale=scale,
             is_causal=mask.causal,
             flash_attention=flash_attention,
-        )
+        )[..., :size]
         if seen is None:
             return outputs
         return ops.where(seen[..., None], outputs, ops.cast(0.0, outputs.dtype))
 
     return apply
+
+
+def _widened(x: Tensor, size: int) -> Tensor:
+    """The channels of (B, T, N, H), filled up with zeros to `size`."""
+    missing = size - x.shape[-1]
+    return ops.pad(x, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else x
 
 
 def scaled(query: Tensor, scale: float | None) -> Tensor:

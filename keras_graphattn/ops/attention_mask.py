@@ -9,6 +9,18 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import (
+    Rule,
+    Sizes,
+    checked,
+    flag,
+    integers,
+    tensor,
+    whole,
+)
+from keras_graphattn.ops.arguments import (
+    mask as mask_of,
+)
 from keras_graphattn.ops.blocks import map_query_blocks
 
 Tensor = Any
@@ -23,6 +35,12 @@ class AttentionMask(NamedTuple):
         keys: Boolean tensor of shape (B, S); `False` marks columns that nobody sees.
         causal: Whether row i sees the columns j <= i alone.
         window: Where given, row i sees the columns with |i - j| < window alone.
+
+    Example:
+
+    >>> mask = AttentionMask(keys=np.array([[True, False]]), causal=True)
+    >>> mask.causal, mask.window
+    (True, None)
     """
 
     entries: Tensor | None = None
@@ -32,6 +50,28 @@ class AttentionMask(NamedTuple):
     window: int | None = None
 
 
+def attention_mask(rows: str, columns: str) -> Rule:
+    """The rule of an `AttentionMask`: what it holds has so many rows and columns."""
+    pair = f"{rows}? {columns}?"
+    parts = {
+        "entries": mask_of(pair, f"B? {pair}", f"B? N? {pair}"),
+        "queries": mask_of(f"B {rows}"),
+        "keys": mask_of(f"B {columns}"),
+        "causal": flag,
+        "window": whole(),
+    }
+
+    def check(name: str, value: Any, sizes: Sizes) -> AttentionMask:
+        if not isinstance(value, AttentionMask):
+            raise ValueError(f"`{name}` must be an AttentionMask. Received: {name}={value!r}")
+        given = {part: x for part, x in value._asdict().items() if x is not None}
+        found = {part: parts[part](f"{name}.{part}", x, sizes) for part, x in given.items()}
+        return value._replace(**found)
+
+    return check
+
+
+@checked(mask=attention_mask("T", "S"), rows=integers("T"), columns=integers("S"))
 def joined_mask(mask: AttentionMask, rows: Tensor, columns: Tensor) -> Tensor | None:
     """One boolean mask of all the reasons, or `None` where everything is visible.
 
@@ -45,6 +85,12 @@ def joined_mask(mask: AttentionMask, rows: Tensor, columns: Tensor) -> Tensor | 
 
     Raises:
         ValueError: For `entries` that have not 2, 3 or 4 dimensions.
+
+    Example:
+
+    >>> joined = joined_mask(AttentionMask(causal=True), np.arange(2), np.arange(2))
+    >>> keras.ops.convert_to_numpy(joined)[0, 0].tolist()
+    [[True, False], [True, True]]
     """
     parts = []
     if mask.entries is not None:
@@ -135,8 +181,17 @@ def sighted_rows(mask: AttentionMask, length: Any, block_size: int = 512) -> Ten
     return ops.cast(seen, "bool")
 
 
+@checked(outputs=tensor("B T N H"), mask=attention_mask("T", "T"), block_size=whole())
 def zero_blind_rows(outputs: Tensor, mask: AttentionMask, block_size: int = 512) -> Tensor:
-    """Exact zeros in the rows of `outputs`, (B, T, N, H), that may see no key at all."""
+    """Exact zeros in the rows of `outputs`, (B, T, N, H), that may see no key at all.
+
+    Example:
+
+    >>> blind = AttentionMask(queries=np.array([[True, False]]))
+    >>> outputs = zero_blind_rows(np.ones((1, 2, 1, 1), "float32"), blind)
+    >>> keras.ops.convert_to_numpy(outputs).ravel().tolist()
+    [1.0, 0.0]
+    """
     seen = sighted_rows(mask, ops.shape(outputs)[1], block_size)
     if seen is None:
         return outputs

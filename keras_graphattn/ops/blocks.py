@@ -6,10 +6,20 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, function, tensors, whole
+from keras_graphattn.ops.arguments import length as length_of
+
 Tensor = Any
 BlockFunction = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
 
+@checked(
+    function=function,
+    by_row=tensors("_ T ..."),
+    whole=tensors(),
+    length=length_of("T"),
+    block_size=whole(),
+)
 def map_query_blocks(
     function: BlockFunction,
     by_row: Mapping[str, Tensor],
@@ -34,7 +44,16 @@ def map_query_blocks(
 
     Returns:
         A tensor of shape (B, T, ...).
+
+    Example:
+
+    >>> x = np.arange(6.0, dtype="float32").reshape((1, 6, 1))
+    >>> doubled = map_query_blocks(lambda rows, tensors: 2.0 * tensors["x"], {"x": x}, {}, 6, 4)
+    >>> keras.ops.convert_to_numpy(doubled).ravel().tolist()
+    [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     """
+    if not by_row and not whole:
+        raise ValueError("`by_row` and `whole` must hold a tensor. Received: none in either")
     if fits_one_block(length, block_size):
         return function(ops.arange(length), {**by_row, **whole})
     rows = cut_rows(length, block_size)

@@ -10,9 +10,11 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, number, optional, tensor, whole
 from keras_graphattn.ops.attention import attention_matrix, matrix_operator, scaled
 from keras_graphattn.ops.attention_mask import (
     AttentionMask,
+    attention_mask,
     block_mask,
     joined_mask,
     split_mask,
@@ -51,6 +53,13 @@ class BlockwiseOperator:
     ((2, 10, 4, 8), (2, 10, 4, 8))
     """
 
+    @checked(
+        query=tensor("B T N H"),
+        key=tensor("B S N H"),
+        mask=optional(attention_mask("T", "S")),
+        scale=optional(number()),
+        block_size=whole(),
+    )
     def __init__(
         self,
         query: Tensor,
@@ -64,6 +73,7 @@ class BlockwiseOperator:
         self.mask = AttentionMask() if mask is None else mask
         self.block_size = block_size
 
+    @checked(x=tensor("B S N D"))
     def __call__(self, x: Tensor) -> Tensor:
         """A x, of shape (B, T, N, D), for a signal x of shape (B, S, N, D)."""
         by_row, whole = split_mask(self.mask)
@@ -89,6 +99,7 @@ class BlockwiseOperator:
             self.block_size,
         )
 
+    @checked(x=tensor("B T N D"))
     def twice(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """A x and A A x, with one backward pass for both, for a square A.
 

@@ -6,16 +6,58 @@ application keeps its signal beside the keys, and a new row costs O(n) per appli
 filter itself is the one of the full pass: it only ever calls `apply`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import (
+    Sizes,
+    check_shape,
+    checked,
+    float_dtype,
+    integers,
+    mask,
+    optional,
+    tensor,
+    whole,
+)
 from keras_graphattn.ops.attention_mask import AttentionMask, joined_mask
 
 Tensor = Any
 Cache = dict[str, Tensor]
 
 
+def a_cache(name: str, value: Any, sizes: Sizes) -> Cache:
+    """The rule of a cache: a dictionary as `initial_cache` makes it."""
+    shapes = {"key": "B L K H", "signals": "B _ L N D", "padding_mask": "B L"}
+    if not isinstance(value, Mapping) or not set(shapes) <= set(value):
+        raise ValueError(
+            f"`{name}` must be a dictionary with {list(shapes)}, as `initial_cache` makes it. "
+            f"Received: {name}={value!r}"
+        )
+    for part, shape in shapes.items():
+        check_shape(f"{name}[{part!r}]", value[part], (shape,), sizes)
+    return dict(value)
+
+
+def position(name: str, value: Any, sizes: Sizes) -> Any:
+    """The rule of a place in the cache: an integer of at least 0, or a scalar tensor of them."""
+    if not isinstance(value, (bool, float)) and hasattr(value, "shape"):
+        return integers("")(name, value, sizes)
+    return whole(0)(name, value, sizes)
+
+
+@checked(
+    batch_size=whole(0),
+    max_length=whole(0),
+    num_heads=whole(),
+    key_dim=whole(),
+    value_dim=whole(),
+    num_signals=whole(),
+    num_key_heads=optional(whole()),
+    dtype=float_dtype,
+)
 def initial_cache(
     batch_size: int,
     max_length: int,
@@ -42,6 +84,12 @@ def initial_cache(
     Returns:
         A dictionary of tensors: `key` (B, L, N, H), `signals` (B, num_signals, L, N, D), of which
         the first are the values, and the boolean `padding_mask` (B, L).
+
+    Example:
+
+    >>> cache = initial_cache(2, 16, num_heads=4, key_dim=8, value_dim=8, num_signals=2)
+    >>> tuple(cache["signals"].shape)
+    (2, 2, 16, 4, 8)
     """
     num_key_heads = num_heads if num_key_heads is None else num_key_heads
     return {
@@ -51,6 +99,7 @@ def initial_cache(
     }
 
 
+@checked(cache=a_cache, key=tensor("B t K H"), index=position, padding_mask=optional(mask("B t")))
 def update_keys(
     cache: Cache, key: Tensor, index: Any, padding_mask: Tensor | None = None
 ) -> tuple[Cache, Tensor]:
@@ -67,6 +116,13 @@ def update_keys(
 
     Raises:
         ValueError: If the tokens do not fit in the cache, where `index` is a Python integer.
+
+    Example:
+
+    >>> cache = initial_cache(1, 4, num_heads=1, key_dim=2, value_dim=2)
+    >>> cache, padding_mask = update_keys(cache, np.ones((1, 2, 1, 2), "float32"), 0)
+    >>> keras.ops.convert_to_numpy(cache["padding_mask"]).tolist()
+    [[True, True, False, False]]
     """
     batch_size, count = ops.shape(key)[:2]
     max_length = cache["key"].shape[1]
@@ -85,6 +141,7 @@ def update_keys(
     }, padding_mask
 
 
+@checked(cache=a_cache, index=position, padding_mask=mask("B t"), window=optional(whole()))
 def step_mask(cache: Cache, index: Any, padding_mask: Tensor, window: int | None = None) -> Tensor:
     """The causal mask of new tokens against the whole cache.
 
@@ -96,6 +153,13 @@ def step_mask(cache: Cache, index: Any, padding_mask: Tensor, window: int | None
 
     Returns:
         A boolean tensor of shape (B, 1, t, L).
+
+    Example:
+
+    >>> cache = initial_cache(1, 3, num_heads=1, key_dim=2, value_dim=2)
+    >>> cache, padding_mask = update_keys(cache, np.ones((1, 2, 1, 2), "float32"), 0)
+    >>> keras.ops.convert_to_numpy(step_mask(cache, 0, padding_mask))[0, 0].tolist()
+    [[True, False, False], [True, True, False]]
     """
     rows = index + ops.arange(ops.shape(padding_mask)[1])
     columns = ops.arange(cache["key"].shape[1])
@@ -115,8 +179,16 @@ class CachedOperator:
         matrix: Attention weights of the new tokens, of shape (B, N, t, L).
         signals: The cache's signals, of shape (B, num_signals, L, N, D).
         index: Position of the first new token.
+
+    Example:
+
+    >>> cache = initial_cache(1, 4, num_heads=2, key_dim=8, value_dim=8)
+    >>> apply = CachedOperator(np.ones((1, 2, 1, 4), "float32") / 4.0, cache["signals"], 0)
+    >>> tuple(apply(keras.random.normal((1, 1, 2, 8))).shape)
+    (1, 1, 2, 8)
     """
 
+    @checked(matrix=tensor("B N t L"), signals=tensor("B _ L N D"), index=position)
     def __init__(self, matrix: Tensor, signals: Tensor, index: Any) -> None:
         self.matrix = matrix
         self.signals = signals
@@ -124,6 +196,7 @@ class CachedOperator:
         self.calls = 0
 
     def __call__(self, x: Tensor) -> Tensor:
+        x = tensor("B t N D")("x", x, {})
         slot = ops.cast(x, self.signals.dtype)[:, None]
         self.signals = ops.slice_update(self.signals, (0, self.calls, self.index, 0, 0), slot)
         signal = self.signals[:, self.calls]

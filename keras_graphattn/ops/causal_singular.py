@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import Sizes, checked, mask, optional, tensor, whole
 from keras_graphattn.ops.precision import at_least_float32, hidden_logit, zero_where_masked
 
 Tensor = Any
@@ -31,6 +32,12 @@ class RunningSum(NamedTuple):
     """Sums of exp(l_s - maximum) and exp(l_s - maximum) values_s over tokens seen so far.
 
     With leading axes (B, N) and, between chunks, one more for the chunk.
+
+    Example:
+
+    >>> state = empty_running_sum(batch_size=1, num_heads=2, key_dim=3, value_dim=4)
+    >>> tuple(state.normaliser.shape), tuple(state.context.shape)
+    ((1, 2, 3), (1, 2, 3, 4))
     """
 
     maximum: Tensor  # (..., H)
@@ -38,6 +45,21 @@ class RunningSum(NamedTuple):
     context: Tensor  # (..., H, D)
 
 
+def running_sum(name: str, value: Any, sizes: Sizes) -> RunningSum:
+    """The rule of a state: a `RunningSum` that fits the logits and the values."""
+    if not isinstance(value, RunningSum):
+        raise ValueError(
+            f"`{name}` must be a RunningSum, from `empty_running_sum` or an earlier call. "
+            f"Received: {name}={value!r}"
+        )
+    shapes = {"maximum": "B N H", "normaliser": "B N H", "context": "B N H D"}
+    parts = value._asdict()
+    return RunningSum(
+        *(tensor(shapes[part])(f"{name}.{part}", x, sizes) for part, x in parts.items())
+    )
+
+
+@checked(batch_size=whole(0), num_heads=whole(), key_dim=whole(), value_dim=whole())
 def empty_running_sum(
     batch_size: int, num_heads: int, key_dim: int, value_dim: int, dtype: str = "float32"
 ) -> RunningSum:
@@ -53,15 +75,29 @@ def empty_running_sum(
     Returns:
         A `RunningSum` of shapes (B, N, H), (B, N, H) and (B, N, H, D): all that `decode` has to
         keep, whatever the length.
+
+    Example:
+
+    >>> state = empty_running_sum(batch_size=1, num_heads=2, key_dim=3, value_dim=4)
+    >>> float(keras.ops.sum(state.normaliser))
+    0.0
     """
-    shape = (batch_size, num_heads, key_dim)
+    lowest, shape = hidden_logit(dtype), (batch_size, num_heads, key_dim)
     return RunningSum(
-        ops.full(shape, hidden_logit(dtype), dtype),
+        ops.full(shape, lowest, dtype),
         ops.zeros(shape, dtype),
         ops.zeros((*shape, value_dim), dtype),
     )
 
 
+@checked(
+    left=tensor("B T N H"),
+    logits=tensor("B T N H"),
+    values=tensor("B T N D"),
+    mask=optional(mask("B T")),
+    state=optional(running_sum),
+    chunk_size=whole(),
+)
 def causal_singular_value_attention(
     left: Tensor,
     logits: Tensor,
@@ -98,10 +134,6 @@ def causal_singular_value_attention(
     >>> keras.ops.convert_to_numpy(means).ravel().round(3).tolist()
     [1.0, 2.0, 3.0]
     """
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
-        raise ValueError(
-            f"`chunk_size` must be an integer of at least 1. Received: chunk_size={chunk_size!r}"
-        )
     values = ops.convert_to_tensor(values)
     dtype = values.dtype
     left, logits, values = (

@@ -16,7 +16,9 @@ import scipy.fft
 import scipy.sparse
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, function, instance, number, scalar, tensor, whole
 from keras_graphattn.ops.forests import Array
+from keras_graphattn.ops.graphs import an_adjacency
 from keras_graphattn.ops.sparse import SparseMatrix, sum_rows
 from keras_graphattn.ops.symmetric_series import Carry, symmetric_series
 
@@ -24,6 +26,7 @@ Tensor = Any
 Function = Callable[[Any], Any]
 
 
+@checked(function=function, low=number(), high=number(), tolerance=number())
 def chebyshev_terms(function: Function, low: float, high: float, tolerance: float) -> int:
     """How many terms approximate f on [low, high] to `tolerance` times its largest value.
 
@@ -59,6 +62,7 @@ def chebyshev_terms(function: Function, low: float, high: float, tolerance: floa
     return max(int(enough[0]), 2)
 
 
+@checked(function=function, low=scalar, high=scalar, terms=whole())
 def chebyshev_coefficients(function: Function, low: Any, high: Any, terms: int) -> Tensor:
     """The coefficients c_k of f on [low, high], with gradients.
 
@@ -70,6 +74,12 @@ def chebyshev_coefficients(function: Function, low: Any, high: Any, terms: int) 
 
     Returns:
         A float32 tensor of shape (terms, N).
+
+    Example:
+
+    >>> coefficients = chebyshev_coefficients(lambda x: x, -1.0, 1.0, 3)  # x is T_1
+    >>> np.abs(keras.ops.convert_to_numpy(coefficients)).round(4).ravel().astype(float).tolist()
+    [0.0, 1.0, 0.0]
     """
     unit = ops.convert_to_tensor(_nodes(-1.0, 1.0, terms)[:, None], dtype="float32")
     values = function((high + low) / 2.0 + (high - low) / 2.0 * unit)
@@ -79,6 +89,7 @@ def chebyshev_coefficients(function: Function, low: Any, high: Any, terms: int) 
     return ops.matmul(ops.convert_to_tensor(transform, dtype="float32"), values)
 
 
+@checked(matrix=an_adjacency, low=number(), high=number())
 def chebyshev_matrix(matrix: Any, low: float, high: float) -> SparseMatrix:
     """2 S', with S' the symmetric S moved to [-1, 1]: T_{k+1} = (2 S') T_k - T_{k-1}.
 
@@ -86,13 +97,25 @@ def chebyshev_matrix(matrix: Any, low: float, high: float) -> SparseMatrix:
         matrix: S, a scipy.sparse matrix of shape (n, n).
         low: Lower end of the interval that holds the spectrum.
         high: Upper end, above `low`.
+
+    Example:
+
+    >>> chebyshev_matrix(scipy.sparse.eye_array(2), 0.0, 2.0).shape
+    (2, 2)
     """
+    if low >= high:
+        raise ValueError(f"`high` must be above `low`. Received: low={low!r}, high={high!r}")
     scale, middle = 4.0 / (high - low), (high + low) / 2.0
     identity = scipy.sparse.eye_array(matrix.shape[0], format="csr")
     shifted = scale * matrix if middle == 0.0 else scale * (matrix - middle * identity)
     return SparseMatrix(shifted, symmetric=True)
 
 
+@checked(
+    x=tensor("n N C"),
+    coefficients=tensor("terms N"),
+    matrix=instance(SparseMatrix, "a SparseMatrix", "n", lambda matrix: matrix.shape[1]),
+)
 def spectral_product(x: Tensor, coefficients: Tensor, matrix: SparseMatrix) -> Tensor:
     """sum_k c_k T_k(S') x for a constant symmetric matrix S.
 

@@ -11,13 +11,15 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.polynomials import Step, check_order
+from keras_graphattn.ops.arguments import check_broadcast, check_shape, checked, function, tensor
+from keras_graphattn.ops.polynomials import Step, basis_steps, check_order
 from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
 Operator = Callable[[Tensor], Tensor]
 
 
+@checked(apply=function, values=tensor(), identity=tensor(), linear=tensor(), power=tensor())
 def first_order_filter(
     apply: Operator,
     values: Tensor,
@@ -49,9 +51,18 @@ def first_order_filter(
         ValueError: If `order` is not an integer of at least 1.
 
     Source: Choi et al., arXiv 2312.04234, Eq. 4-6.
+
+    Example:
+
+    >>> values, no, one = np.ones((1, 2, 1, 1), "float32"), np.zeros(1), np.ones(1)
+    >>> outputs = first_order_filter(lambda x: 0.5 * x, values, no, no, one, order=2)
+    >>> float(outputs[0, 0, 0, 0])  # A A
+    0.25
     """
     check_order(order)
     values = ops.convert_to_tensor(values)
+    for name, given in (("identity", identity), ("linear", linear), ("power", power)):
+        check_broadcast(name, given, "values", values)
     identity, linear, power = (at_least_float32(c) for c in (identity, linear, power))
     once, twice = (apply(values), None) if order == 1 else _twice(apply, values)
     result = identity * at_least_float32(values)
@@ -70,6 +81,7 @@ def _twice(apply: Operator, x: Tensor) -> tuple[Tensor, Tensor]:
     return once, apply(once)
 
 
+@checked(apply=function, values=tensor(), coefficients=tensor(), steps=basis_steps)
 def polynomial_filter(
     apply: Operator, values: Tensor, coefficients: Tensor, steps: list[Step]
 ) -> Tensor:
@@ -104,11 +116,13 @@ def polynomial_filter(
     """
     values = ops.convert_to_tensor(values)
     coefficients = at_least_float32(coefficients)
+    check_shape("coefficients", coefficients, ("k", "k ..."), {})
     if coefficients.shape[0] != len(steps) + 1:
         raise ValueError(
             f"A polynomial of degree {len(steps)} has {len(steps) + 1} coefficients. Received: "
             f"coefficients.shape={tuple(coefficients.shape)}"
         )
+    check_broadcast("coefficients[k]", coefficients[0], "values", values)
     signal, current = values, at_least_float32(values)
     result = coefficients[0] * current
     before = None
@@ -124,6 +138,7 @@ def polynomial_filter(
     return ops.cast(result, values.dtype)
 
 
+@checked(steps=basis_steps)
 def plain_attention_coefficients(steps: list[Step]) -> list[float]:
     """The coefficients for which `sum_k coefficients[k] P_k(A)` is A itself.
 
@@ -137,6 +152,11 @@ def plain_attention_coefficients(steps: list[Step]) -> list[float]:
 
     Raises:
         ValueError: If P_1 is a constant, as for Jacobi parameters with alpha + beta = -2.
+
+    Example:
+
+    >>> plain_attention_coefficients([Step(1.0, 0.0, 0.0)] * 3)
+    [-0.0, 1.0, 0.0, 0.0]
     """
     slope, offset, _ = steps[0]
     if slope == 0.0:
@@ -147,6 +167,7 @@ def plain_attention_coefficients(steps: list[Step]) -> list[float]:
     return [-offset / slope, 1.0 / slope] + [0.0] * (len(steps) - 1)
 
 
+@checked(graph_filter=function, matrix=tensor("... n n"))
 def filter_matrix(graph_filter: Callable[[Operator, Tensor], Tensor], matrix: Tensor) -> Tensor:
     """The matrix H of a filter over A, by filtering the identity: O(n^3), to look at or drop.
 
@@ -157,6 +178,13 @@ def filter_matrix(graph_filter: Callable[[Operator, Tensor], Tensor], matrix: Te
 
     Returns:
         A tensor of the shape and dtype of `matrix`.
+
+    Example:
+
+    >>> matrix = np.full((1, 2, 2), 0.5, "float32")
+    >>> found = filter_matrix(lambda apply, x: x + apply(x), matrix)
+    >>> keras.ops.convert_to_numpy(found)[0].tolist()
+    [[1.5, 0.5], [0.5, 1.5]]
     """
     identity = ops.broadcast_to(
         ops.eye(ops.shape(matrix)[-1], dtype=matrix.dtype), ops.shape(matrix)

@@ -12,7 +12,8 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import breadth_first_order
 
-from keras_graphattn.ops.graphs import graph_edges, read_graph
+from keras_graphattn.ops.arguments import checked, instance
+from keras_graphattn.ops.graphs import graph_edges, numbers_of, read_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,6 +29,12 @@ class Forest:
         depth: Number of edges to the root, never decreasing, (n,).
         weights: Weight of the edge to the parent, 0 at roots, (n,).
         starts: Where each level starts, and n at the end: (levels + 1,).
+
+    Example:
+
+    >>> forest = forest_from_parents([-1, 0, 0])
+    >>> forest.size, forest.height, forest.widest
+    (3, 1, 2)
     """
 
     order: Array
@@ -36,6 +43,33 @@ class Forest:
     depth: Array
     weights: Array
     starts: Array
+
+    def __post_init__(self) -> None:
+        count = len(self.order) if np.ndim(self.order) == 1 else -1
+        for name in ("order", "position", "parents", "depth", "weights", "starts"):
+            array = getattr(self, name)
+            kinds = "iu" if name != "weights" else "iuf"
+            is_array = isinstance(array, np.ndarray) and array.dtype.kind in kinds
+            if not is_array or array.ndim != 1 or (name != "starts" and len(array) != count):
+                raise ValueError(
+                    f"`{name}` must be an array of numbers, one for each node, as "
+                    f"`forest_from_parents` makes it. Received: {name}={array!r}"
+                )
+        nodes = np.arange(count)
+        levels = np.searchsorted(self.depth, np.arange(self.depth.max(initial=0) + 2))
+        wrong = {
+            "order": not np.array_equal(np.sort(self.order), nodes),
+            "position": not np.array_equal(np.argsort(self.order), self.position),
+            "parents": ((self.parents < 0) | (self.parents > nodes)).any(),
+            "depth": (np.diff(self.depth) < 0).any(),
+            "weights": not np.isfinite(self.weights).all(),
+            "starts": not np.array_equal(levels, self.starts),
+        }
+        for name in (name for name, is_wrong in wrong.items() if is_wrong):
+            raise ValueError(
+                f"`{name}` is not that of a forest in breadth-first order. Received: "
+                f"{name}={getattr(self, name)!r}. Use `forest_from_parents`."
+            )
 
     @property
     def size(self) -> int:
@@ -72,7 +106,7 @@ def forest_from_parents(parents: Any, edge_weights: Any = None) -> Forest:
     >>> forest_from_parents([-1, 0, 1, 2, 3]).depth.tolist()  # a path, hung from its middle
     [0, 1, 1, 2, 2]
     """
-    parents = np.asarray(parents)
+    parents = numbers_of("parents", parents)
     if parents.ndim != 1 or not np.issubdtype(parents.dtype, np.integer) or not len(parents):
         raise ValueError(
             "`parents` must be integers of shape (n,), -1 at a root. Received: shape "
@@ -84,7 +118,7 @@ def forest_from_parents(parents: Any, edge_weights: Any = None) -> Forest:
             f"`parents` must be between -1 and {count - 1}. Received: {parents.min()} to "
             f"{parents.max()}"
         )
-    weights = np.ones(count) if edge_weights is None else np.asarray(edge_weights, "float64")
+    weights = np.ones(count) if edge_weights is None else numbers_of("edge_weights", edge_weights)
     if weights.shape != (count,) or not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(
             f"`edge_weights` must be {count} finite numbers, not negative, one for each node's "
@@ -106,6 +140,11 @@ def forest_from_graph(graph: Any, num_nodes: int | None = None, edge_weights: An
 
     Raises:
         ValueError: For a graph with a cycle.
+
+    Example:
+
+    >>> forest_from_graph([[0, 1], [1, 2]]).depth.tolist()  # hung from node 1
+    [0, 1, 1]
     """
     adjacency = read_graph(graph, num_nodes, edge_weights)
     edges, lengths = graph_edges(adjacency)
@@ -114,7 +153,7 @@ def forest_from_graph(graph: Any, num_nodes: int | None = None, edge_weights: An
     if count - components != len(edges):
         raise ValueError(
             f"A forest of {count} nodes in {components} trees has {count - components} edges. "
-            f"Received: {len(edges)} edges, so the graph has a cycle. Use `GraphDiffusion` for it."
+            f"Received: {len(edges)} edges, so `graph` has a cycle. Use `GraphDiffusion` for it."
         )
     roots = np.unique(labels, return_index=True)[1]
     order, predecessors = _breadth_first(edges, count, roots)
@@ -124,8 +163,15 @@ def forest_from_graph(graph: Any, num_nodes: int | None = None, edge_weights: An
     return _hang_from_centres(edges, _arranged(order, predecessors, weights))
 
 
+@checked(forest=instance(Forest, "a Forest"))
 def forest_distances(forest: Forest) -> Array:
-    """All distances in the user's order, (n, n) float64; infinite across trees: O(n^2)."""
+    """All distances in the user's order, (n, n) float64; infinite across trees: O(n^2).
+
+    Example:
+
+    >>> forest_distances(forest_from_parents([-1, 0, -1])).tolist()
+    [[0.0, 1.0, inf], [1.0, 0.0, inf], [inf, inf, 0.0]]
+    """
     distances = np.full((forest.size, forest.size), np.inf)
     roots = np.arange(forest.starts[1])
     distances[roots, roots] = 0.0

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from keras_graphattn.ops.arguments import checked, one_of, whole
+
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def an_adjacency(name: str, value: Any, sizes: Any = None) -> Any:
+    """The rule of a graph that was read: a square scipy.sparse matrix."""
+    if not scipy.sparse.issparse(value) or value.ndim != 2 or value.shape[0] != value.shape[1]:
+        raise ValueError(
+            f"`{name}` must be a graph, as `read_graph` returns it. Received: {name}={value!r}"
+        )
+    return value
 
 
 def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = None) -> Any:
@@ -45,7 +56,9 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
     weights = _checked_weights(edge_weights, len(edges))
     low, high = edges.min(axis=1), edges.max(axis=1)
     if len(np.unique(low * num_nodes + high)) < len(edges):
-        raise ValueError("Each edge is given once, in either direction. Received: duplicate edges.")
+        raise ValueError(
+            "Each edge of `graph` is given once, in either direction. Received: duplicate edges."
+        )
     rows, columns = np.concatenate([low, high]), np.concatenate([high, low])
     values = np.concatenate([weights, weights])
     matrix = scipy.sparse.coo_array((values, (rows, columns)), shape=(num_nodes, num_nodes))
@@ -58,6 +71,7 @@ def graph_edges(adjacency: Any) -> tuple[Array, Array]:
     return np.stack([upper.row, upper.col], axis=1).astype("int64"), upper.data
 
 
+@checked(adjacency=an_adjacency, operator=one_of("laplacian", "normalized_laplacian", "adjacency"))
 def graph_operator(adjacency: Any, operator: str) -> tuple[Any, float, float]:
     """The symmetric matrix whose function a mask is, and an interval that holds its spectrum.
 
@@ -71,6 +85,12 @@ def graph_operator(adjacency: Any, operator: str) -> tuple[Any, float, float]:
 
     Raises:
         ValueError: For another name.
+
+    Example:
+
+    >>> laplacian, low, high = graph_operator(read_graph([[0, 1]]), "laplacian")
+    >>> laplacian.toarray().tolist()
+    [[1.0, -1.0], [-1.0, 1.0]]
     """
     degrees = np.asarray(adjacency.sum(axis=1)).ravel()
     if operator == "adjacency":
@@ -113,8 +133,15 @@ def spectral_radius(matrix: Any, iterations: int = 100) -> float:
     return max(best, 1e-6)
 
 
+@checked(adjacency=an_adjacency)
 def transition_matrix(adjacency: Any) -> Any:
-    """The matrix of one step of a random walk, rows summing to 1; 0 at isolated nodes."""
+    """The matrix of one step of a random walk, rows summing to 1; 0 at isolated nodes.
+
+    Example:
+
+    >>> transition_matrix(read_graph([[0, 1], [1, 2]])).toarray().tolist()
+    [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]
+    """
     degrees = np.asarray(adjacency.sum(axis=1)).ravel()
     inverse = np.where(degrees > 0, 1.0 / np.where(degrees > 0, degrees, 1.0), 0.0)
     return _sorted(scipy.sparse.diags_array(inverse) @ adjacency)
@@ -135,7 +162,7 @@ def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Any:
     matrix = _sorted(graph)
     if matrix.shape[0] != matrix.shape[1] or num_nodes not in (None, matrix.shape[0]):
         raise ValueError(
-            f"The matrix of a graph has one row and one column per node. Received: shape "
+            f"The matrix of a `graph` has one row and one column per node. Received: shape "
             f"{matrix.shape}, num_nodes={num_nodes}"
         )
     matrix.eliminate_zeros()
@@ -164,16 +191,33 @@ def _from_networkx(
     return edges, len(names), [1.0 if w is None else float(w) for _, _, w in found]
 
 
+def numbers_of(name: str, given: Any) -> Array:
+    """An array of finite real numbers, checked.
+
+    Raises:
+        ValueError: For anything else.
+    """
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"`{name}` must be numbers. Received: {name}={given!r}")
+    return array
+
+
 def _edge_array(graph: Any) -> Array:
     try:
         edges = np.asarray(graph)
     except (TypeError, ValueError):
         edges = np.asarray(None)
+    if edges.dtype.kind not in "iuf":
+        edges = np.asarray(None)
     if edges.size == 0 and edges.dtype != object:
         return np.zeros((0, 2), "int64")
     if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
         raise TypeError(
-            "A graph is an integer array of edges of shape (E, 2), a scipy.sparse matrix, or an "
+            "`graph` is an integer array of edges of shape (E, 2), a scipy.sparse matrix, or an "
             f"object with `nodes` and `edges`. Received: {type(graph).__name__} of shape "
             f"{edges.shape}, dtype {edges.dtype}"
         )
@@ -182,24 +226,26 @@ def _edge_array(graph: Any) -> Array:
 
 def _checked_count(edges: Array, num_nodes: int | None) -> int:
     named = int(edges.max(initial=-1)) + 1
-    count = named if num_nodes is None else int(num_nodes)
+    count = named if num_nodes is None else whole(0)("num_nodes", num_nodes, {})
     if count < max(named, 1) or edges.min(initial=0) < 0:
         raise ValueError(
-            f"Nodes are numbered from 0 to num_nodes - 1. Received: nodes {edges.min(initial=0)} "
-            f"to {named - 1}, num_nodes={num_nodes}"
+            f"The nodes of `graph` are numbered from 0 to num_nodes - 1. Received: nodes "
+            f"{edges.min(initial=0)} to {named - 1}, num_nodes={num_nodes}"
         )
     if (edges[:, 0] == edges[:, 1]).any():
-        raise ValueError("An edge joins two nodes. Received: a loop, from a node to itself.")
+        raise ValueError(
+            "An edge of `graph` joins two nodes. Received: a loop, from a node to itself."
+        )
     return count
 
 
 def _checked_weights(weights: Any, count: int) -> Array:
     if weights is None:
         return np.ones(count)
-    numbers = np.asarray(weights, dtype="float64")
+    numbers = numbers_of("edge_weights", weights).astype("float64")
     if numbers.shape != (count,) or not np.isfinite(numbers).all() or (numbers <= 0).any():
         raise ValueError(
-            f"Edge weights are {count} positive finite numbers, one per edge. Received: "
-            f"shape {numbers.shape}, smallest {numbers.min(initial=np.inf)}"
+            f"`edge_weights` of `graph` are {count} positive finite numbers, one per edge. "
+            f"Received: shape {numbers.shape}, smallest {numbers.min(initial=np.inf)}"
         )
     return numbers

@@ -11,6 +11,8 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, tensor
+
 Tensor = Any
 
 
@@ -21,10 +23,14 @@ def hypercube_dimension(length: int) -> int:
         ValueError: For a length that is no power of 2.
     """
     if length < 1 or length & (length - 1):
-        raise ValueError(f"A hypercube has 2^d nodes. Received: length={length}. Pad the sequence.")
+        raise ValueError(
+            "A hypercube has 2^d nodes, one for each token of `x`. Received: length="
+            f"{length}. Pad the sequence."
+        )
     return length.bit_length() - 1
 
 
+@checked(x=tensor("B T N D"), time=tensor("N", "d N"))
 def hypercube_product(x: Tensor, time: Tensor) -> Tensor:
     """exp(-t L) x on the hypercube, with gradients for both.
 

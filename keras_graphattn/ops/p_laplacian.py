@@ -11,15 +11,57 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from keras import ops
 
-from keras_graphattn.ops.attention_mask import AttentionMask, block_mask, split_mask
+from keras_graphattn.ops.arguments import (
+    Sizes,
+    checked,
+    flag,
+    mask,
+    number,
+    optional,
+    tensor,
+    whole,
+)
+from keras_graphattn.ops.attention_mask import AttentionMask, attention_mask, block_mask, split_mask
 from keras_graphattn.ops.blocks import map_query_blocks
 from keras_graphattn.ops.precision import at_least_float32, finite_scores, masked_softmax
 
 Tensor = Any
 
 
+def exponents(name: str, value: Any, sizes: Sizes) -> list[float]:
+    """The rule of p: one number of at least 1 for each head."""
+    numbers = value if isinstance(value, (list, tuple)) or np.ndim(value) == 1 else ()
+    heads = sizes["N"][0] if "N" in sizes else len(numbers)
+    if not len(numbers) or len(numbers) != heads:
+        raise ValueError(
+            f"`{name}` must be a list of numbers of at least 1, one for each of {heads} heads. "
+            f"Received: {name}={value!r}"
+        )
+    return [float(number(least=1.0)(name, one, sizes)) for one in numbers]
+
+
+def value_pair(name: str, value: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """The rule of the values of rows and of columns."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise ValueError(f"`{name}` must be those of rows and of columns. Received: {value!r}")
+    rows = tensor("B T N D")(f"{name}[0]", value[0], sizes)
+    return rows, tensor("B S N D")(f"{name}[1]", value[1], sizes)
+
+
+@checked(
+    query=tensor("B T N H"),
+    key=tensor("B T N H"),
+    values=tensor("B T N D"),
+    p=exponents,
+    mask=optional(attention_mask("T", "T")),
+    epsilon=number(above=0.0),
+    drop_diagonal=flag,
+    scale=optional(number()),
+    block_size=whole(),
+)
 def p_laplacian_attention(
     query: Tensor,
     key: Tensor,
@@ -92,6 +134,15 @@ def p_laplacian_attention(
     return ops.cast(outputs, values.dtype)
 
 
+@checked(
+    scores=tensor("B N T S"),
+    values=value_pair,
+    p=exponents,
+    mask=optional(mask("B? N? T? S?")),
+    diagonal=mask("T S"),
+    epsilon=number(above=0.0),
+    drop_diagonal=flag,
+)
 def p_laplacian_weights(
     scores: Tensor,
     values: tuple[Tensor, Tensor],
@@ -115,6 +166,17 @@ def p_laplacian_weights(
 
     Returns:
         A float32 tensor of shape (B, N, T, S). Masked entries are exactly 0.
+
+    Example:
+
+    >>> values = keras.random.normal((1, 3, 1, 2))
+    >>> weights = p_laplacian_weights(
+    ...     np.zeros((1, 1, 3, 3), "float32"), (values, values), [2.0], None, np.eye(3, dtype=bool),
+    ...     epsilon=0.1, drop_diagonal=False,
+    ... )
+    >>> softmax = keras.ops.convert_to_numpy(weights)[0, 0, 0]  # as p = 2
+    >>> softmax.astype(float).round(4).tolist()
+    [0.3333, 0.3333, 0.3333]
     """
     softmax = masked_softmax(finite_scores(scores), mask)
     exponents = ops.convert_to_tensor([(x - 2.0) / 2.0 for x in p], dtype=softmax.dtype)
@@ -156,6 +218,7 @@ def _re_weighted(
     return weigh(softmax, distances, exponents, diagonal)  # on jax, nothing may be captured
 
 
+@checked(values=tensor("B S N D"), keys=optional(mask("B S")))
 def centred_values(values: Tensor, keys: Tensor | None = None) -> Tensor:
     """Values minus their mean over the tokens, in float32: distances stay, cancellation goes.
 
@@ -165,6 +228,12 @@ def centred_values(values: Tensor, keys: Tensor | None = None) -> Tensor:
 
     Returns:
         A float32 tensor of the shape of `values`.
+
+    Example:
+
+    >>> values = np.array([1.0, 3.0], "float32").reshape((1, 2, 1, 1))
+    >>> keras.ops.convert_to_numpy(centred_values(values)).ravel().tolist()
+    [-1.0, 1.0]
     """
     values = at_least_float32(values)
     if keys is None:
@@ -175,6 +244,7 @@ def centred_values(values: Tensor, keys: Tensor | None = None) -> Tensor:
     return values - ops.stop_gradient(centre)
 
 
+@checked(rows=tensor("B T N D"), columns=tensor("B S N D"))
 def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
     """|v_i - v_j|^2 by the Gram form, at least 0.
 
@@ -184,6 +254,12 @@ def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
 
     Returns:
         A tensor of shape (B, N, T, S). Two equal tokens may come out a little above 0.
+
+    Example:
+
+    >>> values = np.array([1.0, 3.0], "float32").reshape((1, 2, 1, 1))
+    >>> keras.ops.convert_to_numpy(squared_distances(values, values))[0, 0].tolist()
+    [[0.0, 4.0], [4.0, 0.0]]
     """
     return ops.maximum(_gram_distances(rows, columns), 0.0)
 

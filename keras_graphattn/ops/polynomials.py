@@ -14,7 +14,11 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, tensor
+
 Tensor = Any
+
+MOST_STEPS = 1000  # each is a step of the graph
 
 BASES = ("monomial", "chebyshev", "legendre", "jacobi")
 
@@ -27,12 +31,29 @@ class Step(NamedTuple):
     previous: float
 
 
+def basis_steps(name: str, value: Any, sizes: Any = None) -> list[Step]:
+    """The rule of a basis: a list of steps, as `recurrence` makes it."""
+    is_list = isinstance(value, (list, tuple)) and len(value) > 0
+    if not is_list or not all(isinstance(step, Step) for step in value):
+        raise ValueError(
+            f"`{name}` must be a list of steps, as `recurrence` makes it. Received: "
+            f"{name}={value!r}"
+        )
+    return list(value)
+
+
 def check_order(order: int, name: str = "order") -> int:
-    """Returns `order` if it is an integer of at least 1, else raises `ValueError`."""
-    if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+    """Returns `order` if it is an integer of at least 1, else raises `ValueError`.
+
+    Example:
+
+    >>> check_order(3)
+    3
+    """
+    if isinstance(order, bool) or not isinstance(order, int) or not 1 <= order <= MOST_STEPS:
         raise ValueError(
             f"`{name}` is the degree of a polynomial filter and must be an integer of at "
-            f"least 1. Received: {name}={order!r}"
+            f"least 1, and at most {MOST_STEPS}. Received: {name}={order!r}"
         )
     return order
 
@@ -40,7 +61,12 @@ def check_order(order: int, name: str = "order") -> int:
 def check_basis(
     basis: str, order: int, alpha: float | None = None, beta: float | None = None
 ) -> None:
-    """Raises `ValueError` for a basis, order or Jacobi parameters that cannot be used."""
+    """Raises `ValueError` for a basis, order or Jacobi parameters that cannot be used.
+
+    Example:
+
+    >>> check_basis("jacobi", 3, alpha=0.5, beta=0.5)
+    """
     recurrence(basis, order, alpha, beta)
 
 
@@ -66,9 +92,14 @@ def recurrence(
 
     Source: Wi et al., arXiv 2505.08516, Eq. 22-26 (the sign of Eq. 24 mended; equal to
     `scipy.special.eval_jacobi`).
+
+    Example:
+
+    >>> recurrence("legendre", 2)[1]  # P_2 = (3 x P_1 - P_0) / 2
+    Step(slope=1.5, offset=0.0, previous=0.5)
     """
     check_order(order)
-    if basis not in BASES:
+    if not isinstance(basis, str) or basis not in BASES:
         raise ValueError(f"`basis` must be one of {list(BASES)}. Received: basis={basis!r}")
     if basis != "jacobi":
         if alpha or beta:
@@ -128,6 +159,7 @@ def _jacobi(order: int, alpha: float, beta: float) -> list[Step]:
     return steps
 
 
+@checked(x=tensor(), coefficients=tensor("_"), steps=basis_steps)
 def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
     """Evaluates `sum_k coefficients[k] P_k(x)` element by element, by Clenshaw's method.
 

@@ -9,14 +9,30 @@ from typing import Any
 
 from keras import backend, ops
 
+from keras_graphattn.ops.arguments import (
+    check_broadcast,
+    checked,
+    float_dtype,
+    mask,
+    optional,
+    tensor,
+)
+
 Tensor = Any
 
 _LARGEST_FLOAT16 = 65504.0
 _LARGE_NEGATIVE = -1e30  # float32 only: scores are float32 when this is used
 
 
+@checked(x=tensor())
 def at_least_float32(x: Tensor) -> Tensor:
-    """Casts half precision to float32 and leaves float32 and float64 as they are."""
+    """Casts half precision to float32 and leaves float32 and float64 as they are.
+
+    Example:
+
+    >>> str(at_least_float32(np.ones(2, "float16")).dtype).rpartition(".")[2]
+    'float32'
+    """
     x = ops.convert_to_tensor(x)
     if backend.standardize_dtype(x.dtype) == "float64":
         return x
@@ -40,12 +56,18 @@ def hidden_logit(dtype: str = "float32") -> float:
 
     Raises:
         ValueError: For half precision, where it would not be finite.
+
+    Example:
+
+    >>> hidden_logit()
+    -1e+30
     """
-    if backend.standardize_dtype(dtype) not in ("float32", "float64"):
-        raise ValueError(f"Logits must be float32 or float64 here. Received: dtype={dtype!r}")
+    if float_dtype("dtype", dtype) not in ("float32", "float64"):
+        raise ValueError(f"`dtype` of logits must be float32 or float64. Received: dtype={dtype!r}")
     return _LARGE_NEGATIVE
 
 
+@checked(scores=tensor(), mask=optional(mask()))
 def masked_softmax(
     scores: Tensor, mask: Tensor | None = None, axis: int | tuple[int, ...] = -1
 ) -> Tensor:
@@ -67,9 +89,16 @@ def masked_softmax(
     [[0.5, 0.5, 0.0, 0.0]]
     """
     scores = ops.convert_to_tensor(scores)
+    rank, axes = len(scores.shape), axis if isinstance(axis, (tuple, list)) else (axis,)
+    known = (isinstance(a, int) and not isinstance(a, bool) and -rank <= a < rank for a in axes)
+    if not axes or not all(known):
+        raise ValueError(
+            f"`axis` must be one or more of the {rank} axes of `scores`. Received: axis={axis!r}"
+        )
     dtype = scores.dtype
     scores = finite_scores(scores)
     if mask is not None:
+        check_broadcast("mask", mask, "scores", scores)
         mask = ops.cast(mask, "bool")
         scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))
     if not isinstance(axis, int):  # Keras' own softmax takes several axes if they are positive
@@ -81,8 +110,17 @@ def masked_softmax(
     return ops.cast(weights, dtype)
 
 
+@checked(x=tensor(), mask=optional(mask()))
 def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Puts exact zeros (not products with zero: NaN stays out) where `mask` is `False`."""
+    """Puts exact zeros (not products with zero: NaN stays out) where `mask` is `False`.
+
+    Example:
+
+    >>> x = zero_where_masked(np.array([1.0, np.nan], "float32"), np.array([True, False]))
+    >>> keras.ops.convert_to_numpy(x).tolist()
+    [1.0, 0.0]
+    """
     if mask is None:
         return x
+    check_broadcast("mask", mask, "x", x)
     return ops.where(ops.cast(mask, "bool"), x, ops.cast(0.0, x.dtype))

@@ -10,7 +10,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.polynomials import Step, polynomial
+from keras_graphattn.ops.arguments import checked, float_dtype, mask, one_of, optional, tensor
+from keras_graphattn.ops.polynomials import Step, basis_steps, polynomial
 from keras_graphattn.ops.precision import (
     at_least_float32,
     masked_softmax,
@@ -27,6 +28,7 @@ def _column(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else ops.cast(mask, "bool")[:, :, None, None]
 
 
+@checked(logits=tensor("B T N H"), mask=optional(mask("B T")))
 def left_singular_vectors(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """U: softmax over the head's features, with zero rows for padded tokens.
 
@@ -36,10 +38,17 @@ def left_singular_vectors(logits: Tensor, mask: Tensor | None = None) -> Tensor:
 
     Returns:
         A float32 tensor of shape (B, T, N, H).
+
+    Example:
+
+    >>> vectors = left_singular_vectors(np.zeros((1, 2, 1, 4), "float32"))
+    >>> keras.ops.convert_to_numpy(vectors)[0, 0, 0].tolist()
+    [0.25, 0.25, 0.25, 0.25]
     """
     return masked_softmax(at_least_float32(logits), _column(mask), axis=-1)
 
 
+@checked(logits=tensor("B S N H"), mask=optional(mask("B S")))
 def right_singular_vectors(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """V: softmax over the tokens that are not padding, one per head and feature.
 
@@ -49,10 +58,17 @@ def right_singular_vectors(logits: Tensor, mask: Tensor | None = None) -> Tensor
 
     Returns:
         A float32 tensor of shape (B, S, N, H).
+
+    Example:
+
+    >>> vectors = right_singular_vectors(np.zeros((1, 2, 1, 3), "float32"))
+    >>> keras.ops.convert_to_numpy(vectors)[0, :, 0, 0].tolist()
+    [0.5, 0.5]
     """
     return masked_softmax(at_least_float32(logits), _column(mask), axis=1)
 
 
+@checked(logits=tensor("B T N H"), coefficients=tensor("_"), steps=basis_steps)
 def singular_value_filter(logits: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
     """g(S): the singular values `sigmoid(logits)` through a polynomial, in float32.
 
@@ -63,11 +79,20 @@ def singular_value_filter(logits: Tensor, coefficients: Tensor, steps: list[Step
 
     Returns:
         A float32 tensor of shape (B, T, N, H).
+
+    Example:
+
+    >>> from keras_graphattn.ops.polynomials import recurrence
+    >>> logits, identity = np.zeros((1, 1, 1, 2), "float32"), np.array([0.0, 1.0], "float32")
+    >>> g = singular_value_filter(logits, identity, recurrence("monomial", 1))
+    >>> keras.ops.convert_to_numpy(g).ravel().tolist()  # sigmoid(0)
+    [0.5, 0.5]
     """
     singular_values = ops.sigmoid(at_least_float32(logits))
     return polynomial(singular_values, at_least_float32(coefficients), steps)
 
 
+@checked(logits=tensor("B S N H"), values=tensor("B S N D"), mask=optional(mask("B S")))
 def singular_value_context(logits: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
     """`V^T values` for V the softmax of the logits over tokens, heads first: the cheaper form.
 
@@ -80,6 +105,13 @@ def singular_value_context(logits: Tensor, values: Tensor, mask: Tensor | None =
         A float32 tensor of shape (B, N, H, D): for each head and feature, the mean of the values
         under the softmax. The sum over tokens is taken in float32, so that long sequences keep
         their small weights in half precision. All zeros where there is no token at all.
+
+    Example:
+
+    >>> logits = np.zeros((1, 2, 1, 1), "float32")
+    >>> values = np.array([1.0, 3.0], "float32").reshape((1, 2, 1, 1))
+    >>> float(keras.ops.sum(singular_value_context(logits, values)))
+    2.0
     """
     logits, values = (ops.transpose(at_least_float32(x), (0, 2, 1, 3)) for x in (logits, values))
     if mask is not None:
@@ -88,6 +120,7 @@ def singular_value_context(logits: Tensor, values: Tensor, mask: Tensor | None =
     return ops.einsum("bnsh,bnsd->bnhd", right, zero_where_masked(values, mask))
 
 
+@checked(left=tensor("B T N H"), context=tensor("B N H D"), dtype=float_dtype)
 def attend_to_context(left: Tensor, context: Tensor, dtype: str) -> Tensor:
     """`left @ context`, head by head, in the given dtype.
 
@@ -100,12 +133,19 @@ def attend_to_context(left: Tensor, context: Tensor, dtype: str) -> Tensor:
         A tensor of shape (B, T, N, D).
 
     Source: Wi et al., arXiv 2505.08516, Eq. 7-10.
+
+    Example:
+
+    >>> left, context = keras.random.normal((2, 5, 4, 8)), keras.random.normal((2, 4, 8, 3))
+    >>> tuple(attend_to_context(left, context, "float32").shape)
+    (2, 5, 4, 3)
     """
     left = ops.transpose(ops.cast(left, dtype), (0, 2, 1, 3))
     outputs = ops.einsum("bnth,bnhd->bntd", left, ops.cast(context, dtype))
     return ops.transpose(outputs, (0, 2, 1, 3))
 
 
+@checked(left=tensor("B T N H"), right=tensor("B S N H"), values=tensor("B S N D"))
 def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Tensor:
     """`left @ (right^T values)` without a T x S or a T x H x D tensor.
 
@@ -120,12 +160,19 @@ def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Ten
         in float32.
 
     Source: Wi et al., arXiv 2505.08516, Eq. 7-10. Time O(T H D), memory O(T H + H D) per head.
+
+    Example:
+
+    >>> left, right = keras.random.normal((2, 5, 4, 8)), keras.random.normal((2, 7, 4, 8))
+    >>> tuple(singular_value_attention(left, right, keras.random.normal((2, 7, 4, 3))).shape)
+    (2, 5, 4, 3)
     """
     values = ops.convert_to_tensor(values)
     context = ops.einsum("bsnh,bsnd->bnhd", at_least_float32(right), at_least_float32(values))
     return attend_to_context(left, context, values.dtype)
 
 
+@checked(left=tensor("B T N H"), right=tensor("B S N H"))
 def singular_value_matrix(left: Tensor, right: Tensor) -> Tensor:
     """The matrix H = (U * g(S)) V^T itself, O(T S) memory: to look at, not to train with.
 
@@ -135,10 +182,17 @@ def singular_value_matrix(left: Tensor, right: Tensor) -> Tensor:
 
     Returns:
         A tensor of shape (B, N, T, S).
+
+    Example:
+
+    >>> left, right = keras.random.normal((2, 5, 4, 8)), keras.random.normal((2, 7, 4, 8))
+    >>> tuple(singular_value_matrix(left, right).shape)
+    (2, 4, 5, 7)
     """
     return ops.einsum("btnh,bsnh->bnts", left, right)
 
 
+@checked(vectors=tensor("B T N H"), mask=optional(mask("B T")), scaling=one_of(*SCALINGS))
 def orthogonality_penalty(
     vectors: Tensor, mask: Tensor | None = None, scaling: str = "mean"
 ) -> Tensor:
@@ -159,6 +213,12 @@ def orthogonality_penalty(
 
     Source: Wi et al., arXiv 2505.08516, Eq. 11 (`"squared_length"`), and the scale that the
     released code trains with (`"mean"`).
+
+    Example:
+
+    >>> vectors = np.eye(4, dtype="float32").reshape((1, 4, 1, 4))
+    >>> float(orthogonality_penalty(vectors))
+    0.0
     """
     if scaling not in SCALINGS:
         raise ValueError(f"`scaling` must be one of {list(SCALINGS)}. Received: {scaling!r}")

@@ -16,6 +16,16 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.ops import torch_sparse
+from keras_graphattn.ops.arguments import (
+    PLAIN,
+    Sizes,
+    checked,
+    flag,
+    instance,
+    integers,
+    tensor,
+    whole,
+)
 
 Tensor = Any
 Product = Callable[[Tensor], Tensor]
@@ -23,6 +33,25 @@ Product = Callable[[Tensor], Tensor]
 UNROLLED_ENTRIES = 32  # rows with more entries gather them all at once
 
 
+def _known_targets(name: str, value: Any, sizes: Sizes) -> Any:
+    """The rule of targets: integers, not negative where they are known by now."""
+    found = integers("rows")(name, value, sizes)
+    if not isinstance(value, PLAIN):
+        return found
+    known = np.asarray(value)
+    if known.min(initial=0) < 0:
+        raise ValueError(f"`{name}` must not be negative. Received: {name}={value!r}")
+    return known
+
+
+def _count(name: str, value: Any, sizes: Sizes) -> Any:
+    """The rule of a number of rows, which may be a tensor."""
+    is_tensor = hasattr(value, "shape") and not isinstance(value, PLAIN)
+    is_known = isinstance(value, (*PLAIN, str, dict, set, type(None))) or not is_tensor
+    return whole(0)(name, value, sizes) if is_known else value
+
+
+@checked(x=tensor("rows ..."), targets=_known_targets, count=_count)
 def sum_rows(x: Tensor, targets: Any, count: int, ordered: bool = False) -> Tensor:
     """The sum of the rows of `x` that go to the same target.
 
@@ -40,6 +69,14 @@ def sum_rows(x: Tensor, targets: Any, count: int, ordered: bool = False) -> Tens
     >>> keras.ops.convert_to_numpy(sum_rows(np.array([[1.0], [2.0], [4.0]]), [0, 2, 2], 3)).tolist()
     [[1.0], [0.0], [6.0]]
     """
+    if (
+        isinstance(count, int)
+        and isinstance(targets, np.ndarray)
+        and targets.max(initial=-1) >= count
+    ):
+        raise ValueError(
+            f"`targets` must be below `count`. Received: up to {targets.max()}, count={count}"
+        )
     x, targets = ops.convert_to_tensor(x), ops.convert_to_tensor(targets, dtype="int32")
     backend = keras.backend.backend()
     if backend == "torch":
@@ -53,9 +90,27 @@ class SparseMatrix:
     Args:
         matrix: A scipy.sparse matrix.
         symmetric: Whether it is its own transpose.
+
+    Example:
+
+    >>> matrix = SparseMatrix(np.array([[0.0, 2.0], [1.0, 0.0]]))
+    >>> matrix.shape, matrix.transpose.matrix.toarray().tolist()
+    ((2, 2), [[0.0, 1.0], [2.0, 0.0]])
     """
 
     def __init__(self, matrix: Any, symmetric: bool = False) -> None:
+        is_array = isinstance(matrix, np.ndarray) and matrix.ndim == 2
+        if not (scipy.sparse.issparse(matrix) or is_array) or matrix.dtype.kind not in "biuf":
+            raise ValueError(
+                "`matrix` must be a scipy.sparse matrix, or an array of shape (rows, columns), of "
+                f"real numbers. Received: matrix={matrix!r}"
+            )
+        flag("symmetric", symmetric)
+        if symmetric and matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(
+                "`symmetric` is for square matrices. Received: symmetric=True, shape "
+                f"{matrix.shape}"
+            )
         self.matrix = scipy.sparse.csr_array(matrix).astype("float32")
         self.matrix.sum_duplicates()
         self.shape = self.matrix.shape
@@ -111,6 +166,10 @@ class SparseMatrix:
         return joined if position is None else ops.take(joined, position, axis=0)
 
 
+@checked(
+    matrix=instance(SparseMatrix, "a SparseMatrix", "columns", lambda found: found.shape[1]),
+    x=tensor("columns ..."),
+)
 def sparse_product(matrix: SparseMatrix, x: Tensor) -> Tensor:
     """matrix x, with the transposed product as its gradient.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, instance, tensor
 from keras_graphattn.ops.forests import Forest
 from keras_graphattn.ops.sparse import sum_rows
 from keras_graphattn.ops.symmetric_series import Carry, symmetric_series
@@ -22,6 +23,11 @@ from keras_graphattn.ops.tree_doubling import flat_parents
 Tensor = Any
 
 
+@checked(
+    x=tensor("n N C"),
+    table=tensor("K N"),
+    forest=instance(Forest, "a Forest", "n", lambda found: found.size),
+)
 def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
     """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, instance, integers, optional, tensor, whole
 from keras_graphattn.ops.forests import Forest, jumps
 from keras_graphattn.ops.sparse import sum_rows
 from keras_graphattn.ops.tree_levels import Sweep, TreePlan, plan_in_order
@@ -18,8 +19,16 @@ from keras_graphattn.ops.tree_levels import Sweep, TreePlan, plan_in_order
 Tensor = Any
 
 
+@checked(forest=instance(Forest, "a Forest"))
 def doubling_plan(forest: Forest) -> TreePlan:
-    """Pointer doubling over a forest known before: each step works on the nodes it moves alone."""
+    """Pointer doubling over a forest known before: each step works on the nodes it moves alone.
+
+    Example:
+
+    >>> from keras_graphattn.ops.forests import forest_from_parents
+    >>> doubling_plan(forest_from_parents([-1, 0, 1])).has_parent.tolist()
+    [False, True, True]
+    """
     steps = []  # first node that has an ancestor so far up, end of the ancestors, the ancestors
     for k, jump in enumerate(jumps(forest.parents, forest.depth)):
         start, end = int(forest.starts[2**k]), int(forest.starts[forest.height - 2**k + 1])
@@ -60,6 +69,7 @@ def flat_parents(parents: Tensor) -> tuple[Tensor, Tensor]:
     return ops.reshape(rows, (-1,)), ops.reshape(has_parent, (-1,))
 
 
+@checked(parents=integers("B T"), edge_weights=optional(tensor("B T")), depth=whole(0))
 def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: int) -> TreePlan:
     """Pointer doubling over one forest per example.
 
@@ -70,6 +80,12 @@ def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: 
 
     Returns:
         A plan for B T nodes in the order of the batch.
+
+    Example:
+
+    >>> plan = doubling_plan_of_batch(np.array([[-1, 0, 0], [-1, 0, 1]]), None, depth=2)
+    >>> keras.ops.convert_to_numpy(plan.parents).tolist()  # a root names itself
+    [0, 0, 0, 3, 3, 4]
     """
     rows, has_parent = flat_parents(parents)
     weights = ops.cast(has_parent, "float32")

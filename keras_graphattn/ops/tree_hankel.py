@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, instance, tensor
 from keras_graphattn.ops.forests import Array, Forest
 from keras_graphattn.ops.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.toeplitz import fast_fourier_length
@@ -40,8 +41,16 @@ class CentroidPlan:
     components: list[tuple[int, int]]
 
 
+@checked(forest=instance(Forest, "a Forest"))
 def centroid_plan(forest: Forest) -> CentroidPlan:
-    """The plan of `centroid_product`, O(n log n) numbers."""
+    """The plan of `centroid_product`, O(n log n) numbers.
+
+    Example:
+
+    >>> from keras_graphattn.ops.forests import forest_from_parents
+    >>> centroid_plan(forest_from_parents([-1, 0, 1])).gather.shape[1]  # nodes
+    3
+    """
     node, distance, component, branch = centroid_incidences(forest)
     own = distance == 0
     component_rows, components = padded_rows(component, distance)
@@ -61,6 +70,13 @@ def centroid_plan(forest: Forest) -> CentroidPlan:
     )
 
 
+@checked(
+    x=tensor("n N C"),
+    table=tensor("K N"),
+    plan=instance(
+        CentroidPlan, "what `centroid_plan` makes", "n", lambda plan: plan.gather.shape[1]
+    ),
+)
 def centroid_product(x: Tensor, table: Tensor, plan: CentroidPlan) -> Tensor:
     """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
 

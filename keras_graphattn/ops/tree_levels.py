@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, instance
 from keras_graphattn.ops.forests import Array, Forest
 from keras_graphattn.ops.sparse import sum_rows
 
@@ -63,8 +64,16 @@ def plan_in_order(forest: Forest, up: Sweep, down: Sweep) -> TreePlan:
     )
 
 
+@checked(forest=instance(Forest, "a Forest"))
 def level_plan(forest: Forest) -> TreePlan:
-    """Unrolled levels without padding: O(n) work, one step of the graph per level."""
+    """Unrolled levels without padding: O(n) work, one step of the graph per level.
+
+    Example:
+
+    >>> from keras_graphattn.ops.forests import forest_from_parents
+    >>> level_plan(forest_from_parents([-1, 0, 0])).order.tolist()
+    [0, 1, 2]
+    """
     levels = []
     for level in range(forest.height + 1):
         start, end = (int(i) for i in forest.starts[level : level + 2])
@@ -102,8 +111,16 @@ def level_plan(forest: Forest) -> TreePlan:
     return replace(plan_in_order(forest, up, down), both=both)
 
 
+@checked(forest=instance(Forest, "a Forest"))
 def scan_plan(forest: Forest) -> TreePlan:
-    """`keras.ops.scan` over levels padded to the widest: for deep, narrow trees."""
+    """`keras.ops.scan` over levels padded to the widest: for deep, narrow trees.
+
+    Example:
+
+    >>> from keras_graphattn.ops.forests import forest_from_parents
+    >>> scan_plan(forest_from_parents([-1, 0, 0])).position.tolist()  # levels padded to two nodes
+    [0, 2, 3]
+    """
     height, width = forest.height + 1, forest.widest
     rows = forest.depth * width + (np.arange(forest.size) - forest.starts[forest.depth])
 

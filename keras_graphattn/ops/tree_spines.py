@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, instance, tensor
 from keras_graphattn.ops.forests import Array, Forest
 from keras_graphattn.ops.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.toeplitz import toeplitz_product
@@ -58,16 +59,23 @@ def is_caterpillar(forest: Forest) -> bool:
     return _spine(forest) is not None
 
 
+@checked(forest=instance(Forest, "a Forest"))
 def spine_plan(forest: Forest) -> SpinePlan:
     """The plan of `spine_product`.
 
     Raises:
         ValueError: If one of the trees is no caterpillar.
+
+    Example:
+
+    >>> from keras_graphattn.ops.forests import forest_from_parents
+    >>> spine_plan(forest_from_parents([-1, 0, 1])).spine.shape[1]  # nodes
+    3
     """
     spine = _spine(forest)
     if spine is None:
         raise ValueError(
-            "Each tree must be a path once its leaves are gone. Received: a forest with another "
+            "Each tree of `forest` must be a path once its leaves are gone. Received: another "
             'tree. Use the path "centroids" or "depths".'
         )
     root, place = _roots_and_places(forest, spine)
@@ -82,6 +90,11 @@ def spine_plan(forest: Forest) -> SpinePlan:
     )
 
 
+@checked(
+    x=tensor("n N C"),
+    table=tensor("K N"),
+    plan=instance(SpinePlan, "what `spine_plan` makes", "n", lambda plan: plan.spine.shape[1]),
+)
 def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
     """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
 

@@ -18,11 +18,23 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, instance, tensor
 from keras_graphattn.ops.tree_levels import TreePlan
 
 Tensor = Any
 
 
+def _nodes_of(plan: TreePlan) -> int | None:
+    """Number of nodes, where the plan is of a forest known before."""
+    return None if plan.position is None else len(plan.position)
+
+
+@checked(
+    x=tensor("n N C"),
+    rate=tensor("N"),
+    offset=tensor("N"),
+    plan=instance(TreePlan, "what `level_plan` and its like make", "n", _nodes_of),
+)
 def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: TreePlan) -> Tensor:
     """[exp(rate dist(i, j) + offset)] x within each tree, 0 across trees.
 

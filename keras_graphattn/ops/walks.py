@@ -17,8 +17,9 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
+from keras_graphattn.ops.arguments import checked, instance, number, tensor, whole
 from keras_graphattn.ops.forests import Array
-from keras_graphattn.ops.graphs import transition_matrix
+from keras_graphattn.ops.graphs import an_adjacency, numbers_of, transition_matrix
 from keras_graphattn.ops.sparse import SparseMatrix, sparse_product, sum_rows
 
 Tensor = Any
@@ -39,6 +40,7 @@ class WalkFeatures:
     length: int
 
 
+@checked(adjacency=an_adjacency, walks=whole(), length=whole(), seed=whole(0))
 def random_walks(adjacency: Any, walks: int, length: int, seed: int) -> Array:
     """Seeded walks from every node, each step to a neighbour in proportion to the edge's weight.
 
@@ -50,6 +52,12 @@ def random_walks(adjacency: Any, walks: int, length: int, seed: int) -> Array:
 
     Returns:
         Integers of shape (n, walks, length); -1 after the end of a walk (at an isolated node).
+
+    Example:
+
+    >>> from keras_graphattn.ops.graphs import read_graph
+    >>> random_walks(read_graph([[0, 1]]), walks=1, length=3, seed=0).tolist()
+    [[[0, 1, 0]], [[1, 0, 1]]]
     """
     generator = np.random.default_rng(seed)
     count = adjacency.shape[0]
@@ -78,8 +86,13 @@ def features_of_walks(walks: Any) -> WalkFeatures:
 
     Raises:
         ValueError: For another shape, or nodes out of range.
+
+    Example:
+
+    >>> features_of_walks([[[0, 1]], [[1, 0]]]).length
+    2
     """
-    walks = np.asarray(walks)
+    walks = numbers_of("walks", walks)
     if walks.ndim != 3 or 0 in walks.shape or not np.issubdtype(walks.dtype, np.integer):
         raise ValueError(
             "`walks` must be integers of shape (nodes, walks, length). Received: shape "
@@ -102,8 +115,16 @@ def features_of_walks(walks: Any) -> WalkFeatures:
     return _features(steps)
 
 
+@checked(adjacency=an_adjacency, length=whole())
 def expected_features(adjacency: Any, length: int) -> WalkFeatures:
-    """The exact expectation over all walks: F_l = P^l, which fills up as l grows."""
+    """The exact expectation over all walks: F_l = P^l, which fills up as l grows.
+
+    Example:
+
+    >>> from keras_graphattn.ops.graphs import read_graph
+    >>> expected_features(read_graph([[0, 1]]), length=2).steps.matrix.toarray().tolist()
+    [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]]
+    """
     step = transition_matrix(adjacency)
     steps = [scipy.sparse.eye_array(adjacency.shape[0], format="csr")]
     for _ in range(length - 1):
@@ -141,6 +162,17 @@ def walk_scale(features: WalkFeatures, decay: Tensor, normalization: float) -> T
     return ops.where(known, ops.where(known, total, 1.0) ** (-normalization / 2.0), 0.0)
 
 
+@checked(
+    x=tensor("n N C"),
+    decay=tensor("N"),
+    features=instance(
+        WalkFeatures,
+        "what `features_of_walks` makes",
+        "n",
+        lambda features: features.steps.shape[0],
+    ),
+    normalization=number(),
+)
 def walk_product(
     x: Tensor, decay: Tensor, features: WalkFeatures, normalization: float = 1.0
 ) -> Tensor:

@@ -26,12 +26,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_command(command: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:
-    """Runs `command(arguments)`; returns its exit code, with errors of use on one line."""
+    """Runs `command(arguments)`; returns its exit code, with what it cannot help on one line."""
     try:
         command(arguments)
     except UsageError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
+    except (OSError, FloatingPointError) as error:  # a full disk; a loss that is NaN
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted: the same command continues after the last epoch", file=sys.stderr)
         return 130

@@ -17,8 +17,28 @@ def atomically(path: Path) -> Iterator[Path]:
     """Yields a name beside `path`, of the same suffix, to write to; moves it to `path` after."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writing = path.with_name(f".writing-{path.name}")
-    yield writing
-    os.replace(writing, path)
+    try:
+        yield writing
+        os.replace(writing, path)
+    except BaseException:
+        remove(writing)  # a full disk stays full of halves otherwise
+        raise
+
+
+def check_room(path: Path, size: int) -> None:
+    """Raises an `OSError` unless `size` bytes can be written to `path`, which is left away.
+
+    HDF5 ends the whole process where a full disk stops it from closing a file.
+    """
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from keras_graphattn.analysis import StopAtNonFiniteLoss
 from recipes.common.batches import Batches
-from recipes.common.files import atomically, read_json, write_csv, write_json
+from recipes.common.files import atomically, check_room, read_json, write_csv, write_json
 
 
 class Criterion(NamedTuple):
@@ -87,6 +88,12 @@ def random_generators(model: keras.Model) -> list[keras.Variable]:
     ]
 
 
+def _size_of_weights(model: keras.Model) -> int:
+    """Bytes that a weights file takes at most: the numbers, and what HDF5 says of each tensor."""
+    variables = [*model.variables, *model.optimizer.variables]
+    return sum(math.prod(v.shape) * 8 + 4096 for v in variables)
+
+
 class KeepRun(keras.callbacks.Callback):
     """Keeps a run in a folder after every epoch, and ends it when nothing improves.
 
@@ -148,6 +155,7 @@ class KeepRun(keras.callbacks.Callback):
             for variable in random_generators(self.model)
         ]
         with atomically(weights_file(self.folder, epoch + 1)) as writing:
+            check_room(writing, _size_of_weights(self.model))
             self.model.save_weights(writing)
         self.save_state()
         self.model.stop_training = state.ends(self.epochs, self.patience)
@@ -196,6 +204,9 @@ def fit_resumably(
     Returns:
         The finished run's state. `weights_file(folder, state.best_epoch)` holds the weights of
         the best epoch, and `model` has them.
+
+    Raises:
+        FloatingPointError: If the loss is not finite, with the step and the layer.
     """
     state = RunState.read(folder)
     keeper = KeepRun(
@@ -214,7 +225,7 @@ def fit_resumably(
             epochs=epochs,
             initial_epoch=state.epoch,
             shuffle=False,
-            callbacks=[keeper, *callbacks],
+            callbacks=[StopAtNonFiniteLoss(batches), keeper, *callbacks],
             verbose=verbose,
         )
     model.load_weights(weights_file(folder, state.best_epoch))

@@ -105,5 +105,5 @@ def test_refuses_wrong_arguments():
     for scale in (-0.1, float("nan"), "1"):
         with pytest.raises(ValueError, match=r"`scale`.*at least 0"):
             ContraNorm(scale)
-    with pytest.raises(ValueError, match=r"shape \(batch, length, features\)"):
+    with pytest.raises(ValueError, match=r"`inputs` must have shape \(B, T, d\)"):
         ContraNorm()(np.ones((2, 3), "float32"))

@@ -144,8 +144,10 @@ def test_the_cache_holds_one_signal_for_each_application():
 def test_refuses_tokens_that_do_not_fit():
     layer = built(GraphFilterAttention)
     cache = layer.get_initial_cache(2, 4)
-    for count, index in ((5, 0), (1, 4), (3, 2), (1, -1)):
+    for count, index in ((5, 0), (1, 4), (3, 2)):
         with pytest.raises(ValueError, match=r"cache holds 4 tokens.*Received"):
             layer.decode(tokens(count), cache, index)
-    with pytest.raises(ValueError, match=r"\(batch, length, features\)"):
+    with pytest.raises(ValueError, match=r"`index`.*at least 0"):
+        layer.decode(tokens(1), cache, -1)
+    with pytest.raises(ValueError, match=r"`tokens` must have shape \(B, t, d\)"):
         layer.decode(tokens(3)[:, 0], cache, 0)

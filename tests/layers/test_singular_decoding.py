@@ -94,5 +94,5 @@ def test_refuses_a_layer_that_is_not_causal():
 
 def test_refuses_tokens_of_another_rank():
     layer = built()
-    with pytest.raises(ValueError, match="at least three dimensions"):
+    with pytest.raises(ValueError, match=r"`tokens` must have shape \(B, t, d\)"):
         layer.decode(np.ones((1, FEATURES), "float32"), layer.get_initial_state(1))

@@ -223,7 +223,7 @@ def test_refusals():
         (lambda: Causal().apply(x, "fft"), r"`path`.*Received"),
         (lambda: Causal().apply(x, segment_ids=IDS), r"needs the tensors \[\]"),
         (lambda: Segments().apply(x), r"needs the tensors \['segment_ids'\]"),
-        (lambda: Causal().apply(x[0]), r"\(batch, length, heads, width\)"),
+        (lambda: Causal().apply(x[0]), r"`x` must have shape \(B, T, N, D\)"),
         (lambda: Causal().dense(), "any length"),
         (lambda: Exponential().dense(3), "no weights yet"),
         (lambda: Exponential().get_initial_state(1, 2, 3, 4), "not causal"),

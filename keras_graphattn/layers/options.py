@@ -1,0 +1,61 @@
+"""The options that our layers share with `keras.layers.MultiHeadAttention`, checked by name."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_graphattn.ops.arguments import check_dtype_policy, flag, number, optional, whole
+
+MAKERS = {
+    "kernel_initializer": keras.initializers.get,
+    "bias_initializer": keras.initializers.get,
+    "kernel_regularizer": keras.regularizers.get,
+    "bias_regularizer": keras.regularizers.get,
+    "activity_regularizer": keras.regularizers.get,
+    "kernel_constraint": keras.constraints.get,
+    "bias_constraint": keras.constraints.get,
+}
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raises a `ValueError` that names the first option that cannot be used.
+
+    Args:
+        options: Arguments of `keras.layers.MultiHeadAttention`, by name.
+    """
+    for name in ("num_heads", "key_dim", "value_dim"):
+        size = options.get(name)
+        if isinstance(size, bool) or (isinstance(size, int) and size >= 2**31):
+            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={size!r}")
+    if "dropout" in options:
+        number()("dropout", options["dropout"], {})
+    check_dtype_policy(options.get("dtype"))
+    for name in ("use_bias", "use_gate"):
+        if name in options:
+            flag(name, options[name])
+    seed = options.get("seed")
+    if not isinstance(seed, keras.random.SeedGenerator):
+        optional(whole(0))("seed", seed, {})
+    shape = options.get("output_shape")
+    if shape is not None:
+        is_list = isinstance(shape, Sequence) and not isinstance(shape, (str, bytes))
+        for size in shape if is_list and len(shape) else [shape]:
+            whole()("output_shape", size, {})
+    for name, make in MAKERS.items():
+        given = options.get(name)
+        if given is None and (name not in options or not name.endswith("initializer")):
+            continue
+        if given is None:
+            raise ValueError(f"`{name}` must be an initializer. Received: {name}=None")
+        try:
+            make(options[name])
+        except Exception as error:
+            raise ValueError(
+                f"`{name}` cannot be used. Received: {name}={options[name]!r}. The cause: {error}"
+            ) from error
+
+
+def is_one_of(value: Any, allowed: Sequence[str | None]) -> bool:
+    """Whether a value, of whatever type, is one of some names."""
+    return (value is None or isinstance(value, str)) and value in allowed

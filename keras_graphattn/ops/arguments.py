@@ -1,0 +1,319 @@
+"""Arguments of public functions, checked in one place before anything is computed.
+
+`checked` says what each argument has to be. A wrong one gets an error that names it, with what was
+expected and what was received, and not an error of the backend from somewhere within:
+
+    @checked(query=tensor("B T N H"), key=tensor("B S N H"), mask=optional(mask("B? N? T? S?")))
+
+The letters are sizes. One letter stands for the same size in all arguments of a call; "?" allows 1
+in its place, "_" is any size, and a leading "..." any number of axes. Sizes that are not known
+before the run agree with all. Numbers that are not tensors yet become tensors, integers among them
+float32 where numbers are computed with.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import keras
+import numpy as np
+import scipy.sparse
+from keras import ops
+
+Sizes = dict[str, tuple[int, str]]  # letter -> size, and the argument that it is known from
+Rule = Callable[[str, Any, Sizes], Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+PLAIN_CONTAINERS = (np.ndarray, list, tuple, dict, set)
+PLAIN = (np.ndarray, np.generic, list, tuple, int, float, complex)
+
+
+def checked(**rules: Rule) -> Callable[[Function], Function]:
+    """A decorator that checks, and makes tensors of, the arguments named in `rules`, in order."""
+
+    def decorate(function: Function) -> Function:
+        parameters = inspect.signature(function).parameters
+        names = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            positional, sizes = list(args), cast("Sizes", {})
+            places = {name: place for place, name in enumerate(names[: len(args)])}
+            for name, rule in rules.items():
+                if name in places:
+                    positional[places[name]] = rule(name, positional[places[name]], sizes)
+                elif name in kwargs:
+                    kwargs[name] = rule(name, kwargs[name], sizes)
+            return function(*positional, **kwargs)
+
+        return cast("Function", wrapper)
+
+    return decorate
+
+
+def optional(rule: Rule) -> Rule:
+    """What `rule` accepts, or None."""
+    return lambda name, value, sizes: None if value is None else rule(name, value, sizes)
+
+
+def tensor(*shapes: str) -> Rule:
+    """A tensor of numbers, of one of the shapes; of any without shapes."""
+    return functools.partial(_checked_tensor, shapes, "number")
+
+
+def integers(*shapes: str) -> Rule:
+    """A tensor of integers, of one of the shapes."""
+    return functools.partial(_checked_tensor, shapes, "integer")
+
+
+def mask(*shapes: str) -> Rule:
+    """A tensor of booleans, or of integers that say the same, of one of the shapes."""
+    return functools.partial(_checked_tensor, shapes, "boolean")
+
+
+def tensors(*shapes: str) -> Rule:
+    """A dictionary of tensors, all of one of the shapes, of any type that a tensor can have."""
+
+    def check(name: str, value: Any, sizes: Sizes) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"`{name}` must be a dictionary of tensors. Received: {value!r}")
+        found = {key: as_tensor(f"{name}[{key!r}]", x, "tensor") for key, x in value.items()}
+        for key, x in found.items():
+            check_shape(f"{name}[{key!r}]", x, shapes, sizes)
+        return found
+
+    return check
+
+
+def length(letter: str) -> Rule:
+    """The size of an axis: an integer, or whatever stands for one that is not known yet."""
+
+    def check(name: str, value: Any, sizes: Sizes) -> Any:
+        others = (bool, float, complex, str, bytes, *PLAIN_CONTAINERS)
+        if value is None or isinstance(value, others):
+            raise ValueError(f"`{name}` must be an integer. Received: {name}={value!r}")
+        if not isinstance(value, (int, np.integer)):
+            return whole(0)(name, value, sizes) if not hasattr(value, "__floordiv__") else value
+        known, source = sizes.get(letter, (value, ""))
+        if value < 0 or value != known:
+            beside = f", as `{source}` has it" if source else ""
+            raise ValueError(f"`{name}` must be {known}{beside}. Received: {name}={value!r}")
+        return value
+
+    return check
+
+
+def whole(least: int = 1) -> Rule:
+    """A Python integer of at least `least`."""
+
+    def check(name: str, value: Any, sizes: Sizes) -> int:
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not is_whole or not least <= value < 2**31:
+            raise ValueError(
+                f"`{name}` must be an integer of at least {least}. Received: {name}={value!r}"
+            )
+        return int(value)
+
+    return check
+
+
+def number(above: float | None = None, least: float | None = None) -> Rule:
+    """A finite Python number, above or at least a limit where one is given."""
+
+    def check(name: str, value: Any, sizes: Sizes) -> Any:
+        is_number = isinstance(value, (int, float, np.integer, np.floating))
+        good = is_number and not isinstance(value, bool) and math.isfinite(value)
+        if not good or (above is not None and value <= above):
+            good = False
+        if not good or (least is not None and value < least):
+            limit = "" if above is None else f" above {above:g}"
+            limit = limit if least is None else f" of at least {least:g}"
+            raise ValueError(f"`{name}` must be a finite number{limit}. Received: {name}={value!r}")
+        return float(value)
+
+    return check
+
+
+def flag(name: str, value: Any, sizes: Sizes | None = None) -> bool:
+    """`True` or `False`."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
+    return bool(value)
+
+
+def function(name: str, value: Any, sizes: Sizes | None = None) -> Any:
+    """Anything that can be called."""
+    if not callable(value):
+        raise ValueError(f"`{name}` must be a function. Received: {name}={value!r}")
+    return value
+
+
+def one_of(*allowed: Any) -> Rule:
+    """One of some names."""
+
+    def check(name: str, value: Any, sizes: Sizes) -> Any:
+        if not isinstance(value, str) or value not in allowed:
+            raise ValueError(f"`{name}` must be one of {list(allowed)}. Received: {name}={value!r}")
+        return value
+
+    return check
+
+
+def scalar(name: str, value: Any, sizes: Sizes) -> Any:
+    """A finite number, or a tensor of one."""
+    is_tensor = hasattr(value, "shape") and not isinstance(value, PLAIN)
+    return tensor("")(name, value, sizes) if is_tensor else number()(name, value, sizes)
+
+
+def instance(
+    kind: Any, made_by: str, letter: str = "", size_of: Callable[[Any], int | None] | None = None
+) -> Rule:
+    """An object of a class, with a word on where it comes from, and the size that it has."""
+
+    def check(name: str, value: Any, sizes: Sizes) -> Any:
+        if not isinstance(value, kind):
+            raise ValueError(f"`{name}` must be {made_by}. Received: {name}={value!r}")
+        size = None if size_of is None else size_of(value)
+        known, source = sizes.setdefault(letter, (size or 0, name))
+        if size is not None and known != size:
+            raise ValueError(
+                f"`{name}` must be of {letter}={known}, as `{source}` is. Received: one of {size}"
+            )
+        return value
+
+    return check
+
+
+def float_dtype(name: str, value: Any, sizes: Sizes | None = None) -> str:
+    """The name of a floating-point type."""
+    try:
+        found = keras.backend.standardize_dtype(value)
+    except (TypeError, ValueError, AttributeError):
+        found = None
+    if value is None or found not in FLOATS:
+        raise ValueError(f"`{name}` must be one of {list(FLOATS)}. Received: {name}={value!r}")
+    return str(found)
+
+
+def check_dtype_policy(dtype: Any) -> None:
+    """Raises a `ValueError` for what is no dtype and no dtype policy of Keras."""
+    kinds = (keras.dtype_policies.DTypePolicy, keras.dtype_policies.DTypePolicyMap)
+    try:
+        is_policy = isinstance(keras.dtype_policies.get(dtype), kinds)
+    except Exception:
+        is_policy = False
+    if not is_policy:
+        raise ValueError(f"`dtype` must be a dtype or a dtype policy. Received: dtype={dtype!r}")
+
+
+def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
+    """A tensor, its dtype checked: `"number"`, `"integer"` or `"boolean"`.
+
+    Raises:
+        TypeError: For what is no tensor and no array.
+        ValueError: For another dtype.
+    """
+    if isinstance(value, PLAIN):
+        value = _as_array(name, value)
+    elif not hasattr(value, "shape") or not hasattr(value, "dtype") or scipy.sparse.issparse(value):
+        raise TypeError(
+            f"`{name}` must be a tensor or an array. Received: {name}={value!r} of type "
+            f"{type(value).__name__}"
+        )
+    try:
+        dtype = keras.backend.standardize_dtype(value.dtype)
+    except (TypeError, ValueError):
+        dtype = str(value.dtype)
+    is_integer = dtype.startswith(("int", "uint"))
+    wanted = {
+        "number": dtype in FLOATS or is_integer or dtype == "bool",
+        "integer": is_integer,
+        "boolean": is_integer or dtype == "bool",
+        "tensor": dtype in FLOATS or is_integer or dtype == "bool",
+    }
+    if not wanted[kind]:
+        hint = " Compare it first, as in `mask > 0`." if kind == "boolean" else ""
+        raise ValueError(
+            f"`{name}` must be a tensor of {kind}s. Received: {name}.dtype={dtype}.{hint}"
+        )
+    if kind == "number" and dtype not in FLOATS:
+        return ops.cast(value, "float32")
+    return ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
+
+
+def _as_array(name: str, value: Any) -> Any:
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        array = np.asarray(None)
+    if array.dtype == object:
+        raise TypeError(f"`{name}` must be a tensor or an array of numbers. Received: {value!r}")
+    if array.size == 0 and isinstance(value, (list, tuple)):
+        return array.astype("float32")
+    # a list of Python numbers is of the backend's default type, as everywhere in Keras
+    is_list = not isinstance(value, (np.ndarray, np.generic))
+    return array.astype("float32") if is_list and array.dtype == "float64" else array
+
+
+def _checked_tensor(shapes: tuple[str, ...], kind: str, name: str, value: Any, sizes: Sizes) -> Any:
+    value = as_tensor(name, value, kind)
+    check_shape(name, value, shapes, sizes)
+    return value
+
+
+def check_shape(name: str, value: Any, shapes: tuple[str, ...], sizes: Sizes) -> None:
+    """Raises a `ValueError` for a tensor of none of the shapes; notes the sizes of its axes."""
+    if not shapes or getattr(value.shape, "rank", 0) is None:
+        return
+    shape = tuple(value.shape)
+    for pattern in shapes:
+        found = _matched(shape, pattern.split(), sizes)
+        if found is not None:
+            for letter, size in found.items():
+                sizes.setdefault(letter, (size, name))
+            return
+    wanted = " or ".join(f"({', '.join(p.replace('?', '').split())})" for p in shapes)
+    letters = {letter.rstrip("?") for pattern in shapes for letter in pattern.split()}
+    known = [f"{x}={sizes[x][0]} as in `{sizes[x][1]}`" for x in sorted(letters & set(sizes))]
+    known_as = f" with {', '.join(known)}" if known else ""
+    broadcast = ", or sizes of 1 that broadcast" if any("?" in p for p in shapes) else ""
+    raise ValueError(
+        f"`{name}` must have shape {wanted}{broadcast}{known_as}. Received: {name}.shape={shape}"
+    )
+
+
+def check_broadcast(name: str, value: Any, of: str, whole_tensor: Any) -> None:
+    """Raises a `ValueError` for a tensor that does not broadcast to another one's shape."""
+    shape, wanted = tuple(value.shape), tuple(whole_tensor.shape)
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    wrong = (isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs)
+    if len(shape) > len(wanted) or any(wrong):
+        raise ValueError(
+            f"`{name}` must broadcast to the shape of `{of}`, {wanted}. Received: "
+            f"{name}.shape={shape}"
+        )
+
+
+def _matched(shape: tuple[Any, ...], letters: list[str], sizes: Sizes) -> dict[str, int] | None:
+    """The new sizes that a shape brings, or None where it does not fit."""
+    if letters and letters[-1] == "...":
+        letters, shape = letters[:-1], shape[: len(letters) - 1]
+    elif letters and letters[0] == "...":
+        letters = letters[1:]
+        shape = shape[len(shape) - len(letters) :] if len(shape) >= len(letters) else ()
+    if len(shape) != len(letters):
+        return None
+    found: dict[str, int] = {}
+    for size, letter in zip(shape, letters, strict=True):
+        name = letter.rstrip("?")
+        if not isinstance(size, int) or name == "_" or (size == 1 and name != letter):
+            continue
+        wanted = int(name) if name.isdigit() else found.get(name, sizes.get(name, (size,))[0])
+        if size != wanted:
+            return None
+        if not name.isdigit():
+            found[name] = size
+    return found

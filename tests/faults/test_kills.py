@@ -1,0 +1,118 @@
+"""SIGKILL at random moments of training and of exports: nothing finished is lost, ever."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import keras
+import numpy as np
+import pytest
+
+from keras_graphattn import export_saved_model
+from keras_graphattn.layers import GraphFilterAttention
+from tests.faults import children
+from tests.recipes.conftest import tiny_arguments, tiny_folder  # noqa: F401
+
+KILLS = 20
+START = 0.3  # seconds at least before a kill: until the child runs, nothing can be lost
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Children that have imported everything when they start, so that kills hit the work."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "keras", "recipes.time_series.command"])
+    return context
+
+
+def run(processes, target, arguments, seconds=None):
+    """Runs a child to its end or for some seconds, then kills it; the seconds it took."""
+    start = time.monotonic()
+    child = processes.Process(target=target, args=arguments)
+    child.start()
+    child.join(seconds if seconds is not None else 300)
+    if child.is_alive():
+        assert seconds is not None, "the child hangs"
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    return time.monotonic() - start
+
+
+def contents(folder, pattern="*"):
+    """Hashes of the files in a folder by their names."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob(pattern))
+        if path.is_file()
+    }
+
+
+@pytest.mark.slow
+def test_training_killed_at_random_moments(processes, tiny_arguments, tmp_path):  # noqa: F811
+    arguments = [*tiny_arguments, "--attention", "softmax,agf", "--skip-saved-model"]
+    arguments += ["--epochs", "6", "--patience", "6", "--dropout", "0.3"]
+    whole, moments, kills, round_number = tmp_path / "whole", random.Random(0), 0, 0
+    command = [[*arguments, "--output", str(whole)], str(tmp_path / "done")]
+    seconds = run(processes, children.train, command)
+    expected = json.loads((whole / "results.json").read_text())
+    while kills < KILLS:
+        round_number += 1
+        output = tmp_path / f"broken-{round_number}"
+        done = tmp_path / f"done-{round_number}"
+        command = [[*arguments, "--output", str(output)], str(done)]
+        finished = {}
+        while not done.exists():
+            latest = seconds if kills < KILLS else None
+            moment = latest and moments.uniform(START, max(0.75 * latest, 2 * START))
+            run(processes, children.train, command, moment)
+            kills += not done.exists()
+            for folder, files in finished.items():
+                assert contents(folder) == files, "a finished run was touched"
+            for path in output.rglob("[!.]*.json"):
+                json.loads(path.read_text())  # whole
+            finished = {
+                path.parent: contents(path.parent) for path in output.glob("runs/*/run.json")
+            }
+        assert done.read_text() == "0"
+        found = json.loads((output / "results.json").read_text())
+        assert [one["epochs"] for one in found["runs"]] == [6, 6]
+        for one, other in zip(found["runs"], expected["runs"], strict=True):
+            for name, value in other.items():
+                assert one[name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
+        assert {path.name for path in output.iterdir()} == {path.name for path in whole.iterdir()}
+    print(f"{kills} kills in {round_number} trainings of {seconds:.1f} s")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="exports in another process")
+def test_exports_killed_at_random_moments(processes, tmp_path):
+    inputs = keras.Input((None, 6), name="series")
+    model = keras.Model(inputs, GraphFilterAttention(2, 3, name="attention")(inputs))
+    model.save(tmp_path / "model.keras")
+    directory, reference = tmp_path / "served", tmp_path / "reference"
+    series = np.ones((1, 5, 6), "float32")
+    expected = keras.ops.convert_to_numpy(model(series))
+    layout = set(contents(export_saved_model(model, reference)))
+    command = (str(tmp_path / "model.keras"), str(directory), 1)
+    seconds = run(processes, children.export, command)
+    versions, moments = {}, random.Random(1)
+    for _ in range(KILLS):
+        run(processes, children.export, command, moments.uniform(START, 1.1 * seconds))
+        for path in directory.iterdir():
+            if path.name.isdigit():  # what a server sees is whole, and stays as it was
+                found = contents(path)
+                assert set(found) == layout
+                assert versions.setdefault(path.name, found) == found
+    assert len([path for path in directory.iterdir() if path.name.startswith(".export-")]) <= 1
+    last = export_saved_model(model, directory)
+    assert sorted(path.name for path in directory.iterdir()) == sorted([*versions, last.name])
+    import tensorflow as tf
+
+    served = tf.saved_model.load(str(last)).signatures["serving_default"]
+    found = next(iter(served(series=tf.constant(series)).values())).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    print(f"{KILLS} kills, {len(versions)} whole versions, {seconds:.1f} s for one export")

@@ -1,0 +1,150 @@
+"""Every public layer and mask: right options, a right call of the layer, and its inputs."""
+
+import numpy as np
+
+from keras_graphattn import layers, masks
+
+B, T, N, D, WIDTH = 2, 4, 2, 3, 6
+GRAPH = [[0, 1], [1, 2], [2, 3]]
+COMMON = {
+    "num_heads": N,
+    "key_dim": D,
+    "value_dim": 2,
+    "dropout": 0.1,
+    "use_bias": True,
+    "output_shape": 5,
+    "kernel_initializer": "glorot_uniform",
+    "use_gate": True,
+    "seed": 1,
+}
+FILTER = {
+    "filter": "jacobi",
+    "order": 2,
+    "alpha": 0.5,
+    "beta": 0.5,
+    "trainable_coefficients": True,
+    "initial_coefficients": [0.0, 1.0, 0.5],
+}
+
+LAYERS = {
+    "AttentiveGraphFilter": {
+        **COMMON,
+        "filter": "polynomial",
+        "order": 2,
+        "basis": "jacobi",
+        "alpha": 0.5,
+        "beta": 0.5,
+        "learned_constant": True,
+        "causal": True,
+        "orthogonality_weight": 0.1,
+        "orthogonality_scaling": "mean",
+    },
+    "ContraNorm": {"scale": 0.5},
+    "GraphFilterAttention": {
+        **COMMON,
+        **FILTER,
+        "dropout_on": "attention",
+        "attention_path": "dense",
+        "block_size": 2,
+        "num_key_value_heads": 1,
+    },
+    "GraphKernelAttention": {**COMMON, "mask": masks.RandomWalk(GRAPH)},
+    "MaskedKernelAttention": {
+        **COMMON,
+        **FILTER,
+        "mask": masks.Causal(),
+        "feature_map": "favor",
+        "num_features": 4,
+        "path": "chunked",
+        "feature_chunk": 2,
+    },
+    "PLaplacianAttention": {
+        **COMMON,
+        "p": [1.5, 2.5],
+        "epsilon": 0.1,
+        "diagonal": "drop",
+        "attention_path": "dense",
+        "block_size": 2,
+    },
+    "ScaledHighFrequencyAttention": COMMON,
+}
+
+MASKS = {
+    "BlockToeplitz": {"grid_shape": (2, 2), "num_prefix_tokens": 0, "form": "distance"},
+    "Causal": {},
+    "Entries": {},
+    "Exponential": {"num_decays": 2, "causal": True, "initial_rates": 0.5},
+    "GraphDiffusion": {
+        "graph": np.array(GRAPH),
+        "edge_weights": np.ones(3),
+        "num_nodes": 4,
+        "operator": "laplacian",
+        "function": "heat",
+        "initial_time": 0.5,
+        "max_time": 2.0,
+        "learn_time": True,
+        "tolerance": 1e-3,
+        "spectral_bound": 5.0,
+    },
+    "Hypercube": {"initial_time": 0.5, "dimension": 2},
+    "LowRank": {"rank": 2, "length": 6},
+    "Product": {"masks": [masks.Causal(), masks.Exponential()]},
+    "RandomWalk": {
+        "graph": np.array(GRAPH),
+        "edge_weights": np.ones(3),
+        "num_nodes": 4,
+        "num_walks": 2,
+        "walk_length": 2,
+        "exact": True,
+        "decay": 0.5,
+        "learn_decay": True,
+        "normalization": 1.0,
+        "seed": 1,
+    },
+    "Segments": {},
+    "StochasticPositions": {"num_frequencies": 2, "trainable_frequencies": True, "seed": 1},
+    "Toeplitz": {"max_length": 6, "causal": True, "initial_slopes": 0.5},
+    "Tree": {
+        "forest": [-1, 0, 0, 1],
+        "edge_weights": np.ones(4),
+        "num_nodes": 4,
+        "function": "exponential",
+        "initial_rate": -1.0,
+        "initial_offset": 0.5,
+    },
+}
+
+# What the masks without a topology of their own take with each call
+AT_CALL = {
+    "Entries": {"entries": np.ones((B, T, T), "float32")},
+    "Segments": {"segment_ids": np.zeros((B, T), "int32")},
+}
+
+
+def call_of(name):
+    """Right arguments of a layer's call."""
+    random = np.random.default_rng(0)
+    if name == "ContraNorm":
+        tokens = random.normal(size=(B, T, WIDTH)).astype("float32")
+        return {"inputs": tokens, "mask": np.ones((B, T), bool)}
+    query, value, key = random.normal(size=(3, B, T, WIDTH)).astype("float32")
+    keys = {} if name == "AttentiveGraphFilter" else {"attention_mask": np.ones((B, 1, T), bool)}
+    return {
+        "query": query,
+        "value": value,
+        "key": key,
+        "query_mask": np.ones((B, T), bool),
+        "value_mask": np.ones((B, T), bool),
+        "key_mask": np.ones((B, T), bool),
+        "return_attention_scores": False,
+        "use_causal_mask": True,
+        **keys,
+    }
+
+
+def layer(name):
+    return getattr(layers, name)(**LAYERS[name])
+
+
+def mask(name):
+    return getattr(masks, name)(**MASKS[name])

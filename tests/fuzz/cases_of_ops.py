@@ -1,0 +1,314 @@
+"""A right call of every public function of `keras_graphattn.ops`, to be made wrong."""
+
+import numpy as np
+import scipy.sparse
+from keras import ops as keras_ops
+
+from keras_graphattn import ops
+
+B, T, S, N, H, D, C = 2, 4, 3, 2, 4, 3, 2
+STEPS = ops.recurrence("monomial", 2)
+FOREST = ops.forest_from_parents([-1, 0, 0, 1])
+GRAPH = ops.read_graph([[0, 1], [1, 2], [2, 3]])
+SPARSE = ops.SparseMatrix(ops.graph_operator(GRAPH, "laplacian")[0], symmetric=True)
+WALKS = np.array([[[0, 1]], [[1, 2]], [[2, 3]], [[3, 2]]])
+FEATURES = ops.features_of_walks(WALKS)
+
+
+def normal(*shape):
+    return np.random.default_rng(len(shape)).normal(size=shape).astype("float32")
+
+
+def boolean(*shape):
+    return np.random.default_rng(1).random(shape) > 0.3
+
+
+def queries(t=T, s=T, b=B):
+    return {"query": normal(b, t, N, H), "key": normal(b, s, N, H)}
+
+
+def applied(operator):
+    """A function that makes an operator, as one that applies it."""
+
+    def apply(**kwargs):
+        return operator(**kwargs)(normal(B, T, N, D))
+
+    return apply
+
+
+def cached_operator(matrix, signals, index):
+    return ops.CachedOperator(matrix, signals, index)(normal(B, 1, N, D))
+
+
+def rows_times_two(rows, tensors):
+    return next(iter(tensors.values())) * 2.0
+
+
+def cache():
+    return ops.initial_cache(B, T, N, H, D)
+
+
+def mask_of_all():
+    return ops.AttentionMask(boolean(B, N, T, T), boolean(B, T), boolean(B, T), True, 3)
+
+
+def halved(x):
+    return 0.5 * x
+
+
+TREE = {"x": normal(4, N, C)}
+FOREST_ARRAYS = {
+    name: getattr(FOREST, name)
+    for name in ("order", "position", "parents", "depth", "weights", "starts")
+}
+KERNEL = {"left": normal(B, T, N, H), "logits": normal(B, T, N, H), "values": normal(B, T, N, D)}
+PAIRED = {"scores": normal(B, N, T, S), "values": (normal(B, T, N, D), normal(B, S, N, D))}
+SIZES = {"batch_size": B, "num_heads": N, "key_dim": H, "value_dim": D}
+
+# name: (function, right arguments)
+CASES = {
+    "AttentionMask": (
+        lambda **kw: ops.joined_mask(ops.AttentionMask(**kw), np.arange(T), np.arange(T)),
+        mask_of_all()._asdict(),
+    ),
+    "BlockwiseOperator": (
+        applied(ops.BlockwiseOperator),
+        {**queries(), "mask": mask_of_all(), "scale": 0.5, "block_size": 2},
+    ),
+    "CachedOperator": (
+        cached_operator,
+        {"matrix": normal(B, N, 1, T), "signals": normal(B, 1, T, N, D), "index": 1},
+    ),
+    "Forest": (lambda **kw: ops.forest_distances(ops.Forest(**kw)), FOREST_ARRAYS),
+    "RunningSum": (
+        lambda **kw: ops.causal_singular_value_attention(**KERNEL, state=ops.RunningSum(**kw)),
+        {"maximum": normal(B, N, H), "normaliser": normal(B, N, H), "context": normal(B, N, H, D)},
+    ),
+    "SparseMatrix": (
+        lambda **kw: ops.sparse_product(ops.SparseMatrix(**kw), normal(4, C)),
+        {"matrix": scipy.sparse.eye_array(4), "symmetric": True},
+    ),
+    "at_least_float32": (ops.at_least_float32, {"x": normal(T)}),
+    "attend_to_context": (
+        ops.attend_to_context,
+        {"left": normal(B, T, N, H), "context": normal(B, N, H, D), "dtype": "float32"},
+    ),
+    "attention_matrix": (
+        ops.attention_matrix,
+        {**queries(T, S), "mask": boolean(B, N, T, S), "scale": 0.5},
+    ),
+    "causal_singular_value_attention": (
+        ops.causal_singular_value_attention,
+        {
+            **KERNEL,
+            "mask": boolean(B, T),
+            "state": ops.empty_running_sum(B, N, H, D),
+            "chunk_size": 2,
+        },
+    ),
+    "centred_values": (ops.centred_values, {"values": normal(B, S, N, D), "keys": boolean(B, S)}),
+    "centroid_plan": (ops.centroid_plan, {"forest": FOREST}),
+    "centroid_product": (
+        ops.centroid_product,
+        {**TREE, "table": normal(4, N), "plan": ops.centroid_plan(FOREST)},
+    ),
+    "chebyshev_coefficients": (
+        ops.chebyshev_coefficients,
+        {"function": lambda x: keras_ops.exp(-x), "low": 0.0, "high": 2.0, "terms": 4},
+    ),
+    "chebyshev_matrix": (
+        lambda **kw: ops.chebyshev_matrix(**kw).matrix,
+        {"matrix": SPARSE.matrix, "low": 0.0, "high": 4.0},
+    ),
+    "chebyshev_terms": (
+        ops.chebyshev_terms,
+        {"function": lambda x: np.exp(-x), "low": 0.0, "high": 2.0, "tolerance": 1e-3},
+    ),
+    "check_basis": (
+        ops.check_basis,
+        {"basis": "jacobi", "order": 2, "alpha": 0.5, "beta": 0.5},
+    ),
+    "check_order": (ops.check_order, {"order": 2}),
+    "depth_table_product": (
+        ops.depth_table_product,
+        {**TREE, "table": normal(3, N), "forest": FOREST},
+    ),
+    "doubling_plan": (ops.doubling_plan, {"forest": FOREST}),
+    "doubling_plan_of_batch": (
+        ops.doubling_plan_of_batch,
+        {"parents": np.array([[-1, 0, 0, 1]]), "edge_weights": normal(1, 4), "depth": 2},
+    ),
+    "empty_running_sum": (ops.empty_running_sum, {**SIZES, "dtype": "float32"}),
+    "expected_features": (ops.expected_features, {"adjacency": GRAPH, "length": 2}),
+    "exponential_tree_product": (
+        ops.exponential_tree_product,
+        {**TREE, "rate": normal(N), "offset": normal(N), "plan": ops.level_plan(FOREST)},
+    ),
+    "features_of_walks": (ops.features_of_walks, {"walks": WALKS}),
+    "filter_matrix": (
+        ops.filter_matrix,
+        {"graph_filter": lambda apply, x: apply(x), "matrix": normal(B, N, T, T)},
+    ),
+    "first_order_filter": (
+        ops.first_order_filter,
+        {
+            "apply": halved,
+            "values": normal(B, T, N, D),
+            **{name: normal(N, 1) for name in ("identity", "linear", "power")},
+            "order": 3,
+        },
+    ),
+    "forest_distances": (ops.forest_distances, {"forest": FOREST}),
+    "forest_from_graph": (
+        ops.forest_from_graph,
+        {"graph": np.array([[0, 1], [1, 2]]), "num_nodes": 4, "edge_weights": [1.0, 2.0]},
+    ),
+    "forest_from_parents": (
+        ops.forest_from_parents,
+        {"parents": np.array([-1, 0, 1]), "edge_weights": np.ones(3)},
+    ),
+    "fused_operator": (
+        applied(ops.fused_operator),
+        {**queries(), "mask": mask_of_all(), "scale": 0.5},
+    ),
+    "graph_operator": (ops.graph_operator, {"adjacency": GRAPH, "operator": "laplacian"}),
+    "hidden_logit": (ops.hidden_logit, {"dtype": "float32"}),
+    "hypercube_product": (ops.hypercube_product, {"x": normal(B, 4, N, D), "time": normal(N)}),
+    "initial_cache": (
+        ops.initial_cache,
+        {
+            **SIZES,
+            "max_length": T,
+            "num_signals": 2,
+            "num_key_heads": 1,
+            "dtype": "float32",
+        },
+    ),
+    "joined_mask": (
+        ops.joined_mask,
+        {"mask": mask_of_all(), "rows": np.arange(T), "columns": np.arange(T)},
+    ),
+    "left_singular_vectors": (
+        ops.left_singular_vectors,
+        {"logits": normal(B, T, N, H), "mask": boolean(B, T)},
+    ),
+    "level_plan": (ops.level_plan, {"forest": FOREST}),
+    "map_query_blocks": (
+        ops.map_query_blocks,
+        {
+            "function": rows_times_two,
+            "by_row": {"x": normal(B, T, C)},
+            "whole": {"y": normal(B, 2, C)},
+            "length": T,
+            "block_size": 2,
+        },
+    ),
+    "masked_softmax": (
+        ops.masked_softmax,
+        {"scores": normal(B, N, T, S), "mask": boolean(B, 1, T, S), "axis": -1},
+    ),
+    "matrix_operator": (applied(ops.matrix_operator), {"matrix": normal(B, N, T, T)}),
+    "orthogonality_penalty": (
+        ops.orthogonality_penalty,
+        {"vectors": normal(B, T, N, H), "mask": boolean(B, T), "scaling": "mean"},
+    ),
+    "p_laplacian_attention": (
+        ops.p_laplacian_attention,
+        {
+            **queries(),
+            "values": normal(B, T, N, D),
+            "p": [1.5, 2.5],
+            "mask": mask_of_all(),
+            "epsilon": 0.1,
+            "drop_diagonal": True,
+            "scale": 0.5,
+            "block_size": 2,
+        },
+    ),
+    "p_laplacian_weights": (
+        ops.p_laplacian_weights,
+        {
+            **PAIRED,
+            "p": [1.5, 2.5],
+            "mask": boolean(B, N, T, S),
+            "diagonal": boolean(T, S),
+            "epsilon": 0.1,
+            "drop_diagonal": False,
+        },
+    ),
+    "plain_attention_coefficients": (ops.plain_attention_coefficients, {"steps": STEPS}),
+    "polynomial": (ops.polynomial, {"x": normal(T), "coefficients": normal(3), "steps": STEPS}),
+    "polynomial_filter": (
+        ops.polynomial_filter,
+        {
+            "apply": halved,
+            "values": normal(B, T, N, D),
+            "coefficients": normal(3, N, 1),
+            "steps": STEPS,
+        },
+    ),
+    "random_walks": (ops.random_walks, {"adjacency": GRAPH, "walks": 2, "length": 2, "seed": 0}),
+    "read_graph": (
+        ops.read_graph,
+        {"graph": np.array([[0, 1], [1, 2]]), "num_nodes": 3, "edge_weights": [1.0, 2.0]},
+    ),
+    "recurrence": (ops.recurrence, {"basis": "jacobi", "order": 2, "alpha": 0.5, "beta": 0.5}),
+    "right_singular_vectors": (
+        ops.right_singular_vectors,
+        {"logits": normal(B, S, N, H), "mask": boolean(B, S)},
+    ),
+    "scan_plan": (ops.scan_plan, {"forest": FOREST}),
+    "singular_value_attention": (
+        ops.singular_value_attention,
+        {"left": normal(B, T, N, H), "right": normal(B, S, N, H), "values": normal(B, S, N, D)},
+    ),
+    "singular_value_context": (
+        ops.singular_value_context,
+        {"logits": normal(B, S, N, H), "values": normal(B, S, N, D), "mask": boolean(B, S)},
+    ),
+    "singular_value_filter": (
+        ops.singular_value_filter,
+        {"logits": normal(B, T, N, H), "coefficients": normal(3), "steps": STEPS},
+    ),
+    "singular_value_matrix": (
+        ops.singular_value_matrix,
+        {"left": normal(B, T, N, H), "right": normal(B, S, N, H)},
+    ),
+    "softmax_operator": (
+        applied(ops.softmax_operator),
+        {**queries(), "mask": boolean(B, 1, T, T), "scale": 0.5},
+    ),
+    "sparse_product": (ops.sparse_product, {"matrix": SPARSE, "x": normal(4, C)}),
+    "spectral_product": (
+        ops.spectral_product,
+        {**TREE, "coefficients": normal(3, N), "matrix": SPARSE},
+    ),
+    "spine_plan": (ops.spine_plan, {"forest": FOREST}),
+    "spine_product": (
+        ops.spine_product,
+        {**TREE, "table": normal(4, N), "plan": ops.spine_plan(FOREST)},
+    ),
+    "squared_distances": (
+        ops.squared_distances,
+        {"rows": normal(B, T, N, D), "columns": normal(B, S, N, D)},
+    ),
+    "step_mask": (
+        ops.step_mask,
+        {"cache": cache(), "index": 1, "padding_mask": boolean(B, 2), "window": 2},
+    ),
+    "sum_rows": (ops.sum_rows, {"x": normal(3, C), "targets": [0, 1, 1], "count": 2}),
+    "transition_matrix": (ops.transition_matrix, {"adjacency": GRAPH}),
+    "update_keys": (
+        ops.update_keys,
+        {"cache": cache(), "key": normal(B, 2, N, H), "index": 1, "padding_mask": boolean(B, 2)},
+    ),
+    "walk_product": (
+        ops.walk_product,
+        {**TREE, "decay": np.ones(N, "float32"), "features": FEATURES, "normalization": 1.0},
+    ),
+    "zero_blind_rows": (
+        ops.zero_blind_rows,
+        {"outputs": normal(B, T, N, D), "mask": mask_of_all(), "block_size": 2},
+    ),
+    "zero_where_masked": (ops.zero_where_masked, {"x": normal(B, T), "mask": boolean(B, T)}),
+}

@@ -1,0 +1,189 @@
+"""Every public layer and mask: made, called and restored with one wrong thing at a time."""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keras_graphattn import layers, masks
+from tests.fuzz.attacks import REFUSALS, answer_or_refusal, leaves, odd_arrays, odd_values
+from tests.fuzz.cases_of_classes import (
+    AT_CALL,
+    LAYERS,
+    MASKS,
+    WIDTH,
+    B,
+    D,
+    N,
+    T,
+    call_of,
+    layer,
+    mask,
+)
+from tests.fuzz.profiles import cheap, wide
+
+SIGNAL = np.random.default_rng(0).normal(size=(B, T, N, D)).astype("float32")
+CLASSES = [*((layers, name) for name in LAYERS), *((masks, name) for name in MASKS)]
+
+
+def options_of(room, name):
+    return (LAYERS if room is layers else MASKS)[name]
+
+
+def test_every_public_class_has_a_case():
+    assert set(layers.__all__) == set(LAYERS)
+    assert set(masks.__all__) == {*MASKS, "Mask"}
+
+
+def run(room, name, made):
+    if room is layers:
+        return made(**call_of(name), training=False)
+    return made.apply(SIGNAL, **AT_CALL.get(name, {}))
+
+
+def attack_option(room, name, data):
+    options = options_of(room, name)
+    argument = data.draw(st.sampled_from(sorted(options)), label="argument")
+    is_array = isinstance(options[argument], np.ndarray)
+    if is_array and data.draw(st.booleans(), label="as an array"):
+        _, wrong = odd_arrays(data, options[argument])
+    else:
+        wrong = data.draw(odd_values(callable(options[argument])), label="wrong")
+
+    def make_and_run():
+        made = getattr(room, name)(**{**options, argument: wrong})
+        again = type(made).from_config(made.get_config())
+        assert again.get_config() == made.get_config()
+        return run(room, name, made)
+
+    answer_or_refusal(make_and_run, options)
+
+
+def attack_call(name, data):
+    arguments = call_of(name)
+    argument = data.draw(st.sampled_from(sorted(arguments)), label="argument")
+    right = arguments[argument]
+    kind, wrong = "odd", None
+    if isinstance(right, np.ndarray) and data.draw(st.booleans(), label="as an array"):
+        kind, wrong = odd_arrays(data, right)
+    else:
+        wrong = data.draw(odd_values(), label="wrong")
+    made = layer(name)
+    names = arguments if kind in ("size", "rank -1", "rank +1") else [argument]
+    found = answer_or_refusal(lambda: made(**{**arguments, argument: wrong}), names)
+    if found is not None:
+        expected = leaves(layer(name)(**arguments))[0].shape
+        assert found[0].shape == expected or kind in ("size", "odd")
+
+
+@cheap
+@pytest.mark.parametrize(("room", "name"), CLASSES)
+@given(data=st.data())
+def test_one_wrong_option(room, name, data):
+    if options_of(room, name):
+        attack_option(room, name, data)
+
+
+@cheap
+@pytest.mark.parametrize("name", sorted(LAYERS))
+@given(data=st.data())
+def test_one_wrong_argument_of_the_call(name, data):
+    attack_call(name, data)
+
+
+@pytest.mark.slow
+@wide
+@pytest.mark.parametrize(("room", "name"), CLASSES)
+@given(data=st.data())
+def test_one_wrong_option_widely(room, name, data):
+    if options_of(room, name):
+        attack_option(room, name, data)
+    if room is layers:
+        attack_call(name, data)
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+@pytest.mark.parametrize("shape", [(0, T, WIDTH), (B, 0, WIDTH), (B, 1, WIDTH)])
+def test_empty_batches_and_sequences_come_out_empty(name, shape):
+    if name == "GraphKernelAttention":
+        made = layers.GraphKernelAttention(N, D, mask=masks.Causal())
+    elif name == "ContraNorm":
+        made = layer(name)
+    else:
+        made = layers.__dict__[name](N, D)
+    outputs = keras.ops.convert_to_numpy(made(np.ones(shape, "float32")))
+    assert outputs.shape == shape
+    assert np.isfinite(outputs).all()
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_nan_stays_in_its_example(name):
+    arguments = call_of(name)
+    first = next(iter(arguments))
+    arguments[first] = arguments[first].copy()
+    arguments[first][0, 1] = np.nan
+    outputs = leaves(layer(name)(**arguments, training=False))[0]
+    assert np.isfinite(outputs[1]).all()
+    assert np.isnan(outputs[0]).any()
+
+
+@pytest.mark.parametrize(("room", "name"), CLASSES)
+def test_round_trip_in_safe_mode(room, name, tmp_path):
+    if room is layers:
+        made = layer(name)
+        inputs = keras.Input((T, WIDTH))
+        model = keras.Model(inputs, made(inputs))
+        tokens = np.ones((B, T, WIDTH), "float32")
+    else:
+        made = mask(name)
+        inputs = keras.Input((T, N, D))
+        given = {
+            key: keras.Input(x.shape[1:], dtype=x.dtype) for key, x in AT_CALL.get(name, {}).items()
+        }
+        model = keras.Model([inputs, *given.values()], made(inputs, **given))
+        tokens = [SIGNAL, *AT_CALL.get(name, {}).values()]
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras", safe_mode=True)
+    for one, other in zip(leaves(model(tokens)), leaves(again(tokens)), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+HARMFUL = [
+    {"module": "os", "class_name": "function", "config": "system", "registered_name": "system"},
+    {"module": "os", "class_name": "system", "config": {"command": "touch harm"}},
+    {"module": "subprocess", "class_name": "Popen", "config": {"args": ["touch", "harm"]}},
+    {"module": "builtins", "class_name": "function", "config": "eval", "registered_name": "eval"},
+    "os.system",
+    {"class_name": "__lambda__", "config": {"value": "4wEAAAA="}},
+]
+
+
+@pytest.mark.parametrize(("room", "name"), CLASSES)
+@pytest.mark.parametrize("harm", HARMFUL, ids=str)
+def test_no_configuration_runs_code(room, name, harm, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = (layer(name) if room is layers else mask(name)).get_config()
+    for entry in config:
+        if entry in ("name", "trainable"):
+            continue
+        try:
+            made = getattr(room, name).from_config({**config, entry: harm})
+        except REFUSALS:
+            continue
+        assert getattr(made, entry, None) is not os.system
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("room", "name"), CLASSES)
+def test_corrupted_configurations_name_the_entry(room, name):
+    made = layer(name) if room is layers else mask(name)
+    config = made.get_config()
+    with pytest.raises(REFUSALS, match="unheard_of"):
+        type(made).from_config({**config, "unheard_of": 1})
+    for entry in ("num_heads", "mask", "masks", "rank", "max_length", "grid_shape"):
+        if entry in options_of(room, name):
+            with pytest.raises(REFUSALS, match=entry):
+                type(made).from_config({key: x for key, x in config.items() if key != entry})

@@ -1,0 +1,77 @@
+"""Every public function of `keras_graphattn.ops`, called with one wrong argument at a time."""
+
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import keras_graphattn
+from tests.fuzz.attacks import answer_or_refusal, leaves, odd_arrays, odd_values
+from tests.fuzz.cases_of_ops import CASES
+from tests.fuzz.profiles import cheap, wide
+
+# An answer to other sizes than the right call's: the axes may all be of any size.
+ANY_SIZE = ("rank -1", "rank +1", "size")
+
+
+def test_every_public_function_has_a_case():
+    public = {name for name in keras_graphattn.ops.__all__ if name != "BASES"}
+    assert public == set(CASES)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_right_call_is_right(name):
+    function, arguments = CASES[name]
+    for array in leaves(function(**arguments)):
+        assert array.dtype == bool or np.isfinite(array).all()
+
+
+def attack(name, data):
+    function, arguments = CASES[name]
+    argument = data.draw(st.sampled_from(sorted(arguments)), label="argument")
+    right = arguments[argument]
+    is_array = isinstance(right, (np.ndarray, list))
+    if is_array and data.draw(st.booleans(), label="as an array"):
+        kind, wrong = odd_arrays(data, right)
+    else:
+        kind, wrong = "odd", data.draw(odd_values(callable(right)), label="wrong")
+    # sizes that do not go together are those of two arguments: the error may name the other
+    names = arguments if kind in ANY_SIZE else [argument]
+    found = answer_or_refusal(lambda: function(**{**arguments, argument: wrong}), names)
+    if found is None:
+        return
+    if kind in ("int", "bool", "false") and np.asarray(right).dtype.kind == "f":
+        meant = {**arguments, argument: wrong.astype("float32")}
+        for array, expected in zip(found, leaves(function(**meant)), strict=True):
+            np.testing.assert_allclose(array, expected, atol=1e-5, equal_nan=True)
+    elif kind not in (*ANY_SIZE, "odd"):
+        expected = leaves(function(**arguments))
+        assert [array.shape for array in found] == [array.shape for array in expected]
+
+
+@cheap
+@pytest.mark.parametrize("name", sorted(CASES))
+@given(data=st.data())
+def test_one_wrong_argument(name, data):
+    attack(name, data)
+
+
+@pytest.mark.slow
+@wide
+@pytest.mark.parametrize("name", sorted(CASES))
+@given(data=st.data())
+def test_one_wrong_argument_widely(name, data):
+    attack(name, data)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_missing_argument_is_named(name):
+    function, arguments = CASES[name]
+    parameters = inspect.signature(getattr(keras_graphattn.ops, name)).parameters
+    for argument in arguments:
+        if parameters[argument].default is inspect.Parameter.empty:
+            left = {key: value for key, value in arguments.items() if key != argument}
+            with pytest.raises(TypeError, match=argument):
+                function(**left)

@@ -1,0 +1,42 @@
+"""The functions that take models, masks and tokens, given something else."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_graphattn
+from keras_graphattn import analysis, hub, masks
+from tests.fuzz.attacks import ODD, answer_or_refusal
+
+MODEL = keras.Sequential([keras.Input((2, 3), name="series"), keras.layers.Dense(2)])
+TOKENS = np.random.default_rng(0).normal(size=(2, 4, 3)).astype("float32")
+FUNCTIONS = {
+    "convert": (keras_graphattn.convert, {"model": MODEL, "where": "all"}),
+    "inspect": (keras_graphattn.inspect, {"model": MODEL}),
+    "revert": (keras_graphattn.revert, {"model": MODEL}),
+    "reach": (hub.reach, {"plain": keras.layers.Dense}),
+    "register_attention": (
+        hub.register_attention,
+        {"attention": "x", "replaced": "y", "replacement": keras_graphattn.layers.ContraNorm},
+    ),
+    "plot_mask": (analysis.plot_mask, {"mask": masks.Causal(), "length": 4}),
+    "token_similarity": (analysis.token_similarity, {"tokens": TOKENS}),
+    "StopAtNonFiniteLoss": (analysis.StopAtNonFiniteLoss, {"batches": [0]}),
+}
+
+
+def test_everything_has_a_case():
+    public = {*hub.__all__, *analysis.__all__}
+    assert public == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@pytest.mark.parametrize("wrong", ODD, ids=lambda wrong: repr(wrong)[:20])
+def test_an_odd_first_argument(name, wrong):
+    function, arguments = FUNCTIONS[name]
+    first = next(iter(arguments))
+    if first in ("attention", "batches") and isinstance(
+        wrong, (str, bytes, list, dict, type(None))
+    ):
+        pytest.skip("may be right")
+    answer_or_refusal(lambda: function(**{**arguments, first: wrong}), [*arguments])
