@@ -14,11 +14,11 @@ Tensor = Any
 class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
     """Stops training at the first NaN or infinite loss or weight, with the step and the layer.
 
-    The weights from before each step are kept (in host memory, a copy per step). When the loss is
-    not finite, they are put back, the batch runs once more, layer by layer, and the first layer
-    whose output is not finite is named. Where a step leaves weights that are not finite after a
-    finite loss, it was a gradient, and the layer nearest to the output that has such weights is
-    named: gradients run from there. The model is left with the weights from before the step.
+    Copies of the weights from before the last two steps are kept, on the device. When the loss is
+    not finite, the last are put back, the batch runs once more, layer by layer, and the first
+    layer whose output is not finite is named. If those weights are not finite themselves, it was
+    a gradient of the step before, and the layer nearest to the output that has such weights is
+    named: gradients run from there. The model is left with the weights from before that step.
 
     Args:
         batches: The training batches, such as a `keras.utils.PyDataset`: `batches[step]` is what
@@ -52,53 +52,59 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
             )
         super().__init__()
         self.batches = batches
-        self._epoch, self._step = 0, 0
-        self._before: list[Any] | None = None
+        self._epoch, self._step, self._epoch_of_step = 0, 0, 0
+        self._previous = (0, 0)
+        self._before: list[Any] | None = None  # this step
+        self._earlier: list[Any] | None = None  # the step before
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._check_weights()
-        self._step = batch
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._check_weights()
+        self._synchronise()
+        self._earlier, self._before = self._before, [_copied(w) for w in self.model.weights]
+        self._previous, self._step = (self._epoch_of_step, self._step), batch
+        self._epoch_of_step = self._epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         loss = float((logs or {}).get("loss", 0.0))
-        if not math.isfinite(loss):
-            self._synchronise()
+        if math.isfinite(loss):
+            return
+        self._synchronise()
+        layers = self._layers_not_finite(self._before)
+        if not layers:
+            self._put_back(self._before)
             self._stop(f"the loss is {loss}", self._origin())
+        if self._earlier is None:
+            self._stop("weights are not finite at the start", f"a weight of {_named(layers[0])}")
+        self._epoch_of_step, self._step = self._previous
+        self._put_back(self._earlier)
+        self._stop("weights are not finite after it", f"the gradient of {_named(layers[-1])}")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._synchronise()
+        layers = self._layers_not_finite([w.value for w in self.model.weights])
+        if layers and self._before is not None:
+            self._put_back(self._before)
+            self._stop("weights are not finite after it", f"the gradient of {_named(layers[-1])}")
 
     def _synchronise(self) -> None:
         """On JAX, `fit` holds the weights outside the model."""
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
 
-    def _check_weights(self) -> None:
-        """Keeps the weights as they are now, which have to be finite."""
-        self._synchronise()
-        now = [np.array(keras.ops.convert_to_numpy(w)) for w in self.model.weights]
-        wrong = {
-            id(w) for w, array in zip(self.model.weights, now, strict=True) if not _finite(array)
-        }
-        if not wrong:
-            self._before = now
-            return
-        layers = [x for x in walk(self.model) if any(id(w) in wrong for w in _own_weights(x))]
-        if self._before is None:
-            self._stop("weights are not finite at the start", f"a weight of {_named(layers[0])}")
-        self._put_back()
-        self._stop("weights are not finite after it", f"the gradient of {_named(layers[-1])}")
+    def _layers_not_finite(self, values: list[Any] | None) -> list[Any]:
+        """The layers, in the model's order, with weights that are not finite in `values`."""
+        pairs = zip(self.model.weights, values or [], strict=False)
+        wrong = {id(w) for w, v in pairs if not _finite(keras.ops.convert_to_numpy(v))}
+        return [x for x in walk(self.model) if any(id(w) in wrong for w in _own_weights(x))]
 
-    def _put_back(self) -> None:
-        for weight, array in zip(self.model.weights, self._before or [], strict=False):
-            weight.assign(array)
+    def _put_back(self, values: list[Any] | None) -> None:
+        for weight, value in zip(self.model.weights, values or [], strict=False):
+            weight.assign(value)
 
     def _origin(self) -> str:
         """What was not finite first: the inputs, the output of a layer, or the loss."""
-        self._put_back()
         if self.batches is None:
             return "unknown without the batches (argument `batches`)"
         batch = self.batches[self._step]
@@ -110,9 +116,9 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _stop(self, what: str, origin: str) -> None:
         self.model.stop_training = True
+        step, epoch = self._step + 1, self._epoch_of_step + 1
         raise FloatingPointError(
-            f"Training stopped at step {self._step + 1} of epoch {self._epoch + 1}, {what}. "
-            f"Not finite first: {origin}"
+            f"Training stopped at step {step} of epoch {epoch}, {what}. Not finite first: {origin}"
         )
 
 
@@ -139,6 +145,11 @@ def _first_non_finite(model: Any, inputs: Any) -> Any:
         for layer in layers:
             vars(layer).pop("call", None)
     return found[0] if found else None
+
+
+def _copied(weight: Any) -> Tensor:
+    """A copy on the same device: `fit` on JAX gives away the arrays of a step."""
+    return keras.ops.stop_gradient(keras.ops.copy(weight.value))
 
 
 def _own_weights(layer: Any) -> list[Any]:
