@@ -69,7 +69,7 @@ def parse(arguments=None):
     parser.add_argument("--size", type=int, default=32, help="columns of the signal")
     parser.add_argument("--features", type=int, default=32)
     parser.add_argument("--compile", default="graph", choices=["eager", "graph", "xla"])
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=51)
     parser.add_argument("--seconds", type=float, default=12.0, help="for one length")
     parser.add_argument("--skip", type=float, default=10.0, help="seconds a path may take")
     parser.add_argument("--no-rows", action="store_true", help="leave quadratic paths out")

@@ -125,8 +125,10 @@ class Segments(ChunkedMask):
 
     Several sequences packed into one do not see each other, and padding is seen by nobody. The
     segments come with each call, as an integer tensor `segment_ids` of shape (B, T): a segment is
-    a run of equal ids, so an id that comes back after another one begins a new segment. A negative
-    id marks padding: it sees nothing, and nothing sees it.
+    a run of equal ids, so an id that comes back after another one begins a new segment, on every
+    path and also after padding. To let tokens that stand apart see each other by their ids, sort
+    them by id first, or give an `attention_mask` to the layer. A negative id marks padding: it
+    sees nothing, and nothing sees it.
 
     Example:
 

@@ -8,11 +8,14 @@ from keras import ops
 
 from keras_graphattn.masks.mask import DENSE_LIMIT, Mask
 
-# Length from which the FFT is faster than rows in blocks, over m D / (m + D + 32). Measured on a
-# CPU with two cores, forward and backward, m = D = 32, by
-# `KERAS_BACKEND=tensorflow python benchmarks/toeplitz_masks.py --lengths 256 1024 2048 4096 8192`;
-# torch with `--compile eager`.
-CROSSOVER = {"tensorflow": 190.0, "torch": 450.0, "jax": 1000.0}
+# Length from which the FFT is faster than rows in blocks, over m D / (m + D + 32), on a CPU with
+# two cores, forward and backward, m = D = 32. `KERAS_BACKEND=<backend> python
+# benchmarks/toeplitz_masks.py --lengths 1024 2048 4096 8192 16384` (torch: `--compile eager`) has
+# the two cross between 2048 and 4096 tokens on tensorflow and between 8192 and 16384 on jax.
+CROSSOVER = {"tensorflow": 220.0, "torch": 450.0, "jax": 1170.0}
+# For products in tiles (`--causal`). On tensorflow and jax rows in blocks are still faster at 4096
+# tokens, the longest measured: carried on from how the ratio falls from 2048 to 4096.
+CROSSOVER_IN_TILES = {"tensorflow": 1300.0, "torch": 1125.0, "jax": 2900.0}
 
 
 class FourierMask(Mask):
@@ -22,17 +25,33 @@ class FourierMask(Mask):
     dense_limit: ClassVar[int] = DENSE_LIMIT
 
     @property
+    def _in_tiles(self) -> bool:
+        """Whether the product is one of tiles, exact row by row, in place of one transform."""
+        return False
+
+    @property
     def _fourier_cost(self) -> float:
-        """Cost of the FFT path relative to that of one sequence by one transform."""
+        """Cost of the transform relative to that of a sequence, per cost of the rows."""
         return 1.0
 
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None
     ) -> str:
+        return self._faster_path(length, features, width, self._in_tiles)
+
+    def choose_causal_path(
+        self, length: int | None, features: int | None = None, width: int | None = None
+    ) -> str:
+        return self._faster_path(length, features, width, in_tiles=True)
+
+    def _faster_path(
+        self, length: int | None, features: int | None, width: int | None, in_tiles: bool
+    ) -> str:
         if not isinstance(length, int):  # JAX cannot cut an open length into blocks
             return "dense" if keras.backend.backend() == "jax" else "blockwise"
         features, width = features or 1, width or 1
-        crossover = CROSSOVER.get(keras.backend.backend(), 1000.0) * self._fourier_cost
+        measured = CROSSOVER_IN_TILES if in_tiles else CROSSOVER
+        crossover = measured.get(keras.backend.backend(), 1170.0) * self._fourier_cost
         if length >= crossover * features * width / (features + width + 32):
             return "fft"
         return "dense" if length <= self.dense_limit else "blockwise"

@@ -7,12 +7,12 @@ a mask can often give in less than quadratic time. Every mask can also show its 
 the two ways check each other.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import keras
 from keras import ops
 
+from keras_graphattn.masks.formed import formed_product
 from keras_graphattn.ops.arguments import (
     Rule,
     Sizes,
@@ -23,8 +23,7 @@ from keras_graphattn.ops.arguments import (
     tensor,
     whole,
 )
-from keras_graphattn.ops.blocks import map_query_blocks
-from keras_graphattn.ops.kernel_attention import masked_scores, sum_over_features
+from keras_graphattn.ops.kernel_attention import sum_over_features
 from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
@@ -194,6 +193,12 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             return self.paths[-1]
         return "dense" if length is not None and length <= DENSE_LIMIT else "blockwise"
 
+    def choose_causal_path(
+        self, length: int | None, features: int | None = None, width: int | None = None
+    ) -> str:
+        """The same for the product with a causal mask, where `_causal_signal` is there."""
+        return self.choose_path(length, features, width)
+
     # What users call
 
     def build(self, input_shape: Any) -> None:
@@ -231,11 +236,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         inputs = self._prepared(x.shape, inputs, sizes)
         path = self._checked_path(path, x.shape[1], None, x.shape[3])
         parameters, signal = self.parameters(), at_least_float32(x)
-        if path == "dense":
-            matrix = self._matrix(ops.shape(x)[1], parameters, inputs)
-            result = ops.einsum("bnts,bsnd->btnd", self._in_full(matrix, x), signal)
-        elif path == "blockwise":
-            result = self._blockwise(None, None, signal, parameters, inputs)
+        if path in Mask.paths:
+            result = formed_product(self, path, None, None, signal, parameters, inputs)
         else:
             result = self._signal(signal, path, parameters, inputs)
         return ops.cast(result, x.dtype)
@@ -283,11 +285,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         path = self._checked_path(path, x.shape[1], features, x.shape[3])
         query, key, signal = (at_least_float32(t) for t in (query_features, key_features, x))
         parameters = self.parameters()
-        if path == "dense":
-            matrix = self._matrix(ops.shape(x)[1], parameters, inputs)
-            result = masked_scores(query, key, signal, matrix)
-        elif path == "blockwise":
-            result = self._blockwise(query, key, signal, parameters, inputs)
+        if path in Mask.paths:
+            result = formed_product(self, path, query, key, signal, parameters, inputs)
         else:
             result = self._attend(query, key, signal, path, parameters, inputs, feature_chunk)
         return ops.cast(result, x.dtype)
@@ -349,43 +348,6 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             f"Token by token, attention needs a causal mask with a state of fixed size. Received: "
             f"the mask {type(self).__name__}, which is {reason}. Use `Causal`, `Exponential("
             "causal=True)` or a product of these."
-        )
-
-    def _blockwise(
-        self,
-        query: Tensor | None,
-        key: Tensor | None,
-        x: Tensor,
-        parameters: Tensors,
-        inputs: Tensors,
-    ) -> Tensor:
-        """`apply` or, given features, `attend`, with M formed for a block of rows at a time."""
-        length = ops.shape(x)[1]
-        whole = {"signal": x}
-        whole |= {f"parameter {name}": tensor for name, tensor in parameters.items()}
-        whole |= {f"input {name}": tensor for name, tensor in inputs.items()}
-        if key is not None:
-            whole["key"] = key
-
-        def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-            matrix = self._block_rows(
-                ops.minimum(rows, length - 1),
-                length,
-                {name: tensors[f"parameter {name}"] for name in parameters},
-                {name: tensors[f"input {name}"] for name in inputs},
-            )
-            signal = tensors["signal"]
-            if key is None:
-                return ops.einsum("bnts,bsnd->btnd", self._in_full(matrix, signal), signal)
-            return masked_scores(tensors["query"], tensors["key"], signal, matrix)
-
-        by_row = {} if query is None else {"query": query}
-        return map_query_blocks(rows_of_block, by_row, whole, length, self.block_size)
-
-    def _in_full(self, matrix: Tensor, x: Tensor) -> Tensor:
-        """M for each sequence and head, (B, N, R, T): `einsum` does not broadcast letters."""
-        return ops.broadcast_to(
-            matrix, (ops.shape(x)[0], x.shape[2], ops.shape(matrix)[2], ops.shape(matrix)[3])
         )
 
     def _prepared(self, shape: Any, inputs: Tensors, sizes: Sizes | None = None) -> Tensors:

@@ -127,7 +127,8 @@ class Product(ChunkedMask):
         own = self.paths[len(Mask.paths) :]
         if own and self._others:
             other: Mask = self.masks[self._others[0]]
-            return other.choose_path(length, features, width)
+            choose = other.choose_causal_path if self._chunked else other.choose_path
+            return choose(length, features, width)
         return super().choose_path(length, features, width)
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:

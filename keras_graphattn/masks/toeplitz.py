@@ -83,10 +83,6 @@ class Toeplitz(FourierMask):
     def _in_tiles(self) -> bool:
         return self.causal or self.initial_slopes is not None
 
-    @property
-    def _fourier_cost(self) -> float:
-        return 2.5 if self._in_tiles else 1.0
-
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)
         slopes = np.zeros(()) if self.initial_slopes is None else self.initial_slopes

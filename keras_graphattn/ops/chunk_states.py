@@ -8,7 +8,7 @@ matrix, and the sums of whole groups are added up by the same function. Exponent
 positive, so nothing overflows at any decay.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras import ops
 
@@ -38,89 +38,100 @@ def sums_before(
     Returns:
         S, a tensor of shape (B, N, C, F).
     """
-    if reverse:
-        updates = ops.flip(updates, axis=2)
-        source, target = (None if x is None else ops.flip(x, axis=1) for x in (source, target))
     heads, features = updates.shape[1], updates.shape[3]
     parts = 1 if log_decay is None else log_decay.shape[1]
     shape = ops.shape(updates)
+    scan = _Scan(log_decay, source, target, reverse, updates.dtype)
+    if parts == 1:
+        result = _sums_before(ops.reshape(updates, (shape[0], heads, 1, *shape[2:])), scan)
+        return ops.reshape(result, shape)
     split = ops.reshape(updates, (shape[0], heads, shape[2], parts, features // parts))
-    split = ops.transpose(split, (0, 1, 3, 2, 4))  # (B, N, F', C, F / F')
-    result = _sums_before(split, log_decay, source, target)
-    result = ops.reshape(ops.transpose(result, (0, 1, 3, 2, 4)), shape)
-    return ops.flip(result, axis=2) if reverse else result
+    result = _sums_before(ops.transpose(split, (0, 1, 3, 2, 4)), scan)
+    return ops.reshape(ops.transpose(result, (0, 1, 3, 2, 4)), shape)
 
 
-def _sums_before(
-    updates: Tensor, log_decay: Tensor | None, source: Tensor | None, target: Tensor | None
-) -> Tensor:
+class _Scan(NamedTuple):
+    """What sums over chunks, or over groups of them, go by; as in `sums_before`."""
+
+    log_decay: Tensor | None
+    source: Tensor | None
+    target: Tensor | None
+    reverse: bool
+    dtype: Any
+
+
+def _sums_before(updates: Tensor, scan: _Scan) -> Tensor:
     """The same for u of shape (B, N, F', C, F / F')."""
-    count, dtype = updates.shape[3], updates.dtype
+    count = updates.shape[3]
     if isinstance(count, int) and count <= 2 * GROUP:
-        return ops.matmul(_weights(count, log_decay, source, target, 0, dtype), updates)
+        return ops.matmul(_weights(count, scan, 0), updates)
     batch, heads, parts, chunks, width = ops.shape(updates)
     missing = -chunks % GROUP
     groups = (chunks + missing) // GROUP
-    updates = ops.concatenate(
-        [updates, ops.zeros((batch, heads, parts, missing, width), dtype)], axis=3
-    )
+    zeros = ops.zeros((batch, heads, parts, missing, width), scan.dtype)
+    updates = ops.concatenate([updates, zeros], axis=3)
     updates = ops.reshape(updates, (batch, heads, parts, groups, GROUP, width))
     first, following = None, None
-    if source is not None and target is not None:
-        fill = ops.full((batch, missing), -1, source.dtype)
+    if scan.source is not None and scan.target is not None:
+        fill = ops.full((batch, missing), -1, scan.source.dtype)
         source, target = (
             ops.reshape(ops.concatenate([x, fill], axis=1), (batch, groups, GROUP))
-            for x in (source, target)
+            for x in (scan.source, scan.target)
         )
-        first = target[:, :, 0]
-        following = ops.concatenate([first[:, 1:], ops.full((batch, 1), -2, first.dtype)], axis=1)
-    inside = ops.matmul(_weights(GROUP, log_decay, source, target, 1, dtype), updates)
-    totals = ops.squeeze(ops.matmul(_to_end(log_decay, source, following, dtype), updates), axis=4)
-    group_decay = None if log_decay is None else GROUP * log_decay
+        scan = scan._replace(source=source, target=target)
+        none = ops.full((batch, 1), -2, target.dtype)
+        if scan.reverse:
+            first = target[:, :, -1]
+            following = ops.concatenate([none, first[:, :-1]], axis=1)
+        else:
+            first = target[:, :, 0]
+            following = ops.concatenate([first[:, 1:], none], axis=1)
+    # A matrix for each group: one for all of them would be multiplied out with the axes turned.
+    weights = _weights(GROUP, scan, 1)
+    weights = ops.broadcast_to(weights, (batch, heads, parts, groups, GROUP, GROUP))
+    inside = ops.matmul(weights, updates)
+    to_end = ops.broadcast_to(_to_end(scan, following), (batch, heads, parts, groups, 1, GROUP))
+    totals = ops.squeeze(ops.matmul(to_end, updates), axis=4)
+    group_decay = None if scan.log_decay is None else GROUP * scan.log_decay
+    by_group = scan._replace(log_decay=group_decay, source=following, target=first)
     if isinstance(groups, int):
-        before = _sums_before(totals, group_decay, following, first)
+        before = _sums_before(totals, by_group)
     else:
-        before = ops.matmul(_weights(groups, group_decay, following, first, 0, dtype), totals)
-    result = inside + _from_start(log_decay, target, first, dtype) * before[..., None, :]
+        before = ops.matmul(_weights(groups, by_group, 0), totals)
+    result = inside + _from_start(scan, first) * before[..., None, :]
     return ops.reshape(result, (batch, heads, parts, groups * GROUP, width))[:, :, :, :chunks]
 
 
-def _weights(
-    count: Any,
-    log_decay: Tensor | None,
-    source: Tensor | None,
-    target: Tensor | None,
-    between: int,
-    dtype: Any,
-) -> Tensor:
+def _weights(count: Any, scan: _Scan, between: int) -> Tensor:
     """What chunk c' (last axis) counts in chunk c: broadcasts to (B, N, F', ..., C, C)."""
     order = ops.arange(count)
-    steps = order[:, None] - 1 - order[None, :]
-    weights = _powers(log_decay, ops.maximum(steps, 0), between, dtype)
-    weights = ops.where(steps >= 0, weights, ops.cast(0.0, dtype))
-    if source is None or target is None:
+    steps = order[:, None] - order[None, :]
+    steps = (-steps if scan.reverse else steps) - 1
+    weights = _powers(scan.log_decay, ops.maximum(steps, 0), between, scan.dtype)
+    weights = ops.where(steps >= 0, weights, ops.cast(0.0, scan.dtype))
+    if scan.source is None or scan.target is None:
         return weights
-    return weights * _equal(target[..., :, None], source[..., None, :], dtype)
+    return weights * _equal(scan.target[..., :, None], scan.source[..., None, :], scan.dtype)
 
 
-def _to_end(
-    log_decay: Tensor | None, source: Tensor | None, following: Tensor | None, dtype: Any
-) -> Tensor:
+def _to_end(scan: _Scan, following: Tensor | None) -> Tensor:
     """What each chunk of a group counts in the group's sum: broadcasts to (..., 1, GROUP)."""
-    weights = _powers(log_decay, GROUP - 1 - ops.arange(GROUP)[None, :], 1, dtype)
-    if source is None or following is None:
+    order = ops.arange(GROUP)[None, :]
+    steps = order if scan.reverse else GROUP - 1 - order
+    weights = _powers(scan.log_decay, steps, 1, scan.dtype)
+    if scan.source is None or following is None:
         return weights
-    return weights * _equal(source[..., None, :], following[..., None, None], dtype)
+    return weights * _equal(scan.source[..., None, :], following[..., None, None], scan.dtype)
 
 
-def _from_start(
-    log_decay: Tensor | None, target: Tensor | None, first: Tensor | None, dtype: Any
-) -> Tensor:
+def _from_start(scan: _Scan, first: Tensor | None) -> Tensor:
     """What the sum before a group counts in each of its chunks: broadcasts to (..., GROUP, 1)."""
-    weights = _powers(log_decay, ops.arange(GROUP)[:, None], 1, dtype)
-    if target is None or first is None:
+    order = ops.arange(GROUP)[:, None]
+    steps = GROUP - 1 - order if scan.reverse else order
+    weights = _powers(scan.log_decay, steps, 1, scan.dtype)
+    if scan.target is None or first is None:
         return weights
-    return weights * _equal(target[..., :, None], first[..., None, None], dtype)
+    return weights * _equal(scan.target[..., :, None], first[..., None, None], scan.dtype)
 
 
 def _powers(log_decay: Tensor | None, steps: Tensor, between: int, dtype: Any) -> Tensor:

@@ -16,6 +16,7 @@ from keras_graphattn.ops.chunk_states import sums_before
 Tensor = Any
 
 CHUNK = 64  # tokens in a chunk
+CHUNK_TWO_SIDED = 128  # of attention with twice as many sums to keep
 
 
 class ChunkedState(NamedTuple):
@@ -88,7 +89,7 @@ def chunked_attention(
     decay: Decay | None = None,
     segment_ids: Tensor | None = None,
     state: ChunkedState | None = None,
-    chunk_size: int = CHUNK,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """[(phi(Q) phi(K)^T) o M] x for the masks of this file, all in float32.
 
@@ -101,7 +102,7 @@ def chunked_attention(
         segment_ids: Optional integer tensor of shape (B, T). Tokens see each other within a run of
             equal ids; a negative id marks padding, which sees and is seen by nothing.
         state: What came before, for causal attention.
-        chunk_size: Tokens in a chunk.
+        chunk_size: Tokens in a chunk; by default 64, or 128 unless causal.
 
     Returns:
         A tensor of shape (B, T, N, D).
@@ -116,6 +117,8 @@ def chunked_attention(
     """
     query, key, x = (ops.convert_to_tensor(t) for t in (query, key, x))
     batch, length, heads, width = ops.shape(x)
+    if chunk_size is None:
+        chunk_size = CHUNK if causal else CHUNK_TWO_SIDED
     if isinstance(x.shape[1], int):
         chunk_size = max(1, min(chunk_size, x.shape[1]))
     runs = None
@@ -192,18 +195,17 @@ def _outside(
 ) -> Tensor:
     """What earlier chunks (with `reverse`, later ones) give to each token: (B, N, C, c, D)."""
     size, width = x.shape[3], x.shape[4]
-    source, target = None, None
+    source, target, reached = None, None, None
     if runs is not None:  # only the run at the near edge of a chunk reaches over it
         first, last = runs[:, :, 0], runs[:, :, -1]
         source, target = (first, last) if reverse else (last, first)
-        query = query * ops.cast(ops.equal(runs, target[..., None]), x.dtype)[:, None, ..., None]
+        reached = ops.cast(ops.equal(runs, target[..., None]), x.dtype)[:, None, ..., None]
         key = key * ops.cast(ops.equal(runs, source[..., None]), x.dtype)[:, None, ..., None]
     log_decay = None
+    order = ops.arange(size)
+    to_edge = order if reverse else size - 1 - order
     if decay is not None:
-        order = ops.arange(size)
-        to_edge = order if reverse else size - 1 - order
         key = _with_decays(key, decay.rates, to_edge)
-        query = _with_decays(query, decay.rates, size - to_edge, decay.weights)
         log_decay = -float(size) * decay.rates
     updates = ops.matmul(ops.swapaxes(key, -1, -2), x)  # (B, N, C, R m, D)
     batch, heads, count, features, _ = ops.shape(updates)
@@ -216,7 +218,22 @@ def _outside(
             source, target = (ops.concatenate([start, x], axis=1) for x in (source, target))
     found = sums_before(updates, log_decay, source, target, reverse)
     found = found if sums is None else found[:, :, 1:]
-    return ops.matmul(query, ops.reshape(found, (batch, heads, count, features, width)))
+    outputs = _decayed_product(
+        query, ops.reshape(found, (batch, heads, count, features, width)), decay, size - to_edge
+    )
+    return outputs if reached is None else outputs * reached
+
+
+def _decayed_product(
+    query: Tensor, states: Tensor, decay: Decay | None, distance: Tensor
+) -> Tensor:
+    """phi(Q) S, decayed from the edge of the chunk to each token: (B, N, C, c, D)."""
+    if decay is None:
+        return ops.matmul(query, states)
+    if decay.rates.shape[1] > 1:
+        return ops.matmul(_with_decays(query, decay.rates, distance, decay.weights), states)
+    # A factor per row: on the product it joins the sum that follows, in one pass over memory.
+    return _with_decays(ops.matmul(query, states), decay.rates, distance, decay.weights)
 
 
 def _with_decays(
@@ -228,7 +245,8 @@ def _with_decays(
         powers = powers * weights[:, :, None]
     between = [1] * (len(features.shape) - 4)
     powers = ops.reshape(powers, (*powers.shape[:2], *between, -1, 1))
-    return ops.concatenate([features * powers[:, r] for r in range(rates.shape[1])], axis=-1)
+    parts = [features * powers[:, r] for r in range(rates.shape[1])]
+    return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=-1)
 
 
 def _chunks(x: Tensor, size: int, last: bool = False) -> Tensor:

@@ -212,6 +212,14 @@ def test_auto_goes_from_dense_to_blocks_to_fft():
     assert mask.choose_path(None, 32, 33) == expected
 
 
+def test_auto_of_a_causal_product_goes_by_the_cost_of_tiles():
+    one_sided, product = Toeplitz(1 << 20, causal=True), Product([Causal(), Toeplitz(1 << 20)])
+    for power in range(4, 21):
+        chosen = product.choose_path(1 << power, 32, 33)
+        assert chosen == one_sided.choose_path(1 << power, 32, 33)
+    assert chosen == "fft"
+
+
 def test_bad_arguments():
     for build, name in (
         (lambda: Toeplitz(0), "max_length"),

@@ -1,0 +1,69 @@
+"""Products with masks whose matrix is formed, all of it or a block of query rows at a time."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from keras import ops
+
+from keras_graphattn.ops.blocks import map_query_blocks
+from keras_graphattn.ops.kernel_attention import masked_scores
+
+if TYPE_CHECKING:
+    from keras_graphattn.masks.mask import Mask, Tensors
+
+Tensor = Any
+
+
+def formed_product(
+    mask: "Mask",
+    path: str,
+    query: Tensor | None,
+    key: Tensor | None,
+    x: Tensor,
+    parameters: "Tensors",
+    inputs: "Tensors",
+) -> Tensor:
+    """M x or, given features, [(phi(Q) phi(K)^T) o M] x, with M formed.
+
+    Args:
+        mask: The mask, whose `_matrix` and `_block_rows` give M.
+        path: "dense", all rows at once, or "blockwise", `mask.block_size` of them.
+        query: Features of the queries, (B, T, N, m), or `None`.
+        key: Features of the keys, (B, T, N, m), or `None`.
+        x: Signal of shape (B, T, N, D), float32.
+        parameters: The mask's weights as tensors.
+        inputs: The mask's inputs at this call.
+
+    Returns:
+        A tensor of shape (B, T, N, D).
+    """
+    length = ops.shape(x)[1]
+    if path == "dense":
+        return _product(query, key, x, mask._matrix(length, parameters, inputs))
+    whole = {"signal": x}
+    whole |= {f"parameter {name}": tensor for name, tensor in parameters.items()}
+    whole |= {f"input {name}": tensor for name, tensor in inputs.items()}
+    if key is not None:
+        whole["key"] = key
+
+    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        matrix = mask._block_rows(
+            ops.minimum(rows, length - 1),
+            length,
+            {name: tensors[f"parameter {name}"] for name in parameters},
+            {name: tensors[f"input {name}"] for name in inputs},
+        )
+        return _product(tensors.get("query"), tensors.get("key"), tensors["signal"], matrix)
+
+    by_row = {} if query is None else {"query": query}
+    return map_query_blocks(rows_of_block, by_row, whole, length, mask.block_size)
+
+
+def _product(query: Tensor | None, key: Tensor | None, x: Tensor, matrix: Tensor) -> Tensor:
+    """The product with some rows of M, (1 or B, 1 or N, R, T)."""
+    if query is not None and key is not None:
+        return masked_scores(query, key, x, matrix)
+    rows, length = ops.shape(matrix)[2:]
+    # `einsum` does not broadcast letters
+    matrix = ops.broadcast_to(matrix, (ops.shape(x)[0], x.shape[2], rows, length))
+    return ops.einsum("bnts,bsnd->btnd", matrix, x)
