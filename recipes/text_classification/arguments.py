@@ -15,6 +15,7 @@ from recipes.common.command import (
     number_in,
     seeds,
 )
+from recipes.common.devices import HELP, kind_of_distribution
 from recipes.text_classification.tasks import TASKS
 
 CONVERTED = {"gfsa": "graph_filter", "p_laplacian": "p_laplacian"}  # names that `convert` takes
@@ -134,7 +135,9 @@ def _parser() -> Parser:
     add("--output", type=Path, help="folder [results/text_classification/<task>-<preset>]")
     add("--overwrite", action="store_true", help="begin anew where --output has a run")
     add("--backend", choices=BACKENDS, help="else KERAS_BACKEND, else Keras' own choice")
-    add("--distribute", action="store_true", help="split batches over all devices (jax)")
+    add(
+        "--distribute", type=kind_of_distribution, nargs="?", const="data", default=False, help=HELP
+    )
     add("--tensorboard", action="store_true", help="write TensorBoard logs as well")
     add("--skip-saved-model", action="store_true", help="write no SavedModel (TensorFlow)")
     add("--verbose", type=int, choices=(0, 1, 2), default=1, help="Keras' progress bar")
