@@ -1,0 +1,1 @@
+"""GLUE with pretrained or small BERT-like models: softmax, GFSA and p-Laplacian attention."""

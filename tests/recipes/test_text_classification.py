@@ -1,0 +1,308 @@
+import csv
+import json
+import os
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+pytest.importorskip("keras_hub")
+
+import keras_hub
+import scipy.stats
+import sklearn.metrics
+
+import keras_graphattn
+from recipes.common.resume import KeepRun
+from recipes.text_classification.arguments import parse
+from recipes.text_classification.command import main
+from recipes.text_classification.data import load
+from recipes.text_classification.metrics import criterion_metric, measures
+from recipes.text_classification.model import build
+from recipes.text_classification.optimizer import CoefficientAdamW
+from recipes.text_classification.tasks import TASKS
+from recipes.text_classification.train import padded_lengths, report, validation_split
+
+BACKEND = keras.backend.backend()
+OTHER = "torch" if BACKEND != "torch" else "jax"
+WORDS = ("the", "a", "man", "dog", "cat", "saw", "ran", "and", "then", "that", "which", "house")
+
+
+def sentences(random, count):
+    """Acceptable is what has no word twice in a row; 2 to 14 words."""
+    for number in range(count):
+        words = list(random.permutation(WORDS)[: random.integers(2, 14)])
+        if number % 3 == 0:
+            words.insert(1, words[0])
+        yield f"made\t{int(number % 3 != 0)}\t\t{' '.join(words)}."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder, random = tmp_path_factory.mktemp("cola"), np.random.default_rng(0)
+    for name, count in (("in_domain_train", 60), ("in_domain_dev", 18), ("out_of_domain_dev", 7)):
+        (folder / f"{name}.tsv").write_text("\n".join(sentences(random, count)) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(folder):
+    text = (
+        f"--data-dir {folder} --vocabulary 60 --layers 1 --d-model 8 --heads 2 --feed-forward 8 "
+        "--batch-size 8 --epochs 2 --learning-rate 0.02 --max-length 24 --verbose 0 "
+        "--validation-fraction 0.2"
+    )
+    return text.split()
+
+
+@pytest.fixture(scope="module")
+def output(tiny, tmp_path_factory):
+    output = tmp_path_factory.mktemp("results")
+    assert main([*tiny, "--output", str(output), "--attention", "softmax,gfsa"]) == 0
+    return output
+
+
+def history(output, name):
+    with (output / "histories" / f"{name}.csv").open() as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def test_the_epoch_is_chosen_on_training_examples_and_the_dev_sets_are_seen_after(output):
+    results = json.loads((output / "results.json").read_text())
+    assert results["examples"] == {"train": 60, "dev": 18, "out_of_domain": 7}
+    for run in results["runs"]:
+        rows = history(output, f"{run['attention']}-seed0")
+        assert [row["epoch"] for row in rows] == [1, 2]
+        assert not [key for key in rows[0] if key.startswith("test")]
+        best = max(
+            rows, key=lambda row: (row["val_matthews_correlation"], -row["val_cross_entropy"])
+        )
+        assert run["chosen_epoch"] == best["epoch"]
+        assert -1 <= run["test_matthews_correlation"] <= 1
+        assert "test_matthews_correlation_out_of_domain" in run
+    assert [row["parameters"] for row in results["table"]][1] - 6 == results["table"][0][
+        "parameters"
+    ]
+    assert (output / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_model_takes_texts_from_its_preset(output, tiny, capsys):
+    results = json.loads((output / "results.json").read_text())
+    task = keras_hub.models.TextClassifier.from_preset(str(output / "preset"))
+    best = results["best_model"]
+    found = [row.class_name for row in keras_graphattn.inspect(task)]
+    expected = {"softmax": "MultiHeadAttention", "gfsa": "GraphFilterAttention"}
+    assert found == [expected[best["attention"]]]
+    texts = [line.split("\t")[3] for line in sentences(np.random.default_rng(5), 4)]
+    logits = np.asarray(keras.ops.convert_to_numpy(task.predict(texts, batch_size=4)))
+    loaded = keras.saving.load_model(output / "model.keras")
+    inputs = task.preprocessor(texts)
+    again = keras.ops.convert_to_numpy(
+        loaded({k: keras.ops.array(np.asarray(v)) for k, v in inputs.items()})
+    )
+    np.testing.assert_allclose(logits, again, atol=1e-5)
+    assert logits.shape == (4, 2)
+    run = next(run for run in results["runs"] if run["attention"] == best["attention"])
+    options = parse(tiny)
+    problem = load(options)
+    found = report(keras.Model(task.input, task.output), problem, options)
+    assert found["test_matthews_correlation"] == pytest.approx(run["test_matthews_correlation"])
+    assert (output / "saved_model" / "1" / "saved_model.pb").is_file()
+
+
+def test_finished_runs_are_told_again_and_other_settings_refused(output, tiny, capsys):
+    arguments = [
+        *tiny,
+        "--output",
+        str(output),
+        "--attention",
+        "softmax,gfsa",
+        "--skip-saved-model",
+    ]
+    before = (output / "results.json").read_bytes()
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("finished before") == 2
+    assert "test matthews correlation" in printed
+    assert (output / "results.json").read_bytes() == before
+    assert main([*arguments, "--order", "5"]) == 2
+    assert "filters" in capsys.readouterr().err
+
+
+def test_interrupted_training_continues_to_the_same_end(output, tiny, tmp_path, monkeypatch):
+    arguments = [*tiny, "--output", str(tmp_path), "--attention", "gfsa", "--skip-saved-model"]
+
+    def interrupt(self, batch, logs=None):
+        if (self.batches.epoch, batch) == (1, 2):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeepRun, "on_train_batch_end", interrupt)
+        assert main(arguments) == 130
+    assert len(history(tmp_path, "gfsa-seed0")) == 1
+    assert main(arguments) == 0
+    whole, continued = history(output, "gfsa-seed0"), history(tmp_path, "gfsa-seed0")
+    for one, other in zip(whole, continued, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_pairs_with_a_value_in_mixed_precision(tiny, tmp_path):
+    random = np.random.default_rng(0)
+    for name, count in (("train", 40), ("dev", 9)):
+        lines = ["sentence1\tsentence2\tscore"]
+        for score in random.uniform(0, 5, count):
+            lines.append(f"{' '.join(random.choice(WORDS, 3))}\tthe cat\t{score:.3f}")
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    more = ["--task", "stsb", "--precision", "mixed_bfloat16", "--attention", "p_laplacian"]
+    more += ["--epochs", "1", "--data-dir", str(tmp_path), "--output", str(tmp_path / "output")]
+    assert main([*tiny, *more, "--skip-saved-model"]) == 0
+    (run,) = json.loads((tmp_path / "output" / "results.json").read_text())["runs"]
+    assert np.isfinite(run["validation_squared_error"])
+    assert -1 <= run["test_spearman"] <= 1
+    assert keras.config.dtype_policy().name == "float32"
+    problem = load(parse([*tiny, *more]))
+    segments = problem.train.arrays["segment_ids"]
+    assert set(segments.sum(axis=1)) == {3}  # the, cat and the mark after them
+
+
+def test_preset_of_another_model(tiny, tmp_path, capsys):
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS]
+    preprocessor = keras_hub.models.DistilBertTextClassifierPreprocessor(
+        keras_hub.models.DistilBertTokenizer(vocabulary), sequence_length=24
+    )
+    backbone = keras_hub.models.DistilBertBackbone(
+        vocabulary_size=len(vocabulary),
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=8,
+        max_sequence_length=24,
+    )
+    task = keras_hub.models.DistilBertTextClassifier(backbone, 2, preprocessor)
+    task.save_to_preset(str(tmp_path / "plain"))
+    arguments = [*tiny[:2], "--preset", str(tmp_path / "plain"), "--max-length", "24"]
+    options = parse([*arguments, "--where", "1", "--attention", "gfsa"])
+    model = build(load(options), "gfsa", options)
+    assert type(model).__name__ == "GraphAttentionDistilBertTextClassifier"
+    rows = [row.class_name for row in keras_graphattn.inspect(model)]
+    assert rows == ["MultiHeadAttention", "GraphFilterAttention"]
+    first = [keras.ops.convert_to_numpy(one.backbone.weights[0]) for one in (task, model)]
+    np.testing.assert_array_equal(*first)
+    model.preprocessor = preprocessor
+    model.save_to_preset(str(tmp_path / "converted"))
+    arguments[3] = str(tmp_path / "converted")
+    assert main([*arguments, "--output", str(tmp_path / "output")]) == 2
+    assert "converted attention already" in capsys.readouterr().err
+
+
+def test_all_attentions_start_with_the_same_weights(tiny):
+    options = parse(tiny)
+    problem = load(options)
+    indices = np.arange(8)
+    outputs = []
+    for attention in ("softmax", "gfsa"):
+        keras.utils.set_random_seed(3)
+        model = build(problem, attention, options)
+        inputs = problem.train.inputs(indices, padded_lengths(problem)[-1])
+        outputs.append(keras.ops.convert_to_numpy(model(inputs)))
+    np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-6)
+
+
+def test_validation_is_drawn_from_training_by_the_seed(tiny):
+    problem = load(parse(tiny))
+    training, validation = validation_split(problem, 0.2, 0)
+    assert sorted([*training, *validation]) == list(range(60))
+    assert problem.train.labels[validation].sum() == 8
+    assert list(validation) != list(validation_split(problem, 0.2, 1)[1])
+
+
+def test_lengths_that_hardly_any_example_needs_are_left_out(tiny):
+    problem = load(parse(tiny))
+    lengths = padded_lengths(problem)
+    assert lengths[-1] == problem.length
+    assert set(lengths[:-1]) <= {8, 12, 16}
+    problem.train.lengths = np.full(60, 5)
+    assert padded_lengths(problem) == [8, problem.length]
+
+
+def test_metrics_in_batches_are_those_of_scikit_learn_and_scipy():
+    random = np.random.default_rng(0)
+    labels, logits = random.integers(0, 2, 90), random.normal(size=(90, 2)).astype("float32")
+    logits[np.arange(90), labels] += 0.5
+    weights = np.array([1.0] * 83 + [0.0] * 7, "float32")
+    real = slice(0, 83)
+    for name in ("cola", "mrpc", "sst2"):
+        metric = criterion_metric(TASKS[name])
+        for at in range(0, 90, 30):
+            part = slice(at, at + 30)
+            metric.update_state(labels[part], logits[part], weights[part])
+        expected = measures(TASKS[name], labels[real], logits[real])[TASKS[name].metrics[0]]
+        assert float(metric.result()) == pytest.approx(expected, abs=1e-5)
+        assert 0.1 < expected < 1
+    chosen = logits[real].argmax(axis=1)
+    assert measures(TASKS["cola"], labels[real], logits[real])["matthews_correlation"] == (
+        sklearn.metrics.matthews_corrcoef(labels[real], chosen)
+    )
+    values = (labels + random.normal(size=90)).astype("float32")
+    metric = criterion_metric(TASKS["stsb"])
+    metric.update_state(values, logits[:, 1:], weights)
+    found = measures(TASKS["stsb"], values[real], logits[real, 1:])
+    assert float(metric.result()) == pytest.approx(found["pearson"], abs=1e-5)
+    assert found["spearman"] == scipy.stats.spearmanr(values[real], logits[real, 1])[0]
+    constant = criterion_metric(TASKS["cola"])
+    constant.update_state(labels, np.zeros((90, 2)))
+    assert float(constant.result()) == 0.0
+    assert measures(TASKS["stsb"], values, np.zeros((90, 1))) == {"pearson": 0.0, "spearman": 0.0}
+
+
+def test_coefficients_learn_at_their_own_rate():
+    ours, other = (keras.Variable([1.0], name=name) for name in ("power_coefficient", "kernel"))
+    optimizer = CoefficientAdamW(1e-3, factor=20.0)
+    optimizer.build([ours, other])
+    optimizer.apply([keras.ops.array([0.3]), keras.ops.array([0.3])])
+    moved = [1.0 - float(keras.ops.convert_to_numpy(one.value)[0]) for one in (ours, other)]
+    np.testing.assert_allclose(moved, [2e-2, 1e-3], rtol=1e-3)
+    copy = CoefficientAdamW.from_config(optimizer.get_config())
+    assert copy.factor == 20.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("--task poetry", ["--task", "poetry"]),
+        ("--attention agf", ["agf", "p_laplacian"]),
+        ("--attention softmax --order 4", ["--order", "gfsa"]),
+        ("--exponents 1.5", ["--exponents", "p_laplacian"]),
+        ("--preset minilm --layers 2", ["--layers", "minilm"]),
+        ("--d-model 9", ["--d-model 9", "--heads 2"]),
+        ("--where last:9 --epochs 1", ["last:9"]),
+        ("--exponents 0.5 --attention p_laplacian", ["p_laplacian", "0.5"]),
+        ("--validation-fraction 0.001", ["--validation-fraction"]),
+        ("--data-dir nowhere", ["nowhere", "train.tsv"]),
+        ("--learning-rate 0", ["--learning-rate"]),
+        (f"--backend {OTHER}", [BACKEND, OTHER]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tiny, tmp_path, capsys):
+    small = tiny if "--preset" not in wrong else tiny[:2]
+    environment = dict(os.environ)
+    try:
+        code = main([*small, "--output", str(tmp_path / "output"), *wrong.split()])
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    for word in words:
+        assert word in printed.err
+
+
+def test_preset_that_is_not_there_is_one_line(tiny, tmp_path, capsys):
+    missing = Path(tmp_path) / "none"
+    assert main([*tiny[:2], "--preset", str(missing), "--output", str(tmp_path / "output")]) == 2
+    printed = capsys.readouterr().err
+    assert f"--preset {missing}" in printed
+    assert printed.count("\n") == 1
