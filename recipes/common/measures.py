@@ -1,4 +1,4 @@
-"""The loss and the metrics of a classifier whose last batch is filled up with rows of weight 0.
+"""The loss and the metrics of a model whose last batch is filled up with rows of weight 0.
 
 `filled_weights` gives the real rows of a batch weights that add up to its size. So the mean over
 all rows is the mean over the real ones, also where the rows are shared out over devices that hold
@@ -22,11 +22,11 @@ def loss_and_metrics() -> dict[str, Any]:
     """Arguments of `compile`: cross-entropy as the loss; accuracy and cross-entropy as metrics."""
     return {
         "loss": keras.losses.SparseCategoricalCrossentropy(),
-        "weighted_metrics": [_Accuracy(name="accuracy"), _CrossEntropy(name="cross_entropy")],
+        "weighted_metrics": [Accuracy(name="accuracy"), CrossEntropy(name="cross_entropy")],
     }
 
 
-class _RealRows:
+class RealRows:
     """Counts rows of positive weight once, the others not at all."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -35,9 +35,13 @@ class _RealRows:
         return super().update_state(y_true, y_pred, sample_weight)  # type: ignore[misc]
 
 
-class _Accuracy(_RealRows, keras.metrics.SparseCategoricalAccuracy):
+class Accuracy(RealRows, keras.metrics.SparseCategoricalAccuracy):
     """The share of real rows whose class is right."""
 
 
-class _CrossEntropy(_RealRows, keras.metrics.SparseCategoricalCrossentropy):
+class CrossEntropy(RealRows, keras.metrics.SparseCategoricalCrossentropy):
     """The mean cross-entropy of real rows."""
+
+
+class SquaredError(RealRows, keras.metrics.MeanSquaredError):
+    """The mean squared error of real rows."""

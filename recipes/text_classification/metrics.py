@@ -11,7 +11,7 @@ from recipes.text_classification.tasks import Task
 
 
 class Moments(keras.metrics.Metric):
-    """Pearson's correlation of labels and predictions, from their weighted moments.
+    """Pearson's correlation of labels and predictions, from their moments over real rows.
 
     Of two classes, 0 and 1, it is the correlation of Matthews. 0 where either is constant.
 
@@ -26,12 +26,12 @@ class Moments(keras.metrics.Metric):
         self.sums = self.add_variable((6,), "zeros", name="sums")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds a batch: labels (B,), predictions (B, classes) or (B, 1), weights (B,)."""
+        """Adds a batch: labels (B,), predictions (B, classes) or (B, 1), weights (B,): above 0 or not."""
         true = ops.cast(ops.reshape(y_true, (-1,)), "float32")
         chosen = ops.argmax(y_pred, axis=-1) if self.from_logits else y_pred
         chosen = ops.cast(ops.reshape(chosen, (-1,)), "float32")
         weight = ops.ones_like(true) if sample_weight is None else sample_weight
-        weight = ops.cast(ops.reshape(weight, (-1,)), "float32")
+        weight = ops.cast(ops.reshape(weight, (-1,)) > 0, "float32")
         terms = ops.stack(
             [ops.ones_like(true), true, chosen, true * true, chosen * chosen, true * chosen]
         )

@@ -10,6 +10,7 @@ import keras_hub
 import keras_graphattn
 from keras_graphattn.hub.reach import conversions_of
 from recipes.common.command import UsageError
+from recipes.common.measures import CrossEntropy, SquaredError
 from recipes.text_classification.arguments import CONVERTED, filters
 from recipes.text_classification.data import Problem, preset_name
 from recipes.text_classification.optimizer import coefficient_adamw
@@ -55,13 +56,11 @@ def compile_model(
 
     regression = not problem.task.classes
     if regression:
-        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-        error = keras.metrics.MeanSquaredError(name="squared_error")
+        loss = keras.losses.MeanSquaredError()
+        error = SquaredError(name="squared_error")
     else:
-        loss = keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction="mean_with_sample_weight"
-        )
-        error = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="cross_entropy")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        error = CrossEntropy(from_logits=True, name="cross_entropy")
     model.compile(
         optimizer=coefficient_adamw(options, steps),
         loss=loss,
