@@ -26,7 +26,7 @@ class Moments(keras.metrics.Metric):
         self.sums = self.add_variable((6,), "zeros", name="sums")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds a batch: labels (B,), predictions (B, classes) or (B, 1), weights (B,): above 0 or not."""
+        """Adds a batch: labels (B,), predictions (B, classes) or (B, 1), weights (B,), 0 or not."""
         true = ops.cast(ops.reshape(y_true, (-1,)), "float32")
         chosen = ops.argmax(y_pred, axis=-1) if self.from_logits else y_pred
         chosen = ops.cast(ops.reshape(chosen, (-1,)), "float32")
