@@ -75,14 +75,14 @@ def convert_site(site: Site, attention: str, options: Mapping[str, Any]) -> None
 
 def _check_devices(site: Site) -> None:
     """Refuses a layer whose new weights would be on other devices than those it has."""
-    kernel = projections_of(site.layer)["query"].kernel
-    if is_distributed(kernel) and not makes_distributed():
+    weight = projections_of(site.layer)["query"].variables[0]  # `kernel` is a sum under LoRA
+    if is_distributed(weight) and not makes_distributed():
         raise ValueError(
             f"'{site.path}' was built under a distribution over devices, and none is set now: new "
             "weights would be on one device, and training would fail. Convert within the scope "
             "of that distribution (keras.distribution, or a tf.distribute strategy)."
         )
-    if makes_distributed() and not is_distributed(kernel):
+    if makes_distributed() and not is_distributed(weight):
         raise ValueError(
             f"'{site.path}' was built on one device, and a distribution over devices is set now: "
             "new weights would be on all of them, and training would fail. Build the model within "

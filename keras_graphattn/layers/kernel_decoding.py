@@ -7,7 +7,7 @@ from keras import ops
 from keras_graphattn.masks.chunked import Causal
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.masks.product import Product
-from keras_graphattn.ops.arguments import checked, optional, tensor, whole
+from keras_graphattn.ops.arguments import checked, optional, size, tensor
 from keras_graphattn.ops.arguments import mask as mask_of
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.kernel_attention import NormalisedOperator
@@ -47,7 +47,7 @@ class KernelDecoding:
         """How often attention is applied."""
         raise NotImplementedError
 
-    @checked(batch_size=whole(0))
+    @checked(batch_size=size(0))
     def get_initial_state(self, batch_size: int) -> State:
         """The state of `decode` before the first token, of the same size at any length.
 

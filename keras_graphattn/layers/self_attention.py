@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.layers.options import is_one_of
-from keras_graphattn.ops.arguments import checked, mask, optional, tensor, whole
+from keras_graphattn.ops.arguments import checked, mask, optional, size, tensor, whole
 from keras_graphattn.ops.attention_mask import AttentionMask, all_of
 from keras_graphattn.ops.caching import (
     Cache,
@@ -128,7 +128,7 @@ class SelfAttention(DenseSelfAttention):
         keys = all_of(masks.value, masks.key)
         return AttentionMask(masks.attention, masks.query, keys, masks.causal, self.sliding_window)
 
-    @checked(batch_size=whole(0), max_length=whole(0))
+    @checked(batch_size=size(0), max_length=whole(0))
     def get_initial_cache(self, batch_size: int, max_length: int) -> Cache:
         """An empty cache for `decode`, of a fixed size.
 

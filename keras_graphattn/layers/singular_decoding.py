@@ -4,7 +4,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.arguments import checked, optional, tensor, whole
+from keras_graphattn.ops.arguments import checked, optional, size, tensor
 from keras_graphattn.ops.arguments import mask as mask_of
 from keras_graphattn.ops.causal_singular import (
     RunningSum,
@@ -33,7 +33,7 @@ class SingularDecoding:
     _filtered: Any
     _project_out: Any
 
-    @checked(batch_size=whole(0))
+    @checked(batch_size=size(0))
     def get_initial_state(self, batch_size: int) -> RunningSum:
         """The state of `decode` before the first token, of the same size at any length.
 

@@ -120,6 +120,17 @@ def whole(least: int = 1) -> Rule:
     return check
 
 
+def size(least: int = 1) -> Rule:
+    """An integer of at least `least`, or whatever stands for a size not known before the run."""
+
+    def check(name: str, value: Any, sizes: Sizes) -> Any:
+        is_symbol = "DimExpr" in type(value).__name__  # of JAX, where an export leaves it open
+        is_scalar = keras.ops.is_tensor(value) and len(value.shape) == 0
+        return value if is_symbol or is_scalar else whole(least)(name, value, sizes)
+
+    return check
+
+
 def number(above: float | None = None, least: float | None = None) -> Rule:
     """A finite Python number, above or at least a limit where one is given."""
 

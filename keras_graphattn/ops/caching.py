@@ -19,6 +19,7 @@ from keras_graphattn.ops.arguments import (
     integers,
     mask,
     optional,
+    size,
     tensor,
     whole,
 )
@@ -49,7 +50,7 @@ def position(name: str, value: Any, sizes: Sizes) -> Any:
 
 
 @checked(
-    batch_size=whole(0),
+    batch_size=size(0),
     max_length=whole(0),
     num_heads=whole(),
     key_dim=whole(),

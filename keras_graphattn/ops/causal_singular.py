@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.ops.arguments import Sizes, checked, mask, optional, tensor, whole
+from keras_graphattn.ops.arguments import Sizes, checked, mask, optional, size, tensor, whole
 from keras_graphattn.ops.precision import at_least_float32, hidden_logit, zero_where_masked
 
 Tensor = Any
@@ -59,7 +59,7 @@ def running_sum(name: str, value: Any, sizes: Sizes) -> RunningSum:
     )
 
 
-@checked(batch_size=whole(0), num_heads=whole(), key_dim=whole(), value_dim=whole())
+@checked(batch_size=size(0), num_heads=whole(), key_dim=whole(), value_dim=whole())
 def empty_running_sum(
     batch_size: int, num_heads: int, key_dim: int, value_dim: int, dtype: str = "float32"
 ) -> RunningSum:
