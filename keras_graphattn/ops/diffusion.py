@@ -129,7 +129,8 @@ def spectral_product(x: Tensor, coefficients: Tensor, matrix: SparseMatrix) -> T
 
     Example:
 
-    >>> matrix = chebyshev_matrix(np.array([[1.0, -1.0], [-1.0, 1.0]]), 0.0, 2.0)
+    >>> laplacian = scipy.sparse.csr_array([[1.0, -1.0], [-1.0, 1.0]])
+    >>> matrix = chebyshev_matrix(laplacian, 0.0, 2.0)
     >>> coefficients = chebyshev_coefficients(lambda x: keras.ops.exp(-x), 0.0, 2.0, 8)
     >>> x = np.array([1.0, 0.0], "float32").reshape((2, 1, 1))
     >>> y = spectral_product(x, coefficients, matrix)

@@ -54,7 +54,8 @@ def first_order_filter(
 
     Example:
 
-    >>> values, no, one = np.ones((1, 2, 1, 1), "float32"), np.zeros(1), np.ones(1)
+    >>> values = np.ones((1, 2, 1, 1), "float32")
+    >>> no, one = np.zeros(1, "float32"), np.ones(1, "float32")
     >>> outputs = first_order_filter(lambda x: 0.5 * x, values, no, no, one, order=2)
     >>> float(outputs[0, 0, 0, 0])  # A A
     0.25

@@ -30,7 +30,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
     Example:
 
-    >>> str(at_least_float32(np.ones(2, "float16")).dtype).rpartition(".")[2]
+    >>> keras.backend.standardize_dtype(at_least_float32(np.ones(2, "float16")).dtype)
     'float32'
     """
     x = ops.convert_to_tensor(x)

@@ -106,7 +106,7 @@ def encode(preprocessor: Any, examples: Texts) -> Encoded:
     chunks = []
     for start in range(0, len(examples.labels), CHUNK):
         texts = tuple(one[start : start + CHUNK] for one in examples.texts)
-        packed = preprocessor(texts if len(texts) > 1 else texts[0])
+        packed = preprocessor(x=texts if len(texts) > 1 else texts[0])  # a bare pair is x and y
         chunks.append({name: np.asarray(array) for name, array in packed.items()})
     arrays = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
     masks = [array for name, array in arrays.items() if name.endswith("padding_mask")]
@@ -129,10 +129,19 @@ def _preprocessor(train: Texts, options: argparse.Namespace) -> Any:
     except UsageError:
         raise
     except Exception as error:  # KerasHub raises whatever the network or the disk met
-        raise UsageError(
-            f"--preset {options.preset} cannot be loaded: {type(error).__name__}: "
-            f"{str(error)[:300]}"
-        ) from error
+        raise refused_preset(options.preset, error) from error
+
+
+def refused_preset(preset: str, error: Exception) -> UsageError:
+    """What is said of a preset that KerasHub cannot load."""
+    if "GraphAttention" in str(error):
+        return UsageError(
+            f"--preset {preset} holds converted attention already: give the preset that it was "
+            "made of"
+        )
+    return UsageError(
+        f"--preset {preset} cannot be loaded: {type(error).__name__}: {str(error)[:300]}"
+    )
 
 
 def _vocabulary(train: Texts, size: int) -> list[str]:

@@ -12,7 +12,7 @@ from keras_graphattn.hub.reach import conversions_of
 from recipes.common.command import UsageError
 from recipes.common.measures import CrossEntropy, SquaredError
 from recipes.text_classification.arguments import CONVERTED, filters
-from recipes.text_classification.data import Problem, preset_name
+from recipes.text_classification.data import Problem, preset_name, refused_preset
 from recipes.text_classification.optimizer import coefficient_adamw
 
 
@@ -74,10 +74,7 @@ def _from_preset(outputs: int, options: argparse.Namespace) -> Any:
             preset_name(options.preset), num_classes=outputs, preprocessor=None
         )
     except Exception as error:  # KerasHub raises whatever the network or the disk met
-        raise UsageError(
-            f"--preset {options.preset} cannot be loaded: {type(error).__name__}: "
-            f"{str(error)[:300]}"
-        ) from error
+        raise refused_preset(options.preset, error) from error
 
 
 def _small(problem: Problem, options: argparse.Namespace) -> Any:

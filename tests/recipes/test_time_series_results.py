@@ -126,7 +126,7 @@ def test_best_model_reloads_where_only_the_package_is_imported(
 
     # and the served model says the same, for batches of any size
     served = {
-        f"{name}:{key}": array[part]
+        f"{name}:serving_default:{key}": array[part]
         for name, part in (("all", slice(None)), ("one", slice(2, 3)))
         for key, array in test_split.inputs.items()
     }
