@@ -36,7 +36,9 @@ def plot(path: Path, title: str, runs: list[Run]) -> None:
         _draw_metric(panel, name if tested else name.removeprefix("test_"), runs)
     if tested:
         other.sharey(validation)
-    validation.set(title="validation (dot: chosen epoch)", xlabel="epoch", ylabel=metric)
+    validation.set(
+        title="validation (dot: chosen epoch)", xlabel="epoch", ylabel=metric.replace("_", " ")
+    )
     other.set(title=f"{'test' if tested else 'training'} (dot: the same epoch)", xlabel="epoch")
     if measured:
         _draw_similarity(axes[2], runs)
