@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from keras_graphattn.distribution.layout import check_layout_map
+from keras_graphattn.hub.internals import compiled_metrics, layouts_of, place_again
 
 
 def distribute(model: Any) -> Any:
@@ -54,11 +55,11 @@ def distribute(model: Any) -> Any:
             f"The optimizer of '{model.name}' has slots already, on the devices where the weights "
             "were. Place the model before it is trained, or compile it with a new optimizer."
         )
-    rules = getattr(distribution, "_layout_map", None)
+    rules = layouts_of(distribution)
     if rules is not None:
         check_layout_map(model, rules, large=2**62)
     for variable in [*model.variables, *_compiled_state(model)]:
-        _place(variable, distribution)
+        place_again(variable, distribution)
     return model
 
 
@@ -67,19 +68,6 @@ def _compiled_state(model: Any) -> list[Any]:
     optimizer = getattr(model, "optimizer", None)
     found = [] if optimizer is None else list(optimizer.variables)
     found += getattr(model, "metrics_variables", ())
-    # Metrics that have seen no data are not among those of the model yet.
-    compiled = getattr(model, "_compile_metrics", None)
-    for name in ("_user_metrics", "_user_weighted_metrics"):
-        for metric in keras.tree.flatten(getattr(compiled, name, None)):
-            found += getattr(metric, "variables", ())
+    for metric in compiled_metrics(model):
+        found += getattr(metric, "variables", ())
     return found
-
-
-def _place(variable: Any, distribution: Any) -> None:
-    """Gives a variable the layout that it would have been made with.
-
-    Keras takes a layout at construction alone; this is the one place that sets it later.
-    """
-    variable._layout = None
-    variable._layout = distribution.get_variable_layout(variable)
-    variable.assign(variable.value)

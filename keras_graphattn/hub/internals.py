@@ -99,3 +99,22 @@ def makes_distributed() -> bool:
 
         return bool(tf.distribute.has_strategy())
     return keras.distribution.distribution() is not None
+
+
+def layouts_of(distribution: Any) -> Any:
+    """The layout map of a `keras.distribution.ModelParallel`; None of another distribution."""
+    return getattr(distribution, "_layout_map", None)
+
+
+def place_again(variable: Any, distribution: Any) -> None:
+    """Gives a variable the layout that it would have been made with: Keras sets it then alone."""
+    variable._layout = None
+    variable._layout = distribution.get_variable_layout(variable)
+    variable.assign(variable.value)
+
+
+def compiled_metrics(model: Any) -> list[Any]:
+    """The metrics given to `compile`: before they have seen data, the model does not list them."""
+    compiled = getattr(model, "_compile_metrics", None)
+    names = ("_user_metrics", "_user_weighted_metrics")
+    return [m for name in names for m in keras.tree.flatten(getattr(compiled, name, None))]

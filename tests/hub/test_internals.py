@@ -2,6 +2,7 @@
 
 import keras
 import keras_hub
+import pytest
 
 from keras_graphattn.hub import internals
 
@@ -74,3 +75,24 @@ def test_compiled_functions_and_slots_are_dropped():
     assert model.predict_function is None
     assert not model.optimizer.built
     internals.track_again(model)
+
+
+def test_metrics_given_to_compile_are_found_before_they_have_seen_data():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    accuracy = keras.metrics.BinaryAccuracy()
+    model.compile("sgd", "mse", metrics=[accuracy], weighted_metrics=["mse"])
+    assert any(metric is accuracy for metric in internals.compiled_metrics(model)), (
+        "CompileMetrics no longer keeps _user_metrics: internals.compiled_metrics needs another way"
+    )
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="jax alone has model parallelism")
+def test_a_variable_takes_the_layout_of_a_distribution():
+    mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"), ["cpu:0"])
+    rules = keras.distribution.LayoutMap(mesh)
+    rules["attention/query/kernel"] = (None, "model", None)
+    distribution = keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="batch")
+    assert internals.layouts_of(distribution) is rules, "ModelParallel._layout_map has gone"
+    kernel = attention().query_dense.kernel
+    internals.place_again(kernel, distribution)
+    assert kernel._layout is not None, "Variable._layout no longer says where a variable is"
