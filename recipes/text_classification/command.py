@@ -92,7 +92,11 @@ class TextClassification(comparison.Recipe):
         return best_model(runs, problem, options)
 
     def write_model(self, output: Path, model: Any, options: argparse.Namespace) -> None:
-        super().write_model(output, model, options)
+        from recipes.common import report
+        from recipes.text_classification.model import served
+
+        saved_model = comparison.writes_saved_model(options)
+        report.write_model(output, model, saved_model=saved_model, served=served(model, options))
         writing, folder = output / ".writing-preset", output / "preset"
         remove(writing)
         model.save_to_preset(str(writing))

@@ -68,6 +68,20 @@ def compile_model(
     )
 
 
+def served(classifier: Any, options: argparse.Namespace) -> Any:
+    """What the SavedModel is made of: on jax at the length `--max-length`, else at any.
+
+    KerasHub's position embeddings cannot leave JAX at an open length.
+    """
+    if keras.backend.backend() != "jax":
+        return classifier
+    inputs = {
+        name: keras.Input((options.max_length,), dtype=tensor.dtype, name=name)
+        for name, tensor in classifier.input.items()
+    }
+    return keras.Model(inputs, classifier(inputs))
+
+
 def _from_preset(outputs: int, options: argparse.Namespace) -> Any:
     try:
         return keras_hub.models.TextClassifier.from_preset(
