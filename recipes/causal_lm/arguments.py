@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 from recipes.causal_lm.corpus import DATASETS
 from recipes.causal_lm.tokens import LEVELS
 from recipes.common.command import (
-    BACKENDS,
     Parser,
     UsageError,
     at_least,
     names_among,
     number_in,
-    seeds,
 )
-from recipes.common.devices import HELP, kind_of_distribution
+from recipes.common.run_options import PRECISIONS, add_run_options
 
 
 class Attention(NamedTuple):
@@ -195,16 +193,7 @@ def _parser() -> Parser:
         default=["softmax", "gfsa"],
         help=f"comma-separated, of {','.join(ATTENTIONS)} [softmax,gfsa]",
     )
-    add("--seeds", type=seeds, default=[0], help="comma-separated; one training for each [0]")
-    add("--output", type=Path, help="folder to write to [results/causal_lm/<dataset>]")
-    add("--overwrite", action="store_true", help="begin anew where --output has a run")
-    add("--backend", choices=BACKENDS, help="else KERAS_BACKEND, else Keras' own choice")
-    add(
-        "--distribute", type=kind_of_distribution, nargs="?", const="data", default=False, help=HELP
-    )
-    add("--tensorboard", action="store_true", help="write TensorBoard logs as well")
-    add("--skip-saved-model", action="store_true", help="write no SavedModel (TensorFlow)")
-    add("--verbose", type=int, choices=(0, 1, 2), default=1, help="Keras' progress bar [1]")
+    add_run_options(add, "causal_lm/<dataset>")
     add("--prompt", help="what the sample goes on from [the test text's first tokens]")
     add("--sample-tokens", type=at_least(0), default=200, help="tokens of the sample [200]")
     _add_training(parser.add_argument_group("training").add_argument)
@@ -224,8 +213,7 @@ def _add_training(add: Any) -> None:
     above_0 = number_in(0.0, math.inf, open_low=True)
     add("--learning-rate", type=above_0, help=f"the peak {told('learning_rate')}")
     add("--warm-up", type=at_least(0), help=f"steps, before a linear decay {told('warm_up')}")
-    precisions = ("float32", "mixed_bfloat16", "mixed_float16")
-    add("--precision", choices=precisions, default="float32", help="[float32]")
+    add("--precision", choices=PRECISIONS, default="float32", help="[float32]")
 
 
 def _add_model(add: Any) -> None:

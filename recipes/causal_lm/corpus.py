@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recipes.common.command import UsageError
+from recipes.common.tfds import load_tfds
 
 _PENN = ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt")
 _WORDS = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
@@ -99,24 +100,5 @@ def _read(path: Path) -> str:
 
 
 def _from_tfds(name: str, folder: Path | None) -> Corpus:
-    try:
-        import tensorflow_datasets
-    except ImportError as error:
-        raise UsageError(
-            f"--dataset {name} is read through tensorflow-datasets: "
-            "pip install 'keras-graphattn[recipes]' tensorflow"
-        ) from error
-    try:
-        parts = [
-            tensorflow_datasets.load(
-                name, split=part, data_dir=None if folder is None else str(folder)
-            )
-            for part in ("train", "validation", "test")
-        ]
-        texts = [b"".join(one["text"] for one in part.as_numpy_iterator()) for part in parts]
-        return Corpus(*(text.decode() for text in texts))
-    except Exception as error:  # TFDS raises whatever the network or the disk met
-        raise UsageError(
-            f"{name} cannot be loaded by tensorflow-datasets: {type(error).__name__}: "
-            f"{str(error)[:300]} (with the text in a file: --dataset text --data-dir FILE)"
-        ) from error
+    parts = (load_tfds(name, part, folder) for part in ("train", "validation", "test"))
+    return Corpus(*(b"".join(one["text"] for one in part).decode() for part in parts))

@@ -25,6 +25,16 @@ def atomically(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def folder_atomically(path: Path) -> Iterator[Path]:
+    """Yields a name beside `path` to write a folder to; puts it in the place of `path` after."""
+    writing = path.with_name(f".writing-{path.name}")
+    remove(writing)
+    with atomically(path):
+        yield writing
+        remove(path)
+
+
 def check_room(path: Path, size: int) -> None:
     """Raises an `OSError` unless `size` bytes can be written to `path`, which is left away.
 

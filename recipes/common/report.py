@@ -1,14 +1,13 @@
 """What a finished comparison leaves behind: the table, `results.json`, the best model."""
 
 import importlib.metadata
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from recipes.common.files import atomically, remove, write_json
+from recipes.common.files import atomically, folder_atomically, write_json
 from recipes.common.runs import Run, best_run, table
 
 
@@ -57,11 +56,8 @@ def write_model(
     if saved_model:
         from keras_graphattn.export import export_saved_model
 
-        writing, folder = output / ".writing-saved_model", output / "saved_model"
-        remove(writing)
-        export_saved_model(served or model, writing, version=1)
-        remove(folder)
-        os.replace(writing, folder)
+        with folder_atomically(output / "saved_model") as writing:
+            export_saved_model(served or model, writing, version=1)
 
 
 def format_table(results: dict[str, Any], title: str, notes: list[str]) -> str:

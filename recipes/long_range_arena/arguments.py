@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.command import (
-    BACKENDS,
     Parser,
     UsageError,
     at_least,
     names_among,
     number_in,
-    seeds,
 )
-from recipes.common.devices import HELP, kind_of_distribution
 from recipes.common.filters import (
     ATTENTIONS,
     add_filter_options,
     filter_settings,
     refuse_unused_filter_options,
 )
+from recipes.common.run_options import PRECISIONS, add_run_options
 from recipes.long_range_arena.tasks import TASKS, preset
 
 BLOCKWISE_FROM = 513  # tokens from which GFSA forms its matrix in blocks of rows
@@ -77,19 +75,11 @@ def _parser() -> Parser:
         default=["softmax", "agf"],
         help=f"comma-separated, of {','.join(ATTENTIONS)} [softmax,agf]",
     )
-    add("--seeds", type=seeds, default=[0], help="comma-separated; one training for each [0]")
     add("--data-dir", type=Path, help="text, image: TFDS' folder; retrieval: folder of tsv files")
     add("--data-seed", type=at_least(0), default=0, help="seed of data that is made [0]")
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
     add("--cache-dir", type=Path, default=cache, help=f"where data that is made is kept [{cache}]")
-    add("--output", type=Path, help="folder to write to [results/long_range_arena/<task>-<preset>]")
-    add("--overwrite", action="store_true", help="begin anew where --output has a run")
-    add("--backend", choices=BACKENDS, help="else KERAS_BACKEND, else Keras' own choice")
-    add(
-        "--distribute", type=kind_of_distribution, nargs="?", const="data", default=False, help=HELP
-    )
-    add("--tensorboard", action="store_true", help="write TensorBoard logs as well")
-    add("--verbose", type=int, choices=(0, 1, 2), default=1, help="Keras' progress bar [1]")
+    add_run_options(add, "long_range_arena/<task>-<preset>", saved_model=False)
     _add_sizes(parser.add_argument_group("sizes, in place of the preset's").add_argument)
     add_filter_options(parser.add_argument_group("filters").add_argument)
     return parser
@@ -104,8 +94,7 @@ def _add_sizes(add: Any) -> None:
     add("--batch-size", type=at_least(1))
     add("--learning-rate", type=number_in(0.0, math.inf, open_low=True))
     add("--warm-up", type=at_least(0), help="steps")
-    precisions = ("float32", "mixed_bfloat16", "mixed_float16")
-    add("--precision", choices=precisions, default="float32", help="[float32]")
+    add("--precision", choices=PRECISIONS, default="float32", help="[float32]")
     add("--layers", type=at_least(1))
     add("--d-model", type=at_least(1), help="width of the tokens")
     add("--heads", type=at_least(1))

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.command import (
-    BACKENDS,
     Parser,
     UsageError,
     at_least,
     names_among,
     number_in,
-    seeds,
 )
-from recipes.common.devices import HELP, kind_of_distribution
+from recipes.common.run_options import PRECISIONS, add_run_options
 from recipes.text_classification.tasks import TASKS
 
 CONVERTED = {"gfsa": "graph_filter", "p_laplacian": "p_laplacian"}  # names that `convert` takes
@@ -131,16 +129,7 @@ def _parser() -> Parser:
         "beside the table",
     )
     add("--attention", type=names_among(ATTENTIONS), default=["softmax", "gfsa"], help="a list")
-    add("--seeds", type=seeds, default=[0], help="comma-separated; one training for each")
-    add("--output", type=Path, help="folder [results/text_classification/<task>-<preset>]")
-    add("--overwrite", action="store_true", help="begin anew where --output has a run")
-    add("--backend", choices=BACKENDS, help="else KERAS_BACKEND, else Keras' own choice")
-    add(
-        "--distribute", type=kind_of_distribution, nargs="?", const="data", default=False, help=HELP
-    )
-    add("--tensorboard", action="store_true", help="write TensorBoard logs as well")
-    add("--skip-saved-model", action="store_true", help="write no SavedModel (TensorFlow)")
-    add("--verbose", type=int, choices=(0, 1, 2), default=1, help="Keras' progress bar")
+    add_run_options(add, "text_classification/<task>-<preset>")
     _add_training(parser.add_argument_group("training").add_argument)
     _add_filters(parser.add_argument_group("attention").add_argument)
     small = parser.add_argument_group("the small model, without --preset")
@@ -164,7 +153,7 @@ def _add_training(add: Any) -> None:
     add("--weight-decay", type=number_in(0.0, math.inf), default=0.0)
     add("--validation-fraction", type=number_in(0.0, 1.0, open_low=True), default=0.1)
     add("--max-length", type=at_least(8), default=128, help="tokens; longer texts are cut")
-    add("--precision", choices=("float32", "mixed_bfloat16", "mixed_float16"), default="float32")
+    add("--precision", choices=PRECISIONS, default="float32")
 
 
 def _add_filters(add: Any) -> None:

@@ -1,13 +1,12 @@
 """`python -m recipes.text_classification`: reads a task of GLUE, fine-tunes, reports."""
 
 import argparse
-import os
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
-from recipes.common.files import remove
+from recipes.common.files import folder_atomically
 from recipes.text_classification import arguments
 
 if TYPE_CHECKING:
@@ -97,11 +96,8 @@ class TextClassification(comparison.Recipe):
 
         saved_model = comparison.writes_saved_model(options)
         report.write_model(output, model, saved_model=saved_model, served=served(model, options))
-        writing, folder = output / ".writing-preset", output / "preset"
-        remove(writing)
-        model.save_to_preset(str(writing))
-        remove(folder)
-        os.replace(writing, folder)
+        with folder_atomically(output / "preset") as writing:
+            model.save_to_preset(str(writing))
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         """The metrics that are not in the table, and what the settings are to be held against."""

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.command import (
-    BACKENDS,
     Parser,
     UsageError,
     at_least,
     names_among,
     number_in,
-    seeds,
 )
-from recipes.common.devices import HELP, kind_of_distribution
 from recipes.common.filters import (
     ATTENTIONS,
     FILTER_OPTIONS,
@@ -23,6 +20,7 @@ from recipes.common.filters import (
     filter_settings,
     refuse_unused_filter_options,
 )
+from recipes.common.run_options import PRECISIONS, add_run_options
 
 # Wi et al., arXiv 2505.08516 (IJCAI 2025), the settings of its time-series experiments
 PUBLISHED_AGF = {
@@ -118,16 +116,7 @@ def _parser() -> Parser:
         default=["softmax", "gfsa", "agf"],
         help="comma-separated",
     )
-    add("--seeds", type=seeds, default=[0], help="comma-separated; one training for each")
-    add("--output", type=Path, help="folder to write to [results/time_series/<dataset>]")
-    add("--overwrite", action="store_true", help="begin anew where --output has a run")
-    add("--backend", choices=BACKENDS, help="else KERAS_BACKEND, else Keras' own choice")
-    add(
-        "--distribute", type=kind_of_distribution, nargs="?", const="data", default=False, help=HELP
-    )
-    add("--tensorboard", action="store_true", help="write TensorBoard logs as well")
-    add("--skip-saved-model", action="store_true", help="write no SavedModel (TensorFlow)")
-    add("--verbose", type=int, choices=(0, 1, 2), default=1, help="Keras' progress bar")
+    add_run_options(add, "time_series/<dataset>")
     _add_training(parser.add_argument_group("training").add_argument)
     _add_model(parser.add_argument_group("model").add_argument)
     return parser
@@ -139,7 +128,7 @@ def _add_training(add: Any) -> None:
     add("--batch-size", type=at_least(1), default=16)
     add("--learning-rate", type=number_in(0.0, math.inf, open_low=True), default=1e-3)
     add("--validation-fraction", type=number_in(0.0, 1.0, open_low=True), default=0.2)
-    add("--precision", choices=("float32", "mixed_bfloat16", "mixed_float16"), default="float32")
+    add("--precision", choices=PRECISIONS, default="float32")
 
 
 def _add_model(add: Any) -> None:
