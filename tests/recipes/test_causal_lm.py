@@ -14,6 +14,7 @@ from recipes.causal_lm.command import main
 from recipes.causal_lm.tokens import Pieces
 from recipes.common import resume
 from tests.compiling import lean_compilation
+from tests.recipes.command_line import assert_one_error_line
 
 TEXT = "".join(
     f"{number % 7} and {number % 5} make {number % 7 + number % 5}\n" for number in range(210)
@@ -211,12 +212,7 @@ def test_a_presets_tokens_come_back_line_by_line():
 )
 def test_bad_input_is_one_line(wrong, words, text_file, tmp_path, capsys):
     given = f"--data-dir {text_file} {SIZES} --output {tmp_path / 'output'} {wrong}"
-    assert main(given.split()) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: ")
-    assert printed.count("\n") == 1
-    for word in words:
-        assert word in printed
+    assert_one_error_line(main, given.split(), words, capsys)
     assert not (tmp_path / "output").exists()
 
 

@@ -1,6 +1,5 @@
 import csv
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from recipes.long_range_arena.command import main
 from recipes.long_range_arena.data import listops_rules, load
 from recipes.long_range_arena.model import build
 from recipes.long_range_arena.tasks import TASKS
+from tests.recipes.command_line import assert_one_error_line
 
 BACKEND = keras.backend.backend()
 OTHER = "torch" if BACKEND != "torch" else "jax"
@@ -75,19 +75,8 @@ def test_published_settings():
 )
 def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tmp_path, capsys):
     output = tmp_path / "output"
-    environment = dict(os.environ)
-    try:
-        folders = ["--output", str(output), "--cache-dir", str(tmp_path / "cache")]
-        code = main([*folders, *wrong.split()])
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
-    printed = capsys.readouterr()
-    assert code == 2
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
-    for word in words:
-        assert word in printed.err
+    folders = ["--output", str(output), "--cache-dir", str(tmp_path / "cache")]
+    assert_one_error_line(main, [*folders, *wrong.split()], words, capsys)
     assert not output.exists()
 
 

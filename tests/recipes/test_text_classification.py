@@ -1,6 +1,5 @@
 import csv
 import json
-import os
 from pathlib import Path
 
 import keras
@@ -23,6 +22,7 @@ from recipes.text_classification.model import build
 from recipes.text_classification.optimizer import CoefficientAdamW
 from recipes.text_classification.tasks import TASKS
 from recipes.text_classification.train import padded_lengths, report, validation_split
+from tests.recipes.command_line import assert_one_error_line
 
 BACKEND = keras.backend.backend()
 OTHER = "torch" if BACKEND != "torch" else "jax"
@@ -286,18 +286,9 @@ def test_coefficients_learn_at_their_own_rate():
 )
 def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tiny, tmp_path, capsys):
     small = tiny if "--preset" not in wrong else tiny[:2]
-    environment = dict(os.environ)
-    try:
-        code = main([*small, "--output", str(tmp_path / "output"), *wrong.split()])
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
-    printed = capsys.readouterr()
-    assert code == 2
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
-    for word in words:
-        assert word in printed.err
+    assert_one_error_line(
+        main, [*small, "--output", str(tmp_path / "output"), *wrong.split()], words, capsys
+    )
 
 
 def test_preset_that_is_not_there_is_one_line(tiny, tmp_path, capsys):

@@ -1,9 +1,8 @@
-import os
-
 import keras
 import pytest
 
 from recipes.time_series.command import main
+from tests.recipes.command_line import assert_one_error_line
 
 BACKEND = keras.backend.backend()
 OTHER = "torch" if BACKEND != "torch" else "jax"
@@ -37,18 +36,9 @@ OTHER = "torch" if BACKEND != "torch" else "jax"
 )
 def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tiny_arguments, tmp_path, capsys):
     output = tmp_path / "output"
-    environment = dict(os.environ)
-    try:
-        code = main([*tiny_arguments, "--output", str(output), *wrong.split()])
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
-    printed = capsys.readouterr()
-    assert code == 2
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
-    for word in words:
-        assert word in printed.err
+    assert_one_error_line(
+        main, [*tiny_arguments, "--output", str(output), *wrong.split()], words, capsys
+    )
     assert not output.exists()  # found out before anything was trained or written
 
 

@@ -1,0 +1,19 @@
+"""How a recipe's command tells of a wrong option."""
+
+import os
+
+
+def assert_one_error_line(main, arguments, words, capsys):
+    """The command fails with exit code 2 and one line that has `words` in it."""
+    environment = dict(os.environ)
+    try:
+        code = main(arguments)
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    for word in words:
+        assert word in printed.err
