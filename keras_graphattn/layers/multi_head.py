@@ -5,16 +5,14 @@ given its meaning. `DenseSelfAttention` adds the softmax attention matrix, all m
 every rank and rows that see nothing exactly zero, for layers that filter or re-weight it.
 """
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
+from keras_graphattn.layers.call_arguments import check_call, names_of_call
 from keras_graphattn.layers.options import check_options
-from keras_graphattn.ops.arguments import Sizes, as_tensor, check_dtype_policy, check_shape, flag
+from keras_graphattn.ops.arguments import check_dtype_policy
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.precision import masked_softmax
 
@@ -76,49 +74,6 @@ def is_detached(variable: Any) -> bool:
     return variable._value is None
 
 
-MASK_SHAPES = {
-    "query_mask": ("B T",),
-    "value_mask": ("B S",),
-    "key_mask": ("B S",),
-    "attention_mask": ("T? S?", "B? T? S?", "B? N? T? S?"),
-}
-
-
-def check_call(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call as tensors, each checked by itself and against the others.
-
-    Raises:
-        ValueError: For sizes that do not go together, and for masks and flags that are none.
-        TypeError: For what is no tensor.
-    """
-    found, sizes = dict(given), cast("Sizes", {})
-    found["query"] = as_tensor("query", given.get("query"))
-    for name in ("query", "value", "key"):
-        if found.get(name) is not None:
-            found[name] = as_tensor(name, found[name])
-            own = "B T" if name == "query" or given.get("value") is None else "B S"
-            rest = "_ " * (len(found["query"].shape) - 2) if name != "query" else "..."
-            check_shape(name, found[name], (f"{own} {rest}",), sizes)
-    if found.get("value") is None and "T" in sizes:
-        sizes["S"] = sizes["T"]
-    # beside a cache, keys are more than those of the call
-    is_sequence = len(found["query"].shape) == 3 and found.get("cache") is None
-    for name in ("query_mask", "value_mask", "key_mask", "attention_mask"):
-        if found.get(name) is not None:
-            found[name] = as_tensor(name, found[name], "boolean")
-            if is_sequence:
-                check_shape(name, found[name], MASK_SHAPES[name], sizes)
-    for name in ("return_attention_scores", "return_filter_matrix", "use_causal_mask"):
-        if name in found:
-            flag(name, found[name])
-    return found
-
-
-@functools.cache
-def _names_of_call(call: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(call).parameters)[1:]
-
-
 class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     """Base of all layers: the projections and the call contract of multi-head attention.
 
@@ -144,7 +99,7 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        names = _names_of_call(type(self).call)
+        names = names_of_call(type(self).call)
         if len(args) > len(names):
             return super().__call__(*args, **kwargs)  # which says so
         found = check_call(dict(zip(names, args, strict=False)) | kwargs)
