@@ -220,15 +220,16 @@ folder.cleanup()
 """
 ## Text
 
-The stock server has no tokenizers, so a KerasHub task serves token ids, and the client keeps its
-preprocessor. Save it beside the versions, under a name that is no number, which a server ignores:
+The stock server has no tokenizers, so a KerasHub task serves token ids, and the client keeps the
+preprocessor, which comes out of the task's preset:
 
     keras_graphattn.export_saved_model(classifier, "served/reviews")
-    classifier.preprocessor.save_to_preset("served/reviews/preprocessor")
+    classifier.save_to_preset("reviews_preset")
 
-and on the client, where `keras_hub` is installed:
+The client needs the preset's JSON files and assets, not its `*.weights.h5`, and `keras_hub`
+installed (with `keras_graphattn` imported, if the task was converted):
 
-    preprocessor = keras_hub.models.TextClassifierPreprocessor.from_preset("preprocessor")
+    preprocessor = keras_hub.models.TextClassifierPreprocessor.from_preset("reviews_preset")
     requests = PredictRequests.of_server(stub, "reviews")
     response = stub.Predict(requests.grpc(preprocessor(["a fine film"])), timeout=10.0)
 """

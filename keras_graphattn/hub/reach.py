@@ -82,6 +82,25 @@ def reach_task(plain: Any) -> type:
     return _CONVERTED[plain]
 
 
+def _reach_preprocessing(plain: Any) -> None:
+    """Lets `from_preset` find a tokenizer, preprocessor or image converter of a converted backbone.
+
+    KerasHub looks for a class of the backbone's very class. The one that it finds here is never
+    made: presets hold the plain one, and that is what is loaded.
+    """
+
+    def load_plain(cls: Any, loader: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"loaded": loader.load_preprocessor(plain, **arguments)}
+
+    namespace = {
+        "backbone_cls": _CONVERTED[plain.backbone_cls],
+        "__new__": lambda cls, *, loaded: loaded,
+        "_add_missing_kwargs": classmethod(load_plain),
+    }
+    new = type(PREFIX + plain.__name__, (plain,), namespace | _about(plain))
+    _CONVERTED[plain] = keras.saving.register_keras_serializable(PACKAGE)(new)
+
+
 def conversions_of(owner: Any) -> Conversions:
     """The conversions that an owner carries, none at first."""
     found: Conversions | None = getattr(owner, "_graph_attention", None)
@@ -155,10 +174,12 @@ def reach_keras_hub() -> None:
         reach(getattr(keras_hub.layers, name))
     registered: set[Any] = set(keras.saving.get_custom_objects().values())
     for known in registered:
-        if not isinstance(known, type) or not issubclass(known, keras_hub.models.Task):
+        if getattr(known, "backbone_cls", None) not in _CONVERTED or known in _CONVERTED:
             continue
-        if getattr(known, "backbone_cls", None) in _CONVERTED:
+        if issubclass(known, keras_hub.models.Task):
             reach_task(known)
+        else:
+            _reach_preprocessing(known)
 
 
 def reach_keras_cv() -> None:

@@ -62,7 +62,8 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
     Args:
         model: A KerasHub (KerasNLP) task or backbone, a KerasCV `TransformerEncoder`, or a model
             that has any of them in it. Convert the outermost model: one that wraps `model` keeps
-            functions that it has compiled.
+            functions that it has compiled, and a preset of a task that was made around a
+            converted backbone loads as the backbone alone.
         attention: `"graph_filter"` (GFSA), `"p_laplacian"` (p-LaT), `"attentive_graph_filter"`
             (AGF) or `"masked_kernel"`.
         where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;

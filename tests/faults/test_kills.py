@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 
 import keras
@@ -89,6 +90,20 @@ def test_training_killed_at_random_moments(processes, tiny_arguments, tmp_path):
     print(f"{kills} kills in {round_number} trainings of {seconds:.1f} s")
 
 
+class Watcher(threading.Thread):
+    """Looks at a folder all the time, as a model server does, and at new versions at once."""
+
+    def __init__(self, folder):
+        super().__init__(daemon=True)
+        self.folder, self.versions, self.stopped = folder, {}, threading.Event()
+
+    def run(self):
+        while not self.stopped.wait(0.001):
+            for name in os.listdir(self.folder) if self.folder.exists() else []:
+                if name.isdigit() and name not in self.versions:
+                    self.versions[name] = contents(self.folder / name)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="exports in another process")
 def test_exports_killed_at_random_moments(processes, tmp_path):
@@ -101,17 +116,20 @@ def test_exports_killed_at_random_moments(processes, tmp_path):
     layout = set(contents(export_saved_model(model, reference)))
     command = (str(tmp_path / "model.keras"), str(directory), 1)
     seconds = run(processes, children.export, command)
-    versions, moments = {}, random.Random(1)
+    moments, watcher = random.Random(1), Watcher(directory)
+    watcher.start()
     for _ in range(KILLS):
         run(processes, children.export, command, moments.uniform(START, 1.1 * seconds))
-        for path in directory.iterdir():
-            if path.name.isdigit():  # what a server sees is whole, and stays as it was
-                found = contents(path)
-                assert set(found) == layout
-                assert versions.setdefault(path.name, found) == found
-    assert len([path for path in directory.iterdir() if path.name.startswith(".export-")]) <= 1
     last = export_saved_model(model, directory)
-    assert sorted(path.name for path in directory.iterdir()) == sorted([*versions, last.name])
+    time.sleep(1.0)
+    watcher.stopped.set()
+    watcher.join()
+    versions = sorted(path.name for path in directory.iterdir() if path.name.isdigit())
+    assert sorted(watcher.versions) == versions
+    for name, found in watcher.versions.items():  # whole when first seen, and as it was then
+        assert set(found) == layout
+        assert contents(directory / name) == found
+    assert sorted(path.name for path in directory.iterdir()) == versions  # nothing left aside
     import tensorflow as tf
 
     served = tf.saved_model.load(str(last)).signatures["serving_default"]

@@ -94,6 +94,27 @@ def test_this_package_does_not_import_keras_hub():
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 
+def test_preprocessing_comes_out_of_a_preset_as_it_was(tmp_path):
+    models = keras_hub.models
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fine"]
+    preprocessor = models.BertTextClassifierPreprocessor(
+        models.BertTokenizer(words), sequence_length=6
+    )
+    task = models.BertTextClassifier(random_backbone("bert"), 2, preprocessor)
+    keras_graphattn.convert(task).save_to_preset(str(tmp_path))
+    for kind in (models.TextClassifierPreprocessor, models.BertTextClassifierPreprocessor):
+        loaded = kind.from_preset(str(tmp_path))
+        assert type(loaded) is models.BertTextClassifierPreprocessor
+        assert loaded.get_config() == preprocessor.get_config()
+        assert kind.from_preset(str(tmp_path), sequence_length=9).sequence_length == 9
+    for kind in (models.Tokenizer, models.BertTokenizer):
+        loaded = kind.from_preset(str(tmp_path))
+        assert type(loaded) is models.BertTokenizer
+        assert loaded.get_vocabulary() == words
+    other = models.MaskedLMPreprocessor.from_preset(str(tmp_path))
+    assert type(other) is models.BertMaskedLMPreprocessor
+
+
 def test_save_weights_and_a_plain_preset(tmp_path):
     backbone = converted()
     inputs = random_inputs(backbone)
