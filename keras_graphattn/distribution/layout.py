@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.distribution import arguments
 from keras_graphattn.distribution.table import Row, Table
 from keras_graphattn.hub.sites import walk
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
@@ -77,9 +78,13 @@ def layout_map(
 
     Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, Section 3, for the split of a block.
     """
-    _check_arguments(model, device_mesh, axis)
+    arguments.check_backend()
+    arguments.built("model", model, {})
+    arguments.mesh("device_mesh", device_mesh, {})
+    arguments.axis_of(device_mesh)("axis", axis, {})
+    arguments.paths_in(model)("replicate", replicate, {})
+    arguments.large("large", large, {})
     devices = _size_of(device_mesh, axis)
-    _check_patterns(model, replicate)
     wanted: dict[str, Axes] = {}
     for layer in walk(model):
         for variable, axes in _layouts_of(layer, devices, axis, replicate, large):
@@ -111,11 +116,16 @@ def check_layout_map(
 
     Raises:
         ValueError: If a rule matches no weight, if a weight matches several rules, or if a rule
-            has another rank than a weight that it matches.
+            has another rank than a weight that it matches, or more devices than can share it
+            evenly, or an axis of the mesh twice; for an entry of `replicate` that matches nothing.
 
     Warns:
         UserWarning: For each large matrix that no rule matches, nor `replicate`.
     """
+    arguments.built("model", model, {})
+    arguments.rules_on()("rules", rules, {})
+    arguments.paths_in(model)("replicate", replicate, {})
+    arguments.large("large", large, {})
     unused = set(rules)
     masks = {id(v) for layer in walk(model) if isinstance(layer, Mask) for v in layer.variables}
     rows, whole = [], []
@@ -125,17 +135,27 @@ def check_layout_map(
         axes = (None,) * len(shape) if layout is None else tuple(layout.axes)
         if len(axes) != len(shape):
             raise ValueError(
-                f"The layout of {variable.path!r} has {len(axes)} axes: {axes}. Received a weight "
-                f"of shape {shape}."
+                f"`rules` give {variable.path!r} {len(axes)} axes: {axes}. Received a weight of "
+                f"shape {shape}."
             )
         for name in list(unused):
             if name == variable.path or re.fullmatch(name, variable.path):
                 unused.discard(name)
-        split = math.prod(_size_of(rules.device_mesh, a) for a in axes if a is not None)
+        named = [axis for axis in axes if axis is not None]
+        if len(set(named)) < len(named):
+            raise ValueError(
+                f"`rules` give {variable.path!r} an axis of the mesh twice. Received: {axes}"
+            )
+        parts = [1 if a is None else _size_of(layout.device_mesh, a) for a in axes]
+        if any(size % devices for size, devices in zip(shape, parts, strict=True)):
+            raise ValueError(
+                f"`rules` give {variable.path!r} the axes {axes}, which are {parts} devices. "
+                f"Received a weight of shape {shape}, which they cannot share evenly."
+            )
         is_meant = id(variable) in masks or _matches(variable.path, replicate)
         if layout is None and _is_large(shape, large) and not is_meant:
             whole.append(f"{variable.path} {shape}")
-        rows.append(Row(variable.path, shape, axes, math.prod(shape) // split))
+        rows.append(Row(variable.path, shape, axes, math.prod(shape) // math.prod(parts)))
     if unused:
         raise ValueError(
             f"These rules of the layout map match no weight of '{model.name}': {sorted(unused)}. "
@@ -149,43 +169,6 @@ def check_layout_map(
             stacklevel=3,
         )
     return Table(rows)
-
-
-def _check_arguments(model: Any, device_mesh: Any, axis: str) -> None:
-    if keras.backend.backend() != "jax":
-        raise ValueError(
-            "Keras shares weights out over devices on the backend jax alone. Received: the backend "
-            f"{keras.backend.backend()}. Set KERAS_BACKEND=jax."
-        )
-    if not isinstance(device_mesh, keras.distribution.DeviceMesh):
-        raise ValueError(
-            "`device_mesh` must be a keras.distribution.DeviceMesh. Received: "
-            f"device_mesh={device_mesh!r}"
-        )
-    if axis not in device_mesh.axis_names:
-        raise ValueError(
-            f"`axis` must be an axis of the mesh, one of {list(device_mesh.axis_names)}. Received: "
-            f"axis={axis!r}"
-        )
-    if not isinstance(model, keras.Layer) or not model.built or not model.variables:
-        raise ValueError(
-            "`model` must be a built Keras model or layer: its weights' paths and shapes make the "
-            f"rules. Received: model={model!r}. Call it on data first."
-        )
-
-
-def _check_patterns(model: Any, replicate: Sequence[str]) -> None:
-    if isinstance(replicate, str):
-        raise ValueError(
-            f"`replicate` must be a list of regular expressions. Received: replicate={replicate!r}"
-        )
-    paths = [variable.path for variable in model.variables]
-    for pattern in replicate:
-        if not any(re.search(pattern, path) for path in paths):
-            raise ValueError(
-                f"`replicate` names {pattern!r}, which matches no weight of '{model.name}'. Its "
-                f"weights have paths like {paths[:3]}"
-            )
 
 
 def _layouts_of(

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.distribution import arguments
 from keras_graphattn.distribution.layout import check_layout_map
 from keras_graphattn.hub.internals import compiled_metrics, layouts_of, place_again
 
@@ -35,20 +36,16 @@ def distribute(model: Any) -> Any:
     ...     with keras.distribution.DataParallel().scope():
     ...         layer = distribute(layer)
     """
+    arguments.check_backend(
+        "On tensorflow build and compile the model within the scope of a tf.distribute strategy."
+    )
+    arguments.built("model", model, {})
     distribution = keras.distribution.distribution()
-    if keras.backend.backend() != "jax":
-        raise ValueError(
-            "Keras places weights on several devices on the backend jax alone. Received: the "
-            f"backend {keras.backend.backend()}. On tensorflow build and compile the model within "
-            "the scope of a tf.distribute strategy."
-        )
     if distribution is None:
         raise ValueError(
             "No distribution is set. Call keras.distribution.set_distribution(...) first, or call "
             "this within the distribution's scope: training needs it as well."
         )
-    if not isinstance(model, keras.Layer) or not model.built:
-        raise ValueError(f"`model` must be a built Keras model or layer. Received: model={model!r}")
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and optimizer.built:
         raise ValueError(

@@ -4,6 +4,9 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.distribution import arguments
+from keras_graphattn.ops.arguments import optional, whole
+
 
 class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
     """A `keras.distribution` that shares out the tokens of each sequence over devices.
@@ -50,20 +53,21 @@ class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
         layout_map: Any = None,
         shortest: int = 128,
     ) -> None:
-        if keras.backend.backend() != "jax":
+        arguments.check_backend()
+        arguments.mesh("device_mesh", device_mesh, {})
+        axis = arguments.axis_of(device_mesh)
+        axis("sequence_axis", sequence_axis, {})
+        optional(axis)("batch_axis", batch_axis, {})
+        if batch_axis == sequence_axis:
             raise ValueError(
-                "Keras shares tensors out over devices on the backend jax alone. Received: the "
-                f"backend {keras.backend.backend()}. Set KERAS_BACKEND=jax."
+                "`batch_axis` must be another axis of the mesh than `sequence_axis`. Received: "
+                f"{batch_axis!r} for both."
             )
-        names = list(device_mesh.axis_names)
-        for name in (sequence_axis, *([] if batch_axis is None else [batch_axis])):
-            if name not in names:
-                raise ValueError(
-                    f"The mesh has no axis {name!r}. Received: sequence_axis={sequence_axis!r}, "
-                    f"batch_axis={batch_axis!r}, and a mesh with the axes {names}."
-                )
+        optional(arguments.rules_on(device_mesh))("layout_map", layout_map, {})
         layout_map = keras.distribution.LayoutMap(device_mesh) if layout_map is None else layout_map
-        self.sequence_axis, self.batch_axis, self.shortest = sequence_axis, batch_axis, shortest
+        self.sequence_axis, self.batch_axis = sequence_axis, batch_axis
+        self.shortest = whole()("shortest", shortest, {})
+        names = list(device_mesh.axis_names)
         self._devices = int(device_mesh.shape[names.index(sequence_axis)])
         super().__init__(layout_map=layout_map, batch_dim_name=batch_axis or names[0])
 
@@ -72,8 +76,12 @@ class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
         return 1 if self.batch_axis is None else int(super().num_model_replicas)
 
     def get_data_layout(self, data_shape: Any) -> Any:
-        axes: list[str | None] = [None] * len(data_shape)
-        axes[0] = self.batch_axis
+        if not isinstance(data_shape, (list, tuple)):
+            raise ValueError(
+                f"`data_shape` must be a list of sizes. Received: data_shape={data_shape!r}"
+            )
+        data_shape = [whole(0)(f"data_shape[{i}]", size, {}) for i, size in enumerate(data_shape)]
+        axes: list[str | None] = [self.batch_axis, *[None] * len(data_shape)][: len(data_shape)]
         if len(data_shape) > 1 and data_shape[1] >= self.shortest:
             if data_shape[1] % self._devices:
                 raise ValueError(

@@ -1,5 +1,6 @@
 """Requests of the client: arrays checked and cast to a signature, then gRPC messages or JSON."""
 
+import base64
 import importlib.util
 import json
 import os
@@ -11,10 +12,48 @@ import keras
 import numpy as np
 
 from keras_graphattn.export.signature import DEFAULT, Specs
+from keras_graphattn.ops.arguments import Sizes, checked, folder, number, optional, text, whole
 
 Array = Any
 Message = Any
 Stub = Any
+
+VERSION = whole(0, below=2**63)
+
+
+def _inputs(name: str, value: Any, sizes: Sizes) -> Specs:
+    """Name to (shape, dtype) of at least one input."""
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(
+            f"`{name}` must be a dictionary from each input to its (shape, dtype), such as "
+            f"{{'tokens': ((None, 3), 'int32')}}. Received: {name}={value!r}"
+        )
+    return {text(f"key of {name}", key): _spec(f"{name}[{key!r}]", value[key]) for key in value}
+
+
+def _spec(name: str, value: Any) -> tuple[tuple[int | None, ...], str]:
+    try:
+        shape, dtype = value
+        is_list = isinstance(shape, (list, tuple))
+        shape = tuple(optional(whole())("shape", x, {}) for x in shape) if is_list else ()
+        dtype = None if dtype is None else keras.backend.standardize_dtype(dtype)
+    except (ValueError, TypeError, AttributeError):
+        shape, dtype = (), None
+    if not shape or dtype is None:
+        raise ValueError(
+            f"`{name}` must be a shape, the batch (None) first, and a dtype, such as "
+            f"((None, 3), 'int32'). Received: {value!r}"
+        )
+    return shape, dtype
+
+
+def _stub(name: str, value: Any, sizes: Sizes) -> Stub:
+    if not callable(getattr(value, "GetModelMetadata", None)):
+        raise ValueError(
+            f"`{name}` must be a PredictionServiceStub of tensorflow_serving.apis. Received: "
+            f"{name}={value!r}"
+        )
+    return value
 
 
 class PredictRequests:
@@ -31,6 +70,9 @@ class PredictRequests:
         signature: Name of the signature.
         version: Version to ask; the server's choice by default.
 
+    Raises:
+        ValueError: If an argument is none of these.
+
     Example:
 
     >>> specs = {"tokens": ((None, 3), "int32"), "mask": ((None, 3), "int32")}
@@ -39,12 +81,14 @@ class PredictRequests:
     {"signature_name": "serving_default", "inputs": {"tokens": [[7, 8, 0]], "mask": [[1, 1, 0]]}}
     """
 
+    @checked(inputs=_inputs, model=text, signature=text, version=optional(VERSION))
     def __init__(
         self, inputs: Specs, model: str, signature: str = DEFAULT, version: int | None = None
     ) -> None:
         self.inputs, self.model, self.signature, self.version = inputs, model, signature, version
 
     @classmethod
+    @checked(folder=folder, model=optional(text), signature=text)
     def of_folder(
         cls, folder: str | os.PathLike[str], model: str | None = None, signature: str = DEFAULT
     ) -> "PredictRequests":
@@ -56,18 +100,31 @@ class PredictRequests:
             signature: Name of the signature.
 
         Raises:
-            ValueError: If the version has no such signature.
+            ValueError: If the version has no such signature, or its file is damaged.
             OSError: If `folder` holds no SavedModel.
         """
+        from google.protobuf.message import DecodeError
         from tensorflow.core.protobuf import saved_model_pb2
 
         folder = Path(folder).resolve()
         saved_model = saved_model_pb2.SavedModel()
-        saved_model.ParseFromString((folder / "saved_model.pb").read_bytes())
-        definitions = saved_model.meta_graphs[0].signature_def
-        return cls(_specs(definitions, signature), model or folder.parent.name, signature)
+        try:
+            saved_model.ParseFromString((folder / "saved_model.pb").read_bytes())
+            specs = _specs(saved_model.meta_graphs[0].signature_def, signature)
+        except OSError as error:
+            raise type(error)(
+                f"`folder` must hold the saved_model.pb of an exported version. Received: "
+                f"folder='{folder}', where it cannot be read: {error.strerror}."
+            ) from error
+        except (DecodeError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"`folder` holds a saved_model.pb that is no SavedModel, or a damaged one. "
+                f"Received: folder='{folder}'. Export the version again. ({error})"
+            ) from error
+        return cls(specs, model or folder.parent.name, signature)
 
     @classmethod
+    @checked(stub=_stub, model=text, signature=text, timeout=number(above=0))
     def of_server(
         cls, stub: Stub, model: str, signature: str = DEFAULT, timeout: float = 10.0
     ) -> "PredictRequests":
@@ -80,7 +137,7 @@ class PredictRequests:
             timeout: Seconds to wait.
 
         Raises:
-            ValueError: If the model has no such signature.
+            ValueError: If the model has no such signature, or an argument is none of these.
             ImportError: If `tensorflow-serving-api` is not installed.
             grpc.RpcError: If the server does not answer, or has no such model.
         """
@@ -126,15 +183,25 @@ class PredictRequests:
         """The body of one batch for `POST /v1/models/<model>:predict`, in columns.
 
         The answer's `outputs` are name to values, or the values alone where there is one output.
+        Bytes are sent as the server expects them, `{"b64": ...}`.
 
         Args:
             inputs: As in `arrays`.
 
         Raises:
-            ValueError: As in `arrays`.
+            ValueError: As in `arrays`, and for complex numbers, which JSON does not have.
         """
-        columns = {name: array.tolist() for name, array in self.arrays(inputs).items()}
-        return json.dumps({"signature_name": self.signature, "inputs": columns})
+        columns = {name: _column(name, array) for name, array in self.arrays(inputs).items()}
+        body = {"signature_name": self.signature, "inputs": columns}
+        return json.dumps(body, default=lambda x: {"b64": base64.b64encode(x).decode()})
+
+
+def _column(name: str, array: Array) -> Any:
+    if array.dtype.kind == "c":
+        raise ValueError(
+            f"The input '{name}' is {array.dtype}, which JSON cannot carry. Send it by `grpc`."
+        )
+    return array.tolist()
 
 
 def predict_message(
@@ -201,7 +268,7 @@ def checked_batch(inputs: Any, specs: Specs, owner: str) -> dict[str, Array]:
         raise ValueError(f"{owner} takes a dictionary of {sorted(specs)}. Received: {given}")
     arrays = {}
     for name, (shape, dtype) in specs.items():
-        array = _cast(_array(inputs[name], name), dtype, name, owner)
+        array = _cast(_array(inputs[name], name, dtype), dtype, name, owner)
         if len(array.shape) != len(shape) or any(
             wanted not in (None, size) for size, wanted in zip(array.shape, shape, strict=True)
         ):
@@ -217,33 +284,49 @@ def checked_batch(inputs: Any, specs: Specs, owner: str) -> dict[str, Array]:
     return arrays
 
 
-def _array(value: Any, name: str) -> Array:
+def _array(value: Any, name: str, dtype: str) -> Array:
     if keras.ops.is_tensor(value):
         return keras.ops.convert_to_numpy(value)
     try:
-        return np.asarray(value)
-    except ValueError as error:
+        # NumPy's own strings end at the last byte that is not zero.
+        is_text = dtype == "string" and isinstance(value, (list, tuple, str, bytes))
+        return np.asarray(value, object if is_text else None)
+    except Exception as error:
+        is_list = isinstance(value, (list, tuple))
+        reason = "rows of different lengths: pad them" if is_list else f"a {type(value).__name__}"
         raise ValueError(
-            f"The rows of the input '{name}' have different lengths: pad them. ({error})"
+            f"The input '{name}' must be an array, a tensor or a nested list. Received {reason}. "
+            f"({error})"
         ) from error
 
 
 def _cast(array: Array, dtype: str, name: str, owner: str) -> Array:
     """Floats may lose digits and integers may change width; nothing else changes."""
+    cast = array
     if dtype == "string":
-        fits = array.dtype.kind in "OSU"
-        cast = array
-    else:
-        target = np.dtype(dtype)
-        fits = bool(np.can_cast(array.dtype, target, "same_kind"))
-        cast = array.astype(target) if fits else array
-        fits = fits and (target.kind not in "iu" or bool(np.array_equal(cast, array)))
+        cast = array.astype(object)
+        fits = all(isinstance(value, (str, bytes)) for value in cast.flat)
+    elif fits := _may_fit(array.dtype, np.dtype(dtype)):
+        with np.errstate(over="ignore"):
+            cast = array.astype(dtype)
+        is_whole = cast.dtype.kind in "iu"
+        same = cast == array if is_whole else np.isfinite(cast) == np.isfinite(array)
+        fits = bool(np.all(same))
     if not fits:
         raise ValueError(
             f"{owner} takes '{name}' as {dtype}, and the values given are not that without a loss. "
             f"Received: dtype={array.dtype}"
         )
     return cast
+
+
+def _may_fit(given: Any, served: Any) -> bool:
+    """Whether some values of the one type are values of the other."""
+    if given.kind in "biu" and served.kind in "iu":
+        return True
+    if given.kind in "cSU" and served.kind != "c":
+        return False
+    return bool(np.can_cast(given, served, "same_kind"))
 
 
 def _specs(definitions: Any, signature: str) -> Specs:

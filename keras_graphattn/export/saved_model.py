@@ -11,10 +11,12 @@ from typing import Any
 import keras
 
 from keras_graphattn.export.graph import write_graph
+from keras_graphattn.export.requests import VERSION
 from keras_graphattn.export.scratch import locked_scratch
 from keras_graphattn.export.signature import DEFAULT, served_signatures
 from keras_graphattn.export.through_tensorflow import write_graph_through_tensorflow
 from keras_graphattn.export.warmup import warmup_requests, write_warmup
+from keras_graphattn.ops.arguments import checked, folder, optional
 
 Model = Any
 
@@ -22,6 +24,7 @@ Model = Any
 FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
 
 
+@checked(directory=folder, version=optional(VERSION))
 def export_saved_model(
     model: Model,
     directory: str | os.PathLike[str],
@@ -67,7 +70,8 @@ def export_saved_model(
     Raises:
         ValueError: If the inputs of the model are not known, a name cannot be served, a length
             cannot stay open, a shape in `signature` is not one of the model's, a batch of
-            `warmup` fits no signature, or a class of the model is defined in `__main__`.
+            `warmup` fits no signature, or a class of the model is defined in `__main__`; and for
+            a `directory` that is no local one, or a `version` that is no number.
         FileExistsError: If `version` exists: versions are never overwritten.
         OSError: If `directory` cannot be written to.
         ImportError: If TensorFlow, or for `warmup` tensorflow-serving-api, is not installed.
@@ -87,7 +91,7 @@ def export_saved_model(
             "Install it with `pip install keras-graphattn[serving]`."
         )
     signatures = served_signatures(model, signature)  # refuses early what cannot be exported
-    directory = _local_folder(directory)
+    directory = Path(directory)
     requests = None if warmup is None else warmup_requests(model, signatures, warmup)
     direct = keras.backend.backend() in ("tensorflow", "jax")
     with _scratch_folder(directory) as scratch:
@@ -103,15 +107,6 @@ def export_saved_model(
         return _publish(written, directory, version)
 
 
-def _local_folder(directory: str | os.PathLike[str]) -> Path:
-    if "://" in str(directory):
-        raise ValueError(
-            "`directory` must be a local folder. Received: "
-            f"directory={directory!r}. Export to a local folder and copy the version's folder."
-        )
-    return Path(directory)
-
-
 def _versions(directory: Path) -> list[int]:
     """The versions that a server would find: names that are whole numbers."""
     names = (entry.name for entry in directory.iterdir())
@@ -119,10 +114,6 @@ def _versions(directory: Path) -> list[int]:
 
 
 def _check_version(directory: Path, version: int) -> None:
-    if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version < 2**63:
-        raise ValueError(
-            f"`version` must be an integer of at least 0, or None. Received: version={version!r}"
-        )
     if version in _versions(directory):
         raise FileExistsError(
             f"Version {version} exists in '{directory}' and a version is never overwritten. "

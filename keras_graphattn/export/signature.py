@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_graphattn.ops.arguments import optional, whole
+
 Model = Any
 Structure = Any
 Specs = dict[str, tuple[tuple[int | None, ...], str]]
@@ -139,27 +141,26 @@ def _with_shapes(signature: Signature, name: str, shapes: Any) -> Signature:
     inputs = dict(signature.inputs)
     for given, shape in shapes.items():
         (_, *known), dtype = inputs[given]
-        if not _narrows(shape, known):
+        sizes = _narrowed(shape, known)
+        if sizes is None:
             raise ValueError(
                 f"The signature '{name}' gives the input '{given}' the shape {shape!r}; the "
                 f"model's is {tuple(known)} without the batch, where None may become a positive "
                 "integer and no other size may change."
             )
-        inputs[given] = ((None, *shape), dtype)
+        inputs[given] = ((None, *sizes), dtype)
     return signature._replace(inputs=inputs)
 
 
-def _narrows(shape: Any, known: list[int | None]) -> bool:
-    """Whether `shape` is `known` with some of its open sizes fixed."""
+def _narrowed(shape: Any, known: list[int | None]) -> list[int | None] | None:
+    """`shape`, if it is `known` with some of its open sizes fixed, else None."""
     if not isinstance(shape, (list, tuple)) or len(shape) != len(known):
-        return False
-    return all(
-        size == known_size
-        or (
-            known_size is None and isinstance(size, int) and not isinstance(size, bool) and size > 0
-        )
-        for size, known_size in zip(shape, known, strict=True)
-    )
+        return None
+    try:
+        sizes = [optional(whole())("shape", size, {}) for size in shape]
+    except ValueError:
+        return None
+    return sizes if all(k in (None, size) for size, k in zip(sizes, known, strict=True)) else None
 
 
 def _is_functional(model: Model) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_graphattn.export.signature import DEFAULT
 
@@ -44,7 +45,7 @@ def write_graph_through_tensorflow(model: Model, path: Path, signature: Any = DE
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
     }
-    options = ["--signature", json.dumps(signature, default=dict)]
+    options = ["--signature", json.dumps(signature, default=_plain)]
     finished = subprocess.run(
         [sys.executable, "-m", "keras_graphattn.export", str(file), str(path), *modules, *options],
         env=environment,
@@ -59,6 +60,10 @@ def write_graph_through_tensorflow(model: Model, path: Path, signature: Any = DE
             f"The TensorFlow process that exports the model '{model.name}' failed with status "
             f"{finished.returncode}:\n{_summary(finished.stderr)}"
         )
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, np.integer) else dict(value)
 
 
 def _summary(printed: str) -> str:

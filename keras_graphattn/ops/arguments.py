@@ -14,7 +14,9 @@ float32 where numbers are computed with.
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import keras
@@ -106,14 +108,16 @@ def length(letter: str) -> Rule:
     return check
 
 
-def whole(least: int = 1) -> Rule:
-    """A Python integer of at least `least`."""
+def whole(least: int = 1, below: int = 2**31) -> Rule:
+    """A Python integer of at least `least`, and less than `below`."""
 
     def check(name: str, value: Any, sizes: Sizes) -> int:
         is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if not is_whole or not least <= value < 2**31:
+        if not is_whole or not least <= value < below:
+            limit = f" and less than {below}" if is_whole and value >= below else ""
             raise ValueError(
-                f"`{name}` must be an integer of at least {least}. Received: {name}={value!r}"
+                f"`{name}` must be an integer of at least {least}{limit}. Received: "
+                f"{name}={value!r}"
             )
         return int(value)
 
@@ -171,6 +175,24 @@ def one_of(*allowed: Any) -> Rule:
         return value
 
     return check
+
+
+def text(name: str, value: Any, sizes: Sizes | None = None) -> str:
+    """Text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"`{name}` must be text, and not empty. Received: {name}={value!r}")
+    return value
+
+
+def folder(name: str, value: Any, sizes: Sizes | None = None) -> Path:
+    """A folder of this machine, there or not."""
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path or "\0" in path or "://" in path:
+        raise ValueError(
+            f"`{name}` must be a local folder, as a string or a pathlib.Path. Received: "
+            f"{name}={value!r}. Copy folders from and to remote places."
+        )
+    return Path(path)
 
 
 def scalar(name: str, value: Any, sizes: Sizes) -> Any:

@@ -171,7 +171,7 @@ def test_layouts_of_sequences():
     assert parallel.num_model_replicas == 2
     with pytest.raises(ValueError, match=r"258 tokens .* 4 devices .*\(8, 258\)"):
         parallel.get_data_layout((8, 258))
-    with pytest.raises(ValueError, match="no axis 'tokens'"):
+    with pytest.raises(ValueError, match=r"`sequence_axis` must be an axis .*'tokens'"):
         SequenceParallel(mesh(), sequence_axis="tokens")
 
 

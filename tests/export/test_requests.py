@@ -86,7 +86,7 @@ def test_the_only_input_needs_no_name():
         ({"series": np.ones((4, 3))}, r"Received: shape=\(4, 3\)"),
         ({"series": np.ones((2, 3, 2))}, "one batch size of at least 1.*'series': 2"),
         ({name: np.ones((0, *shape[1:]), bool) for name, (shape, _) in SPECS.items()}, "at least"),
-        ({"mask": [[1, 2, 3], [1]]}, "'mask' have different lengths: pad"),
+        ({"mask": [[1, 2, 3], [1]]}, "'mask' must be an array.*different lengths: pad"),
         ({"more": 1}, r"takes a dictionary of \['mask', 'real', 'series'\]. Received: .*'more'"),
     ],
 )

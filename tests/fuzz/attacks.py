@@ -84,11 +84,11 @@ def leaves(result):
     return found
 
 
-def answer_or_refusal(call, names):
+def answer_or_refusal(call, names, refusals=REFUSALS):
     """The arrays that `call` returns, or None where it refuses and says which argument."""
     try:
         return leaves(call())
-    except REFUSALS as error:
+    except refusals as error:
         refusal = error
     named = any(names_argument(refusal, name) for name in names)
     assert named, f"does not name {list(names)}: {refusal!r}"

@@ -1,0 +1,526 @@
+"""Exports, requests and layouts for several devices, with one wrong thing at a time."""
+
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorflow import as_dtype, make_ndarray
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow_serving.apis import get_model_metadata_pb2
+
+from keras_graphattn import distribution, export
+from keras_graphattn.export import PredictRequests, export_saved_model, saved_model
+from keras_graphattn.export.signature import served_signatures
+from keras_graphattn.export.through_tensorflow import _plain
+from keras_graphattn.export.warmup import FILE
+from tests.fuzz.attacks import ODD, REFUSALS, answer_or_refusal, odd_arrays, odd_values
+from tests.fuzz.profiles import cheap, wide
+from tests.numerics import BACKEND
+
+ON_JAX = BACKEND == "jax"
+SPECS = {
+    "series": ((None, 4, 3), "float32"),
+    "ids": ((None, 4), "int32"),
+    "real": ((None, 4), "bool"),
+    "text": ((None,), "string"),
+}
+RANDOM = np.random.default_rng(0)
+BATCH = {
+    "series": RANDOM.normal(size=(2, 4, 3)).astype("float32"),
+    "ids": np.arange(8, dtype="int32").reshape(2, 4),
+    "real": np.ones((2, 4), bool),
+    "text": ["a", b"b\0"],
+}
+REQUESTS = PredictRequests(SPECS, "mine")
+HASHABLE = [wrong for wrong in ODD if getattr(wrong, "__hash__", None) and wrong is not None]
+
+
+def make_model():
+    series = keras.Input((None, 3), name="series")
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    sum_of_both = keras.layers.Dense(4, name="dense")(series) + keras.layers.Embedding(9, 4)(ids)
+    return keras.Model([series, ids], sum_of_both)
+
+
+MODEL = make_model()
+WARMUP = {name: BATCH[name] for name in ("series", "ids")}
+MESH = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), ["cpu:0"] * 2)
+RULES = keras.distribution.LayoutMap(MESH)
+RULES["dense/kernel"] = (None, "model")
+
+
+def definitions(made):
+    signature = made["serving_default"]
+    for name, (shape, dtype) in SPECS.items():
+        info = signature.inputs[name]
+        info.dtype = as_dtype(dtype).as_datatype_enum
+        for size in shape:
+            info.tensor_shape.dim.add().size = -1 if size is None else size
+
+
+def metadata(request, timeout):
+    assert 0 < timeout < float("inf")
+    found = get_model_metadata_pb2.SignatureDefMap()
+    answer = get_model_metadata_pb2.GetModelMetadataResponse()
+    definitions(found.signature_def)
+    answer.metadata["signature_def"].Pack(found)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory):
+    """A version's folder, with the signature alone."""
+    folder = tmp_path_factory.mktemp("served") / "mine" / "1"
+    folder.mkdir(parents=True)
+    content = saved_model_pb2.SavedModel()
+    definitions(content.meta_graphs.add().signature_def)
+    (folder / "saved_model.pb").write_bytes(content.SerializeToString())
+    return folder
+
+
+# What each takes; None stands for the version's folder, and for a new one.
+ARGUMENTS = {
+    "PredictRequests": {"inputs": SPECS, "model": "mine", "signature": "any", "version": 3},
+    "PredictRequests.of_folder": {
+        "folder": None,
+        "model": "mine",
+        "signature": "serving_default",
+    },
+    "PredictRequests.of_server": {
+        "stub": SimpleNamespace(GetModelMetadata=metadata),
+        "model": "mine",
+        "signature": "serving_default",
+        "timeout": 1.0,
+    },
+    "PredictRequests.arrays": {"inputs": BATCH},
+    "PredictRequests.grpc": {"inputs": BATCH},
+    "PredictRequests.json": {"inputs": BATCH},
+    "export_saved_model": {
+        "model": MODEL,
+        "directory": None,
+        "version": 7,
+        "signature": {"short": {"series": (4, 3), "ids": (4,)}},
+        "warmup": [WARMUP],
+    },
+    "layout_map": {
+        "model": MODEL,
+        "device_mesh": MESH,
+        "axis": "model",
+        "replicate": ["dense"],
+        "large": 1,
+    },
+    "check_layout_map": {"model": MODEL, "rules": RULES, "replicate": ["embedding"], "large": 1},
+    "distribute": {"model": MODEL},
+    "SequenceParallel": {
+        "device_mesh": MESH,
+        "sequence_axis": "model",
+        "batch_axis": "batch",
+        "layout_map": RULES,
+        "shortest": 8,
+    },
+    "SequenceParallel.get_data_layout": {"data_shape": (2, 16, 3)},
+}
+ONLY_JAX = ("layout_map", "distribute", "SequenceParallel")
+HERE = [name for name in ARGUMENTS if ON_JAX or name.split(".")[0] not in ONLY_JAX]
+CASES = [(name, argument) for name in HERE for argument in ARGUMENTS[name]]
+
+
+def test_everything_has_a_case():
+    classes = [PredictRequests, distribution.SequenceParallel]
+    methods = {f"{one.__name__}.{name}" for one in classes for name in vars(one) if name[0] != "_"}
+    public = {*export.__all__, *distribution.__all__, *methods}
+    assert public - {"SequenceParallel.num_model_replicas"} == set(ARGUMENTS)
+
+
+def check_arrays(found, expected, specs=SPECS):
+    """Served shapes and types, and the values that were given."""
+    assert set(found) == set(specs)
+    for name, (shape, dtype) in specs.items():
+        assert found[name].dtype == (object if dtype == "string" else dtype)
+        assert found[name].shape == (len(found[name]), *shape[1:])
+        given = np.asarray(expected[name], object if dtype == "string" else None)
+        np.testing.assert_array_equal(found[name], given)
+
+
+def sent_by_grpc(made, batch):
+    request = made.grpc(batch)
+    assert request.model_spec.name == made.model
+    assert request.model_spec.signature_name == made.signature
+    assert request.model_spec.HasField("version") == (made.version is not None)
+    assert request.model_spec.version.value == (made.version or 0)
+    return {name: make_ndarray(proto) for name, proto in request.inputs.items()}
+
+
+def check_requests(made, batch=None):
+    """The three forms of a request hold the same."""
+    batch = BATCH if batch is None else batch
+    arrays = made.arrays(batch)
+    check_arrays(arrays, batch, made.inputs)
+    sent = sent_by_grpc(made, batch)
+    body = json.loads(made.json(batch))
+    assert body["signature_name"] == made.signature
+    for name, array in arrays.items():
+        if made.inputs[name][1] != "string":
+            np.testing.assert_array_equal(sent[name], array)
+            np.testing.assert_array_equal(body["inputs"][name], array)
+    return arrays
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The graphs that were written, which is stood in for."""
+    calls = []
+
+    def write(model, path, signature):
+        calls.append(path)
+        sent = json.loads(json.dumps(signature, default=_plain))
+        assert served_signatures(model, sent) == served_signatures(model, signature)
+        path.mkdir()
+
+    monkeypatch.setattr(saved_model, "write_graph", write)
+    monkeypatch.setattr(saved_model, "write_graph_through_tensorflow", write)
+    return calls
+
+
+def attack_export(written, names=None, **changes):
+    """An export in an empty folder: a version as asked for, or no trace."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        arguments = {**ARGUMENTS["export_saved_model"], "directory": "served", **changes}
+        written.clear()
+        made = []
+
+        def call():
+            made.append(export_saved_model(**arguments))
+
+        # TensorFlow's and the system's refusals of a folder are OSErrors
+        answer_or_refusal(call, names or list(changes), (*REFUSALS, OSError))
+        found = sorted(path.name for path in Path(folder).rglob("*") if path.is_dir())
+        if not made:
+            assert not written
+            assert found == []
+            return None
+        number = 1 if arguments["version"] is None else arguments["version"]
+        assert made == [Path(arguments["directory"], str(number))]
+        assert made[0].is_dir()
+        assert not list(Path(folder).rglob(".export-*"))
+        assert (made[0] / FILE).is_file() == (arguments["warmup"] is not None)
+        return made[0]
+
+
+def check_layouts(rules, model=MODEL, **options):
+    """A table of all weights, whose parts are whole numbers of entries."""
+    table = distribution.check_layout_map(model, rules, **options)
+    assert [row.path for row in table] == [variable.path for variable in model.variables]
+    for row in table:
+        parts = 2 ** sum(axis == "model" for axis in row.axes)
+        assert row.entries_per_device * parts == np.prod(row.shape)
+
+
+def call_of(name, arguments):
+    """Calls the function and checks what it answers."""
+    if name.startswith("PredictRequests."):
+        method = name.split(".")[1]
+        if method in ("of_folder", "of_server"):
+            check_requests(getattr(PredictRequests, method)(**arguments))
+        else:
+            getattr(REQUESTS, method)(**arguments)
+            check_requests(REQUESTS, arguments["inputs"])
+    elif name == "PredictRequests":
+        made = PredictRequests(**arguments)
+        assert made.version is None or 0 <= made.version < 2**63
+        check_requests(made)
+    elif name == "layout_map":
+        replicate = arguments["replicate"]
+        rules = distribution.layout_map(**arguments)
+        check_layouts(rules, replicate=replicate, large=arguments["large"])
+        assert not any(word in rule for rule in rules for word in replicate)
+    elif name == "check_layout_map":
+        check_layouts(**arguments)
+    elif name == "distribute":
+        with keras.distribution.DataParallel(devices=["cpu:0"]).scope():
+            assert distribution.distribute(**arguments) is MODEL
+    elif name == "SequenceParallel":
+        made = distribution.SequenceParallel(**arguments)
+        axis = arguments["sequence_axis"] if arguments["shortest"] <= 16 else None
+        expected = (arguments["batch_axis"], axis, None)
+        assert made.get_data_layout((2, 16, 3)).axes == expected
+    else:
+        made = distribution.SequenceParallel(MESH, "model", "batch")
+        axes = made.get_data_layout(**arguments).axes
+        assert len(axes) == len(arguments["data_shape"])
+
+
+@pytest.mark.filterwarnings("ignore:These large matrices")
+@pytest.mark.parametrize(("name", "argument"), CASES)
+def test_one_wrong_argument(name, argument, written, version):
+    given = {key: version if key == "folder" else x for key, x in ARGUMENTS[name].items()}
+    # the requests of one batch are told of the signature's inputs
+    names = [argument, *SPECS] if given.get("inputs") is BATCH else [argument]
+    refusals = (*REFUSALS, OSError) if argument == "folder" else REFUSALS
+    for wrong in [*ODD, len]:
+        if name == "export_saved_model":
+            attack_export(written, **{argument: wrong})
+        else:
+            call = lambda x=wrong: call_of(name, {**given, argument: x})  # noqa: E731
+            answer_or_refusal(call, names, refusals)
+
+
+@pytest.mark.filterwarnings("ignore:These large matrices")
+@pytest.mark.parametrize("name", HERE)
+def test_right_arguments(name, written, version):
+    if name == "export_saved_model":
+        assert attack_export(written, directory="below/served") is not None
+        return
+    given = {key: version if key == "folder" else x for key, x in ARGUMENTS[name].items()}
+    call_of(name, given)
+
+
+@pytest.mark.skipif(ON_JAX, reason="jax has layouts")
+@pytest.mark.parametrize("name", ONLY_JAX)
+def test_other_backends_refuse_right_and_wrong_arguments(name):
+    for wrong in (None, *ARGUMENTS[name].values()):
+        arguments = {**ARGUMENTS[name], next(iter(ARGUMENTS[name])): wrong}
+        with pytest.raises(ValueError, match=f"jax alone. Received: the backend {BACKEND}"):
+            getattr(distribution, name)(**arguments)
+
+
+# A batch, of a request and of a warm-up
+
+
+def attack_batch(data):
+    name = data.draw(st.sampled_from(sorted(SPECS)), label="input")
+    if name != "text" and data.draw(st.booleans(), label="as an array"):
+        _, wrong = odd_arrays(data, BATCH[name])
+    else:
+        wrong = data.draw(odd_values(), label="wrong")
+    if data.draw(st.booleans(), label="as a tensor") and isinstance(wrong, np.ndarray):
+        with contextlib.suppress(Exception):  # no tensor of this backend
+            wrong = keras.ops.convert_to_tensor(wrong)
+    answer_or_refusal(lambda: check_requests(REQUESTS, {**BATCH, name: wrong}), [name])
+
+
+def attack_warmup(data, written):
+    name = data.draw(st.sampled_from(sorted(WARMUP)), label="input")
+    if data.draw(st.booleans(), label="as an array"):
+        _, wrong = odd_arrays(data, WARMUP[name])
+    else:
+        wrong = data.draw(odd_values(), label="wrong")
+    batches = [WARMUP, {**WARMUP, name: wrong}]
+    signature = data.draw(st.sampled_from(["any", {"short": {"ids": (4,)}}]), label="signature")
+    attack_export(written, ["warmup[1]"], warmup=batches, signature=signature)
+
+
+@cheap
+@given(data=st.data())
+def test_one_wrong_input(data, written):
+    attack_batch(data)
+    attack_warmup(data, written)
+
+
+@pytest.mark.slow
+@wide
+@given(data=st.data())
+def test_one_wrong_input_widely(data, written):
+    attack_batch(data)
+    attack_warmup(data, written)
+
+
+def test_empty_batches_are_refused(written):
+    empty = {name: BATCH[name][:0] for name in SPECS}
+    with pytest.raises(ValueError, match="one batch size of at least 1"):
+        REQUESTS.arrays(empty)
+    assert attack_export(written, warmup={name: empty[name] for name in WARMUP}) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "fits"),
+    [
+        ("float32", [1e300], False),
+        ("float16", [70000], False),
+        ("float16", np.array([-1e5], "float32"), False),
+        ("bfloat16", [1e39], False),
+        ("bfloat16", [1j], False),
+        ("uint8", [0, 255], True),
+        ("uint8", [256], False),
+        ("uint8", [-1], False),
+        ("int64", np.array([2**63], "uint64"), False),
+        ("int64", np.array([3], "m8[D]"), False),
+        ("float32", [float("inf"), float("nan")], True),
+        ("string", [1], False),
+        ("string", ["a", None], False),
+        ("string", [["a"], ["a", "b"]], False),
+    ],
+)
+def test_values_arrive_whole_or_not_at_all(dtype, values, fits):
+    made = PredictRequests({"x": ((None,), dtype)}, "mine")
+    if fits:
+        check_requests(made, {"x": values})
+    else:
+        with pytest.raises(ValueError, match="'x'"):
+            made.arrays({"x": values})
+
+
+def test_bytes_and_text_arrive_whole():
+    made = PredictRequests({"x": ((None,), "string")}, "mine")
+    values = [b"\xff\0", "\u00e4"]
+    assert list(made.arrays(values)["x"]) == values
+    assert list(sent_by_grpc(made, values)["x"]) == [b"\xff\0", "\u00e4".encode()]
+    assert json.loads(made.json(values))["inputs"]["x"] == [{"b64": "/wA="}, "\u00e4"]
+
+
+def test_complex_numbers_go_by_grpc_alone():
+    made = PredictRequests({"x": ((None,), "complex64")}, "mine")
+    np.testing.assert_array_equal(sent_by_grpc(made, [1j])["x"], [1j])
+    with pytest.raises(ValueError, match="'x' is complex64, which JSON cannot carry"):
+        made.json([1j])
+
+
+# Within an argument
+
+
+SPEC_ATTACKS = {
+    "spec": lambda wrong: {"x": wrong},
+    "shape": lambda wrong: {"x": (wrong, "int32")},
+    "size": lambda wrong: {"x": ((None, wrong), "int32")},
+    "batch": lambda wrong: {"x": ((wrong, 2), "int32")},
+    "dtype": lambda wrong: {"x": ((None, 2), wrong)},
+}
+
+
+@pytest.mark.parametrize("place", sorted(SPEC_ATTACKS))
+def test_one_wrong_thing_in_the_specs(place):
+    for wrong in (*ODD, "float32", (), [None], "resource"):
+        inputs = SPEC_ATTACKS[place](wrong)
+
+        def call(inputs=inputs):
+            made = PredictRequests(inputs, "mine")
+            (shape, dtype), rows = made.inputs["x"], made.inputs["x"][0][0] or 2
+            zeros = np.zeros((rows, *(size or 2 for size in shape[1:])), dtype)
+            assert made.arrays({"x": zeros})["x"].dtype == dtype
+
+        answer_or_refusal(call, ["inputs"])
+    for wrong in [*HASHABLE, ""]:
+        answer_or_refusal(lambda x=wrong: PredictRequests({x: ((None,), "int32")}, "m"), ["inputs"])
+
+
+SIGNATURE_ATTACKS = {
+    "shapes": lambda wrong: {"short": wrong},
+    "shape": lambda wrong: {"short": {"series": wrong}},
+    "open size": lambda wrong: {"short": {"series": (wrong, 3), "ids": (wrong,)}},
+    "known size": lambda wrong: {"short": {"series": (None, wrong)}},
+}
+
+
+@pytest.mark.parametrize("place", sorted(SIGNATURE_ATTACKS))
+def test_one_wrong_thing_in_the_signature(place, written):
+    for wrong in (*ODD, np.int64(4), np.array([1, 2]), 3.0, np.float32(3)):
+        signature = SIGNATURE_ATTACKS[place](wrong)
+        made = attack_export(written, signature=signature, warmup=None)
+        assert made is None or wrong is None or wrong in (2, 4) or wrong == {}
+    for wrong in [*HASHABLE, "a/b", ""]:
+        attack_export(written, signature={wrong: None}, warmup=None)
+        attack_export(written, signature={"short": {wrong: (4,)}}, warmup=None)
+
+
+@pytest.mark.parametrize("wrong", ["", "a\0b", "x" * 300, "gs://bucket/model", "file", "file/1"])
+def test_wrong_folders(wrong, written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises((*REFUSALS, OSError), match="`directory`"):
+        export_saved_model(MODEL, wrong)
+    with pytest.raises((*REFUSALS, OSError), match="`folder`"):
+        PredictRequests.of_folder(wrong)
+    assert not written
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_existing_version_is_refused_before_the_graph_is_written(written, tmp_path):
+    (tmp_path / "3").mkdir()
+    with pytest.raises(FileExistsError, match="Version 3 exists"):
+        export_saved_model(MODEL, tmp_path, version=np.int64(3))
+    assert not written
+    assert [entry.name for entry in tmp_path.iterdir()] == ["3"]
+
+
+def attack_file(data, version):
+    content = bytearray((version / "saved_model.pb").read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1), label="place")
+    if data.draw(st.booleans(), label="cut"):
+        content = content[:place]
+    else:
+        content[place] = data.draw(st.integers(0, 255), label="byte")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "saved_model.pb").write_bytes(content)
+        call = lambda: PredictRequests.of_folder(folder, "mine").arrays(BATCH)  # noqa: E731
+        answer_or_refusal(call, ["folder", "signature", "inputs"])
+
+
+@cheap
+@given(data=st.data())
+def test_damaged_files(data, version):
+    attack_file(data, version)
+
+
+@pytest.mark.slow
+@wide
+@given(data=st.data())
+def test_damaged_files_widely(data, version):
+    attack_file(data, version)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({5: (None, "model")}, "`rules` has 5, which is no regular expression"),
+        ({"dense/(": (None, "model")}, "`rules` has .* which is no regular expression"),
+        ({"nowhere": (None, "model")}, "These rules of the layout map match no weight"),
+        ({"dense/kernel": ("model",)}, "`rules` give 'dense/kernel' 1 axes"),
+        (
+            {"dense/kernel": ("model", None)},
+            r"`rules` give .*\[2, 1\] devices.*cannot share evenly",
+        ),
+        ({"dense/kernel": ("model", "model")}, "`rules` give 'dense/kernel' an axis .* twice"),
+        ({"d.*/kernel": (None, "model"), "dense/k.*": (None, None)}, "in the LayoutMap"),
+    ],
+)
+def test_wrong_rules(entries, words):
+    rules = keras.distribution.LayoutMap(MESH)
+    for pattern, axes in entries.items():
+        rules[pattern] = axes
+    layer = keras.layers.Dense(4, name="dense")
+    layer.build((2, 3))
+    with pytest.raises(ValueError, match=words):
+        distribution.check_layout_map(layer, rules)
+
+
+@pytest.mark.parametrize("wrong", [*ODD, "(", "nowhere"], ids=lambda wrong: repr(wrong)[:20])
+def test_wrong_patterns_name_the_argument(wrong):
+    rules = keras.distribution.LayoutMap(MESH)
+    with pytest.raises(ValueError, match="`replicate`"):
+        distribution.check_layout_map(MODEL, rules, replicate=["dense", wrong])
+
+
+def test_a_layout_map_without_a_mesh_is_refused():
+    with pytest.raises(ValueError, match=r"`rules.device_mesh` must be a keras"):
+        distribution.check_layout_map(MODEL, keras.distribution.LayoutMap(None))
+
+
+@pytest.mark.skipif(not ON_JAX, reason="layouts are jax's")
+def test_wrong_pairs_of_arguments_on_several_devices():
+    with pytest.raises(ValueError, match="`batch_axis` must be another axis"):
+        distribution.SequenceParallel(MESH, "batch", "batch")
+    other = keras.distribution.DeviceMesh((2, 1), ("batch", "model"), ["cpu:0"] * 2)
+    with pytest.raises(ValueError, match="`layout_map` must be for the mesh"):
+        distribution.SequenceParallel(other, "model", layout_map=RULES)
+    parallel = distribution.SequenceParallel(MESH, "model", "batch")
+    assert parallel.get_data_layout(()).axes == ()
+    for wrong in ODD:
+        call = lambda x=wrong: parallel.get_data_layout((2, x, 3))  # noqa: E731
+        answer_or_refusal(call, ["data_shape"])
