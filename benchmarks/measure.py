@@ -6,6 +6,7 @@ memory is that of a process of its own for each case, less that of a process tha
 
 import json
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -122,8 +123,12 @@ def _torch_cuda():
 
 
 def median_times(steps, repeats, seconds):
-    """Median milliseconds of each step by name, the steps taking turns."""
+    """Median milliseconds of each step by name, the steps taking turns.
+
+    The order changes from turn to turn: what ran before leaves caches and memory in its own state.
+    """
     times = {name: [] for name in steps}
+    order, shuffled = list(steps.items()), random.Random(0)
     for step in steps.values():
         step()
         step()
@@ -131,7 +136,8 @@ def median_times(steps, repeats, seconds):
     for turn in range(repeats):
         if turn >= 3 and time.perf_counter() > end:
             break
-        for name, step in steps.items():
+        shuffled.shuffle(order)
+        for name, step in order:
             start = time.perf_counter()
             step()
             times[name].append(1e3 * (time.perf_counter() - start))

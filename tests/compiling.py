@@ -1,28 +1,28 @@
-"""How tests that compile many tiny models spend less time on it."""
+"""How tests on jax spend less time on compiling thousands of tiny programs."""
 
 from contextlib import contextmanager
 
 import keras
 
-# option of jax: while such tests run, and jax's own default
-_OPTIONS = {
-    "jax_persistent_cache_min_compile_time_secs": (0.05, 1.0),
-    "jax_disable_most_optimizations": (True, False),
-}
+
+def leave_costly_passes_out():
+    """XLA compiles faster, and slower programs. The slow tests run with all of its passes."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 @contextmanager
-def lean_compilation(folder):
-    """On jax, XLA compiles once what equal models share, and without its costly passes."""
+def compiled_once(folder):
+    """Equal models, of which these tests make many, share what was compiled."""
     if keras.backend.backend() != "jax":
         yield
         return
     import jax
 
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    for name, (lean, _) in _OPTIONS.items():
-        jax.config.update(name, lean)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
     yield
     jax.config.update("jax_compilation_cache_dir", None)
-    for name, (_, default) in _OPTIONS.items():
-        jax.config.update(name, default)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

@@ -9,14 +9,21 @@ import keras
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.compiling import leave_costly_passes_out
+
 settings.register_profile(
     "default",
     deadline=None,
     derandomize=True,
-    max_examples=15,
+    max_examples=10 if keras.backend.backend() == "jax" else 15,  # every example compiles there
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "not slow":
+        leave_costly_passes_out()
 
 
 def pytest_report_header() -> str:

@@ -13,9 +13,8 @@ from keras_graphattn.masks.mask import DENSE_LIMIT, Mask
 # benchmarks/toeplitz_masks.py --lengths 1024 2048 4096 8192 16384` (torch: `--compile eager`) has
 # the two cross between 2048 and 4096 tokens on tensorflow and between 8192 and 16384 on jax.
 CROSSOVER = {"tensorflow": 220.0, "torch": 450.0, "jax": 1170.0}
-# For products in tiles (`--causal`). On tensorflow and jax rows in blocks are still faster at 4096
-# tokens, the longest measured: carried on from how the ratio falls from 2048 to 4096.
-CROSSOVER_IN_TILES = {"tensorflow": 1300.0, "torch": 1125.0, "jax": 2900.0}
+# For products in tiles (`--causal`): the two cross between 8192 and 16384 tokens.
+CROSSOVER_IN_TILES = {"tensorflow": 1300.0, "torch": 1125.0, "jax": 1360.0}
 
 
 class FourierMask(Mask):

@@ -11,6 +11,7 @@ from recipes.causal_lm.arguments import ATTENTIONS, settings
 from recipes.causal_lm.metrics import Perplexity
 from recipes.common.command import UsageError
 from recipes.common.optimizers import WarmUpLinearDecay
+from recipes.common.served import served_inputs
 
 
 def build(attention: str, vocabulary_size: int, options: argparse.Namespace) -> keras.Model:
@@ -68,11 +69,8 @@ def trainer(task: keras.Model, options: argparse.Namespace, steps: int) -> keras
 
 
 def served(task: keras.Model, options: argparse.Namespace) -> keras.Model:
-    """The same model for texts of one length, the context: jax exports no open one."""
-    inputs = {
-        name: keras.Input((options.context,), dtype=tensor.dtype, name=name)
-        for name, tensor in task.input.items()
-    }
+    """What the SavedModel is made of, for texts of up to the context."""
+    inputs = served_inputs(task, options.context)
     logits = keras.layers.Activation("linear", dtype="float32", name="logits")(task(inputs))
     return keras.Model(inputs, logits, name=task.name)
 

@@ -11,6 +11,7 @@ import keras_graphattn
 from keras_graphattn.hub.reach import conversions_of
 from recipes.common.command import UsageError
 from recipes.common.measures import CrossEntropy, SquaredError
+from recipes.common.served import served_inputs
 from recipes.text_classification.arguments import CONVERTED, filters
 from recipes.text_classification.data import Problem, preset_name, refused_preset
 from recipes.text_classification.optimizer import coefficient_adamw
@@ -68,17 +69,9 @@ def compile_model(
     )
 
 
-def served(classifier: Any, options: argparse.Namespace) -> Any:
-    """What the SavedModel is made of: on jax at the length `--max-length`, else at any.
-
-    KerasHub's position embeddings cannot leave JAX at an open length.
-    """
-    if keras.backend.backend() != "jax":
-        return classifier
-    inputs = {
-        name: keras.Input((options.max_length,), dtype=tensor.dtype, name=name)
-        for name, tensor in classifier.input.items()
-    }
+def served(classifier: Any, options: argparse.Namespace) -> keras.Model:
+    """What the SavedModel is made of, for texts of up to `--max-length` tokens."""
+    inputs = served_inputs(classifier, options.max_length)
     return keras.Model(inputs, classifier(inputs))
 
 

@@ -2,16 +2,22 @@ import re
 import runpy
 from pathlib import Path
 
+import keras
 import pytest
 
 GUIDES = sorted((Path(__file__).parents[2] / "guides").glob("*.py"))
+# What is special about serving is in the tests of exports, from each backend.
+SLOW = ("serving",) if keras.backend.backend() != "tensorflow" else ()
 
 
 def test_there_are_guides():
     assert GUIDES
 
 
-@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.slow] * (p.stem in SLOW), id=p.stem) for p in GUIDES],
+)
 def test_guide_runs_and_its_models_learn(path, capsys):
     runpy.run_path(str(path), run_name="__main__")
     printed = capsys.readouterr().out

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.compiling import lean_compilation
+from tests.compiling import compiled_once
 
 pytest.importorskip("keras_hub")
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _compiled_once(tmp_path_factory):
-    with lean_compilation(tmp_path_factory.mktemp("xla")):
+    with compiled_once(tmp_path_factory.mktemp("xla")):
         yield

@@ -13,7 +13,7 @@ import keras_graphattn
 from recipes.causal_lm.command import main
 from recipes.causal_lm.tokens import Pieces
 from recipes.common import resume
-from tests.compiling import lean_compilation
+from tests.compiling import compiled_once
 from tests.recipes.command_line import assert_one_error_line
 
 TEXT = "".join(
@@ -27,7 +27,7 @@ ATTENTIONS = ("softmax", "gfsa", "p_laplacian", "masked_kernel")
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_once(tmp_path_factory):
-    with lean_compilation(tmp_path_factory.mktemp("xla")):
+    with compiled_once(tmp_path_factory.mktemp("xla")):
         yield
 
 
