@@ -9,18 +9,16 @@ Rivals of quadratic cost run up to `--dense-limit`.
 """
 
 import argparse
-import json
 import statistics
-import time
-from pathlib import Path
 
 from measure import (
-    device_name,
-    keep_pages,
+    add_options,
     make_step,
-    peak_memory,
-    peak_memory_of,
+    memory_of,
+    run_child,
+    start,
     table,
+    times_in_turns,
     write_results,
 )
 
@@ -114,22 +112,6 @@ def cases(options, length):
     return {n: case for n, case in found.items() if not (slow and n in RIVALS.values())}
 
 
-def times_in_turns(steps, repeats, seconds):
-    """Milliseconds of each step by name, the steps taking turns."""
-    times = {name: [] for name in steps}
-    for step in steps.values():
-        step()
-    end = time.perf_counter() + seconds
-    for turn in range(repeats):
-        if turn >= 3 and time.perf_counter() > end:
-            break
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            times[name].append(1e3 * (time.perf_counter() - start))
-    return times
-
-
 def median_ratio(times, name):
     """The median over turns of a case's time to its rival's; NaN where the rival did not run."""
     rival = times.get(RIVALS.get(name))
@@ -154,40 +136,10 @@ def parse(arguments=None):
     lengths = [512, 1024, 2048, 4096, 8192, 16384, 32768]
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
     parser.add_argument("--dense-limit", type=int, default=4096)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--order", type=int, default=4)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--kind", default="both", choices=["core", "layer", "both"])
-    parser.add_argument("--compile", default=None, choices=["eager", "graph", "xla"])
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for one length")
-    parser.add_argument("--memory", action="store_true", help="measure peak memory too (slow)")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.compile is None:
-        import keras
-
-        options.compile = "eager" if keras.backend.backend() == "torch" else "graph"
-    return options
-
-
-def run_child(options):
-    """Runs one case forward and backward and prints this process's peak memory."""
-    found = cases(options, options.lengths[0])
-    if options.child in found:
-        function, arrays = found[options.child]
-        make_step(function, arrays, backward=True, compiled=options.compile)()
-    print(json.dumps({"peak": peak_memory()}))
-
-
-def memory_of(options, name, length):
-    arguments = ["--child", name, "--lengths", str(length), "--compile", options.compile]
-    for key in ("batch", "heads", "size", "order", "dtype", "kind"):
-        arguments += [f"--{key}", str(getattr(options, key))]
-    return peak_memory_of(arguments)
+    add_options(parser, seconds=60.0, repeats=9)
+    return parser.parse_args(arguments)
 
 
 def measure_length(options, length):
@@ -197,14 +149,15 @@ def measure_length(options, length):
         for name, case in found.items()
     }
     times = times_in_turns(steps, options.repeats, options.seconds)
-    idle = memory_of(options, "nothing", length) if options.memory else 0.0
+    keys = ("order", "kind")
+    idle = memory_of(options, "", length, keys) if options.memory else 0.0
     rows = []
     for name in found:
         row = {"case": name, "length": length}
         row["forward and backward ms"] = statistics.median(times[name])
         row["percent of rival"] = 100 * median_ratio(times, name)
         if options.memory:
-            row["peak MiB"] = memory_of(options, name, length) - idle
+            row["peak MiB"] = memory_of(options, name, length, keys) - idle
         rows.append(row)
     return rows
 
@@ -212,14 +165,9 @@ def measure_length(options, length):
 def main():
     options = parse()
     if options.child is not None:
-        run_child(options)
+        run_child(options, cases(options, options.lengths[0]).get(options.child))
         return
-    keep_pages()
-    import keras
-
-    settings = {"backend": keras.backend.backend(), "device": device_name()}
-    settings |= {k: v for k, v in vars(options).items() if k not in ("child", "out", "lengths")}
-    rows = []
+    settings, rows = start(options), []
     for length in options.lengths:
         new = measure_length(options, length)
         rows += new

@@ -8,17 +8,15 @@ Every case of a length is built first; then they take turns. Runs unchanged on a
 """
 
 import argparse
-import json
-from pathlib import Path
 
 from measure import (
-    device_name,
-    keep_pages,
+    add_options,
     make_step,
     median_times,
-    peak_memory,
-    peak_memory_of,
+    memory_of,
     ratios_to_first,
+    run_child,
+    start,
     table,
     write_results,
 )
@@ -176,49 +174,19 @@ def cases(options, length):
 def parse(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048])
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--kind", default="both", choices=["core", "layer", "block", "both"])
     parser.add_argument("--cases", nargs="+", default=[""], help="words in the names of cases")
-    parser.add_argument("--compile", default="graph", choices=["eager", "graph", "xla"])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for one length and direction")
-    parser.add_argument("--memory", action="store_true", help="measure peak memory too (slow)")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    add_options(parser, seconds=60.0)
     return parser.parse_args(arguments)
-
-
-def run_child(options):
-    """Runs one case forward and backward and prints this process's peak memory."""
-    found = cases(options, options.lengths[0])
-    if options.child in found:
-        function, arrays = found[options.child]
-        make_step(function, arrays, backward=True, compiled=options.compile)()
-    print(json.dumps({"peak": peak_memory()}))
-
-
-def memory_of(options, name, length):
-    arguments = ["--child", name, "--lengths", str(length), "--compile", options.compile]
-    for key in ("batch", "heads", "size", "dtype", "kind"):
-        arguments += [f"--{key}", str(getattr(options, key))]
-    return peak_memory_of(arguments + (["--causal"] if options.causal else []))
 
 
 def main():
     options = parse()
     if options.child is not None:
-        run_child(options)
+        run_child(options, cases(options, options.lengths[0]).get(options.child))
         return
-    keep_pages()
-    import keras
-
-    settings = {"backend": keras.backend.backend(), "device": device_name()}
-    settings |= {k: v for k, v in vars(options).items() if k not in ("child", "out", "lengths")}
-    rows = []
+    settings, rows = start(options), []
     for length in options.lengths:
         found, columns = cases(options, length), {}
         for column, backward in (("forward ms", False), ("forward and backward ms", True)):
@@ -229,8 +197,10 @@ def main():
             columns[column] = median_times(steps, options.repeats, options.seconds)
             columns[column.replace("ms", "ratio")] = ratios_to_first(columns[column])
         if options.memory:
-            idle = memory_of(options, "nothing", length)
-            columns["peak MiB"] = {n: memory_of(options, n, length) - idle for n in found}
+            idle, *peaks = (
+                memory_of(options, name, length, ("kind", "causal")) for name in ("", *found)
+            )
+            columns["peak MiB"] = dict(zip(found, (peak - idle for peak in peaks), strict=True))
         new = [
             {"case": name, "length": length, **{c: columns[c][name] for c in columns}}
             for name in found

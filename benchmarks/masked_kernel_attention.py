@@ -13,18 +13,16 @@ is printed at the end. Runs unchanged on a GPU.
 """
 
 import argparse
-import json
 import math
-from pathlib import Path
 
 from measure import (
-    device_name,
-    keep_pages,
+    add_options,
     make_step,
     median_times,
-    peak_memory,
-    peak_memory_of,
+    memory_of,
     ratios_to_first,
+    run_child,
+    start,
     table,
     write_results,
 )
@@ -125,37 +123,21 @@ def parse(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--masks", nargs="+", default=["causal", "exponential", "segments"])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096])
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--compile", default="graph", choices=["eager", "graph", "xla"])
     parser.add_argument("--forward", action="store_true", help="time the forward pass alone")
     parser.add_argument("--no-dense", action="store_true", help="leave quadratic cases out")
     parser.add_argument("--performer", action="store_true", help="add performer-pytorch, on torch")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=30.0, help="for one mask and length")
-    parser.add_argument("--memory", action="store_true", help="measure peak memory too (slow)")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    add_options(parser, seconds=30.0)
+    parser.set_defaults(heads=4)
     return parser.parse_args(arguments)
 
 
-def run_child(options):
-    """Runs one case forward and backward and prints this process's peak memory."""
-    length, (mask, _, case) = options.lengths[0], options.child.partition("|")
-    functions = cases(options, length)
-    arrays = arrays_of(options, length)
-    if case:
-        make_step(functions[mask][case], arrays, backward=True, compiled=options.compile)()
-    print(json.dumps({"peak": peak_memory()}))
-
-
-def memory_of(options, mask, case, length):
-    arguments = ["--child", f"{mask}|{case}", "--lengths", str(length), "--masks", mask]
-    for key in ("batch", "heads", "size", "dtype", "compile"):
-        arguments += [f"--{key}", str(getattr(options, key))]
-    return peak_memory_of(arguments + (["--performer"] if options.performer else []))
+def child_case(options):
+    """The function and arrays of the case `mask|name`; none where the name is empty."""
+    mask, _, name = options.child.partition("|")
+    if not name:
+        return None
+    options.masks, length = [mask], options.lengths[0]
+    return cases(options, length)[mask][name], arrays_of(options, length)
 
 
 def exponents(rows, column):
@@ -173,16 +155,10 @@ def exponents(rows, column):
 def main():
     options = parse()
     if options.child is not None:
-        run_child(options)
+        run_child(options, child_case(options))
         return
-    keep_pages()
-    import keras
-
-    settings = {"backend": keras.backend.backend(), "device": device_name()}
-    skipped = ("child", "out", "lengths", "masks")
-    settings |= {k: v for k, v in vars(options).items() if k not in skipped}
+    settings, rows = start(options), []
     column = "forward ms" if options.forward else "forward and backward ms"
-    rows = []
     for length in options.lengths:
         arrays = arrays_of(options, length)
         for mask, functions in cases(options, length).items():
@@ -194,13 +170,15 @@ def main():
             }
             times = median_times(steps, options.repeats, options.seconds)
             ratios = ratios_to_first(times)
-            idle = memory_of(options, mask, "", length) if options.memory else 0.0
+            idle = memory_of(options, "", length) if options.memory else 0.0
             new = []
             for case in functions:
                 row = {"case": f"{mask}, {case}", "length": length, column: times[case]}
                 row["ratio"] = ratios[case]
                 if options.memory:
-                    row["peak MiB"] = memory_of(options, mask, case, length) - idle
+                    row["peak MiB"] = (
+                        memory_of(options, f"{mask}|{case}", length, ("performer",)) - idle
+                    )
                 new.append(row)
             rows += new
             print(table(new, settings), flush=True)

@@ -4,6 +4,7 @@ Times are medians of runs that take turns, so that a busy machine slows all case
 memory is that of a process of its own for each case, less that of a process that does nothing.
 """
 
+import argparse
 import json
 import os
 import random
@@ -122,8 +123,55 @@ def _torch_cuda():
     return torch.cuda.is_available()
 
 
-def median_times(steps, repeats, seconds):
-    """Median milliseconds of each step by name, the steps taking turns.
+def add_options(parser, seconds, repeats=15):
+    """The options of all benchmarks of attention."""
+    add = parser.add_argument
+    add("--batch", type=int, default=1)
+    add("--heads", type=int, default=8)
+    add("--size", type=int, default=64)
+    add("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    add("--compile", choices=["eager", "graph", "xla"], help="[eager on torch, else graph]")
+    add("--repeats", type=int, default=repeats)
+    add("--seconds", type=float, default=seconds, help="for the cases that take turns")
+    add("--memory", action="store_true", help="measure peak memory too (slow)")
+    add("--out", default=str(Path(__file__).parent / "results"))
+    add("--child", help=argparse.SUPPRESS)
+
+
+def start(options):
+    """Keeps pages, chooses how to compile, and tells the settings of the run."""
+    keep_pages()
+    import keras
+
+    backend = keras.backend.backend()
+    if options.compile is None:
+        options.compile = "eager" if backend == "torch" else "graph"
+    left_out = ("child", "out", "lengths", "grids", "masks")
+    settings = {name: value for name, value in vars(options).items() if name not in left_out}
+    return {"backend": backend, "device": device_name(), **settings}
+
+
+def run_child(options, case):
+    """Runs one case, a function and its arrays, forward and backward; prints the peak memory."""
+    if case is not None:
+        make_step(*case, backward=True, compiled=options.compile)()
+    print(json.dumps({"peak": peak_memory()}))
+
+
+def memory_of(options, name, length, keys=()):
+    """Peak memory in MiB of a process that runs the case `name` alone; of none, where it is ""."""
+    arguments = ["--child", name, "--lengths", str(length)]
+    for key in ("batch", "heads", "size", "dtype", "compile", *keys):
+        value = getattr(options, key)
+        if isinstance(value, bool):
+            arguments += [f"--{key}"] * value
+        else:
+            arguments += [f"--{key}", str(value)]
+    return peak_memory_of(arguments)
+
+
+def times_in_turns(steps, repeats, seconds):
+    """Milliseconds of each step by name, the steps taking turns.
 
     The order changes from turn to turn: what ran before leaves caches and memory in its own state.
     """
@@ -141,6 +189,12 @@ def median_times(steps, repeats, seconds):
             start = time.perf_counter()
             step()
             times[name].append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def median_times(steps, repeats, seconds):
+    """The medians of `times_in_turns`."""
+    times = times_in_turns(steps, repeats, seconds)
     return {name: statistics.median(values) for name, values in times.items()}
 
 

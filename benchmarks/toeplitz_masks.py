@@ -12,7 +12,7 @@ import argparse
 import time
 from pathlib import Path
 
-from measure import device_name, keep_pages, make_step, median_times, table, write_results
+from measure import make_step, median_times, start, table, write_results
 
 
 def attend_by(mask, path):
@@ -68,7 +68,9 @@ def parse(arguments=None):
     parser.add_argument("--heads", type=int, default=2)
     parser.add_argument("--size", type=int, default=32, help="columns of the signal")
     parser.add_argument("--features", type=int, default=32)
-    parser.add_argument("--compile", default="graph", choices=["eager", "graph", "xla"])
+    parser.add_argument(
+        "--compile", choices=["eager", "graph", "xla"], help="[eager on torch, else graph]"
+    )
     parser.add_argument("--repeats", type=int, default=51)
     parser.add_argument("--seconds", type=float, default=12.0, help="for one length")
     parser.add_argument("--skip", type=float, default=10.0, help="seconds a path may take")
@@ -79,13 +81,7 @@ def parse(arguments=None):
 
 def main():
     options = parse()
-    keep_pages()
-    import keras
-
-    settings = {"backend": keras.backend.backend(), "device": device_name()}
-    skipped = ("out", "lengths", "grids")
-    settings |= {k: v for k, v in vars(options).items() if k not in skipped}
-    rows = []
+    settings, rows = start(options), []
     for name, length, mask in masks_of(options):
         times = measured(options, mask, length)
         best = min((t for path, t in times.items() if path in ("blockwise", "fft")), default=1.0)

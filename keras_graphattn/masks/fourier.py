@@ -10,11 +10,12 @@ from keras_graphattn.masks.mask import DENSE_LIMIT, Mask
 
 # Length from which the FFT is faster than rows in blocks, over m D / (m + D + 32), on a CPU with
 # two cores, forward and backward, m = D = 32. `KERAS_BACKEND=<backend> python
-# benchmarks/toeplitz_masks.py --lengths 1024 2048 4096 8192 16384` (torch: `--compile eager`) has
-# the two cross between 2048 and 4096 tokens on tensorflow and between 8192 and 16384 on jax.
-CROSSOVER = {"tensorflow": 220.0, "torch": 450.0, "jax": 1170.0}
-# For products in tiles (`--causal`): the two cross between 8192 and 16384 tokens.
-CROSSOVER_IN_TILES = {"tensorflow": 1300.0, "torch": 1125.0, "jax": 1360.0}
+# benchmarks/toeplitz_masks.py --lengths 2048 4096 8192 16384 --heads 1` has the two cross between
+# 2048 and 4096 tokens on tensorflow, 4096 and 8192 on torch, 8192 and 16384 on jax.
+CROSSOVER = {"tensorflow": 220.0, "torch": 600.0, "jax": 1170.0}
+# For products in tiles (`--causal`): between 8192 and 16384 tokens on tensorflow and jax, and on
+# torch beyond 16384, the longest measured, carried on from how the ratio falls.
+CROSSOVER_IN_TILES = {"tensorflow": 1000.0, "torch": 1800.0, "jax": 1360.0}
 
 
 class FourierMask(Mask):

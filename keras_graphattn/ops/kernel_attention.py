@@ -16,6 +16,8 @@ from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
 
+SMALLEST = 2.0**-126  # normal number of float32: the inverse of a smaller one may overflow
+
 
 def masked_scores(query: Tensor, key: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
     """[(phi(Q) phi(K)^T) o M] x with the matrix formed, for all query rows or a block of them.
@@ -103,7 +105,7 @@ class NormalisedOperator:
     """Rows of kernel attention that sum to one, as an operator `x -> A x`.
 
     The normaliser comes with the first signal, as one more column of it. It is a sum of positive
-    numbers; where a path leaves it at 0 or, by rounding, below, the row is 0.
+    numbers; where a path leaves it at 0, below by rounding, or without an inverse, the row is 0.
 
     Args:
         attend: Callable that maps a signal (B, S, N, D) to [(phi(Q) phi(K)^T) o M] signal.
@@ -132,7 +134,7 @@ class NormalisedOperator:
         """Which rows are not 0, of shape (B, T, N, 1), once there is a normaliser."""
         if self.normaliser is None:
             raise ValueError("The operator has no normaliser yet. Apply it first.")
-        seen = self.normaliser > 0.0
+        seen = self.normaliser >= SMALLEST
         if self.sighted is None:
             return seen
         return ops.logical_and(seen, self.sighted[..., None])
@@ -142,5 +144,5 @@ def _quotient(outputs: Tensor, normaliser: Tensor, seen: Tensor) -> Tensor:
     """outputs / normaliser where seen, else 0; no gradient divides by a square that underflows."""
     normaliser = ops.where(seen, normaliser, ops.cast(1.0, normaliser.dtype))
     scale = ops.stop_gradient(normaliser)
-    quotient = (outputs / scale) / (normaliser / scale)
-    return ops.where(seen, quotient, ops.cast(0.0, quotient.dtype))
+    factor = (1.0 / scale) / (normaliser / scale)
+    return ops.where(seen, outputs * factor, ops.cast(0.0, outputs.dtype))
