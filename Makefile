@@ -59,7 +59,7 @@ lint: $(VENV)/.dev
 coverage: $(VENV)/.dev
 	rm -f .coverage*
 	@set -e; for backend in $(BACKENDS); do \
-	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest -q -m "not slow" --cov --cov-append --cov-report= --cov-fail-under=0; \
+	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest -q -n 2 -m "not slow" --cov --cov-append --cov-report= --cov-fail-under=0; \
 	done
 	$(BIN)/coverage report --show-missing
 

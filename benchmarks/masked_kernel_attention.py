@@ -5,7 +5,7 @@
     KERAS_BACKEND=jax python benchmarks/masked_kernel_attention.py --masks algorithm \
         --lengths 8192 --memory
     KERAS_BACKEND=torch python benchmarks/masked_kernel_attention.py --masks unmasked causal \
-        --performer --no-dense --compile eager
+        --performer --no-dense
 
 Queries, keys and values go in, features are made inside. The cases of a mask take turns, and
 ratios are to the first of them. With two lengths or more, the exponent of the time in the length
