@@ -36,6 +36,11 @@ def write_slot(slot: Tensor, x: Tensor, index: Any) -> Tensor:
     return ops.slice_update(slot, (0, index, 0, 0), ops.cast(x, slot.dtype))
 
 
+def last_row(mask: Tensor) -> Tensor:
+    """The last row of a mask (..., T, S), as (..., 1, S) even where T is not known."""
+    return mask[..., -1, :][..., None, :]
+
+
 class CachedCall:
     """The call of `CachedMultiHeadAttention`, for a self-attention layer of this package.
 
@@ -192,7 +197,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
         if self.causal and masks.attention is not None:
-            masks = masks._replace(attention=masks.attention[..., -1:, :])
+            masks = masks._replace(attention=last_row(masks.attention))
         outputs: tuple[Tensor, Tensor | None] = super()._attend(
             query, value, key, masks, return_attention_scores, training
         )

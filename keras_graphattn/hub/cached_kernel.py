@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_graphattn.hub.cached import CachedSelfAttention
+from keras_graphattn.hub.cached import CachedSelfAttention, last_row
 from keras_graphattn.layers.kernel_decoding import causal_form
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.multi_head import Masks
@@ -47,7 +47,7 @@ class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
         if masks.attention is not None and masks.attention.shape[-2] != 1:
-            masks = masks._replace(attention=masks.attention[..., -1:, :], causal=True)
+            masks = masks._replace(attention=last_row(masks.attention), causal=True)
         return super()._attend(query, value, key, masks, return_attention_scores, training)
 
     def _decode_rows(

@@ -247,7 +247,7 @@ class MaskedKernelAttention(
             mask = causal_form(mask)
         entries: Any = masks.attention
         if entries is not None and _is_key_mask(entries.shape):
-            keys = ops.reshape(entries, (-1, entries.shape[-1]))
+            keys = ops.reshape(entries, (-1, ops.shape(entries)[-1]))
             return mask, inputs, all_of(masks.value, masks.key, keys)
         if entries is not None:
             if self.attention_path not in ("auto", *Mask.paths):

@@ -23,8 +23,8 @@ from keras_graphattn.ops.arguments import (
     flag,
     instance,
     integers,
+    size,
     tensor,
-    whole,
 )
 
 Tensor = Any
@@ -44,14 +44,7 @@ def _known_targets(name: str, value: Any, sizes: Sizes) -> Any:
     return known
 
 
-def _count(name: str, value: Any, sizes: Sizes) -> Any:
-    """The rule of a number of rows, which may be a tensor."""
-    is_tensor = hasattr(value, "shape") and not isinstance(value, PLAIN)
-    is_known = isinstance(value, (*PLAIN, str, dict, set, type(None))) or not is_tensor
-    return whole(0)(name, value, sizes) if is_known else value
-
-
-@checked(x=tensor("rows ..."), targets=_known_targets, count=_count)
+@checked(x=tensor("rows ..."), targets=_known_targets, count=size(0))
 def sum_rows(x: Tensor, targets: Any, count: int, ordered: bool = False) -> Tensor:
     """The sum of the rows of `x` that go to the same target.
 

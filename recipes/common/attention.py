@@ -6,9 +6,10 @@ nothing but `import keras_graphattn`, under Keras' safe mode.
 
 from typing import Any
 
-from keras import layers, ops
+from keras import backend, layers, ops
 
 import keras_graphattn
+from recipes.common.command import UsageError
 
 Tensor = Any
 
@@ -36,6 +37,9 @@ def attend(
 
     Returns:
         Tensor of shape (B, T, d).
+
+    Raises:
+        UsageError: If the backend cannot compute it in the precision asked for.
     """
     common = {"num_heads": num_heads, "key_dim": key_dim, "name": name}
     return _ATTENTIONS[attention](tokens, mask, {**common, **settings})
@@ -50,6 +54,14 @@ def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
 
 def _softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
     layer = layers.MultiHeadAttention(**arguments)
+    if backend.backend() == "jax" and layer.compute_dtype == "float16":
+        import jax
+
+        if jax.default_backend() == "cpu":  # "The precision 'F16_F16_F32' is not supported"
+            raise UsageError(
+                "JAX computes Keras' softmax attention in float16 on accelerators alone: give "
+                "--precision mixed_bfloat16, another --attention or another --backend"
+            )
     return layer(tokens, tokens, attention_mask=ops.expand_dims(mask, 1))
 
 
