@@ -17,6 +17,8 @@ Model = Any
 
 SUMMARY_LINES = 12
 SUMMARY_WIDTH = 300
+# Imported anyway, or bases of layers with nothing to register
+KNOWN = ("keras", "keras_graphattn", "builtins", "torch", "typing", "abc")
 
 
 def write_graph_through_tensorflow(model: Model, path: Path, signature: Any = DEFAULT) -> None:
@@ -77,7 +79,7 @@ def _summary(printed: str) -> str:
 
 
 def defining_modules(model: Model) -> list[str]:
-    """The modules, besides Keras, that define the classes and functions in a model's config.
+    """The modules, besides Keras and this package, that define what a model's config names.
 
     Args:
         model: A model that can be saved.
@@ -92,7 +94,7 @@ def defining_modules(model: Model) -> list[str]:
 
     >>> layer = GraphFilterAttention(num_heads=2, key_dim=4)
     >>> defining_modules(keras.Sequential([keras.Input((16, 8)), layer]))
-    ['keras_graphattn.layers.graph_filter_attention']
+    []
     """
     found: dict[str, str] = {}
     _collect(keras.saving.serialize_keras_object(model), found)
@@ -109,9 +111,9 @@ def _collect(config: Any, found: dict[str, str]) -> None:
     """Adds module -> name of each serialised class or function, training (`compile`) apart."""
     if isinstance(config, dict):
         if "class_name" in config and "config" in config:
-            module, name = _origin(config)
-            if module not in ("builtins", "keras") and not module.startswith("keras."):
-                found[module] = name
+            for module, name in _origins(config):
+                if module.partition(".")[0] not in KNOWN:
+                    found[module] = name
         for key, value in config.items():
             if key != "compile_config":
                 _collect(value, found)
@@ -120,15 +122,17 @@ def _collect(config: Any, found: dict[str, str]) -> None:
             _collect(value, found)
 
 
-def _origin(config: dict[str, Any]) -> tuple[str, str]:
-    """Module and name of a serialised class or function.
+def _origins(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """Module and name of a serialised class or function, and of the classes it derives from.
 
+    A converted model's class is registered where the module of its plain class is imported.
     Keras writes no module for `__main__`, and `builtins` for registered functions.
     """
     is_function = config["class_name"] == "function"
     key = config["config"] if is_function else config.get("registered_name")
     registered = keras.saving.get_registered_object(key) if isinstance(key, str) else None
     if registered is not None:
-        return registered.__module__, registered.__name__
+        classes = registered.__mro__ if isinstance(registered, type) else [registered]
+        return [(one.__module__, one.__name__) for one in classes]
     module = config.get("module") or ("__main__" if key else "builtins")
-    return module, str(key if is_function else config["class_name"])
+    return [(module, str(key if is_function else config["class_name"]))]

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_graphattn
 from keras_graphattn.export import graph
 from keras_graphattn.export.signature import model_signature, served_signatures
 from keras_graphattn.export.through_tensorflow import defining_modules
@@ -119,10 +120,13 @@ def test_modules_of_a_model():
     activation = keras.layers.Activation(halved)
     model = keras.Sequential([series(), GraphFilterAttention(1, 2), Doubled(), activation])
     model.compile(loss=Subclassed.call)  # what training needs does not count
-    assert defining_modules(model) == [
-        "keras_graphattn.layers.graph_filter_attention",
-        "tests.export.registered_layer",
-    ]
+    assert defining_modules(model) == ["tests.export.registered_layer"]
+
+
+def test_a_converted_model_needs_the_module_that_its_plain_class_is_of():
+    models = pytest.importorskip("keras_hub").models
+    backbone = keras_graphattn.convert(models.BertBackbone(9, 1, 1, 4, 8))
+    assert models.BertBackbone.__module__ in defining_modules(backbone)
 
 
 @pytest.mark.parametrize("register", [True, False])
