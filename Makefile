@@ -48,7 +48,7 @@ test: lint
 test-slow: $(VENV)/.dev
 	@set -e; for backend in $(BACKENDS); do \
 	  echo "== slow tests on $$backend"; \
-	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest -q -m slow $(TEST_ARGUMENTS); \
+	  KERAS_BACKEND=$$backend $(BIN)/python -m pytest -q -n 2 -m slow $(TEST_ARGUMENTS); \
 	done
 
 lint: $(VENV)/.dev
