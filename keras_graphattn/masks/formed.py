@@ -63,7 +63,9 @@ def _product(query: Tensor | None, key: Tensor | None, x: Tensor, matrix: Tensor
     """The product with some rows of M, (1 or B, 1 or N, R, T)."""
     if query is not None and key is not None:
         return masked_scores(query, key, x, matrix)
-    rows, length = ops.shape(matrix)[2:]
-    # `einsum` does not broadcast letters
-    matrix = ops.broadcast_to(matrix, (ops.shape(x)[0], x.shape[2], rows, length))
-    return ops.einsum("bnts,bsnd->btnd", matrix, x)
+    # Axes of size 1 leave the contraction: a gradient that is summed over them after it is wrong on
+    # a CPU for more than 256 rows and columns (XLA of TensorFlow 2.21; not of JAX 0.10).
+    shared = [axis for axis in (0, 1) if matrix.shape[axis] == 1]
+    letters = "".join(letter for axis, letter in enumerate("bn") if axis not in shared)
+    matrix = ops.squeeze(matrix, axis=tuple(shared)) if shared else matrix
+    return ops.einsum(f"{letters}ts,bsnd->btnd", matrix, x)

@@ -20,7 +20,7 @@ KINDS = {"jax": "data,model:4", "tensorflow": "data"}
 @pytest.mark.slow
 @pytest.mark.skipif(BACKEND not in KINDS, reason="Keras trains on one device on torch")
 def test_every_epoch_of_every_recipe_has_the_numbers_of_one_device(tmp_path):
-    script = str(Path(__file__).with_name("recipes.py"))
+    script = str(Path(__file__).with_name("train_recipes.py"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.run(
         [sys.executable, script, str(tmp_path), KINDS[BACKEND]],

@@ -146,6 +146,12 @@ def mask_length(mask):
     return mask._known_length({})
 
 
+@pytest.mark.parametrize("path", ["dense", "blockwise"])
+def test_one_matrix_of_300_rows_for_all_examples(path):
+    """XLA's sum over examples after a product, of TensorFlow 2.21, is wrong beyond 256 rows."""
+    check_signals(SEQUENCES["exponential"](300), 300, path, compiled=True)
+
+
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(data=st.data(), name=st.sampled_from([*SEQUENCES]), compiled=st.booleans())

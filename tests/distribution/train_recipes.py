@@ -1,6 +1,6 @@
 """Run in a process of its own: the recipes on several devices of a CPU, beside one, as JSON.
 
-    KERAS_BACKEND=<backend> python recipes.py FOLDER KINDS
+    KERAS_BACKEND=<backend> python train_recipes.py FOLDER KINDS
 
 KINDS is a comma-separated list of values of `--distribute`. The result, `found.json`, holds for
 each recipe and kind the largest difference of any metric after any epoch.
