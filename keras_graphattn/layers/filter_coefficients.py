@@ -1,11 +1,12 @@
 """Checks of what a graph-filter layer is told about its coefficients: start values, training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from keras_graphattn.layers.options import is_one_of
+from keras_graphattn.ops.arguments import is_list, numpy_of
 from keras_graphattn.ops.filters import plain_attention_coefficients
 from keras_graphattn.ops.polynomials import BASES, Step, check_order, recurrence
 
@@ -50,8 +51,7 @@ def trained_coefficients(trainable: Any, steps: list[Step] | None) -> tuple[str,
     names = tuple(FIRST_ORDER_START) if steps is None else ("filter",)
     if isinstance(trainable, bool):
         return names if trainable else ()
-    is_sequence = isinstance(trainable, Sequence) and not isinstance(trainable, str)
-    is_sequence = is_sequence and all(isinstance(name, str) for name in trainable)
+    is_sequence = is_list(trainable) and all(isinstance(name, str) for name in trainable)
     if steps is None and is_sequence and set(trainable) <= set(names):
         return tuple(name for name in names if name in trainable)
     expected = f" or a list of names out of {list(names)}" if steps is None else ""
@@ -65,7 +65,7 @@ def plain_numbers(given: Any) -> Any:
     """Start values as lists and numbers that go into a config as they are."""
     if isinstance(given, Mapping):
         return {name: plain_numbers(value) for name, value in given.items()}
-    if isinstance(given, Sequence) and not isinstance(given, str):
+    if is_list(given):
         return [plain_numbers(value) for value in given]
     return given.tolist() if isinstance(given, (np.ndarray, np.generic)) else given
 
@@ -106,7 +106,7 @@ def polynomial_start(given: Any, steps: list[Step], num_heads: int) -> np.ndarra
         ValueError: For anything else.
     """
     entries = plain_attention_coefficients(steps) if given is None else given
-    if not isinstance(entries, Sequence) or isinstance(entries, str):
+    if not is_list(entries):
         entries = ()
     if len(entries) != len(steps) + 1:
         raise ValueError(
@@ -117,10 +117,8 @@ def polynomial_start(given: Any, steps: list[Step], num_heads: int) -> np.ndarra
 
 
 def _numbers(value: Any, shape: tuple[int, ...], given: Any) -> np.ndarray:
-    try:
-        numbers = np.asarray(value, dtype="float64")
-    except (TypeError, ValueError):
-        numbers = np.asarray(np.nan)
+    numbers = numpy_of(value)
+    numbers = numbers.astype("float64") if numbers.dtype.kind in "biuf" else np.asarray(np.nan)
     if numbers.shape not in ((), shape) or not np.all(np.isfinite(numbers)):
         raise ValueError(
             "Each of `initial_coefficients` must be a finite number, or one for each of the "

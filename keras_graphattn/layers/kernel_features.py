@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.layers.options import is_one_of
+from keras_graphattn.ops.arguments import is_whole
 from keras_graphattn.ops.feature_maps import (
     FEATURE_MAPS,
     favor_key_features,
@@ -40,12 +41,11 @@ def check_feature_map(feature_map: Any, num_features: int | None) -> Any:
             )
     if num_features is None:
         return feature_map
-    is_count = isinstance(num_features, int) and not isinstance(num_features, bool)
-    if feature_map != "favor" or not is_count or num_features < 1:
+    if feature_map != "favor" or not is_whole(num_features) or not 1 <= num_features < 2**31:
         raise ValueError(
             '`num_features` is the number of random features of feature_map="favor" and must be '
-            f"an integer of at least 1. Received: feature_map={feature_map!r}, "
-            f"num_features={num_features!r}"
+            "an integer of at least 1 and less than 2147483648. Received: "
+            f"feature_map={feature_map!r}, num_features={num_features!r}"
         )
     return feature_map
 

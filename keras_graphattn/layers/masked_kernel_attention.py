@@ -22,6 +22,7 @@ from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.masks.entries import Entries
 from keras_graphattn.masks.mask import Mask, restored
 from keras_graphattn.masks.product import Product
+from keras_graphattn.ops.arguments import optional, whole
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.kernel_attention import (
     NormalisedOperator,
@@ -141,11 +142,13 @@ class MaskedKernelAttention(
                     f"MaskedKernelAttention cannot honour `{name}`. Received: "
                     f"{name}={kwargs[name]!r}. Leave it out, or make it a `mask`."
                 )
-        _check_options(mask, path, feature_chunk)
+        _check_options(mask, path)
+        feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
         feature_map = check_feature_map(feature_map, num_features)
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
         self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
-        self.feature_map, self.num_features = feature_map, num_features
+        self.feature_map = feature_map
+        self.num_features = None if num_features is None else int(num_features)
         self.filter, self.order, self.alpha, self.beta = filter, order, alpha, beta
         self.trainable_coefficients = plain_numbers(trainable_coefficients)
         self.initial_coefficients = plain_numbers(initial_coefficients)
@@ -298,7 +301,7 @@ class MaskedKernelAttention(
             )
 
 
-def _check_options(mask: Any, path: str, feature_chunk: int | None) -> None:
+def _check_options(mask: Any, path: str) -> None:
     if mask is not None and not isinstance(mask, Mask):
         raise ValueError(
             f"`mask` must be a mask of keras_graphattn.masks or None. Received: mask={mask!r}"
@@ -307,13 +310,6 @@ def _check_options(mask: Any, path: str, feature_chunk: int | None) -> None:
     if not is_one_of(path, paths):
         kind = "Without a mask" if mask is None else f"With the mask {type(mask).__name__}"
         raise ValueError(f"{kind}, `path` must be one of {list(paths)}. Received: path={path!r}")
-    if feature_chunk is not None and (
-        isinstance(feature_chunk, bool) or not isinstance(feature_chunk, int) or feature_chunk < 1
-    ):
-        raise ValueError(
-            "`feature_chunk` is a number of features and must be an integer of at least 1. "
-            f"Received: feature_chunk={feature_chunk!r}"
-        )
 
 
 def _is_key_mask(shape: Any) -> bool:

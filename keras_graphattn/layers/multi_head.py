@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_graphattn.layers.call_arguments import check_call, names_of_call
 from keras_graphattn.layers.options import check_options
-from keras_graphattn.ops.arguments import check_dtype_policy
+from keras_graphattn.ops.arguments import check_dtype_policy, flag, optional
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.precision import masked_softmax
 
@@ -83,7 +83,7 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     _adopted: _Adopted | None = None
 
     def __init__(self, *args: Any, flash_attention: bool | None = None, **kwargs: Any) -> None:
-        if flash_attention:
+        if optional(flag)("flash_attention", flash_attention, {}):
             raise ValueError(
                 f"{type(self).__name__} does not run on a flash attention kernel. Received: "
                 f"flash_attention={flash_attention}. Leave it out."
@@ -279,6 +279,14 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
                     "least three dimensions (batch, length, features). Received: "
                     f"{name}.shape={tuple(shape)}"
                 )
+        rank, axes = len(query_shape), self._attention_axes or ()
+        known = {axis % rank for axis in axes if -rank <= axis < rank} - {rank - 1}
+        if len(known) < len(axes):
+            raise ValueError(
+                "`attention_axes` must be different axes of `query`, the last one, of features, "
+                f"not among them. Received: attention_axes={list(axes)}, query.shape="
+                f"{tuple(query_shape)}"
+            )
 
 
 class DenseSelfAttention(MultiHeadLayer):

@@ -5,7 +5,15 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.ops.arguments import check_dtype_policy, flag, number, optional, whole
+from keras_graphattn.ops.arguments import (
+    check_dtype_policy,
+    flag,
+    is_list,
+    is_whole,
+    number,
+    optional,
+    whole,
+)
 
 MAKERS = {
     "kernel_initializer": keras.initializers.get,
@@ -24,6 +32,8 @@ def check_options(options: dict[str, Any]) -> None:
     Args:
         options: Arguments of `keras.layers.MultiHeadAttention`, by name.
     """
+    optional(whole())("sliding_window", options.get("sliding_window"), {})
+    _check_axes(options.get("attention_axes"))
     for name in ("num_heads", "key_dim", "value_dim"):
         size = options.get(name)
         if isinstance(size, bool) or (isinstance(size, int) and size >= 2**31):
@@ -39,8 +49,7 @@ def check_options(options: dict[str, Any]) -> None:
         optional(whole(0))("seed", seed, {})
     shape = options.get("output_shape")
     if shape is not None:
-        is_list = isinstance(shape, Sequence) and not isinstance(shape, (str, bytes))
-        for size in shape if is_list and len(shape) else [shape]:
+        for size in shape if is_list(shape) and len(shape) else [shape]:
             whole()("output_shape", size, {})
     for name, make in MAKERS.items():
         given = options.get(name)
@@ -54,6 +63,17 @@ def check_options(options: dict[str, Any]) -> None:
             raise ValueError(
                 f"`{name}` cannot be used. Received: {name}={options[name]!r}. The cause: {error}"
             ) from error
+
+
+def _check_axes(axes: Any) -> None:
+    given = axes if is_list(axes) else [] if axes is None else [axes]
+    if (axes is not None and not given) or not all(
+        is_whole(axis) and -(2**31) < axis < 2**31 for axis in given
+    ):
+        raise ValueError(
+            "`attention_axes` must be None, the number of an axis, or a list of such. Received: "
+            f"attention_axes={axes!r}"
+        )
 
 
 def is_one_of(value: Any, allowed: Sequence[str | None]) -> bool:

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_graphattn.layers.multi_head import is_detached
 from keras_graphattn.layers.options import is_one_of
+from keras_graphattn.ops.arguments import is_finite
 from keras_graphattn.ops.singular import SCALINGS
 
 
@@ -38,9 +39,10 @@ class OrthogonalityMetric(keras.metrics.Mean):  # type: ignore[misc]
 
 def check_orthogonality(weight: Any, scaling: Any) -> float:
     """The weight as a float; `ValueError` for a weight or a scaling that cannot be used."""
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight >= 0:
+    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+    if not is_number or not is_finite(weight) or weight < 0:
         raise ValueError(
-            "`orthogonality_weight` must be a number of at least 0. Received: "
+            "`orthogonality_weight` must be a number of at least 0, and finite. Received: "
             f"orthogonality_weight={weight!r}"
         )
     if not is_one_of(scaling, SCALINGS):

@@ -1,6 +1,5 @@
 """p-Laplacian self-attention (p-LaT)."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +8,11 @@ from keras import ops
 
 from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.layers.self_attention import SelfAttention
+from keras_graphattn.ops.arguments import is_finite, is_list
 from keras_graphattn.ops.attention_mask import AttentionMask
 from keras_graphattn.ops.caching import Cache
 from keras_graphattn.ops.p_laplacian import (
+    MOST_EPSILON,
     centred_values,
     p_laplacian_attention,
     p_laplacian_weights,
@@ -112,11 +113,12 @@ class PLaplacianAttention(SelfAttention):
             attention_path=attention_path,
             **kwargs,
         )
-        self.p = list(p) if isinstance(p, Sequence) and not isinstance(p, str) else p
+        self.p: Any = [*p] if isinstance(p, Sequence) and is_list(p) else p
         self.exponents = _exponents(self.p, num_heads)
-        if not _is_number(epsilon) or epsilon <= 0:
+        if not _is_number(epsilon) or not 0 < epsilon < MOST_EPSILON:
             raise ValueError(
-                f"`epsilon` must be a number greater than 0. Received: epsilon={epsilon!r}"
+                f"`epsilon` must be a number greater than 0 and below {MOST_EPSILON:g}. Received: "
+                f"epsilon={epsilon!r}"
             )
         if not is_one_of(diagonal, ("smooth", "drop")):
             raise ValueError(
@@ -219,7 +221,7 @@ def _apply(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and is_finite(x)
 
 
 def _exponents(p: Any, num_heads: int) -> list[float]:

@@ -57,11 +57,7 @@ class SelfAttention(DenseSelfAttention):
                 f'attention_path="dense" forms. Received: attention_path={attention_path!r}, '
                 f"dropout={self.dropout}"
             )
-        if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
-            raise ValueError(
-                "`block_size` is a number of query rows and must be an integer of at least 1. "
-                f"Received: block_size={block_size!r}"
-            )
+        block_size = whole()("block_size", block_size, {})
         _check_groups(num_heads, num_key_value_heads)
         self.attention_path = attention_path
         self.block_size = block_size

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_graphattn.masks.fourier import FourierMask
 from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.ops.arguments import is_list, is_whole, one_of, whole
 from keras_graphattn.ops.precision import at_least_float32
 from keras_graphattn.ops.toeplitz import table_shape, toeplitz_product
 from keras_graphattn.ops.toeplitz_rows import block_toeplitz_rows, toeplitz_matrix
@@ -60,23 +61,19 @@ class BlockToeplitz(FourierMask):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        sizes = list(grid_shape) if isinstance(grid_shape, Sequence) else []
-        if not sizes or not all(_is_count(size) and size > 0 for size in sizes):
+        sizes = list(grid_shape) if is_list(grid_shape) else []
+        if not sizes or not all(_is_size(size) for size in sizes):
             raise ValueError(
-                "`grid_shape` must be one or more integers of at least 1. Received: "
-                f"grid_shape={grid_shape!r}"
+                "`grid_shape` must be one or more integers of at least 1 and less than 2147483648. "
+                f"Received: grid_shape={grid_shape!r}"
             )
-        if not _is_count(num_prefix_tokens):
-            raise ValueError(
-                "`num_prefix_tokens` must be an integer of at least 0. Received: "
-                f"num_prefix_tokens={num_prefix_tokens!r}"
-            )
-        if form not in ("offsets", "distance"):
-            raise ValueError(f'`form` must be "offsets" or "distance". Received: form={form!r}')
-        self.grid_shape, self.num_prefix_tokens, self.form = tuple(sizes), num_prefix_tokens, form
+        grid = tuple(int(size) for size in sizes)
+        num_prefix_tokens = whole(0)("num_prefix_tokens", num_prefix_tokens, {})
+        one_of("offsets", "distance")("form", form, {})
+        self.grid_shape, self.num_prefix_tokens, self.form = grid, num_prefix_tokens, form
         if num_prefix_tokens == 0:  # blocks of whole lines need no second cut
-            lines = max(1, FourierMask.block_size // sizes[-1])
-            self.block_size = lines * sizes[-1]  # type: ignore[misc]
+            lines = max(1, FourierMask.block_size // grid[-1])
+            self.block_size = lines * grid[-1]  # type: ignore[misc]
 
     @property
     def length(self) -> int:
@@ -166,7 +163,8 @@ class BlockToeplitz(FourierMask):
         if length != self.length:
             raise ValueError(
                 f"A grid of shape {self.grid_shape} with {self.num_prefix_tokens} prefix tokens "
-                f"has {self.length} tokens. Received: a sequence of length {length}."
+                f"has {self.length} tokens. Received: a sequence of length {length}. Change "
+                "`grid_shape` or `num_prefix_tokens`."
             )
 
     def _known_length(self, inputs: Tensors) -> Any:
@@ -183,5 +181,5 @@ class BlockToeplitz(FourierMask):
         return {**super().get_config(), "grid_shape": list(self.grid_shape), **config}
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+def _is_size(value: Any) -> bool:
+    return is_whole(value) and 0 < value < 2**31

@@ -69,7 +69,12 @@ class Hypercube(TopologyMask):
         return {"time": ops.exp(in_float32({"time": self.log_time})["time"])}
 
     def _check_length(self, length: int) -> None:
-        super()._check_length(length)
+        if self.num_nodes not in (None, length):
+            raise ValueError(
+                f"This Hypercube has {self.num_nodes} nodes, one for each token. Received: "
+                f"length={length}, dimension={self.dimension}. Use another `dimension`, or leave "
+                "it out for any length that is a power of 2."
+            )
         hypercube_dimension(length)
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:

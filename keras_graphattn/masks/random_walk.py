@@ -15,7 +15,7 @@ from keras_graphattn.masks.topology import (
     to_nodes,
     whole_number,
 )
-from keras_graphattn.ops.arguments import flag, number
+from keras_graphattn.ops.arguments import flag, number, numpy_of
 from keras_graphattn.ops.graphs import graph_edges, read_graph
 from keras_graphattn.ops.walks import (
     WalkFeatures,
@@ -74,6 +74,8 @@ class RandomWalk(TopologyMask):
 
     paths = ("dense", "features")
 
+    _topology = ("graph", "walks")
+
     def __init__(
         self,
         graph: Any = None,
@@ -111,8 +113,9 @@ class RandomWalk(TopologyMask):
                 drawn = random_walks(self._adjacency, num_walks, self.walk_length, self.seed)
                 self._features = features_of_walks(drawn)
         elif walks is not None:
-            self._given_walks = np.asarray(walks)
+            self._given_walks = numpy_of(walks)
             self._features = features_of_walks(self._given_walks)
+            self._topology = ("walks", "walks")
         else:
             self.inputs_at_call = ("walks",)
         if self._features is not None:

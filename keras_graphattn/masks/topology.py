@@ -6,7 +6,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.masks.mask import Mask, Tensors
-from keras_graphattn.ops.arguments import whole
+from keras_graphattn.ops.arguments import numpy_of, whole
 from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
@@ -18,6 +18,7 @@ class TopologyMask(Mask):
     """A symmetric mask over the nodes of a topology, given once or with each batch."""
 
     num_nodes: int | None = None  # known where the topology is given once
+    _topology: tuple[str, str] = ("graph", "edges")  # the arguments: once, at each call
 
     @property
     def hides_keys(self) -> bool:
@@ -59,10 +60,11 @@ class TopologyMask(Mask):
 
     def _check_length(self, length: int) -> None:
         if self.num_nodes is not None and length != self.num_nodes:
+            once, at_call = self._topology
             raise ValueError(
-                f"This {type(self).__name__} has {self.num_nodes} nodes, one for each token. "
-                f"Received: length={length}. Pad the topology with isolated nodes, or leave it "
-                "out of the constructor and give it with each call."
+                f"The `{once}` of this {type(self).__name__} has {self.num_nodes} nodes, one for "
+                f"each token. Received: length={length}. Pad `{once}` with isolated nodes, or "
+                f"leave it out of the constructor and give `{at_call}` with each call."
             )
 
     def _known_length(self, inputs: Tensors) -> Any:
@@ -95,10 +97,7 @@ def finite(name: str, number: Any, positive: bool = False) -> Any:
     Raises:
         ValueError: For anything else.
     """
-    try:
-        array = np.asarray(number)
-    except (TypeError, ValueError):
-        array = np.asarray(np.nan)
+    array = numpy_of(number)
     array = (
         array.astype("float64") if array.dtype.kind in "iuf" and array.size else np.asarray(np.nan)
     )

@@ -16,7 +16,7 @@ from keras_graphattn.masks.topology import (
     to_nodes,
     whole_number,
 )
-from keras_graphattn.ops.arguments import one_of, optional, whole
+from keras_graphattn.ops.arguments import numpy_of, one_of, optional, whole
 from keras_graphattn.ops.forests import (
     Forest,
     forest_diameter,
@@ -99,6 +99,8 @@ class Tree(TopologyMask):
     by pointer doubling and over levels, their gradients, and one topology per example.
     """
 
+    _topology = ("forest", "parents")
+
     def __init__(
         self,
         forest: Any = None,
@@ -120,8 +122,8 @@ class Tree(TopologyMask):
         has_weights = edge_weights is not None and edge_weights is not False
         if has_weights and function == "table":
             raise ValueError(
-                "A table is a function of the number of edges. Received: edge weights as well. Use "
-                'function="exponential" for weighted trees.'
+                "A table is a function of the number of edges. Received: `edge_weights` as well. "
+                'Leave them out, or use function="exponential" for weighted trees.'
             )
         self.function = function
         self.initial_rate = finite("initial_rate", initial_rate)
@@ -129,6 +131,11 @@ class Tree(TopologyMask):
         self.initial_table = None
         if initial_table is not None:
             self.initial_table = finite("initial_table", initial_table, positive=True)
+            if np.ndim(self.initial_table) not in (1, 2):
+                raise ValueError(
+                    "`initial_table` must be of shape (distances,) or (distances, num_heads). "
+                    f"Received: initial_table={initial_table!r}"
+                )
         self.max_depth = None if max_depth is None else whole_number("max_depth", max_depth, 0)
         self._read(forest, edge_weights if has_weights else None, num_nodes)
         self.max_distance = self._last_distance(max_distance)
@@ -147,18 +154,21 @@ class Tree(TopologyMask):
             return
         if self.max_depth is not None:
             raise ValueError("`max_depth` is known from the forest. Received both. Leave it out.")
-        if isinstance(forest, (list, tuple, np.ndarray)) and np.ndim(forest) == 1:
-            if num_nodes not in (None, len(forest)):
-                raise ValueError(
-                    f"There is one parent for each node. Received: {len(forest)} parents and "
-                    f"num_nodes={num_nodes}"
-                )
-            found = forest_from_parents(forest, edge_weights)
-        else:
-            try:
+        has_parents = isinstance(forest, (list, tuple, np.ndarray)) and numpy_of(forest).ndim == 1
+        if has_parents and num_nodes not in (None, len(forest)):
+            raise ValueError(
+                f"There is one parent for each node. Received: a `forest` of {len(forest)} parents "
+                f"and num_nodes={num_nodes}"
+            )
+        try:
+            if has_parents:
+                found = forest_from_parents(forest, edge_weights)
+            else:
                 found = forest_from_graph(forest, num_nodes, edge_weights)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"`forest` cannot be read as a graph: {error}") from error
+        except (TypeError, ValueError) as error:
+            kind = "each node's parent" if has_parents else "a graph"
+            refusal = TypeError if isinstance(error, TypeError) else ValueError
+            raise refusal(f"`forest` was read as {kind}: {error}") from error
         self._forest, self.num_nodes = found, found.size
         self.paths = ("dense", *(PLANS if exponential else ("depths", "centroids")))
         if not exponential and is_caterpillar(found):

@@ -15,7 +15,7 @@ import functools
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -29,6 +29,7 @@ Rule = Callable[[str, Any, Sizes], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+MOST_SCALE = 3e38  # about the largest number of float32
 PLAIN_CONTAINERS = (np.ndarray, list, tuple, dict, set)
 PLAIN = (np.ndarray, np.generic, list, tuple, int, float, complex)
 
@@ -94,8 +95,9 @@ def length(letter: str) -> Rule:
     """The size of an axis: an integer, or whatever stands for one that is not known yet."""
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
-        others = (bool, float, complex, str, bytes, *PLAIN_CONTAINERS)
-        if value is None or isinstance(value, others):
+        others = (bool, float, complex, str, bytes, np.inexact, np.datetime64, *PLAIN_CONTAINERS)
+        is_wrong_tensor = keras.ops.is_tensor(value) and not _is_integer_scalar(value)
+        if value is None or isinstance(value, others) or is_wrong_tensor:
             raise ValueError(f"`{name}` must be an integer. Received: {name}={value!r}")
         if not isinstance(value, (int, np.integer)):
             return whole(0)(name, value, sizes) if not hasattr(value, "__floordiv__") else value
@@ -112,9 +114,9 @@ def whole(least: int = 1, below: int = 2**31) -> Rule:
     """A Python integer of at least `least`, and less than `below`."""
 
     def check(name: str, value: Any, sizes: Sizes) -> int:
-        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        if not is_whole or not least <= value < below:
-            limit = f" and less than {below}" if is_whole and value >= below else ""
+        good = is_whole(value)
+        if not good or not least <= value < below:
+            limit = f" and less than {below}" if good and value >= below else ""
             raise ValueError(
                 f"`{name}` must be an integer of at least {least}{limit}. Received: "
                 f"{name}={value!r}"
@@ -124,32 +126,55 @@ def whole(least: int = 1, below: int = 2**31) -> Rule:
     return check
 
 
+def is_whole(value: Any) -> bool:
+    """Whether a value is an integer of Python or NumPy."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list or another sequence; text and bytes are none."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+
+
+def _is_integer_scalar(value: Any) -> bool:
+    is_scalar = keras.ops.is_tensor(value) and len(value.shape) == 0
+    return is_scalar and "int" in keras.backend.standardize_dtype(value.dtype)
+
+
 def size(least: int = 1) -> Rule:
     """An integer of at least `least`, or whatever stands for a size not known before the run."""
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
         is_symbol = "DimExpr" in type(value).__name__  # of JAX, where an export leaves it open
-        is_scalar = keras.ops.is_tensor(value) and len(value.shape) == 0
-        return value if is_symbol or is_scalar else whole(least)(name, value, sizes)
+        return value if is_symbol or _is_integer_scalar(value) else whole(least)(name, value, sizes)
 
     return check
 
 
-def number(above: float | None = None, least: float | None = None) -> Rule:
-    """A finite Python number, above or at least a limit where one is given."""
+def number(above: float | None = None, least: float | None = None, below: float = math.inf) -> Rule:
+    """A finite Python number, above, at least or below a limit where one is given."""
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
         is_number = isinstance(value, (int, float, np.integer, np.floating))
-        good = is_number and not isinstance(value, bool) and math.isfinite(value)
+        good = is_number and not isinstance(value, bool) and is_finite(value)
         if not good or (above is not None and value <= above):
             good = False
-        if not good or (least is not None and value < least):
+        if not good or (least is not None and value < least) or not value < below:
             limit = "" if above is None else f" above {above:g}"
             limit = limit if least is None else f" of at least {least:g}"
+            limit += "" if below == math.inf else f" and below {below:g}"
             raise ValueError(f"`{name}` must be a finite number{limit}. Received: {name}={value!r}")
         return float(value)
 
     return check
+
+
+def is_finite(value: float) -> bool:
+    """Whether a number is finite as a float: an integer may be too large for one."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def flag(name: str, value: Any, sizes: Sizes | None = None) -> bool:
@@ -277,11 +302,16 @@ def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
     return ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
-def _as_array(name: str, value: Any) -> Any:
+def numpy_of(value: Any) -> Any:
+    """What NumPy makes of a value: an array of objects where it can make no numbers of it."""
     try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        array = np.asarray(None)
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # ragged lists, tensors in use
+        return np.asarray(None)
+
+
+def _as_array(name: str, value: Any) -> Any:
+    array = numpy_of(value)
     if array.dtype == object:
         raise TypeError(f"`{name}` must be a tensor or an array of numbers. Received: {value!r}")
     if array.size == 0 and isinstance(value, (list, tuple)):

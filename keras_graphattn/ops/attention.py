@@ -15,6 +15,7 @@ from typing import Any
 from keras import ops
 
 from keras_graphattn.ops.arguments import (
+    MOST_SCALE,
     Sizes,
     check_shape,
     checked,
@@ -40,7 +41,7 @@ Tensor = Any
     query=tensor("B T N H"),
     key=tensor("B S N H"),
     mask=optional(mask("B? N? T? S?")),
-    scale=optional(number()),
+    scale=optional(number(least=-MOST_SCALE, below=MOST_SCALE)),
 )
 def attention_matrix(
     query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None
@@ -91,7 +92,7 @@ def matrix_operator(matrix: Tensor) -> Operator:
     query=tensor("B T N H"),
     key=tensor("B S N H"),
     mask=optional(mask("B? N? T? S?")),
-    scale=optional(number()),
+    scale=optional(number(least=-MOST_SCALE, below=MOST_SCALE)),
 )
 def softmax_operator(
     query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None
@@ -121,7 +122,7 @@ def softmax_operator(
     query=tensor("B T N H"),
     key=tensor("B T N H"),
     mask=optional(attention_mask("T", "T")),
-    scale=optional(number()),
+    scale=optional(number(least=-MOST_SCALE, below=MOST_SCALE)),
     flash_attention=optional(flag),
 )
 def fused_operator(

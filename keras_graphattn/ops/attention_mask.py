@@ -92,6 +92,7 @@ def joined_mask(mask: AttentionMask, rows: Tensor, columns: Tensor) -> Tensor | 
     >>> keras.ops.convert_to_numpy(joined)[0, 0].tolist()
     [[True, False], [True, True]]
     """
+    rows, columns = ops.cast(rows, "int32"), ops.cast(columns, "int32")
     parts = []
     if mask.entries is not None:
         parts.append(four_dimensional(mask.entries))

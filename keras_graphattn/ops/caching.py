@@ -9,6 +9,7 @@ filter itself is the one of the full pass: it only ever calls `apply`.
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from keras_graphattn.ops.arguments import (
@@ -44,7 +45,7 @@ def a_cache(name: str, value: Any, sizes: Sizes) -> Cache:
 
 def position(name: str, value: Any, sizes: Sizes) -> Any:
     """The rule of a place in the cache: an integer of at least 0, or a scalar tensor of them."""
-    if not isinstance(value, (bool, float)) and hasattr(value, "shape"):
+    if not isinstance(value, (bool, float, np.integer)) and hasattr(value, "shape"):
         return integers("")(name, value, sizes)
     return whole(0)(name, value, sizes)
 
@@ -193,6 +194,13 @@ class CachedOperator:
     def __init__(self, matrix: Tensor, signals: Tensor, index: Any) -> None:
         self.matrix = matrix
         self.signals = signals
+        room, count = matrix.shape[-1], matrix.shape[-2]
+        known = all(isinstance(size, int) for size in (index, room, count))
+        if known and index + count > room:
+            raise ValueError(
+                f"`index` must leave room for {count} new tokens among {room}. Received: "
+                f"index={index}"
+            )
         self.index = index
         self.calls = 0
 

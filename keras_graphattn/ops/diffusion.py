@@ -56,8 +56,8 @@ def chebyshev_terms(function: Function, low: float, high: float, tolerance: floa
     enough = np.flatnonzero(tails <= tolerance * np.abs(values).max())
     if not len(enough) or enough[0] > 2000:
         raise ValueError(
-            f"The spectral function needs more than 2000 terms on [{low:g}, {high:g}] for "
-            f"tolerance={tolerance:g}. Use shorter times or a larger tolerance."
+            f"The spectral function needs more than 2000 terms between `low` and `high`, {low:g} "
+            f"and {high:g}, for tolerance={tolerance:g}. Use shorter times or a larger tolerance."
         )
     return max(int(enough[0]), 2)
 
@@ -147,7 +147,7 @@ def spectral_product(x: Tensor, coefficients: Tensor, matrix: SparseMatrix) -> T
         now, following = carry
         return following, doubled(following) - now
 
-    return symmetric_series(start, step, x, coefficients)
+    return symmetric_series(start, step, x, ops.cast(coefficients, x.dtype))
 
 
 def spectral_product_of_batch(

@@ -25,7 +25,8 @@ class Forest:
     Attributes:
         order: The node's number in the user's order, (n,).
         position: Where the user's node stands in this order, (n,): the inverse of `order`.
-        parents: The parent's place in this order, never decreasing, (n,); a root names itself.
+        parents: The parent's place in this order, (n,); a root names itself, and below the roots
+            the places never decrease.
         depth: Number of edges to the root, never decreasing, (n,).
         weights: Weight of the edge to the parent, 0 at roots, (n,).
         starts: Where each level starts, and n at the end: (levels + 1,).
@@ -45,7 +46,8 @@ class Forest:
     starts: Array
 
     def __post_init__(self) -> None:
-        count = len(self.order) if np.ndim(self.order) == 1 else -1
+        is_flat = isinstance(self.order, np.ndarray) and self.order.ndim == 1
+        count = len(self.order) if is_flat else -1
         for name in ("order", "position", "parents", "depth", "weights", "starts"):
             array = getattr(self, name)
             kinds = "iu" if name != "weights" else "iuf"
@@ -55,21 +57,35 @@ class Forest:
                     f"`{name}` must be an array of numbers, one for each node, as "
                     f"`forest_from_parents` makes it. Received: {name}={array!r}"
                 )
-        nodes = np.arange(count)
-        levels = np.searchsorted(self.depth, np.arange(self.depth.max(initial=0) + 2))
-        wrong = {
-            "order": not np.array_equal(np.sort(self.order), nodes),
-            "position": not np.array_equal(np.argsort(self.order), self.position),
-            "parents": ((self.parents < 0) | (self.parents > nodes)).any(),
-            "depth": (np.diff(self.depth) < 0).any(),
-            "weights": not np.isfinite(self.weights).all(),
-            "starts": not np.array_equal(levels, self.starts),
-        }
-        for name in (name for name, is_wrong in wrong.items() if is_wrong):
+        wrong = self._wrong_part()
+        if wrong:
             raise ValueError(
-                f"`{name}` is not that of a forest in breadth-first order. Received: "
-                f"{name}={getattr(self, name)!r}. Use `forest_from_parents`."
+                f"`{wrong}` is not that of a forest in breadth-first order. Received: "
+                f"{wrong}={getattr(self, wrong)!r}. Use `forest_from_parents`."
             )
+
+    def _wrong_part(self) -> str | None:
+        """The first of the arrays that does not go with those before it."""
+        nodes = np.arange(self.size)
+        if not np.array_equal(np.sort(self.order), nodes):
+            return "order"
+        if not np.array_equal(np.argsort(self.order), self.position):
+            return "position"
+        is_root = self.parents == nodes
+        too_far = ((self.parents < 0) | (self.parents > nodes)).any()
+        if too_far or (np.diff(self.parents[~is_root]) < 0).any():
+            return "parents"
+        known = np.where(is_root, 0, self.depth[self.parents] + 1)
+        if not np.array_equal(self.depth, known) or (np.diff(self.depth) < 0).any():
+            raise ValueError(
+                "`depth` must be 0 at roots and elsewhere one more than at the node's parent, as "
+                f"`parents` has it, and never decrease. Received: depth={self.depth!r}, "
+                f"parents={self.parents!r}. Use `forest_from_parents`."
+            )
+        if not np.isfinite(self.weights).all():
+            return "weights"
+        levels = np.searchsorted(self.depth, np.arange(self.depth.max(initial=0) + 2))
+        return None if np.array_equal(levels, self.starts) else "starts"
 
     @property
     def size(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from keras_graphattn.ops.arguments import checked, one_of, whole
+from keras_graphattn.ops.arguments import checked, numpy_of, one_of, optional, whole
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -47,6 +47,7 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
     >>> read_graph([[0, 1], [1, 2]]).toarray().tolist()
     [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
     """
+    num_nodes = optional(whole(0))("num_nodes", num_nodes, {})
     if scipy.sparse.issparse(graph):
         return _from_matrix(graph, num_nodes, edge_weights)
     if hasattr(graph, "nodes") and hasattr(graph, "edges"):
@@ -159,20 +160,27 @@ def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Any:
         raise ValueError(
             "A sparse matrix holds its own weights. Received: `edge_weights` as well. Leave it out."
         )
-    matrix = _sorted(graph)
-    if matrix.shape[0] != matrix.shape[1] or num_nodes not in (None, matrix.shape[0]):
+    if graph.shape != (graph.shape[0],) * 2 or num_nodes not in (None, graph.shape[0]):
         raise ValueError(
             f"The matrix of a `graph` has one row and one column per node. Received: shape "
-            f"{matrix.shape}, num_nodes={num_nodes}"
+            f"{graph.shape}, num_nodes={num_nodes}"
         )
+    if graph.dtype.kind not in "biuf":
+        raise ValueError(
+            f"The matrix of a `graph` holds real numbers. Received: dtype {graph.dtype}"
+        )
+    matrix = _sorted(graph)
     matrix.eliminate_zeros()
     if abs(matrix - matrix.T).max() > 1e-9 * max(abs(matrix).max(), 1e-300):
         raise ValueError(
-            "The matrix of an undirected graph is symmetric. Received: one that is not. Use "
+            "The matrix of an undirected `graph` is symmetric. Received: one that is not. Use "
             "`matrix.maximum(matrix.T)` to forget directions."
         )
     if matrix.diagonal().any():
-        raise ValueError("An edge joins two nodes. Received: a matrix with a diagonal (loops).")
+        raise ValueError(
+            "An edge of `graph` joins two nodes. Received: a matrix with a diagonal (loops). Set "
+            "it to 0."
+        )
     _checked_weights(matrix.data, matrix.nnz)
     return matrix
 
@@ -197,20 +205,14 @@ def numbers_of(name: str, given: Any) -> Array:
     Raises:
         ValueError: For anything else.
     """
-    try:
-        array = np.asarray(given)
-    except (TypeError, ValueError):
-        array = np.asarray(None)
+    array: Array = numpy_of(given)
     if array.dtype.kind not in "iuf":
         raise ValueError(f"`{name}` must be numbers. Received: {name}={given!r}")
     return array
 
 
 def _edge_array(graph: Any) -> Array:
-    try:
-        edges = np.asarray(graph)
-    except (TypeError, ValueError):
-        edges = np.asarray(None)
+    edges: Array = numpy_of(graph)
     if edges.dtype.kind not in "iuf":
         edges = np.asarray(None)
     if edges.size == 0 and edges.dtype != object:

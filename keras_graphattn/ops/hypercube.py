@@ -48,7 +48,7 @@ def hypercube_product(x: Tensor, time: Tensor) -> Tensor:
     >>> keras.ops.convert_to_numpy(y).ravel().astype(float).round(4).tolist()
     [0.5677, 0.4323]
     """
-    x, time = ops.convert_to_tensor(x), ops.convert_to_tensor(time)
+    time = ops.cast(time, x.dtype)
     shape = ops.shape(x)
     for bit in range(hypercube_dimension(x.shape[1])):
         of_bit = time if len(time.shape) == 1 else time[bit]

@@ -15,6 +15,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.ops.arguments import (
+    MOST_SCALE,
     Sizes,
     checked,
     flag,
@@ -29,6 +30,8 @@ from keras_graphattn.ops.blocks import map_query_blocks
 from keras_graphattn.ops.precision import at_least_float32, finite_scores, masked_softmax
 
 Tensor = Any
+
+MOST_EPSILON = 1e19  # its square is the largest that float32 holds
 
 
 def exponents(name: str, value: Any, sizes: Sizes) -> list[float]:
@@ -57,9 +60,9 @@ def value_pair(name: str, value: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
     values=tensor("B T N D"),
     p=exponents,
     mask=optional(attention_mask("T", "T")),
-    epsilon=number(above=0.0),
+    epsilon=number(above=0.0, below=MOST_EPSILON),
     drop_diagonal=flag,
-    scale=optional(number()),
+    scale=optional(number(least=-MOST_SCALE, below=MOST_SCALE)),
     block_size=whole(),
 )
 def p_laplacian_attention(
@@ -140,7 +143,7 @@ def p_laplacian_attention(
     p=exponents,
     mask=optional(mask("B? N? T? S?")),
     diagonal=mask("T S"),
-    epsilon=number(above=0.0),
+    epsilon=number(above=0.0, below=MOST_EPSILON),
     drop_diagonal=flag,
 )
 def p_laplacian_weights(

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.ops.arguments import checked, tensor
+from keras_graphattn.ops.arguments import checked, is_finite, tensor
 
 Tensor = Any
 
 MOST_STEPS = 1000  # each is a step of the graph
+LARGEST_PARAMETER = 1e30  # of Jacobi's polynomials: float32 ends at 3e38
 
 BASES = ("monomial", "chebyshev", "legendre", "jacobi")
 
@@ -101,16 +102,24 @@ def recurrence(
     check_order(order)
     if not isinstance(basis, str) or basis not in BASES:
         raise ValueError(f"`basis` must be one of {list(BASES)}. Received: basis={basis!r}")
+    numbers = _check_jacobi(alpha, beta)
     if basis != "jacobi":
-        if alpha or beta:
+        if any(numbers):
             raise ValueError(
                 f'`alpha` and `beta` belong to basis="jacobi"; the basis {basis!r} has none. '
                 f"Received: alpha={alpha!r}, beta={beta!r}"
             )
         if basis == "monomial":
             return [Step(1.0, 0.0, 0.0)] * order
-        alpha = beta = 0.0 if basis == "legendre" else -0.5
-    return _jacobi(order, *_check_jacobi(alpha, beta))
+        return _jacobi(order, *((0.0, 0.0) if basis == "legendre" else (-0.5, -0.5)))
+    for name, value in zip(("alpha", "beta"), numbers, strict=True):
+        if value <= -1:
+            warnings.warn(
+                f"{name}={value} is outside (-1, inf): the Jacobi polynomials are defined "
+                "there but no longer orthogonal. The AGF paper uses such values; so may you.",
+                stacklevel=3,
+            )
+    return _jacobi(order, *numbers)
 
 
 def _check_jacobi(alpha: float | None, beta: float | None) -> tuple[float, float]:
@@ -119,13 +128,12 @@ def _check_jacobi(alpha: float | None, beta: float | None) -> tuple[float, float
         given = 0.0 if given is None else given
         if isinstance(given, bool) or not isinstance(given, (int, float)):
             raise ValueError(f"`{name}` must be a number. Received: {name}={given!r}")
-        if not math.isfinite(given):
+        if not is_finite(given):
             raise ValueError(f"`{name}` must be finite. Received: {name}={given!r}")
-        if given <= -1:
-            warnings.warn(
-                f"{name}={given} is outside (-1, inf): the Jacobi polynomials are defined "
-                "there but no longer orthogonal. The AGF paper uses such values; so may you.",
-                stacklevel=4,
+        if abs(given) > LARGEST_PARAMETER:
+            raise ValueError(
+                f"`{name}` must lie between -{LARGEST_PARAMETER:g} and {LARGEST_PARAMETER:g}. "
+                f"Received: {name}={given!r}"
             )
         numbers.append(float(given))
     return numbers[0], numbers[1]

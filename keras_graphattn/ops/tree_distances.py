@@ -58,9 +58,10 @@ def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
         far = ops.concatenate([deeper[:roots], deeper[roots:] + above], axis=0)
         return far, deeper, below
 
-    signal = ops.take(ops.convert_to_tensor(x), forest.order.astype("int32"), axis=0)
+    table = ops.cast(table, x.dtype)
+    signal = ops.take(x, forest.order.astype("int32"), axis=0)
     if len(parents) == 0:
-        found = signal * ops.convert_to_tensor(table)[0][None, :, None]
+        found = signal * table[0][None, :, None]
     else:
         found = symmetric_series(_start, step, signal, table)
     return ops.take(found, forest.position.astype("int32"), axis=0)

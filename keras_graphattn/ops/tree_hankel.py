@@ -98,7 +98,7 @@ def centroid_product(x: Tensor, table: Tensor, plan: CentroidPlan) -> Tensor:
     [7.0, 5.0, 3.0]
     """
     sums = sparse_product(plan.gather, x)
-    table = ops.convert_to_tensor(table)
+    table = ops.cast(table, sums.dtype)
     whole = _hankel_products(sparse_product(plan.join, sums), table, plan.components, 0)
     across = sparse_product(plan.join.transpose, whole)
     padded = sum(count * size for count, size in plan.branches)

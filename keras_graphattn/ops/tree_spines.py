@@ -117,7 +117,8 @@ def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
 
     Source: ours; Choromanski et al., arXiv 2107.07999, have the path as a Toeplitz matrix.
     """
-    x, table = ops.convert_to_tensor(x), ops.convert_to_tensor(table)
+    x = ops.convert_to_tensor(x)
+    table = ops.cast(table, x.dtype)
     longest = max(places for _, places in plan.spines)
     here, near, far = (table_values(table, shift, longest) for shift in range(3))
     on = sparse_product(plan.spine, x)

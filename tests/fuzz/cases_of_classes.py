@@ -5,6 +5,7 @@ import numpy as np
 from keras_graphattn import layers, masks
 
 B, T, N, D, WIDTH = 2, 4, 2, 3, 6
+SIGNAL = np.random.default_rng(0).normal(size=(B, T, N, D)).astype("float32")
 GRAPH = [[0, 1], [1, 2], [2, 3]]
 COMMON = {
     "num_heads": N,

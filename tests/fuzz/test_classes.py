@@ -14,6 +14,7 @@ from tests.fuzz.cases_of_classes import (
     AT_CALL,
     LAYERS,
     MASKS,
+    SIGNAL,
     WIDTH,
     B,
     D,
@@ -25,7 +26,6 @@ from tests.fuzz.cases_of_classes import (
 )
 from tests.fuzz.profiles import cheap, wide
 
-SIGNAL = np.random.default_rng(0).normal(size=(B, T, N, D)).astype("float32")
 CLASSES = [*((layers, name) for name in LAYERS), *((masks, name) for name in MASKS)]
 
 

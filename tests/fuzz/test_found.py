@@ -1,0 +1,156 @@
+"""What the wide fuzz tests, and lists of odd values for every option, once found."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.sparse
+
+from keras_graphattn import layers, masks, ops
+from tests.fuzz.attacks import REFUSALS, names_argument
+from tests.fuzz.cases_of_classes import GRAPH, SIGNAL, WIDTH, B, T
+from tests.fuzz.cases_of_ops import FOREST_ARRAYS
+
+HUGE, TOO_LARGE_FOR_A_FLOAT = 10**30, 10**400
+PAIR, ODD_PAIR, RAGGED = np.array([1, 2]), np.array([None, 1.0]), [[1.0], [1.0, 2.0]]
+TOKENS = np.ones((B, T, WIDTH), "float32")
+RIGHT = {"num_heads": 2, "key_dim": 3}
+LOOPS = scipy.sparse.eye_array(4)
+OPTIONS = [
+    ("GraphFilterAttention", "attention_axes", PAIR, {}),
+    ("GraphFilterAttention", "attention_axes", HUGE, {}),
+    ("GraphFilterAttention", "attention_axes", [None], {}),
+    ("GraphFilterAttention", "attention_axes", [], {}),
+    ("GraphFilterAttention", "attention_axes", 2, {}),
+    ("GraphFilterAttention", "attention_axes", [1, 1], {}),
+    ("GraphFilterAttention", "attention_axes", 7, {}),
+    ("GraphFilterAttention", "sliding_window", HUGE, {}),
+    ("GraphFilterAttention", "block_size", HUGE, {}),
+    ("GraphFilterAttention", "alpha", PAIR, {"filter": "chebyshev"}),
+    ("GraphFilterAttention", "beta", TOO_LARGE_FOR_A_FLOAT, {"filter": "jacobi"}),
+    ("GraphFilterAttention", "initial_coefficients", {"linear": TOO_LARGE_FOR_A_FLOAT}, {}),
+    ("GraphFilterAttention", "initial_coefficients", b"wron", {"filter": "monomial"}),
+    ("GraphFilterAttention", "initial_coefficients", list("1234"), {"filter": "monomial"}),
+    ("ScaledHighFrequencyAttention", "attention_axes", -1, {}),
+    ("ScaledHighFrequencyAttention", "dropout", TOO_LARGE_FOR_A_FLOAT, {}),
+    ("MaskedKernelAttention", "flash_attention", PAIR, {}),
+    ("MaskedKernelAttention", "num_features", HUGE, {"feature_map": "favor"}),
+    ("MaskedKernelAttention", "feature_chunk", HUGE, {}),
+    ("PLaplacianAttention", "p", b"ab", {}),
+    ("PLaplacianAttention", "p", TOO_LARGE_FOR_A_FLOAT, {}),
+    ("PLaplacianAttention", "epsilon", TOO_LARGE_FOR_A_FLOAT, {}),
+    ("AttentiveGraphFilter", "orthogonality_weight", TOO_LARGE_FOR_A_FLOAT, {}),
+    ("AttentiveGraphFilter", "orthogonality_weight", float("inf"), {}),
+    ("BlockToeplitz", "form", ODD_PAIR, {"grid_shape": (2, 2)}),
+    ("BlockToeplitz", "grid_shape", b"wrong", {}),
+    ("BlockToeplitz", "num_prefix_tokens", 2, {"grid_shape": (2, 2)}),
+    ("Hypercube", "dimension", 0, {}),
+    ("Tree", "forest", RAGGED, {}),
+    ("Tree", "forest", ["a", None], {}),
+    ("Tree", "forest", [-1, 0], {}),
+    ("Tree", "initial_table", 2.0, {"forest": [-1, 0, 0, 1], "function": "table"}),
+    ("Tree", "edge_weights", [1.0] * 4, {"forest": [-1, 0, 0, 1], "function": "table"}),
+    ("RandomWalk", "walks", RAGGED, {}),
+    ("RandomWalk", "walks", [[[0]]], {}),
+    ("RandomWalk", "graph", [[0, 1]], {}),
+    ("GraphDiffusion", "graph", LOOPS, {}),
+    ("GraphDiffusion", "graph", LOOPS * 1j, {}),
+    ("GraphDiffusion", "graph", scipy.sparse.coo_array(np.ones(4)), {}),
+    ("GraphDiffusion", "num_nodes", PAIR, {"graph": ops.read_graph(GRAPH)}),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "wrong", "others"), OPTIONS)
+def test_the_option_is_named(name, option, wrong, others):
+    def make_and_run():
+        if name in layers.__all__:
+            getattr(layers, name)(**RIGHT, **others, **{option: wrong})(TOKENS, TOKENS)
+        else:
+            getattr(masks, name)(**others, **{option: wrong}).apply(SIGNAL)
+
+    with pytest.raises(REFUSALS) as refusal:
+        make_and_run()
+    assert names_argument(refusal.value, option)
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="torch refuses to convert it")
+def test_a_tensor_that_takes_gradients():
+    import torch
+
+    with pytest.raises(REFUSALS, match="`forest`"):
+        masks.Tree(torch.nn.Parameter(torch.ones(4)))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("order", RAGGED),
+        ("parents", np.array([0, 0, 2, 1])),
+        ("depth", np.zeros(4, int)),
+        ("depth", np.array([0, 1, 1, 2**62])),
+    ],
+)
+def test_the_array_of_a_forest_is_named(name, wrong):
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        ops.Forest(**{**FOREST_ARRAYS, name: wrong})
+
+
+def test_a_topology_of_another_length_says_what_to_change():
+    with pytest.raises(ValueError, match=r"`forest` of this Tree has 3 nodes.*`parents`"):
+        masks.Tree([-1, 0, 0]).apply(SIGNAL)
+    with pytest.raises(ValueError, match="`dimension`, or leave it out"):
+        masks.Hypercube(dimension=3).apply(SIGNAL)
+
+
+TREE = ops.forest_from_parents([-1, 0, 0, 1])
+NODES, TABLE = np.ones((4, 2, 3), "float32"), np.ones((4, 2), "float32")
+
+
+@pytest.mark.parametrize(
+    ("function", "plan"),
+    [
+        (ops.centroid_product, ops.centroid_plan(TREE)),
+        (ops.depth_table_product, TREE),
+        (ops.spine_product, ops.spine_plan(TREE)),
+    ],
+    ids=["centroid_product", "depth_table_product", "spine_product"],
+)
+def test_a_table_in_double_precision(function, plan):
+    expected = keras.ops.convert_to_numpy(function(NODES, TABLE, plan))
+    found = keras.ops.convert_to_numpy(function(NODES, TABLE.astype("float64"), plan))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_positions_of_two_integer_types():
+    mask, columns = ops.AttentionMask(causal=True), np.arange(T)
+    found = ops.joined_mask(mask, columns.astype("int32"), columns.astype("int64"))
+    assert keras.ops.convert_to_numpy(found)[0, 0].tolist() == np.tri(T, dtype=bool).tolist()
+
+
+def test_times_in_double_precision():
+    found = ops.hypercube_product(SIGNAL, np.ones(2))
+    expected = ops.hypercube_product(SIGNAL, np.ones(2, "float32"))
+    np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (found, expected)))
+
+
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [
+        ("scale", lambda: ops.attention_matrix(SIGNAL, SIGNAL, scale=1e300)),
+        ("alpha", lambda: ops.recurrence("jacobi", 2, alpha=1e300)),
+        ("beta", lambda: ops.recurrence("jacobi", 2, beta=-1e300)),
+        ("low", lambda: ops.chebyshev_terms(np.sin, -1e30, 2.0, 1e-3)),
+        ("batch_size", lambda: ops.initial_cache(keras.ops.ones(()), 4, 1, 2, 2)),
+        ("epsilon", lambda: layers.PLaplacianAttention(2, 3, epsilon=1e300)),
+        ("index", lambda: cached_operator(np.int64(2**62))),
+        ("index", lambda: cached_operator(4)),
+    ],
+)
+def test_the_argument_is_named(argument, call):
+    with pytest.raises(REFUSALS) as refusal:
+        call()
+    assert names_argument(refusal.value, argument)
+
+
+def cached_operator(index):
+    matrix, signals = np.ones((B, 2, 1, T), "float32"), np.ones((B, 1, T, 2, 3), "float32")
+    return ops.CachedOperator(matrix, signals, index)
