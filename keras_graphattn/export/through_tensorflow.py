@@ -18,7 +18,7 @@ Model = Any
 SUMMARY_LINES = 12
 SUMMARY_WIDTH = 300
 # Imported anyway, or bases of layers with nothing to register
-KNOWN = ("keras", "keras_graphattn", "builtins", "torch", "typing", "abc")
+KNOWN = ("keras", "keras_graphattn", "tensorflow", "torch", "builtins", "typing", "abc")
 
 
 def write_graph_through_tensorflow(model: Model, path: Path, signature: Any = DEFAULT) -> None:
