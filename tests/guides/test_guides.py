@@ -7,7 +7,7 @@ import pytest
 
 GUIDES = sorted((Path(__file__).parents[2] / "guides").glob("*.py"))
 # What is special about serving is in the tests of exports, from each backend.
-SLOW = ("serving",) if keras.backend.backend() != "tensorflow" else ()
+SLOW = {"torch": ("serving",), "jax": ("serving", "masks", "masked_attention")}
 
 
 def test_there_are_guides():
@@ -16,7 +16,14 @@ def test_there_are_guides():
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(p, marks=[pytest.mark.slow] * (p.stem in SLOW), id=p.stem) for p in GUIDES],
+    [
+        pytest.param(
+            p,
+            marks=[pytest.mark.slow] * (p.stem in SLOW.get(keras.backend.backend(), ())),
+            id=p.stem,
+        )
+        for p in GUIDES
+    ],
 )
 def test_guide_runs_and_its_models_learn(path, capsys):
     runpy.run_path(str(path), run_name="__main__")
