@@ -1,4 +1,4 @@
-"""Requests of the client: arrays checked and cast to a signature, then gRPC messages or JSON."""
+"""Requests of the client to one signature: gRPC messages or JSON."""
 
 import base64
 import importlib.util
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
+from keras_graphattn.export.batches import checked_batch
 from keras_graphattn.export.signature import DEFAULT, Specs
 from keras_graphattn.ops.arguments import Sizes, checked, folder, number, optional, text, whole
 
@@ -243,90 +243,6 @@ def check_serving_api() -> None:
             "Requests and warm-up records are messages of TensorFlow Serving and need "
             "tensorflow-serving-api. Install it with `pip install keras-graphattn[serving]`."
         )
-
-
-def checked_batch(inputs: Any, specs: Specs, owner: str) -> dict[str, Array]:
-    """One batch as arrays of the types in `specs`.
-
-    Args:
-        inputs: Mapping from names to arrays; with one input also the array itself.
-        specs: Name to (shape, dtype).
-        owner: What has the inputs, for the errors.
-
-    Raises:
-        ValueError: If names, shapes, types or batch sizes do not fit.
-
-    Example:
-
-    >>> checked_batch([[1.5]], {"x": ((None, 1), "float32")}, "The model")
-    {'x': array([[1.5]], dtype=float32)}
-    """
-    if not isinstance(inputs, Mapping) and len(specs) == 1:
-        inputs = {next(iter(specs)): inputs}
-    if not isinstance(inputs, Mapping) or set(inputs) != set(specs):
-        given = sorted(map(str, inputs)) if isinstance(inputs, Mapping) else type(inputs).__name__
-        raise ValueError(f"{owner} takes a dictionary of {sorted(specs)}. Received: {given}")
-    arrays = {}
-    for name, (shape, dtype) in specs.items():
-        array = _cast(_array(inputs[name], name, dtype), dtype, name, owner)
-        if len(array.shape) != len(shape) or any(
-            wanted not in (None, size) for size, wanted in zip(array.shape, shape, strict=True)
-        ):
-            raise ValueError(
-                f"{owner} takes '{name}' of shape {shape}. Received: shape={array.shape}"
-            )
-        arrays[name] = array
-    sizes = {name: array.shape[0] for name, array in arrays.items()}
-    if len(set(sizes.values())) != 1 or 0 in sizes.values():
-        raise ValueError(
-            f"{owner} takes inputs of one batch size of at least 1. Received sizes: {sizes}"
-        )
-    return arrays
-
-
-def _array(value: Any, name: str, dtype: str) -> Array:
-    if keras.ops.is_tensor(value):
-        return keras.ops.convert_to_numpy(value)
-    try:
-        # NumPy's own strings end at the last byte that is not zero.
-        is_text = dtype == "string" and isinstance(value, (list, tuple, str, bytes))
-        return np.asarray(value, object if is_text else None)
-    except Exception as error:
-        is_list = isinstance(value, (list, tuple))
-        reason = "rows of different lengths: pad them" if is_list else f"a {type(value).__name__}"
-        raise ValueError(
-            f"The input '{name}' must be an array, a tensor or a nested list. Received {reason}. "
-            f"({error})"
-        ) from error
-
-
-def _cast(array: Array, dtype: str, name: str, owner: str) -> Array:
-    """Floats may lose digits and integers may change width; nothing else changes."""
-    cast = array
-    if dtype == "string":
-        cast = array.astype(object)
-        fits = all(isinstance(value, (str, bytes)) for value in cast.flat)
-    elif fits := _may_fit(array.dtype, np.dtype(dtype)):
-        with np.errstate(over="ignore"):
-            cast = array.astype(dtype)
-        is_whole = cast.dtype.kind in "iu"
-        same = cast == array if is_whole else np.isfinite(cast) == np.isfinite(array)
-        fits = bool(np.all(same))
-    if not fits:
-        raise ValueError(
-            f"{owner} takes '{name}' as {dtype}, and the values given are not that without a loss. "
-            f"Received: dtype={array.dtype}"
-        )
-    return cast
-
-
-def _may_fit(given: Any, served: Any) -> bool:
-    """Whether some values of the one type are values of the other."""
-    if given.kind in "biu" and served.kind in "iu":
-        return True
-    if given.kind in "cSU" and served.kind != "c":
-        return False
-    return bool(np.can_cast(given, served, "same_kind"))
 
 
 def _specs(definitions: Any, signature: str) -> Specs:

@@ -5,8 +5,9 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.export.batches import checked_batch
 from keras_graphattn.export.graph import forward_function
-from keras_graphattn.export.requests import check_serving_api, checked_batch, predict_message
+from keras_graphattn.export.requests import check_serving_api, predict_message
 from keras_graphattn.export.signature import Signature
 
 Model = Any

@@ -113,7 +113,7 @@ class PLaplacianAttention(SelfAttention):
             attention_path=attention_path,
             **kwargs,
         )
-        self.p: Any = [*p] if isinstance(p, Sequence) and is_list(p) else p
+        self.p = list(p) if is_list(p) else p
         self.exponents = _exponents(self.p, num_heads)
         if not _is_number(epsilon) or not 0 < epsilon < MOST_EPSILON:
             raise ValueError(

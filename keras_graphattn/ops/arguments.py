@@ -17,7 +17,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import keras
 import numpy as np
@@ -29,7 +29,6 @@ Rule = Callable[[str, Any, Sizes], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-MOST_SCALE = 3e38  # about the largest number of float32
 PLAIN_CONTAINERS = (np.ndarray, list, tuple, dict, set)
 PLAIN = (np.ndarray, np.generic, list, tuple, int, float, complex)
 
@@ -131,7 +130,7 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     """Whether a value is a list or another sequence; text and bytes are none."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
@@ -167,6 +166,9 @@ def number(above: float | None = None, least: float | None = None, below: float 
         return float(value)
 
     return check
+
+
+scale_of_scores = number(least=-3e38, below=3e38)  # about the largest numbers of float32
 
 
 def is_finite(value: float) -> bool:

@@ -15,14 +15,13 @@ from typing import Any
 from keras import ops
 
 from keras_graphattn.ops.arguments import (
-    MOST_SCALE,
     Sizes,
     check_shape,
     checked,
     flag,
     mask,
-    number,
     optional,
+    scale_of_scores,
     tensor,
 )
 from keras_graphattn.ops.attention_mask import (
@@ -41,7 +40,7 @@ Tensor = Any
     query=tensor("B T N H"),
     key=tensor("B S N H"),
     mask=optional(mask("B? N? T? S?")),
-    scale=optional(number(least=-MOST_SCALE, below=MOST_SCALE)),
+    scale=optional(scale_of_scores),
 )
 def attention_matrix(
     query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None
@@ -92,7 +91,7 @@ def matrix_operator(matrix: Tensor) -> Operator:
     query=tensor("B T N H"),
     key=tensor("B S N H"),
     mask=optional(mask("B? N? T? S?")),
-    scale=optional(number(least=-MOST_SCALE, below=MOST_SCALE)),
+    scale=optional(scale_of_scores),
 )
 def softmax_operator(
     query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None
@@ -122,7 +121,7 @@ def softmax_operator(
     query=tensor("B T N H"),
     key=tensor("B T N H"),
     mask=optional(attention_mask("T", "T")),
-    scale=optional(number(least=-MOST_SCALE, below=MOST_SCALE)),
+    scale=optional(scale_of_scores),
     flash_attention=optional(flag),
 )
 def fused_operator(

@@ -10,7 +10,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.arguments import MOST_SCALE, checked, number, optional, tensor, whole
+from keras_graphattn.ops.arguments import checked, optional, scale_of_scores, tensor, whole
 from keras_graphattn.ops.attention import attention_matrix, matrix_operator, scaled
 from keras_graphattn.ops.attention_mask import (
     AttentionMask,
@@ -57,7 +57,7 @@ class BlockwiseOperator:
         query=tensor("B T N H"),
         key=tensor("B S N H"),
         mask=optional(attention_mask("T", "S")),
-        scale=optional(number(least=-MOST_SCALE, below=MOST_SCALE)),
+        scale=optional(scale_of_scores),
         block_size=whole(),
     )
     def __init__(

@@ -15,13 +15,13 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.ops.arguments import (
-    MOST_SCALE,
     Sizes,
     checked,
     flag,
     mask,
     number,
     optional,
+    scale_of_scores,
     tensor,
     whole,
 )
@@ -62,7 +62,7 @@ def value_pair(name: str, value: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
     mask=optional(attention_mask("T", "T")),
     epsilon=number(above=0.0, below=MOST_EPSILON),
     drop_diagonal=flag,
-    scale=optional(number(least=-MOST_SCALE, below=MOST_SCALE)),
+    scale=optional(scale_of_scores),
     block_size=whole(),
 )
 def p_laplacian_attention(
