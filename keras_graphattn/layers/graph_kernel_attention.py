@@ -8,7 +8,7 @@ from keras import ops
 from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.masks.mask import Mask, restored
-from keras_graphattn.ops.precision import finite_scores, masked_softmax
+from keras_graphattn.ops.precision import finite_scores, masked_softmax, nan_where
 
 Tensor = Any
 
@@ -118,6 +118,11 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         weights = ops.cast(masked_softmax(scores, seen), self.compute_dtype)
         dropped = self._dropped(weights, training)
         outputs = ops.einsum("bnts,bsnh->btnh", dropped, self.value_dense(value))
+        if masks.broken is not None:
+            sees_broken = ops.any(ops.logical_and(seen, masks.broken[:, None, None]), axis=-1)
+            sees_broken = ops.logical_or(sees_broken, masks.broken[:, None])  # (B, N, T)
+            weights = nan_where(sees_broken[..., None], weights)
+            outputs = nan_where(ops.transpose(sees_broken, (0, 2, 1))[..., None], outputs)
         return outputs, weights
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:

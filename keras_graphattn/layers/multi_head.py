@@ -28,6 +28,7 @@ class Masks(NamedTuple):
     attention: Tensor | None = None  # (T, S), (B, T, S) or (B, N, T, S)
     causal: bool = False
     inputs: dict[str, Tensor] | None = None  # what a mask of keras_graphattn.masks needs
+    broken: Tensor | None = None  # (B, T), tokens that held NaN or infinity and are zeros now
 
 
 def projections_of(attention: Any) -> dict[str, Any]:
@@ -185,9 +186,16 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         query = without_padding(query, masks.query)
         value = without_padding(value, seen)
         key = value if is_shared else without_padding(key, seen)
+        query, value, key, masks = self._without_broken(query, value, key, masks)
         outputs, scores = self._attend(query, value, key, masks, return_attention_scores, training)
         outputs = self._project_out(outputs, query)
         return (outputs, scores) if return_attention_scores else outputs
+
+    def _without_broken(
+        self, query: Tensor, value: Tensor, key: Tensor, masks: Masks
+    ) -> tuple[Tensor, Tensor, Tensor, Masks]:
+        """The inputs as they are; layers whose masks separate tokens take broken ones out."""
+        return query, value, key, masks
 
     def _project_out(self, outputs: Tensor, query: Tensor) -> Tensor:
         """Per-head outputs (B, T, N, value_dim) through the gate and the output projection."""
