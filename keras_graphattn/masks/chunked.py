@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.masks.mask import Mask, Tensors
+from keras_graphattn.masks.precision import in_one_dtype
 from keras_graphattn.ops.chunked_attention import (
     Decay,
     advanced_state,
@@ -14,7 +15,6 @@ from keras_graphattn.ops.chunked_attention import (
     initial_chunked_state,
     segment_runs,
 )
-from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
 
@@ -49,7 +49,7 @@ class ChunkedMask(Mask):
         form = self.form(parameters, inputs)
         order = ops.arange(length, dtype="int32")
         distance = ops.cast(positions, "int32")[:, None] - order[None, :]
-        rows = ops.ones((1, 1, 1, 1))
+        rows = ops.ones((1, 1, 1, 1), "float32")
         if form.decay is not None:
             rows = decay_matrix(form.decay, ops.abs(distance))[None]
         if form.causal:
@@ -90,8 +90,11 @@ class ChunkedMask(Mask):
             return super().step(state, query_features, key_features, x, **inputs)
         dtype = x.dtype
         inputs = self._prepared(x.shape, inputs)
-        query, key, x = (at_least_float32(t) for t in (query_features, key_features, x))
-        form = self.form(self.parameters(), inputs)
+        (query, key, x), parameters, inputs = in_one_dtype(
+            (query_features, key_features, x), self.parameters(), inputs
+        )
+        state = state._replace(sums=ops.cast(state.sums, x.dtype))
+        form = self.form(parameters, inputs)
         outputs = chunked_attention(query, key, x, **form._asdict(), state=state)
         state = advanced_state(state, key, x, decay=form.decay, segment_ids=form.segment_ids)
         return ops.cast(outputs, dtype), state

@@ -13,6 +13,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.masks.formed import formed_product
+from keras_graphattn.masks.precision import in_one_dtype, widest_dtype
 from keras_graphattn.ops.arguments import (
     Rule,
     Sizes,
@@ -24,7 +25,6 @@ from keras_graphattn.ops.arguments import (
     whole,
 )
 from keras_graphattn.ops.kernel_attention import sum_over_features
-from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
 Tensors = dict[str, Tensor]
@@ -69,7 +69,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
     `_rows`; for a path of its own also `_signal`, and `_attend` where attention has a better form
     than Algorithm 1. These take the mask's weights and call-time inputs as dictionaries of
     tensors and touch `self` for settings alone: on TensorFlow, rematerialisation drops the
-    gradient of captured tensors in silence.
+    gradient of captured tensors in silence. M is float64 where the weights or the signal are, so
+    what they compute follows the dtype of these tensors.
 
     Attributes:
         paths: The ways to compute: "dense" forms M, "blockwise" forms it for some query rows at a
@@ -140,7 +141,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         return self._rows(positions, length, parameters, inputs)
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
-        """M x on one of the mask's own paths; `x` (B, T, N, D) and the result are float32."""
+        """M x on one of the mask's own paths; `x` (B, T, N, D) and the result are of one dtype,
+        at least float32."""
         raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
 
     def _causal_signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
@@ -157,7 +159,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         inputs: Tensors,
         feature_chunk: int | None,
     ) -> Tensor:
-        """[(phi(Q) phi(K)^T) o M] x on one of the mask's own paths, all float32: Algorithm 1."""
+        """[(phi(Q) phi(K)^T) o M] x on one of the mask's own paths: Algorithm 1."""
         names = (*parameters, *inputs)
 
         def apply(signal: Tensor, *tensors: Tensor) -> Tensor:
@@ -225,7 +227,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
-            A tensor of the shape and dtype of `x`; sums are float32.
+            A tensor of the shape and dtype of `x`; sums are at least float32.
 
         Raises:
             ValueError: For an unknown path, missing or unknown inputs, or a length that the mask
@@ -235,7 +237,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         check_shape("x", x, ("B T N D",), sizes)
         inputs = self._prepared(x.shape, inputs, sizes)
         path = self._checked_path(path, x.shape[1], None, x.shape[3])
-        parameters, signal = self.parameters(), at_least_float32(x)
+        (signal,), parameters, inputs = in_one_dtype((x,), self.parameters(), inputs)
         if path in Mask.paths:
             result = formed_product(self, path, None, None, signal, parameters, inputs)
         else:
@@ -265,7 +267,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
-            A tensor of the shape and dtype of `x`; sums are float32.
+            A tensor of the shape and dtype of `x`; sums are at least float32.
 
         Raises:
             ValueError: As for `apply`.
@@ -283,8 +285,9 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         inputs = self._prepared(x.shape, inputs, sizes)
         features = query_features.shape[-1]
         path = self._checked_path(path, x.shape[1], features, x.shape[3])
-        query, key, signal = (at_least_float32(t) for t in (query_features, key_features, x))
-        parameters = self.parameters()
+        (signal, query, key), parameters, inputs = in_one_dtype(
+            (x, query_features, key_features), self.parameters(), inputs
+        )
         if path in Mask.paths:
             result = formed_product(self, path, query, key, signal, parameters, inputs)
         else:
@@ -299,10 +302,13 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
-            A float32 tensor of shape (1 or B, 1 or N, T, T), with gradients for all weights.
+            A tensor of shape (1 or B, 1 or N, T, T), with gradients for all weights: float32, or
+            float64 where the mask's weights or its `dtype` are.
         """
         inputs = self._checked_inputs(inputs)
-        return self._matrix(self._length(length, inputs), self.parameters(), inputs)
+        length = self._length(length, inputs)
+        _, parameters, inputs = in_one_dtype((), self.parameters(), inputs)
+        return ops.cast(self._matrix(length, parameters, inputs), self._dtype_of(parameters))
 
     def rows(self, positions: Tensor, length: int | None = None, **inputs: Tensor) -> Tensor:
         """M[positions, :]: a few query rows, for masks that can without forming the rest.
@@ -313,11 +319,14 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
-            A float32 tensor of shape (1 or B, 1 or N, R, T).
+            A tensor of shape (1 or B, 1 or N, R, T), of the dtype of `dense`.
         """
         inputs = self._checked_inputs(inputs)
         positions = ops.cast(integers("R")("positions", positions, {}), "int32")
-        return self._rows(positions, self._length(length, inputs), self.parameters(), inputs)
+        length = self._length(length, inputs)
+        _, parameters, inputs = in_one_dtype((), self.parameters(), inputs)
+        rows = self._rows(positions, length, parameters, inputs)
+        return ops.cast(rows, self._dtype_of(parameters))
 
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
         """The state of `step` before the first token: O(features x width) for each head."""
@@ -341,6 +350,10 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         raise ValueError(self._no_state())
 
     # What the two share
+
+    def _dtype_of(self, parameters: Tensors) -> str:
+        """The dtype of M: that of the weights or, without any, of the mask itself."""
+        return widest_dtype(parameters.values(), self.compute_dtype)
 
     def _no_state(self) -> str:
         reason = "causal, but needs all tokens so far" if self.is_causal else "not causal"

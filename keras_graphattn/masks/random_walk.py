@@ -132,7 +132,7 @@ class RandomWalk(TopologyMask):
     def parameters(self) -> Tensors:
         if self.learn_decay:
             return {"decay": ops.exp(in_float32({"decay": self.log_decay})["decay"])}
-        return {"decay": ops.convert_to_tensor(self._start, dtype="float32")}
+        return {"decay": self._constant(self._start)}
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._features is None:
@@ -156,7 +156,8 @@ class RandomWalk(TopologyMask):
         decay = parameters["decay"]
         powers = decay[None] ** ops.arange(steps, dtype=decay.dtype)[:, None]
         scale = walk_scale(self._features, decay, self.normalization)
-        features = ops.einsum("vli,ln,vn->nvi", ops.convert_to_tensor(parts), powers, scale)
+        visits = ops.convert_to_tensor(parts, dtype=decay.dtype)
+        features = ops.einsum("vli,ln,vn->nvi", visits, powers, scale)
         return ops.einsum("nvi,nwi->nvw", features, features)[None]
 
     def _known_length(self, inputs: Tensors) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.precision import widest_dtype
 from keras_graphattn.masks.topology import (
     TopologyMask,
     finite,
@@ -244,7 +245,7 @@ class Tree(TopologyMask):
 
     @cached_property
     def _distances(self) -> np.ndarray:
-        return forest_distances(self._given).astype("float32")[None]
+        return forest_distances(self._given)[None]
 
     def _own_path(self, columns: int = 64) -> str:
         if self._forest is None:
@@ -288,9 +289,11 @@ class Tree(TopologyMask):
             distances, same = distances_of_batch(parents, weights, self._depth(parents))
         else:
             known = np.isfinite(self._distances)
-            distances = ops.convert_to_tensor(np.where(known, self._distances, 0.0))
+            dtype = widest_dtype(parameters.values())
+            distances = ops.convert_to_tensor(np.where(known, self._distances, 0.0), dtype=dtype)
             same = ops.convert_to_tensor(known)
         if self.function == "exponential":
+            distances = ops.cast(distances, parameters["rate"].dtype)
             rate, offset = (parameters[name][None, :, None, None] for name in ("rate", "offset"))
             factors = ops.exp(rate * distances[:, None] + offset)
             return ops.where(same[:, None], factors, 0.0)

@@ -104,7 +104,7 @@ class SparseMatrix:
                 "`symmetric` is for square matrices. Received: symmetric=True, shape "
                 f"{matrix.shape}"
             )
-        self.matrix = scipy.sparse.csr_array(matrix).astype("float32")
+        self.matrix = scipy.sparse.csr_array(matrix).astype("float64")
         self.matrix.sum_duplicates()
         self.shape = self.matrix.shape
         self.symmetric = symmetric
@@ -141,13 +141,14 @@ class SparseMatrix:
             rows = order[kind[order] == k]
             entries = np.arange(sizes[k])
             inside = entries < counts[rows, None]
-            places = np.where(inside, self.matrix.indptr[rows, None] + entries, 0)
-            if not len(self.matrix.data):
-                classes.append((np.zeros(places.shape, "int32"), np.zeros(places.shape, "float32")))
+            if sizes[k] == 0:
+                classes.append((np.zeros(inside.shape, "int32"), np.zeros(inside.shape)))
                 continue
-            columns = np.where(inside, self.matrix.indices[places], 0).astype("int32")
-            values = np.where(inside, self.matrix.data[places], 0).astype("float32")
-            classes.append((columns, values))
+            # padding repeats the row's last entry, times 0: it must not touch another component
+            last = self.matrix.indptr[rows + 1] - 1
+            places = np.minimum(self.matrix.indptr[rows, None] + entries, last[:, None])
+            columns = self.matrix.indices[places].astype("int32")
+            classes.append((columns, np.where(inside, self.matrix.data[places], 0.0)))
         position = np.empty(len(order), "int32")
         position[order] = np.arange(len(order))
         return classes, None if np.array_equal(position, np.arange(len(order))) else position
@@ -168,7 +169,7 @@ def sparse_product(matrix: SparseMatrix, x: Tensor) -> Tensor:
 
     Args:
         matrix: A `SparseMatrix` of shape (rows, columns).
-        x: Tensor of shape (columns, ...), float32.
+        x: Tensor of shape (columns, ...), float32 or float64.
 
     Returns:
         A tensor of shape (rows, ...).

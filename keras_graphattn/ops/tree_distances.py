@@ -16,6 +16,7 @@ from keras import ops
 
 from keras_graphattn.ops.arguments import checked, instance, tensor
 from keras_graphattn.ops.forests import Forest
+from keras_graphattn.ops.precision import at_least_float32
 from keras_graphattn.ops.sparse import sum_rows
 from keras_graphattn.ops.symmetric_series import Carry, symmetric_series
 from keras_graphattn.ops.tree_doubling import flat_parents
@@ -80,7 +81,7 @@ def depth_table_product_of_batch(x: Tensor, table: Tensor, parents: Tensor) -> T
     """
     rows, has_parent = flat_parents(parents)
     count = ops.shape(rows)[0]
-    child = ops.cast(has_parent, "float32")[:, None, None]
+    child = ops.cast(has_parent, x.dtype)[:, None, None]
 
     def step(carry: Carry, rows: Tensor, child: Tensor) -> Carry:
         near, below, before = carry
@@ -118,7 +119,8 @@ def distances_of_batch(
     shared = ops.einsum("bik,bjk->bij", ancestors, ancestors)
     weights = ops.cast(has_parent, "float32")
     if edge_weights is not None:
-        weights = ops.where(has_parent, ops.cast(edge_weights, "float32"), 0.0)
+        weights = ops.where(has_parent, at_least_float32(edge_weights), 0.0)
+        ancestors = ops.cast(ancestors, weights.dtype)
     heights = ops.einsum("bik,bk->bi", ancestors, weights)
     common = ops.einsum("bik,bk,bjk->bij", ancestors, weights, ancestors)
     same_tree = shared > 0.5

@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_graphattn.ops.arguments import checked, instance, integers, optional, tensor, whole
 from keras_graphattn.ops.forests import Forest, jumps
+from keras_graphattn.ops.precision import at_least_float32
 from keras_graphattn.ops.sparse import sum_rows
 from keras_graphattn.ops.tree_levels import Sweep, TreePlan, plan_in_order
 
@@ -90,7 +91,7 @@ def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: 
     rows, has_parent = flat_parents(parents)
     weights = ops.cast(has_parent, "float32")
     if edge_weights is not None:
-        weights = ops.where(has_parent, ops.reshape(ops.cast(edge_weights, "float32"), (-1,)), 0.0)
+        weights = ops.where(has_parent, ops.reshape(at_least_float32(edge_weights), (-1,)), 0.0)
 
     def of(rows_as_floats: Tensor) -> TreePlan:
         rows = ops.cast(rows_as_floats, "int32")

@@ -58,7 +58,7 @@ def plan_in_order(forest: Forest, up: Sweep, down: Sweep) -> TreePlan:
         forest.position.astype("int32"),
         forest.parents.astype("int32"),
         forest.depth > 0,
-        forest.weights.astype("float32"),
+        forest.weights,
         up,
         down,
     )
@@ -160,7 +160,7 @@ def scan_plan(forest: Forest) -> TreePlan:
         rows[forest.position].astype("int32"),
         parents,
         in_layout(forest.depth) > 0,
-        in_layout(forest.weights).astype("float32"),
+        in_layout(forest.weights),
         up,
         down,
     )

@@ -130,7 +130,7 @@ def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
     beside = both + _toeplitz_products(beside, far - near, plan.spines)
     found = sparse_product(plan.spine.transpose, on)
     found = found + sparse_product(plan.legs.transpose, beside)
-    of_leaves = ops.convert_to_tensor(plan.beside)[:, None, None]
+    of_leaves = ops.convert_to_tensor(plan.beside, dtype=x.dtype)[:, None, None]
     return found + of_leaves * (here[0] - far[0])[None, :, None] * x
 
 

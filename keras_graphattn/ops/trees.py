@@ -62,7 +62,7 @@ def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: Tree
     """
     x = ops.convert_to_tensor(x)
     rate, offset = ops.convert_to_tensor(rate), ops.convert_to_tensor(offset)
-    weights = ops.convert_to_tensor(plan.weights)[:, None]
+    weights = ops.cast(ops.convert_to_tensor(plan.weights), rate.dtype)[:, None]
     has_parent = ops.convert_to_tensor(plan.has_parent)[:, None]
     decay = ops.where(has_parent, ops.exp(rate * weights), 0.0)
     return _symmetric_product(x, decay, plan) * ops.exp(offset)[None, :, None]

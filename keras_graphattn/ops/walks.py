@@ -152,8 +152,8 @@ def walk_scale(features: WalkFeatures, decay: Tensor, normalization: float) -> T
         normalization: a; 1 makes M a cosine, 0 leaves the inner products.
     """
     decay = ops.convert_to_tensor(decay)
-    squares = ops.convert_to_tensor(features.squares, dtype="float32")
-    total = ops.zeros((squares.shape[0], decay.shape[0]), "float32")
+    squares = ops.convert_to_tensor(features.squares, dtype=decay.dtype)
+    total = ops.zeros((squares.shape[0], decay.shape[0]), decay.dtype)
     for k in range(2 * features.length - 2, -1, -1):
         total = total * decay + squares[:, k, None]
     if normalization == 0.0:
@@ -225,7 +225,7 @@ def walk_features_of_batch(walks: Tensor, decay: Tensor, normalization: float) -
     nodes = ops.reshape(ops.arange(batch * count, dtype="int32"), (batch, count, 1, 1))
     known = walks >= 0
     places = ops.reshape(nodes * count + ops.where(known, walks, 0), (-1,))
-    values = ops.cast(known, "float32")[..., None] * powers
+    values = ops.cast(known, decay.dtype)[..., None] * powers
     met = sum_rows(ops.reshape(values, (-1, decay.shape[0])), places, batch * count * count)
     met = ops.transpose(ops.reshape(met, (batch, count, count, -1)), (0, 3, 1, 2))
     squares = ops.sum(met * met, axis=-1, keepdims=True)
