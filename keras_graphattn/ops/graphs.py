@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+from scipy.sparse.csgraph import connected_components
 
 from keras_graphattn.ops.arguments import checked, numpy_of, one_of, optional, whole
 
@@ -132,6 +133,32 @@ def spectral_radius(matrix: Any, iterations: int = 100) -> float:
         vector = image + max(best, 1e-6) / 2.0 * vector  # shifted: a bipartite graph would swing
         vector = np.maximum(vector / vector.max(initial=1e-300), 1e-100)
     return max(best, 1e-6)
+
+
+def spectrum_by_component(matrix: Any) -> tuple[Array, Array]:
+    """Eigenvalues (n,) and eigenvectors (n, n) of a symmetric matrix, each on one component.
+
+    An eigenvector is exactly 0 outside of its component, so that no function of the matrix joins
+    two components, not even by rounding.
+
+    Args:
+        matrix: A symmetric scipy.sparse matrix of shape (n, n).
+
+    Example:
+
+    >>> values, vectors = spectrum_by_component(scipy.sparse.diags_array([3.0, 1.0]))
+    >>> values.tolist(), vectors.tolist()
+    ([3.0, 1.0], [[1.0, 0.0], [0.0, 1.0]])
+    """
+    matrix = scipy.sparse.csr_array(matrix)
+    _, component = connected_components(matrix, directed=False)
+    values, vectors = matrix.diagonal(), np.eye(matrix.shape[0])
+    order = np.argsort(component, kind="stable")
+    for nodes in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
+        if len(nodes) > 1:
+            block = np.ix_(nodes, nodes)
+            values[nodes], vectors[block] = np.linalg.eigh(matrix[nodes][:, nodes].toarray())
+    return values, vectors
 
 
 @checked(adjacency=an_adjacency)

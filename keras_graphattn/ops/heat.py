@@ -16,7 +16,7 @@ Markov chain (uniformization).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import scipy.sparse
 import scipy.special
 from keras import ops
 
+from keras_graphattn.ops.diffusion import OperatorOfBatch
 from keras_graphattn.ops.graphs import spectral_radius
 from keras_graphattn.ops.sparse import SparseMatrix, sparse_product
 
@@ -168,10 +169,16 @@ def exponential_matrix(
     count, heads = operator.matrix.shape[0], time.shape[0]
     identity = ops.broadcast_to(ops.eye(count, dtype=time.dtype)[:, None], (count, heads, count))
     short = SeriesSizes(sizes.terms, 1, sizes.longest / sizes.parts)
-    matrix = exponential_product(identity, time / sizes.parts, operator, short)
+    without_decay = replace(operator, shift=0.0)
+    matrix = exponential_product(identity, time / sizes.parts, without_decay, short)
     matrix = ops.transpose(matrix, (1, 0, 2))
-    for _ in range(int(math.log2(sizes.parts))):
-        matrix = ops.matmul(matrix, matrix)
+    squarings = int(math.log2(sizes.parts))
+    before = min(squarings, int(math.log2(LONGEST_PART / LONGEST_PART_OF_MATRIX)))
+    parts = sizes.parts / 2**before  # as in a series: rounding of a decay is squared as often
+    decay = decay_of(time / parts, operator.shift, sizes.longest / parts)[:, None, None]
+    for k in range(squarings + 1):
+        matrix = matrix * decay if k == before else matrix
+        matrix = matrix @ matrix if k < squarings else matrix
     return matrix
 
 
@@ -191,6 +198,39 @@ def _series(x: Tensor, time: Tensor, operator: PositiveOperator, sizes: SeriesSi
         return decay * ops.fori_loop(0, sizes.terms, term, x)
 
     return part(0, x) if sizes.parts == 1 else ops.fori_loop(0, sizes.parts, part, x)
+
+
+def exponential_product_of_batch(
+    x: Tensor, time: Tensor, operator: OperatorOfBatch, length: Any, sizes: SeriesSizes
+) -> Tensor:
+    """`exponential_product` for one graph per example, unrolled: gradients for its weights too.
+
+    Args:
+        x: Tensor of shape (B T, N, C).
+        time: Tensor of shape (N,).
+        operator: From `keras_graphattn.ops.diffusion.graph_operator_of_batch`.
+        length: Number of nodes T of each example.
+        sizes: From `series_sizes`, for the largest radius that an example can have.
+
+    Returns:
+        A tensor of the shape of `x`.
+    """
+    time = time / sizes.parts
+    shift, rest = ops.zeros((1, 1), x.dtype), None
+    if operator.diagonal is not None:
+        largest = ops.max(ops.reshape(operator.diagonal, (-1, length)), axis=1, keepdims=True)
+        shift = ops.stop_gradient(largest) + ops.zeros((1, length), x.dtype)
+        shift = ops.reshape(shift, (-1, 1))
+        rest = (shift - operator.diagonal[:, None])[:, :, None]
+    decay = decay_of(time[None, :], shift, sizes.longest / sizes.parts)[:, :, None]
+    for _ in range(sizes.parts):
+        total = x
+        for order in range(sizes.terms, 0, -1):
+            image = operator.neighbours(total)
+            image = image if rest is None else image + rest * total
+            total = x + (time / order)[None, :, None] * image
+        x = decay * total
+    return x
 
 
 def decay_of(time: Tensor, shift: Any, longest: float) -> Tensor:
