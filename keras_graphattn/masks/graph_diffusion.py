@@ -89,7 +89,8 @@ class GraphDiffusion(TopologyMask):
             default, 1e-14 for a float64 mask.
         spectral_bound: Bound of the operator's largest eigenvalue. Needed with `graph=None`, unless
             the Laplacian is normalised (2): the largest d_u + d_v over edges for the plain one,
-            the largest degree for the adjacency matrix. Else taken from the graph.
+            the largest degree for the adjacency matrix. With a graph, the graph's own bound counts
+            where it is larger.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
@@ -211,7 +212,7 @@ class GraphDiffusion(TopologyMask):
             self._adjacency, self.num_nodes = adjacency, adjacency.shape[0]
             self._operator = scipy.sparse.csr_array(matrix)
             self._positive = positive_operator(adjacency, self.operator)
-            high = high if bound is None else float(bound)
+            high = high if bound is None else max(high, float(bound))
             self.interval = (-high if low < 0 else 0.0, high)
             return
         if edge_weights is not None and not isinstance(edge_weights, bool):

@@ -237,6 +237,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         check_shape("x", x, ("B T N D",), sizes)
         inputs = self._prepared(x.shape, inputs, sizes)
         path = self._checked_path(path, x.shape[1], None, x.shape[3])
+        if 0 in tuple(x.shape):
+            return x  # no sequences, or sequences of no tokens
         (signal,), parameters, inputs = in_one_dtype((x,), self.parameters(), inputs)
         if path in Mask.paths:
             result = formed_product(self, path, None, None, signal, parameters, inputs)
@@ -285,6 +287,10 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         inputs = self._prepared(x.shape, inputs, sizes)
         features = query_features.shape[-1]
         path = self._checked_path(path, x.shape[1], features, x.shape[3])
+        if 0 in tuple(x.shape):
+            return x
+        if features == 0:
+            return ops.zeros_like(x)  # an empty sum
         (signal, query, key), parameters, inputs = in_one_dtype(
             (x, query_features, key_features), self.parameters(), inputs
         )
@@ -308,7 +314,10 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         inputs = self._checked_inputs(inputs)
         length = self._length(length, inputs)
         _, parameters, inputs = in_one_dtype((), self.parameters(), inputs)
-        return ops.cast(self._matrix(length, parameters, inputs), self._dtype_of(parameters))
+        dtype = self._dtype_of(parameters)
+        if _is_empty(length, inputs):
+            return ops.zeros((_batch(inputs), 1, length, length), dtype)
+        return ops.cast(self._matrix(length, parameters, inputs), dtype)
 
     def rows(self, positions: Tensor, length: int | None = None, **inputs: Tensor) -> Tensor:
         """M[positions, :]: a few query rows, for masks that can without forming the rest.
@@ -325,8 +334,10 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         positions = ops.cast(integers("R")("positions", positions, {}), "int32")
         length = self._length(length, inputs)
         _, parameters, inputs = in_one_dtype((), self.parameters(), inputs)
-        rows = self._rows(positions, length, parameters, inputs)
-        return ops.cast(rows, self._dtype_of(parameters))
+        dtype = self._dtype_of(parameters)
+        if _is_empty(length, inputs) or positions.shape[0] == 0:
+            return ops.zeros((_batch(inputs), 1, ops.shape(positions)[0], length), dtype)
+        return ops.cast(self._rows(positions, length, parameters, inputs), dtype)
 
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
         """The state of `step` before the first token: O(features x width) for each head."""
@@ -422,3 +433,15 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         raise ValueError(
             f"{type(self).__name__} exists at any length. Received: length=None. Say which."
         )
+
+
+def _batch(inputs: Tensors) -> Any:
+    """B, as the inputs of the call have it; 1 without any."""
+    return ops.shape(next(iter(inputs.values())))[0] if inputs else 1
+
+
+def _is_empty(length: Any, inputs: Tensors) -> bool:
+    """Whether a matrix has no entry: no tokens, or inputs of no example."""
+    return (isinstance(length, int) and length == 0) or any(
+        x.shape[0] == 0 for x in inputs.values()
+    )

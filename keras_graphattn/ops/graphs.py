@@ -31,7 +31,8 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
         graph: Integer array of shape (E, 2), one edge per row in either direction; or a
             scipy.sparse matrix, symmetric, of edge weights; or an object like a networkx graph,
             with `nodes` and `edges` (its nodes are numbered as it lists them; weights are the
-            edge attribute "weight", 1 where there is none).
+            edge attribute "weight", 1 where there is none; one that is directed has every edge in
+            both directions).
         num_nodes: Number of nodes n; by default what the edges name, or the matrix has.
         edge_weights: Optional numbers, one per row of an edge array; 1 by default.
 
@@ -223,6 +224,16 @@ def _from_networkx(
         )
     found = list(graph.edges(data="weight", default=1.0))
     edges = np.array([(names[u], names[v]) for u, v, _ in found], "int64").reshape((-1, 2))
+    given = {(u, v) for u, v in edges.tolist()}
+    directed = getattr(graph, "is_directed", False)
+    directed = directed() if callable(directed) else directed
+    one_way = [(u, v) for u, v in given if directed and (v, u) not in given]
+    if one_way:
+        u, v = (list(names)[node] for node in min(one_way))
+        raise ValueError(
+            "A directed `graph` must have every edge in both directions. Received: an edge from "
+            f"{u!r} to {v!r} and none back. Use `graph.to_undirected()` to forget directions."
+        )
     return edges, len(names), [1.0 if w is None else float(w) for _, _, w in found]
 
 

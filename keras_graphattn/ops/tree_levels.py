@@ -132,7 +132,11 @@ def scan_plan(forest: Forest) -> TreePlan:
     parents = in_layout(rows[forest.parents]).astype("int32")
     inside = np.reshape(parents % width, (height, width)).astype("int32")
 
+    filled = in_layout(np.ones(forest.size, "bool"))[:, None, None]
+
     def by_level(x: Tensor) -> Tensor:
+        # padding repeats some node, which must not reach another tree even as NaN times 0
+        x = ops.where(ops.convert_to_tensor(filled), x, ops.cast(0.0, x.dtype))
         return ops.reshape(x, (height, width, *ops.shape(x)[1:]))
 
     def up(x: Tensor, decay: Tensor) -> Tensor:
