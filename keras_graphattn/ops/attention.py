@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 from keras import ops
+from keras.backend import standardize_dtype
 
 from keras_graphattn.ops.arguments import (
     Sizes,
@@ -62,8 +63,9 @@ def attention_matrix(
     >>> tuple(attention_matrix(query, key).shape)
     (2, 4, 5, 7)
     """
-    scores = ops.einsum("btnh,bsnh->bnts", scaled(query, scale), key)
-    return masked_softmax(scores, mask)
+    dtype = query.dtype
+    scores = ops.einsum("btnh,bsnh->bnts", *score_operands(query, key, scale))
+    return ops.cast(masked_softmax(scores, mask), dtype)
 
 
 @checked(matrix=tensor("B N T S"))
@@ -191,8 +193,16 @@ def _widened(x: Tensor, size: int) -> Tensor:
     return ops.pad(x, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else x
 
 
-def scaled(query: Tensor, scale: float | None) -> Tensor:
-    """Queries times `scale`, 1 / sqrt(H) by default: their products with keys are the scores."""
-    query = ops.convert_to_tensor(query)
+def score_operands(
+    query: Tensor, key: Tensor, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Queries times `scale`, 1 / sqrt(H) by default, and keys: their products are the scores.
+
+    float16 becomes float32: a product of a query and a key may be larger than float16 holds, and
+    where the partial sums are of float16 too, as in TensorFlow's product on a CPU, it is NaN.
+    """
+    query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return query * ops.cast(scale, query.dtype)
+    if "float16" in (standardize_dtype(query.dtype), standardize_dtype(key.dtype)):
+        query, key = ops.cast(query, "float32"), ops.cast(key, "float32")
+    return query * ops.cast(scale, query.dtype), key
