@@ -64,7 +64,7 @@ def attention_matrix(
     (2, 4, 5, 7)
     """
     dtype = query.dtype
-    scores = ops.einsum("btnh,bsnh->bnts", *score_operands(query, key, scale))
+    scores = ops.einsum("btnh,bsnh->bnts", scaled(query, scale), key)
     return ops.cast(masked_softmax(scores, mask), dtype)
 
 
@@ -193,16 +193,14 @@ def _widened(x: Tensor, size: int) -> Tensor:
     return ops.pad(x, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else x
 
 
-def score_operands(
-    query: Tensor, key: Tensor, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """Queries times `scale`, 1 / sqrt(H) by default, and keys: their products are the scores.
+def scaled(query: Tensor, scale: float | None) -> Tensor:
+    """Queries times `scale`, 1 / sqrt(H) by default: their products with keys are the scores.
 
-    float16 becomes float32: a product of a query and a key may be larger than float16 holds, and
-    where the partial sums are of float16 too, as in TensorFlow's product on a CPU, it is NaN.
+    Queries of float16 become float32, and with them the scores: a score may be larger than float16
+    holds, and where partial sums are of float16 too, as in TensorFlow on a CPU, it becomes NaN.
     """
-    query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
+    query = ops.convert_to_tensor(query)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if "float16" in (standardize_dtype(query.dtype), standardize_dtype(key.dtype)):
-        query, key = ops.cast(query, "float32"), ops.cast(key, "float32")
-    return query * ops.cast(scale, query.dtype), key
+    if standardize_dtype(query.dtype) == "float16":
+        query = ops.cast(query, "float32")
+    return query * ops.cast(scale, query.dtype)

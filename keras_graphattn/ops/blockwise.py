@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_graphattn.ops.arguments import checked, optional, scale_of_scores, tensor, whole
-from keras_graphattn.ops.attention import attention_matrix, matrix_operator, score_operands
+from keras_graphattn.ops.attention import attention_matrix, matrix_operator, scaled
 from keras_graphattn.ops.attention_mask import (
     AttentionMask,
     attention_mask,
@@ -70,7 +70,8 @@ class BlockwiseOperator:
         scale: float | None = None,
         block_size: int = 512,
     ) -> None:
-        self.query, self.key = score_operands(query, key, scale)
+        self.query = scaled(query, scale)
+        self.key = ops.convert_to_tensor(key)
         self.mask = AttentionMask() if mask is None else mask
         self.block_size = block_size
 

@@ -48,6 +48,21 @@ def compiled_once(function: Callable[..., Any], *settings: Hashable) -> Callable
     return compiled
 
 
+def kept_with(owner: Any, make: Callable[[Any], Any]) -> Any:
+    """What `make(owner)` returned the first time, kept for as long as `owner` lives.
+
+    Example:
+
+    >>> forest = type("Forest", (), {})()
+    >>> kept_with(forest, lambda owner: []) is kept_with(forest, list)
+    False
+    """
+    kept = owner.__dict__.setdefault("_kept", {})
+    if make not in kept:
+        kept[make] = make(owner)
+    return kept[make]
+
+
 class FunctionWithGradient:
     """A function of tensors whose gradient is another function.
 
