@@ -70,7 +70,9 @@ class ScaledHighFrequencyAttention(DenseSelfAttention):
         attention_mask: Tensor | None = None,
         training: bool | None = None,
         return_attention_scores: bool = False,
+        use_causal_mask: bool = False,
     ) -> tuple[Tensor, Tensor]:
+        attention_mask = self._with_causal(attention_mask, query, use_causal_mask)
         attention_scores = self._attention_matrix(query, key, attention_mask)
         axes = tuple(range(-len(self.attention_axes), 0))
         axis = axes[0] if len(axes) == 1 else axes  # one axis may be empty

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
-from keras_graphattn.ops.arguments import Sizes, as_tensor, check_shape, flag
+from keras_graphattn.ops.arguments import Sizes, as_tensor, check_shape, switch
 
 MASK_SHAPES = {
     "query_mask": ("B T",),
@@ -19,8 +19,8 @@ def check_call(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call as tensors, each checked by itself and against the others.
 
     Raises:
-        ValueError: For sizes that do not go together, and for masks and flags that are none.
-        TypeError: For what is no tensor.
+        ValueError: For sizes that do not go together, and for invalid masks and flags.
+        TypeError: For an argument that must be a tensor and is not.
     """
     found, sizes = dict(given), cast("Sizes", {})
     for name in ("query", "value", "key"):
@@ -40,7 +40,7 @@ def check_call(given: dict[str, Any]) -> dict[str, Any]:
                 check_shape(name, found[name], MASK_SHAPES[name], sizes)
     for name in ("return_attention_scores", "return_filter_matrix", "use_causal_mask"):
         if name in found:
-            flag(name, found[name])
+            found[name] = switch(name, found[name])
     return found
 
 

@@ -220,7 +220,9 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
         attention_mask: Tensor | None = None,
         training: bool | None = None,
         return_attention_scores: bool = False,
+        use_causal_mask: bool = False,
     ) -> tuple[Tensor, Tensor]:
+        attention_mask = self._with_causal(attention_mask, query, use_causal_mask)
         attention_scores = self._attention_matrix(query, key, attention_mask)
         if self.dropout_on == "filter" and self.dropout > 0.0 and training:
             dropped = self._dropped(self.filter_matrix(attention_scores), training)

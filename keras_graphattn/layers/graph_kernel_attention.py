@@ -120,6 +120,14 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         outputs = ops.einsum("bnts,bsnh->btnh", dropped, self.value_dense(value))
         return outputs, weights
 
+    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+        if len(query_shape) > 3:
+            raise ValueError(
+                "GraphKernelAttention attends over one axis, the nodes of a graph: inputs must "
+                f"have shape (batch, nodes, features). Received: query.shape={tuple(query_shape)}"
+            )
+        super()._check_shapes(query_shape, value_shape, key_shape)
+
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()
         config.pop("attention_axes", None)

@@ -322,6 +322,31 @@ class DenseSelfAttention(MultiHeadLayer):
         axes = tuple(range(-len(self._attention_axes), 0))
         return masked_softmax(scores, mask, axis=axes[0] if len(axes) == 1 else axes)
 
+    def _with_heads(self, mask: Tensor, scores_rank: int) -> Tensor:
+        """A mask with the axes that it lacks, put where the heads are, as Keras does it."""
+        while len(mask.shape) < scores_rank:
+            mask = ops.expand_dims(mask, -2 * len(self._attention_axes) - 1)
+        return mask
+
+    def _with_causal(self, mask: Tensor | None, query: Tensor, use_causal_mask: bool) -> Tensor:
+        """The mask that `_compute_attention` is given, joined with the causal one if asked for.
+
+        `call` joins the two before. This is for those who call `_compute_attention` themselves,
+        with projected queries of shape (B, ..., T, N, H).
+        """
+        if not use_causal_mask:
+            return mask
+        if len(self._attention_axes) != 1:
+            raise ValueError(
+                "`use_causal_mask` is defined for attention over one axis. Received: "
+                f"attention_axes={self._attention_axes}. Pass one `attention_mask` instead."
+            )
+        scores_rank = len(query.shape)
+        positions = ops.arange(ops.shape(query)[self._attention_axes[0]])
+        causal = positions[None, :] <= positions[:, None]  # (T, S)
+        mask = None if mask is None else self._with_heads(mask, scores_rank)
+        return all_of(mask, self._with_heads(causal, scores_rank))
+
     def _apply_matrix(self, attention_scores: Tensor, x: Tensor) -> Tensor:
         """A x, with A of shape (B, ..., N, T, S) and x of shape (B, ..., S, N, H)."""
         return ops.einsum(self._combine_equation, attention_scores, x)
@@ -357,23 +382,20 @@ class DenseSelfAttention(MultiHeadLayer):
         scores_rank = len(query.shape) + len(axes)
         found: list[Tensor] = []
 
-        def join(mask: Tensor, *, head_axis: int | None = None) -> None:
-            if head_axis is not None:
-                mask = ops.expand_dims(mask, head_axis)
+        def join(mask: Tensor) -> None:
             while len(mask.shape) < scores_rank:
                 mask = ops.expand_dims(mask, 0)
             found.append(mask)
 
         if masks.attention is not None:
             attention_rank = len(masks.attention.shape)
-            if attention_rank not in (2 * len(axes), scores_rank - 1, scores_rank):
+            if not 2 * len(axes) <= attention_rank <= scores_rank:
                 raise ValueError(
                     "`attention_mask` must have shape (T, S), (B, T, S) or (B, N, T, S), that is "
-                    f"{2 * len(axes)}, {scores_rank - 1} or {scores_rank} dimensions here. "
-                    f"Received: attention_mask.shape={tuple(masks.attention.shape)}"
+                    f"{2 * len(axes)} to {scores_rank} dimensions here. Received: "
+                    f"attention_mask.shape={tuple(masks.attention.shape)}"
                 )
-            needs_heads = attention_rank == scores_rank - 1
-            join(masks.attention, head_axis=-2 * len(axes) - 1 if needs_heads else None)
+            found.append(self._with_heads(masks.attention, scores_rank))
 
         positional = masks.causal or self._sliding_window is not None
         if not positional and all(m is None for m in (masks.query, masks.value, masks.key)):

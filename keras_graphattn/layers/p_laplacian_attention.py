@@ -140,7 +140,9 @@ class PLaplacianAttention(SelfAttention):
         attention_mask: Tensor | None = None,
         training: bool | None = None,
         return_attention_scores: bool = False,
+        use_causal_mask: bool = False,
     ) -> tuple[Tensor, Tensor]:
+        attention_mask = self._with_causal(attention_mask, query, use_causal_mask)
         positions = ops.arange(ops.shape(key)[1])
         centred = centred_values(value)
         weights = self._weights(

@@ -72,7 +72,7 @@ def integers(*shapes: str) -> Rule:
 
 
 def mask(*shapes: str) -> Rule:
-    """A tensor of booleans, or of integers that say the same, of one of the shapes."""
+    """A tensor of booleans, or of zeros and ones of any dtype, of one of the shapes."""
     return functools.partial(_checked_tensor, shapes, "boolean")
 
 
@@ -186,6 +186,11 @@ def flag(name: str, value: Any, sizes: Sizes | None = None) -> bool:
     return bool(value)
 
 
+def switch(name: str, value: Any, sizes: Sizes | None = None) -> bool:
+    """`True` or `False`, or 1 or 0 in their place, as calls of Keras' layers take them."""
+    return flag(name, bool(value) if is_whole(value) and value in (0, 1) else value)
+
+
 def function(name: str, value: Any, sizes: Sizes | None = None) -> Any:
     """Anything that can be called."""
     if not callable(value):
@@ -291,17 +296,54 @@ def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
     wanted = {
         "number": dtype in FLOATS or is_integer or dtype == "bool",
         "integer": is_integer,
-        "boolean": is_integer or dtype == "bool",
+        "boolean": dtype in FLOATS or is_integer or dtype == "bool",
         "tensor": dtype in FLOATS or is_integer or dtype == "bool",
     }
     if not wanted[kind]:
-        hint = " Compare it first, as in `mask > 0`." if kind == "boolean" else ""
-        raise ValueError(
-            f"`{name}` must be a tensor of {kind}s. Received: {name}.dtype={dtype}.{hint}"
-        )
+        raise ValueError(f"`{name}` must be a tensor of {kind}s. Received: {name}.dtype={dtype}.")
+    if kind == "boolean" and dtype in FLOATS:
+        _check_zeros_and_ones(name, value)
+        return ops.cast(value, "bool")
     if kind == "number" and dtype not in FLOATS:
         return ops.cast(value, "float32")
     return ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
+
+
+def known_values(value: Any) -> np.ndarray | None:
+    """The numbers of an array or tensor, or None while a program is traced, built or compiled.
+
+    On an accelerator this waits for the tensor and copies it.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, keras.KerasTensor) or _is_compiling():
+        return None
+    try:
+        return np.asarray(ops.convert_to_numpy(value))
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # a tensor without numbers
+        return None
+
+
+def _is_compiling() -> bool:
+    if keras.backend.backend() != "torch":
+        return False
+    import torch
+
+    return bool(torch.compiler.is_compiling())
+
+
+def _check_zeros_and_ones(name: str, value: Any) -> None:
+    """Refuses a mask of floating-point numbers that says something else, such as a bias of -1e9."""
+    known = known_values(value)
+    if known is None:
+        return
+    wrong = np.argwhere((known != 0) & (known != 1))
+    if len(wrong):
+        place = wrong[0].tolist()
+        raise ValueError(
+            f"`{name}` must hold 0 and 1 only: 1, or True, marks what may be seen. Received: "
+            f"{float(known[tuple(place)])} at {name}{place}. Compare it first, as in `mask > 0`."
+        )
 
 
 def numpy_of(value: Any) -> Any:

@@ -28,8 +28,9 @@ from keras_graphattn.ops.arguments import (
 )
 from keras_graphattn.ops.forests import Array
 from keras_graphattn.ops.graphs import an_adjacency
+from keras_graphattn.ops.own_gradient import kept_with
 from keras_graphattn.ops.sparse import SparseMatrix, sum_rows
-from keras_graphattn.ops.symmetric_series import Carry, symmetric_series
+from keras_graphattn.ops.symmetric_series import Carry, SymmetricSeries
 
 Tensor = Any
 Function = Callable[[Any], Any]
@@ -150,16 +151,18 @@ def spectral_product(x: Tensor, coefficients: Tensor, matrix: SparseMatrix) -> T
     [0.5677, 0.4323]
     """
     x = ops.convert_to_tensor(x)
-    doubled = matrix.product(x)
+    return kept_with(matrix, _chebyshev_series)(x, ops.cast(coefficients, x.dtype))
 
+
+def _chebyshev_series(doubled: SparseMatrix) -> SymmetricSeries:
     def start(x: Tensor) -> Carry:
-        return x, 0.5 * doubled(x)  # T_k, and T_{k+1} = T_{|k-1|} at k = 0
+        return x, 0.5 * doubled.product(x)(x)  # T_k, and T_{k+1} = T_{|k-1|} at k = 0
 
     def step(carry: Carry) -> Carry:
         now, following = carry
-        return following, doubled(following) - now
+        return following, doubled.product(now)(following) - now
 
-    return symmetric_series(start, step, x, ops.cast(coefficients, x.dtype))
+    return SymmetricSeries(start, step)
 
 
 def spectral_product_of_batch(

@@ -101,10 +101,14 @@ def masked_softmax(
         check_broadcast("mask", mask, "scores", scores)
         mask = ops.cast(mask, "bool")
         scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))
-    if not isinstance(axis, int):  # Keras' own softmax takes several axes if they are positive
-        axes = tuple(a % len(scores.shape) for a in axis)
-        axis = axes[0] if len(axes) == 1 else axes  # several need lengths that are known
-    weights = ops.softmax(scores, axis=axis)
+    if len(axes) == 1:
+        weights = ops.softmax(scores, axis=axes[0])
+    else:  # Keras' own needs lengths that are known, and at most five axes on TensorFlow
+        axes = tuple(axes)
+        top = ops.max(scores, axis=axes, keepdims=True, initial=_LARGE_NEGATIVE)
+        top = ops.stop_gradient(top)
+        exponentials = ops.exp(scores - top)
+        weights = exponentials / ops.sum(exponentials, axis=axes, keepdims=True)
     if mask is not None:
         weights = ops.where(mask, weights, ops.cast(0.0, weights.dtype))
     return ops.cast(weights, dtype)

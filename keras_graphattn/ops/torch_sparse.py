@@ -17,15 +17,33 @@ def add_rows(x: Tensor, targets: Tensor, count: int) -> Tensor:
     return zeros.index_add(0, targets.long(), rows).reshape(count, *x.shape[1:])
 
 
-def matrix_product(matrix: Any, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """x -> matrix x, by torch's CSR product, for x (columns, ...) on the device of `like`."""
-    import torch
+def matrix_product(
+    matrix: Any, like: Tensor, constants: dict[Any, Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """x -> matrix x, by torch's CSR product, for x (columns, ...) on the device of `like`.
 
+    `constants` keeps the matrix for each dtype and device that it was made for.
+    """
     if like.device.type == "meta":
         return lambda x: x.new_empty((matrix.shape[0], *x.shape[1:]))
+    constant = constants.get((like.dtype, like.device))
+    if constant is None:
+        constant = _constant(matrix, like)
+        if _is_plain(constant):
+            constants[like.dtype, like.device] = constant
+
+    def product(x: Tensor) -> Tensor:
+        return (constant @ x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
+
+    return product
+
+
+def _constant(matrix: Any, like: Tensor) -> Tensor:
+    import torch
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse", UserWarning)  # "CSR is in beta state"
-        constant = torch.sparse_csr_tensor(
+        return torch.sparse_csr_tensor(
             torch.from_numpy(matrix.indptr.astype("int64")),
             torch.from_numpy(matrix.indices.astype("int64")),
             torch.from_numpy(matrix.data),
@@ -34,7 +52,9 @@ def matrix_product(matrix: Any, like: Tensor) -> Callable[[Tensor], Tensor]:
             device=like.device,
         )
 
-    def product(x: Tensor) -> Tensor:
-        return (constant @ x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
 
-    return product
+def _is_plain(x: Tensor) -> bool:
+    """Whether a tensor has numbers; those of a program that torch compiles or exports have none."""
+    import torch
+
+    return type(x) is torch.Tensor and not torch.compiler.is_compiling()

@@ -16,9 +16,10 @@ from keras import ops
 
 from keras_graphattn.ops.arguments import checked, instance, tensor
 from keras_graphattn.ops.forests import Forest
+from keras_graphattn.ops.own_gradient import kept_with
 from keras_graphattn.ops.precision import at_least_float32
 from keras_graphattn.ops.sparse import sum_rows
-from keras_graphattn.ops.symmetric_series import Carry, symmetric_series
+from keras_graphattn.ops.symmetric_series import Carry, SymmetricSeries
 from keras_graphattn.ops.tree_doubling import flat_parents
 
 Tensor = Any
@@ -49,23 +50,27 @@ def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
     >>> keras.ops.convert_to_numpy(depth_table_product(x, table, forest)).ravel().tolist()
     [7.0, 5.0, 3.0]
     """
+    table = ops.cast(table, x.dtype)
+    signal = ops.take(x, forest.order.astype("int32"), axis=0)
+    if forest.height == 0:
+        found = signal * table[0][None, :, None]
+    else:
+        found = kept_with(forest, _series_of_forest)(signal, table)
+    return ops.take(found, forest.position.astype("int32"), axis=0)
+
+
+def _series_of_forest(forest: Forest) -> SymmetricSeries:
     roots = int(forest.starts[1])
-    parents = forest.parents[roots:].astype("int32")
+    parents, count = forest.parents[roots:].astype("int32"), forest.size
 
     def step(carry: Carry) -> Carry:
         near, below, before = carry  # H[l], E[l], E[l - 1]
-        deeper = sum_rows(below[roots:], parents, forest.size, ordered=True)
+        deeper = sum_rows(below[roots:], parents, count, ordered=True)
         above = ops.take(near, parents, axis=0) - before[roots:]
         far = ops.concatenate([deeper[:roots], deeper[roots:] + above], axis=0)
         return far, deeper, below
 
-    table = ops.cast(table, x.dtype)
-    signal = ops.take(x, forest.order.astype("int32"), axis=0)
-    if len(parents) == 0:
-        found = signal * table[0][None, :, None]
-    else:
-        found = symmetric_series(_start, step, signal, table)
-    return ops.take(found, forest.position.astype("int32"), axis=0)
+    return SymmetricSeries(_start, step)
 
 
 def depth_table_product_of_batch(x: Tensor, table: Tensor, parents: Tensor) -> Tensor:
@@ -80,16 +85,15 @@ def depth_table_product_of_batch(x: Tensor, table: Tensor, parents: Tensor) -> T
         A tensor of shape (B T, N, C).
     """
     rows, has_parent = flat_parents(parents)
-    count = ops.shape(rows)[0]
     child = ops.cast(has_parent, x.dtype)[:, None, None]
+    return _series_of_batch(x, table, ops.cast(rows, x.dtype), child)
 
-    def step(carry: Carry, rows: Tensor, child: Tensor) -> Carry:
-        near, below, before = carry
-        rows = ops.cast(rows, "int32")
-        deeper = sum_rows(child * below, rows, count)
-        return deeper + child * (ops.take(near, rows, axis=0) - before), deeper, below
 
-    return symmetric_series(_start, step, x, table, ops.cast(rows, "float32"), child)
+def _step_of_batch(carry: Carry, rows: Tensor, child: Tensor) -> Carry:
+    near, below, before = carry
+    rows = ops.cast(rows, "int32")
+    deeper = sum_rows(child * below, rows, ops.shape(rows)[0])
+    return deeper + child * (ops.take(near, rows, axis=0) - before), deeper, below
 
 
 def distances_of_batch(
@@ -130,3 +134,6 @@ def distances_of_batch(
 
 def _start(x: Tensor) -> Carry:
     return x, x, ops.zeros_like(x)
+
+
+_series_of_batch = SymmetricSeries(_start, _step_of_batch)

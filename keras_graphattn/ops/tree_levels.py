@@ -36,7 +36,8 @@ class TreePlan:
         tensors: Where the topology is data of a batch: float32 tensors that say all of it, so that
             a custom gradient can take them as arguments. Captured, they would not survive the
             rematerialisation of some backends.
-        of: `tensors` -> a plan of the same kind.
+        of: `tensors` -> a plan with the same sweeps. One function for equal settings: what is
+            compiled for the product is kept with it.
     """
 
     order: Any

@@ -14,14 +14,17 @@ gives the gradients of a, of b and of edge weights. No backend differentiates a 
 Source: Choromanski et al., arXiv 2107.07999, Lemma 3.5. Ours: the factored form, its gradient.
 """
 
+from functools import partial
 from typing import Any
 
 from keras import ops
 
 from keras_graphattn.ops.arguments import checked, instance, tensor
+from keras_graphattn.ops.own_gradient import FunctionWithGradient, kept_with
 from keras_graphattn.ops.tree_levels import TreePlan
 
 Tensor = Any
+Tensors = tuple[Tensor, ...]
 
 
 def _nodes_of(plan: TreePlan) -> int | None:
@@ -70,25 +73,37 @@ def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: Tree
 
 def _symmetric_product(x: Tensor, decay: Tensor, plan: TreePlan) -> Tensor:
     """L D L^T x, for x (n, N, C) in the user's order and the decays (rows, N) of a plan."""
+    owner = plan if plan.of is None else plan.of
+    (found,) = kept_with(owner, _product_with_gradient)(x, decay, *plan.tensors)
+    return found
 
-    @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def product(x: Tensor, decay: Tensor, *topology: Tensor) -> Any:
-        inner = plan if plan.of is None else plan.of(*topology)
-        factor = decay[..., None]
-        below, found = _sweeps(x, factor, inner)
 
-        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, ...]:
-            upstream = arguments[0] if upstream is None else upstream
-            other_below, other = _sweeps(upstream, factor, inner)
-            terms = other_below * (
-                ops.take(found, inner.parents, axis=0) - 2.0 * factor * below
-            ) + below * ops.take(other, inner.parents, axis=0)
-            nothing = (ops.zeros_like(tensor) for tensor in topology)
-            return _moved(other, inner.position), ops.sum(terms, axis=-1), *nothing
+def _product_with_gradient(owner: Any) -> FunctionWithGradient:
+    """The product by a plan, or by what makes a plan of tensors."""
+    return FunctionWithGradient(partial(_value, owner), partial(_gradient, owner))
 
-        return _moved(found, inner.position), gradient
 
-    return product(x, decay, *plan.tensors)
+def _plan_of(owner: Any, topology: Tensors) -> TreePlan:
+    plan: TreePlan = owner if isinstance(owner, TreePlan) else owner(*topology)
+    return plan
+
+
+def _value(owner: Any, x: Tensor, decay: Tensor, *topology: Tensor) -> tuple[Tensors, Tensors]:
+    plan = _plan_of(owner, topology)
+    below, found = _sweeps(x, decay[..., None], plan)
+    return (_moved(found, plan.position),), (below, found)
+
+
+def _gradient(
+    owner: Any, tensors: Tensors, kept: Tensors, upstream: Tensors
+) -> tuple[Tensor | None, ...]:
+    _, decay, *topology = tensors
+    plan, (below, found), factor = _plan_of(owner, tuple(topology)), kept, decay[..., None]
+    other_below, other = _sweeps(upstream[0], factor, plan)
+    terms = other_below * (
+        ops.take(found, plan.parents, axis=0) - 2.0 * factor * below
+    ) + below * ops.take(other, plan.parents, axis=0)
+    return _moved(other, plan.position), ops.sum(terms, axis=-1), *(None for _ in topology)
 
 
 def _sweeps(x: Tensor, decay: Tensor, plan: TreePlan) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,298 @@
+"""Every call, mask and axis form of `keras.layers.MultiHeadAttention`, with equal results.
+
+Each layer that starts as plain attention is given the weights of Keras' own layer and called in the
+same way. What differs on purpose stands in guides/differences_from_keras.md; the last tests check
+each row of that table.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_graphattn.layers import (
+    GraphFilterAttention,
+    GraphKernelAttention,
+    PLaplacianAttention,
+    ScaledHighFrequencyAttention,
+)
+from keras_graphattn.masks import Tree
+from tests.numerics import to_numpy
+
+BATCH, LENGTH, WIDTH, HEADS, SIZE = 2, 5, 6, 2, 4
+
+PLAIN_STARTS = {
+    "graph filter": GraphFilterAttention,
+    "blockwise": lambda *args, **kwargs: GraphFilterAttention(
+        *args, attention_path="blockwise", block_size=3, **kwargs
+    ),
+    "fused": lambda *args, **kwargs: GraphFilterAttention(*args, attention_path="fused", **kwargs),
+    "p-Laplacian, p = 2": lambda *args, **kwargs: PLaplacianAttention(*args, p=2.0, **kwargs),
+    "high frequencies": ScaledHighFrequencyAttention,
+}
+DENSE = ("graph filter", "high frequencies")  # any axes, and scores
+SCORES = (*DENSE, "p-Laplacian, p = 2")
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def twins(make, shapes, **options):
+    """Keras' own layer and ours with the same weights, copied by path."""
+    stock = keras.layers.MultiHeadAttention(HEADS, SIZE, **options)
+    ours = make(HEADS, SIZE, **options)
+    for layer in (stock, ours):
+        layer.build(*shapes)
+    own = {w.path.removeprefix(ours.name): w for w in ours.weights}
+    generator = np.random.default_rng(1)
+    for weight in stock.weights:
+        values = 0.5 * generator.standard_normal(tuple(weight.shape))
+        weight.assign(values)
+        own[weight.path.removeprefix(stock.name)].assign(values)
+    return stock, ours
+
+
+def assert_equal(actual, expected, tolerance=1e-5):
+    actual, expected = (x if isinstance(x, tuple) else (x,) for x in (actual, expected))
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
+        assert tuple(one.shape) == tuple(other.shape)
+        np.testing.assert_allclose(to_numpy(one), to_numpy(other), atol=tolerance, rtol=tolerance)
+
+
+def lower(dtype):
+    return np.tri(LENGTH, dtype=dtype)
+
+
+CALLS = {
+    "query and value": lambda q, v, k: ((q, v), {}),
+    "all by position": lambda q, v, k: ((q, v, k), {}),
+    "all by name": lambda q, v, k: ((), {"query": q, "value": v, "key": k}),
+    "no key": lambda q, v, k: ((q,), {"value": v, "key": None}),
+    "training": lambda q, v, k: ((q, v), {"training": True}),
+    "causal": lambda q, v, k: ((q, v), {"use_causal_mask": True}),
+    "causal by a one": lambda q, v, k: ((q, v), {"use_causal_mask": 1}),
+    "not causal by a zero": lambda q, v, k: ((q, v), {"use_causal_mask": 0}),
+    "not causal by NumPy": lambda q, v, k: ((q, v), {"use_causal_mask": np.bool_(False)}),
+    "mask (T, S)": lambda q, v, k: ((q, v), {"attention_mask": lower("bool")}),
+    "mask (1, T, S)": lambda q, v, k: ((q, v), {"attention_mask": lower("bool")[None]}),
+    "mask (B, T, S)": lambda q, v, k: ((q, v), {"attention_mask": np.stack([lower("bool")] * 2)}),
+    "mask (B, 1, S)": lambda q, v, k: ((q, v), {"attention_mask": lower("bool")[2:4, None]}),
+    "mask (B, N, T, S)": lambda q, v, k: (
+        (q, v),
+        {"attention_mask": np.tri(LENGTH, dtype=bool) | (np.arange(4).reshape(2, 2, 1, 1) > 1)},
+    ),
+    "mask of a tensor": lambda q, v, k: ((q, v), {"attention_mask": ops.tril(ops.ones((5, 5)))}),
+    "key mask": lambda q, v, k: ((q, v), {"value_mask": np.arange(5)[None] < [[3], [5]]}),
+    "key mask of integers": lambda q, v, k: (
+        (q, v),
+        {"key_mask": (np.arange(5)[None] < [[3], [5]]).astype("int64"), "key": k},
+    ),
+    "several masks": lambda q, v, k: (
+        (q, v),
+        {
+            "value_mask": np.arange(5)[None] < [[3], [5]],
+            "attention_mask": np.tri(LENGTH, k=1, dtype="uint8")[None],
+            "use_causal_mask": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", PLAIN_STARTS)
+def test_every_call_form(name, call):
+    shapes = [(BATCH, LENGTH, WIDTH), (BATCH, LENGTH, WIDTH + 1), (BATCH, LENGTH, WIDTH + 2)]
+    query, value, key = (random(*shape, seed=seed) for seed, shape in enumerate(shapes))
+    args, kwargs = CALLS[call](query, value, key)
+    uses_key = len(args) > 2 or kwargs.get("key") is not None
+    stock, ours = twins(PLAIN_STARTS[name], shapes if uses_key else shapes[:2])
+    assert_equal(ours(*args, **kwargs), stock(*args, **kwargs))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
+)
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_masks_of_zeros_and_ones_in_any_dtype(dtype, kind):
+    x = random(BATCH, LENGTH, WIDTH)
+    masks = {
+        "attention_mask": np.tri(LENGTH, k=1).astype(dtype),
+        "query_mask": np.ones((BATCH, LENGTH)).astype(dtype),
+        "value_mask": (np.arange(LENGTH)[None] < [[3], [5]]).astype(dtype),
+    }
+    if kind == "tensor":
+        masks = {name: ops.convert_to_tensor(mask) for name, mask in masks.items()}
+    stock, ours = twins(GraphFilterAttention, [x.shape, x.shape])
+    assert_equal(ours(x, x, **masks), stock(x, x, **masks))
+
+
+@pytest.mark.parametrize("value", [-1e9, 0.5, np.nan, np.inf])
+@pytest.mark.parametrize("name", ["query_mask", "value_mask", "key_mask", "attention_mask"])
+def test_a_known_float_mask_of_other_numbers_is_refused(name, value):
+    x = random(BATCH, LENGTH, WIDTH)
+    mask = np.ones((LENGTH, LENGTH) if name == "attention_mask" else (BATCH, LENGTH), "float32")
+    mask[1, 2] = value
+    layer = GraphFilterAttention(HEADS, SIZE)
+    for given in (mask, ops.convert_to_tensor(mask)):
+        with pytest.raises(ValueError, match=rf"`{name}` must hold 0 and 1 .*\[1, 2\]"):
+            layer(x, x, **{name: given})
+
+
+AXES = {
+    "one axis of three": ((3, 4), (2,), None),
+    "one axis, mask (T, S)": ((3, 4), (2,), (4, 4)),
+    "one axis, mask (B, T, S)": ((3, 4), (2,), (2, 4, 4)),
+    "one axis, mask of all axes": ((3, 4), (2,), (2, 3, 4, 4)),
+    "two axes": ((3, 4), (1, 2), (3, 4, 3, 4)),
+    "two axes by default": ((3, 4), None, (3, 4, 3, 4)),
+    "the first axis": ((3, 4), (1,), (3, 3)),
+    "a negative axis": ((3, 4), (-2,), (4, 4)),
+    "two axes of three": ((3, 2, 4), (2, 3), (2, 4, 2, 4)),
+    "two axes of three, with a batch": ((3, 2, 4), (2, 3), (2, 2, 4, 2, 4)),
+    "two axes of three, full mask": ((3, 2, 4), (2, 3), (2, 3, 2, 4, 2, 4)),
+    "three axes": ((3, 2, 4), None, (3, 2, 4, 3, 2, 4)),
+}
+
+
+@pytest.mark.parametrize("form", AXES)
+@pytest.mark.parametrize("name", DENSE)
+def test_every_axis_form(name, form):
+    sizes, axes, mask_shape = AXES[form]
+    x = random(BATCH, *sizes, WIDTH)
+    kwargs = {}
+    if mask_shape is not None:
+        mask = np.random.default_rng(2).random(mask_shape) < 0.7
+        mask[(..., *[0] * (1 if axes == (2,) else len(axes or sizes)))] = True  # no row is blind
+        kwargs["attention_mask"] = mask
+    stock, ours = twins(PLAIN_STARTS[name], [x.shape, x.shape], attention_axes=axes)
+    expected = stock(x, x, **kwargs)
+    assert_equal(ours(x, x, **kwargs), expected)
+    found = ours(x, x, return_attention_scores=True, **kwargs)
+    assert_equal(found, stock(x, x, return_attention_scores=True, **kwargs))
+
+
+def test_axes_of_unknown_length():
+    """Two attention axes whose lengths are open in the model."""
+    stock, ours = twins(GraphFilterAttention, [(None, 3, 2, 4, WIDTH)] * 2, attention_axes=(2, 3))
+    inputs = keras.Input((3, None, None, WIDTH))
+    x = random(BATCH, 3, 2, 4, WIDTH)
+    model = keras.Model(inputs, ours(inputs, inputs))
+    assert_equal(model.predict(x, verbose=0), stock(x, x))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_and_options(name):
+    x = random(BATCH, LENGTH, WIDTH)
+    options = {"sliding_window": 2, "use_gate": True, "use_bias": False, "output_shape": (3, 2)}
+    stock, ours = twins(PLAIN_STARTS[name], [x.shape, x.shape], **options)
+    for kwargs in ({}, {"use_causal_mask": True}):
+        kwargs["return_attention_scores"] = True
+        assert_equal(ours(x, x, **kwargs), stock(x, x, **kwargs))
+
+
+@pytest.mark.parametrize("name", PLAIN_STARTS)
+def test_masks_that_come_with_the_inputs(name):
+    query = np.array([[1, 2, 3, 0, 0], [3, 3, 1, 1, 2], [1, 0, 0, 0, 0]])
+    embedding = keras.layers.Embedding(4, WIDTH, mask_zero=True)
+    stock, ours = twins(PLAIN_STARTS[name], [(3, 5, WIDTH)] * 2)
+    expected = to_numpy(stock(embedding(query), embedding(query)))
+    found = ours(embedding(query), embedding(query))
+    np.testing.assert_allclose(to_numpy(found)[query > 0], expected[query > 0], atol=1e-5)
+    assert (to_numpy(found._keras_mask) == (query > 0)).all()
+
+
+@pytest.mark.parametrize("name", PLAIN_STARTS)
+def test_symbolic_calls(name):
+    x = random(BATCH, LENGTH, WIDTH)
+    stock, ours = twins(PLAIN_STARTS[name], [x.shape, x.shape])
+    inputs = keras.Input((None, WIDTH))
+    model = keras.Model(inputs, ours(inputs, inputs, use_causal_mask=True))
+    assert_equal(model.predict(x, verbose=0), stock(x, x, use_causal_mask=True))
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("return_attention_scores", [False, True])
+def test_compute_attention_joins_the_causal_mask_and_the_given_one(name, return_attention_scores):
+    """The documented contract of those who call, or override, `_compute_attention`."""
+    shape = (1, LENGTH, HEADS, SIZE)
+    query, key, value = (random(*shape, seed=seed) for seed in range(3))
+    stock, ours = twins(PLAIN_STARTS[name], [(1, LENGTH, WIDTH)] * 2)
+    extra = np.ones((1, LENGTH, LENGTH), bool)
+    extra[:, 3, 1] = False
+    for given in (None, extra):
+        results = [
+            layer._compute_attention(
+                *(ops.convert_to_tensor(t) for t in (query, key, value)),
+                attention_mask=None if given is None else ops.convert_to_tensor(given),
+                return_attention_scores=return_attention_scores,
+                use_causal_mask=True,
+            )
+            for layer in (ours, stock)
+        ]
+        assert_equal(results[0][0], results[1][0])
+
+
+def test_a_subclass_may_override_compute_attention_without_the_causal_flag():
+    seen = []
+
+    class Recording(GraphFilterAttention):
+        def _compute_attention(
+            self, query, key, value, attention_mask=None, training=None, return_scores=False
+        ):
+            seen.append(attention_mask)
+            return super()._compute_attention(
+                query, key, value, attention_mask, training, return_scores
+            )
+
+    x = random(BATCH, LENGTH, WIDTH)
+    stock, ours = twins(Recording, [x.shape, x.shape])
+    assert_equal(ours(x, x, use_causal_mask=True), stock(x, x, use_causal_mask=True))
+    assert seen[-1] is not None
+
+
+def test_graph_kernel_attention_says_that_it_attends_over_one_axis():
+    layer = GraphKernelAttention(HEADS, SIZE, mask=Tree([-1, 0, 1, 1, 0]))
+    with pytest.raises(ValueError, match=r"attends over one axis.*query\.shape"):
+        layer(random(BATCH, 3, LENGTH, WIDTH))
+
+
+# What guides/differences_from_keras.md says
+
+
+def test_difference_cross_attention_is_refused():
+    with pytest.raises(ValueError, match=r"square|same length"):
+        GraphFilterAttention(HEADS, SIZE)(random(2, 5, WIDTH), random(2, 3, WIDTH))
+
+
+def test_difference_a_row_that_sees_nothing_is_zero():
+    x = random(BATCH, LENGTH, WIDTH)
+    stock, ours = twins(GraphFilterAttention, [x.shape, x.shape], use_bias=False)
+    mask = np.ones((LENGTH, LENGTH), bool)
+    mask[2] = False
+    outputs = to_numpy(ours(x, x, attention_mask=mask))
+    assert (outputs[:, 2] == 0).all()
+    others = [0, 1, 3, 4]
+    expected = to_numpy(stock(x, x, attention_mask=mask))
+    np.testing.assert_allclose(outputs[:, others], expected[:, others], atol=1e-5)
+
+
+def test_difference_a_mask_per_head_joins_the_token_masks():
+    """Keras aligns the masks' axes from the right, so that batch meets heads there."""
+    x = random(3, LENGTH, WIDTH)
+    heads = np.ones((3, HEADS, LENGTH, LENGTH), bool)
+    heads[:, 1, :, 2] = False
+    keys = np.arange(LENGTH)[None] < [[3], [5], [4]]
+    stock, ours = twins(GraphFilterAttention, [x.shape, x.shape])
+    joined = heads & keys[:, None, None]
+    assert_equal(
+        ours(x, x, attention_mask=heads, value_mask=keys), stock(x, x, attention_mask=joined)
+    )
+
+
+def test_difference_token_masks_belong_to_one_attention_axis():
+    x = random(BATCH, 3, 4, WIDTH)
+    layer = GraphFilterAttention(HEADS, SIZE, attention_axes=(1, 2))
+    with pytest.raises(ValueError, match="Pass one `attention_mask`"):
+        layer(x, x, use_causal_mask=True)
