@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_graphattn.masks.input_checks import marked
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.ops.chunked_attention import (
     Decay,
@@ -89,12 +90,13 @@ class ChunkedMask(Mask):
         if not self.has_state:
             return super().step(state, query_features, key_features, x, **inputs)
         dtype = x.dtype
-        inputs = self._prepared(x.shape, inputs)
+        inputs, wrong = self.prepare(x, **inputs)
         query, key, x = (at_least_float32(t) for t in (query_features, key_features, x))
         form = self.form(self.parameters(), inputs)
         outputs = chunked_attention(query, key, x, **form._asdict(), state=state)
         state = advanced_state(state, key, x, decay=form.decay, segment_ids=form.segment_ids)
-        return ops.cast(outputs, dtype), state
+        state = state._replace(sums=marked(state.sums, wrong))
+        return ops.cast(marked(outputs, wrong), dtype), state
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
