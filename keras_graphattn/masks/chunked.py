@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_graphattn.masks.input_checks import marked
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.masks.precision import in_one_dtype
 from keras_graphattn.ops.chunked_attention import (
@@ -89,7 +90,7 @@ class ChunkedMask(Mask):
         if not self.has_state:
             return super().step(state, query_features, key_features, x, **inputs)
         dtype = x.dtype
-        inputs = self._prepared(x.shape, inputs)
+        inputs, wrong = self.prepare(x, **inputs)
         (query, key, x), parameters, inputs = in_one_dtype(
             (query_features, key_features, x), self.parameters(), inputs
         )
@@ -97,7 +98,8 @@ class ChunkedMask(Mask):
         form = self.form(parameters, inputs)
         outputs = chunked_attention(query, key, x, **form._asdict(), state=state)
         state = advanced_state(state, key, x, decay=form.decay, segment_ids=form.segment_ids)
-        return ops.cast(outputs, dtype), state
+        state = state._replace(sums=marked(state.sums, wrong))
+        return ops.cast(marked(outputs, wrong), dtype), state
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")

@@ -10,6 +10,7 @@ import scipy.sparse
 import scipy.special
 from keras import ops
 
+from keras_graphattn.masks.input_checks import either
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.topology import (
     TopologyMask,
@@ -27,6 +28,7 @@ from keras_graphattn.ops.diffusion import (
     spectral_product,
     spectral_product_of_batch,
 )
+from keras_graphattn.ops.example_topology import largest_eigenvalue_bound
 from keras_graphattn.ops.graphs import (
     graph_edges,
     graph_operator,
@@ -43,6 +45,7 @@ from keras_graphattn.ops.heat import (
     series_sizes,
 )
 from keras_graphattn.ops.sparse import SparseMatrix
+from keras_graphattn.ops.spectral_bounds import BOUND_SLACK, check_degrees, checked_bound
 
 Tensor = Any
 
@@ -73,10 +76,12 @@ class GraphDiffusion(TopologyMask):
     Args:
         graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
             weights, or an object like a networkx graph. `None` where each example of a batch has
-            its own: then the calls get `edges`, integers of shape (B, E, 2), each edge once, -1
-            for padding.
+            its own: then the calls get `edges`, integers of shape (B, E, 2), nodes numbered within
+            the example, (-1, -1) for padding. Here and there an edge counts once, however often
+            and in whichever direction it is given; an edge from a node to itself is an error.
         edge_weights: Positive weights, one per edge of an array; 1 by default. With `graph=None`,
-            `True` makes the calls take `edge_weights` of shape (B, E), gradients included.
+            `True` makes the calls take `edge_weights` of shape (B, E), gradients included. The
+            weights of an edge that is given several times must agree.
         num_nodes: Number of nodes, where edges do not name them all.
         operator: `"laplacian"` (D - A), `"normalized_laplacian"` (I - D^-1/2 A D^-1/2, 0 at
             isolated nodes) or `"adjacency"`.
@@ -88,9 +93,10 @@ class GraphDiffusion(TopologyMask):
         tolerance: What the dropped terms add up to at most, relative to each row of M; 1e-6 by
             default, 1e-14 for a float64 mask.
         spectral_bound: Bound of the operator's largest eigenvalue. Needed with `graph=None`, unless
-            the Laplacian is normalised (2): the largest d_u + d_v over edges for the plain one,
-            the largest degree for the adjacency matrix. With a graph, the graph's own bound counts
-            where it is larger.
+            the Laplacian is normalised (2): at least the largest d_u + d_v over the edges (u, v)
+            of every graph for the plain one, sqrt(d_u d_v) for the adjacency matrix. An example
+            with a larger one is an error, as a series is wrong beyond its interval. Else taken
+            from the graph; one that is below the largest eigenvalue is refused.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
@@ -212,7 +218,7 @@ class GraphDiffusion(TopologyMask):
             self._adjacency, self.num_nodes = adjacency, adjacency.shape[0]
             self._operator = scipy.sparse.csr_array(matrix)
             self._positive = positive_operator(adjacency, self.operator)
-            high = high if bound is None else max(high, float(bound))
+            high = high if bound is None else checked_bound(float(bound), matrix, high)
             self.interval = (-high if low < 0 else 0.0, high)
             return
         if edge_weights is not None and not isinstance(edge_weights, bool):
@@ -222,8 +228,13 @@ class GraphDiffusion(TopologyMask):
             )
         self._adjacency, self._positive = None, None
         self.inputs_at_call = ("edges", "edge_weights") if edge_weights else ("edges",)
-        if bound is None and self.operator == "normalized_laplacian":
-            bound = 2.0
+        if self.operator == "normalized_laplacian":
+            bound = 2.0 if bound is None else bound
+            if bound < 2.0:
+                raise ValueError(
+                    "The eigenvalues of a normalised Laplacian reach 2, and graphs that come with "
+                    f"each call may have such. Received: spectral_bound={bound!r}. Leave it out."
+                )
         if bound is None:
             raise ValueError(
                 "Graphs that come with each call need a bound of the operator's spectrum. "
@@ -231,6 +242,25 @@ class GraphDiffusion(TopologyMask):
                 'operator="normalized_laplacian", whose bound is 2.'
             )
         self.interval = (-float(bound) if self.operator == "adjacency" else 0.0, float(bound))
+
+    def _check_values(self, inputs: dict[str, Any], length: int | None) -> bool:
+        plain = super()._check_values(inputs, length)
+        has_weights = "edge_weights" in self.inputs_at_call
+        if self.operator != "normalized_laplacian" and len(inputs) == 1 + has_weights:
+            weights = inputs.get("edge_weights")
+            check_degrees(inputs["edges"], weights, self.operator, self.interval[1])
+        return plain
+
+    def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Tensor | None]:
+        found, wrong = super()._bounded(inputs, length)
+        if self.operator == "normalized_laplacian":
+            return found, wrong
+        bounds = largest_eigenvalue_bound(
+            found["edges"], found.get("edge_weights"), length, self.operator
+        )
+        # not "bounds > ...", which is no for NaN
+        inside = bounds <= BOUND_SLACK * self.interval[1]
+        return found, either(wrong, ops.logical_not(inside))
 
     def spectral_function(self, library: Any, x: Any, time: Any) -> Any:
         """f of the operator's eigenvalues.

@@ -7,12 +7,20 @@ a mask can often give in less than quadratic time. Every mask can also show its 
 the two ways check each other.
 """
 
-from typing import Any, ClassVar, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, cast
 
 import keras
 from keras import ops
 
 from keras_graphattn.masks.formed import formed_product
+from keras_graphattn.masks.input_checks import (
+    bounded_inputs,
+    check_values,
+    harmless,
+    known_value,
+    marked,
+)
 from keras_graphattn.masks.precision import in_one_dtype, widest_dtype
 from keras_graphattn.ops.arguments import (
     Rule,
@@ -29,15 +37,16 @@ from keras_graphattn.ops.kernel_attention import sum_over_features
 Tensor = Any
 Tensors = dict[str, Tensor]
 
-# What masks take with each call, by name; any other name is a tensor of numbers
-INPUTS: dict[str, Rule] = {
-    "segment_ids": integers("B T"),
-    "entries": tensor("T T", "B? T T", "B? N? T T"),
-    "parents": integers("B T"),
-    "edges": integers("B E 2"),
-    "edge_weights": tensor("B _"),
-    "walks": integers("B T _ _"),
+# What masks take with each call, by name; any other name is a tensor of numbers of any shape
+INPUTS: dict[str, tuple[Callable[..., Rule], tuple[str, ...]]] = {
+    "segment_ids": (integers, ("B T",)),
+    "entries": (tensor, ("T T", "B? T T", "B? N? T T")),
+    "parents": (integers, ("B T",)),
+    "edges": (integers, ("B E 2",)),
+    "edge_weights": (tensor, ("B E",)),
+    "walks": (integers, ("B T _ _",)),
 }
+LENGTHS_OF_TREES = {"edge_weights": (tensor, ("B T",))}  # beside parents, one for each node
 
 DENSE_LIMIT = 1024  # beyond it, "auto" takes rows in blocks where a mask has no path of its own
 
@@ -62,6 +71,13 @@ def restored(name: str, given: Any) -> Any:
         ) from error
 
 
+class Prepared(NamedTuple):
+    """What came with a call, checked: the tensors, and which examples hold a wrong entry."""
+
+    tensors: Tensors
+    wrong: Tensor | None  # (B,) booleans; None where no entry is wrong
+
+
 class Mask(keras.layers.Layer):  # type: ignore[misc]
     """M, a T x T matrix of non-negative factors per head, as a linear operator.
 
@@ -76,6 +92,13 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         paths: The ways to compute: "dense" forms M, "blockwise" forms it for some query rows at a
             time, the others never form it. The one for long sequences comes last.
         inputs_at_call: Names of the tensors that every call needs, such as segment ids.
+
+    The values of `segment_ids`, `parents`, `edges`, `edge_weights`, `walks` and `entries` are
+    checked, as far as they are known when the mask is called. Outside compiled code they are: a
+    wrong one raises a `ValueError` that names example and entry. In compiled code (`jax.jit`,
+    `tf.function`, `fit`) an error is not possible: there the outputs of an example with a wrong
+    entry are NaN, and those of all others are exactly what they are without it. Check batches
+    in the data pipeline with `check_inputs`, and no NaN comes up.
 
     Example:
 
@@ -177,6 +200,17 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
     def _check_length(self, length: int) -> None:
         """Raises a `ValueError` for a length that the mask's topology does not have."""
 
+    def _check_values(self, inputs: dict[str, Any], length: int | None) -> bool:
+        """Raises a `ValueError` for the first wrong entry of known inputs, which are NumPy arrays.
+
+        Returns whether the inputs can be computed with as they are, as `check_values` does.
+        """
+        return check_values(inputs, length)
+
+    def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Tensor | None]:
+        """The same for values that are not known yet: `bounded_inputs`."""
+        return bounded_inputs(inputs, length)
+
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None
     ) -> str:
@@ -235,7 +269,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         """
         x, sizes = as_tensor("x", x), cast("Sizes", {})
         check_shape("x", x, ("B T N D",), sizes)
-        inputs = self._prepared(x.shape, inputs, sizes)
+        inputs, wrong = self._prepared(x, inputs, sizes)
         path = self._checked_path(path, x.shape[1], None, x.shape[3])
         if 0 in tuple(x.shape):
             return x  # no sequences, or sequences of no tokens
@@ -244,7 +278,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             result = formed_product(self, path, None, None, signal, parameters, inputs)
         else:
             result = self._signal(signal, path, parameters, inputs)
-        return ops.cast(result, x.dtype)
+        return ops.cast(marked(result, wrong), x.dtype)
 
     def attend(
         self,
@@ -253,6 +287,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         x: Tensor,
         path: str = "auto",
         feature_chunk: int | None = None,
+        prepared: Prepared | None = None,
         **inputs: Tensor,
     ) -> Tensor:
         """[(phi(Q) phi(K)^T) o M] x: masked kernel attention before it is normalised.
@@ -266,6 +301,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             path: One of `paths`, or `"auto"`.
             feature_chunk: Number of features at a time where a path works on an (n, m, D)
                 tensor; less memory, the same numbers. All at once by default.
+            prepared: What `prepare` returned for the inputs, in their place: for several products
+                under one mask.
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
@@ -284,7 +321,9 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         check_shape("key_features", key_features, ("B T N m",), sizes)
         if feature_chunk is not None:
             whole()("feature_chunk", feature_chunk, sizes)
-        inputs = self._prepared(x.shape, inputs, sizes)
+        if prepared is None:
+            prepared = self._prepared(x, inputs, sizes)
+        inputs, wrong = prepared
         features = query_features.shape[-1]
         path = self._checked_path(path, x.shape[1], features, x.shape[3])
         if 0 in tuple(x.shape):
@@ -298,7 +337,68 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             result = formed_product(self, path, query, key, signal, parameters, inputs)
         else:
             result = self._attend(query, key, signal, path, parameters, inputs, feature_chunk)
-        return ops.cast(result, x.dtype)
+        return ops.cast(marked(result, wrong), x.dtype)
+
+    def prepare(self, x: Tensor, **inputs: Tensor) -> Prepared:
+        """Checks what comes with a call once, for several products with `attend`.
+
+        Args:
+            x: A signal of shape (B, T, N, D).
+            **inputs: The tensors of `inputs_at_call`.
+
+        Returns:
+            What `attend` takes as `prepared`.
+
+        Raises:
+            ValueError: As for `apply`.
+        """
+        x, sizes = as_tensor("x", x), cast("Sizes", {})
+        check_shape("x", x, ("B T N D",), sizes)
+        return self._prepared(x, inputs, sizes)
+
+    def check_inputs(self, length: int | None = None, **inputs: Any) -> None:
+        """Checks the values of one batch: for data pipelines, which run before compiled code.
+
+        A pass over the integers in NumPy, for edges a sort of them, for parents ceil(log2(T)) looks
+        at each node: little beside the product. Calls of the mask outside compiled code do the
+        same. On an accelerator they wait for the values, which compiled code does not.
+
+        Args:
+            length: Number of tokens T. Without it, edges are not compared with the number of
+                nodes.
+            **inputs: NumPy arrays, or tensors whose values are known, of `inputs_at_call`, for a
+                whole batch.
+
+        Raises:
+            ValueError: For missing or unknown inputs, wrong shapes, and the first wrong entry, by
+                example and entry.
+
+        Example:
+
+        >>> from keras_graphattn.masks import Tree
+        >>> def checked(tokens, parents):  # in a generator or in `PyDataset.__getitem__`
+        ...     Tree().check_inputs(tokens.shape[1], parents=parents)
+        ...     return tokens, parents
+        >>> checked(np.zeros((1, 3, 8)), np.array([[-1, 0, 3]]))
+        Traceback (most recent call last):
+        ValueError: `parents` of example 0: node 2 has parent 3, but there are 3 nodes. Parents \
+are numbered within the example, from 0; -1 marks a root.
+        """
+        length = None if length is None else whole(0)("length", length, {})
+        sizes: Sizes = {} if length is None else {"T": (length, "length")}
+        self._check_names(inputs)
+        values: dict[str, Any] = {}
+        for name, (rule, shapes) in self._rules().items():
+            given = known_value(inputs[name])
+            if given is None or given.dtype.kind not in ("iu" if rule is integers else "biuf"):
+                kind = "integers" if rule is integers else "numbers"
+                raise ValueError(
+                    f"`{name}` must be an array of {kind}, or a tensor of a known value. Received: "
+                    f"{inputs[name]!r}. Compiled code knows no values: check them before it."
+                )
+            check_shape(name, given, shapes, sizes)
+            values[name] = given
+        self._check_values(values, length)
 
     def dense(self, length: int | None = None, **inputs: Tensor) -> Tensor:
         """M itself: for tests, plots and short sequences.
@@ -311,13 +411,12 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             A tensor of shape (1 or B, 1 or N, T, T), with gradients for all weights: float32, or
             float64 where the mask's weights or its `dtype` are.
         """
-        inputs = self._checked_inputs(inputs)
-        length = self._length(length, inputs)
+        length, (inputs, wrong) = self._prepared_matrix(length, inputs)
         _, parameters, inputs = in_one_dtype((), self.parameters(), inputs)
         dtype = self._dtype_of(parameters)
         if _is_empty(length, inputs):
             return ops.zeros((_batch(inputs), 1, length, length), dtype)
-        return ops.cast(self._matrix(length, parameters, inputs), dtype)
+        return ops.cast(marked(self._matrix(length, parameters, inputs), wrong), dtype)
 
     def rows(self, positions: Tensor, length: int | None = None, **inputs: Tensor) -> Tensor:
         """M[positions, :]: a few query rows, for masks that can without forming the rest.
@@ -330,14 +429,13 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         Returns:
             A tensor of shape (1 or B, 1 or N, R, T), of the dtype of `dense`.
         """
-        inputs = self._checked_inputs(inputs)
+        length, (inputs, wrong) = self._prepared_matrix(length, inputs)
         positions = ops.cast(integers("R")("positions", positions, {}), "int32")
-        length = self._length(length, inputs)
         _, parameters, inputs = in_one_dtype((), self.parameters(), inputs)
         dtype = self._dtype_of(parameters)
         if _is_empty(length, inputs) or positions.shape[0] == 0:
             return ops.zeros((_batch(inputs), 1, ops.shape(positions)[0], length), dtype)
-        return ops.cast(self._rows(positions, length, parameters, inputs), dtype)
+        return ops.cast(marked(self._rows(positions, length, parameters, inputs), wrong), dtype)
 
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
         """The state of `step` before the first token: O(features x width) for each head."""
@@ -374,7 +472,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             "causal=True)` or a product of these."
         )
 
-    def _prepared(self, shape: Any, inputs: Tensors, sizes: Sizes | None = None) -> Tensors:
+    def _prepared(self, x: Tensor, inputs: Tensors, sizes: Sizes) -> Prepared:
+        shape = x.shape
         if isinstance(shape[1], int):
             self._check_length(shape[1])
         if not self.built:
@@ -384,18 +483,45 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
                 f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a "
                 f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}"
             )
-        return self._checked_inputs(inputs, sizes)
+        found = self._checked_inputs(inputs, sizes)
+        return self._judged(inputs, found, ops.shape(x)[1])
+
+    def _prepared_matrix(self, length: int | None, inputs: Tensors) -> tuple[Any, Prepared]:
+        """The number of tokens and the inputs of a call that has no signal."""
+        found = self._checked_inputs(inputs)
+        length = self._length(length, found)
+        return length, self._judged(inputs, found, length)
 
     def _checked_inputs(self, inputs: Tensors, sizes: Sizes | None = None) -> Tensors:
+        self._check_names(inputs)
+        sizes, found = {} if sizes is None else sizes, {}
+        for name, (rule, shapes) in self._rules().items():
+            found[name] = ops.convert_to_tensor(rule(*shapes)(name, inputs[name], sizes))
+        return found
+
+    def _rules(self) -> dict[str, tuple[Callable[..., Rule], tuple[str, ...]]]:
+        """What each of `inputs_at_call` must be."""
+        known = INPUTS | (LENGTHS_OF_TREES if "parents" in self.inputs_at_call else {})
+        return {name: known.get(name, (tensor, ())) for name in self.inputs_at_call}
+
+    def _check_names(self, inputs: Tensors) -> None:
         if set(inputs) != set(self.inputs_at_call):
             raise ValueError(
                 f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each "
                 f"call. Received: {sorted(inputs)}. A layer hands them on as `mask_inputs`."
             )
-        sizes = {} if sizes is None else sizes
-        rules = {name: INPUTS.get(name, tensor()) for name in self.inputs_at_call}
-        found = {name: rule(name, inputs[name], sizes) for name, rule in rules.items()}
-        return {name: ops.convert_to_tensor(given) for name, given in found.items()}
+
+    def _judged(self, given: Tensors, found: Tensors, length: Any) -> Prepared:
+        """Inputs with no wrong entry: an error where they are known, else flags of examples."""
+        if not found:
+            return Prepared(found, None)
+        values = {name: known_value(tensor) for name, tensor in given.items()}
+        known = {name: value for name, value in values.items() if value is not None}
+        plain = self._check_values(known, length if isinstance(length, int) else None)
+        if plain and len(known) == len(found):
+            return Prepared(found, None)
+        found, wrong = self._bounded(found, length)
+        return Prepared(found if wrong is None else harmless(found, wrong), wrong)
 
     def _checked_path(
         self, path: str, length: int | None, features: int | None, width: int | None

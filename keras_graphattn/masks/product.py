@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.masks.chunked import Causal, ChunkedMask, Form
+from keras_graphattn.masks.input_checks import either
 from keras_graphattn.masks.low_rank import Factored
 from keras_graphattn.masks.mask import Mask, Tensors, restored
 from keras_graphattn.masks.precision import widest_dtype
@@ -147,6 +148,21 @@ class Product(ChunkedMask):
     def _check_length(self, length: int) -> None:
         for mask in self.masks:
             mask._check_length(length)
+
+    def _check_values(self, inputs: dict[str, Any], length: int | None) -> bool:
+        plain = True
+        for mask in self.masks:
+            mine = {name: inputs[name] for name in mask.inputs_at_call if name in inputs}
+            plain = mask._check_values(mine, length) and plain
+        return plain
+
+    def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Tensor | None]:
+        found, wrong = {}, None
+        for mask in self.masks:
+            mine = {name: inputs[name] for name in mask.inputs_at_call}
+            tensors, flags = mask._bounded(mine, length)
+            found, wrong = found | tensors, either(wrong, flags)
+        return found, wrong
 
     def _known_length(self, inputs: Tensors) -> Any:
         for mask in self.masks:

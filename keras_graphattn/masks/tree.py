@@ -7,6 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_graphattn.masks.input_checks import bounded_inputs, check_values
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.precision import widest_dtype
 from keras_graphattn.masks.topology import (
@@ -313,6 +314,12 @@ class Tree(TopologyMask):
                 "known. Received: parents of unknown length. Give `max_depth`."
             )
         return int(longest) - 1
+
+    def _check_values(self, inputs: dict[str, Any], length: int | None) -> bool:
+        return check_values(inputs, length, self.max_depth)
+
+    def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Tensor | None]:
+        return bounded_inputs(inputs, length, self.max_depth)
 
     def _known_length(self, inputs: Tensors) -> Any:
         return ops.shape(inputs["parents"])[1] if inputs else super()._known_length(inputs)
