@@ -126,8 +126,27 @@ class RandomWalk(TopologyMask):
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)
         self._start = self._of_heads("decay", self.decay)
+        self._check_range()
         if self.learn_decay:
             self.log_decay = self._add_parameter("log_decay", np.log(self._start))
+
+    def _check_range(self) -> None:
+        """Raises a `ValueError` where powers of the decay or of |f_v| overflow."""
+        steps = self.walk_length if self._features is None else self._features.length
+        exponents = [(steps - 1) * np.log(self._start)]
+        if self._features is not None:
+            orders = np.arange(self._features.squares.shape[1])
+            with np.errstate(over="ignore"):
+                squares = self._features.squares @ self._start ** orders[:, None]
+            logarithms = np.log(squares[squares > 0.0])
+            exponents += [logarithms, logarithms * self.normalization / 2.0]
+        limit = 320.0 if self.variable_dtype == "float64" else 40.0
+        if any((np.abs(exponent) > limit).any() for exponent in exponents):
+            raise ValueError(
+                f"Powers of `decay` and of |f_v| must stay between e^-{limit:g} and e^{limit:g}. "
+                f"Received: decay={self.decay!r}, normalization={self.normalization!r}, for walks "
+                f"of {steps} nodes."
+            )
 
     def parameters(self) -> Tensors:
         if self.learn_decay:

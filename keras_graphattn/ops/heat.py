@@ -16,7 +16,8 @@ Markov chain (uniformization).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from keras import ops
 
 from keras_graphattn.ops.diffusion import OperatorOfBatch
 from keras_graphattn.ops.graphs import spectral_radius
+from keras_graphattn.ops.own_gradient import FunctionWithGradient
 from keras_graphattn.ops.sparse import SparseMatrix, sparse_product
 
 Tensor = Any
@@ -49,6 +51,23 @@ class PositiveOperator:
     matrix: SparseMatrix
     shift: float
     radius: float
+
+    @cached_property
+    def unshifted(self) -> "PositiveOperator":
+        """The same with c = 0: S = B."""
+        return PositiveOperator(self.matrix, 0.0, self.radius)
+
+    @cached_property
+    def _exponentials(self) -> dict["SeriesSizes", FunctionWithGradient]:
+        return {}
+
+    def exponential(self, sizes: "SeriesSizes") -> FunctionWithGradient:
+        """x, t -> (exp(t S) x,)"""
+        if sizes not in self._exponentials:
+            self._exponentials[sizes] = FunctionWithGradient(
+                partial(_value, self, sizes), partial(_gradient, self, sizes)
+            )
+        return self._exponentials[sizes]
 
 
 @dataclass(frozen=True)
@@ -142,18 +161,27 @@ def exponential_product(
         1e-7 (1 + 0.1 t rho) in float32, relative to that row of M |x|.
     """
 
-    @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def product(x: Tensor, time: Tensor) -> Any:
-        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            signal, times = (x, time) if upstream is None else arguments
-            upstream = arguments[0] if upstream is None else upstream
-            back = exponential_product(upstream, times, operator, sizes)
-            moved = sparse_product(operator.matrix, signal) - operator.shift * signal  # S x
-            return back, ops.sum(back * moved, axis=(0, 2))
+    (found,) = operator.exponential(sizes)(x, time)
+    return found
 
-        return _series(x, time, operator, sizes), gradient
 
-    return product(ops.convert_to_tensor(x), ops.convert_to_tensor(time))
+def _value(
+    operator: PositiveOperator, sizes: SeriesSizes, x: Tensor, time: Tensor
+) -> tuple[tuple[Tensor], tuple[()]]:
+    return (_series(x, time, operator, sizes),), ()
+
+
+def _gradient(
+    operator: PositiveOperator,
+    sizes: SeriesSizes,
+    tensors: tuple[Tensor, Tensor],
+    kept: tuple[()],
+    upstream: tuple[Tensor],
+) -> tuple[Tensor, Tensor]:
+    x, time = tensors
+    back = exponential_product(upstream[0], time, operator, sizes)
+    moved = sparse_product(operator.matrix, x) - operator.shift * x  # S x
+    return back, ops.sum(back * moved, axis=(0, 2))
 
 
 def exponential_matrix(
@@ -169,8 +197,7 @@ def exponential_matrix(
     count, heads = operator.matrix.shape[0], time.shape[0]
     identity = ops.broadcast_to(ops.eye(count, dtype=time.dtype)[:, None], (count, heads, count))
     short = SeriesSizes(sizes.terms, 1, sizes.longest / sizes.parts)
-    without_decay = replace(operator, shift=0.0)
-    matrix = exponential_product(identity, time / sizes.parts, without_decay, short)
+    matrix = exponential_product(identity, time / sizes.parts, operator.unshifted, short)
     matrix = ops.transpose(matrix, (1, 0, 2))
     squarings = int(math.log2(sizes.parts))
     before = min(squarings, int(math.log2(LONGEST_PART / LONGEST_PART_OF_MATRIX)))

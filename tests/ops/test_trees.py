@@ -89,7 +89,7 @@ def test_forms_of_a_graph(form):
         ([[-1.0, 0.0]], {}, "integers"),
         ([[-1, 0], [1.0, -2.0]], {}, "not negative"),
         ([[[0, 1], [1, 2], [2, 0]]], {}, "has a cycle"),
-        ([[[0, 1], [1, 0]]], {}, "duplicate"),
+        ([[[0, 1], [1, 0]], [1.0, 2.0]], {}, "edge"),
         ([[[0, 0]]], {}, "loop"),
         ([[-1, 0]], {"function": "power"}, "function"),
         ([[-1, 0], [1.0, 2.0]], {"function": "table"}, "number of edges"),
