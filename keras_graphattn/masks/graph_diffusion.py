@@ -66,7 +66,7 @@ class GraphDiffusion(TopologyMask):
 
     Entries between two components of the graph are exactly 0 on every path, and what one component
     holds, NaN included, never reaches another. Every path is exact row by row: in float32 the error
-    of a row is at most `tolerance` + 1e-6 + 1e-7 t r, relative to its largest entry, r being the
+    of a row is at most `tolerance` + 1e-6 + 2e-7 t r, relative to its largest entry, r being the
     largest degree (1 if normalised, the spectral radius of an adjacency matrix). A resolvent
     has the path "series" only where its series is that exact (1e-5). A function of your own is
     right to 1e-6 of its largest value.

@@ -153,7 +153,7 @@ def stochastic_positions(generator, length):
 
 
 def hypercube(generator, length):
-    length = [1, 2, 16][generator.integers(3)]
+    length = [2, 4, 16][generator.integers(3)]
     dimension = (None, length.bit_length() - 1)[generator.integers(2)]
     time = 10.0 ** generator.uniform(-5, 2, HEADS)
     mask = built(masks.Hypercube(time, dimension), length)
