@@ -141,12 +141,12 @@ class ContraNorm(keras.layers.Layer):  # type: ignore[misc]
         return super().__call__(inputs, **kwargs)
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        tokens = at_least_float32(inputs)
+        rows = None if mask is None else ops.cast(mask, "bool")[:, :, None]
+        tokens = at_least_float32(zero_where_masked(inputs, rows))
         similarity = ops.matmul(tokens, ops.transpose(tokens, (0, 2, 1)))
         keys = None if mask is None else ops.cast(mask, "bool")[:, None, :]
         average = ops.matmul(masked_softmax(similarity, keys), tokens)
         outputs = (1.0 + self.scale) * tokens - self.scale * average
-        rows = None if mask is None else ops.cast(mask, "bool")[:, :, None]
         return ops.cast(zero_where_masked(outputs, rows), inputs.dtype)
 
     def compute_output_shape(self, inputs_shape: Any) -> Any:

@@ -4,6 +4,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.layers.multi_head import without_padding
 from keras_graphattn.masks.chunked import Causal
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.masks.product import Product
@@ -112,8 +113,8 @@ class KernelDecoding:
         self._check_shapes(tokens.shape, tokens.shape, None)
         if not self.built:
             self.build(tuple(tokens.shape))
-        tokens = ops.cast(tokens, self.compute_dtype)
         padding_mask = all_of(padding_mask)
+        tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
         query = self._query_features(self.query_dense(tokens), padding_mask)
         key = self._key_features(self.key_dense(tokens), padding_mask, fixed_scale=True)
         left = list(state)

@@ -14,7 +14,7 @@ from keras_graphattn.layers.call_arguments import check_call, names_of_call
 from keras_graphattn.layers.options import check_options
 from keras_graphattn.ops.arguments import check_dtype_policy, flag, optional
 from keras_graphattn.ops.attention_mask import all_of
-from keras_graphattn.ops.precision import masked_softmax
+from keras_graphattn.ops.precision import masked_softmax, zero_where_masked
 
 Tensor = Any
 
@@ -67,6 +67,11 @@ def build_around(layer: Any, source: Any) -> None:
         layer.build(*shapes)
     finally:
         layer._adopted = None
+
+
+def without_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Tokens (B, ..., T, d), those that the mask (B, ..., T) leaves out replaced by zeros."""
+    return x if mask is None else zero_where_masked(x, mask[..., None])
 
 
 def is_detached(variable: Any) -> bool:
@@ -126,7 +131,7 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         value_shape = query_shape if value_shape is None else value_shape
         self._check_shapes(query_shape, value_shape, key_shape)
         self._build_projections(query_shape, value_shape, key_shape)
-        for projection in (self.query_dense, self.key_dense, self.value_dense):
+        for projection in projections_of(self).values():
             projection.supports_masking = True  # masks pass through it; no warning
         self.built = True
 
@@ -166,12 +171,20 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         return_attention_scores: bool,
         training: bool | None,
     ) -> Any:
-        """`call` with its masks gathered: value and key default to the query, as do their masks."""
+        """`call` with its masks gathered: value and key default to the query, as do their masks.
+
+        Padding becomes zeros before anything is computed with it. So it has no influence on values
+        and gradients, whatever it holds, NaN and infinity included.
+        """
         if value is None:
             value = query
             masks = masks._replace(value=masks.query if masks.value is None else masks.value)
         key = value if key is None else key
         self._check_shapes(query.shape, value.shape, key.shape)
+        is_shared, seen = key is value, all_of(masks.value, masks.key)
+        query = without_padding(query, masks.query)
+        value = without_padding(value, seen)
+        key = value if is_shared else without_padding(key, seen)
         outputs, scores = self._attend(query, value, key, masks, return_attention_scores, training)
         outputs = self._project_out(outputs, query)
         return (outputs, scores) if return_attention_scores else outputs

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
+from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks, without_padding
 from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.ops.arguments import checked, mask, optional, size, tensor, whole
 from keras_graphattn.ops.attention_mask import AttentionMask, all_of
@@ -191,6 +191,7 @@ class SelfAttention(DenseSelfAttention):
         """
         if not self.built:
             self.build(tokens.shape)
+        tokens = without_padding(tokens, padding_mask)
         cache, padding_mask = update_keys(cache, self.key_dense(tokens), index, padding_mask)
         mask = step_mask(cache, index, padding_mask, self.sliding_window)
         outputs, signals = self._decode_rows(

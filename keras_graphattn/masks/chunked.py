@@ -145,10 +145,6 @@ class Segments(ChunkedMask):
 
     inputs_at_call = ("segment_ids",)
 
-    @property
-    def hides_keys(self) -> bool:
-        return True
-
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         return Form(segment_ids=inputs["segment_ids"])
 

@@ -23,6 +23,10 @@ class Factored(Mask):
 
     paths = ("dense", "blockwise", "low_rank")
 
+    @property
+    def hides_keys(self) -> bool:
+        return False
+
     def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
         """L and R, each of shape (1 or N, T, rank)."""
         raise NotImplementedError(f"{type(self).__name__} must write `factors`.")

@@ -130,8 +130,11 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
 
     @property
     def hides_keys(self) -> bool:
-        """Whether some M[i, j] = 0: then no number of a row may depend on all keys."""
-        return self.is_causal
+        """Whether some M[i, j] may be 0. If so, a row must not depend on keys that it cannot see.
+
+        A mask whose factors are all positive says `False`, and may share numbers among all keys.
+        """
+        return True
 
     @property
     def has_state(self) -> bool:

@@ -21,10 +21,6 @@ class TopologyMask(Mask):
     num_nodes: int | None = None  # known where the topology is given once
     _topology: tuple[str, str] = ("graph", "edges")  # the arguments: once, at each call
 
-    @property
-    def hides_keys(self) -> bool:
-        return True
-
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None
     ) -> str:
