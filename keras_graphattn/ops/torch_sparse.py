@@ -5,7 +5,8 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 Tensor = Any
@@ -29,14 +30,34 @@ def matrix_product(
         return lambda x: x.new_empty((matrix.shape[0], *x.shape[1:]))
     constant = constants.get((like.dtype, like.device))
     if constant is None:
-        constant = _constant(matrix, like)
+        with _sparse_refused_by_name():
+            constant = _constant(matrix, like)
         if _is_plain(constant):
             constants[like.dtype, like.device] = constant
 
     def product(x: Tensor) -> Tensor:
-        return (constant @ x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
+        from torch.autograd import forward_ad
+
+        value, tangent = forward_ad.unpack_dual(x)
+        if tangent is not None:  # torch's CSR product knows no forward mode
+            return forward_ad.make_dual(product(value), product(tangent))
+        with _sparse_refused_by_name():
+            return (constant @ x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
 
     return product
+
+
+@contextmanager
+def _sparse_refused_by_name() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "do not have strides" not in str(error):
+            raise
+        raise RuntimeError(
+            "The transforms of torch.func know no sparse matrices. Use torch.autograd instead: "
+            "`torch.autograd.grad`, and `torch.autograd.forward_ad` for forward mode."
+        ) from error
 
 
 def _constant(matrix: Any, like: Tensor) -> Tensor:
