@@ -8,16 +8,26 @@ import pytest
 from keras import ops
 
 from keras_graphattn import masks
-from keras_graphattn.masks import GraphDiffusion, RandomWalk, Tree
-from tests.call_inputs import BAD, BATCH, LENGTH, MASKS, WITHOUT, WRONG, batch_for, made
+from tests.call_inputs import BAD, BATCH, FIRST, LENGTH, MASKS, WITHOUT, WRONG, batch_for, made
 from tests.call_inputs import wrong_batches, wrong_of
-from tests.numerics import BACKEND, assert_close, to_numpy
+from tests.numerics import BACKEND, to_numpy
 from tests.topology_cases import applied
 
 WAYS = {"jax": ["jit"], "tensorflow": ["graph", "xla"], "torch": ["hidden"]}[BACKEND]
 OTHERS = [example for example in range(BATCH) if example != BAD]
 KINDS = [(name, kind) for name in MASKS for kind in wrong_of(name)]
-PATHS = [(name, path) for name in MASKS for path in made(name).paths]
+COMPILED = [
+    pytest.param(
+        *(name, path, way),
+        # what is slow to compile: one path of each class is enough every time
+        marks=[]
+        if BACKEND == "torch" or (name in FIRST and path == made(name).paths[-1] and way != "xla")
+        else pytest.mark.slow,
+    )
+    for way in WAYS
+    for name in MASKS
+    for path in made(name).paths
+]
 X = np.random.default_rng(0).standard_normal((BATCH, LENGTH, 2, 3)).astype("float32")
 
 
@@ -100,8 +110,7 @@ def compiled(mask, path, way, monkeypatch):
     return numbers
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("name", "path"), PATHS)
+@pytest.mark.parametrize(("name", "path", "way"), COMPILED)
 def test_compiled_code_marks_the_example_and_leaves_the_others(name, path, way, monkeypatch):
     mask = made(name)
     right, run = batch_for(mask), compiled(made(name), path, way, monkeypatch)
