@@ -130,7 +130,10 @@ WRONG = {
         "infinite": (_put("edge_weights", (slice(None),), np.inf), "inf"),
     },
     "walks": {
-        "too large": (_put("walks", (2, 1, 0), 8), f"step 0 of walk 1 from node 2 is at node 8.*{NODES}"),
+        "too large": (
+            _put("walks", (2, 1, 0), 8),
+            f"step 0 of walk 1 from node 2 is at node 8.*{NODES}",
+        ),
         "below -1": (_put("walks", (0, 0, 2), -2), "step 2 of walk 0 from node 0 is at node -2"),
         "of the batch": (_of_batch("walks"), f"{NODES}.*within the example"),
     },

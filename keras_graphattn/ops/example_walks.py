@@ -91,7 +91,7 @@ def _visits(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _met(x: Tensor, places: Tensor) -> Tensor:
-    """sum_l F_l x_l, times the walks: (B, L, T, N, C) -> (B, T, N, C), the transpose of `_visits`."""
+    """The transpose of `_visits`, sum_l F_l x_l: (B, L, T, N, C) -> (B, T, N, C)."""
 
     @ops.custom_gradient  # type: ignore[untyped-decorator]
     def met(x: Tensor, places: Tensor) -> Any:

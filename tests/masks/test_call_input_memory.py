@@ -55,6 +55,6 @@ def test_no_matrix_is_formed(name, path, hidden, monkeypatch):
     mask.build((None, COUNT, 1, 1))
     inputs = batch_for(mask, length=COUNT, batch=1)
     if hidden:
-        monkeypatch.setattr("keras_graphattn.masks.mask.known_value", lambda given: None)
+        monkeypatch.setattr("keras_graphattn.masks.call_inputs.known_value", lambda given: None)
     x = np.ones((1, COUNT, 1, 1), "float32")
     assert largest_tensor(lambda x: mask.apply(x, path, **inputs), x) < COUNT**2 / 2

@@ -8,8 +8,19 @@ import pytest
 from keras import ops
 
 from keras_graphattn import masks
-from tests.call_inputs import BAD, BATCH, FIRST, LENGTH, MASKS, WITHOUT, WRONG, batch_for, made
-from tests.call_inputs import wrong_batches, wrong_of
+from tests.call_inputs import (
+    BAD,
+    BATCH,
+    FIRST,
+    LENGTH,
+    MASKS,
+    WITHOUT,
+    WRONG,
+    batch_for,
+    made,
+    wrong_batches,
+    wrong_of,
+)
 from tests.numerics import BACKEND, to_numpy
 from tests.topology_cases import applied
 
@@ -95,7 +106,7 @@ def compiled(mask, path, way, monkeypatch):
     else:  # torch compiles too slowly for a test: values are kept from the eager call's eyes
         import torch
 
-        monkeypatch.setattr("keras_graphattn.masks.mask.known_value", lambda given: None)
+        monkeypatch.setattr("keras_graphattn.masks.call_inputs.known_value", lambda given: None)
 
         def run(x, inputs):
             tensors = [torch.tensor(a, requires_grad=True) for a in (x, *weights)]
