@@ -44,15 +44,18 @@ def known_value(given: Any) -> Array | None:
         known = isinstance(given, jax.Array) and not isinstance(given, jax.core.Tracer)
         return np.asarray(given) if known and given.is_fully_addressable else None
     if backend == "tensorflow":
-        return given.numpy() if hasattr(given, "numpy") else None
+        return np.asarray(given.numpy()) if hasattr(given, "numpy") else None
     import torch
 
-    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    with keras.SymbolicScope() as scope:  # where shapes are found, Keras puts ones in each tensor
+        is_traced = scope.original_scope is not None
+    is_traced = is_traced or torch.compiler.is_compiling() or torch.jit.is_tracing()
     if is_traced or not isinstance(given, torch.Tensor) or given.device.type == "meta":
         return None
     given = given.detach()
     try:
-        return (given.float() if given.dtype == torch.bfloat16 else given).cpu().numpy()
+        given = given.float() if given.dtype == torch.bfloat16 else given
+        return np.asarray(given.cpu().numpy())
     except RuntimeError:  # a tensor that stands for others, as under `torch.func.vmap`
         return None
 
@@ -128,15 +131,17 @@ def _check_parents(parents: Array, lengths: Array | None, max_depth: int | None)
             place = _first(has_parent & ~((lengths >= 0.0) & np.isfinite(lengths)))
         if place:
             raise ValueError(
-                f"`edge_weights` of example {place[0]}: the edge from node {place[1]} to its parent "
-                f"has the length {lengths[place]:g}. Lengths must be finite and not negative."
+                f"`edge_weights` of example {place[0]}: the edge from node {place[1]} to its "
+                f"parent has the length {lengths[place]:g}. Lengths are finite and not negative."
             )
     ancestors = ancestors_of(parents)
     place = _first(ancestors < 0)
     if place:
         circle = _circle_from(parents[place[0]], place[1])
         names = ", ".join(str(node) for node in circle[:8]) + (", ..." if len(circle) > 8 else "")
-        way = f"nodes {names} are a circle" if len(circle) > 1 else f"node {names} is its own parent"
+        way = (
+            f"nodes {names} are a circle" if len(circle) > 1 else f"node {names} is its own parent"
+        )
         raise ValueError(
             f"`parents` of example {place[0]}: node {place[1]} never reaches a root, as {way}. The "
             "root of each tree has parent -1."
@@ -208,9 +213,9 @@ def _check_edges(edges: Array, weights: Array | None, length: int | None) -> boo
             (example, one), (_, other) = (divmod(place, edges.shape[1]) for place in pair)
             u, v = sorted(edges[example, one].tolist())
             raise ValueError(
-                f"`edge_weights` of example {example}: edges {one} and {other} both join nodes {u} "
-                f"and {v}, with the weights {weights[example, one]:g} and "
-                f"{weights[example, other]:g}. Give an edge once, or with the same weight each time."
+                f"`edge_weights` of example {example}: edges {one} and {other} both join nodes "
+                f"{u} and {v}, with the weights {weights[example, one]:g} and "
+                f"{weights[example, other]:g}. Give an edge once, or with equal weights."
             )
     return not len(later)
 
@@ -266,8 +271,9 @@ def bounded_inputs(
         wrong.append(ops.logical_not(right))
     if "parents" in inputs:
         parents = found["parents"]
-        longest = length - 1 if isinstance(length, int) else max_depth
-        depth = longest if max_depth is None else min(longest, max_depth)
+        depth = length - 1 if isinstance(length, int) else None
+        if max_depth is not None:
+            depth = max_depth if depth is None else min(depth, max_depth)
         wrong.append(trees_without_root(parents, depth, max_depth))
         if weights is not None:
             right = ops.logical_and(weights >= 0.0, ops.isfinite(weights))

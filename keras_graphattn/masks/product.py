@@ -157,7 +157,8 @@ class Product(ChunkedMask):
         return plain
 
     def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Tensor | None]:
-        found, wrong = {}, None
+        found: Tensors = {}
+        wrong = None
         for mask in self.masks:
             mine = {name: inputs[name] for name in mask.inputs_at_call}
             tensors, flags = mask._bounded(mine, length)

@@ -16,6 +16,7 @@ from keras_graphattn.masks.topology import (
     whole_number,
 )
 from keras_graphattn.ops.arguments import flag, number, numpy_of
+from keras_graphattn.ops.example_walks import walk_product_of_batch
 from keras_graphattn.ops.graphs import graph_edges, read_graph
 from keras_graphattn.ops.walks import (
     WalkFeatures,
@@ -45,7 +46,9 @@ class RandomWalk(TopologyMask):
         num_nodes: Number of nodes, where edges do not name them all.
         walks: Walks to use in place of a graph: integers of shape (n, walks, length), each node's
             walks from their start on, -1 after an end. With neither, each example of a batch has
-            its own: the calls get `walks`, integers of shape (B, T, walks, length).
+            its own: the calls get `walks`, integers of shape (B, T, walks, length), nodes numbered
+            within the example, -1 after an end. "features" takes them walk by walk and never forms
+            a matrix.
         num_walks: Number of walks drawn from each node; the paper takes 50 to 100.
         walk_length: Number of nodes of a walk, its start counted; the paper takes 3 to 10.
         exact: Whether to take the expectation, for graphs and walks that are not too large: F
@@ -155,9 +158,8 @@ class RandomWalk(TopologyMask):
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._features is None:
-            features = self._features_of_batch(parameters, inputs)
-            met = ops.einsum("bnvi,bvnd->bind", features, x)
-            return ops.einsum("bnvi,bind->bvnd", features, met)
+            walks = ops.cast(inputs["walks"], "int32")
+            return walk_product_of_batch(x, parameters["decay"], walks, self.normalization)
         nodes = to_nodes(x)
         found = walk_product(nodes, parameters["decay"], self._features, self.normalization)
         return from_nodes(found, x)

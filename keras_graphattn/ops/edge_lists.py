@@ -28,7 +28,7 @@ def repeated_edges(edges: Array) -> tuple[Array, Array]:
     >>> repeated_edges(np.array([[[0, 1], [1, 2], [1, 0]]]))
     (array([2]), array([0]))
     """
-    batch, count, _ = edges.shape
+    batch = len(edges)
     low, high = edges.min(axis=2).astype("int64"), edges.max(axis=2).astype("int64")
     nodes = int(high.max(initial=-1)) + 1
     keys = (np.arange(batch)[:, None] * nodes + low) * nodes + high
@@ -110,5 +110,5 @@ def check_entries_once(matrix: Any) -> None:
         row, column = divmod(int(places[np.argmax(counts > 1)]), matrix.shape[1])
         raise ValueError(
             f"The matrix of a `graph` has one entry in each place. Received: several at ({row}, "
-            f"{column}). scipy adds them up; call `graph.sum_duplicates()` if that is what you want."
+            f"{column}). scipy adds them up; call `graph.sum_duplicates()` if that is right."
         )

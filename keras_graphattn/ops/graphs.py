@@ -208,8 +208,8 @@ def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Any:
     if matrix.diagonal().any():
         node = int(np.flatnonzero(matrix.diagonal())[0])
         raise ValueError(
-            "An edge of `graph` joins two nodes. Received: a matrix with a diagonal, such as a loop "
-            f"at node {node}. Set it to 0."
+            "An edge of `graph` joins two nodes. Received: a matrix with a diagonal, such as a "
+            f"loop at node {node}. Set it to 0."
         )
     _checked_weights(matrix.data, matrix.nnz)
     return matrix

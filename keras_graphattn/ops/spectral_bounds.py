@@ -89,7 +89,7 @@ def degree_bounds(edges: Array, weights: Array | None, operator: str) -> Array:
     >>> degree_bounds(np.array([[[0, 1], [1, 2], [1, 0]]]), None, "laplacian")
     array([3.])
     """
-    batch, count, _ = edges.shape
+    batch = len(edges)
     known = (edges >= 0).all(axis=2)
     known.ravel()[repeated_edges(edges)[0]] = False
     nodes = max(int(edges.max(initial=-1)) + 1, 1)
@@ -97,9 +97,9 @@ def degree_bounds(edges: Array, weights: Array | None, operator: str) -> Array:
     of_edges = known.astype("float64")
     if weights is not None:
         of_edges = np.where(known, weights, 0.0)
-    degrees = np.bincount(
-        ends.ravel(), np.repeat(of_edges.ravel(), 2), minlength=batch * nodes
-    )[ends]
+    degrees = np.bincount(ends.ravel(), np.repeat(of_edges.ravel(), 2), minlength=batch * nodes)[
+        ends
+    ]
     pairs = np.prod(degrees, axis=2) ** 0.5 if operator == "adjacency" else degrees.sum(axis=2)
     found: Array = np.where(known, pairs, 0.0).max(axis=1, initial=0.0)
     return found

@@ -101,9 +101,9 @@ def distances_of_batch(
 ) -> tuple[Tensor, Tensor]:
     """All distances, and who shares a tree: O(T^2 log T) additions, no product of matrices.
 
-    With N[i, parent(i)] = 1 and L = (I - N)^-1, the ancestors of i, the edges that the ways of two
-    nodes to the root have in common weigh L diag(w) L^T. Each of the two factors is a sweep down the
-    trees by pointer doubling, over all columns at once.
+    With N[i, parent(i)] = 1 and L = (I - N)^-1, which says who is an ancestor of whom, the edges
+    that the ways of two nodes to the root have in common weigh L diag(w) L^T. Each of the two
+    factors is a sweep down the trees by pointer doubling, over all columns at once.
 
     Args:
         parents: Integer tensor of shape (B, T), -1 at roots and padding.

@@ -153,9 +153,14 @@ def walk_scale(features: WalkFeatures, decay: Tensor, normalization: float) -> T
     """
     decay = ops.convert_to_tensor(decay)
     squares = ops.convert_to_tensor(features.squares, dtype=decay.dtype)
-    total = ops.zeros((squares.shape[0], decay.shape[0]), decay.dtype)
-    for k in range(2 * features.length - 2, -1, -1):
-        total = total * decay + squares[:, k, None]
+    return scale_of_squares(squares, decay, normalization)
+
+
+def scale_of_squares(squares: Tensor, decay: Tensor, normalization: float) -> Tensor:
+    """1 / |f_v|^a, (..., N), from the coefficients of |f_v|^2 as polynomials of the decay."""
+    total = squares[..., -1:] * ops.ones_like(decay)
+    for k in range(squares.shape[-1] - 2, -1, -1):
+        total = total * decay + squares[..., k : k + 1]
     if normalization == 0.0:
         return ops.ones_like(total)
     known = total > 0.0
