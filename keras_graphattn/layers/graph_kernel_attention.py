@@ -45,7 +45,8 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         return_attention_scores: Whether to return A as well.
         training: Whether to apply dropout.
         use_causal_mask: Whether position t sees positions 0 ... t alone.
-        mask_inputs: Dictionary of the tensors that the mask needs at each call.
+        mask_inputs: Dictionary of the tensors that the mask needs at each call. A wrong entry is an
+            error where its value is known; in compiled code the outputs of its example are NaN.
 
     Returns:
         A tensor of shape (B, T, d), or `output_shape` in place of d; with
@@ -108,7 +109,7 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
         factors = self.mask.dense(ops.shape(query)[1], **dict(masks.inputs or {}))
-        seen = factors > 0.0
+        seen = ops.logical_not(factors <= 0.0)  # a factor that is NaN is not hidden
         joined = self._join_masks(query, value, masks)
         queries, keys = self.query_dense(query), self.key_dense(key)
         scores = ops.einsum("btnh,bsnh->bnts", queries * self.score_scale, keys)

@@ -87,7 +87,9 @@ class MaskedKernelAttention(
         training: Whether to apply dropout.
         use_causal_mask: Whether position t sees positions 0 ... t alone.
         mask_inputs: Dictionary of the tensors that the mask needs at each call, such as
-            `{"segment_ids": ids}`.
+            `{"segment_ids": ids}`. A wrong entry is an error where its value is known; in compiled
+            code the outputs of its example are NaN (see `Mask`, and `Mask.check_inputs` for data
+            pipelines).
 
     Returns:
         A tensor of shape (B, T, d), or `output_shape` in place of d; with
@@ -204,16 +206,19 @@ class MaskedKernelAttention(
         query_features = self._query_features(self.query_dense(query), query_mask)
         key_features = self._key_features(self.key_dense(key), key_mask, fixed_scale)
 
+        values = self.value_dense(value)
+        prepared = None if mask is None else mask.prepare(values, **inputs)
+
         def attend(x: Tensor) -> Tensor:
             if mask is not None:
                 path, chunk = self.attention_path, self.feature_chunk
-                return mask.attend(query_features, key_features, x, path, chunk, **inputs)
+                return mask.attend(query_features, key_features, x, path, chunk, prepared)
             if self.attention_path == "dense":
                 return masked_scores(query_features, key_features, x, ops.ones((1, 1, 1, 1)))
             return unmasked_attention(query_features, key_features, x)
 
         sighted = _sighted(key_mask, mask is not None and mask.is_causal)
-        outputs = self._outputs(NormalisedOperator(attend, sighted), self.value_dense(value))
+        outputs = self._outputs(NormalisedOperator(attend, sighted), values)
         outputs = self._dropped(outputs, training)
         if not return_attention_scores:
             return outputs, None

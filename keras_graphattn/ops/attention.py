@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 from keras import ops
+from keras.backend import standardize_dtype
 
 from keras_graphattn.ops.arguments import (
     Sizes,
@@ -62,8 +63,9 @@ def attention_matrix(
     >>> tuple(attention_matrix(query, key).shape)
     (2, 4, 5, 7)
     """
+    dtype = query.dtype
     scores = ops.einsum("btnh,bsnh->bnts", scaled(query, scale), key)
-    return masked_softmax(scores, mask)
+    return ops.cast(masked_softmax(scores, mask), dtype)
 
 
 @checked(matrix=tensor("B N T S"))
@@ -192,7 +194,13 @@ def _widened(x: Tensor, size: int) -> Tensor:
 
 
 def scaled(query: Tensor, scale: float | None) -> Tensor:
-    """Queries times `scale`, 1 / sqrt(H) by default: their products with keys are the scores."""
+    """Queries times `scale`, 1 / sqrt(H) by default: their products with keys are the scores.
+
+    Queries of float16 become float32, and with them the scores: a score may be larger than float16
+    holds, and where partial sums are of float16 too, as in TensorFlow on a CPU, it becomes NaN.
+    """
     query = ops.convert_to_tensor(query)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if standardize_dtype(query.dtype) == "float16":
+        query = ops.cast(query, "float32")
     return query * ops.cast(scale, query.dtype)

@@ -5,8 +5,9 @@ it. A filter that applies A twice in a row pays for that once: `BlockwiseOperato
 backward pass of its own, in which both applications share one gradient of the scores.
 """
 
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras import ops
 
@@ -27,11 +28,12 @@ from keras_graphattn.ops.blocks import (
     loop_in_turn,
     map_in_turn,
     map_query_blocks,
-    number_of_blocks,
 )
+from keras_graphattn.ops.own_gradient import FunctionWithGradient, compiled_once
 from keras_graphattn.ops.precision import at_least_float32, masked_softmax
 
 Tensor = Any
+Tensors = tuple[Tensor, ...]
 
 
 class BlockwiseOperator:
@@ -76,27 +78,9 @@ class BlockwiseOperator:
     @checked(x=tensor("B S N D"))
     def __call__(self, x: Tensor) -> Tensor:
         """A x, of shape (B, T, N, D), for a signal x of shape (B, S, N, D)."""
-        by_row, whole = split_mask(self.mask)
-        length = ops.shape(self.query)[1]
-
-        def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-            scores = ops.einsum("btnh,bnsh->bnts", tensors["query"], tensors["key"])
-            weights = masked_softmax(
-                scores, block_mask(self.mask, tensors, rows, tensors["columns"])
-            )
-            return ops.einsum("bnts,bnsh->btnh", weights, tensors["signal"])
-
-        return map_query_blocks(
-            rows_of_block,
-            {**by_row, "query": self.query},
-            {
-                **whole,
-                "key": _heads_first(self.key),
-                "signal": _heads_first(ops.convert_to_tensor(x)),
-                "columns": ops.arange(ops.shape(self.key)[1]),
-            },
-            length,
-            self.block_size,
+        settings, tensors = _settings(self.mask, self.block_size)
+        return compiled_once(_once, settings)(
+            self.query, self.key, ops.convert_to_tensor(x), *tensors
         )
 
     @checked(x=tensor("B T N D"))
@@ -114,80 +98,131 @@ class BlockwiseOperator:
             apply = matrix_operator(attention_matrix(self.query, self.key, mask, scale=1.0))
             once = apply(x)
             return once, apply(once)
-        return _twice(self.query, self.key, x, self.mask, self.block_size)
+        settings, tensors = _settings(self.mask, self.block_size)
+        once, second = _twice(settings)(self.query, self.key, x, *tensors)
+        return once, second
 
 
-def _twice(
-    query: Tensor, key: Tensor, x: Tensor, mask: AttentionMask, block_size: int
-) -> tuple[Tensor, Tensor]:
-    length = ops.shape(query)[1]
+class _Settings(NamedTuple):
+    """What is known of an operator without its tensors: equal settings share compiled code."""
+
+    by_row: tuple[str, ...]
+    whole: tuple[str, ...]
+    causal: bool
+    window: int | None
+    block_size: int
+
+    def named(self, mask_tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The mask's tensors by name: those with query rows, and the rest."""
+        count = len(self.by_row)
+        by_row = dict(zip(self.by_row, mask_tensors[:count], strict=True))
+        return by_row, dict(zip(self.whole, mask_tensors[count:], strict=True))
+
+    def weights(
+        self, query: Tensor, keys: Tensor, mask_tensors: Mapping[str, Tensor], rows: Tensor
+    ) -> Tensor:
+        """Rows of A, (B, N, T, S), of queries (B, T, N, H) and of keys (B, N, S, H)."""
+        scores = ops.einsum("btnh,bnsh->bnts", query, keys)
+        mask = AttentionMask(causal=self.causal, window=self.window)
+        columns = ops.arange(ops.shape(keys)[2])
+        return masked_softmax(scores, block_mask(mask, mask_tensors, rows, columns))
+
+
+def _settings(mask: AttentionMask, block_size: int) -> tuple[_Settings, Tensors]:
     by_row, whole = split_mask(mask)
-    mask_blocks = {name: cut_into_blocks(tensor, block_size) for name, tensor in by_row.items()}
-    count = number_of_blocks(length, block_size)
+    settings = _Settings(tuple(by_row), tuple(whole), mask.causal, mask.window, block_size)
+    return settings, (*by_row.values(), *whole.values())
 
-    @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def both(query: Tensor, key: Tensor, x: Tensor, *mask_tensors: Tensor) -> Any:
-        rows, columns = cut_rows(length, block_size), ops.arange(length)
-        of_rows = dict(zip(mask_blocks, mask_tensors, strict=False))
-        of_all = dict(zip(whole, mask_tensors[len(mask_blocks) :], strict=True))
 
-        def weights_of(index: Tensor, query_block: Tensor, keys: Tensor) -> Tensor:
-            scores = ops.einsum("btnh,bnsh->bnts", query_block, keys)
-            tensors = of_all | {name: blocks[index] for name, blocks in of_rows.items()}
-            return masked_softmax(scores, block_mask(mask, tensors, rows[index], columns))
+def _once(
+    settings: _Settings, query: Tensor, key: Tensor, x: Tensor, *mask_tensors: Tensor
+) -> Tensor:
+    by_row, whole = settings.named(mask_tensors)
 
-        query_blocks, keys = cut_into_blocks(query, block_size), _heads_first(key)
+    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        weights = settings.weights(tensors["query"], tensors["key"], tensors, rows)
+        weights = ops.cast(weights, tensors["signal"].dtype)
+        return ops.einsum("bnts,bnsh->btnh", weights, tensors["signal"])
 
-        def apply(signal: Tensor) -> Tensor:
-            signal = _heads_first(signal)
+    return map_query_blocks(
+        rows_of_block,
+        {**by_row, "query": query},
+        {**whole, "key": _heads_first(key), "signal": _heads_first(x)},
+        ops.shape(query)[1],
+        settings.block_size,
+    )
 
-            def rows_of_block(index: Tensor) -> Tensor:
-                weights = weights_of(index, query_blocks[index], keys)
-                return ops.einsum("bnts,bnsh->btnh", weights, signal)
 
-            return join_blocks(map_in_turn(rows_of_block, ops.arange(count)), length)
+@functools.lru_cache(maxsize=256)
+def _twice(settings: _Settings) -> FunctionWithGradient:
+    return FunctionWithGradient(
+        functools.partial(_value_of_twice, settings),
+        functools.partial(_gradient_of_twice, settings),
+    )
 
-        once = apply(x)
-        second = apply(once)
 
-        def gradient(*arguments: Any, upstream: Any = None) -> tuple[Any, ...]:
-            (to_both,) = arguments if upstream is None else (upstream,)
-            upstream = ops.split(at_least_float32(to_both), 2, axis=-1)
-            inputs, outputs = (query_blocks, keys, x), (once, second)
-            found = _gradient_of_twice(weights_of, inputs, outputs, upstream, length)
-            return *found, *[None for _ in mask_tensors]
+def _weights_by_index(
+    settings: _Settings, query: Tensor, key: Tensor, mask_tensors: Tensors, dtype: Any
+) -> tuple[Any, Tensor, Tensor]:
+    """A function of a block's number that returns its rows of A; blocks of queries; keys."""
+    by_row, whole = settings.named(mask_tensors)
+    blocks = {name: cut_into_blocks(x, settings.block_size) for name, x in by_row.items()}
+    rows = cut_rows(ops.shape(query)[1], settings.block_size)
+    query_blocks, keys = cut_into_blocks(query, settings.block_size), _heads_first(key)
 
-        # one tensor: torch's backend knows no gradient of its own for several
-        return ops.concatenate([once, second], axis=-1), gradient
+    def weights_of(index: Tensor) -> Tensor:
+        tensors = whole | {name: x[index] for name, x in blocks.items()}
+        weights = settings.weights(query_blocks[index], keys, tensors, rows[index])
+        return ops.cast(weights, dtype)
 
-    # on jax, a function with its own gradient may not capture tensors
-    tensors = (*mask_blocks.values(), *whole.values())
-    once, second = ops.split(both(query, key, x, *tensors), 2, axis=-1)
-    return once, second
+    return weights_of, query_blocks, keys
+
+
+def _value_of_twice(
+    settings: _Settings, query: Tensor, key: Tensor, x: Tensor, *mask_tensors: Tensor
+) -> tuple[Tensors, Tensors]:
+    length = ops.shape(query)[1]
+    weights_of, query_blocks, _ = _weights_by_index(settings, query, key, mask_tensors, x.dtype)
+    numbers = ops.arange(ops.shape(query_blocks)[0])
+
+    def apply(signal: Tensor) -> Tensor:
+        signal = _heads_first(signal)
+
+        def rows_of_block(index: Tensor) -> Tensor:
+            return ops.einsum("bnts,bnsh->btnh", weights_of(index), signal)
+
+        return join_blocks(map_in_turn(rows_of_block, numbers), length)
+
+    once = apply(x)
+    second = apply(once)
+    return (once, second), (once, second)
 
 
 def _gradient_of_twice(
-    weights_of: Any, inputs: Any, outputs: Any, upstream: Any, length: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+    settings: _Settings, inputs: Tensors, outputs: Tensors, upstream: Tensors
+) -> tuple[Tensor | None, ...]:
     """Gradients for query, key and x of once = A x and second = A once, given theirs.
 
     The gradient of `once` gathers A^T of the gradient of `second` first. Then, for both at once,
     dA = d(second) once^T + d(once) x^T, and dS = A o (dA - rowsum(A o dA)), where the row sums are
     those of (outputs o their gradients).
     """
-    query_blocks, keys, x = inputs
+    query, key, x, *mask_tensors = inputs
     once, second = outputs
-    count, block_size = ops.shape(query_blocks)[0], query_blocks.shape[2]
-    to_once, to_second = upstream
-    dtype, size = x.dtype, x.shape[-1]
+    length, dtype, size = ops.shape(query)[1], x.dtype, x.shape[-1]
+    weights_of, query_blocks, keys = _weights_by_index(
+        settings, query, key, tuple(mask_tensors), dtype
+    )
+    count = ops.shape(query_blocks)[0]
+    to_once, to_second = (at_least_float32(tensor) for tensor in upstream)
 
     def cut(tensor: Tensor) -> Tensor:
-        return cut_into_blocks(tensor, block_size)
+        return cut_into_blocks(tensor, settings.block_size)
 
     second_blocks = cut(ops.cast(to_second, dtype))
 
     def through_second(index: Tensor, total: Tensor) -> Tensor:
-        weights = weights_of(index, query_blocks[index], keys)
+        weights = weights_of(index)
         return total + _float32_sum("bnts,btnh->bnsh", weights, second_blocks[index])
 
     total = loop_in_turn(count, through_second, _heads_first(to_once))
@@ -202,7 +237,7 @@ def _gradient_of_twice(
     def through_both(index: Tensor, totals: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         to_query, to_key, to_x = totals
         query_block, to_block = query_blocks[index], to_signals[index]
-        weights = weights_of(index, query_block, keys)
+        weights = weights_of(index)
         to_x = to_x + _float32_sum("bnts,btnh->bnsh", weights, to_block[..., size:])
         to_weights = _float32_sum("btnh,bnsh->bnts", to_block, signals)
         to_scores = ops.cast(
@@ -221,6 +256,7 @@ def _gradient_of_twice(
         join_blocks(to_query, length),
         ops.cast(_heads_first(to_key), keys.dtype),
         ops.cast(_heads_first(to_x), dtype),
+        *(None for _ in mask_tensors),
     )
 
 

@@ -134,7 +134,7 @@ class NormalisedOperator:
         """Which rows are not 0, of shape (B, T, N, 1), once there is a normaliser."""
         if self.normaliser is None:
             raise ValueError("The operator has no normaliser yet. Apply it first.")
-        seen = self.normaliser >= SMALLEST
+        seen = ops.logical_not(self.normaliser < SMALLEST)  # NaN counts as seen, and stays NaN
         if self.sighted is None:
             return seen
         return ops.logical_and(seen, self.sighted[..., None])

@@ -7,7 +7,7 @@ gradient of a product is the product with the transpose, so scatters do not come
 """
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import keras
@@ -26,6 +26,7 @@ from keras_graphattn.ops.arguments import (
     size,
     tensor,
 )
+from keras_graphattn.ops.own_gradient import FunctionWithGradient
 
 Tensor = Any
 Product = Callable[[Tensor], Tensor]
@@ -104,7 +105,7 @@ class SparseMatrix:
                 "`symmetric` is for square matrices. Received: symmetric=True, shape "
                 f"{matrix.shape}"
             )
-        self.matrix = scipy.sparse.csr_array(matrix).astype("float32")
+        self.matrix = scipy.sparse.csr_array(matrix).astype("float64")
         self.matrix.sum_duplicates()
         self.shape = self.matrix.shape
         self.symmetric = symmetric
@@ -121,13 +122,22 @@ class SparseMatrix:
     def product(self, like: Tensor) -> Product:
         """x -> matrix x for x of shape (columns, ...), constants made once, without a gradient."""
         if keras.backend.backend() == "torch":
-            return torch_sparse.matrix_product(self.matrix, like)
+            return torch_sparse.matrix_product(self.matrix, like, self._torch_constants)
 
         def product(x: Tensor) -> Tensor:
             found = self._by_classes(ops.reshape(x, (self.shape[1], -1)))
             return ops.reshape(found, (self.shape[0], *ops.shape(x)[1:]))
 
         return product
+
+    @cached_property
+    def _torch_constants(self) -> dict[Any, Any]:
+        return {}
+
+    @cached_property
+    def product_with_gradient(self) -> FunctionWithGradient:
+        """x -> (matrix x,), whose gradient is the product with the transpose."""
+        return FunctionWithGradient(partial(_value, self), partial(_gradient, self))
 
     @cached_property
     def _classes(self) -> tuple[list[tuple[Any, Any]], Any]:
@@ -141,13 +151,14 @@ class SparseMatrix:
             rows = order[kind[order] == k]
             entries = np.arange(sizes[k])
             inside = entries < counts[rows, None]
-            places = np.where(inside, self.matrix.indptr[rows, None] + entries, 0)
-            if not len(self.matrix.data):
-                classes.append((np.zeros(places.shape, "int32"), np.zeros(places.shape, "float32")))
+            if sizes[k] == 0:
+                classes.append((np.zeros(inside.shape, "int32"), np.zeros(inside.shape)))
                 continue
-            columns = np.where(inside, self.matrix.indices[places], 0).astype("int32")
-            values = np.where(inside, self.matrix.data[places], 0).astype("float32")
-            classes.append((columns, values))
+            # padding repeats the row's last entry, times 0: it must not touch another component
+            last = self.matrix.indptr[rows + 1] - 1
+            places = np.minimum(self.matrix.indptr[rows, None] + entries, last[:, None])
+            columns = self.matrix.indices[places].astype("int32")
+            classes.append((columns, np.where(inside, self.matrix.data[places], 0.0)))
         position = np.empty(len(order), "int32")
         position[order] = np.arange(len(order))
         return classes, None if np.array_equal(position, np.arange(len(order))) else position
@@ -168,7 +179,7 @@ def sparse_product(matrix: SparseMatrix, x: Tensor) -> Tensor:
 
     Args:
         matrix: A `SparseMatrix` of shape (rows, columns).
-        x: Tensor of shape (columns, ...), float32.
+        x: Tensor of shape (columns, ...), float32 or float64.
 
     Returns:
         A tensor of shape (rows, ...).
@@ -180,16 +191,18 @@ def sparse_product(matrix: SparseMatrix, x: Tensor) -> Tensor:
     >>> keras.ops.convert_to_numpy(y).ravel().tolist()
     [2.0, 3.0, 0.0]
     """
+    (found,) = matrix.product_with_gradient(ops.convert_to_tensor(x))
+    return found
 
-    @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def product(x: Tensor) -> Any:
-        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> Tensor:
-            upstream = arguments[0] if upstream is None else upstream
-            return matrix.transpose.product(upstream)(upstream)
 
-        return matrix.product(x)(x), gradient
+def _value(matrix: SparseMatrix, x: Tensor) -> tuple[tuple[Tensor], tuple[()]]:
+    return (matrix.product(x)(x),), ()
 
-    return product(ops.convert_to_tensor(x))
+
+def _gradient(
+    matrix: SparseMatrix, tensors: Any, kept: Any, upstream: tuple[Tensor]
+) -> tuple[Tensor]:
+    return matrix.transpose.product_with_gradient(*upstream)
 
 
 def _class_sizes(largest: int) -> Any:

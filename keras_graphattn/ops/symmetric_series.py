@@ -12,66 +12,75 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.ops.own_gradient import FunctionWithGradient
+
 Tensor = Any
 Carry = tuple[Tensor, ...]
 
 
-def symmetric_series(
-    start: Callable[[Tensor], Carry],
-    step: Callable[..., Carry],
-    x: Tensor,
-    coefficients: Tensor,
-    *tensors: Tensor,
-) -> Tensor:
-    """sum_k coefficients[k] P_k x, with gradients for `x` and `coefficients`.
+class SymmetricSeries:
+    """A recurrence, as `x, coefficients, *tensors -> sum_k coefficients[k] P_k x`.
+
+    Make it once for each recurrence: on jax it is compiled once for the shapes that it meets.
 
     Args:
         start: x -> what the recurrence carries, a tuple whose first entry is P_0 x.
         step: From what is carried at k, and `tensors`, to what is carried at k + 1, P_{k+1} x
             first. Neither may capture tensors, but constants.
+
+    Call arguments:
         x: Tensor of shape (n, N, C).
         coefficients: Tensor of shape (K + 1, N), one column per head.
         *tensors: float32 tensors that `step` takes; they get no gradient.
 
     Returns:
-        A tensor of shape (n, N, C).
+        A tensor of shape (n, N, C), with gradients for `x` and `coefficients`.
     """
-    count, width = coefficients.shape[0], ops.shape(x)[2]
 
-    def weighted(term: Tensor, coefficients: Tensor, k: Any) -> Tensor:
-        factors = coefficients[k] if isinstance(k, int) else ops.take(coefficients, k, axis=0)
-        return term * factors[None, :, None]
+    def __init__(self, start: Callable[[Tensor], Carry], step: Callable[..., Carry]) -> None:
+        self.start = start
+        self.step = step
+        self._sum = FunctionWithGradient(self._value, self._gradient)
 
-    @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def series(x: Tensor, coefficients: Tensor, *tensors: Tensor) -> Any:
+    def __call__(self, x: Tensor, coefficients: Tensor, *tensors: Tensor) -> Tensor:
+        (found,) = self._sum(x, coefficients, *tensors)
+        return found
+
+    def _value(self, x: Tensor, coefficients: Tensor, *tensors: Tensor) -> tuple[Carry, Carry]:
         def forward(k: Any, state: tuple[Tensor, Carry]) -> tuple[Tensor, Carry]:
             total, carry = state
-            carry = step(carry, *tensors)
-            return total + weighted(carry[0], coefficients, k), carry
+            carry = self.step(carry, *tensors)
+            return total + _weighted(carry[0], coefficients, k), carry
 
-        carry = start(x)
-        total, _ = ops.fori_loop(1, count, forward, (weighted(carry[0], coefficients, 0), carry))
+        carry, count = self.start(x), coefficients.shape[0]
+        first = _weighted(carry[0], coefficients, 0)
+        total, _ = ops.fori_loop(1, count, forward, (first, carry))
+        return (total,), ()
 
-        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, ...]:
-            upstream = arguments[0] if upstream is None else upstream
-            both = start(ops.concatenate([upstream, x], axis=2))
+    def _gradient(
+        self, inputs: Carry, kept: Carry, upstream: Carry
+    ) -> tuple[Tensor | None, ...]:
+        x, coefficients, *tensors = inputs
+        count, width = coefficients.shape[0], ops.shape(x)[2]
+        both = self.start(ops.concatenate([upstream[0], x], axis=2))
 
-            def add(k: Any, total: Tensor, products: Tensor, term: Tensor) -> tuple[Tensor, Tensor]:
-                product = ops.sum(upstream * term[:, :, width:], axis=(0, 2))
-                here = ops.cast(ops.equal(ops.arange(count), k), product.dtype)
-                total = total + weighted(term[:, :, :width], coefficients, k)
-                return total, products + here[:, None] * product
+        def add(k: Any, total: Tensor, products: Tensor, term: Tensor) -> tuple[Tensor, Tensor]:
+            product = ops.sum(upstream[0] * term[:, :, width:], axis=(0, 2))
+            here = ops.cast(ops.equal(ops.arange(count), k), product.dtype)
+            total = total + _weighted(term[:, :, :width], coefficients, k)
+            return total, products + here[:, None] * product
 
-            def backward(k: Any, state: Any) -> Any:
-                total, products, carry = state
-                carry = step(carry, *tensors)
-                return (*add(k, total, products, carry[0]), carry)
+        def backward(k: Any, state: Any) -> Any:
+            total, products, carry = state
+            carry = self.step(carry, *tensors)
+            return (*add(k, total, products, carry[0]), carry)
 
-            zeros = ops.zeros_like(upstream), ops.zeros_like(coefficients)
-            state = (*add(0, *zeros, both[0]), both)
-            total, products, _ = ops.fori_loop(1, count, backward, state)
-            return total, products, *(ops.zeros_like(tensor) for tensor in tensors)
+        zeros = ops.zeros_like(upstream[0]), ops.zeros_like(coefficients)
+        state = (*add(0, *zeros, both[0]), both)
+        total, products, _ = ops.fori_loop(1, count, backward, state)
+        return total, products, *(None for _ in tensors)
 
-        return total, gradient
 
-    return series(ops.convert_to_tensor(x), ops.convert_to_tensor(coefficients), *tensors)
+def _weighted(term: Tensor, coefficients: Tensor, k: Any) -> Tensor:
+    factors = coefficients[k] if isinstance(k, int) else ops.take(coefficients, k, axis=0)
+    return term * factors[None, :, None]

@@ -5,7 +5,9 @@ decays to the ancestor 2^k edges up. The topology may be data (`doubling_plan`) 
 come with each batch (`doubling_plan_of_batch`).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +15,7 @@ from keras import ops
 
 from keras_graphattn.ops.arguments import checked, instance, integers, optional, tensor, whole
 from keras_graphattn.ops.forests import Forest, jumps
+from keras_graphattn.ops.precision import at_least_float32
 from keras_graphattn.ops.sparse import sum_rows
 from keras_graphattn.ops.tree_levels import Sweep, TreePlan, plan_in_order
 
@@ -90,19 +93,26 @@ def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: 
     rows, has_parent = flat_parents(parents)
     weights = ops.cast(has_parent, "float32")
     if edge_weights is not None:
-        weights = ops.where(has_parent, ops.reshape(ops.cast(edge_weights, "float32"), (-1,)), 0.0)
+        weights = ops.where(has_parent, ops.reshape(at_least_float32(edge_weights), (-1,)), 0.0)
+
+    of = _plan_of_rows(depth)
+    tensors = (ops.cast(rows, weights.dtype),)
+    plan = of(*tensors)
+    return replace(plan, has_parent=has_parent, weights=weights, tensors=tensors, of=of)
+
+
+@lru_cache
+def _plan_of_rows(depth: int) -> Callable[[Tensor], TreePlan]:
+    """What makes the two sweeps of the rows of the parents: one function for each depth."""
 
     def of(rows_as_floats: Tensor) -> TreePlan:
         rows = ops.cast(rows_as_floats, "int32")
         tables = [rows]
         while 2 ** len(tables) <= depth:
             tables.append(ops.take(tables[-1], tables[-1], axis=0))
-        up, down = _sweep(tables, True), _sweep(tables, False)
-        return TreePlan(None, None, rows, has_parent, weights, up, down)
+        return TreePlan(None, None, rows, None, None, _sweep(tables, True), _sweep(tables, False))
 
-    tensors = (ops.cast(rows, "float32"),)
-    plan = of(*tensors)
-    return replace(plan, tensors=tensors, of=of)
+    return of
 
 
 def _sweep(tables: list[Tensor], upwards: bool) -> Sweep:
