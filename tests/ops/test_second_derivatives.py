@@ -48,7 +48,7 @@ MAKERS = ("custom_gradient", "custom_vjp", "custom_jvp", "RegisterGradient", "au
 MAKERS += ("FunctionWithGradient", "SymmetricSeries")  # our own, made of these
 MACHINERY = {"own_gradient", "torch_gradient"}  # where they are made: no gradient of their own
 REFUSALS = {
-    "jax": ["can't apply forward-mode differentiation (jvp) to a custom_vjp function"],
+    "jax": ["can't apply forward-mode"],
     "tensorflow": ["Consider not using recompute_grad"],  # rematerialised blocks, a second time
     "torch": [],
 }
