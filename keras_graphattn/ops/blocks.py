@@ -103,6 +103,49 @@ def loop_in_turn(count: Any, body: Callable[[Tensor, Any], Any], start: Any) -> 
     return result
 
 
+def loop_over_blocks(
+    count: Any, body: Callable[[Tensor, Any], tuple[Any, Tensor]], start: Any, like: Tensor
+) -> tuple[Any, Tensor]:
+    """`keras.ops.scan` over 0 ... count - 1 with one step alive at a time, and all derivatives.
+
+    Args:
+        count: Number of steps.
+        body: Callable of a step's number and of what is carried. Returns what is carried on, and
+            a tensor.
+        start: What is carried first.
+        like: A tensor of the shape and dtype of those that `body` returns.
+
+    Returns:
+        What is carried last, and the tensors of all steps, (count, ...).
+    """
+    backend = keras.backend.backend()
+    if backend == "torch":
+        carried, blocks = start, []
+        for index in range(count):
+            carried, block = body(index, carried)
+            blocks.append(block)
+        return carried, ops.stack(blocks)
+    if backend != "tensorflow":
+        found: tuple[Any, Tensor] = ops.scan(
+            lambda carried, index: body(index, carried), start, ops.arange(count)
+        )
+        return found
+    import tensorflow as tf
+
+    def step(index: Tensor, carried: Any, blocks: Any) -> Any:
+        carried, block = body(index, carried)
+        return index + 1, carried, blocks.write(index, block)
+
+    blocks = tf.TensorArray(like.dtype, count, element_shape=like.shape)
+    _, carried, blocks = tf.while_loop(
+        lambda index, *_: index < count,
+        step,
+        (tf.constant(0), start, blocks),
+        parallel_iterations=1,
+    )
+    return carried, blocks.stack()
+
+
 def fits_one_block(length: Any, block_size: int) -> bool:
     """Whether there is nothing to cut; `False` for a length not known before the run."""
     return isinstance(length, int) and length <= block_size

@@ -26,6 +26,7 @@ from keras_graphattn.ops.blocks import (
     fits_one_block,
     join_blocks,
     loop_in_turn,
+    loop_over_blocks,
     map_in_turn,
     map_query_blocks,
 )
@@ -234,8 +235,8 @@ def _gradient_of_twice(
     signals = _heads_first(ops.concatenate([once, x], axis=-1))
     to_signals = cut(ops.cast(ops.concatenate([to_second, to_once], axis=-1), dtype))
 
-    def through_both(index: Tensor, totals: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        to_query, to_key, to_x = totals
+    def through_both(index: Tensor, totals: Tensors) -> tuple[Tensors, Tensor]:
+        to_key, to_x = totals
         query_block, to_block = query_blocks[index], to_signals[index]
         weights = weights_of(index)
         to_x = to_x + _float32_sum("bnts,btnh->bnsh", weights, to_block[..., size:])
@@ -244,14 +245,10 @@ def _gradient_of_twice(
             at_least_float32(weights) * (to_weights - row_sums[index]), query_block.dtype
         )
         to_key = to_key + _float32_sum("bnts,btnh->bnsh", to_scores, query_block)
-        to_block = ops.einsum("bnts,bnsh->btnh", to_scores, keys)[None]
-        return ops.slice_update(to_query, (index, 0, 0, 0, 0), to_block), to_key, to_x
+        return (to_key, to_x), ops.einsum("bnts,bnsh->btnh", to_scores, keys)
 
-    start = (
-        ops.zeros_like(query_blocks),
-        *(ops.zeros_like(at_least_float32(z)) for z in (keys, _heads_first(x))),
-    )
-    to_query, to_key, to_x = loop_in_turn(count, through_both, start)
+    start = tuple(ops.zeros_like(at_least_float32(z)) for z in (keys, _heads_first(x)))
+    (to_key, to_x), to_query = loop_over_blocks(count, through_both, start, query_blocks[0])
     return (
         join_blocks(to_query, length),
         ops.cast(_heads_first(to_key), keys.dtype),

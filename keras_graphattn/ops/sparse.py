@@ -202,7 +202,7 @@ def _value(matrix: SparseMatrix, x: Tensor) -> tuple[tuple[Tensor], tuple[()]]:
 def _gradient(
     matrix: SparseMatrix, tensors: Any, kept: Any, upstream: tuple[Tensor]
 ) -> tuple[Tensor]:
-    return matrix.transpose.product_with_gradient(*upstream)
+    return (matrix.transpose.product(upstream[0])(upstream[0]),)
 
 
 def _class_sizes(largest: int) -> Any:

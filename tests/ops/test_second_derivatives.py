@@ -1,0 +1,348 @@
+"""Every function with a gradient of its own: right when differentiated again, and forward.
+
+Hessian-vector products are compared with differences of gradients, forward mode with differences
+of values. A function that is not in `CASES` fails `test_every_gradient_of_our_own_has_a_case`.
+"""
+
+import ast
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import scipy.sparse
+from keras import ops
+
+import keras_graphattn
+from keras_graphattn.ops import (
+    AttentionMask,
+    BlockwiseOperator,
+    SparseMatrix,
+    chebyshev_matrix,
+    depth_table_product,
+    doubling_plan,
+    doubling_plan_of_batch,
+    exponential_tree_product,
+    forest_from_parents,
+    level_plan,
+    p_laplacian_attention,
+    scan_plan,
+    spectral_product,
+    sparse_product,
+)
+from keras_graphattn.ops.tree_distances import depth_table_product_of_batch
+from tests.numerics import BACKEND, assert_close, to_numpy
+from tests.topology_cases import (
+    applied,
+    arrays_of,
+    diffusion,
+    diffusion_of_batch,
+    tree,
+    trees_of_batch,
+    walks_of,
+    walks_of_batch,
+)
+
+MAKERS = ("custom_gradient", "custom_vjp", "custom_jvp", "RegisterGradient", "autograd.Function")
+MAKERS += ("FunctionWithGradient", "SymmetricSeries")  # our own, made of these
+MACHINERY = {"own_gradient", "torch_gradient"}  # where they are made: no gradient of their own
+REFUSALS = {
+    "jax": ["can't apply forward-mode"],
+    "tensorflow": ["Consider not using recompute_grad"],  # rematerialised blocks, a second time
+    "torch": [],
+}
+TOLERANCE = 2e-3  # of differences of float32 numbers; a wrong one is off by more than 0.1
+
+ROWS, HEADS, WIDTH = 7, 2, 3
+PARENTS = [-1, 0, 1, 1, 0, 4, 5]
+BATCH = np.array([[-1, 0, 1, 1, 0, 4, 5], [-1, -1, 1, 2, 3, 2, 0]], "int32")
+LENGTHS = np.random.default_rng(3).uniform(0.2, 1.0, 7)
+RANDOM = np.random.default_rng(2)
+
+
+class Case(NamedTuple):
+    """A function of tensors; `sites` are the functions of the package that it is about."""
+
+    function: object
+    arrays: tuple
+    sites: tuple = ()
+
+
+def normal(*shape, seed=0):
+    return 0.7 * np.random.default_rng(seed).standard_normal(shape).astype("float32")
+
+
+def attention_arrays():
+    return tuple(normal(2, ROWS, HEADS, WIDTH, seed=i) for i in range(3))
+
+
+def masked(**parts):
+    keys = np.arange(ROWS)[None] < np.array([[5], [7]])
+    everything = {
+        "keys": keys,
+        "queries": keys,
+        "entries": RANDOM.random((2, 1, ROWS, ROWS)) > 0.3,
+        "causal": True,
+        "window": 3,
+    }
+    return AttentionMask(**{name: everything[name] for name in parts if parts[name]})
+
+
+def twice(**parts):
+    mask = masked(**parts)
+    return lambda q, k, x: ops.concatenate(
+        BlockwiseOperator(q, k, mask, block_size=3).twice(x), axis=-1
+    )
+
+
+def once(q, k, x):
+    return BlockwiseOperator(q, k, masked(causal=True, keys=True), block_size=3)(x)
+
+
+def tree_product(plan):
+    return lambda x, rate, offset: exponential_tree_product(x, rate, offset, plan)
+
+
+def batched_tree(x, rate, offset, edge_weights):
+    plan = doubling_plan_of_batch(ops.convert_to_tensor(BATCH), edge_weights, depth=6)
+    return exponential_tree_product(x, rate, offset, plan)
+
+
+def p_laplacian(block_size):
+    return lambda q, k, x: p_laplacian_attention(
+        q, k, x, [1.5, 2.5], masked(causal=True), epsilon=0.3, block_size=block_size
+    )
+
+
+FOREST = forest_from_parents(PARENTS, LENGTHS)
+NODES = (normal(7, HEADS, WIDTH), np.array([-0.5, -1.0], "float32"), normal(HEADS))
+TABLE = normal(4, HEADS, seed=4)
+MATRIX = SparseMatrix(scipy.sparse.random_array((5, 7), density=0.5, rng=0))
+CYCLE = scipy.sparse.csr_array(np.roll(np.eye(7), 1, 0) + np.roll(np.eye(7), -1, 0))
+SPECTRAL = chebyshev_matrix(CYCLE, -2.0, 2.0)
+TREES = ("trees._product_with_gradient",)
+SERIES = ("symmetric_series.SymmetricSeries",)
+
+CASES = {
+    "twice": Case(twice(), attention_arrays(), ("blockwise._twice",)),
+    "twice, causal, padded": Case(twice(causal=True, keys=True), attention_arrays()),
+    "twice, all masks": Case(
+        twice(causal=True, keys=True, queries=True, entries=True, window=True), attention_arrays()
+    ),
+    "once": Case(once, attention_arrays()),
+    "tree, levels": Case(tree_product(level_plan(FOREST)), NODES, TREES),
+    "tree, scan": Case(tree_product(scan_plan(FOREST)), NODES),
+    "tree, doubling": Case(tree_product(doubling_plan(FOREST)), NODES),
+    "trees of a batch": Case(
+        batched_tree,
+        (normal(14, HEADS, WIDTH), *NODES[1:], np.tile(LENGTHS, (2, 1)).astype("float32")),
+        TREES,
+    ),
+    "tree, depths": Case(
+        lambda x, table: depth_table_product(x, table, FOREST),
+        (NODES[0], TABLE),
+        (*SERIES, "tree_distances._series_of_forest"),
+    ),
+    "trees of a batch, depths": Case(
+        lambda x, table: depth_table_product_of_batch(x, table, ops.convert_to_tensor(BATCH)),
+        (normal(14, HEADS, WIDTH), TABLE),
+        (*SERIES, "tree_distances"),
+    ),
+    "spectral": Case(
+        lambda x, coefficients: spectral_product(x, coefficients, SPECTRAL),
+        (NODES[0], TABLE),
+        (*SERIES, "diffusion._chebyshev_series"),
+    ),
+    "sparse": Case(
+        lambda x: sparse_product(MATRIX, x) ** 2, (NODES[0],), ("sparse.SparseMatrix",)
+    ),
+    "p-Laplacian": Case(p_laplacian(7), attention_arrays(), ("p_laplacian._re_weighted",)),
+    "p-Laplacian, blockwise": Case(p_laplacian(3), attention_arrays()),
+}
+FAST_ON_JAX = ("twice, causal, padded", "trees of a batch", "tree, depths", "sparse")
+MASKS = {
+    "tree": lambda: tree(7),
+    "tree, table": lambda: tree(7, function="table"),
+    "path, table": lambda: tree(7, kind="path", function="table"),
+    "trees of a batch": lambda: trees_of_batch(count=7),
+    "trees of a batch, table": lambda: trees_of_batch("table", count=7),
+    "diffusion": lambda: diffusion(9),
+    "diffusion, adjacency": lambda: diffusion(9, operator="adjacency"),
+    "diffusion of a batch": lambda: diffusion_of_batch("laplacian"),
+    "walks": lambda: walks_of(7),
+    "walks of a batch": lambda: walks_of_batch(),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] if BACKEND == "jax" and n not in FAST_ON_JAX else [])
+        for n in CASES
+    ],
+)
+def test_second_derivatives_and_forward_mode(name):
+    check(*CASES[name][:2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MASKS)
+def test_every_path_of_the_masks(name):
+    mask, inputs, _ = MASKS[name]()
+    inputs = {name: ops.convert_to_tensor(value) for name, value in inputs.items()}
+    x, weights = arrays_of(mask, 9 if "diffusion" in name else 7)
+    for path in mask.paths:
+        check(applied(mask, path, inputs), (x, *weights))
+
+
+def test_every_gradient_of_our_own_has_a_case():
+    covered = {site for case in CASES.values() for site in case.sites}
+    assert sites_of_own_gradients() == covered
+
+
+def sites_of_own_gradients():
+    """`module.function` of each use of `MAKERS` in the package."""
+    found = set()
+    for path in Path(keras_graphattn.__file__).parent.rglob("*.py"):
+        for statement in ast.parse(path.read_text()).body:
+            uses = [ast.unparse(node).endswith(MAKERS) for node in names_in(statement)]
+            if any(uses) and path.stem not in MACHINERY:
+                found.add(".".join(filter(None, (path.stem, getattr(statement, "name", None)))))
+    return found
+
+
+def names_in(node):
+    """The names and attributes that a statement uses, but in annotations and imports."""
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        yield node
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and field not in ("annotation", "returns"):
+                yield from names_in(child)
+
+
+def check(function, arrays):
+    """Hessian-vector products and, where there is a forward mode, the derivative along a vector."""
+    arrays = [a.astype("float32") for a in arrays]
+    tensors = [ops.convert_to_tensor(a) for a in arrays]
+    along = [normal(*a.shape, seed=10 + i) for i, a in enumerate(arrays)]
+    weights = None
+
+    def loss(*inputs):
+        nonlocal weights
+        value = function(*inputs)
+        if weights is None:
+            weights = normal(*(int(n) for n in value.shape), seed=9)
+        return ops.sum(ops.convert_to_tensor(weights) * value * (1.0 + 0.5 * value))
+
+    def moved(step):
+        return [ops.convert_to_tensor(a + step * v) for a, v in zip(arrays, along, strict=True)]
+
+    loss(*tensors)
+    gradients, products, derivative = DERIVATIVES[BACKEND](loss)
+    directions = [ops.convert_to_tensor(v) for v in along]
+    with refused():
+        actual = [to_numpy(p) for p in products(tensors, directions)]
+        expected = difference(lambda step: [to_numpy(g) for g in gradients(*moved(step))])
+        floor = 1e-2 * max(np.sqrt(np.mean(np.square(e))) for e in expected)
+        for place, (found, wanted) in enumerate(zip(actual, expected, strict=True)):
+            assert_close(found, wanted, TOLERANCE, floor, f"second derivative {place}")
+    with refused():
+        forward = derivative(tensors, directions)
+        (wanted,) = difference(lambda step: [to_numpy(loss(*moved(step)))])
+        assert_close(to_numpy(forward), wanted, TOLERANCE, 1e-2, "forward mode")
+
+
+@contextmanager
+def refused():
+    """Lets pass what a backend refuses in words: what of these is right is for it to say."""
+    try:
+        yield
+    except (TypeError, NotImplementedError) as error:
+        assert any(text in str(error) for text in REFUSALS[BACKEND]), error
+
+
+def difference(function, step=0.02):
+    """The derivative of `function` at 0, to the fourth order of the step."""
+    at = {k: function(k * step) for k in (-2, -1, 1, 2)}
+    return [
+        (8.0 * (b - c) - (a - d)) / (12.0 * step)
+        for d, c, b, a in zip(at[-2], at[-1], at[1], at[2], strict=True)
+    ]
+
+
+def _of_torch(loss):
+    import torch
+    from torch.autograd import forward_ad
+
+    def gradients(*tensors):
+        tensors = [t.detach().clone().requires_grad_() for t in tensors]
+        return torch.autograd.grad(loss(*tensors), tensors)
+
+    def products(tensors, along):
+        tensors = [t.detach().clone().requires_grad_() for t in tensors]
+        found = torch.autograd.grad(loss(*tensors), tensors, create_graph=True)
+        total = sum((g * v).sum() for g, v in zip(found, along, strict=True))
+        return torch.autograd.grad(total, tensors)
+
+    def derivative(tensors, along):
+        with forward_ad.dual_level():
+            pairs = zip(tensors, along, strict=True)
+            value = loss(*(forward_ad.make_dual(t, v) for t, v in pairs))
+            return forward_ad.unpack_dual(value).tangent
+
+    return gradients, products, derivative
+
+
+def _of_jax(loss):
+    import jax
+
+    def products(tensors, along):
+        def total(*tensors):
+            return sum(ops.sum(g * v) for g, v in zip(gradients(*tensors), along, strict=True))
+
+        found = jax.jit(jax.grad(total, tuple(range(len(tensors)))))(*tensors)
+        _, mixed = jax.jit(lambda t, v: jax.jvp(gradients, t, v))(tuple(tensors), tuple(along))
+        for one, other in zip(found, mixed, strict=True):  # reverse and forward over reverse
+            np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3)
+        return found
+
+    def derivative(tensors, along):
+        return jax.jvp(loss, tuple(tensors), tuple(along))[1]
+
+    def gradients(*tensors):
+        return jax.grad(loss, tuple(range(len(tensors))))(*tensors)
+
+    return jax.jit(gradients), products, derivative
+
+
+def _of_tensorflow(loss):
+    import tensorflow as tf
+
+    @tf.function
+    def gradients(*tensors):
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            value = loss(*tensors)
+        return tape.gradient(value, tensors)
+
+    @tf.function
+    def products(tensors, along):
+        with tf.GradientTape() as outer:
+            outer.watch(tensors)
+            with tf.GradientTape() as inner:
+                inner.watch(tensors)
+                value = loss(*tensors)
+            found = [tf.convert_to_tensor(g) for g in inner.gradient(value, tensors)]
+        return outer.gradient(found, tensors, output_gradients=along)
+
+    def derivative(tensors, along):
+        with tf.autodiff.ForwardAccumulator(tensors, along) as accumulator:
+            value = loss(*tensors)
+        return accumulator.jvp(value)
+
+    return gradients, products, derivative
+
+
+DERIVATIVES = {"torch": _of_torch, "jax": _of_jax, "tensorflow": _of_tensorflow}
