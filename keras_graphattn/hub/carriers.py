@@ -120,6 +120,13 @@ def make_carriers(model: Any) -> None:
             task_carrier(plain) if is_task(layer) else carrier(plain)
 
 
+def forget_conversions(model: Any) -> None:
+    """Drops conversions that wait until a layer is built."""
+    for layer in walk(model):
+        if getattr(layer, "_graph_attention", None) is not None:
+            layer._graph_attention = None
+
+
 def _is_container_of_keras(plain: type) -> bool:
     """Whether the layers in such a layer are in its configuration as objects."""
     return plain.__module__.startswith("keras.")

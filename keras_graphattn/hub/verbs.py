@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_graphattn.hub.attentions import attention_name
-from keras_graphattn.hub.carriers import class_now, make_carriers
+from keras_graphattn.hub.carriers import class_now, forget_conversions, make_carriers
 from keras_graphattn.hub.internals import (
     change_class,
     forget_compiled,
@@ -134,6 +134,7 @@ def revert(model: Any) -> Any:
     converted = [site for owner in owners for site in owner.sites if site.is_converted]
     for site in converted:
         revert_site(site)
+    forget_conversions(model)
     _settle(model, owners)
     return model
 

@@ -185,6 +185,8 @@ CONTAINERS = {
     "tower": (lambda: called(BuiltTower(), SERIES), SERIES),
 }
 
+LAYERS = ("encoder", "tower")  # the others are models
+
 
 def saved(model, folder):
     model.save(folder / "model.keras")
