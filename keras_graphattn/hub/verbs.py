@@ -52,17 +52,21 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
     exponents, `"attentive_graph_filter"` and `"masked_kernel"` compute something else with the
     pretrained projections: the model has to be fine-tuned before it is of use.
 
-    The model can be saved, loaded (where `keras_graphattn` and KerasHub are imported), quantised
-    and trained like any other; `generate` decodes with a cache. Compiled functions are dropped,
-    and an optimizer that has taken steps is replaced by a new one of the same settings.
+    The model can be saved, loaded (where `keras_graphattn` and KerasHub are imported), cloned,
+    copied, pickled, quantised and trained like any other, and so can models that are made of its
+    layers or of its tensors later; `generate` decodes with a cache. Compiled functions are
+    dropped, and an optimizer that has taken steps is replaced by a new one of the same settings.
+    What is refused, is refused before anything has changed.
 
     Args:
         model: A KerasHub (KerasNLP) task or backbone, a KerasCV `TransformerEncoder`, or a model
             that has any of them in it. Convert the outermost model: one that wraps `model` keeps
-            functions that it has compiled, and a preset of a task that was made around a
-            converted backbone loads as the backbone alone.
-        attention: `"graph_filter"` (GFSA), `"p_laplacian"` (p-LaT), `"attentive_graph_filter"`
-            (AGF) or `"masked_kernel"`.
+            functions that it has compiled; one of a class of your own that makes its layers
+            itself does not tell the conversion when it is saved, so that its file cannot be
+            loaded; and a preset of a task that was made around a converted backbone loads as the
+            backbone alone.
+        attention: `"graph_filter"` (or `"gfsa"`), `"p_laplacian"` (`"p-lat"`),
+            `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`.
         where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
             an index or a list of indices; or a regular expression that is searched for in the
             paths of the attention layers. `inspect` shows indices and paths.
@@ -73,7 +77,7 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
 
     Raises:
         ValueError: If `where` matches no attention layer, or one that is converted already; for
-            backbones that are not reached; for options that the new layers refuse, or that are
+            models without self-attention that is reached; for options that the new layers refuse, or that are
             the model's to decide.
 
     Example:

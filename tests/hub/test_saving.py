@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import pickle
 import subprocess
 import sys
 
@@ -14,15 +13,16 @@ import keras_graphattn
 from keras_graphattn.hub.sites import attention_sites, walk
 from tests.hub.containers import (
     CONTAINERS,
-    INPUTS,
     LAYERS,
     OPTIONS,
     SERIES,
     WAYS,
+    BuiltTower,
     Tower,
     answers,
     classes,
     converted,
+    functional,
 )
 from tests.numerics import BACKEND
 
@@ -59,27 +59,6 @@ def test_a_copy_computes_what_its_original_does(name, way, attention, tmp_path):
         np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
 
 
-FRESH = """
-import torch  # before TensorFlow
-import pickle
-import sys
-import numpy as np
-import keras, keras_hub, keras_graphattn
-folder = sys.argv[1]
-inputs = dict(np.load(folder + "/inputs.npz"))
-expected = np.load(folder + "/expected.npy")
-with open(folder + "/backbone.pickle", "rb") as file:
-    backbone = pickle.load(file)
-for name in ("composed", "task"):
-    model = keras.saving.load_model(folder + f"/{name}.keras")
-    outputs = model(inputs)["sequence_output"] if name == "composed" else model.backbone(inputs)
-    outputs = outputs["sequence_output"] if name == "task" else outputs
-    assert np.abs(keras.ops.convert_to_numpy(outputs) - expected).max() < 1e-6
-outputs = backbone(inputs)["sequence_output"]
-assert np.abs(keras.ops.convert_to_numpy(outputs) - expected).max() < 1e-6
-"""
-
-
 def in_a_fresh_process(program, folder):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
@@ -90,19 +69,6 @@ def in_a_fresh_process(program, folder):
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]
-
-
-def test_a_fresh_process_needs_only_the_imports(tmp_path):
-    task, _ = converted("task")
-    backbone = task.backbone
-    composed = keras.Model(backbone.input, {"sequence_output": backbone.output["sequence_output"]})
-    task.save(tmp_path / "task.keras")
-    composed.save(tmp_path / "composed.keras")
-    (tmp_path / "backbone.pickle").write_bytes(pickle.dumps(backbone))
-    np.savez(tmp_path / "inputs.npz", **INPUTS)
-    expected = keras.ops.convert_to_numpy(backbone(INPUTS)["sequence_output"])
-    np.save(tmp_path / "expected.npy", expected)
-    in_a_fresh_process(FRESH, tmp_path)
 
 
 OWN_CLASS = """
@@ -176,18 +142,46 @@ def typed(inputs, model):
     return {name: inputs[name].astype(x.dtype) for name, x in model.input.items()}
 
 
+@pytest.mark.parametrize("attention", OPTIONS)
+def test_weights_of_a_conversion_are_refused_by_another_attention(attention, tmp_path):
+    model, _ = converted("encoder", attention)
+    path = tmp_path / "model.weights.h5"
+    functional(model).save_weights(path)
+    functional(converted("encoder", attention)[0]).load_weights(path)
+    for other in (None, *OPTIONS):
+        if other != attention:
+            new = CONTAINERS["encoder"][0]() if other is None else converted("encoder", other)[0]
+            with pytest.raises(ValueError, match=r"self_attention_layer|could not be loaded"):
+                functional(new).load_weights(path)
+
+
+def test_a_conversion_that_its_container_does_not_tell_is_refused_when_loaded(tmp_path):
+    """`convert` was called on a part of a container with an own configuration."""
+    x = keras.Input((5, 8))
+    model = keras.Model(x, BuiltTower(1, name="tower")(x))
+    keras_graphattn.convert(model.get_layer("tower").encoders[0], "p_laplacian", p=1.5)
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match=r"PLaplacianAttention|could not be loaded"):
+        keras.saving.load_model(tmp_path / "model.keras")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-def test_int8_and_lora_of_a_composed_model_keep_the_conversion(attention):
+def test_int8_of_a_composed_model_keeps_the_conversion(attention):
     model, inputs = converted("composed", attention)
     expected, kept = answers(model, inputs), classes(model)
     model.quantize("int8")
     assert classes(model) == kept
     for actual, right in zip(answers(model, inputs), expected, strict=True):
         assert 0 < np.abs(actual - right).max() < 0.2 * np.abs(right).max()
-    backbone = converted("backbone", attention)[0]
+
+
+def test_lora_of_a_composed_model_keeps_the_conversion():
+    backbone, _ = converted("backbone")
     composed = keras.Model(backbone.input, backbone.output["pooled_output"])
     trained = {v.path for v in backbone.trainable_variables if "coefficient" in v.path}
     backbone.enable_lora(2)
+    assert trained
     assert trained <= {v.path for v in composed.trainable_variables}
     assert any("lora" in v.path for v in composed.trainable_variables)
     assert [name for _, name in classes(composed)] == [name for _, name in classes(backbone)]
