@@ -5,12 +5,15 @@ given its meaning. `DenseSelfAttention` adds the softmax attention matrix, all m
 every rank and rows that see nothing exactly zero, for layers that filter or re-weight it.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_graphattn.layers.call_arguments import check_call, names_of_call
+from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.layers.first_call import undone_if_refused
 from keras_graphattn.layers.options import check_options
 from keras_graphattn.ops.arguments import check_dtype_policy, flag, optional
 from keras_graphattn.ops.attention_mask import all_of
@@ -80,7 +83,7 @@ def is_detached(variable: Any) -> bool:
     return variable._value is None
 
 
-class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
+class MultiHeadLayer(ConversionMark, keras.layers.MultiHeadAttention):  # type: ignore[misc]
     """Base of all layers: the projections and the call contract of multi-head attention.
 
     Subclasses say in `_attend` what happens between the input and the output projection.
@@ -97,6 +100,8 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         positional = zip(("num_heads", "key_dim", "value_dim", "dropout"), args, strict=False)
         check_options(dict(positional) | kwargs)
         super().__init__(*args, **kwargs)
+        # Keras wraps `build` in each instance, too.
+        self.build = self._undone_if_refused(self.build)  # type: ignore[method-assign]
         self._flash_attention = False
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(
@@ -110,7 +115,8 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
             return super().__call__(*args, **kwargs)  # which says so
         found = check_call(dict(zip(names, args, strict=False)) | kwargs)
         args = tuple(found.pop(name) for name in names[: len(args)])
-        return super().__call__(*args, **found)
+        with undone_if_refused(self):
+            return super().__call__(*args, **found)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -127,6 +133,14 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         """How near a key must be to be seen: |t - s| < sliding_window; all keys if None."""
         window: int | None = self._sliding_window
         return window
+
+    def _undone_if_refused(self, build: Any) -> Any:
+        @functools.wraps(build)
+        def build_or_undo(*args: Any, **kwargs: Any) -> None:
+            with undone_if_refused(self):
+                build(*args, **kwargs)
+
+        return build_or_undo
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         value_shape = query_shape if value_shape is None else value_shape

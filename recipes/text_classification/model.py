@@ -8,7 +8,7 @@ import keras
 import keras_hub
 
 import keras_graphattn
-from keras_graphattn.hub.reach import conversions_of
+from keras_graphattn.hub.carriers import conversions_of
 from recipes.common.command import UsageError
 from recipes.common.measures import CrossEntropy, SquaredError
 from recipes.common.served import served_inputs
