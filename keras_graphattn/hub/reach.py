@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.hub.compiling import compile_methods
 from keras_graphattn.hub.sites import attention_sites, is_backbone
 from keras_graphattn.hub.spec import Conversions
 from keras_graphattn.hub.surgery import added_variables, align_caches, convert_site
@@ -75,9 +76,8 @@ def reach_task(plain: Any) -> type:
     """The registered subclass of a KerasHub task whose backbone is converted."""
     if plain not in _CONVERTED:
         backbone_cls = reach(plain.backbone_cls) if plain.backbone_cls is not None else None
-        new = type(
-            PREFIX + plain.__name__, (plain,), {"backbone_cls": backbone_cls} | _about(plain)
-        )
+        namespace = {"backbone_cls": backbone_cls} | compile_methods(plain) | _about(plain)
+        new = type(PREFIX + plain.__name__, (plain,), namespace)
         _CONVERTED[plain] = keras.saving.register_keras_serializable(PACKAGE)(new)
     return _CONVERTED[plain]
 
@@ -137,6 +137,7 @@ def _subclass(plain: Any) -> type:
         return {**plain.get_config(self), KEY: conversions_of(self).get_config()}
 
     namespace = {"__init__": __init__, "get_config": get_config} | _about(plain)
+    namespace |= compile_methods(plain)
     if not issubclass(plain, keras.Model):
         plain_build = plain.build
 

@@ -22,6 +22,7 @@ from keras_graphattn.hub.internals import (
 from keras_graphattn.hub.sites import Site
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.multi_head import build_around, projections_of
+from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER
 
 GIVEN_BY_THE_MODEL = (
     *("num_heads", "key_dim", "value_dim", "use_bias", "output_shape", "attention_axes"),
@@ -96,6 +97,7 @@ def _new_layer(site: Site, attention: str, options: Mapping[str, Any]) -> Any:
     replacement: Any = replacement_for(attention, source)
     config = source.get_config()
     config.update(dtype=source.dtype_policy, trainable=True)
+    config["coefficient_learning_rate_multiplier"] = FINE_TUNING_MULTIPLIER
     if config.get("attention_axes") in (None, (1,), [1]):
         config["attention_axes"] = None
     if issubclass(replacement, AttentiveGraphFilter):

@@ -96,6 +96,7 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         if not self.mask.built:
             self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
+        self._mark(self.mask.weights)
         super().build(query_shape, value_shape, key_shape)
 
     def _attend(

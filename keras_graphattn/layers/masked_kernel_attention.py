@@ -173,6 +173,7 @@ class MaskedKernelAttention(
         self._add_directions()
         if self.mask is not None and not self.mask.built:
             self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
+        self._mark([] if self.mask is None else self.mask.weights)
         super().build(query_shape, value_shape, key_shape)
 
     def copy_projections_from(self, attention: Any) -> None:

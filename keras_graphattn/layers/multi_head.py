@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.layers.call_arguments import check_call, names_of_call
+from keras_graphattn.layers.coefficient_rate import CoefficientRate
 from keras_graphattn.layers.options import check_options
 from keras_graphattn.ops.arguments import check_dtype_policy, flag, optional
 from keras_graphattn.ops.attention_mask import all_of
@@ -74,7 +75,7 @@ def is_detached(variable: Any) -> bool:
     return variable._value is None
 
 
-class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
+class MultiHeadLayer(CoefficientRate, keras.layers.MultiHeadAttention):  # type: ignore[misc]
     """Base of all layers: the projections and the call contract of multi-head attention.
 
     Subclasses say in `_attend` what happens between the input and the output projection.
