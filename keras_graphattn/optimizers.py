@@ -138,7 +138,9 @@ def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> A
         with_coefficient_rates(found.inner_optimizer, multiplier)
         return found
     if not isinstance(found, CoefficientRates):
-        object.__setattr__(found, "__class__", _class_with_rates(type(found)))
+        plain: Any = type(found)
+        new = _class_with_rates(plain)
+        object.__setattr__(found, "__class__", new)
     if multiplier is not None:
         found.coefficient_learning_rate_multiplier = float(multiplier)
     _change_members(found, multiplier)
@@ -192,7 +194,7 @@ def _change_members(optimizer: Any, multiplier: float | None) -> None:
 
 
 @functools.cache
-def _class_with_rates(plain: Any) -> type:
+def _class_with_rates(plain: type) -> type:
     new = type(
         f"{plain.__name__}WithCoefficientRates",
         (CoefficientRates, plain),

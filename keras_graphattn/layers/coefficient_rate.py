@@ -21,7 +21,7 @@ class CoefficientRate:
         name = "coefficient_learning_rate_multiplier"
         multiplier = positive(name, coefficient_learning_rate_multiplier, {})
         super().__init__(*args, **kwargs)
-        self._multiplier = multiplier
+        self._multiplier: float = multiplier
 
     @property
     def coefficient_learning_rate_multiplier(self) -> float:
