@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.hub.compiling import compile_methods
 from keras_graphattn.hub.internals import change_class
 from keras_graphattn.hub.sites import attention_sites, is_task, walk
 from keras_graphattn.hub.spec import Conversion, Conversions, Request
@@ -92,6 +93,7 @@ def task_carrier(plain: Any) -> type:
         namespace = {
             "backbone_cls": None if cls is None else named_carrier(cls),
             "__reduce__": reducer(plain),
+            **compile_methods(plain),
             **about(plain),
         }
         new = type(name, (plain,), namespace)
@@ -194,6 +196,7 @@ def _subclass(plain: Any, name: str) -> type:
         "build_from_config": build_from_config,
         "__call__": __call__,
         "__reduce__": reducer(plain),
+        **compile_methods(plain),
         **about(plain),
     }
     if hasattr(plain, "enable_lora"):

@@ -23,6 +23,7 @@ from keras_graphattn.hub.sites import Site
 from keras_graphattn.hub.spec import Request
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.multi_head import build_around, projections_of
+from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER
 
 GIVEN_BY_THE_MODEL = (
     *("num_heads", "key_dim", "value_dim", "use_bias", "output_shape", "attention_axes"),
@@ -114,6 +115,7 @@ def _unbuilt_layer(site: Site, request: Request) -> Any:
     replacement: Any = replacement_for(request.attention, source)
     config = source.get_config()
     config.update(dtype=source.dtype_policy, trainable=True)
+    config["coefficient_learning_rate_multiplier"] = FINE_TUNING_MULTIPLIER
     if config.get("attention_axes") in (None, (1,), [1]):
         config["attention_axes"] = None
     if issubclass(replacement, AttentiveGraphFilter):

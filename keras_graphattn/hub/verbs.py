@@ -7,6 +7,7 @@ import keras
 
 from keras_graphattn.hub.attentions import attention_name
 from keras_graphattn.hub.carriers import class_now, forget_conversions, make_carriers
+from keras_graphattn.hub.compiling import settle_optimizer
 from keras_graphattn.hub.internals import (
     change_class,
     forget_compiled,
@@ -34,7 +35,7 @@ from keras_graphattn.hub.surgery import (
     convert_sites,
     revert_site,
 )
-from keras_graphattn.hub.table import Row, Table
+from keras_graphattn.hub.table import Row, Table, multiplier_of, note_on_optimizer
 
 
 class Owner(NamedTuple):
@@ -58,6 +59,14 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
     dropped, and an optimizer that has taken steps is replaced by a new one of the same settings.
     What is refused, is refused before anything has changed.
 
+    Coefficients are numbers of the order of 1: at the rates of fine-tuning they would not leave
+    their start. So a converted backbone or task, however it is compiled, trains them at 100 times
+    the rate of its optimizer, whichever that is: at 5e-5, by about 5e-3 in a step. Set
+    `coefficient_learning_rate_multiplier` to 1 to 10 where the rate itself is 1e-3, as in training
+    from scratch. Any other model that holds converted layers, such as one composed of a converted
+    backbone's tensors, is compiled with
+    `keras_graphattn.optimizers.with_coefficient_rates(optimizer)`. `inspect` shows the multiplier.
+
     Args:
         model: A KerasHub (KerasNLP) task or backbone, a KerasCV `TransformerEncoder`, or a model
             that has any of them in it. Convert the outermost model: one that wraps `model` keeps
@@ -70,7 +79,9 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
         where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
             an index or a list of indices; or a regular expression that is searched for in the
             paths of the attention layers. `inspect` shows indices and paths.
-        **options: Arguments of the new layers, such as `order=4`, `p=[1.5, 2.5]`, `dropout=0.0`.
+        **options: Arguments of the new layers, such as `order=4`, `p=[1.5, 2.5]`, `dropout=0.0`,
+            or `coefficient_learning_rate_multiplier`, 100 by default: how many times as fast as
+            other weights their coefficients learn.
 
     Returns:
         The model itself.
@@ -88,9 +99,9 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
     ... )
     >>> backbone = convert(backbone, "graph_filter", where="last:1", order=4)
     >>> print(inspect(backbone))
-    index  path                                       class                 added
+    index  path                                       class                 added  rate
         0  transformer_layer_0/self_attention_layer  MultiHeadAttention        0
-        1  transformer_layer_1/self_attention_layer  GraphFilterAttention      6
+        1  transformer_layer_1/self_attention_layer  GraphFilterAttention      6  x100
 
     Sources: arXiv 2312.04234 (GFSA), 2311.03235 (p-LaT), 2505.08516 (AGF), 2107.07999 (masks).
     """
@@ -144,14 +155,16 @@ def revert(model: Any) -> Any:
 
 
 def inspect(model: Any) -> Table:
-    """The self-attention layers of a model: index, path, class, number of parameters added.
+    """The self-attention layers of a model: what they are, and how fast what was added learns.
 
     Args:
         model: Whatever `convert` accepts.
 
     Returns:
-        A list of rows with the fields `index`, `path`, `class_name` and `parameters_added`, which
-        prints as a table.
+        A list of rows with the fields `index`, `path`, `class_name`, `parameters_added` and
+        `coefficient_learning_rate_multiplier` (`None` where there is none), which prints as a
+        table. Its `note` says so where the model is compiled with an optimizer that does not
+        apply the multipliers.
 
     Raises:
         ValueError: For models without self-attention that `convert` reaches.
@@ -167,15 +180,17 @@ def inspect(model: Any) -> Table:
     sites = [site for owner in _owners(model) for site in owner.sites]
     if not sites:
         raise ValueError(nothing_to_convert(model))
-    return Table(
+    rows = [
         Row(
             index,
             site.path,
             type(site.layer).__name__,
             sum(_size(v) for v in added_variables(site.layer)) if site.is_converted else 0,
+            multiplier_of(site.layer),
         )
         for index, site in enumerate(sites)
-    )
+    ]
+    return Table(rows, note=note_on_optimizer(model, rows))
 
 
 def _size(variable: Any) -> int:
@@ -216,4 +231,5 @@ def _settle(model: Any, owners: list[Owner]) -> None:
         if isinstance(layer, keras.Model):
             forget_compiled(layer)
             forget_slots(layer)
+            settle_optimizer(layer)
     track_again(model)

@@ -27,7 +27,9 @@ class ScaledHighFrequencyAttention(DenseSelfAttention):
     is uniform over the keys that each query may see.
 
     Args:
-        *args, **kwargs: The arguments of `keras.layers.MultiHeadAttention`.
+        *args, **kwargs: The arguments of `keras.layers.MultiHeadAttention`, and
+            `coefficient_learning_rate_multiplier` for `high_frequency_scale`, 1 by default, under
+            `keras_graphattn.optimizers.with_coefficient_rates`.
 
     Call arguments:
         As for `GraphFilterAttention`.

@@ -34,7 +34,8 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         mask: A mask of `keras_graphattn.masks`, such as `RandomWalk(graph)`; `RandomWalk()` takes
             walks with each call. The layer makes its weights, for its heads.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention`. `attention_axes` is
-            refused.
+            refused. And `coefficient_learning_rate_multiplier` for the mask's weights, 1 by
+            default, under `keras_graphattn.optimizers.with_coefficient_rates`.
 
     Call arguments:
         query: Tensor of shape (B, T, d), one row per node.
@@ -97,6 +98,7 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         if not self.mask.built:
             self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
+        self._mark(self.mask.weights)
         super().build(query_shape, value_shape, key_shape)
 
     def _attend(

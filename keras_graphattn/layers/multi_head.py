@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.layers.call_arguments import check_call, names_of_call
+from keras_graphattn.layers.coefficient_rate import CoefficientRate
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.first_call import undone_if_refused
 from keras_graphattn.layers.options import check_options
@@ -83,7 +84,7 @@ def is_detached(variable: Any) -> bool:
     return variable._value is None
 
 
-class MultiHeadLayer(ConversionMark, keras.layers.MultiHeadAttention):  # type: ignore[misc]
+class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAttention):  # type: ignore[misc]
     """Base of all layers: the projections and the call contract of multi-head attention.
 
     Subclasses say in `_attend` what happens between the input and the output projection.

@@ -87,6 +87,8 @@ class CausalLanguageModels(comparison.Recipe):
         report.write_model(output, model, saved_model=saved_model, served=served(model, options))
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        from recipes.common.coefficients import coefficient_notes
+
         unit = {"byte": "byte", "word": "word", "preset": "token of the preset"}[options.tokens]
         notes = [
             f"test perplexity: per {unit}, over all {results['tokens']['test']:,} of the test "
@@ -98,6 +100,7 @@ class CausalLanguageModels(comparison.Recipe):
             changed = results["published"]["departures"]
             said = f"but for {', '.join(changed)}" if changed else "without departures"
             notes.append(f"the published settings of {options.published}, {said}.")
+        notes += coefficient_notes(results)
         best = results["best_model"]
         for run in results["runs"]:
             if (run["attention"], run["seed"]) == (best["attention"], best["seed"]):

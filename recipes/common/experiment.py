@@ -40,16 +40,16 @@ def check_installed(*, saved_model: bool, tensorboard: bool) -> None:
 
 
 def check_filters(attentions: Sequence[str], filters: dict[str, dict[str, Any]]) -> None:
-    """Refuses polynomials that do not exist, where they are asked for."""
-    from keras_graphattn.ops.polynomials import check_basis
+    """Refuses filters that do not exist, where they are asked for."""
+    from keras_graphattn import layers
 
-    if "agf" in attentions:
-        names = ("basis", "order", "alpha", "beta")
+    known = {"gfsa": layers.GraphFilterAttention, "agf": layers.AttentiveGraphFilter}
+    for name in known.keys() & set(attentions):
         try:
             with warnings.catch_warnings(action="ignore"):  # the layer warns when it is made
-                check_basis(**{name: filters["agf"][name] for name in names})
+                known[name](num_heads=1, key_dim=1, **filters[name])
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(f"--attention {name}: {error}") from error
 
 
 def check_settings(output: Path, settings: dict[str, Any], overwrite: bool) -> None:

@@ -54,7 +54,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def filters(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The filter's arguments for each attention: those given, else the published ones."""
-    settings = filter_settings(options, TASKS[options.task].filter)
+    as_published = options.preset == "paper"
+    settings = filter_settings(options, TASKS[options.task].filter, as_published)
     if options.max_length >= BLOCKWISE_FROM:
         settings["gfsa"]["attention_path"] = "blockwise"
     return settings

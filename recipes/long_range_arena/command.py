@@ -77,6 +77,8 @@ class LongRangeArena(comparison.Recipe):
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         """What the numbers are to be held against: answers that look at no input."""
+        from recipes.common.coefficients import coefficient_notes
+
         level = results["majority"]["test"]
         notes = [
             "at best test epoch: the best epoch on the test data itself; nothing is chosen by it.",
@@ -89,7 +91,7 @@ class LongRangeArena(comparison.Recipe):
                 f"{run['attention']}, seed {run['seed']}: test cross-entropy "
                 f"{run['test_cross_entropy']:.4f}, {'below' if below else 'NOT below'} that"
             )
-        return notes
+        return notes + coefficient_notes(results)
 
 
 def _told(facts: dict[str, Any]) -> str:

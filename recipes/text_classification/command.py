@@ -101,6 +101,8 @@ class TextClassification(comparison.Recipe):
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         """The metrics that are not in the table, and what the settings are to be held against."""
+        from recipes.common.coefficients import coefficient_notes
+
         notes = []
         runs, told = results["runs"], set(results["table"][0])
         others = [key for key in runs[0] if key.startswith("test_") and f"{key}_mean" not in told]
@@ -109,6 +111,7 @@ class TextClassification(comparison.Recipe):
             means = (f"{key} {statistics.fmean(run[key] for run in own):.4f}" for key in others)
             if others:
                 notes.append(f"{row['attention']}: {', '.join(means).replace('_', ' ')}")
+        notes += coefficient_notes(results)
         if options.published:
             changed = results["published"]["departures"]
             said = f"but for {', '.join(changed)}" if changed else "without departures"

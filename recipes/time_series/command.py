@@ -65,8 +65,11 @@ class TimeSeries(comparison.Recipe):
         return best_model(runs, problem, options)
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        from recipes.common.coefficients import coefficient_notes
+
         notes = [
-            "at best test epoch: the best epoch on the test data itself, as the paper reports."
+            "at best test epoch: the best epoch on the test data itself, as the paper reports.",
+            *coefficient_notes(results),
         ]
         if options.published:
             changed = results["published"]["departures"]
