@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from recipes.common.program import CONTINUES, INTERRUPTED
+
 BACKENDS = ("jax", "tensorflow", "torch")
 
 
@@ -36,8 +38,8 @@ def run_command(command: Callable[[list[str] | None], None], arguments: list[str
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted: the same command continues after the last epoch", file=sys.stderr)
-        return 130
+        print(CONTINUES, file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 
