@@ -4,6 +4,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
+from recipes.common.chance import Chance, of_accuracy
+from recipes.common.filters import ATTENTIONS
+from recipes.common.notes import absent_note, settings_note
 from recipes.common.ragged import Problem, majority_level
 from recipes.long_range_arena import arguments
 from recipes.long_range_arena.data import load
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
 
     from recipes.common.runs import Run, Training
 
+AGF = "arXiv 2505.08516"
+PAPERS = f"{AGF} (filters and rate) and arXiv 2111.00035 (all else)"
+
 
 def main(given: list[str] | None = None) -> int:
     """Runs the recipe; returns its exit code: 0, or 2 with one line on standard error."""
@@ -21,6 +27,8 @@ def main(given: list[str] | None = None) -> int:
 
 class LongRangeArena(comparison.Recipe):
     """Attention layers on a task of the arena."""
+
+    attentions = ATTENTIONS
 
     def parse(self, given: list[str] | None) -> argparse.Namespace:
         options = arguments.parse(given)
@@ -40,8 +48,12 @@ class LongRangeArena(comparison.Recipe):
         options.patience = min(options.patience, options.epochs)
         return options
 
+    def chance(self, problem: Problem) -> Chance:
+        labels = {name: split.labels for name, split in problem.splits.items()}
+        return of_accuracy(**labels)
+
     def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
-        from recipes.long_range_arena.train import training_batches
+        from recipes.long_range_arena.train import published_epochs, training_batches
 
         splits = problem.splits
         facts = {
@@ -55,6 +67,9 @@ class LongRangeArena(comparison.Recipe):
                 name: majority_level(splits[name].labels) for name in ("validation", "test")
             },
         }
+        if options.preset == "paper":
+            epochs = published_epochs(training_batches(problem, options))
+            facts["published"] = {"departures": arguments.departures(options, epochs)}
         print(_told(facts), flush=True)
         return facts
 
@@ -89,6 +104,10 @@ class LongRangeArena(comparison.Recipe):
                 f"{run['attention']}, seed {run['seed']}: test cross-entropy "
                 f"{run['test_cross_entropy']:.4f}, {'below' if below else 'NOT below'} that"
             )
+        if options.preset == "paper":
+            notes.append(settings_note(PAPERS, results["published"]["departures"]))
+            attentions = [row["attention"] for row in results["table"]]
+            notes += absent_note(AGF, ("softmax", "linear", "agf"), attentions)
         return notes
 
 
