@@ -4,12 +4,33 @@ from typing import NamedTuple
 
 import numpy as np
 
+from recipes.common.command import UsageError
+
 
 class Chance(NamedTuple):
     """A metric's level for answers that look at no input."""
 
     label: str  # as the legend names it
     levels: dict[str, float]  # by the name of the data: validation, test, training
+
+
+def refuse_one_class(labels: np.ndarray, classes: list[str] | tuple[str, ...], data: str) -> None:
+    """Refuses training data of one class: any model has an accuracy of 1 there.
+
+    Args:
+        labels: Class numbers, of shape (N,).
+        classes: Names of the classes.
+        data: What the data is called.
+
+    Raises:
+        UsageError: If all examples have the same class.
+    """
+    found = np.unique(labels)
+    if len(found) < 2:
+        raise UsageError(
+            f"{data}: all {len(labels)} training examples are of the class "
+            f"{classes[int(found[0])]!r}; at least two classes are needed to tell them apart"
+        )
 
 
 def of_accuracy(**labels: np.ndarray) -> Chance:

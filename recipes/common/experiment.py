@@ -93,12 +93,16 @@ def only_run_in(output: Path) -> Iterator[None]:
             output.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(output / LOCK))
         except OSError as error:
-            raise UsageError(f"cannot write to --output {output}: {error.strerror}") from error
+            reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+            raise UsageError(f"cannot write to --output {output}: {reason}") from error
         except InUseError as error:
             raise UsageError(
                 f"another run, {error}, is writing to --output {output}. Wait for it, end it, or "
                 "give another --output"
             ) from error
+        for pattern in ("", "runs/*/", "histories/"):
+            for path in output.glob(f"{pattern}.writing-*"):  # of a run that was killed
+                remove(path)
         yield
 
 

@@ -20,8 +20,10 @@ def atomically(path: Path) -> Iterator[Path]:
     try:
         yield writing
         os.replace(writing, path)
-    except BaseException:
+    except BaseException as error:
         remove(writing)  # a full disk stays full of halves otherwise
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

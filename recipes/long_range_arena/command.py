@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
-from recipes.common.chance import Chance, of_accuracy
+from recipes.common.chance import Chance, of_accuracy, refuse_one_class
 from recipes.common.filters import ATTENTIONS
 from recipes.common.notes import absent_note, settings_note
 from recipes.common.ragged import Problem, majority_level
@@ -39,7 +39,9 @@ class LongRangeArena(comparison.Recipe):
         return arguments.filters(options)
 
     def load(self, options: argparse.Namespace) -> Problem:
-        return load(options)
+        problem = load(options)
+        refuse_one_class(problem.train.labels, problem.classes, f"--task {problem.task}")
+        return problem
 
     def complete(self, problem: Problem, options: argparse.Namespace) -> argparse.Namespace:
         from recipes.long_range_arena.train import epochs, training_batches

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
-from recipes.common.chance import Chance, of_accuracy, of_correlation
+from recipes.common.chance import Chance, of_accuracy, of_correlation, refuse_one_class
 from recipes.common.files import folder_atomically
 from recipes.common.notes import absent_note, settings_note
 from recipes.text_classification import arguments
@@ -46,6 +46,8 @@ class TextClassification(comparison.Recipe):
         from recipes.text_classification.train import validation_split
 
         problem = load(options)
+        if problem.task.classes:
+            refuse_one_class(problem.train.labels, problem.task.classes, f"--task {problem.name}")
         validation_split(problem, options.validation_fraction, seed=0)
         for attention in options.attention:  # what cannot be converted fails before any training
             build(problem, attention, options)

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
-from recipes.common.chance import Chance, of_accuracy
+from recipes.common.chance import Chance, of_accuracy, refuse_one_class
 from recipes.common.filters import ATTENTIONS
 from recipes.common.notes import absent_note, settings_note
 from recipes.time_series import arguments
@@ -38,6 +38,7 @@ class TimeSeries(comparison.Recipe):
 
     def load(self, options: argparse.Namespace) -> Problem:
         problem = load(options.dataset, options.data_dir)
+        refuse_one_class(problem.train.labels, problem.classes, problem.name)
         validation_split(problem.train.labels, options.validation_fraction, seed=0)
         return problem
 
