@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -29,17 +30,18 @@ INTERRUPTED = 130  # the exit code that shells give to a program that SIGINT end
 CONTINUES = "interrupted: the same command continues after the last epoch"
 
 
-def run_program(module: str, function: str = "main", line: str = CONTINUES) -> NoReturn:
-    """Imports `module`, calls its `function` and ends the process with the code that it returns.
+def run_program(program: str | Callable[[], int | None], line: str = CONTINUES) -> NoReturn:
+    """Runs a function without arguments and ends the process with the exit code that it returns.
 
     Args:
-        module: Name of a module. It is imported here, because its imports take seconds.
-        function: A function without arguments that returns an exit code, or None for 0.
+        program: The function, or the name of a module with a function `main`. The module is
+            imported here, because its imports take seconds.
         line: What stands on standard error after Ctrl-C.
     """
     try:
         _listen(line)
-        code = getattr(importlib.import_module(module), function)()
+        main = importlib.import_module(program).main if isinstance(program, str) else program
+        code = main()
     except KeyboardInterrupt:  # from before the thread listened
         _end(line)
     sys.exit(code)
