@@ -33,7 +33,12 @@ def training_batches(problem: Problem, options: argparse.Namespace, seed: int = 
 
 def epochs(batches: Buckets, options: argparse.Namespace) -> int:
     """The number of epochs: as given, else as many as hold the published number of steps."""
-    return options.epochs or -(-STEPS // batches.num_batches)
+    return options.epochs or published_epochs(batches)
+
+
+def published_epochs(batches: Buckets) -> int:
+    """As many as hold the published number of steps."""
+    return -(-STEPS // batches.num_batches)
 
 
 def best_model(runs: list[Run], problem: Problem, options: argparse.Namespace) -> keras.Model:

@@ -31,6 +31,9 @@ PUBLISHED_TRAINING = {
     "warm_up": 0.0,
     "trained_coefficients": ["power"],
 }
+PUBLISHED_PRESETS = (  # those of the size that the paper has
+    *("bert_base_en", "bert_base_en_uncased", "roberta_base_en", "albert_base_en_uncased"),
+)
 PUBLISHED_COLA_CONSTANT = {"roberta": -0.05, "albert": 0.05, "bert": -0.01}
 
 
