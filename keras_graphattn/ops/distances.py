@@ -8,14 +8,14 @@ much longer, so it is done only if a call has such a pair.
 Which of the two a pair gets depends on its own two tokens alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_graphattn.ops.arguments import checked, tensor
-from keras_graphattn.ops.blocks import map_query_blocks
+from keras_graphattn.ops.blocks import cut_into_blocks, fits_one_block, join_blocks, map_in_turn
 from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
@@ -87,21 +87,95 @@ def _gram_form(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     return ops.einsum("btnd,bsnd->bnts", left, right), norms
 
 
+def with_gradient(function: Callable[..., Tensor], gradient: Callable[..., Any]) -> Any:
+    """`function` with a gradient of its own, `gradient(upstream, *arguments)`.
+
+    All that the gradient needs comes as an argument: so it is itself differentiable, on torch too.
+    """
+
+    @ops.custom_gradient  # type: ignore[untyped-decorator]
+    def both(*arguments: Tensor) -> Any:
+        def of_arguments(*given: Tensor, upstream: Any = None) -> Any:
+            if upstream is None:
+                return gradient(*given, *arguments)
+            return gradient(upstream, *given)  # torch
+
+        return function(*arguments), of_arguments
+
+    return both
+
+
 def _sums_of_squares(rows: Tensor, columns: Tensor) -> Tensor:
-    """sum_h (v_ih - v_jh)^2 for every pair, a few rows at a time."""
+    """sum_h (v_ih - v_jh)^2 for every pair, (B, N, T, S)."""
 
-    def of_block(_: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        differences = tensors["rows"][:, :, :, None] - tensors["columns"][:, None]
-        return ops.sum(differences * differences, axis=-1)  # (B, block, N, S)
+    def forward(rows: Tensor, columns: Tensor) -> Tensor:
+        sums = _by_rows(lambda d: ops.sum(d * d, axis=-1), rows, columns)
+        return ops.transpose(sums, (0, 2, 1, 3))
 
-    distances = map_query_blocks(
-        of_block,
-        {"rows": rows},
-        {"columns": ops.transpose(columns, (0, 2, 1, 3))},
-        ops.shape(rows)[1],
-        max(1, _DIFFERENCES_OF_A_ROW // rows.shape[-1]),
-    )
-    return ops.transpose(distances, (0, 2, 1, 3))
+    def gradient(upstream: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        transposed = ops.swapaxes(upstream, -1, -2)
+        to_rows = _weighted_differences(upstream, rows, columns)
+        return 2.0 * to_rows, 2.0 * _weighted_differences(transposed, columns, rows)
+
+    return with_gradient(forward, gradient)(rows, columns)
+
+
+def _weighted_differences(weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """sum_j w_ij (v_i - v_j) for every row, (B, T, N, D)."""
+
+    def forward(weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        return _by_rows(
+            lambda d, w: ops.einsum("btns,btnsd->btnd", w, d),
+            rows,
+            columns,
+            ops.transpose(weights, (0, 2, 1, 3)),
+        )
+
+    def gradient(
+        upstream: Tensor, weights: Tensor, rows: Tensor, columns: Tensor
+    ) -> tuple[Tensor, ...]:
+        return _projected_differences(upstream, rows, columns), *_sums(weights, upstream)
+
+    return with_gradient(forward, gradient)(weights, rows, columns)
+
+
+def _projected_differences(vectors: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """sum_h u_ih (v_ih - v_jh) for every pair, (B, N, T, S)."""
+
+    def forward(vectors: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        products = _by_rows(
+            lambda d, u: ops.einsum("btnd,btnsd->btns", u, d), rows, columns, vectors
+        )
+        return ops.transpose(products, (0, 2, 1, 3))
+
+    def gradient(
+        upstream: Tensor, vectors: Tensor, rows: Tensor, columns: Tensor
+    ) -> tuple[Tensor, ...]:
+        return _weighted_differences(upstream, rows, columns), *_sums(upstream, vectors)
+
+    return with_gradient(forward, gradient)(vectors, rows, columns)
+
+
+def _sums(weights: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """u_i sum_j w_ij for every row, and -sum_i w_ij u_i for every column."""
+    totals = ops.transpose(ops.sum(weights, axis=-1), (0, 2, 1))[..., None]
+    return vectors * totals, -ops.einsum("bnts,btnd->bsnd", weights, vectors)
+
+
+def _by_rows(
+    function: Callable[..., Tensor], rows: Tensor, columns: Tensor, *by_row: Tensor
+) -> Tensor:
+    """`function` of the differences (B, t, N, S, D) of a few rows at a time, and of `by_row`."""
+    columns = ops.transpose(columns, (0, 2, 1, 3))[:, None]
+    length, count = ops.shape(rows)[1], max(1, _DIFFERENCES_OF_A_ROW // rows.shape[-1])
+
+    def of_block(block: tuple[Tensor, ...]) -> Tensor:
+        return function(block[0][:, :, :, None] - columns, *block[1:])
+
+    if fits_one_block(length, count):
+        return of_block((rows, *by_row))
+    blocks = tuple(cut_into_blocks(x, count) for x in (rows, *by_row))
+    return join_blocks(map_in_turn(of_block, blocks), length)
 
 
 def _if_any(flags: Tensor, function: Callable[[], Tensor], otherwise: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from keras_graphattn.ops.attention_mask import (
     split_mask,
 )
 from keras_graphattn.ops.blocks import map_query_blocks
-from keras_graphattn.ops.distances import pair_distances
+from keras_graphattn.ops.distances import pair_distances, with_gradient
 from keras_graphattn.ops.precision import (
     at_least_float32,
     finite_scores,
@@ -226,8 +226,7 @@ def _re_weighted(
 ) -> Tensor:
     """softmax(scores) * (distances + least)^exponents, the distance 0 on the diagonal.
 
-    The derivative for a distance is 0 where it was put to 0. The gradient is a function of the
-    arguments by operations that have gradients, so that there are second derivatives.
+    The derivative for a distance that was put to 0 is 0.
     """
 
     def parts(
@@ -235,34 +234,25 @@ def _re_weighted(
     ) -> tuple[Tensor, ...]:
         softmax = masked_softmax(scores, *masks)
         hidden = [ops.logical_not(ops.cast(mask, "bool")) for mask in masks]
+        put_to_zero = functools.reduce(ops.logical_or, hidden, diagonal)
         smoothed = ops.where(
-            functools.reduce(ops.logical_or, hidden, diagonal),
-            ops.cast(least, distances.dtype),
-            ops.maximum(distances + least, least),
+            put_to_zero, ops.cast(least, distances.dtype), ops.maximum(distances + least, least)
         )
-        return softmax, ops.exp(exponents * ops.log(smoothed)), smoothed
+        return softmax, ops.exp(exponents * ops.log(smoothed)), smoothed, put_to_zero
 
-    @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def weigh(*inputs: Tensor) -> Any:
-        found = parts(*inputs)
+    def forward(*inputs: Tensor) -> Tensor:
+        softmax, factors, *_ = parts(*inputs)
+        return softmax * factors
 
-        def gradient(*arguments: Any, upstream: Any = None) -> tuple[Any, ...]:
-            if upstream is None:
-                (to_weights,), known = arguments, found
-            else:  # torch: what was found in the forward pass has no gradient there
-                to_weights, known = upstream, parts(*arguments)
-            softmax, factors, smoothed = known
-            products = to_weights * factors * softmax
-            to_scores = products - softmax * ops.sum(products, axis=-1, keepdims=True)
-            slopes = ops.where(
-                smoothed > least, inputs[2] / smoothed, ops.cast(0.0, smoothed.dtype)
-            )
-            return to_scores, products * slopes, *(None for _ in inputs[2:])
-
-        return found[0] * found[1], gradient
+    def gradient(upstream: Tensor, *inputs: Tensor) -> tuple[Any, ...]:
+        softmax, factors, smoothed, put_to_zero = parts(*inputs)
+        products = upstream * factors * softmax
+        to_scores = products - softmax * ops.sum(products, axis=-1, keepdims=True)
+        slopes = ops.where(put_to_zero, ops.cast(0.0, smoothed.dtype), inputs[2] / smoothed)
+        return to_scores, products * slopes, *(None for _ in inputs[2:])
 
     masks = [] if mask is None else [mask]
-    return weigh(scores, distances, exponents, diagonal, *masks)  # jax: nothing may be captured
+    return with_gradient(forward, gradient)(scores, distances, exponents, diagonal, *masks)
 
 
 def without_padding(
