@@ -84,11 +84,7 @@ class SelfAttention(DenseSelfAttention):
         return_attention_scores: bool,
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
-        projected = (
-            self.query_dense(query),
-            self._in_all_heads(self.key_dense(key)),
-            self._in_all_heads(self.value_dense(value)),
-        )
+        projected = self._projected(query, value, key, masks)
         if self._path_of(return_attention_scores) == "dense":
             mask = self._join_masks(query, value, masks)
             outputs, scores = self._compute_attention(
@@ -96,6 +92,16 @@ class SelfAttention(DenseSelfAttention):
             )
             return outputs, scores
         return self._attend_lean(*projected, self._attention_mask(masks)), None
+
+    def _projected(
+        self, query: Tensor, value: Tensor, key: Tensor, masks: Masks
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads, (B, T, N, H) each."""
+        return (
+            self.query_dense(query),
+            self._in_all_heads(self.key_dense(key)),
+            self._in_all_heads(self.value_dense(value)),
+        )
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().compute_output_spec(*args, **kwargs)

@@ -21,6 +21,7 @@ from keras_graphattn.ops.diffusion import (
     chebyshev_terms,
     spectral_product,
 )
+from keras_graphattn.ops.distances import squared_distances
 from keras_graphattn.ops.filters import (
     filter_matrix,
     first_order_filter,
@@ -35,12 +36,7 @@ from keras_graphattn.ops.forests import (
 )
 from keras_graphattn.ops.graphs import graph_operator, read_graph, transition_matrix
 from keras_graphattn.ops.hypercube import hypercube_product
-from keras_graphattn.ops.p_laplacian import (
-    centred_values,
-    p_laplacian_attention,
-    p_laplacian_weights,
-    squared_distances,
-)
+from keras_graphattn.ops.p_laplacian import p_laplacian_attention, p_laplacian_weights
 from keras_graphattn.ops.polynomials import BASES, check_basis, check_order, polynomial, recurrence
 from keras_graphattn.ops.precision import (
     at_least_float32,
@@ -84,7 +80,6 @@ __all__ = [
     "attend_to_context",
     "attention_matrix",
     "causal_singular_value_attention",
-    "centred_values",
     "centroid_plan",
     "centroid_product",
     "chebyshev_coefficients",

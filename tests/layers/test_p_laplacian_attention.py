@@ -16,7 +16,7 @@ from tests.numerics import (
     reference_weights,
     to_numpy,
 )
-from tests.random_masks import draw_masks, joined_mask
+from tests.random_masks import draw_masks, joined_mask, visible_keys
 
 HEADS, KEY, FEATURES = 4, 3, 10
 
@@ -35,12 +35,12 @@ def tokens(length=7, batch=2, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
-def twin(layer, mask=None):
+def twin(layer, mask=None, keys=None):
     mask = None if mask is None else torch.tensor(mask, dtype=torch.float64)
 
     def function(x, weights):
         return reference_dense.p_laplacian_layer(
-            x, weights, layer.exponents, layer.epsilon, mask, layer.diagonal == "drop"
+            x, weights, layer.exponents, layer.epsilon, mask, layer.diagonal == "drop", keys
         )
 
     return function
@@ -48,7 +48,9 @@ def twin(layer, mask=None):
 
 def check(layer, x, mask=None, **call_arguments):
     value, gradients = layer_value_and_gradients(layer, x, **call_arguments)
-    expected, expected_gradients = layer_reference(layer, lambda *a: twin(layer, mask)(*a)[0], x)
+    keys = visible_keys(call_arguments)
+    reference = twin(layer, mask, keys)
+    expected, expected_gradients = layer_reference(layer, lambda *a: reference(*a)[0], x)
     assert_close(value, expected, 1e-6)
     assert_all_close(gradients, expected_gradients, 2e-5)
 

@@ -1,0 +1,154 @@
+"""What a row of p-Laplacian attention may not see has no influence on it, whatever its size.
+
+One call for all sizes: each is an example of one batch, in which the unseen tokens are those of
+the first example times a factor, or NaN or infinite.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_graphattn.layers import PLaplacianAttention
+from keras_graphattn.ops import AttentionMask, p_laplacian_attention
+from tests.numerics import assert_all_close, randomise, to_numpy, value_and_gradients
+
+HEADS, KEY, FEATURES, LENGTH = 2, 3, 6, 7
+PADDED = np.arange(LENGTH) < LENGTH - 2
+ENTRIES = np.random.default_rng(4).random((LENGTH, LENGTH)) < 0.7
+ENTRIES[np.ix_([0, 2, 3], [1, 5])] = False
+ENTRIES[np.ix_([0, 2, 3], [0, 2, 3])] = True
+
+# by name: the masks of a call, the unseen tokens, the rows that may not see them
+UNSEEN = {
+    "padding": ({"query_mask": PADDED, "value_mask": PADDED}, [5, 6], [0, 1, 2, 3, 4]),
+    "padding and causal": (
+        {"query_mask": PADDED[::-1], "value_mask": PADDED[::-1], "use_causal_mask": True},
+        [0, 1, 6],
+        [2, 3, 4, 5],
+    ),
+    "causal": ({"use_causal_mask": True}, [4, 5, 6], [0, 1, 2, 3]),
+    "window": ({"sliding_window": 2, "use_causal_mask": True}, [0, 1, 5, 6], [3, 4]),
+    "attention mask": ({"attention_mask": ENTRIES}, [1, 5], [0, 2, 3]),
+}
+PATHS = {"dense": "dense", "blockwise": "blockwise", "decode": None}
+CASES = [(path, reason) for path in PATHS for reason in UNSEEN]
+CASES.remove(("decode", "attention mask"))
+CASES.remove(("decode", "padding"))  # padding and causal
+
+
+@pytest.mark.parametrize(("path", "reason"), CASES)
+def test_unseen_tokens_change_nothing(path, reason):
+    check(path, reason)
+
+
+@pytest.mark.parametrize("path", ["dense", "blockwise"])
+def test_padding_changes_nothing_in_half_precision(path):
+    check(path, "padding", "mixed_bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(("path", "reason"), CASES)
+def test_unseen_tokens_change_nothing_in_half_precision(path, reason, dtype):
+    check(path, reason, dtype)
+
+
+def check(path, reason, dtype="float32"):
+    masks, unseen, rows = UNSEEN[reason]
+    masks = dict(masks)
+    window = masks.pop("sliding_window", None)
+    layer = PLaplacianAttention(
+        HEADS,
+        KEY,
+        p=[1.5, 2.5],
+        attention_path=PATHS[path],
+        sliding_window=window,
+        block_size=3,
+        dtype=dtype,
+    )
+    layer.build((None, LENGTH, FEATURES))
+    randomise(layer)
+    examples = tokens_of(unseen, masks.get("value_mask", np.ones(LENGTH, bool)), dtype)
+    value, of_tokens, gradients = outputs_and_gradients(layer, path, examples, masks, rows)
+    assert_same_as_the_first(value, 1e-6)
+    assert (of_tokens[:, unseen] == 0).all()
+    assert np.abs(of_tokens[0, rows]).max(-1).min() > 0
+    tolerance = (
+        1e-5 if dtype == "float32" else 2e-2
+    )  # weights' gradients are sums in half precision
+    assert_same_as_the_first(of_tokens[:, rows], tolerance)
+    alone = np.repeat(examples[:1], len(examples), axis=0)
+    _, _, expected = outputs_and_gradients(layer, path, alone, masks, rows)
+    assert_all_close(gradients, expected, tolerance)
+
+
+def tokens_of(unseen, seen, dtype):
+    """(examples, T, features): the unseen tokens times each factor, and bad where not `seen`."""
+    tokens = np.random.default_rng(0).standard_normal((LENGTH, FEATURES)).astype("float32")
+    factors = (1.0, 1e2) if dtype == "mixed_float16" else (1.0, 1e4, 1e15)
+    bad = () if seen.all() else (np.nan, np.inf)
+    examples = np.repeat(tokens[None], len(factors) + len(bad), axis=0)
+    for example, factor in zip(examples, (*factors, *bad), strict=True):
+        example[unseen] *= np.float32(factor if np.isfinite(factor) else factors[-1])
+        example[~seen] *= 1 if np.isfinite(factor) else np.float32(factor)
+    return examples
+
+
+def outputs_and_gradients(layer, path, examples, masks, rows):
+    """Of each example the rows' outputs, and gradients of a sum of them, the same in all."""
+    batch = len(examples)
+    masks = {
+        name: np.repeat(mask[None], batch, axis=0) if name in ("query_mask", "value_mask") else mask
+        for name, mask in masks.items()
+    }
+
+    def outputs_of(x):
+        if path != "decode":
+            return layer(x, x, **masks)
+        cache = layer.get_initial_cache(batch, LENGTH + 2)
+        cache["signals"] = cache["signals"] + np.float32(np.nan)  # nothing of it may be looked at
+        return layer.decode(x, cache, 0, masks.get("query_mask"))[0]
+
+    def sums(x, *values):
+        pairs = zip(layer.trainable_variables, values, strict=True)
+        with keras.StatelessScope(state_mapping=list(pairs)):
+            outputs = ops.cast(ops.take(outputs_of(x), np.array(rows), axis=1), "float32")
+        outputs = ops.reshape(outputs, (batch, len(rows) * FEATURES))
+        weights = np.cos(np.arange(len(rows) * FEATURES)).astype("float32")
+        total = ops.sum(outputs * ops.convert_to_tensor(weights), axis=1, keepdims=True)
+        return ops.concatenate([total, ops.stop_gradient(outputs)], axis=1)
+
+    variables = [to_numpy(v) for v in layer.trainable_variables]
+    value, gradients = value_and_gradients(sums, examples, *variables)
+    _, cotangents = value_and_gradients(lambda x: x, np.zeros_like(value))
+    of_tokens = gradients.pop(0) / cotangents[0][:, :1, None]
+    return value, of_tokens, gradients
+
+
+def assert_same_as_the_first(x, tolerance):
+    size = np.abs(x[0]).max()
+    np.testing.assert_allclose(x, np.broadcast_to(x[:1], x.shape), atol=tolerance * size, rtol=0)
+
+
+@pytest.mark.parametrize("block_size", [3, 8])
+def test_the_operation_alone_takes_padding_of_any_kind(block_size):
+    """Without a mask of queries: the padding's own rows are finite too."""
+    generator = np.random.default_rng(0)
+    arrays = [generator.standard_normal((3, LENGTH, 2, KEY)).astype("float32") for _ in range(3)]
+    for x in arrays:
+        x[:] = x[:1]
+    arrays[1][1:, 5:], arrays[2][1:, 5:] = 1e15, 1e15
+    arrays[1][2, 5:], arrays[2][2, 5:] = np.inf, np.nan
+    mask = AttentionMask(keys=ops.convert_to_tensor(np.repeat(PADDED[None], 3, axis=0)))
+
+    def function(query, key, values):
+        outputs = p_laplacian_attention(query, key, values, [1.5, 4.0], mask, block_size=block_size)
+        return ops.sum(outputs, axis=0)[None] * (1 / 3) + 0 * outputs
+
+    value, gradients = value_and_gradients(function, *arrays)
+    assert np.isfinite(value).all()
+    for gradient in gradients.values():
+        assert_same_as_the_first(gradient, 1e-6)
+    assert (gradients[1][:, 5:] == 0).all()
+    assert (gradients[2][:, 5:] == 0).all()
