@@ -8,7 +8,8 @@ from keras import ops
 from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.masks.mask import Mask, restored
-from keras_graphattn.ops.precision import finite_scores, masked_softmax, nan_where
+from keras_graphattn.ops.attention import score_operands
+from keras_graphattn.ops.precision import at_least_float32, masked_softmax, nan_where
 
 Tensor = Any
 
@@ -113,10 +114,12 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         factors = self.mask.dense(ops.shape(query)[1], **dict(masks.inputs or {}))
         seen = ops.logical_not(factors <= 0.0)  # a factor that is NaN is not hidden
         joined = self._join_masks(query, value, masks)
-        queries, keys = self.query_dense(query), self.key_dense(key)
-        scores = ops.einsum("btnh,bsnh->bnts", queries * self.score_scale, keys)
+        queries, keys = score_operands(
+            self.query_dense(query), self.key_dense(key), self.score_scale
+        )
+        scores = ops.einsum("btnh,bsnh->bnts", queries, keys)
         # a factor on the exponential is its logarithm on the exponent
-        scores = finite_scores(scores) + ops.log(ops.where(seen, factors, 1.0))
+        scores = at_least_float32(scores) + ops.log(ops.where(seen, factors, 1.0))
         seen = seen if joined is None else ops.logical_and(seen, joined)
         weights = ops.cast(masked_softmax(scores, seen), self.compute_dtype)
         dropped = self._dropped(weights, training)

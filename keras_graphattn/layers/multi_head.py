@@ -17,6 +17,7 @@ from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.first_call import undone_if_refused
 from keras_graphattn.layers.options import check_options
 from keras_graphattn.ops.arguments import check_dtype_policy, flag, optional
+from keras_graphattn.ops.attention import score_operands
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.precision import masked_softmax, zero_where_masked
 
@@ -353,10 +354,12 @@ class DenseSelfAttention(MultiHeadLayer):
 
     def _attention_matrix(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
         """A = softmax(Q K^T / sqrt(key_dim)), of shape (B, ..., N, T, S)."""
-        query = query * ops.cast(self._inverse_sqrt_key_dim, query.dtype)
+        dtype = query.dtype
+        query, key = score_operands(query, key, self.score_scale)
         scores = ops.einsum(self._dot_product_equation, key, query)
         axes = tuple(range(-len(self._attention_axes), 0))
-        return masked_softmax(scores, mask, axis=axes[0] if len(axes) == 1 else axes)
+        weights = masked_softmax(scores, mask, axis=axes[0] if len(axes) == 1 else axes)
+        return ops.cast(weights, dtype)
 
     def _with_heads(self, mask: Tensor, scores_rank: int) -> Tensor:
         """A mask with the axes that it lacks, put where the heads are, as Keras does it."""

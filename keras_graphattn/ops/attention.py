@@ -10,8 +10,10 @@ A = softmax(Q K^T * scale) to signals of shape (B, S, N, H), as the filters of
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+import keras
 from keras import ops
 from keras.backend import standardize_dtype
 
@@ -28,9 +30,12 @@ from keras_graphattn.ops.arguments import (
 from keras_graphattn.ops.attention_mask import (
     AttentionMask,
     attention_mask,
+    block_mask,
     joined_mask,
     sighted_rows,
+    split_mask,
 )
+from keras_graphattn.ops.blocks import map_query_blocks
 from keras_graphattn.ops.filters import Operator
 from keras_graphattn.ops.precision import masked_softmax
 
@@ -64,7 +69,7 @@ def attention_matrix(
     (2, 4, 5, 7)
     """
     dtype = query.dtype
-    scores = ops.einsum("btnh,bsnh->bnts", scaled(query, scale), key)
+    scores = ops.einsum("btnh,bsnh->bnts", *score_operands(query, key, scale))
     return ops.cast(masked_softmax(scores, mask), dtype)
 
 
@@ -135,8 +140,16 @@ def fused_operator(
 ) -> Operator:
     """Attention through `keras.ops.dot_product_attention`, one call for each application.
 
-    A mask that is causal or of keys alone is handed on without an n x n tensor. Kernels average
-    over a row that sees nothing; here such a row is 0, as on every other path.
+    A mask that is causal, or of keys only, is handed on without an n x n tensor. What joins both,
+    or has a window, says something of each pair of positions. On torch it is formed, as are the
+    pairs of the caller's `entries`, for 512 query rows at a time, and again for the backward pass.
+    On tensorflow and on jax without a flash kernel, pairs are formed by B n^2 booleans beside the
+    B N n^2 scores that these backends form themselves; flash kernels of jax take B n^2 booleans
+    for a window and for `entries`, and no pairs for keys under a causal mask.
+
+    Kernels average over a row that sees nothing; here such a row is 0, as on every other path.
+    Where float16 could not hold scores, or the difference that hides a key, all is float32: on
+    tensorflow, and on torch under a mask other than the causal one.
 
     Args:
         query: Tensor of shape (B, T, N, H).
@@ -158,28 +171,53 @@ def fused_operator(
     """
     mask = AttentionMask() if mask is None else mask
     length = ops.shape(query)[1]
-    entries = None
-    if not (mask.entries is None and mask.keys is None and mask.window is None):
-        positions = ops.arange(length)
-        entries = joined_mask(mask._replace(queries=None, causal=False), positions, positions)
-    seen = sighted_rows(mask, length)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    seen = sighted_rows(mask, length)
+    pairs = mask._replace(queries=None)
+    reasons = [mask.entries is not None, mask.keys is not None, mask.causal]
+    backend = keras.backend.backend()
+    by_blocks = backend == "torch" and (mask.window is not None or sum(reasons) > 1)
+    is_masked = pairs._replace(causal=False) != AttentionMask()
+    widen = backend == "tensorflow" or (backend == "torch" and is_masked)
+    entries = None
+    if is_masked and not by_blocks:
+        positions = ops.arange(length)
+        entries = joined_mask(pairs._replace(causal=False), positions, positions)
 
-    def apply(x: Tensor) -> Tensor:
-        sizes: Sizes = {}
-        check_shape("key", key, ("B S N _",), sizes)
-        x = tensor("B S N D")("x", x, sizes)
+    def attend(query: Tensor, key: Tensor, x: Tensor, entries: Tensor, causal: bool) -> Tensor:
         size = x.shape[-1]
         widest = max(size, query.shape[-1])  # jax wants one size for all; zeros change nothing
-        outputs = ops.dot_product_attention(
+        return ops.dot_product_attention(
             _widened(query, widest),
             _widened(key, widest),
             _widened(x, widest),
             mask=entries,
             scale=scale,
-            is_causal=mask.causal,
+            is_causal=causal,
             flash_attention=flash_attention,
         )[..., :size]
+
+    def attend_by_blocks(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
+        def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+            entries = block_mask(pairs, tensors, rows, tensors["columns"])
+            return attend(tensors["query"], tensors["key"], tensors["x"], entries, False)
+
+        by_row, whole = split_mask(pairs)
+        whole |= {"key": key, "x": x, "columns": ops.arange(length)}
+        return map_query_blocks(rows_of_block, {**by_row, "query": query}, whole, length, 512)
+
+    def apply(x: Tensor) -> Tensor:
+        sizes: Sizes = {}
+        check_shape("key", key, ("B S N _",), sizes)
+        x = tensor("B S N D")("x", x, sizes)
+        dtype, operands = x.dtype, (query, key, x)
+        if widen and "float16" in [standardize_dtype(z.dtype) for z in operands]:
+            operands = tuple(ops.cast(z, "float32") for z in operands)
+        if by_blocks:
+            outputs = attend_by_blocks(*operands)
+        else:
+            outputs = attend(*operands, entries, mask.causal)
+        outputs = ops.cast(outputs, dtype)
         if seen is None:
             return outputs
         return ops.where(seen[..., None], outputs, ops.cast(0.0, outputs.dtype))
@@ -194,13 +232,19 @@ def _widened(x: Tensor, size: int) -> Tensor:
 
 
 def scaled(query: Tensor, scale: float | None) -> Tensor:
-    """Queries times `scale`, 1 / sqrt(H) by default: their products with keys are the scores.
-
-    Queries of float16 become float32, and with them the scores: a score may be larger than float16
-    holds, and where partial sums are of float16 too, as in TensorFlow on a CPU, it becomes NaN.
-    """
+    """Queries times `scale`, 1 / sqrt(H) by default: their products with keys are the scores."""
     query = ops.convert_to_tensor(query)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if standardize_dtype(query.dtype) == "float16":
-        query = ops.cast(query, "float32")
     return query * ops.cast(scale, query.dtype)
+
+
+def score_operands(query: Tensor, key: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    """Queries times `scale`, and keys, whose products are the scores: finite in every precision.
+
+    float16 becomes float32, and with it the scores. A score may be larger than float16 holds, and
+    where partial sums are of float16 too, as in TensorFlow on a CPU, it becomes NaN.
+    """
+    query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
+    if "float16" in (standardize_dtype(query.dtype), standardize_dtype(key.dtype)):
+        query, key = ops.cast(query, "float32"), ops.cast(key, "float32")
+    return scaled(query, scale), key

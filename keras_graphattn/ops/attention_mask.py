@@ -22,6 +22,7 @@ from keras_graphattn.ops.arguments import (
     mask as mask_of,
 )
 from keras_graphattn.ops.blocks import map_query_blocks
+from keras_graphattn.ops.own_gradient import compiled_once
 
 Tensor = Any
 
@@ -167,18 +168,56 @@ def sighted_rows(mask: AttentionMask, length: Any, block_size: int = 512) -> Ten
     Returns:
         A boolean tensor that broadcasts to (B, T, N).
     """
-    if mask.entries is None and mask.keys is None:
-        return None if mask.queries is None else ops.cast(mask.queries, "bool")[:, :, None]
+    queries = None if mask.queries is None else ops.cast(mask.queries, "bool")
+    if mask.entries is None:
+        seen = all_of(queries, None if mask.keys is None else _rows_that_see(mask, length))
+        return None if seen is None else seen[:, :, None]
     by_row, whole = split_mask(mask)
-    columns = ops.arange(length)
+    by_blocks = compiled_once(
+        _sighted_by_blocks, (*by_row,), (*whole,), mask.causal, mask.window, length, block_size
+    )
+    return by_blocks(*by_row.values(), *whole.values())
+
+
+def _rows_that_see(mask: AttentionMask, length: Any) -> Tensor:
+    """Which rows see one of the keys that may be seen at all, (B, T) or (B, 1): O(B T)."""
+    keys = ops.cast(mask.keys, "int32")
+    if not mask.causal and mask.window is None:
+        return ops.any(ops.cast(keys, "bool"), axis=1, keepdims=True)
+    up_to = ops.pad(ops.cumsum(keys, axis=1), ((0, 0), (1, 0)))  # how many stand before each place
+    rows = ops.arange(length)
+    first, behind = ops.zeros_like(rows), rows + 1 if mask.causal else length + 0 * rows
+    if mask.window is not None:
+        first = ops.maximum(rows - mask.window + 1, 0)
+        behind = ops.minimum(behind, rows + mask.window)
+    return ops.take(up_to, behind, axis=1) > ops.take(up_to, first, axis=1)
+
+
+def _sighted_by_blocks(
+    by_row: tuple[str, ...],
+    whole: tuple[str, ...],
+    causal: bool,
+    window: int | None,
+    length: Any,
+    block_size: int,
+    *mask_tensors: Tensor,
+) -> Tensor:
+    """`sighted_rows` under a mask of entries, which is joined for a block of rows at a time."""
+    mask = AttentionMask(causal=causal, window=window)
+    named = dict(zip((*by_row, *whole), mask_tensors, strict=True))
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         seen = ops.any(block_mask(mask, tensors, rows, tensors["columns"]), axis=-1)
         seen = ops.broadcast_to(seen, (*ops.shape(seen)[:2], ops.shape(rows)[0]))
         return ops.cast(ops.transpose(seen, (0, 2, 1)), "uint8")
 
-    whole["columns"] = columns
-    seen = map_query_blocks(rows_of_block, by_row, whole, length, block_size)
+    seen = map_query_blocks(
+        rows_of_block,
+        {name: named[name] for name in by_row},
+        {**{name: named[name] for name in whole}, "columns": ops.arange(length)},
+        length,
+        block_size,
+    )
     return ops.cast(seen, "bool")
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_graphattn.ops.arguments import checked, optional, scale_of_scores, tensor, whole
-from keras_graphattn.ops.attention import attention_matrix, matrix_operator, scaled
+from keras_graphattn.ops.attention import attention_matrix, matrix_operator, score_operands
 from keras_graphattn.ops.attention_mask import (
     AttentionMask,
     attention_mask,
@@ -71,8 +71,7 @@ class BlockwiseOperator:
         scale: float | None = None,
         block_size: int = 512,
     ) -> None:
-        self.query = scaled(query, scale)
-        self.key = ops.convert_to_tensor(key)
+        self.query, self.key = score_operands(query, key, scale)
         self.mask = AttentionMask() if mask is None else mask
         self.block_size = block_size
 
@@ -96,7 +95,8 @@ class BlockwiseOperator:
         if fits_one_block(length, self.block_size):
             positions = ops.arange(length)
             mask = joined_mask(self.mask, positions, positions)
-            apply = matrix_operator(attention_matrix(self.query, self.key, mask, scale=1.0))
+            matrix = attention_matrix(self.query, self.key, mask, scale=1.0)
+            apply = matrix_operator(ops.cast(matrix, x.dtype))
             once = apply(x)
             return once, apply(once)
         settings, tensors = _settings(self.mask, self.block_size)

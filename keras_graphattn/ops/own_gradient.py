@@ -23,7 +23,6 @@ Tensor = Any
 Tensors = tuple[Tensor, ...]
 
 
-@functools.lru_cache(maxsize=256)
 def compiled_once(function: Callable[..., Any], *settings: Hashable) -> Callable[..., Any]:
     """`function(*settings, ...)` as a function of tensors, on jax compiled once for equal settings.
 
@@ -39,12 +38,18 @@ def compiled_once(function: Callable[..., Any], *settings: Hashable) -> Callable
     >>> float(compiled_once(operator.mul, 2.0)(np.float32(3.0)))
     6.0
     """
-    with_settings = functools.partial(function, *settings)
     if keras.backend.backend() != "jax":
-        return with_settings
+        return functools.partial(function, *settings)
+    return _compiled(function, settings)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(
+    function: Callable[..., Any], settings: tuple[Hashable, ...]
+) -> Callable[..., Any]:
     import jax
 
-    compiled: Callable[..., Any] = jax.jit(with_settings)
+    compiled: Callable[..., Any] = jax.jit(functools.partial(function, *settings))
     return compiled
 
 

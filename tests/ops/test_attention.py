@@ -111,7 +111,7 @@ def test_masks_mean_the_same_to_all_forms(form, data, length, window, block_size
     }
     # Row sums of the gradient come from the outputs there: where rows see one or two keys, little
     # is left after they cancel.
-    loose = 3 if form == "blockwise, twice" else 1
+    loose = 3 if form in ("blockwise, twice", "fused") else 1
     check(form, mask._replace(**tensors), meaning, length, block_size, loose)
 
 
