@@ -10,6 +10,7 @@ matrix in one: it is most of the work, and that way it takes half the passes ove
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -125,7 +126,7 @@ def p_laplacian_attention(
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         weights = p_laplacian_weights(
-            ops.einsum("btnh,bsnh->bnts", tensors["query"], tensors["key"]),
+            scores_of(tensors["query"], tensors["key"]),
             (tensors["row_values"], tensors["values"]),
             p,
             block_mask(mask, tensors, rows, tensors["columns"]),
@@ -245,6 +246,13 @@ def _re_weighted(
 
     masks = [] if mask is None else [mask]
     return with_gradient(forward, gradient)(scores, distances, exponents, relevant, *masks)
+
+
+def scores_of(query: Tensor, key: Tensor) -> Tensor:
+    """Scaled queries times keys, (B, N, T, S), in float32 where float16 could not hold them."""
+    if keras.backend.standardize_dtype(query.dtype) == "float16":
+        query, key = at_least_float32(query), at_least_float32(key)
+    return ops.einsum("btnh,bsnh->bnts", query, key)
 
 
 def without_padding(
