@@ -17,6 +17,7 @@ from keras_graphattn.ops.p_laplacian import (
     MOST_EPSILON,
     p_laplacian_attention,
     p_laplacian_weights,
+    scores_of,
     without_padding,
 )
 from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
@@ -62,9 +63,12 @@ class PLaplacianAttention(SelfAttention):
         value: Tensor of shape (B, T, d'); `query` by default.
         key: Tensor of shape (B, T, d''); `value` by default.
         query_mask, value_mask, key_mask: Boolean tensors of shape (B, T); `False` marks
-            padding. Taken from the inputs' Keras masks when not given.
+            padding, which may hold anything, NaN too. Taken from the inputs' Keras masks when not
+            given. The value of a token that is padding counts as 0, for its own row too.
         attention_mask: Boolean tensor of shape (T, T), (B, T, T) or (B, num_heads, T, T);
-            `True` lets a query position (row) see a key position (column).
+            `True` lets a query position (row) see a key position (column). As in Keras' own
+            layer, NaN spreads from tokens that are hidden by this mask, by causality or by the
+            window, and are not padding; finite numbers of any size do not.
         return_attention_scores: Whether to return the re-weighted matrix as well, whose product
             with the values is the output.
         training: Whether to apply dropout.
@@ -209,7 +213,7 @@ class PLaplacianAttention(SelfAttention):
         columns: Tensor,
     ) -> Tensor:
         return p_laplacian_weights(
-            ops.einsum("btnh,bsnh->bnts", scaled(query, self.score_scale), key),
+            scores_of(scaled(query, self.score_scale), key),
             values,
             self.exponents,
             mask,

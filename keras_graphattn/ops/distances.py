@@ -53,14 +53,14 @@ def pair_distances(
     relevant: Tensor | None = None,
     centre: Tensor | None = None,
 ) -> Tensor:
-    """Squared distances of which those that are not `relevant` may be wrong; none below -rounding.
+    """Squared distances plus `smoothing`; those of pairs that are not `relevant` may be wrong.
 
     Args:
         rows: Values of shape (B, T, N, D).
         columns: Values of shape (B, S, N, D).
-        least_share: The Gram form is kept for distances of at least this share of
-            |v_i|^2 + |v_j|^2: a number, or a tensor of shape (N, 1, 1).
-        smoothing: What is added to the distances before they are used, and here compared.
+        least_share: The Gram form is kept where it comes to at least this share of
+            |v_i|^2 + |v_j|^2: a number, or a tensor of shape (N, 1).
+        smoothing: What is added to every distance.
         relevant: Optional boolean tensor that broadcasts to (B, N, T, S): the pairs that count.
         centre: Optional tensor of shape (B, 1, N, D) that every row may see. The Gram form is
             that of values minus `centre`: exact, and so quick, for values far from 0.
@@ -70,49 +70,68 @@ def pair_distances(
     """
     rows, columns = at_least_float32(rows), at_least_float32(columns)
     shift = ops.cast(0.0, rows.dtype) if centre is None else ops.stop_gradient(centre)
-    gram, norms = _gram_form(rows - shift, columns - shift)
-    near = ops.maximum(gram, 0.0) + smoothing < least_share * norms
+    from_centre = rows - shift, columns - shift
+    of_rows, of_columns = (ops.sum(x * x, axis=-1, keepdims=True) for x in from_centre)
+    gram = _gram_form(*from_centre, of_rows + smoothing, of_columns)
+    least = (ops.stop_gradient(least_share * x) for x in (of_rows, of_columns))
+    of_rows, of_columns = (ops.transpose(x, (0, 2, 1, 3)) for x in least)
+    near = gram - of_rows < ops.swapaxes(of_columns, -1, -2)
     if relevant is not None:
         near = ops.logical_and(near, relevant)
-    return _if_any(near, lambda: ops.where(near, _sums_of_squares(rows, columns), gram), gram)
+
+    def corrected() -> Tensor:
+        return ops.where(near, _sums_of_squares(rows, columns) + smoothing, gram)
+
+    return _if_any(near, corrected, gram)
 
 
-def _gram_form(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """(|v_i|^2, 1, v_i) . (1, |v_j|^2, -2 v_j), and |v_i|^2 + |v_j|^2, which has no gradient."""
-    of_rows, of_columns = (ops.sum(x * x, axis=-1, keepdims=True) for x in (rows, columns))
+def _gram_form(rows: Tensor, columns: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+    """(|v_i|^2, 1, v_i) . (1, |v_j|^2, -2 v_j), one product of matrices."""
     left = ops.concatenate([of_rows, ops.ones_like(of_rows), rows], axis=-1)
     right = ops.concatenate([ops.ones_like(of_columns), of_columns, -2.0 * columns], axis=-1)
-    of_rows, of_columns = (ops.transpose(x, (0, 2, 1, 3)) for x in (of_rows, of_columns))
-    norms = ops.stop_gradient(of_rows + ops.swapaxes(of_columns, -1, -2))
-    return ops.einsum("btnd,bsnd->bnts", left, right), norms
+    return ops.einsum("btnd,bsnd->bnts", left, right)
 
 
-def with_gradient(function: Callable[..., Tensor], gradient: Callable[..., Any]) -> Any:
-    """`function` with a gradient of its own, `gradient(upstream, *arguments)`.
+def with_gradient(function: Callable[..., Any], gradient: Callable[..., Any]) -> Any:
+    """A function with a gradient of its own, and with second derivatives, on torch too.
 
-    All that the gradient needs comes as an argument: so it is itself differentiable, on torch too.
+    Args:
+        function: Maps tensors to an output and whatever the gradient wants to keep.
+        gradient: Maps the output's gradient, what was kept and the tensors to their gradients.
     """
 
     @ops.custom_gradient  # type: ignore[untyped-decorator]
     def both(*arguments: Tensor) -> Any:
+        output, kept = function(*arguments)
+        if keras.backend.backend() == "torch":  # else what is kept could hold itself in memory
+            output = ops.stop_gradient(output)
+
         def of_arguments(*given: Tensor, upstream: Any = None) -> Any:
             if upstream is None:
-                return gradient(*given, *arguments)
-            return gradient(upstream, *given)  # torch
+                return gradient(*given, kept, *arguments)
+            # torch hands on the arguments; what was kept is a constant there
+            return gradient(upstream, function(*given)[1] if _is_recording() else kept, *given)
 
-        return function(*arguments), of_arguments
+        return output, of_arguments
 
     return both
+
+
+def _is_recording() -> bool:
+    """Whether torch will differentiate what is computed now: a second derivative is wanted."""
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def _sums_of_squares(rows: Tensor, columns: Tensor) -> Tensor:
     """sum_h (v_ih - v_jh)^2 for every pair, (B, N, T, S)."""
 
-    def forward(rows: Tensor, columns: Tensor) -> Tensor:
+    def forward(rows: Tensor, columns: Tensor) -> tuple[Tensor, None]:
         sums = _by_rows(lambda d: ops.sum(d * d, axis=-1), rows, columns)
-        return ops.transpose(sums, (0, 2, 1, 3))
+        return ops.transpose(sums, (0, 2, 1, 3)), None
 
-    def gradient(upstream: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(upstream: Tensor, _: None, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         transposed = ops.swapaxes(upstream, -1, -2)
         to_rows = _weighted_differences(upstream, rows, columns)
         return 2.0 * to_rows, 2.0 * _weighted_differences(transposed, columns, rows)
@@ -123,16 +142,13 @@ def _sums_of_squares(rows: Tensor, columns: Tensor) -> Tensor:
 def _weighted_differences(weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """sum_j w_ij (v_i - v_j) for every row, (B, T, N, D)."""
 
-    def forward(weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        return _by_rows(
-            lambda d, w: ops.einsum("btns,btnsd->btnd", w, d),
-            rows,
-            columns,
-            ops.transpose(weights, (0, 2, 1, 3)),
-        )
+    def forward(weights: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, None]:
+        by_row = ops.transpose(weights, (0, 2, 1, 3))
+        sums = _by_rows(lambda d, w: ops.einsum("btns,btnsd->btnd", w, d), rows, columns, by_row)
+        return sums, None
 
     def gradient(
-        upstream: Tensor, weights: Tensor, rows: Tensor, columns: Tensor
+        upstream: Tensor, _: None, weights: Tensor, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, ...]:
         return _projected_differences(upstream, rows, columns), *_sums(weights, upstream)
 
@@ -142,14 +158,14 @@ def _weighted_differences(weights: Tensor, rows: Tensor, columns: Tensor) -> Ten
 def _projected_differences(vectors: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """sum_h u_ih (v_ih - v_jh) for every pair, (B, N, T, S)."""
 
-    def forward(vectors: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def forward(vectors: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, None]:
         products = _by_rows(
             lambda d, u: ops.einsum("btnd,btnsd->btns", u, d), rows, columns, vectors
         )
-        return ops.transpose(products, (0, 2, 1, 3))
+        return ops.transpose(products, (0, 2, 1, 3)), None
 
     def gradient(
-        upstream: Tensor, vectors: Tensor, rows: Tensor, columns: Tensor
+        upstream: Tensor, _: None, vectors: Tensor, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, ...]:
         return _weighted_differences(upstream, rows, columns), *_sums(upstream, vectors)
 
@@ -180,7 +196,7 @@ def _by_rows(
 
 def _if_any(flags: Tensor, function: Callable[[], Tensor], otherwise: Tensor) -> Tensor:
     """`function()` if any flag is set, else `otherwise`, of the same shape and dtype."""
-    wanted = ops.any(flags)
+    wanted = ops.max(ops.cast(flags, "uint8"), initial=0) > 0  # `any` is slow on torch
     if keras.backend.backend() == "jax":
         try:  # outside `jit`, a branch would be compiled again in each call
             return function() if bool(wanted) else otherwise

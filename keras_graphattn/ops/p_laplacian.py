@@ -7,10 +7,10 @@ rounding. What is done entry by entry has a gradient of its own, from softmax to
 matrix in one: it is most of the work, and that way it takes half the passes over n x n numbers.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -126,7 +126,7 @@ def p_laplacian_attention(
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         weights = p_laplacian_weights(
-            ops.einsum("btnh,bsnh->bnts", tensors["query"], tensors["key"]),
+            scores_of(tensors["query"], tensors["key"]),
             (tensors["row_values"], tensors["values"]),
             p,
             block_mask(mask, tensors, rows, tensors["columns"]),
@@ -195,64 +195,64 @@ def p_laplacian_weights(
     >>> softmax.astype(float).round(4).tolist()
     [0.3333, 0.3333, 0.3333]
     """
-    rows, columns = values
     scores = finite_scores(scores)
     exponents = ops.reshape(
         ops.convert_to_tensor([(x - 2) / 2 for x in p], scores.dtype), (-1, 1, 1)
     )
-    diagonal = ops.cast(diagonal, "bool")
+    re_weighted = ops.convert_to_tensor([x != 2.0 for x in p])[:, None, None]
+    apart = ops.logical_not(ops.cast(diagonal, "bool"))  # tokens that are not the same
+    if 2.0 in p:
+        apart = ops.logical_and(apart, re_weighted)
+    relevant = all_of(apart, mask)
     distances = pair_distances(
-        rows,
-        columns,
-        ops.abs(exponents) * _LEAST_SHARE,
+        *values,
+        ops.abs(exponents[:, 0]) * _LEAST_SHARE,
         smoothing=epsilon**2,
-        relevant=all_of(mask, ops.logical_not(diagonal)),
+        relevant=relevant,
         centre=centre,
     )
-    weights = _re_weighted(scores, distances, exponents, diagonal, mask, epsilon**2)
+    weights = _re_weighted(scores, distances, exponents, relevant, mask, epsilon**2)
     if not drop_diagonal:
         return weights
-    re_weighted = ops.convert_to_tensor([x != 2.0 for x in p])[:, None, None]
-    return ops.where(ops.logical_and(re_weighted, diagonal), ops.cast(0.0, weights.dtype), weights)
+    dropped = ops.logical_and(re_weighted, ops.cast(diagonal, "bool"))
+    return ops.where(dropped, ops.cast(0.0, weights.dtype), weights)
 
 
 def _re_weighted(
     scores: Tensor,
     distances: Tensor,
     exponents: Tensor,
-    diagonal: Tensor,
+    relevant: Tensor,
     mask: Tensor | None,
     least: float,
 ) -> Tensor:
-    """softmax(scores) * (distances + least)^exponents, the distance 0 on the diagonal.
+    """softmax(scores) * distances^exponents, with `least` for those that are not `relevant`."""
 
-    The derivative for a distance that was put to 0 is 0.
-    """
-
-    def parts(
-        scores: Tensor, distances: Tensor, exponents: Tensor, diagonal: Tensor, *masks: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(
+        scores: Tensor, distances: Tensor, exponents: Tensor, relevant: Tensor, *masks: Tensor
+    ) -> Any:
         softmax = masked_softmax(scores, *masks)
-        hidden = [ops.logical_not(ops.cast(mask, "bool")) for mask in masks]
-        put_to_zero = functools.reduce(ops.logical_or, hidden, diagonal)
-        smoothed = ops.where(
-            put_to_zero, ops.cast(least, distances.dtype), ops.maximum(distances + least, least)
-        )
-        return softmax, ops.exp(exponents * ops.log(smoothed)), smoothed, put_to_zero
+        distances = ops.where(relevant, distances, ops.cast(least, distances.dtype))
+        weights = softmax * ops.exp(exponents * ops.log(distances))
+        return weights, (softmax, weights, distances)
 
-    def forward(*inputs: Tensor) -> Tensor:
-        softmax, factors, *_ = parts(*inputs)
-        return softmax * factors
-
-    def gradient(upstream: Tensor, *inputs: Tensor) -> tuple[Any, ...]:
-        softmax, factors, smoothed, put_to_zero = parts(*inputs)
-        products = upstream * factors * softmax
+    def gradient(upstream: Tensor, kept: Any, *inputs: Tensor) -> tuple[Any, ...]:
+        softmax, weights, distances = kept
+        _, _, exponents, relevant, *masks = inputs
+        products = upstream * weights
         to_scores = products - softmax * ops.sum(products, axis=-1, keepdims=True)
-        slopes = ops.where(put_to_zero, ops.cast(0.0, smoothed.dtype), inputs[2] / smoothed)
-        return to_scores, products * slopes, *(None for _ in inputs[2:])
+        slopes = ops.where(relevant, exponents, ops.cast(0.0, exponents.dtype)) / distances
+        return to_scores, products * slopes, None, None, *(None for _ in masks)
 
     masks = [] if mask is None else [mask]
-    return with_gradient(forward, gradient)(scores, distances, exponents, diagonal, *masks)
+    return with_gradient(forward, gradient)(scores, distances, exponents, relevant, *masks)
+
+
+def scores_of(query: Tensor, key: Tensor) -> Tensor:
+    """Scaled queries times keys, (B, N, T, S), in float32 where float16 could not hold them."""
+    if keras.backend.standardize_dtype(query.dtype) == "float16":
+        query, key = at_least_float32(query), at_least_float32(key)
+    return ops.einsum("btnh,bsnh->bnts", query, key)
 
 
 def without_padding(
