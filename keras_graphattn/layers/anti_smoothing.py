@@ -11,6 +11,7 @@ from keras import ops
 from keras_graphattn.layers.multi_head import DenseSelfAttention
 from keras_graphattn.ops.arguments import Sizes, as_tensor, check_dtype_policy, check_shape, number
 from keras_graphattn.ops.precision import at_least_float32, masked_softmax, zero_where_masked
+from keras_graphattn.ops.wide import matmul
 
 Tensor = Any
 
@@ -145,9 +146,9 @@ class ContraNorm(keras.layers.Layer):  # type: ignore[misc]
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         rows = None if mask is None else ops.cast(mask, "bool")[:, :, None]
         tokens = at_least_float32(zero_where_masked(inputs, rows))
-        similarity = ops.matmul(tokens, ops.transpose(tokens, (0, 2, 1)))
+        similarity = matmul(tokens, ops.transpose(tokens, (0, 2, 1)))
         keys = None if mask is None else ops.cast(mask, "bool")[:, None, :]
-        average = ops.matmul(masked_softmax(similarity, keys), tokens)
+        average = matmul(masked_softmax(similarity, keys), tokens)
         outputs = (1.0 + self.scale) * tokens - self.scale * average
         return ops.cast(zero_where_masked(outputs, rows), inputs.dtype)
 

@@ -18,7 +18,7 @@ from keras_graphattn.layers.singular_options import (
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.causal_singular import causal_singular_value_attention
 from keras_graphattn.ops.polynomials import recurrence
-from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
 from keras_graphattn.ops.singular import (
     attend_to_context,
     left_singular_vectors,
@@ -28,6 +28,7 @@ from keras_graphattn.ops.singular import (
     singular_value_filter,
     singular_value_matrix,
 )
+from keras_graphattn.ops.wide import tanh
 
 Tensor = Any
 
@@ -237,6 +238,8 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         else:
             context = singular_value_context(logits, values, source_mask)
             outputs = attend_to_context(dropped, context, self.compute_dtype)
+        if masks.query is not None:  # 0 times NaN is not 0
+            outputs = zero_where_masked(outputs, masks.query[:, :, None, None])
         if not return_attention_scores:
             return outputs, None
         return outputs, self._matrix(filtered, logits, source_mask)
@@ -248,9 +251,9 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         logits = self._singular_dense(query)
         if self.steps is None:
             return left * ops.sigmoid(at_least_float32(logits))
-        constant = ops.tanh(self.theta_constant) if self.learned_constant else 1.0
+        constant = tanh(self.theta_constant) if self.learned_constant else 1.0
         constant = ops.reshape(ops.cast(constant, self.theta.dtype), (1,))
-        coefficients = ops.concatenate([constant, ops.tanh(self.theta)])
+        coefficients = ops.concatenate([constant, tanh(self.theta)])
         return left * singular_value_filter(logits, coefficients, self.steps)
 
     def _add_orthogonality(

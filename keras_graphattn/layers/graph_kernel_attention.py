@@ -112,14 +112,16 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
         factors = self.mask.dense(ops.shape(query)[1], **dict(masks.inputs or {}))
-        seen = ops.logical_not(factors <= 0.0)  # a factor that is NaN is not hidden
+        seen = ops.logical_not(factors <= 0.0)  # NaN is seen, and gives NaN
         joined = self._join_masks(query, value, masks)
         queries, keys = score_operands(
             self.query_dense(query), self.key_dense(key), self.score_scale
         )
         scores = ops.einsum("btnh,bsnh->bnts", queries, keys)
         # a factor on the exponential is its logarithm on the exponent
-        scores = at_least_float32(scores) + ops.log(ops.where(seen, factors, 1.0))
+        scores = at_least_float32(scores)
+        factors = ops.cast(factors, scores.dtype)
+        scores = scores + ops.log(ops.where(seen, factors, ops.cast(1.0, factors.dtype)))
         seen = seen if joined is None else ops.logical_and(seen, joined)
         weights = ops.cast(masked_softmax(scores, seen), self.compute_dtype)
         dropped = self._dropped(weights, training)

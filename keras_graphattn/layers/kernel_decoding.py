@@ -65,12 +65,14 @@ class KernelDecoding:
             ValueError: If the mask, made causal, has no state of fixed size.
         """
         mask = causal_form(self.mask)
-        return tuple(
+        dtype = "float64" if self.compute_dtype == "float64" else "float32"
+        states = (
             mask.get_initial_state(
                 batch_size, self.num_heads, self.feature_count, self.value_dim + (call == 0)
             )
             for call in range(self._num_applications)
         )
+        return tuple(state._replace(sums=ops.cast(state.sums, dtype)) for state in states)
 
     @checked(tokens=tensor("B t d"), padding_mask=optional(mask_of("B t")))
     def decode(

@@ -218,19 +218,22 @@ class MaskedKernelAttention(
                 path, chunk = self.attention_path, self.feature_chunk
                 return mask.attend(query_features, key_features, x, path, chunk, prepared)
             if self.attention_path == "dense":
-                return masked_scores(query_features, key_features, x, ops.ones((1, 1, 1, 1)))
+                return masked_scores(
+                    query_features, key_features, x, ops.ones((1, 1, 1, 1), x.dtype)
+                )
             return unmasked_attention(query_features, key_features, x)
 
         sighted = _sighted(key_mask, mask is not None and mask.is_causal)
+        sighted = all_of(sighted, None if query_mask is None else query_mask[:, :, None])
         outputs = self._outputs(NormalisedOperator(attend, sighted), values)
         outputs = self._dropped(outputs, training)
         if not return_attention_scores:
             return outputs, None
         matrix = ops.einsum("btnm,bsnm->bnts", query_features, key_features)
         if mask is not None:
-            matrix = matrix * mask.dense(ops.shape(query)[1], **inputs)
+            matrix = matrix * ops.cast(mask.dense(ops.shape(query)[1], **inputs), matrix.dtype)
         total = ops.sum(matrix, axis=-1, keepdims=True)
-        matrix = matrix / ops.where(total > 0.0, total, ops.cast(1.0, total.dtype))
+        matrix = matrix / ops.where(total == 0.0, ops.cast(1.0, total.dtype), total)
         return outputs, ops.cast(matrix, self.compute_dtype)
 
     def _outputs(self, operator: NormalisedOperator, values: Tensor) -> Tensor:

@@ -7,11 +7,8 @@ from keras import ops
 from keras_graphattn.layers.multi_head import without_padding
 from keras_graphattn.ops.arguments import checked, optional, size, tensor
 from keras_graphattn.ops.arguments import mask as mask_of
-from keras_graphattn.ops.causal_singular import (
-    RunningSum,
-    causal_singular_value_attention,
-    empty_running_sum,
-)
+from keras_graphattn.ops.causal_singular import causal_singular_value_attention
+from keras_graphattn.ops.running_sums import RunningSum, empty_running_sum
 from keras_graphattn.ops.singular import left_singular_vectors
 
 Tensor = Any

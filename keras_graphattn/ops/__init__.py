@@ -10,11 +10,7 @@ from keras_graphattn.ops.attention_mask import AttentionMask, joined_mask, zero_
 from keras_graphattn.ops.blocks import map_query_blocks
 from keras_graphattn.ops.blockwise import BlockwiseOperator
 from keras_graphattn.ops.caching import CachedOperator, initial_cache, step_mask, update_keys
-from keras_graphattn.ops.causal_singular import (
-    RunningSum,
-    causal_singular_value_attention,
-    empty_running_sum,
-)
+from keras_graphattn.ops.causal_singular import causal_singular_value_attention
 from keras_graphattn.ops.diffusion import (
     chebyshev_coefficients,
     chebyshev_matrix,
@@ -44,6 +40,7 @@ from keras_graphattn.ops.precision import (
     masked_softmax,
     zero_where_masked,
 )
+from keras_graphattn.ops.running_sums import RunningSum, empty_running_sum
 from keras_graphattn.ops.singular import (
     attend_to_context,
     left_singular_vectors,
