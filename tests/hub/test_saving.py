@@ -121,16 +121,19 @@ def test_weights_of_the_original_fit_its_conversion(name, tmp_path):
         np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow writes and reads a SavedModel")
-@pytest.mark.parametrize("name", slow_but(("composed",), MODELS))
+@pytest.mark.parametrize("name", MODELS)
 def test_an_export_keeps_the_conversion(name, tmp_path):
     import tensorflow as tf
 
     model, inputs = converted(name, "p_laplacian")
     expected = answers(model, inputs)
     model.export(tmp_path / "exported", verbose=False)
-    served = tf.saved_model.load(tmp_path / "exported").serve
-    found = keras.tree.flatten(served(keras.tree.map_structure(tf.constant, typed(inputs, model))))
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    found = keras.tree.flatten(
+        loaded.serve(keras.tree.map_structure(tf.constant, typed(inputs, model)))
+    )
     for actual, right in zip(found, expected, strict=True):
         np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
 
@@ -205,9 +208,9 @@ def test_a_class_that_keras_does_not_know_is_asked_for_by_name(tmp_path):
         keras.Model.from_config(config)
 
 
-def test_revert_gives_all_containers_their_classes_back():
-    for name, (make, _) in CONTAINERS.items():
-        model = keras_graphattn.convert(make(), "p_laplacian", p=1.5)
-        assert any("hub.carriers" in type(layer).__module__ for layer in walk(model)), name
-        keras_graphattn.revert(model)
-        assert not any("hub.carriers" in type(layer).__module__ for layer in walk(model)), name
+@pytest.mark.parametrize("name", slow_but(("composed", "subclassed", "layer"), CONTAINERS))
+def test_revert_gives_all_layers_their_classes_back(name):
+    model = keras_graphattn.convert(CONTAINERS[name][0](), "p_laplacian", p=1.5)
+    assert any("hub.carriers" in type(layer).__module__ for layer in walk(model))
+    keras_graphattn.revert(model)
+    assert not any("hub.carriers" in type(layer).__module__ for layer in walk(model))
