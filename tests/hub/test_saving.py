@@ -93,6 +93,46 @@ def test_a_fresh_process_loads_classes_of_ones_own(name, tmp_path):
     in_a_fresh_process(OWN_CLASS, tmp_path)
 
 
+BLOCK = """
+import keras
+
+@keras.saving.register_keras_serializable(package="apart")
+class Block(keras.layers.Layer):
+    def build(self, shape):
+        self.attention = keras.layers.MultiHeadAttention(2, 4, name="attention")
+        self.attention.build(shape, shape)
+
+    def call(self, x):
+        return self.attention(x, x)
+"""
+WRITES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import keras, keras_graphattn
+from block import Block
+keras_graphattn.hub.reach(Block)
+x = keras.Input((5, 8))
+model = keras_graphattn.convert(keras.Model(x, Block()(x)), "p-lat", p=1.5)
+model.save(sys.argv[1] + "/model.keras")
+"""
+READS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import keras, keras_graphattn
+import block
+model = keras.saving.load_model(sys.argv[1] + "/model.keras")
+assert isinstance(model.layers[1].attention, keras_graphattn.layers.PLaplacianAttention)
+assert "keras_hub" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_a_block_of_ones_own_loads_without_keras_hub(tmp_path):
+    (tmp_path / "block.py").write_text(BLOCK)
+    in_a_fresh_process(WRITES, tmp_path)
+    in_a_fresh_process(READS, tmp_path)
+
+
 MODELS = [name for name in CONTAINERS if name not in LAYERS]
 
 
