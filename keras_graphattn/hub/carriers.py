@@ -273,3 +273,6 @@ def _enable_lora(plain: Any) -> Any:
         return result
 
     return enable_lora
+
+
+carrier(keras.layers.Layer)  # the shared name is known from the start, whatever is imported later

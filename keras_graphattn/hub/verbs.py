@@ -88,8 +88,8 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
 
     Raises:
         ValueError: If `where` matches no attention layer, or one that is converted already; for
-            models without self-attention that is reached; for options that the new layers refuse, or that are
-            the model's to decide.
+            models without self-attention that is reached; for options that the new layers refuse,
+            or that are the model's to decide.
 
     Example:
 

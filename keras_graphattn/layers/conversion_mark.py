@@ -14,14 +14,14 @@ class ConversionMark:
     of the original layer have none, and load into both.
     """
 
-    def _mark_in_files(self) -> str:
+    def _conversion_mark(self) -> str:
         return type(self).__name__.removeprefix("Cached")
 
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)  # type: ignore[misc]
         if hasattr(self, "converted_from") and not list(store.keys()):
-            store[self._mark_in_files()] = np.ones((1,), "float32")
+            store[self._conversion_mark()] = np.ones((1,), "float32")
 
     def load_own_variables(self, store: Any) -> None:
-        names = [name for name in store.keys() if name != self._mark_in_files()]  # noqa: SIM118
+        names = [name for name in store.keys() if name != self._conversion_mark()]  # noqa: SIM118
         super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
