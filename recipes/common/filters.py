@@ -14,7 +14,7 @@ FILTER_OPTIONS = (
     *("start", "coefficient_learning_rate_multiplier"),
 )
 OF_BOTH = ("order", "start", "coefficient_learning_rate_multiplier")  # of gfsa and of agf
-MULTIPLIER = 10.0  # at 1e-3, Adam moves a coefficient by up to 1e-2 in a step
+MULTIPLIER = 50.0  # at 1e-3, Adam moves a coefficient by about 5e-2 in a step
 
 
 class PublishedFilter(NamedTuple):

@@ -79,7 +79,7 @@ def test_an_empty_series_gives_numbers(model, problem):
 
 def test_filter_settings_are_the_published_ones_unless_given():
     settings = filters(parse(["--dataset", "PEMS-SF"]))
-    rate = {"coefficient_learning_rate_multiplier": 10.0}
+    rate = {"coefficient_learning_rate_multiplier": 50.0}
     assert settings["gfsa"] == {"order": 3, **rate}
     assert settings["agf"] == {
         "order": 5,
