@@ -17,15 +17,53 @@ def add_rows(x: Tensor, targets: Tensor, count: int) -> Tensor:
     return zeros.index_add(0, targets.long(), rows).reshape(count, *x.shape[1:])
 
 
-def matrix_product(matrix: Any, like: Tensor) -> Callable[[Tensor], Tensor]:
-    """x -> matrix x, by torch's CSR product, for x (columns, ...) on the device of `like`."""
+def kept(constants: dict[Any, Tensor], key: Any, make: Callable[[], Tensor]) -> Tensor:
+    """The constant of a key, made once; not kept where it is no ordinary tensor.
+
+    What is made while torch traces, or under `torch.inference_mode`, is of no use afterwards.
+    """
     import torch
 
+    if torch.compiler.is_compiling():
+        return make()
+    found = constants.get(key)
+    if found is None:
+        found = make()
+        if type(found) is torch.Tensor and not found.is_inference():
+            constants[key] = found
+    return found
+
+
+def row_numbers(numbers: Any, like: Tensor) -> Tensor:
+    """An array of integers as torch's row numbers, on the device of `like`."""
+    import torch
+
+    return torch.tensor(numbers, dtype=torch.int64, device=like.device)
+
+
+def matrix_product(
+    matrix: Any, like: Tensor, constants: dict[Any, Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """x -> matrix x, by torch's CSR product, for x (columns, ...) on the device of `like`.
+
+    `constants` keeps the matrix for the next call, by device and type.
+    """
     if like.device.type == "meta":
         return lambda x: x.new_empty((matrix.shape[0], *x.shape[1:]))
+    constant = kept(constants, (like.device, like.dtype), lambda: _csr_tensor(matrix, like))
+
+    def product(x: Tensor) -> Tensor:
+        return (constant @ x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
+
+    return product
+
+
+def _csr_tensor(matrix: Any, like: Tensor) -> Tensor:
+    import torch
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse", UserWarning)  # "CSR is in beta state"
-        constant = torch.sparse_csr_tensor(
+        return torch.sparse_csr_tensor(
             torch.from_numpy(matrix.indptr.astype("int64")),
             torch.from_numpy(matrix.indices.astype("int64")),
             torch.from_numpy(matrix.data),
@@ -33,8 +71,3 @@ def matrix_product(matrix: Any, like: Tensor) -> Callable[[Tensor], Tensor]:
             dtype=like.dtype,
             device=like.device,
         )
-
-    def product(x: Tensor) -> Tensor:
-        return (constant @ x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
-
-    return product

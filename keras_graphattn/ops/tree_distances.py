@@ -16,7 +16,7 @@ from keras import ops
 
 from keras_graphattn.ops.arguments import checked, instance, tensor
 from keras_graphattn.ops.forests import Forest
-from keras_graphattn.ops.sparse import sum_rows
+from keras_graphattn.ops.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.symmetric_series import Carry, symmetric_series
 from keras_graphattn.ops.tree_doubling import flat_parents
 
@@ -49,12 +49,12 @@ def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
     [7.0, 5.0, 3.0]
     """
     roots = int(forest.starts[1])
-    parents = forest.parents[roots:].astype("int32")
+    parents = RowNumbers(forest.parents[roots:])
 
     def step(carry: Carry) -> Carry:
         near, below, before = carry  # H[l], E[l], E[l - 1]
         deeper = sum_rows(below[roots:], parents, forest.size, ordered=True)
-        above = ops.take(near, parents, axis=0) - before[roots:]
+        above = parents.of(near) - before[roots:]
         far = ops.concatenate([deeper[:roots], deeper[roots:] + above], axis=0)
         return far, deeper, below
 
