@@ -112,7 +112,7 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
         factors = self.mask.dense(ops.shape(query)[1], **dict(masks.inputs or {}))
-        seen = ops.logical_not(factors <= 0.0)  # NaN is seen, and gives NaN
+        seen = ops.logical_or(factors > 0.0, ops.isnan(factors))  # NaN is not hidden
         joined = self._join_masks(query, value, masks)
         queries, keys = score_operands(
             self.query_dense(query), self.key_dense(key), self.score_scale

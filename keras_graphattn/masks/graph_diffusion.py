@@ -258,9 +258,8 @@ class GraphDiffusion(TopologyMask):
         bounds = largest_eigenvalue_bound(
             found["edges"], found.get("edge_weights"), length, self.operator
         )
-        # not "bounds > ...", which is no for NaN
-        inside = bounds <= BOUND_SLACK * self.interval[1]
-        return found, either(wrong, ops.logical_not(inside))
+        beyond = ops.logical_or(bounds > BOUND_SLACK * self.interval[1], ops.isnan(bounds))
+        return found, either(wrong, beyond)
 
     def spectral_function(self, library: Any, x: Any, time: Any) -> Any:
         """f of the operator's eigenvalues.

@@ -67,8 +67,9 @@ class Tree(TopologyMask):
         forest: Integers of shape (n,): each node's parent, -1 at roots; or a graph without
             cycles: an integer array of edges of shape (E, 2), a scipy.sparse matrix of edge
             weights, or an object like a networkx graph. `None` where each example of a batch has
-            its own: then the calls get `parents`, integers of shape (B, T), -1 at roots and
-            padding.
+            its own: then the calls get `parents`, integers of shape (B, T), numbered within the
+            example, -1 at roots and padding. A parent out of range and a circle are errors; in
+            compiled code they put NaN in the outputs of their example (see `Mask`).
         edge_weights: Lengths of the edges, not negative: with parents one per node, with edges
             one per edge; 1 by default. With `forest=None`, `True` makes the calls take
             `edge_weights` of shape (B, T) beside `parents`, gradients included.
@@ -81,7 +82,7 @@ class Tree(TopologyMask):
         max_distance: Last distance of the table; by default the diameter. Needed for a table with
             `forest=None`.
         max_depth: With `forest=None`, no node has more ancestors than this; T - 1 by default. Fewer
-            steps of pointer doubling.
+            steps of pointer doubling. A node with more is an error, as above.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:

@@ -136,7 +136,9 @@ class NormalisedOperator:
         """Which rows are not 0, of shape (B, T, N, 1), once there is a normaliser."""
         if self.normaliser is None:
             raise ValueError("The operator has no normaliser yet. Apply it first.")
-        seen = ops.logical_not(self.normaliser < SMALLEST)  # NaN is seen, and gives NaN
+        # NaN counts as seen, and stays NaN. Not as `not (x < SMALLEST)`: TensorFlow's graphs turn
+        # that into `x >= SMALLEST`.
+        seen = ops.logical_or(self.normaliser >= SMALLEST, ops.isnan(self.normaliser))
         if self.sighted is None:
             return seen
         return ops.logical_and(seen, self.sighted[..., None])

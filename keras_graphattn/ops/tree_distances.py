@@ -18,7 +18,7 @@ from keras_graphattn.ops.arguments import checked, instance, tensor
 from keras_graphattn.ops.forests import Forest
 from keras_graphattn.ops.own_gradient import kept_with
 from keras_graphattn.ops.precision import at_least_float32
-from keras_graphattn.ops.sparse import sum_rows
+from keras_graphattn.ops.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.symmetric_series import Carry, SymmetricSeries
 from keras_graphattn.ops.tree_doubling import flat_parents
 
@@ -61,12 +61,12 @@ def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
 
 def _series_of_forest(forest: Forest) -> SymmetricSeries:
     roots = int(forest.starts[1])
-    parents, count = forest.parents[roots:].astype("int32"), forest.size
+    parents = RowNumbers(forest.parents[roots:])
 
     def step(carry: Carry) -> Carry:
         near, below, before = carry  # H[l], E[l], E[l - 1]
-        deeper = sum_rows(below[roots:], parents, count, ordered=True)
-        above = ops.take(near, parents, axis=0) - before[roots:]
+        deeper = sum_rows(below[roots:], parents, forest.size, ordered=True)
+        above = parents.of(near) - before[roots:]
         far = ops.concatenate([deeper[:roots], deeper[roots:] + above], axis=0)
         return far, deeper, below
 

@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_graphattn.ops.arguments import checked, instance
 from keras_graphattn.ops.forests import Array, Forest
-from keras_graphattn.ops.sparse import sum_rows
+from keras_graphattn.ops.sparse import RowNumbers, sum_rows
 
 Tensor = Any
 Sweep = Callable[[Tensor, Tensor], Tensor]
@@ -76,7 +76,7 @@ def level_plan(forest: Forest) -> TreePlan:
     for level in range(forest.height + 1):
         start, end = (int(i) for i in forest.starts[level : level + 2])
         above = int(forest.starts[level - 1]) if level else 0
-        levels.append((start, end, (forest.parents[start:end] - above).astype("int32")))
+        levels.append((start, end, RowNumbers(forest.parents[start:end] - above)))
 
     def up(x: Tensor, decay: Tensor) -> Tensor:
         start, end, targets = levels[-1]
@@ -90,7 +90,7 @@ def level_plan(forest: Forest) -> TreePlan:
     def down(x: Tensor, decay: Tensor) -> Tensor:
         found = [x[: levels[0][1]]]
         for start, end, sources in levels[1:]:
-            inherited = decay[start:end] * ops.take(found[-1], sources, axis=0)
+            inherited = decay[start:end] * sources.of(found[-1])
             found.append(x[start:end] + inherited)
         return ops.concatenate(found, axis=0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
 from tests.call_inputs import BAD, BATCH, FIRST, LENGTH, MASKS, batch_for, made, wrong_batches
-from tests.numerics import BACKEND, randomise, to_numpy
+from tests.numerics import BACKEND, randomise
 
 OTHERS = [example for example in range(BATCH) if example != BAD]
 TOKENS = np.random.default_rng(0).standard_normal((BATCH, LENGTH, 5)).astype("float32")
@@ -46,7 +46,6 @@ def model_of(layer, inputs):
 @pytest.mark.parametrize("name", FIRST)
 def test_called_as_a_function(kind, name):
     layer = layer_of(kind, name)
-    assert np.isfinite(to_numpy(layer(TOKENS, mask_inputs=batch_for(layer.mask)))).all()
     for inputs in wrong_batches(name).values():
         with pytest.raises(ValueError, match=f"of example {BAD}"):
             layer(TOKENS, mask_inputs=inputs)

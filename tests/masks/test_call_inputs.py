@@ -140,3 +140,15 @@ def test_compiled_code_marks_the_example_and_leaves_the_others(name, path, way, 
         found, found_of_x, _ = run(changed, right)
         np.testing.assert_array_equal(found[OTHERS], value[OTHERS], str(factor))
         np.testing.assert_array_equal(found_of_x[OTHERS], of_x[OTHERS], str(factor))
+
+
+@pytest.mark.parametrize("name", [n for n in MASKS if "segment_ids" in MASKS[n]().inputs_at_call])
+def test_segments_beyond_int32_are_refused(name):
+    """A cast to int32 would bring them back in range, and join runs that are two."""
+    mask = made(name)
+    inputs = batch_for(mask)
+    inputs["segment_ids"] = inputs["segment_ids"].astype("int64")
+    inputs["segment_ids"][BAD, 3] = 2**32
+    for check in (mask.check_inputs, mask.dense):
+        with pytest.raises(ValueError, match="`segment_ids` of example 1: token 3 has the id 4"):
+            check(LENGTH, **inputs)

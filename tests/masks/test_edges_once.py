@@ -5,13 +5,12 @@ import pytest
 import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from keras import ops
 
 from keras_graphattn.masks import GraphDiffusion, RandomWalk, Tree
 from keras_graphattn.ops.graphs import read_graph
 from tests import reference_topology as reference
 from tests.call_inputs import MASKS, batch_for, made
-from tests.numerics import assert_close, to_numpy, value_and_gradients
+from tests.numerics import BACKEND, assert_close, to_numpy, value_and_gradients
 
 PATH = np.array([[0, 1], [1, 2], [2, 3], [4, 5]])  # a forest, so that every mask takes it
 READERS = {
@@ -64,7 +63,7 @@ def test_entries_of_a_sparse_matrix():
         read_graph(scipy.sparse.csr_array(np.diag([0.0, 0.0, 1.0])))
 
 
-@settings(max_examples=6)
+@settings(max_examples=1 if BACKEND == "jax" else 4)  # every example compiles there
 @given(seed=st.integers(0, 1000))
 @pytest.mark.parametrize("hidden", [False, True])
 @pytest.mark.parametrize("name", WITH_EDGES)
@@ -90,7 +89,7 @@ def _check_edges_of_a_batch(mask, generator):
     edges = once["edges"], again["edges"]
     weights = once["edge_weights"], np.take_along_axis(once["edge_weights"], places, axis=1)
     (right, of_once), (found, of_again) = (
-        value_and_gradients(lambda w, e=e: mask.dense(7, edges=e, edge_weights=w), w, way="eager")
+        value_and_gradients(lambda w, e=e: mask.dense(7, edges=e, edge_weights=w), w)
         for e, w in zip(edges, weights, strict=True)
     )
     assert_close(found, right, 1e-6)
@@ -101,6 +100,7 @@ def _check_edges_of_a_batch(mask, generator):
     assert_close(first, first.mean(axis=1, keepdims=True).repeat(3, 1), 1e-6)  # equal parts
 
 
+@pytest.mark.slow
 def test_nodes_beyond_the_square_root_of_int32():
     count, edges = 50000, np.array([[[49999, 3], [3, 49999], [7, 49998], [-1, -1], [46341, 3]]])
     mask = GraphDiffusion(operator="normalized_laplacian", tolerance=1e-3)
@@ -133,11 +133,15 @@ def test_a_bound_below_the_largest_eigenvalue_is_refused(count, operator):
 def test_the_bound_of_a_batch_is_that_of_each_example():
     """A bound that all examples but one keep: an error that names it; see also `OF_ONE`."""
     star, path = [[0, k] for k in range(1, 6)], [[k, k + 1] for k in range(5)]
-    edges, x = np.array([path, star]), np.ones((2, 6, 1, 1), "float32")
+    edges = np.array([path, star])
     for operator, bound in (("laplacian", 6.0), ("adjacency", 5.0**0.5)):
-        GraphDiffusion(operator=operator, spectral_bound=1.0001 * bound).apply(x, edges=edges)
+        wide, narrow = (
+            GraphDiffusion(operator=operator, spectral_bound=factor * bound)
+            for factor in (1.0001, 0.99)
+        )
+        wide.check_inputs(6, edges=edges)
         with pytest.raises(ValueError, match=f"example 1: .* is {bound:.4g}"):
-            GraphDiffusion(operator=operator, spectral_bound=0.99 * bound).apply(x, edges=edges)
+            narrow.check_inputs(edges=edges)
 
 
 def test_inputs_stay_as_they_are():
@@ -145,6 +149,5 @@ def test_inputs_stay_as_they_are():
     inputs = batch_for(mask)
     copies = {name: array.copy() for name, array in inputs.items()}
     mask.check_inputs(7, **inputs)
-    mask.apply(ops.ones((3, 7, 2, 3)), **inputs)
     for name, array in inputs.items():
         np.testing.assert_array_equal(array, copies[name])
