@@ -33,7 +33,8 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # once: a rematerialised tensor can be unpacked once only
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # this gradient will be differentiated: what was kept must be known as a function of
             # the arguments
