@@ -40,7 +40,7 @@ def walk_product_of_batch(
     if normalization == 0.0:
         scale = 1.0
     else:
-        squares = walk_squares_of_batch(walks) / float(number**2)
+        squares = ops.cast(walk_squares_of_batch(walks), decay.dtype) / float(number**2)
         scale = scale_of_squares(squares, decay, normalization)[..., None]
     powers = decay[None] ** ops.arange(length, dtype=decay.dtype)[:, None]  # (L, N)
     powers = powers[None, :, None, :, None] / float(number)
