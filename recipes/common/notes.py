@@ -11,7 +11,7 @@ def settings_note(paper: str, departures: Sequence[str]) -> str:
         departures: The options that have other values than the published ones.
     """
     changed = f"except for {', '.join(departures)}" if departures else "without changes"
-    return f"settings: those that {paper} gives, {changed}; what it leaves open is ours."
+    return f"settings: those of {paper}, {changed}; what is left open there is ours."
 
 
 def absent_note(paper: str, reported: Iterable[str], attentions: Iterable[str]) -> list[str]:

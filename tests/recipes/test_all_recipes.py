@@ -142,6 +142,8 @@ def test_folders_that_cannot_be_used_are_one_line(name, tmp_path, capsys):
         "other": ["other settings", "epochs (was 77, now 1)", "--overwrite"],
         "busy": ["another run, process ", "--output"],
     }
+    if name in HUB:  # their data take seconds to load; the outline is the same
+        del places["file/inside"], places["other"]
     with locked(tmp_path / "busy" / LOCK):
         for place, words in places.items():
             output = ["--output", str(tmp_path / place)]

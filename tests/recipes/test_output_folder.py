@@ -10,6 +10,8 @@ from recipes.common.kept import DamagedRunError, finished_runs, read_run
 from recipes.time_series.arguments import ATTENTIONS
 from recipes.time_series.command import main
 
+SLOW = pytest.mark.slow if keras.backend.backend() != "torch" else lambda test: test
+
 
 @pytest.fixture(scope="module")
 def arguments(tiny_arguments):
@@ -102,6 +104,7 @@ def test_a_damaged_run_is_found_out_and_left_out(damage, output, capsys):
     assert printed.count("\n") == 1
 
 
+@SLOW
 def test_a_damaged_run_that_is_asked_for_begins_anew(output, arguments, capsys):
     cut(weights(output / "runs" / "linear-seed0"))
     (output / "histories" / "agf-seed1.csv").unlink()
