@@ -8,13 +8,16 @@ of its rival in the same turn. Exponents are slopes of log time and log memory o
 Rivals of quadratic cost run up to `--dense-limit`.
 """
 
-import argparse
 import statistics
 
 from measure import (
+    Parser,
     add_options,
+    at_least,
     make_step,
     memory_of,
+    positive,
+    run,
     run_child,
     start,
     table,
@@ -132,11 +135,11 @@ def exponent(rows, case, column, start=0):
 
 
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     lengths = [512, 1024, 2048, 4096, 8192, 16384, 32768]
-    parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
-    parser.add_argument("--dense-limit", type=int, default=4096)
-    parser.add_argument("--order", type=int, default=4)
+    parser.add_argument("--lengths", type=positive, nargs="+", default=lengths)
+    parser.add_argument("--dense-limit", type=at_least(0), default=4096)
+    parser.add_argument("--order", type=positive, default=4)
     parser.add_argument("--kind", default="both", choices=["core", "layer", "both"])
     add_options(parser, seconds=60.0, repeats=9)
     return parser.parse_args(arguments)
@@ -183,4 +186,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

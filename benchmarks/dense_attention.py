@@ -7,14 +7,15 @@
 Every case of a length is built first; then they take turns. Runs unchanged on a GPU.
 """
 
-import argparse
-
 from measure import (
+    Parser,
     add_options,
     make_step,
     median_times,
     memory_of,
+    positive,
     ratios_to_first,
+    run,
     run_child,
     start,
     table,
@@ -172,8 +173,8 @@ def cases(options, length):
 
 
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048])
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=positive, nargs="+", default=[128, 512, 2048])
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--kind", default="both", choices=["core", "layer", "block", "both"])
     parser.add_argument("--cases", nargs="+", default=[""], help="words in the names of cases")
@@ -212,4 +213,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

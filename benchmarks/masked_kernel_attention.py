@@ -12,15 +12,17 @@ ratios are to the first of them. With two lengths or more, the exponent of the t
 is printed at the end. Runs unchanged on a GPU.
 """
 
-import argparse
 import math
 
 from measure import (
+    Parser,
     add_options,
     make_step,
     median_times,
     memory_of,
+    positive,
     ratios_to_first,
+    run,
     run_child,
     start,
     table,
@@ -120,9 +122,11 @@ def arrays_of(options, length):
 
 
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--masks", nargs="+", default=["causal", "exponential", "segments"])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096])
+    parser = Parser(description=__doc__.splitlines()[0])
+    masks = ["causal", "exponential", "segments"]
+    kinds = [*masks, "one-sided exponential", "unmasked", "algorithm"]
+    parser.add_argument("--masks", nargs="+", default=masks, choices=kinds)
+    parser.add_argument("--lengths", type=positive, nargs="+", default=[1024, 4096])
     parser.add_argument("--forward", action="store_true", help="time the forward pass alone")
     parser.add_argument("--no-dense", action="store_true", help="leave quadratic cases out")
     parser.add_argument("--performer", action="store_true", help="add performer-pytorch, on torch")
@@ -188,4 +192,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

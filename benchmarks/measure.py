@@ -6,6 +6,7 @@ memory is that of a process of its own for each case, less that of a process tha
 
 import argparse
 import json
+import math
 import os
 import random
 import resource
@@ -15,8 +16,37 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # where `recipes` is, which nobody installs
+
+from recipes.common.command import (  # some for the benchmarks alone
+    Parser,  # noqa: F401
+    UsageError,
+    at_least,
+    number_in,
+    run_command,
+)
+from recipes.common.program import run_program
+
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 RETURN_PAGES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+
+
+INTERRUPTED = "interrupted: results are written at the end, so there are none"
+positive = at_least(1)
+seconds_of = number_in(0.0, math.inf)
+
+
+def run(main):
+    """Runs a benchmark as a program: Ctrl-C and wrong options are one line each."""
+    run_program(lambda: run_command(lambda _: main(), None), INTERRUPTED)
+
+
+def check_folder(options):
+    """Makes the folder of the results before anything is measured."""
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to --out {options.out}: {error.strerror}") from error
 
 
 def keep_pages():
@@ -100,8 +130,6 @@ def _tensorflow_step(function, arrays, backward, compiled):
 def _torch_step(function, arrays, backward, compiled):
     import torch
 
-    if compiled == "xla":
-        raise ValueError('torch has no XLA here. Received: --compile xla. Use "graph".')
     arrays = [a.detach().clone().requires_grad_(backward) for a in arrays]
     function = function if compiled == "eager" else torch.compile(function)
 
@@ -126,26 +154,29 @@ def _torch_cuda():
 def add_options(parser, seconds, repeats=15):
     """The options of all benchmarks of attention."""
     add = parser.add_argument
-    add("--batch", type=int, default=1)
-    add("--heads", type=int, default=8)
-    add("--size", type=int, default=64)
+    add("--batch", type=positive, default=1)
+    add("--heads", type=positive, default=8)
+    add("--size", type=positive, default=64)
     add("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     add("--compile", choices=["eager", "graph", "xla"], help="[eager on torch, else graph]")
-    add("--repeats", type=int, default=repeats)
-    add("--seconds", type=float, default=seconds, help="for the cases that take turns")
+    add("--repeats", type=positive, default=repeats)
+    add("--seconds", type=seconds_of, default=seconds, help="for the cases that take turns")
     add("--memory", action="store_true", help="measure peak memory too (slow)")
-    add("--out", default=str(Path(__file__).parent / "results"))
+    add("--out", type=Path, default=Path(__file__).parent / "results")
     add("--child", help=argparse.SUPPRESS)
 
 
 def start(options):
     """Keeps pages, chooses how to compile, and tells the settings of the run."""
     keep_pages()
+    check_folder(options)
     import keras
 
     backend = keras.backend.backend()
     if options.compile is None:
         options.compile = "eager" if backend == "torch" else "graph"
+    if options.compile == "xla" and backend == "torch":
+        raise UsageError("--compile xla: torch has no XLA here; use --compile graph")
     left_out = ("child", "out", "lengths", "grids", "masks")
     settings = {name: value for name, value in vars(options).items() if name not in left_out}
     return {"backend": backend, "device": device_name(), **settings}

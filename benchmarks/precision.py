@@ -7,8 +7,6 @@ gradients (the input's and the weights', as one vector) from those of the same w
 The loss is the mean square of the outputs, scaled by 2^12 in float16 as Keras' loss scaling would.
 """
 
-import argparse
-
 import keras
 import numpy as np
 from keras import ops
@@ -155,8 +153,10 @@ def compare(name, length, precision, **call):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--length", type=int, default=512)
+    from measure import Parser, positive
+
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--length", type=positive, default=512)
     parser.add_argument("--layers", nargs="+", choices=list(CASES), default=list(CASES))
     options = parser.parse_args()
     print(f"{keras.backend.backend()}, {options.length} tokens, relative RMS from float32")
@@ -168,4 +168,6 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    from measure import run
+
+    run(main)

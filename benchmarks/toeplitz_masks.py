@@ -8,11 +8,19 @@ Forward and backward, gradients for features, signal and factors. The paths take
 stands beside the faster of "blockwise" and "fft". Paths longer than `--skip` seconds are left out.
 """
 
-import argparse
 import time
 from pathlib import Path
 
-from measure import make_step, median_times, start, table, write_results
+from measure import (
+    Parser,
+    make_step,
+    median_times,
+    positive,
+    run,
+    start,
+    table,
+    write_results,
+)
 
 
 def attend_by(mask, path):
@@ -60,23 +68,26 @@ def measured(options, mask, length):
 
 
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lengths", type=int, nargs="*", default=[])
-    parser.add_argument("--grids", type=int, nargs="*", default=[])
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=positive, nargs="*", default=[])
+    parser.add_argument("--grids", type=positive, nargs="*", default=[])
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=2)
-    parser.add_argument("--size", type=int, default=32, help="columns of the signal")
-    parser.add_argument("--features", type=int, default=32)
+    parser.add_argument("--batch", type=positive, default=1)
+    parser.add_argument("--heads", type=positive, default=2)
+    parser.add_argument("--size", type=positive, default=32, help="columns of the signal")
+    parser.add_argument("--features", type=positive, default=32)
     parser.add_argument(
         "--compile", choices=["eager", "graph", "xla"], help="[eager on torch, else graph]"
     )
-    parser.add_argument("--repeats", type=int, default=51)
+    parser.add_argument("--repeats", type=positive, default=51)
     parser.add_argument("--seconds", type=float, default=12.0, help="for one length")
     parser.add_argument("--skip", type=float, default=10.0, help="seconds a path may take")
     parser.add_argument("--no-rows", action="store_true", help="leave quadratic paths out")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
-    return parser.parse_args(arguments)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args(arguments)
+    if not options.lengths and not options.grids:
+        parser.error("give --lengths or --grids")
+    return options
 
 
 def main():
@@ -106,4 +117,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

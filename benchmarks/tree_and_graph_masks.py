@@ -11,17 +11,21 @@ products with as many terms, and with `--expm` scipy's `expm_multiply`; for both
 small enough, the dense mask, M formed beforehand.
 """
 
-import argparse
 import math
 import time
 from pathlib import Path
 
 import numpy as np
 from measure import (
+    Parser,
+    at_least,
+    check_folder,
     device_name,
     keep_pages,
     make_step,
     median_times,
+    positive,
+    run,
     table,
     write_results,
 )
@@ -205,27 +209,28 @@ def graph_rows(count, options):
 
 
 def parse(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     kinds = ["path", "star", "balanced", "random", "caterpillar", "deep"]
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--lengths", type=positive, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--kind", default="both", choices=["trees", "any", "graphs", "both"])
     parser.add_argument("--trees", nargs="+", default=kinds, choices=kinds)
-    parser.add_argument("--columns", type=int, default=64)
+    parser.add_argument("--columns", type=positive, default=64)
     parser.add_argument("--time-radius", type=float, default=10.0, help="t times the spectrum")
-    parser.add_argument("--dense-limit", type=int, default=4096)
+    parser.add_argument("--dense-limit", type=at_least(0), default=4096)
     parser.add_argument("--compile", default=None, choices=["eager", "graph", "xla"])
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--auto", action="store_true", help='of the paths, only what "auto" takes')
     parser.add_argument("--expm", action="store_true", help="time expm_multiply too (slow)")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=positive, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="for one topology")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args(arguments)
 
 
 def main():
     options = parse()
     keep_pages()
+    check_folder(options)
     import torch  # noqa: F401, I001  # before TensorFlow
     import keras
 
@@ -257,4 +262,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

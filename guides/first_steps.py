@@ -107,3 +107,4 @@ with tempfile.TemporaryDirectory() as folder:
     print(f"largest difference after loading: {np.abs(difference).max():.1e}")
     version = keras_graphattn.export_saved_model(filtered, Path(folder) / "served")
     print("served files:", sorted(path.name for path in version.iterdir()))
+    print(f"they were in {folder}, a temporary folder that is removed now")

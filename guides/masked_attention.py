@@ -12,14 +12,21 @@ positions, which can be learned. The layer never forms M; it only applies it to 
 ## A mask and its matrix
 
 Each mask can `apply` itself to a signal (batch, length, heads, width) and show its matrix with
-`dense`. Both say the same; the second is for short sequences, tests and pictures.
+`dense`. Both say the same; the second is for short sequences, tests and pictures. The picture goes
+to a folder `masked_attention` in the folder that the environment variable `GUIDE_OUTPUT` names, or
+to a new temporary folder. The guide says where.
 """
+
+import os
+import tempfile
+from pathlib import Path
 
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from keras_graphattn.analysis import plot_mask
 from keras_graphattn.layers import MaskedKernelAttention
 from keras_graphattn.masks import Causal, Exponential, Product, Segments, StochasticPositions
 
@@ -36,32 +43,27 @@ masks = {
     ),
 }
 signal = keras.random.normal((1, length, 1, 8), seed=0)
-pictures = {}
 for name, (mask, inputs) in masks.items():
     mask.build(signal.shape)
     matrix = keras.ops.convert_to_numpy(mask.dense(length, **inputs))[0, 0]
     applied = keras.ops.convert_to_numpy(mask.apply(signal, **inputs))[0, :, 0]
     difference = applied - matrix @ keras.ops.convert_to_numpy(signal)[0, :, 0]
     print(f"{name}: apply(x) - dense() @ x is at most {np.abs(difference).max():.1e}")
-    pictures[name] = matrix
 
 try:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import tempfile
-    from pathlib import Path
-
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(pictures), figsize=(3 * len(pictures), 3.2))
-    for axis, (name, matrix) in zip(axes, pictures.items(), strict=True):
-        axis.imshow(matrix, vmin=0.0, cmap="magma")
-        axis.set_title(name, fontsize=8)
-        axis.axis("off")
-    figure.savefig(Path(tempfile.gettempdir()) / "masks.png", dpi=120)
+    from matplotlib.figure import Figure
 except ImportError:
     print("no matplotlib: no picture")
+else:
+    figure = Figure(figsize=(18, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(masks))
+    for axis, (name, (mask, inputs)) in zip(axes, masks.items(), strict=True):
+        plot_mask(mask, length, axis=axis, **inputs).set_title(name, fontsize=10)
+    output = Path(os.environ.get("GUIDE_OUTPUT") or tempfile.mkdtemp(prefix="guide_"))
+    picture = output / "masked_attention" / "masks.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=100)
+    print(f"picture: {picture}")
 
 """
 ## Training

@@ -4,15 +4,15 @@ Description: The matrix of each mask, and relative positions on a grid that are 
 Accelerator: None
 
 A mask multiplies the kernel of two tokens by a factor that depends on where they stand. Here is
-what each kind looks like, drawn by `plot_mask`: queries down, keys across, dark is 0.
+what each kind looks like, drawn by `plot_mask`: queries down, keys across, black is 0.
 """
 
 """
 ## Pictures
 
 The factors of `Toeplitz`, `BlockToeplitz` and `LowRank` all start at 1 or near it and are learned;
-so some of them get numbers by hand here. The picture goes to a temporary folder, or to the file
-named in the environment variable `MASK_PICTURE`.
+so some of them get numbers by hand here. The picture goes to a folder `masks` in the folder that
+the environment variable `GUIDE_OUTPUT` names, or to a new temporary folder. The guide says where.
 """
 
 import os
@@ -98,13 +98,15 @@ try:
 except ImportError:
     print("no matplotlib: no picture")
 else:
-    figure = Figure(figsize=(12, 12.8), layout="constrained")
+    figure = Figure(figsize=(14, 12.8), layout="constrained")
     axes = figure.subplots(4, 4).ravel()
     for axis, (name, (mask, inputs)) in zip(axes, gallery.items(), strict=True):
         plot_mask(mask, lengths[name], axis=axis, **inputs).set_title(name, fontsize=10)
-    picture = Path(os.environ.get("MASK_PICTURE", Path(tempfile.gettempdir()) / "masks.png"))
+    output = Path(os.environ.get("GUIDE_OUTPUT") or tempfile.mkdtemp(prefix="guide_"))
+    picture = output / "masks" / "masks.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=80)
-    print("picture written")
+    print(f"picture: {picture}")
 
 """
 ## Relative positions on a grid, learned

@@ -83,6 +83,7 @@ version = keras_graphattn.export_saved_model(
     warmup=warmup,
 )
 files = sorted(str(file.relative_to(served)) for file in version.rglob("*") if file.is_file())
+print(f"in {served}, a temporary folder that is removed at the end:")
 print("\n".join(files))
 
 """

@@ -1,6 +1,6 @@
 """Graph-filter and sub-quadratic masked attention for Keras 3, on any backend."""
 
-from keras_graphattn import analysis, distribution, hub, layers, masks, ops
+from keras_graphattn import analysis, distribution, hub, layers, masks, ops, optimizers
 from keras_graphattn.distribution import layout_map
 from keras_graphattn.export import export_saved_model
 from keras_graphattn.hub import convert, inspect, revert
@@ -18,5 +18,6 @@ __all__ = [
     "layout_map",
     "masks",
     "ops",
+    "optimizers",
     "revert",
 ]

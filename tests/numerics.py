@@ -1,5 +1,7 @@
 """Gradients on any backend, their float64 twins, and how far two arrays are apart."""
 
+from contextlib import contextmanager
+
 import keras
 import numpy as np
 import torch
@@ -10,6 +12,18 @@ BACKEND = keras.backend.backend()
 
 def to_numpy(x):
     return np.asarray(ops.convert_to_numpy(ops.cast(x, "float32")), dtype="float64")
+
+
+@contextmanager
+def float64_on_jax():
+    """jax knows no float64 unless it is told; the other backends do."""
+    if BACKEND != "jax":
+        yield
+        return
+    import jax
+
+    with jax.enable_x64(True):
+        yield
 
 
 def relative_rms(actual, expected, floor=0.0):

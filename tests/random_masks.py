@@ -34,3 +34,9 @@ def joined_mask(masks, *, batch, length, heads):
             sees &= attention[full[attention.ndim]]
         joined[b, n, t, s] = sees
     return joined
+
+
+def visible_keys(masks):
+    """The tokens (B, S) that neither `value_mask` nor `key_mask` marks as padding, or `None`."""
+    found = [masks[name] for name in ("value_mask", "key_mask") if name in masks]
+    return np.all(found, axis=0) if found else None

@@ -27,9 +27,13 @@ def _basis_polynomial(matrix, eye, k, basis, alpha, beta):
     return total
 
 
-def p_laplacian_matrix(query, key, value, p, epsilon, mask=None, drop_diagonal=False):
-    """softmax * (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2), of shape (B, N, T, S)."""
+def p_laplacian_matrix(query, key, value, p, epsilon, mask=None, drop_diagonal=False, keys=None):
+    """softmax * (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2), of shape (B, N, T, S).
+
+    Values of tokens that `keys`, (B, S), marks as padding are 0: for their own row too.
+    """
     matrix = attention_matrix(query, key, mask)
+    value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
     differences = value[:, :, None] - value[:, None]  # (B, T, S, N, D)
     squares = (differences**2).sum(-1).permute(0, 3, 1, 2) + epsilon**2
     p = torch.tensor(p, dtype=torch.float64)[:, None, None]
@@ -66,8 +70,8 @@ def graph_filter_layer(x, weights, order, basis=None, mask=None, alpha=0.0, beta
     return project_out(apply_matrix(sighted, value), weights), filtered
 
 
-def p_laplacian_layer(x, weights, p, epsilon=0.1, mask=None, drop_diagonal=False):
+def p_laplacian_layer(x, weights, p, epsilon=0.1, mask=None, drop_diagonal=False, keys=None):
     """The layer PLaplacianAttention; the outputs and the re-weighted matrix."""
     query, key, value = projections(x, weights)
-    matrix = p_laplacian_matrix(query, key, value, p, epsilon, mask, drop_diagonal)
+    matrix = p_laplacian_matrix(query, key, value, p, epsilon, mask, drop_diagonal, keys)
     return project_out(apply_matrix(matrix, value), weights), matrix

@@ -100,6 +100,24 @@ def diffusion_matrix(matrix, time, sign=-1.0):
     return torch.linalg.matrix_exp(sign * time[:, None, None] * matrix)
 
 
+def positive_exponential(matrix, time, operator):
+    """exp(-t L) or exp(t A) by positive terms and squares alone: each entry right by itself."""
+    shift = 0.0 if operator == "adjacency" else matrix.diagonal().max()
+    identity = torch.eye(len(matrix), dtype=torch.float64)
+    positive = matrix if operator == "adjacency" else shift * identity - matrix
+    largest = float((time.max() * positive.sum(1).max()).detach())
+    halvings = max(0, int(np.ceil(np.log2(max(largest, 1e-9)))))
+    step = time[:, None, None] / 2**halvings
+    term = total = identity.expand(len(time), -1, -1)
+    for k in range(1, 30):
+        term = step / k * (positive @ term)
+        total = total + term
+    total = total * torch.exp(-step * shift)
+    for _ in range(halvings):
+        total = total @ total
+    return total
+
+
 def hypercube_matrix(length, time):
     """exp(-t L) of the hypercube for each head; `time` of shape (N,) or (d, N)."""
     result = 1.0

@@ -14,15 +14,20 @@ def plot_mask(
     length: int | None = None,
     head: int = 0,
     axis: Any = None,
+    colour_bar: bool = True,
     **inputs: Tensor,
 ) -> Any:
-    """Draws `mask.dense()` of one head: rows are queries, columns are keys, dark is 0.
+    """Draws `mask.dense()` of one head: rows are queries, columns are keys, counted from 0.
+
+    Black is the factor 0, or the lowest one of a mask with negative factors; the brightest colour
+    is the highest factor. The colour bar tells which number has which colour.
 
     Args:
         mask: A built mask of `keras_graphattn.masks`.
         length: Number of tokens; may be left out where the mask or its inputs know it.
         head: Which head to draw, where heads differ.
         axis: A matplotlib axis to draw on; by default a new figure's.
+        colour_bar: Whether to draw a colour bar beside the matrix.
         **inputs: The tensors that the mask needs at each call. Of a batch, the first is drawn.
 
     Returns:
@@ -45,6 +50,7 @@ def plot_mask(
         raise ValueError(f"`mask` must be a mask of keras_graphattn.masks. Received: mask={mask!r}")
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ImportError(
             "`plot_mask` needs matplotlib, which is not installed. Run `pip install matplotlib`."
@@ -54,7 +60,16 @@ def plot_mask(
     if not 0 <= head < heads:
         raise ValueError(f"`head` must be from 0 to {heads - 1}. Received: head={head}")
     if axis is None:
-        axis = Figure(figsize=(4, 4)).add_subplot()
-    axis.imshow(matrix[head if len(matrix) > 1 else 0], vmin=0.0, cmap="magma")
-    axis.set(title=type(mask).__name__, xlabel="key", ylabel="query", xticks=[], yticks=[])
+        axis = Figure(figsize=(4.8, 4), layout="constrained").add_subplot()
+    factors = matrix[head if len(matrix) > 1 else 0]
+    lowest, highest = min(0.0, factors.min(initial=0.0)), factors.max(initial=0.0)
+    if highest <= lowest:  # nothing but zeros
+        highest = lowest + 1.0
+    image = axis.imshow(factors, vmin=lowest, vmax=highest, cmap="magma")
+    axis.set(title=type(mask).__name__, xlabel="key", ylabel="query")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+    if colour_bar:
+        bar = axis.figure.colorbar(image, ax=axis, fraction=0.046, pad=0.04)
+        bar.set_label("factor")
     return axis

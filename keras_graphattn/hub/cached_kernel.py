@@ -58,10 +58,11 @@ class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  
         rows = index + ops.arange(ops.shape(query)[1])
         factors = causal_form(self.mask).rows(rows, key.shape[1])
         matrix = ops.einsum("btnm,bsnm->bnts", query_features, key_features)
-        matrix = ops.where(mask, matrix * factors, ops.cast(0.0, matrix.dtype))
+        matrix = matrix * ops.cast(factors, matrix.dtype)
+        matrix = ops.where(mask, matrix, ops.cast(0.0, matrix.dtype))
         total = ops.sum(matrix, axis=-1, keepdims=True)
-        matrix = matrix / ops.where(total > 0.0, total, ops.cast(1.0, total.dtype))
+        matrix = matrix / ops.where(total == 0.0, ops.cast(1.0, total.dtype), total)
         signals = cache["signals"]
         applied = CachedOperator(ops.cast(matrix, signals.dtype), signals, index)
-        operator: Any = _Rows(applied, ops.transpose(total > 0.0, (0, 2, 1, 3)))
+        operator: Any = _Rows(applied, ops.transpose(total != 0.0, (0, 2, 1, 3)))
         return self._outputs(operator, value), applied.signals

@@ -68,11 +68,19 @@ def forget_compiled(model: Any) -> None:
             setattr(model, name, None)
 
 
-def forget_slots(model: Any) -> None:
-    """Replaces a built optimizer, whose slots fit the old weights, by a new one like it."""
+def fresh_optimizer(model: Any) -> Any:
+    """A new optimizer like the model's, if that is built: its slots fit the old weights."""
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and optimizer.built:
-        model.optimizer = type(optimizer).from_config(optimizer.get_config())
+    if optimizer is None or not optimizer.built:
+        return None
+    return type(optimizer).from_config(optimizer.get_config())
+
+
+def forget_slots(model: Any) -> None:
+    """Replaces a built optimizer by a new one like it."""
+    optimizer = fresh_optimizer(model)
+    if optimizer is not None:
+        model.optimizer = optimizer
 
 
 def track_again(model: Any) -> None:
@@ -118,3 +126,9 @@ def compiled_metrics(model: Any) -> list[Any]:
     compiled = getattr(model, "_compile_metrics", None)
     names = ("_user_metrics", "_user_weighted_metrics")
     return [m for name in names for m in keras.tree.flatten(getattr(compiled, name, None))]
+
+
+def subclasses_of(cls: type) -> list[type]:
+    """All classes that are derived from a class now, directly or not."""
+    found: list[type] = list(cls.__subclasses__())
+    return found + [below for known in found for below in subclasses_of(known)]

@@ -1,23 +1,24 @@
-"""What lasts: registered subclasses of backbones, tasks and layers that convert themselves.
+"""Which classes can be converted, and what their subclasses are registered as."""
 
-A layer that is swapped in place is lost on save, since a configuration holds the arguments of the
-constructor alone. So a converted object becomes one of a registered subclass, whose configuration
-carries the conversions and whose constructor makes them.
-"""
-
-import functools
 import sys
 from typing import Any
 
 import keras
 
-from keras_graphattn.hub.sites import attention_sites, is_backbone
-from keras_graphattn.hub.spec import Conversions
-from keras_graphattn.hub.surgery import added_variables, align_caches, convert_site
-
-PACKAGE = "keras_graphattn"
-PREFIX = "GraphAttention"
-KEY = "graph_attention"
+from keras_graphattn.hub.attentions import attentions_made_by, replaced_names
+from keras_graphattn.hub.carriers import (
+    PACKAGE,
+    PREFIX,
+    about,
+    carrier,
+    is_known,
+    named_carrier,
+    plain_class,
+    register,
+    task_carrier,
+)
+from keras_graphattn.hub.internals import subclasses_of
+from keras_graphattn.hub.sites import is_backbone_class, is_task_class
 
 BACKBONES = (
     *("BertBackbone", "RobertaBackbone", "XLMRobertaBackbone", "DistilBertBackbone"),
@@ -26,20 +27,37 @@ BACKBONES = (
     "WhisperBackbone",
 )
 LAYERS = ("TransformerEncoder", "TransformerDecoder")
+INNER_LAYERS = (  # of the backbones above; KerasHub has no public names for most of them
+    *("WhisperEncoder", "WhisperDecoder", "ViTEncoder", "ViTEncoderBlock"),
+    *("DeiTEncoder", "DeiTEncoderBlock", "CLIPVisionEncoder", "CLIPTextEncoder"),
+    *("CLIPEncoderLayer", "SigLIPVisionEncoder", "SigLIPTextEncoder", "SigLIPEncoderLayer"),
+    *("DINOV2Encoder", "DINOV2Layer", "DINOV2Attention"),
+)
 
-_CONVERTED: dict[type, type] = {}
+_REACHED: set[type] = set()
 
 
 def reach(plain: Any) -> type:
-    """Makes a class of backbones or layers convertible, and what is converted loadable.
+    """Makes a class of backbones or layers convertible.
+
+    `convert` takes the stock and cached multi-head attention in attributes of such a layer for
+    self-attention. What is in an instance shows when `convert` sees it: an instance that holds
+    no such attention is refused then.
 
     Args:
         plain: A subclass of `keras_hub.models.Backbone`, or of `keras.layers.Layer`, whose
             self-attention is stock or cached multi-head attention kept in attributes.
 
     Returns:
-        The registered subclass that a converted instance is of. To load what was saved, a program
-        calls `reach` with the same class again; KerasHub's and KerasCV's own are known.
+        The subclass that a converted instance is of. What is saved can be loaded wherever this
+        package and the plain class are there, if that class is registered with Keras. Where it
+        is not, and for presets of backbones, a program calls `reach` with the class again;
+        KerasHub's and KerasCV's own are known.
+
+    Raises:
+        ValueError: For what is no class of layers, for attention itself and for other layers of
+            Keras, for KerasHub's tasks, and for classes whose code makes attention of a class
+            that no attention can take the place of.
 
     Example:
 
@@ -50,36 +68,47 @@ def reach(plain: Any) -> type:
     ...         self.attention.build(shape, shape)
     ...     def call(self, x):
     ...         return self.attention(x, x)
-    >>> reach(Block).__name__
-    'GraphAttentionBlock'
+    >>> issubclass(reach(Block), Block)
+    True
     """
     if not isinstance(plain, type) or not issubclass(plain, keras.Layer):
         raise ValueError(f"`plain` must be a class of Keras layers. Received: plain={plain!r}")
-    if plain not in _CONVERTED:
-        new = _subclass(plain)
-        _CONVERTED[plain] = keras.saving.register_keras_serializable(PACKAGE)(new)
-    return _CONVERTED[plain]
+    plain = plain_class(plain)
+    if plain not in _REACHED:
+        _check_class(plain)
+    return _reach(plain)
+
+
+def _reach(plain: type) -> type:
+    _REACHED.add(plain)
+    is_named = is_backbone_class(plain) and plain.__name__ not in INNER_LAYERS
+    return named_carrier(plain) if is_named else carrier(plain)
+
+
+def _check_class(plain: type) -> None:
+    """Refuses classes that cannot hold attention that `convert` replaces."""
+    if plain.__module__.startswith("keras.") or issubclass(plain, keras.layers.MultiHeadAttention):
+        raise ValueError(
+            "`plain` must be a class whose instances hold multi-head attention in attributes. "
+            f"Received: plain={plain!r}, a layer of Keras, or attention itself."
+        )
+    if is_task_class(plain):
+        raise ValueError(
+            "`plain` must be a class of backbones or layers: tasks are converted with their "
+            f"backbones. Received: plain={plain!r}. Call reach({plain.__name__}.backbone_cls)."
+        )
+    stock, others = attentions_made_by(plain)
+    if others and not stock:
+        raise ValueError(
+            f"{plain.__name__} makes no stock or cached multi-head attention: its attention is "
+            f"of class {', '.join(others)}, and convert replaces {', '.join(replaced_names())}. "
+            f"Received: plain={plain!r}"
+        )
 
 
 def is_reachable(layer: Any) -> bool:
-    """Whether the layer's class, plain or converted, is one that can be saved converted."""
-    return type(layer) in _CONVERTED or type(layer) in _CONVERTED.values()
-
-
-def plain_class(cls: type) -> type:
-    """The class that a converted one stands for; any other as it is."""
-    return next((plain for plain, new in _CONVERTED.items() if new is cls), cls)
-
-
-def reach_task(plain: Any) -> type:
-    """The registered subclass of a KerasHub task whose backbone is converted."""
-    if plain not in _CONVERTED:
-        backbone_cls = reach(plain.backbone_cls) if plain.backbone_cls is not None else None
-        new = type(
-            PREFIX + plain.__name__, (plain,), {"backbone_cls": backbone_cls} | _about(plain)
-        )
-        _CONVERTED[plain] = keras.saving.register_keras_serializable(PACKAGE)(new)
-    return _CONVERTED[plain]
+    """Whether the layer is of a class, plain or converted, that was reached."""
+    return plain_class(type(layer)) in _REACHED
 
 
 def _reach_preprocessing(plain: Any) -> None:
@@ -93,75 +122,12 @@ def _reach_preprocessing(plain: Any) -> None:
         return {"loaded": loader.load_preprocessor(plain, **arguments)}
 
     namespace = {
-        "backbone_cls": _CONVERTED[plain.backbone_cls],
+        "backbone_cls": named_carrier(plain.backbone_cls),
         "__new__": lambda cls, *, loaded: loaded,
         "_add_missing_kwargs": classmethod(load_plain),
     }
-    new = type(PREFIX + plain.__name__, (plain,), namespace | _about(plain))
-    _CONVERTED[plain] = keras.saving.register_keras_serializable(PACKAGE)(new)
-
-
-def conversions_of(owner: Any) -> Conversions:
-    """The conversions that an owner carries, none at first."""
-    found: Conversions | None = getattr(owner, "_graph_attention", None)
-    return Conversions([]) if found is None else found
-
-
-def apply_conversions(owner: Any) -> None:
-    """Makes the conversions that a new owner carries, once its attention layers are there."""
-    sites = attention_sites(owner)
-    for entry in conversions_of(owner).entries:
-        for index in entry.sites:
-            if index < len(sites) and not sites[index].is_converted:
-                convert_site(sites[index], entry.attention, entry.options)
-    align_caches(sites)
-
-
-def _about(plain: type) -> dict[str, Any]:
-    return {
-        "__module__": __name__,
-        "__doc__": f"`{plain.__name__}` as `keras_graphattn.convert` makes it.",
-    }
-
-
-def _subclass(plain: Any) -> type:
-    """A subclass that takes the conversions as the argument `graph_attention`."""
-
-    # Not `functools.wraps`: Keras reads the signature in two ways, of which one sees through it.
-    def __init__(self: Any, *args: Any, graph_attention: Any = (), **kwargs: Any) -> None:
-        plain.__init__(self, *args, **kwargs)
-        self._graph_attention = Conversions.from_config(graph_attention)
-        apply_conversions(self)
-
-    def get_config(self: Any) -> dict[str, Any]:
-        return {**plain.get_config(self), KEY: conversions_of(self).get_config()}
-
-    namespace = {"__init__": __init__, "get_config": get_config} | _about(plain)
-    if not issubclass(plain, keras.Model):
-        plain_build = plain.build
-
-        @functools.wraps(plain_build)
-        def build(self: Any, *args: Any, **kwargs: Any) -> None:
-            plain_build(self, *args, **kwargs)
-            apply_conversions(self)
-
-        namespace["build"] = build
-    if hasattr(plain, "enable_lora"):
-        namespace["enable_lora"] = _enable_lora(plain)
-    return type(PREFIX + plain.__name__, (plain,), namespace)
-
-
-def _enable_lora(plain: Any) -> Any:
-    @functools.wraps(plain.enable_lora)
-    def enable_lora(self: Any, *args: Any, **kwargs: Any) -> Any:
-        layers = [site.layer for site in attention_sites(self) if site.is_converted]
-        kept = [v for layer in layers for v in added_variables(layer) if v.trainable]
-        result = plain.enable_lora(self, *args, **kwargs)
-        for variable in kept:
-            variable.trainable = True
-        return result
-
-    return enable_lora
+    new = type(PREFIX + plain.__name__, (plain,), namespace | about(plain))
+    register(plain, keras.saving.register_keras_serializable(PACKAGE)(new))
 
 
 def reach_keras_hub() -> None:
@@ -169,37 +135,28 @@ def reach_keras_hub() -> None:
     keras_hub = sys.modules["keras_hub"]
     for name in BACKBONES:
         if hasattr(keras_hub.models, name):
-            reach(getattr(keras_hub.models, name))
+            _reach(getattr(keras_hub.models, name))
     for name in LAYERS:
-        reach(getattr(keras_hub.layers, name))
+        _reach(getattr(keras_hub.layers, name))
+    for known in subclasses_of(keras.Layer):
+        if known.__name__ in INNER_LAYERS and known.__module__.startswith("keras_hub."):
+            _reach(known)
     registered: set[Any] = set(keras.saving.get_custom_objects().values())
     for known in registered:
-        if getattr(known, "backbone_cls", None) not in _CONVERTED or known in _CONVERTED:
+        if getattr(known, "backbone_cls", None) not in _REACHED or is_known(known):
             continue
         if issubclass(known, keras_hub.models.Task):
-            reach_task(known)
+            task_carrier(known)
         else:
             _reach_preprocessing(known)
 
 
 def reach_keras_cv() -> None:
     """Registers the subclass for KerasCV's encoder; runs when KerasCV is imported."""
-    reach(sys.modules["keras_cv"].layers.TransformerEncoder)
+    _reach(sys.modules["keras_cv"].layers.TransformerEncoder)
 
 
-def refusal(layer: Any) -> str:
-    """Why an owner cannot be converted, and what can."""
-    reached = [cls.__name__ for cls in _CONVERTED if cls.__name__ in (*BACKBONES, *LAYERS)]
-    if is_backbone(layer):
-        return (
-            f"{type(layer).__name__} is not among the backbones that convert reaches: "
-            f"{', '.join(reached)}. Backbones with an attention class of their own need a layer "
-            "that stands in for it (keras_graphattn.hub.register_attention); for one with stock "
-            "or cached multi-head attention call keras_graphattn.hub.reach(<its class>)."
-        )
-    return (
-        f"{type(layer).__name__} '{layer.name}' holds multi-head attention, but is of no class "
-        "that would be saved with it converted. Reached layers and backbones are: "
-        f"{', '.join(reached)}. For a layer class of your own call "
-        "keras_graphattn.hub.reach(<its class>) first."
-    )
+def reached_names() -> list[str]:
+    """The public names of the classes that are reached."""
+    names = {cls.__name__ for cls in _REACHED}
+    return [name for name in (*BACKBONES, *LAYERS) if name in names]

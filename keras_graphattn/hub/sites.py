@@ -79,13 +79,23 @@ def walk(layer: Any, seen: set[int] | None = None) -> Iterator[Any]:
         yield from walk(child, seen)
 
 
-def is_backbone(layer: Any) -> bool:
-    """Whether this is a KerasHub backbone; `False` where KerasHub is not imported."""
+def is_backbone_class(cls: type) -> bool:
+    """Whether this is a class of KerasHub backbones; `False` where KerasHub is not imported."""
     keras_hub = sys.modules.get("keras_hub")
-    return keras_hub is not None and isinstance(layer, keras_hub.models.Backbone)
+    return keras_hub is not None and issubclass(cls, keras_hub.models.Backbone)
+
+
+def is_task_class(cls: type) -> bool:
+    """Whether this is a class of KerasHub tasks; `False` where KerasHub is not imported."""
+    keras_hub = sys.modules.get("keras_hub")
+    return keras_hub is not None and issubclass(cls, keras_hub.models.Task)
+
+
+def is_backbone(layer: Any) -> bool:
+    """Whether this is a KerasHub backbone."""
+    return is_backbone_class(type(layer))
 
 
 def is_task(layer: Any) -> bool:
-    """Whether this is a KerasHub task; `False` where KerasHub is not imported."""
-    keras_hub = sys.modules.get("keras_hub")
-    return keras_hub is not None and isinstance(layer, keras_hub.models.Task)
+    """Whether this is a KerasHub task."""
+    return is_task_class(type(layer))

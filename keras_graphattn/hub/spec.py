@@ -1,4 +1,4 @@
-"""The conversions of one owner as plain data: what its configuration carries."""
+"""Conversions as plain data: what the configuration of a converted model carries."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,41 +6,55 @@ from typing import Any, NamedTuple
 import keras
 
 
-class Conversion(NamedTuple):
-    """One call of `convert`, as far as it concerns one owner."""
+class Request(NamedTuple):
+    """What one call of `convert` asks for."""
 
     attention: str
-    sites: list[int]  # indices among the owner's self-attention layers
     options: dict[str, Any]
 
 
-class Conversions:
-    """A list that Keras does not track, since it is not a list to Keras."""
+class Conversion(NamedTuple):
+    """A request, and the indices of the self-attention layers that it was made for."""
 
-    def __init__(self, entries: Sequence[Conversion]) -> None:
-        self.entries = list(entries)
+    request: Request
+    sites: list[int]
 
-    def get_config(self) -> list[dict[str, Any]]:
-        """The conversions as JSON can hold them."""
-        return [
-            {
-                "attention": entry.attention,
-                "sites": list(entry.sites),
-                "options": keras.saving.serialize_keras_object(entry.options),
-            }
-            for entry in self.entries
-        ]
+    def get_config(self) -> dict[str, Any]:
+        """The conversion as JSON can hold it."""
+        return {
+            "attention": self.request.attention,
+            "sites": list(self.sites),
+            "options": keras.saving.serialize_keras_object(self.request.options),
+        }
 
     @classmethod
-    def from_config(cls, config: Sequence[dict[str, Any]]) -> "Conversions":
+    def from_config(cls, config: dict[str, Any]) -> "Conversion":
+        """The conversion that `get_config` described."""
+        options = keras.saving.deserialize_keras_object(config["options"])
+        return cls(Request(config["attention"], options), list(config["sites"]))
+
+
+class Conversions:
+    """The conversions in one layer. Keras does not track it, since it is not a list to Keras.
+
+    Args:
+        entries: The conversions.
+        num_sites: The number of self-attention layers in the layer, converted or not.
+    """
+
+    def __init__(self, entries: Sequence[Conversion], num_sites: int) -> None:
+        self.entries = list(entries)
+        self.num_sites = num_sites
+
+    def get_config(self) -> dict[str, Any]:
+        """The conversions as JSON can hold them."""
+        return {
+            "num_sites": self.num_sites,
+            "conversions": [entry.get_config() for entry in self.entries],
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Conversions":
         """The conversions that `get_config` described."""
-        return cls(
-            [
-                Conversion(
-                    entry["attention"],
-                    list(entry["sites"]),
-                    keras.saving.deserialize_keras_object(entry["options"]),
-                )
-                for entry in config
-            ]
-        )
+        entries = [Conversion.from_config(entry) for entry in config["conversions"]]
+        return cls(entries, config["num_sites"])

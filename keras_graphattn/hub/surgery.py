@@ -5,7 +5,7 @@ their variables, paths, quantisation and LoRA factors. No weight is copied, so t
 sets of them, and the old layer, kept as a shell around the same projections, goes back as it was.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,8 +20,10 @@ from keras_graphattn.hub.internals import (
     scope_of,
 )
 from keras_graphattn.hub.sites import Site
+from keras_graphattn.hub.spec import Request
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.multi_head import build_around, projections_of
+from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER
 
 GIVEN_BY_THE_MODEL = (
     *("num_heads", "key_dim", "value_dim", "use_bias", "output_shape", "attention_axes"),
@@ -30,10 +32,11 @@ GIVEN_BY_THE_MODEL = (
 
 
 class Shell:
-    """The layer that was replaced. Keras does not track what is in here."""
+    """The layer that was replaced, and what asked for it. Keras does not track what is in here."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, request: Request) -> None:
         self.layer = layer
+        self.request = request
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -47,30 +50,46 @@ def check_options(options: Mapping[str, Any]) -> None:
         )
 
 
-def convert_site(site: Site, attention: str, options: Mapping[str, Any]) -> None:
-    """Replaces the attention layer of one site.
+def convert_sites(sites: Sequence[Site], requests: Sequence[Request]) -> None:
+    """Replaces the attention layers of all sites, or of none.
+
+    All new layers are built before the first one takes its place.
 
     Args:
-        site: Where; the layer there must not be one of ours already.
-        attention: A name that `convert` knows.
-        options: Further arguments of the new layer.
+        sites: Where; the layers there must not be ours already.
+        requests: For each site, the attention and the options of the new layer.
 
     Raises:
-        ValueError: Where the layer was built under a distribution that is not set now, or without
-            one while one is set.
+        ValueError: Where a new layer refuses its options; where a layer was built under a
+            distribution that is not set now, or without one while one is set.
     """
+    new = [_new_layer(site, request) for site, request in zip(sites, requests, strict=True)]
+    old = [site.layer for site in sites]
+    done: list[int] = []
+    try:
+        for index, site in enumerate(sites):
+            replace_sublayer(site.parent, site.attribute, new[index])
+            done.append(index)
+    except BaseException:
+        for index in done:
+            replace_sublayer(sites[index].parent, sites[index].attribute, old[index])
+        raise
+
+
+def _new_layer(site: Site, request: Request) -> Any:
+    """The layer for a site, built if the one that is there is."""
     source = site.layer
     if source.built:
         _check_devices(site)
-    new = _new_layer(site, attention, options)
+    new = _unbuilt_layer(site, request)
     if source.built:
         with scope_of(source):
             build_around(new, source)
         has_lora = any(getattr(p, "lora_enabled", False) for p in projections_of(source).values())
         if not source.trainable and not has_lora:
             new.trainable = False
-    new.converted_from = Shell(source)
-    replace_sublayer(site.parent, site.attribute, new)
+    new.converted_from = Shell(source, request)
+    return new
 
 
 def _check_devices(site: Site) -> None:
@@ -91,17 +110,20 @@ def _check_devices(site: Site) -> None:
         )
 
 
-def _new_layer(site: Site, attention: str, options: Mapping[str, Any]) -> Any:
+def _unbuilt_layer(site: Site, request: Request) -> Any:
     source = site.layer
-    replacement: Any = replacement_for(attention, source)
+    replacement: Any = replacement_for(request.attention, source)
     config = source.get_config()
     config.update(dtype=source.dtype_policy, trainable=True)
+    config["coefficient_learning_rate_multiplier"] = FINE_TUNING_MULTIPLIER
     if config.get("attention_axes") in (None, (1,), [1]):
         config["attention_axes"] = None
     if issubclass(replacement, AttentiveGraphFilter):
         config["causal"] = site.is_causal
     # Each layer gets objects of its own: a mask with weights is not shared between layers.
-    own = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(dict(options)))
+    own = keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(dict(request.options))
+    )
     return replacement(**{**config, **own})
 
 

@@ -5,21 +5,19 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_graphattn.hub.attentions import attention_name
+from keras_graphattn.hub.carriers import class_now, forget_conversions, make_carriers
+from keras_graphattn.hub.compiling import settle_optimizer
 from keras_graphattn.hub.internals import (
     change_class,
     forget_compiled,
     forget_slots,
+    fresh_optimizer,
     sublayers,
     track_again,
 )
-from keras_graphattn.hub.reach import (
-    conversions_of,
-    is_reachable,
-    plain_class,
-    reach,
-    reach_task,
-    refusal,
-)
+from keras_graphattn.hub.reach import is_reachable
+from keras_graphattn.hub.refusals import check_registered, nothing_to_convert, refusal
 from keras_graphattn.hub.selection import listing, select
 from keras_graphattn.hub.sites import (
     Site,
@@ -29,15 +27,15 @@ from keras_graphattn.hub.sites import (
     is_task,
     walk,
 )
-from keras_graphattn.hub.spec import Conversion, Conversions
+from keras_graphattn.hub.spec import Request
 from keras_graphattn.hub.surgery import (
     added_variables,
     align_caches,
     check_options,
-    convert_site,
+    convert_sites,
     revert_site,
 )
-from keras_graphattn.hub.table import Row, Table
+from keras_graphattn.hub.table import Row, Table, multiplier_of, note_on_optimizer
 
 
 class Owner(NamedTuple):
@@ -55,29 +53,43 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
     exponents, `"attentive_graph_filter"` and `"masked_kernel"` compute something else with the
     pretrained projections: the model has to be fine-tuned before it is of use.
 
-    The model can be saved, loaded (where `keras_graphattn` and KerasHub are imported), quantised
-    and trained like any other; `generate` decodes with a cache. Compiled functions are dropped,
-    and an optimizer that has taken steps is replaced by a new one of the same settings.
+    The model can be saved, loaded (where `keras_graphattn` and KerasHub are imported), cloned,
+    copied, pickled, quantised and trained like any other, and so can models that are made of its
+    layers or of its tensors later; `generate` decodes with a cache. Compiled functions are
+    dropped, and an optimizer that has taken steps is replaced by a new one of the same settings.
+    What is refused, is refused before anything has changed.
+
+    Coefficients are numbers of the order of 1: at the rates of fine-tuning they would not leave
+    their start. So a converted backbone or task, however it is compiled, trains them at 100 times
+    the rate of its optimizer, whichever that is: at 5e-5, by about 5e-3 in a step. Set
+    `coefficient_learning_rate_multiplier` to 1 to 10 where the rate itself is 1e-3, as in training
+    from scratch. Any other model that holds converted layers, such as one composed of a converted
+    backbone's tensors, is compiled with
+    `keras_graphattn.optimizers.with_coefficient_rates(optimizer)`. `inspect` shows the multiplier.
 
     Args:
         model: A KerasHub (KerasNLP) task or backbone, a KerasCV `TransformerEncoder`, or a model
             that has any of them in it. Convert the outermost model: one that wraps `model` keeps
-            functions that it has compiled, and a preset of a task that was made around a
-            converted backbone loads as the backbone alone.
-        attention: `"graph_filter"` (GFSA), `"p_laplacian"` (p-LaT), `"attentive_graph_filter"`
-            (AGF) or `"masked_kernel"`.
+            functions that it has compiled; one of a class of your own that makes its layers
+            itself does not tell the conversion when it is saved, so that its file cannot be
+            loaded; and a preset of a task that was made around a converted backbone loads as the
+            backbone alone.
+        attention: `"graph_filter"` (or `"gfsa"`), `"p_laplacian"` (`"p-lat"`),
+            `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`.
         where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
             an index or a list of indices; or a regular expression that is searched for in the
             paths of the attention layers. `inspect` shows indices and paths.
-        **options: Arguments of the new layers, such as `order=4`, `p=[1.5, 2.5]`, `dropout=0.0`.
+        **options: Arguments of the new layers, such as `order=4`, `p=[1.5, 2.5]`, `dropout=0.0`,
+            or `coefficient_learning_rate_multiplier`, 100 by default: how many times as fast as
+            other weights their coefficients learn.
 
     Returns:
         The model itself.
 
     Raises:
         ValueError: If `where` matches no attention layer, or one that is converted already; for
-            backbones that are not reached; for options that the new layers refuse, or that are
-            the model's to decide.
+            models without self-attention that is reached; for options that the new layers refuse,
+            or that are the model's to decide.
 
     Example:
 
@@ -87,15 +99,18 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
     ... )
     >>> backbone = convert(backbone, "graph_filter", where="last:1", order=4)
     >>> print(inspect(backbone))
-    index  path                                       class                 added
+    index  path                                       class                 added  rate
         0  transformer_layer_0/self_attention_layer  MultiHeadAttention        0
-        1  transformer_layer_1/self_attention_layer  GraphFilterAttention      6
+        1  transformer_layer_1/self_attention_layer  GraphFilterAttention      6  x100
 
     Sources: arXiv 2312.04234 (GFSA), 2311.03235 (p-LaT), 2505.08516 (AGF), 2107.07999 (masks).
     """
     check_options(options)
+    request = Request(attention_name(attention), dict(options))
     owners = _owners(model)
     sites = [site for owner in owners for site in owner.sites]
+    if not sites:
+        raise ValueError(nothing_to_convert(model))
     paths = [site.path for site in sites]
     selected = select(where, paths)
     twice = [paths[index] for index in selected if sites[index].is_converted]
@@ -104,13 +119,11 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
             f"{twice} are converted already. Received: where={where!r}. Call "
             f"keras_graphattn.revert(model) first, or select others.\n{listing(paths)}"
         )
-    start = 0
-    for owner in owners:
-        local = [i - start for i in selected if start <= i < start + len(owner.sites)]
-        start += len(owner.sites)
-        if local:
-            _convert_owner(owner, Conversion(attention, local, dict(options)))
-    _settle(model)
+    make_carriers(model)
+    for layer in walk(model):
+        fresh_optimizer(layer)  # what it refuses, it refuses before anything has changed
+    convert_sites([sites[index] for index in selected], [request] * len(selected))
+    _settle(model, owners)
     return model
 
 
@@ -132,28 +145,29 @@ def revert(model: Any) -> Any:
     >>> type(revert(convert(backbone))).__name__
     'BertBackbone'
     """
-    for owner in _owners(model):
-        if not any(site.is_converted for site in owner.sites):
-            continue
-        for site in owner.sites:
-            if site.is_converted:
-                revert_site(site)
-        align_caches(owner.sites)
-        change_class(owner.layer, plain_class(type(owner.layer)))
-        owner.layer._graph_attention = None
-    _settle(model)
+    owners = _owners(model)
+    converted = [site for owner in owners for site in owner.sites if site.is_converted]
+    for site in converted:
+        revert_site(site)
+    forget_conversions(model)
+    _settle(model, owners)
     return model
 
 
 def inspect(model: Any) -> Table:
-    """The self-attention layers of a model: index, path, class, number of parameters added.
+    """The self-attention layers of a model: what they are, and how fast what was added learns.
 
     Args:
         model: Whatever `convert` accepts.
 
     Returns:
-        A list of rows with the fields `index`, `path`, `class_name` and `parameters_added`, which
-        prints as a table.
+        A list of rows with the fields `index`, `path`, `class_name`, `parameters_added` and
+        `coefficient_learning_rate_multiplier` (`None` where there is none), which prints as a
+        table. Its `note` says so where the model is compiled with an optimizer that does not
+        apply the multipliers.
+
+    Raises:
+        ValueError: For models without self-attention that `convert` reaches.
 
     Example:
 
@@ -164,15 +178,19 @@ def inspect(model: Any) -> Table:
     'MultiHeadAttention'
     """
     sites = [site for owner in _owners(model) for site in owner.sites]
-    return Table(
+    if not sites:
+        raise ValueError(nothing_to_convert(model))
+    rows = [
         Row(
             index,
             site.path,
             type(site.layer).__name__,
             sum(_size(v) for v in added_variables(site.layer)) if site.is_converted else 0,
+            multiplier_of(site.layer),
         )
         for index, site in enumerate(sites)
-    )
+    ]
+    return Table(rows, note=note_on_optimizer(model, rows))
 
 
 def _size(variable: Any) -> int:
@@ -199,27 +217,19 @@ def _owners(model: Any) -> list[Owner]:
         for child in sublayers(layer):
             visit(child)
 
+    check_registered(model)
     visit(model)
     return owners
 
 
-def _convert_owner(owner: Owner, conversion: Conversion) -> None:
-    for index in conversion.sites:
-        convert_site(owner.sites[index], conversion.attention, conversion.options)
-    align_caches(owner.sites)
-    conversions = [*conversions_of(owner.layer).entries, conversion]
-    change_class(owner.layer, reach(plain_class(type(owner.layer))))
-    owner.layer._graph_attention = Conversions(conversions)
-
-
-def _settle(model: Any) -> None:
-    """Brings classes of tasks, compiled functions, optimizers and torch's lists up to date."""
+def _settle(model: Any, owners: list[Owner]) -> None:
+    """Brings caches, classes, compiled functions, optimizers and torch's lists up to date."""
+    for owner in owners:
+        align_caches(owner.sites)
     for layer in walk(model):
-        if is_task(layer):
-            plain = plain_class(type(layer))
-            is_converted = layer.backbone is not None and conversions_of(layer.backbone).entries
-            change_class(layer, reach_task(plain) if is_converted else plain)
+        change_class(layer, class_now(layer))
         if isinstance(layer, keras.Model):
             forget_compiled(layer)
             forget_slots(layer)
+            settle_optimizer(layer)
     track_again(model)

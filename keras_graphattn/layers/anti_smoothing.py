@@ -11,6 +11,7 @@ from keras import ops
 from keras_graphattn.layers.multi_head import DenseSelfAttention
 from keras_graphattn.ops.arguments import Sizes, as_tensor, check_dtype_policy, check_shape, number
 from keras_graphattn.ops.precision import at_least_float32, masked_softmax, zero_where_masked
+from keras_graphattn.ops.wide import matmul
 
 Tensor = Any
 
@@ -27,7 +28,9 @@ class ScaledHighFrequencyAttention(DenseSelfAttention):
     is uniform over the keys that each query may see.
 
     Args:
-        *args, **kwargs: The arguments of `keras.layers.MultiHeadAttention`.
+        *args, **kwargs: The arguments of `keras.layers.MultiHeadAttention`, and
+            `coefficient_learning_rate_multiplier` for `high_frequency_scale`, 1 by default, under
+            `keras_graphattn.optimizers.with_coefficient_rates`.
 
     Call arguments:
         As for `GraphFilterAttention`.
@@ -141,12 +144,12 @@ class ContraNorm(keras.layers.Layer):  # type: ignore[misc]
         return super().__call__(inputs, **kwargs)
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        tokens = at_least_float32(inputs)
-        similarity = ops.matmul(tokens, ops.transpose(tokens, (0, 2, 1)))
-        keys = None if mask is None else ops.cast(mask, "bool")[:, None, :]
-        average = ops.matmul(masked_softmax(similarity, keys), tokens)
-        outputs = (1.0 + self.scale) * tokens - self.scale * average
         rows = None if mask is None else ops.cast(mask, "bool")[:, :, None]
+        tokens = at_least_float32(zero_where_masked(inputs, rows))
+        similarity = matmul(tokens, ops.transpose(tokens, (0, 2, 1)))
+        keys = None if mask is None else ops.cast(mask, "bool")[:, None, :]
+        average = matmul(masked_softmax(similarity, keys), tokens)
+        outputs = (1.0 + self.scale) * tokens - self.scale * average
         return ops.cast(zero_where_masked(outputs, rows), inputs.dtype)
 
     def compute_output_shape(self, inputs_shape: Any) -> Any:

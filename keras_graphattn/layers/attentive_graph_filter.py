@@ -7,13 +7,18 @@ from keras import ops
 
 from keras_graphattn.layers.copying import copy_projections
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
+from keras_graphattn.layers.named_starts import singular_theta
 from keras_graphattn.layers.orthogonality import OrthogonalityMetric, check_orthogonality
 from keras_graphattn.layers.singular_decoding import SingularDecoding
-from keras_graphattn.layers.singular_options import check_filter, token_mask
+from keras_graphattn.layers.singular_options import (
+    check_filter,
+    check_singular_start,
+    token_mask,
+)
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.causal_singular import causal_singular_value_attention
 from keras_graphattn.ops.polynomials import recurrence
-from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
 from keras_graphattn.ops.singular import (
     attend_to_context,
     left_singular_vectors,
@@ -23,6 +28,7 @@ from keras_graphattn.ops.singular import (
     singular_value_filter,
     singular_value_matrix,
 )
+from keras_graphattn.ops.wide import tanh
 
 Tensor = Any
 
@@ -59,6 +65,9 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         beta: Jacobi parameter b; `"jacobi"` only, 0 by default.
         learned_constant: Whether the weight of P_0 is learned too, as tanh(theta_0), instead of
             being 1. The layer then starts at output 0, as in some of the authors' runs.
+        start: What g starts as, for training from scratch: `"plain"`, g = P_0 = 1; or
+            `"high_pass"`, g = P_0 - P_1 / 2 (+ where P_1 falls), so that large singular values,
+            those of what tokens have in common, count less. Not with `learned_constant=True`.
         causal: Whether each token sees only itself and tokens before it. Query and value must
             then be the same sequence.
         orthogonality_weight: Weight (the paper's gamma) of the loss on |U^T U - I| and |V^T V - I|
@@ -72,7 +81,9 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
             `dtype`). `attention_axes`, `sliding_window` and `flash_attention` need an
-            attention matrix and are refused.
+            attention matrix and are refused. And `coefficient_learning_rate_multiplier`, 1 by
+            default: how many times as fast as other weights `theta` learns under
+            `keras_graphattn.optimizers.with_coefficient_rates`.
 
     Call arguments:
         query: Tensor of shape (B, T, d); makes U and S.
@@ -129,6 +140,7 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         alpha: float | None = None,
         beta: float | None = None,
         learned_constant: bool = False,
+        start: str = "plain",
         causal: bool = False,
         orthogonality_weight: float = 0.0,
         orthogonality_scaling: str = "mean",
@@ -145,6 +157,7 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         self.steps = None
         if options.order is not None:
             self.steps = recurrence(options.basis, options.order, alpha, beta)
+        self.start = check_singular_start(start, options)
         if not isinstance(causal, bool):
             raise ValueError(f"`causal` must be a boolean. Received: causal={causal!r}")
         self.causal = causal
@@ -157,8 +170,12 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         if self.steps is not None:
+            start = singular_theta(self.start, self.steps)
             self.theta = self.add_weight(
-                name="theta", shape=(self.order,), initializer="zeros", autocast=False
+                name="theta",
+                shape=(self.order,),
+                initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
+                autocast=False,
             )
         if self.learned_constant:
             self.theta_constant = self.add_weight(
@@ -168,6 +185,7 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         if self.filter != "ones":
             self._singular_dense = self._token_projection("singular", self.key_dim)
             self._singular_dense.build(query_shape)
+            self._singular_dense.supports_masking = True
 
     @property
     def singular_dense(self) -> Any:
@@ -220,6 +238,8 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         else:
             context = singular_value_context(logits, values, source_mask)
             outputs = attend_to_context(dropped, context, self.compute_dtype)
+        if masks.query is not None:  # 0 times NaN is not 0
+            outputs = zero_where_masked(outputs, masks.query[:, :, None, None])
         if not return_attention_scores:
             return outputs, None
         return outputs, self._matrix(filtered, logits, source_mask)
@@ -231,9 +251,9 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         logits = self._singular_dense(query)
         if self.steps is None:
             return left * ops.sigmoid(at_least_float32(logits))
-        constant = ops.tanh(self.theta_constant) if self.learned_constant else 1.0
+        constant = tanh(self.theta_constant) if self.learned_constant else 1.0
         constant = ops.reshape(ops.cast(constant, self.theta.dtype), (1,))
-        coefficients = ops.concatenate([constant, ops.tanh(self.theta)])
+        coefficients = ops.concatenate([constant, tanh(self.theta)])
         return left * singular_value_filter(logits, coefficients, self.steps)
 
     def _add_orthogonality(
@@ -266,7 +286,7 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["attention_axes"], config["sliding_window"]
-        names = ["filter", "order", "basis", "alpha", "beta", "learned_constant", "causal"]
+        names = ["filter", "order", "basis", "alpha", "beta", "learned_constant", "start", "causal"]
         names += ["orthogonality_weight", "orthogonality_scaling"]
         return {**config, **{name: getattr(self, name) for name in names}}
 

@@ -5,13 +5,17 @@ from typing import Any
 
 import numpy as np
 
+from keras_graphattn.layers.named_starts import (
+    check_start,
+    first_order_coefficients,
+    polynomial_coefficients,
+)
 from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.ops.arguments import is_list, numpy_of
-from keras_graphattn.ops.filters import plain_attention_coefficients
 from keras_graphattn.ops.polynomials import BASES, Step, check_order, recurrence
 
 FILTERS = ("first_order", *BASES)
-FIRST_ORDER_START = {"identity": 0.0, "linear": 1.0, "power": 0.0}
+FIRST_ORDER = ("identity", "linear", "power")
 
 
 def filter_steps(
@@ -48,7 +52,7 @@ def trained_coefficients(trainable: Any, steps: list[Step] | None) -> tuple[str,
     Raises:
         ValueError: For anything else.
     """
-    names = tuple(FIRST_ORDER_START) if steps is None else ("filter",)
+    names = FIRST_ORDER if steps is None else ("filter",)
     if isinstance(trainable, bool):
         return names if trainable else ()
     is_sequence = is_list(trainable) and all(isinstance(name, str) for name in trainable)
@@ -70,26 +74,51 @@ def plain_numbers(given: Any) -> Any:
     return given.tolist() if isinstance(given, (np.ndarray, np.generic)) else given
 
 
-def first_order_start(given: Any, num_heads: int) -> dict[str, np.ndarray]:
+def start_values(
+    start: Any, given: Any, steps: list[Step] | None, order: int, num_heads: int
+) -> dict[str, np.ndarray]:
+    """Start values of a filter's coefficients by name: those given, or those of a named start.
+
+    Args:
+        start: A name of `STARTS`.
+        given: `initial_coefficients`, as `first_order_start` and `polynomial_start` take them.
+        steps: What `filter_steps` returned.
+        order: The filter's order.
+        num_heads: Number of heads.
+
+    Raises:
+        ValueError: For a start or values that cannot be used.
+    """
+    start = check_start(start, given, order)
+    if steps is None:
+        return first_order_start(given, num_heads, first_order_coefficients(start, order))
+    if given is None:
+        given = polynomial_coefficients(start, steps)
+    return {"filter": polynomial_start(given, steps, num_heads)}
+
+
+def first_order_start(
+    given: Any, num_heads: int, others: Mapping[str, float]
+) -> dict[str, np.ndarray]:
     """Start values of the first-order filter's coefficients, each of shape (num_heads,).
 
     Args:
-        given: `None` for plain attention, or a dictionary from some of the names `"identity"`,
+        given: `None`, or a dictionary from some of the names `"identity"`,
             `"linear"`, `"power"` to a number, or to one number for each head.
         num_heads: Number of heads.
+        others: What starts where `given` does not say.
 
     Raises:
         ValueError: For anything else.
     """
     given = {} if given is None else given
-    if not isinstance(given, Mapping) or not set(given) <= set(FIRST_ORDER_START):
+    if not isinstance(given, Mapping) or not set(given) <= set(FIRST_ORDER):
         raise ValueError(
             "`initial_coefficients` of the first-order filter must be a dictionary with keys out "
-            f"of {list(FIRST_ORDER_START)}. Received: initial_coefficients={given!r}"
+            f"of {list(FIRST_ORDER)}. Received: initial_coefficients={given!r}"
         )
     return {
-        name: _numbers(given.get(name, plain), (num_heads,), given)
-        for name, plain in FIRST_ORDER_START.items()
+        name: _numbers(given.get(name, others[name]), (num_heads,), given) for name in FIRST_ORDER
     }
 
 
@@ -97,17 +126,14 @@ def polynomial_start(given: Any, steps: list[Step], num_heads: int) -> np.ndarra
     """Start values of an exact filter's coefficients, of shape (order + 1, num_heads).
 
     Args:
-        given: `None` for plain attention, or a sequence of order + 1 entries, each a number or
-            one number for each head.
+        given: A sequence of order + 1 entries, each a number or one number for each head.
         steps: The basis.
         num_heads: Number of heads.
 
     Raises:
         ValueError: For anything else.
     """
-    entries = plain_attention_coefficients(steps) if given is None else given
-    if not is_list(entries):
-        entries = ()
+    entries = given if is_list(given) else ()
     if len(entries) != len(steps) + 1:
         raise ValueError(
             f"`initial_coefficients` of an exact filter of order {len(steps)} must be a list of "

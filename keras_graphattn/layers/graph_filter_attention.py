@@ -6,9 +6,8 @@ import keras
 
 from keras_graphattn.layers.filter_coefficients import (
     filter_steps,
-    first_order_start,
     plain_numbers,
-    polynomial_start,
+    start_values,
     trained_coefficients,
 )
 from keras_graphattn.layers.filter_weights import FilterWeights
@@ -58,6 +57,9 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
         initial_coefficients: Start values; plain attention by default. For the first-order
             filter a dictionary with keys out of the three names, for an exact filter a list of
             order + 1 entries; each value is a number, or one for each head.
+        start: What the coefficients start as, for training from scratch: `"plain"`, H = A;
+            `"high_pass"`, H = I - A; `"high_boost"`, H = I + (I - A); or `"band_pass"`,
+            H = A (I - A), from order 2 on. Not together with `initial_coefficients`.
         dropout_on: `"attention"` drops entries of A and filters the dropped A, as the paper's
             text and graph models do. `"filter"` drops entries of H, as its vision, speech and
             code models do; H is then formed in training, at O(n^3), and nowhere else.
@@ -73,7 +75,10 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
             forbids it, `None` follows `keras.config` and else leaves it to the backend.
         **kwargs: All further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, `attention_axes`, `sliding_window`, initializers, regularizers,
-            constraints, `use_gate`, `seed`, `name`, `dtype`).
+            constraints, `use_gate`, `seed`, `name`, `dtype`), and
+            `coefficient_learning_rate_multiplier`, 1 by default: how many times as fast as other
+            weights the coefficients learn under
+            `keras_graphattn.optimizers.with_coefficient_rates`.
 
     Call arguments:
         query: Tensor of shape (B, T, d).
@@ -133,6 +138,7 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
         beta: float | None = None,
         trainable_coefficients: Any = True,
         initial_coefficients: Any = None,
+        start: str = "plain",
         dropout_on: str = "attention",
         attention_path: str | None = None,
         flash_attention: bool | None = None,
@@ -160,11 +166,8 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
         self._trained = trained_coefficients(trainable_coefficients, self.steps)
         self.trainable_coefficients = plain_numbers(trainable_coefficients)
         self.initial_coefficients = plain_numbers(initial_coefficients)
-        self._start = (
-            first_order_start(self.initial_coefficients, num_heads)
-            if self.steps is None
-            else {"filter": polynomial_start(self.initial_coefficients, self.steps, num_heads)}
-        )
+        self._start = start_values(start, self.initial_coefficients, self.steps, order, num_heads)
+        self.start = start
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         self._add_coefficients(self._start, self._trained)
@@ -281,6 +284,7 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
             "beta": self.beta,
             "trainable_coefficients": self.trainable_coefficients,
             "initial_coefficients": self.initial_coefficients,
+            "start": self.start,
             "dropout_on": self.dropout_on,
             "flash_attention": self.flash_attention,
         }

@@ -9,7 +9,7 @@ from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.masks.mask import Mask, restored
 from keras_graphattn.ops.attention import score_operands
-from keras_graphattn.ops.precision import at_least_float32, masked_softmax
+from keras_graphattn.ops.precision import at_least_float32, masked_softmax, nan_where
 
 Tensor = Any
 
@@ -35,7 +35,8 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         mask: A mask of `keras_graphattn.masks`, such as `RandomWalk(graph)`; `RandomWalk()` takes
             walks with each call. The layer makes its weights, for its heads.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention`. `attention_axes` is
-            refused.
+            refused. And `coefficient_learning_rate_multiplier` for the mask's weights, 1 by
+            default, under `keras_graphattn.optimizers.with_coefficient_rates`.
 
     Call arguments:
         query: Tensor of shape (B, T, d), one row per node.
@@ -46,7 +47,8 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         return_attention_scores: Whether to return A as well.
         training: Whether to apply dropout.
         use_causal_mask: Whether position t sees positions 0 ... t alone.
-        mask_inputs: Dictionary of the tensors that the mask needs at each call.
+        mask_inputs: Dictionary of the tensors that the mask needs at each call. A wrong entry is an
+            error where its value is known; in compiled code the outputs of its example are NaN.
 
     Returns:
         A tensor of shape (B, T, d), or `output_shape` in place of d; with
@@ -97,6 +99,7 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         if not self.mask.built:
             self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
+        self._mark(self.mask.weights)
         super().build(query_shape, value_shape, key_shape)
 
     def _attend(
@@ -109,18 +112,25 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
         factors = self.mask.dense(ops.shape(query)[1], **dict(masks.inputs or {}))
-        seen = factors > 0.0
+        seen = ops.logical_or(factors > 0.0, ops.isnan(factors))  # NaN is not hidden
         joined = self._join_masks(query, value, masks)
         queries, keys = score_operands(
             self.query_dense(query), self.key_dense(key), self.score_scale
         )
         scores = ops.einsum("btnh,bsnh->bnts", queries, keys)
         # a factor on the exponential is its logarithm on the exponent
-        scores = at_least_float32(scores) + ops.log(ops.where(seen, factors, 1.0))
+        scores = at_least_float32(scores)
+        factors = ops.cast(factors, scores.dtype)
+        scores = scores + ops.log(ops.where(seen, factors, ops.cast(1.0, factors.dtype)))
         seen = seen if joined is None else ops.logical_and(seen, joined)
         weights = ops.cast(masked_softmax(scores, seen), self.compute_dtype)
         dropped = self._dropped(weights, training)
         outputs = ops.einsum("bnts,bsnh->btnh", dropped, self.value_dense(value))
+        if masks.broken is not None:
+            sees_broken = ops.any(ops.logical_and(seen, masks.broken[:, None, None]), axis=-1)
+            sees_broken = ops.logical_or(sees_broken, masks.broken[:, None])  # (B, N, T)
+            weights = nan_where(sees_broken[..., None], weights)
+            outputs = nan_where(ops.transpose(sees_broken, (0, 2, 1))[..., None], outputs)
         return outputs, weights
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.layers.multi_head import without_padding
 from keras_graphattn.masks.chunked import Causal
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.masks.product import Product
@@ -64,12 +65,14 @@ class KernelDecoding:
             ValueError: If the mask, made causal, has no state of fixed size.
         """
         mask = causal_form(self.mask)
-        return tuple(
+        dtype = "float64" if self.compute_dtype == "float64" else "float32"
+        states = (
             mask.get_initial_state(
                 batch_size, self.num_heads, self.feature_count, self.value_dim + (call == 0)
             )
             for call in range(self._num_applications)
         )
+        return tuple(state._replace(sums=ops.cast(state.sums, dtype)) for state in states)
 
     @checked(tokens=tensor("B t d"), padding_mask=optional(mask_of("B t")))
     def decode(
@@ -112,8 +115,8 @@ class KernelDecoding:
         self._check_shapes(tokens.shape, tokens.shape, None)
         if not self.built:
             self.build(tuple(tokens.shape))
-        tokens = ops.cast(tokens, self.compute_dtype)
         padding_mask = all_of(padding_mask)
+        tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
         query = self._query_features(self.query_dense(tokens), padding_mask)
         key = self._key_features(self.key_dense(tokens), padding_mask, fixed_scale=True)
         left = list(state)

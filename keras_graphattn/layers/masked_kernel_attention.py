@@ -8,9 +8,8 @@ from keras import ops
 from keras_graphattn.layers.copying import copy_projections
 from keras_graphattn.layers.filter_coefficients import (
     filter_steps,
-    first_order_start,
     plain_numbers,
-    polynomial_start,
+    start_values,
     trained_coefficients,
 )
 from keras_graphattn.layers.filter_weights import FilterWeights
@@ -71,9 +70,13 @@ class MaskedKernelAttention(
         beta: Second Jacobi parameter; `"jacobi"` only, 0 by default.
         trainable_coefficients: As in `GraphFilterAttention`.
         initial_coefficients: As in `GraphFilterAttention`.
+        start: As in `GraphFilterAttention`.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
-            `dtype`). `attention_axes`, `sliding_window` and `flash_attention` are refused.
+            `dtype`). `attention_axes`, `sliding_window` and `flash_attention` are refused. And
+            `coefficient_learning_rate_multiplier`, 1 by default: how many times as fast as other
+            weights the filter's coefficients and the mask's weights learn under
+            `keras_graphattn.optimizers.with_coefficient_rates`.
 
     Call arguments:
         query: Tensor of shape (B, T, d).
@@ -87,7 +90,9 @@ class MaskedKernelAttention(
         training: Whether to apply dropout.
         use_causal_mask: Whether position t sees positions 0 ... t alone.
         mask_inputs: Dictionary of the tensors that the mask needs at each call, such as
-            `{"segment_ids": ids}`.
+            `{"segment_ids": ids}`. A wrong entry is an error where its value is known; in compiled
+            code the outputs of its example are NaN (see `Mask`, and `Mask.check_inputs` for data
+            pipelines).
 
     Returns:
         A tensor of shape (B, T, d), or `output_shape` in place of d; with
@@ -134,6 +139,7 @@ class MaskedKernelAttention(
         beta: float | None = None,
         trainable_coefficients: Any = True,
         initial_coefficients: Any = None,
+        start: str = "plain",
         **kwargs: Any,
     ) -> None:
         for name in ("attention_axes", "sliding_window"):
@@ -152,20 +158,19 @@ class MaskedKernelAttention(
         self.filter, self.order, self.alpha, self.beta = filter, order, alpha, beta
         self.trainable_coefficients = plain_numbers(trainable_coefficients)
         self.initial_coefficients = plain_numbers(initial_coefficients)
+        self.start = start
         if filter is None:
-            if initial_coefficients is not None or alpha is not None or beta is not None:
+            given = {"initial_coefficients": initial_coefficients, "alpha": alpha, "beta": beta}
+            if any(value is not None for value in given.values()) or start != "plain":
+                found = ", ".join(f"{name}={value!r}" for name, value in given.items())
                 raise ValueError(
-                    "Coefficients belong to a filter. Received: filter=None, initial_coefficients="
-                    f"{initial_coefficients!r}, alpha={alpha!r}, beta={beta!r}. Set `filter`."
+                    f"Coefficients belong to a filter. Received: filter=None, {found}, "
+                    f"start={start!r}. Set `filter`."
                 )
             return
         self.steps = filter_steps(filter, order, alpha, beta)
         self._trained = trained_coefficients(trainable_coefficients, self.steps)
-        self._start = (
-            first_order_start(self.initial_coefficients, num_heads)
-            if self.steps is None
-            else {"filter": polynomial_start(self.initial_coefficients, self.steps, num_heads)}
-        )
+        self._start = start_values(start, self.initial_coefficients, self.steps, order, num_heads)
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         if self.filter is not None:
@@ -173,6 +178,7 @@ class MaskedKernelAttention(
         self._add_directions()
         if self.mask is not None and not self.mask.built:
             self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
+        self._mark([] if self.mask is None else self.mask.weights)
         super().build(query_shape, value_shape, key_shape)
 
     def copy_projections_from(self, attention: Any) -> None:
@@ -204,24 +210,30 @@ class MaskedKernelAttention(
         query_features = self._query_features(self.query_dense(query), query_mask)
         key_features = self._key_features(self.key_dense(key), key_mask, fixed_scale)
 
+        values = self.value_dense(value)
+        prepared = None if mask is None else mask.prepare(values, **inputs)
+
         def attend(x: Tensor) -> Tensor:
             if mask is not None:
                 path, chunk = self.attention_path, self.feature_chunk
-                return mask.attend(query_features, key_features, x, path, chunk, **inputs)
+                return mask.attend(query_features, key_features, x, path, chunk, prepared)
             if self.attention_path == "dense":
-                return masked_scores(query_features, key_features, x, ops.ones((1, 1, 1, 1)))
+                return masked_scores(
+                    query_features, key_features, x, ops.ones((1, 1, 1, 1), x.dtype)
+                )
             return unmasked_attention(query_features, key_features, x)
 
         sighted = _sighted(key_mask, mask is not None and mask.is_causal)
-        outputs = self._outputs(NormalisedOperator(attend, sighted), self.value_dense(value))
+        sighted = all_of(sighted, None if query_mask is None else query_mask[:, :, None])
+        outputs = self._outputs(NormalisedOperator(attend, sighted), values)
         outputs = self._dropped(outputs, training)
         if not return_attention_scores:
             return outputs, None
         matrix = ops.einsum("btnm,bsnm->bnts", query_features, key_features)
         if mask is not None:
-            matrix = matrix * mask.dense(ops.shape(query)[1], **inputs)
+            matrix = matrix * ops.cast(mask.dense(ops.shape(query)[1], **inputs), matrix.dtype)
         total = ops.sum(matrix, axis=-1, keepdims=True)
-        matrix = matrix / ops.where(total > 0.0, total, ops.cast(1.0, total.dtype))
+        matrix = matrix / ops.where(total == 0.0, ops.cast(1.0, total.dtype), total)
         return outputs, ops.cast(matrix, self.compute_dtype)
 
     def _outputs(self, operator: NormalisedOperator, values: Tensor) -> Tensor:
@@ -268,7 +280,7 @@ class MaskedKernelAttention(
         config = super().get_config()
         del config["attention_axes"], config["sliding_window"]
         names = ["num_features", "feature_chunk", "filter", "order", "alpha", "beta"]
-        names += ["trainable_coefficients", "initial_coefficients"]
+        names += ["trainable_coefficients", "initial_coefficients", "start"]
         serialised = {
             name: value if isinstance(value, str) else keras.saving.serialize_keras_object(value)
             for name, value in (("mask", self.mask), ("feature_map", self.feature_map))

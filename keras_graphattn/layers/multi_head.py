@@ -5,17 +5,21 @@ given its meaning. `DenseSelfAttention` adds the softmax attention matrix, all m
 every rank and rows that see nothing exactly zero, for layers that filter or re-weight it.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_graphattn.layers.call_arguments import check_call, names_of_call
+from keras_graphattn.layers.coefficient_rate import CoefficientRate
+from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.layers.first_call import undone_if_refused
 from keras_graphattn.layers.options import check_options
 from keras_graphattn.ops.arguments import check_dtype_policy, flag, optional
 from keras_graphattn.ops.attention import score_operands
 from keras_graphattn.ops.attention_mask import all_of
-from keras_graphattn.ops.precision import masked_softmax
+from keras_graphattn.ops.precision import masked_softmax, zero_where_masked
 
 Tensor = Any
 
@@ -29,6 +33,7 @@ class Masks(NamedTuple):
     attention: Tensor | None = None  # (T, S), (B, T, S) or (B, N, T, S)
     causal: bool = False
     inputs: dict[str, Tensor] | None = None  # what a mask of keras_graphattn.masks needs
+    broken: Tensor | None = None  # (B, T), tokens that held NaN or infinity and are zeros now
 
 
 def projections_of(attention: Any) -> dict[str, Any]:
@@ -70,12 +75,17 @@ def build_around(layer: Any, source: Any) -> None:
         layer._adopted = None
 
 
+def without_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Tokens (B, ..., T, d), those that the mask (B, ..., T) leaves out replaced by zeros."""
+    return x if mask is None else zero_where_masked(x, mask[..., None])
+
+
 def is_detached(variable: Any) -> bool:
     """Whether the value is away for now: on JAX, `fit` holds it outside during an epoch."""
     return variable._value is None
 
 
-class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
+class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAttention):  # type: ignore[misc]
     """Base of all layers: the projections and the call contract of multi-head attention.
 
     Subclasses say in `_attend` what happens between the input and the output projection.
@@ -92,6 +102,8 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         positional = zip(("num_heads", "key_dim", "value_dim", "dropout"), args, strict=False)
         check_options(dict(positional) | kwargs)
         super().__init__(*args, **kwargs)
+        # Keras wraps `build` in each instance, too.
+        self.build = self._undone_if_refused(self.build)  # type: ignore[method-assign]
         self._flash_attention = False
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(
@@ -105,7 +117,8 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
             return super().__call__(*args, **kwargs)  # which says so
         found = check_call(dict(zip(names, args, strict=False)) | kwargs)
         args = tuple(found.pop(name) for name in names[: len(args)])
-        return super().__call__(*args, **found)
+        with undone_if_refused(self):
+            return super().__call__(*args, **found)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -123,11 +136,19 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         window: int | None = self._sliding_window
         return window
 
+    def _undone_if_refused(self, build: Any) -> Any:
+        @functools.wraps(build)
+        def build_or_undo(*args: Any, **kwargs: Any) -> None:
+            with undone_if_refused(self):
+                build(*args, **kwargs)
+
+        return build_or_undo
+
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         value_shape = query_shape if value_shape is None else value_shape
         self._check_shapes(query_shape, value_shape, key_shape)
         self._build_projections(query_shape, value_shape, key_shape)
-        for projection in (self.query_dense, self.key_dense, self.value_dense):
+        for projection in projections_of(self).values():
             projection.supports_masking = True  # masks pass through it; no warning
         self.built = True
 
@@ -167,15 +188,30 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         return_attention_scores: bool,
         training: bool | None,
     ) -> Any:
-        """`call` with its masks gathered: value and key default to the query, as do their masks."""
+        """`call` with its masks gathered: value and key default to the query, as do their masks.
+
+        Padding becomes zeros before anything is computed with it. So it has no influence on values
+        and gradients, whatever it holds, NaN and infinity included.
+        """
         if value is None:
             value = query
             masks = masks._replace(value=masks.query if masks.value is None else masks.value)
         key = value if key is None else key
         self._check_shapes(query.shape, value.shape, key.shape)
+        is_shared, seen = key is value, all_of(masks.value, masks.key)
+        query = without_padding(query, masks.query)
+        value = without_padding(value, seen)
+        key = value if is_shared else without_padding(key, seen)
+        query, value, key, masks = self._without_broken(query, value, key, masks)
         outputs, scores = self._attend(query, value, key, masks, return_attention_scores, training)
         outputs = self._project_out(outputs, query)
         return (outputs, scores) if return_attention_scores else outputs
+
+    def _without_broken(
+        self, query: Tensor, value: Tensor, key: Tensor, masks: Masks
+    ) -> tuple[Tensor, Tensor, Tensor, Masks]:
+        """The inputs as they are; layers whose masks separate tokens take broken ones out."""
+        return query, value, key, masks
 
     def _project_out(self, outputs: Tensor, query: Tensor) -> Tensor:
         """Per-head outputs (B, T, N, value_dim) through the gate and the output projection."""

@@ -6,18 +6,21 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.layers.multi_head import Masks
 from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.layers.self_attention import SelfAttention
 from keras_graphattn.ops.arguments import is_finite, is_list
-from keras_graphattn.ops.attention_mask import AttentionMask
+from keras_graphattn.ops.attention import scaled
+from keras_graphattn.ops.attention_mask import AttentionMask, all_of
 from keras_graphattn.ops.caching import Cache
 from keras_graphattn.ops.p_laplacian import (
     MOST_EPSILON,
-    centred_values,
     p_laplacian_attention,
     p_laplacian_weights,
+    scores_of,
+    without_padding,
 )
-from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
 
 Tensor = Any
 
@@ -60,9 +63,12 @@ class PLaplacianAttention(SelfAttention):
         value: Tensor of shape (B, T, d'); `query` by default.
         key: Tensor of shape (B, T, d''); `value` by default.
         query_mask, value_mask, key_mask: Boolean tensors of shape (B, T); `False` marks
-            padding. Taken from the inputs' Keras masks when not given.
+            padding, which may hold anything, NaN too. Taken from the inputs' Keras masks when not
+            given. The value of a token that is padding counts as 0, for its own row too.
         attention_mask: Boolean tensor of shape (T, T), (B, T, T) or (B, num_heads, T, T);
-            `True` lets a query position (row) see a key position (column).
+            `True` lets a query position (row) see a key position (column). As in Keras' own
+            layer, NaN spreads from tokens that are hidden by this mask, by causality or by the
+            window, and are not padding; finite numbers of any size do not.
         return_attention_scores: Whether to return the re-weighted matrix as well, whose product
             with the values is the output.
         training: Whether to apply dropout.
@@ -132,6 +138,29 @@ class PLaplacianAttention(SelfAttention):
             return "dense" if return_attention_scores or self.dropout > 0.0 else "blockwise"
         return super()._path_of(return_attention_scores)
 
+    def _call(
+        self,
+        query: Tensor,
+        value: Tensor | None,
+        key: Tensor | None,
+        masks: Masks,
+        return_attention_scores: bool,
+        training: bool | None,
+    ) -> Any:
+        if value is None:
+            value = query
+            masks = masks._replace(value=masks.query if masks.value is None else masks.value)
+        key = value if key is None else key
+        self._check_shapes(query.shape, value.shape, key.shape)
+        query, key, value = without_padding(query, key, value, masks.query, _keys_of(masks))
+        return super()._call(query, value, key, masks, return_attention_scores, training)
+
+    def _projected(
+        self, query: Tensor, value: Tensor, key: Tensor, masks: Masks
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        projected = super()._projected(query, value, key, masks)
+        return without_padding(*projected, masks.query, _keys_of(masks))
+
     def _compute_attention(
         self,
         query: Tensor,
@@ -144,10 +173,7 @@ class PLaplacianAttention(SelfAttention):
     ) -> tuple[Tensor, Tensor]:
         attention_mask = self._with_causal(attention_mask, query, use_causal_mask)
         positions = ops.arange(ops.shape(key)[1])
-        centred = centred_values(value)
-        weights = self._weights(
-            query, key, (centred, centred), attention_mask, positions, positions
-        )
+        weights = self._weights(query, key, (value, value), attention_mask, positions, positions)
         outputs = _apply(self._dropped(weights, training), value)
         return outputs, ops.cast(weights, self.compute_dtype)
 
@@ -171,12 +197,10 @@ class PLaplacianAttention(SelfAttention):
     ) -> tuple[Tensor, Tensor]:
         signal = ops.cast(value, cache["signals"].dtype)[:, None]
         signals = ops.slice_update(cache["signals"], (0, 0, index, 0, 0), signal)
-        values = signals[:, 0]
-        centred = centred_values(values, cache["padding_mask"])
+        values = zero_where_masked(signals[:, 0], ops.any(mask, axis=(1, 2))[..., None, None])
         columns = ops.arange(ops.shape(key)[1])
         rows = index + ops.arange(ops.shape(query)[1])
-        row_values = ops.take(centred, rows, axis=1)
-        weights = self._weights(query, key, (row_values, centred), mask, rows, columns)
+        weights = self._weights(query, key, (signal[:, 0], values), mask, rows, columns)
         return _apply(weights, values), signals
 
     def _weights(
@@ -188,9 +212,8 @@ class PLaplacianAttention(SelfAttention):
         rows: Tensor,
         columns: Tensor,
     ) -> Tensor:
-        query = query * ops.cast(self.score_scale, query.dtype)
         return p_laplacian_weights(
-            ops.einsum("btnh,bsnh->bnts", query, key),
+            scores_of(scaled(query, self.score_scale), key),
             values,
             self.exponents,
             mask,
@@ -214,6 +237,11 @@ class PLaplacianAttention(SelfAttention):
             "epsilon": self.epsilon,
             "diagonal": self.diagonal,
         }
+
+
+def _keys_of(masks: Masks) -> Tensor | None:
+    """The tokens whose keys and values count, (B, S)."""
+    return all_of(masks.value, masks.key)
 
 
 def _apply(weights: Tensor, values: Tensor) -> Tensor:

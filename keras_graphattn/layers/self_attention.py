@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
+from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks, without_padding
 from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.ops.arguments import checked, mask, optional, size, tensor, whole
 from keras_graphattn.ops.attention_mask import AttentionMask, all_of
@@ -84,11 +84,7 @@ class SelfAttention(DenseSelfAttention):
         return_attention_scores: bool,
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
-        projected = (
-            self.query_dense(query),
-            self._in_all_heads(self.key_dense(key)),
-            self._in_all_heads(self.value_dense(value)),
-        )
+        projected = self._projected(query, value, key, masks)
         if self._path_of(return_attention_scores) == "dense":
             mask = self._join_masks(query, value, masks)
             outputs, scores = self._compute_attention(
@@ -96,6 +92,16 @@ class SelfAttention(DenseSelfAttention):
             )
             return outputs, scores
         return self._attend_lean(*projected, self._attention_mask(masks)), None
+
+    def _projected(
+        self, query: Tensor, value: Tensor, key: Tensor, masks: Masks
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads, (B, T, N, H) each."""
+        return (
+            self.query_dense(query),
+            self._in_all_heads(self.key_dense(key)),
+            self._in_all_heads(self.value_dense(value)),
+        )
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().compute_output_spec(*args, **kwargs)
@@ -191,6 +197,7 @@ class SelfAttention(DenseSelfAttention):
         """
         if not self.built:
             self.build(tokens.shape)
+        tokens = without_padding(tokens, padding_mask)
         cache, padding_mask = update_keys(cache, self.key_dense(tokens), index, padding_mask)
         mask = step_mask(cache, index, padding_mask, self.sliding_window)
         outputs, signals = self._decode_rows(

@@ -4,13 +4,11 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.layers.multi_head import without_padding
 from keras_graphattn.ops.arguments import checked, optional, size, tensor
 from keras_graphattn.ops.arguments import mask as mask_of
-from keras_graphattn.ops.causal_singular import (
-    RunningSum,
-    causal_singular_value_attention,
-    empty_running_sum,
-)
+from keras_graphattn.ops.causal_singular import causal_singular_value_attention
+from keras_graphattn.ops.running_sums import RunningSum, empty_running_sum
 from keras_graphattn.ops.singular import left_singular_vectors
 
 Tensor = Any
@@ -87,7 +85,7 @@ class SingularDecoding:
         self._check_shapes(tokens.shape, tokens.shape, None)
         if not self.built:
             self.build(tuple(tokens.shape))
-        tokens = ops.cast(tokens, self.compute_dtype)
+        tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
         filtered = self._filtered(
             left_singular_vectors(self.query_dense(tokens), padding_mask), tokens
         )

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_graphattn.layers.named_starts import SINGULAR_STARTS, check_start
 from keras_graphattn.layers.options import is_one_of
 
 Tensor = Any
@@ -50,6 +51,18 @@ def check_filter(
             'or use filter="polynomial".'
         )
     return SingularValueFilter(kind)
+
+
+def check_singular_start(start: Any, options: SingularValueFilter) -> str:
+    """The name of a start of g(S), or `ValueError` for one that cannot be used."""
+    name = check_start(start, None, 1, SINGULAR_STARTS)
+    if name != "plain" and (options.order is None or options.learned_constant):
+        raise ValueError(
+            "A named start is one of a polynomial whose weight of P_0 is 1. Received: "
+            f"start={start!r}, filter={options.kind!r}, learned_constant="
+            f"{options.learned_constant}. Leave `start` out."
+        )
+    return name
 
 
 def token_mask(attention_mask: Tensor | None) -> Tensor | None:

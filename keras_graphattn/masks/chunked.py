@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_graphattn.masks.input_checks import marked
 from keras_graphattn.masks.mask import Mask, Tensors
+from keras_graphattn.masks.precision import in_one_dtype
 from keras_graphattn.ops.chunked_attention import (
     Decay,
     advanced_state,
@@ -14,7 +16,6 @@ from keras_graphattn.ops.chunked_attention import (
     initial_chunked_state,
     segment_runs,
 )
-from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
 
@@ -49,7 +50,7 @@ class ChunkedMask(Mask):
         form = self.form(parameters, inputs)
         order = ops.arange(length, dtype="int32")
         distance = ops.cast(positions, "int32")[:, None] - order[None, :]
-        rows = ops.ones((1, 1, 1, 1))
+        rows = ops.ones((1, 1, 1, 1), "float32")
         if form.decay is not None:
             rows = decay_matrix(form.decay, ops.abs(distance))[None]
         if form.causal:
@@ -89,12 +90,16 @@ class ChunkedMask(Mask):
         if not self.has_state:
             return super().step(state, query_features, key_features, x, **inputs)
         dtype = x.dtype
-        inputs = self._prepared(x.shape, inputs)
-        query, key, x = (at_least_float32(t) for t in (query_features, key_features, x))
-        form = self.form(self.parameters(), inputs)
+        inputs, wrong = self.prepare(x, **inputs)
+        (query, key, x), parameters, inputs = in_one_dtype(
+            (query_features, key_features, x), self.parameters(), inputs
+        )
+        state = state._replace(sums=ops.cast(state.sums, x.dtype))
+        form = self.form(parameters, inputs)
         outputs = chunked_attention(query, key, x, **form._asdict(), state=state)
         state = advanced_state(state, key, x, decay=form.decay, segment_ids=form.segment_ids)
-        return ops.cast(outputs, dtype), state
+        state = state._replace(sums=marked(state.sums, wrong))
+        return ops.cast(marked(outputs, wrong), dtype), state
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -139,10 +144,6 @@ class Segments(ChunkedMask):
     """
 
     inputs_at_call = ("segment_ids",)
-
-    @property
-    def hides_keys(self) -> bool:
-        return True
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         return Form(segment_ids=inputs["segment_ids"])

@@ -29,10 +29,6 @@ class Entries(Mask):
 
     inputs_at_call = ("entries",)
 
-    @property
-    def hides_keys(self) -> bool:
-        return True
-
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         entries = inputs["entries"]
         rank = len(entries.shape)

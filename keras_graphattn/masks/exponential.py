@@ -72,6 +72,10 @@ class Exponential(ChunkedMask):
     def is_causal(self) -> bool:
         return self.causal
 
+    @property
+    def hides_keys(self) -> bool:
+        return self.is_causal
+
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)
         shape = (self.num_heads, self.num_decays)

@@ -30,7 +30,7 @@ def formed_product(
         path: "dense", all rows at once, or "blockwise", `mask.block_size` of them.
         query: Features of the queries, (B, T, N, m), or `None`.
         key: Features of the keys, (B, T, N, m), or `None`.
-        x: Signal of shape (B, T, N, D), float32.
+        x: Signal of shape (B, T, N, D), at least float32.
         parameters: The mask's weights as tensors.
         inputs: The mask's inputs at this call.
 
@@ -61,6 +61,7 @@ def formed_product(
 
 def _product(query: Tensor | None, key: Tensor | None, x: Tensor, matrix: Tensor) -> Tensor:
     """The product with some rows of M, (1 or B, 1 or N, R, T)."""
+    matrix = ops.cast(matrix, x.dtype)
     if query is not None and key is not None:
         return masked_scores(query, key, x, matrix)
     # Axes of size 1 leave the contraction: a gradient that is summed over them after it is wrong on

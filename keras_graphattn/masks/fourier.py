@@ -25,6 +25,10 @@ class FourierMask(Mask):
     dense_limit: ClassVar[int] = DENSE_LIMIT
 
     @property
+    def hides_keys(self) -> bool:
+        return self.is_causal
+
+    @property
     def _in_tiles(self) -> bool:
         """Whether the product is one of tiles, exact row by row, in place of one transform."""
         return False

@@ -78,13 +78,26 @@ class Hypercube(TopologyMask):
         hypercube_dimension(length)
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+        if not isinstance(x.shape[1], int):
+            x = ops.reshape(x, (-1, self._fixed(None), *x.shape[2:]))
         return hypercube_product(x, parameters["time"])
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
-        return hypercube_rows(positions, length, parameters["time"])[None]
+        return hypercube_rows(positions, self._fixed(length), parameters["time"])[None]
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         return self._rows(ops.arange(length), length, parameters, inputs)
+
+    def _fixed(self, length: Any) -> int:
+        """The number of nodes, where the length of the signal is not known before the run."""
+        if isinstance(length, int):
+            return length
+        if self.num_nodes is None:
+            raise ValueError(
+                "A Hypercube of any dimension needs a fixed length. Received: a signal of unknown "
+                "length. Fix the length, or give `dimension`."
+            )
+        return self.num_nodes
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -23,6 +23,10 @@ class Factored(Mask):
 
     paths = ("dense", "blockwise", "low_rank")
 
+    @property
+    def hides_keys(self) -> bool:
+        return False
+
     def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
         """L and R, each of shape (1 or N, T, rank)."""
         raise NotImplementedError(f"{type(self).__name__} must write `factors`.")
@@ -40,7 +44,7 @@ class Factored(Mask):
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         left, right = self.factors(length, parameters)
-        rows = ops.matmul(ops.take(left, positions, axis=1), ops.transpose(right, (0, 2, 1)))
+        rows = ops.einsum("nir,njr->nij", ops.take(left, positions, axis=1), right)
         return rows[None]
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
@@ -190,8 +194,11 @@ class StochasticPositions(Factored):
         frequencies, logits = parameters["frequencies"], parameters["gain_logits"]
         gains = ops.softmax(ops.pad(logits, ((0, 0), (0, 1))), axis=-1)[:, None, :-1]
         positions = ops.cast(ops.arange(length), frequencies.dtype)[None, :, None]
-        turns = positions * frequencies[:, None, :]
-        angles = 2.0 * math.pi * (turns - ops.stop_gradient(ops.floor(turns)))
+        # the leading 12 bits of a frequency times a position are exact, and so is their fraction
+        leading = ops.stop_gradient(_truncated(frequencies * 4096.0) / 4096.0)
+        turns = positions * leading[:, None, :]
+        turns = turns - _truncated(turns) + positions * (frequencies - leading)[:, None, :]
+        angles = 2.0 * math.pi * turns
         phased = angles + parameters["phases"][:, None, :]
         ones = ops.ones_like(angles[..., :1])
         left = ops.concatenate([ones, gains * ops.cos(phased), gains * ops.sin(phased)], axis=-1)
@@ -205,3 +212,8 @@ class StochasticPositions(Factored):
             "trainable_frequencies": self.trainable_frequencies,
             "seed": self.seed,
         }
+
+
+def _truncated(x: Tensor) -> Tensor:
+    """The integer part, in the dtype of `x` (`ops.floor` of torch makes float32 of float64)."""
+    return ops.stop_gradient(ops.cast(ops.cast(x, "int32"), x.dtype))

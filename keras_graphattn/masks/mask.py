@@ -12,32 +12,22 @@ from typing import Any, ClassVar, cast
 import keras
 from keras import ops
 
+from keras_graphattn.masks.call_inputs import CallInputs, Prepared
 from keras_graphattn.masks.formed import formed_product
+from keras_graphattn.masks.input_checks import marked
+from keras_graphattn.masks.precision import in_one_dtype, widest_dtype
 from keras_graphattn.ops.arguments import (
-    Rule,
     Sizes,
     as_tensor,
     check_dtype_policy,
     check_shape,
     integers,
-    tensor,
     whole,
 )
 from keras_graphattn.ops.kernel_attention import sum_over_features
-from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
 Tensors = dict[str, Tensor]
-
-# What masks take with each call, by name; any other name is a tensor of numbers
-INPUTS: dict[str, Rule] = {
-    "segment_ids": integers("B T"),
-    "entries": tensor("T T", "B? T T", "B? N? T T"),
-    "parents": integers("B T"),
-    "edges": integers("B E 2"),
-    "edge_weights": tensor("B _"),
-    "walks": integers("B T _ _"),
-}
 
 DENSE_LIMIT = 1024  # beyond it, "auto" takes rows in blocks where a mask has no path of its own
 
@@ -62,19 +52,27 @@ def restored(name: str, given: Any) -> Any:
         ) from error
 
 
-class Mask(keras.layers.Layer):  # type: ignore[misc]
+class Mask(CallInputs, keras.layers.Layer):  # type: ignore[misc]
     """M, a T x T matrix of non-negative factors per head, as a linear operator.
 
     A subclass names its `paths` and `inputs_at_call` and writes at least one of `_matrix` and
     `_rows`; for a path of its own also `_signal`, and `_attend` where attention has a better form
     than Algorithm 1. These take the mask's weights and call-time inputs as dictionaries of
     tensors and touch `self` for settings alone: on TensorFlow, rematerialisation drops the
-    gradient of captured tensors in silence.
+    gradient of captured tensors in silence. M is float64 where the weights or the signal are, so
+    what they compute follows the dtype of these tensors.
 
     Attributes:
         paths: The ways to compute: "dense" forms M, "blockwise" forms it for some query rows at a
             time, the others never form it. The one for long sequences comes last.
         inputs_at_call: Names of the tensors that every call needs, such as segment ids.
+
+    The values of `segment_ids`, `parents`, `edges`, `edge_weights`, `walks` and `entries` are
+    checked, as far as they are known when the mask is called. Outside compiled code they are: a
+    wrong one raises a `ValueError` that names example and entry. In compiled code (`jax.jit`,
+    `tf.function`, `fit`) an error is not possible: there the outputs of an example with a wrong
+    entry are NaN, and those of all others are exactly what they are without it. Check batches
+    in the data pipeline with `check_inputs`, and no NaN comes up.
 
     Example:
 
@@ -87,7 +85,6 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
     """
 
     paths: tuple[str, ...] = ("dense", "blockwise")
-    inputs_at_call: tuple[str, ...] = ()
     block_size: ClassVar[int] = 512
 
     def __init__(self, **kwargs: Any) -> None:
@@ -106,8 +103,11 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
 
     @property
     def hides_keys(self) -> bool:
-        """Whether some M[i, j] = 0: then no number of a row may depend on all keys."""
-        return self.is_causal
+        """Whether some M[i, j] may be 0. If so, a row must not depend on keys that it cannot see.
+
+        A mask whose factors are all positive says `False`, and may share numbers among all keys.
+        """
+        return True
 
     @property
     def has_state(self) -> bool:
@@ -140,7 +140,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         return self._rows(positions, length, parameters, inputs)
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
-        """M x on one of the mask's own paths; `x` (B, T, N, D) and the result are float32."""
+        """M x on one of the mask's own paths; `x` (B, T, N, D) and the result are of one dtype,
+        at least float32."""
         raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
 
     def _causal_signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
@@ -157,7 +158,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         inputs: Tensors,
         feature_chunk: int | None,
     ) -> Tensor:
-        """[(phi(Q) phi(K)^T) o M] x on one of the mask's own paths, all float32: Algorithm 1."""
+        """[(phi(Q) phi(K)^T) o M] x on one of the mask's own paths: Algorithm 1."""
         names = (*parameters, *inputs)
 
         def apply(signal: Tensor, *tensors: Tensor) -> Tensor:
@@ -225,7 +226,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
-            A tensor of the shape and dtype of `x`; sums are float32.
+            A tensor of the shape and dtype of `x`; sums are at least float32.
 
         Raises:
             ValueError: For an unknown path, missing or unknown inputs, or a length that the mask
@@ -233,14 +234,16 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         """
         x, sizes = as_tensor("x", x), cast("Sizes", {})
         check_shape("x", x, ("B T N D",), sizes)
-        inputs = self._prepared(x.shape, inputs, sizes)
+        inputs, wrong = self._prepared(x, inputs, sizes)
         path = self._checked_path(path, x.shape[1], None, x.shape[3])
-        parameters, signal = self.parameters(), at_least_float32(x)
+        if 0 in tuple(x.shape):
+            return x  # no sequences, or sequences of no tokens
+        (signal,), parameters, inputs = in_one_dtype((x,), self.parameters(), inputs)
         if path in Mask.paths:
             result = formed_product(self, path, None, None, signal, parameters, inputs)
         else:
             result = self._signal(signal, path, parameters, inputs)
-        return ops.cast(result, x.dtype)
+        return ops.cast(marked(result, wrong), x.dtype)
 
     def attend(
         self,
@@ -249,6 +252,7 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         x: Tensor,
         path: str = "auto",
         feature_chunk: int | None = None,
+        prepared: Prepared | None = None,
         **inputs: Tensor,
     ) -> Tensor:
         """[(phi(Q) phi(K)^T) o M] x: masked kernel attention before it is normalised.
@@ -262,10 +266,12 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             path: One of `paths`, or `"auto"`.
             feature_chunk: Number of features at a time where a path works on an (n, m, D)
                 tensor; less memory, the same numbers. All at once by default.
+            prepared: What `prepare` returned for the inputs, in their place: for several products
+                under one mask.
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
-            A tensor of the shape and dtype of `x`; sums are float32.
+            A tensor of the shape and dtype of `x`; sums are at least float32.
 
         Raises:
             ValueError: As for `apply`.
@@ -280,16 +286,40 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         check_shape("key_features", key_features, ("B T N m",), sizes)
         if feature_chunk is not None:
             whole()("feature_chunk", feature_chunk, sizes)
-        inputs = self._prepared(x.shape, inputs, sizes)
+        if prepared is None:
+            prepared = self._prepared(x, inputs, sizes)
+        inputs, wrong = prepared
         features = query_features.shape[-1]
         path = self._checked_path(path, x.shape[1], features, x.shape[3])
-        query, key, signal = (at_least_float32(t) for t in (query_features, key_features, x))
-        parameters = self.parameters()
+        if 0 in tuple(x.shape):
+            return x
+        if features == 0:
+            return ops.zeros_like(x)  # an empty sum
+        (signal, query, key), parameters, inputs = in_one_dtype(
+            (x, query_features, key_features), self.parameters(), inputs
+        )
         if path in Mask.paths:
             result = formed_product(self, path, query, key, signal, parameters, inputs)
         else:
             result = self._attend(query, key, signal, path, parameters, inputs, feature_chunk)
-        return ops.cast(result, x.dtype)
+        return ops.cast(marked(result, wrong), x.dtype)
+
+    def prepare(self, x: Tensor, **inputs: Tensor) -> Prepared:
+        """Checks what comes with a call once, for several products with `attend`.
+
+        Args:
+            x: A signal of shape (B, T, N, D).
+            **inputs: The tensors of `inputs_at_call`.
+
+        Returns:
+            What `attend` takes as `prepared`.
+
+        Raises:
+            ValueError: As for `apply`.
+        """
+        x, sizes = as_tensor("x", x), cast("Sizes", {})
+        check_shape("x", x, ("B T N D",), sizes)
+        return self._prepared(x, inputs, sizes)
 
     def dense(self, length: int | None = None, **inputs: Tensor) -> Tensor:
         """M itself: for tests, plots and short sequences.
@@ -299,10 +329,15 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
-            A float32 tensor of shape (1 or B, 1 or N, T, T), with gradients for all weights.
+            A tensor of shape (1 or B, 1 or N, T, T), with gradients for all weights: float32, or
+            float64 where the mask's weights or its `dtype` are.
         """
-        inputs = self._checked_inputs(inputs)
-        return self._matrix(self._length(length, inputs), self.parameters(), inputs)
+        length, (inputs, wrong) = self._prepared_matrix(length, inputs)
+        _, parameters, inputs = in_one_dtype((), self.parameters(), inputs)
+        dtype = self._dtype_of(parameters)
+        if _is_empty(length, inputs):
+            return ops.zeros((_batch(inputs), 1, length, length), dtype)
+        return ops.cast(marked(self._matrix(length, parameters, inputs), wrong), dtype)
 
     def rows(self, positions: Tensor, length: int | None = None, **inputs: Tensor) -> Tensor:
         """M[positions, :]: a few query rows, for masks that can without forming the rest.
@@ -313,11 +348,15 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
-            A float32 tensor of shape (1 or B, 1 or N, R, T).
+            A tensor of shape (1 or B, 1 or N, R, T), of the dtype of `dense`.
         """
-        inputs = self._checked_inputs(inputs)
+        length, (inputs, wrong) = self._prepared_matrix(length, inputs)
         positions = ops.cast(integers("R")("positions", positions, {}), "int32")
-        return self._rows(positions, self._length(length, inputs), self.parameters(), inputs)
+        _, parameters, inputs = in_one_dtype((), self.parameters(), inputs)
+        dtype = self._dtype_of(parameters)
+        if _is_empty(length, inputs) or positions.shape[0] == 0:
+            return ops.zeros((_batch(inputs), 1, ops.shape(positions)[0], length), dtype)
+        return ops.cast(marked(self._rows(positions, length, parameters, inputs), wrong), dtype)
 
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
         """The state of `step` before the first token: O(features x width) for each head."""
@@ -342,6 +381,10 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
 
     # What the two share
 
+    def _dtype_of(self, parameters: Tensors) -> str:
+        """The dtype of M: that of the weights or, without any, of the mask itself."""
+        return widest_dtype(parameters.values(), self.compute_dtype)
+
     def _no_state(self) -> str:
         reason = "causal, but needs all tokens so far" if self.is_causal else "not causal"
         return (
@@ -350,7 +393,8 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
             "causal=True)` or a product of these."
         )
 
-    def _prepared(self, shape: Any, inputs: Tensors, sizes: Sizes | None = None) -> Tensors:
+    def _prepared(self, x: Tensor, inputs: Tensors, sizes: Sizes) -> Prepared:
+        shape = x.shape
         if isinstance(shape[1], int):
             self._check_length(shape[1])
         if not self.built:
@@ -360,18 +404,14 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
                 f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a "
                 f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}"
             )
-        return self._checked_inputs(inputs, sizes)
+        found = self._checked_inputs(inputs, sizes)
+        return self._judged(inputs, found, ops.shape(x)[1])
 
-    def _checked_inputs(self, inputs: Tensors, sizes: Sizes | None = None) -> Tensors:
-        if set(inputs) != set(self.inputs_at_call):
-            raise ValueError(
-                f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each "
-                f"call. Received: {sorted(inputs)}. A layer hands them on as `mask_inputs`."
-            )
-        sizes = {} if sizes is None else sizes
-        rules = {name: INPUTS.get(name, tensor()) for name in self.inputs_at_call}
-        found = {name: rule(name, inputs[name], sizes) for name, rule in rules.items()}
-        return {name: ops.convert_to_tensor(given) for name, given in found.items()}
+    def _prepared_matrix(self, length: int | None, inputs: Tensors) -> tuple[Any, Prepared]:
+        """The number of tokens and the inputs of a call that has no signal."""
+        found = self._checked_inputs(inputs)
+        length = self._length(length, found)
+        return length, self._judged(inputs, found, length)
 
     def _checked_path(
         self, path: str, length: int | None, features: int | None, width: int | None
@@ -409,3 +449,15 @@ class Mask(keras.layers.Layer):  # type: ignore[misc]
         raise ValueError(
             f"{type(self).__name__} exists at any length. Received: length=None. Say which."
         )
+
+
+def _batch(inputs: Tensors) -> Any:
+    """B, as the inputs of the call have it; 1 without any."""
+    return ops.shape(next(iter(inputs.values())))[0] if inputs else 1
+
+
+def _is_empty(length: Any, inputs: Tensors) -> bool:
+    """Whether a matrix has no entry: no tokens, or inputs of no example."""
+    return (isinstance(length, int) and length == 0) or any(
+        x.shape[0] == 0 for x in inputs.values()
+    )

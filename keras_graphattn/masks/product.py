@@ -1,14 +1,18 @@
 """Products of masks, entry by entry, below quadratic time where their forms allow it."""
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_graphattn.masks.chunked import Causal, ChunkedMask, Form
+from keras_graphattn.masks.input_checks import either
 from keras_graphattn.masks.low_rank import Factored
 from keras_graphattn.masks.mask import Mask, Tensors, restored
+from keras_graphattn.masks.precision import widest_dtype
 from keras_graphattn.ops.chunked_attention import Decay
 from keras_graphattn.ops.kernel_attention import sum_over_features, unmasked_attention
 
@@ -132,10 +136,10 @@ class Product(ChunkedMask):
         return super().choose_path(length, features, width)
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
-        result = 1.0
-        for index, mask in enumerate(self.masks):
-            result = result * mask._matrix(length, *self._of(index, parameters, inputs))
-        return result
+        return _joined(
+            mask._matrix(length, *self._of(index, parameters, inputs))
+            for index, mask in enumerate(self.masks)
+        )
 
     def _check_built(self) -> None:
         for mask in self.masks:
@@ -145,6 +149,22 @@ class Product(ChunkedMask):
         for mask in self.masks:
             mask._check_length(length)
 
+    def _check_values(self, inputs: dict[str, Any], length: int | None) -> bool:
+        plain = True
+        for mask in self.masks:
+            mine = {name: inputs[name] for name in mask.inputs_at_call if name in inputs}
+            plain = mask._check_values(mine, length) and plain
+        return plain
+
+    def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Tensor | None]:
+        found: Tensors = {}
+        wrong = None
+        for mask in self.masks:
+            mine = {name: inputs[name] for name in mask.inputs_at_call}
+            tensors, flags = mask._bounded(mine, length)
+            found, wrong = found | tensors, either(wrong, flags)
+        return found, wrong
+
     def _known_length(self, inputs: Tensors) -> Any:
         for mask in self.masks:
             if type(mask)._known_length is not Mask._known_length:
@@ -152,19 +172,18 @@ class Product(ChunkedMask):
         return super()._known_length(inputs)
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
-        result = 1.0
-        for index, mask in enumerate(self.masks):
-            result = result * mask._rows(positions, length, *self._of(index, parameters, inputs))
-        return result
+        return _joined(
+            mask._rows(positions, length, *self._of(index, parameters, inputs))
+            for index, mask in enumerate(self.masks)
+        )
 
     def _block_rows(
         self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors
     ) -> Tensor:
-        result = 1.0
-        for index, mask in enumerate(self.masks):
-            mine = self._of(index, parameters, inputs)
-            result = result * mask._block_rows(positions, length, *mine)
-        return result
+        return _joined(
+            mask._block_rows(positions, length, *self._of(index, parameters, inputs))
+            for index, mask in enumerate(self.masks)
+        )
 
     def _attend(
         self,
@@ -233,6 +252,13 @@ class Product(ChunkedMask):
         if isinstance(masks, (list, tuple)):
             masks = [restored("masks", mask) for mask in masks]
         return cls(**{**config, "masks": masks})
+
+
+def _joined(factors: Iterable[Tensor]) -> Tensor:
+    """The product of the factors' entries, in the widest of their dtypes."""
+    found = list(factors)
+    dtype = widest_dtype(found)
+    return functools.reduce(operator.mul, (ops.cast(factor, dtype) for factor in found))
 
 
 def _product(first: Decay | None, second: Decay | None) -> Decay | None:

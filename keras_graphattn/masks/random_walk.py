@@ -16,6 +16,7 @@ from keras_graphattn.masks.topology import (
     whole_number,
 )
 from keras_graphattn.ops.arguments import flag, number, numpy_of
+from keras_graphattn.ops.example_walks import walk_product_of_batch
 from keras_graphattn.ops.graphs import graph_edges, read_graph
 from keras_graphattn.ops.walks import (
     WalkFeatures,
@@ -45,7 +46,9 @@ class RandomWalk(TopologyMask):
         num_nodes: Number of nodes, where edges do not name them all.
         walks: Walks to use in place of a graph: integers of shape (n, walks, length), each node's
             walks from their start on, -1 after an end. With neither, each example of a batch has
-            its own: the calls get `walks`, integers of shape (B, T, walks, length).
+            its own: the calls get `walks`, integers of shape (B, T, walks, length), nodes numbered
+            within the example, -1 after an end. "features" takes them walk by walk and never forms
+            a matrix.
         num_walks: Number of walks drawn from each node; the paper takes 50 to 100.
         walk_length: Number of nodes of a walk, its start counted; the paper takes 3 to 10.
         exact: Whether to take the expectation, for graphs and walks that are not too large: F
@@ -126,19 +129,37 @@ class RandomWalk(TopologyMask):
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)
         self._start = self._of_heads("decay", self.decay)
+        self._check_range()
         if self.learn_decay:
             self.log_decay = self._add_parameter("log_decay", np.log(self._start))
+
+    def _check_range(self) -> None:
+        """Raises a `ValueError` where powers of the decay or of |f_v| overflow."""
+        steps = self.walk_length if self._features is None else self._features.length
+        exponents = [(steps - 1) * np.log(self._start)]
+        if self._features is not None:
+            orders = np.arange(self._features.squares.shape[1])
+            with np.errstate(over="ignore"):
+                squares = self._features.squares @ self._start ** orders[:, None]
+            logarithms = np.log(squares[squares > 0.0])
+            exponents += [logarithms, logarithms * self.normalization / 2.0]
+        limit = 320.0 if self.variable_dtype == "float64" else 40.0
+        if any((np.abs(exponent) > limit).any() for exponent in exponents):
+            raise ValueError(
+                f"Powers of `decay` and of |f_v| must stay between e^-{limit:g} and e^{limit:g}. "
+                f"Received: decay={self.decay!r}, normalization={self.normalization!r}, for walks "
+                f"of {steps} nodes."
+            )
 
     def parameters(self) -> Tensors:
         if self.learn_decay:
             return {"decay": ops.exp(in_float32({"decay": self.log_decay})["decay"])}
-        return {"decay": ops.convert_to_tensor(self._start, dtype="float32")}
+        return {"decay": self._constant(self._start)}
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._features is None:
-            features = self._features_of_batch(parameters, inputs)
-            met = ops.einsum("bnvi,bvnd->bind", features, x)
-            return ops.einsum("bnvi,bind->bvnd", features, met)
+            walks = ops.cast(inputs["walks"], "int32")
+            return walk_product_of_batch(x, parameters["decay"], walks, self.normalization)
         nodes = to_nodes(x)
         found = walk_product(nodes, parameters["decay"], self._features, self.normalization)
         return from_nodes(found, x)
@@ -156,7 +177,8 @@ class RandomWalk(TopologyMask):
         decay = parameters["decay"]
         powers = decay[None] ** ops.arange(steps, dtype=decay.dtype)[:, None]
         scale = walk_scale(self._features, decay, self.normalization)
-        features = ops.einsum("vli,ln,vn->nvi", ops.convert_to_tensor(parts), powers, scale)
+        visits = ops.convert_to_tensor(parts, dtype=decay.dtype)
+        features = ops.einsum("vli,ln,vn->nvi", visits, powers, scale)
         return ops.einsum("nvi,nwi->nvw", features, features)[None]
 
     def _known_length(self, inputs: Tensors) -> Any:

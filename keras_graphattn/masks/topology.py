@@ -6,6 +6,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.masks.mask import Mask, Tensors
+from keras_graphattn.masks.precision import widest_dtype
 from keras_graphattn.ops.arguments import numpy_of, whole
 from keras_graphattn.ops.precision import at_least_float32
 
@@ -19,10 +20,6 @@ class TopologyMask(Mask):
 
     num_nodes: int | None = None  # known where the topology is given once
     _topology: tuple[str, str] = ("graph", "edges")  # the arguments: once, at each call
-
-    @property
-    def hides_keys(self) -> bool:
-        return True
 
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None
@@ -46,7 +43,8 @@ class TopologyMask(Mask):
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         if isinstance(length, int) and length <= ROWS_FROM_MATRIX:
             return super()._rows(positions, length, parameters, inputs)
-        columns = ops.cast(ops.equal(ops.arange(length)[:, None], positions[None]), "float32")
+        dtype = widest_dtype(parameters.values())
+        columns = ops.cast(ops.equal(ops.arange(length)[:, None], positions[None]), dtype)
         return ops.transpose(self._columns(columns, length, parameters, inputs), (0, 2, 3, 1))
 
     def _columns(
@@ -78,6 +76,10 @@ class TopologyMask(Mask):
             initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
             autocast=False,
         )
+
+    def _constant(self, start: Any) -> Tensor:
+        """A start value that is not learned, as a tensor."""
+        return ops.convert_to_tensor(start, dtype=widest_dtype((), self.variable_dtype))
 
     def _of_heads(self, name: str, number: Any, *others: int) -> Any:
         """A start value as an array of shape (*others, num_heads)."""

@@ -7,7 +7,9 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_graphattn.masks.input_checks import bounded_inputs, check_values
 from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.precision import widest_dtype
 from keras_graphattn.masks.topology import (
     TopologyMask,
     finite,
@@ -19,6 +21,7 @@ from keras_graphattn.masks.topology import (
 from keras_graphattn.ops.arguments import numpy_of, one_of, optional, whole
 from keras_graphattn.ops.forests import (
     Forest,
+    farthest_distance,
     forest_diameter,
     forest_distances,
     forest_from_graph,
@@ -64,8 +67,9 @@ class Tree(TopologyMask):
         forest: Integers of shape (n,): each node's parent, -1 at roots; or a graph without
             cycles: an integer array of edges of shape (E, 2), a scipy.sparse matrix of edge
             weights, or an object like a networkx graph. `None` where each example of a batch has
-            its own: then the calls get `parents`, integers of shape (B, T), -1 at roots and
-            padding.
+            its own: then the calls get `parents`, integers of shape (B, T), numbered within the
+            example, -1 at roots and padding. A parent out of range and a circle are errors; in
+            compiled code they put NaN in the outputs of their example (see `Mask`).
         edge_weights: Lengths of the edges, not negative: with parents one per node, with edges
             one per edge; 1 by default. With `forest=None`, `True` makes the calls take
             `edge_weights` of shape (B, T) beside `parents`, gradients included.
@@ -78,15 +82,15 @@ class Tree(TopologyMask):
         max_distance: Last distance of the table; by default the diameter. Needed for a table with
             `forest=None`.
         max_depth: With `forest=None`, no node has more ancestors than this; T - 1 by default. Fewer
-            steps of pointer doubling.
+            steps of pointer doubling. A node with more is an error, as above.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
         `rate` and `offset` of shape (num_heads,), or `log_table` of shape (distances, num_heads).
 
     Raises:
-        ValueError: For cycles, parents out of range, weights or start values that cannot be used,
-            and for edge weights with a table.
+        ValueError: For cycles, parents out of range, weights or start values that cannot be used
+            or overflow (a z + b above 80; 640 in float64), and for edge weights with a table.
 
     Example:
 
@@ -208,12 +212,25 @@ class Tree(TopologyMask):
             rate = self._of_heads("initial_rate", self.initial_rate)
             self.rate = self._add_parameter("rate", rate)
             offset = self._of_heads("initial_offset", self.initial_offset)
+            self._check_exponents(rate, offset)
             self.offset = self._add_parameter("offset", offset)
             return
         table = np.ones(1) if self.initial_table is None else np.asarray(self.initial_table)
         table = table[:, None] if table.ndim == 1 else table
         table = self._of_heads("initial_table", table, (self.max_distance or 0) + 1)
         self.log_table = self._add_parameter("log_table", np.log(table))
+
+    def _check_exponents(self, rate: Any, offset: Any) -> None:
+        """Raises a `ValueError` where exp(a z + b) is too large for the mask's dtype."""
+        farthest = 0.0 if self._forest is None else farthest_distance(self._forest)
+        largest = np.maximum(rate, 0.0) * farthest
+        limit = 640.0 if self.variable_dtype == "float64" else 80.0
+        if (np.maximum(largest, largest + offset) > limit).any():
+            raise ValueError(
+                f"exp(a z + b) overflows: a z, b and their sum must stay below {limit:g} for all "
+                f"distances z, here up to {farthest:g}. Received: initial_rate="
+                f"{self.initial_rate!r}, initial_offset={self.initial_offset!r}"
+            )
 
     def parameters(self) -> Tensors:
         if self.function == "exponential":
@@ -244,7 +261,7 @@ class Tree(TopologyMask):
 
     @cached_property
     def _distances(self) -> np.ndarray:
-        return forest_distances(self._given).astype("float32")[None]
+        return forest_distances(self._given)[None]
 
     def _own_path(self, columns: int = 64) -> str:
         if self._forest is None:
@@ -288,9 +305,11 @@ class Tree(TopologyMask):
             distances, same = distances_of_batch(parents, weights, self._depth(parents))
         else:
             known = np.isfinite(self._distances)
-            distances = ops.convert_to_tensor(np.where(known, self._distances, 0.0))
+            dtype = widest_dtype(parameters.values())
+            distances = ops.convert_to_tensor(np.where(known, self._distances, 0.0), dtype=dtype)
             same = ops.convert_to_tensor(known)
         if self.function == "exponential":
+            distances = ops.cast(distances, parameters["rate"].dtype)
             rate, offset = (parameters[name][None, :, None, None] for name in ("rate", "offset"))
             factors = ops.exp(rate * distances[:, None] + offset)
             return ops.where(same[:, None], factors, 0.0)
@@ -310,6 +329,12 @@ class Tree(TopologyMask):
                 "known. Received: parents of unknown length. Give `max_depth`."
             )
         return int(longest) - 1
+
+    def _check_values(self, inputs: dict[str, Any], length: int | None) -> bool:
+        return check_values(inputs, length, self.max_depth)
+
+    def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Tensor | None]:
+        return bounded_inputs(inputs, length, self.max_depth)
 
     def _known_length(self, inputs: Tensors) -> Any:
         return ops.shape(inputs["parents"])[1] if inputs else super()._known_length(inputs)

@@ -10,17 +10,14 @@ from keras_graphattn.ops.attention_mask import AttentionMask, joined_mask, zero_
 from keras_graphattn.ops.blocks import map_query_blocks
 from keras_graphattn.ops.blockwise import BlockwiseOperator
 from keras_graphattn.ops.caching import CachedOperator, initial_cache, step_mask, update_keys
-from keras_graphattn.ops.causal_singular import (
-    RunningSum,
-    causal_singular_value_attention,
-    empty_running_sum,
-)
+from keras_graphattn.ops.causal_singular import causal_singular_value_attention
 from keras_graphattn.ops.diffusion import (
     chebyshev_coefficients,
     chebyshev_matrix,
     chebyshev_terms,
     spectral_product,
 )
+from keras_graphattn.ops.distances import squared_distances
 from keras_graphattn.ops.filters import (
     filter_matrix,
     first_order_filter,
@@ -35,12 +32,7 @@ from keras_graphattn.ops.forests import (
 )
 from keras_graphattn.ops.graphs import graph_operator, read_graph, transition_matrix
 from keras_graphattn.ops.hypercube import hypercube_product
-from keras_graphattn.ops.p_laplacian import (
-    centred_values,
-    p_laplacian_attention,
-    p_laplacian_weights,
-    squared_distances,
-)
+from keras_graphattn.ops.p_laplacian import p_laplacian_attention, p_laplacian_weights
 from keras_graphattn.ops.polynomials import BASES, check_basis, check_order, polynomial, recurrence
 from keras_graphattn.ops.precision import (
     at_least_float32,
@@ -48,6 +40,7 @@ from keras_graphattn.ops.precision import (
     masked_softmax,
     zero_where_masked,
 )
+from keras_graphattn.ops.running_sums import RunningSum, empty_running_sum
 from keras_graphattn.ops.singular import (
     attend_to_context,
     left_singular_vectors,
@@ -84,7 +77,6 @@ __all__ = [
     "attend_to_context",
     "attention_matrix",
     "causal_singular_value_attention",
-    "centred_values",
     "centroid_plan",
     "centroid_product",
     "chebyshev_coefficients",

@@ -3,91 +3,40 @@
     out_t = U_t g(S_t) sum_{s<=t} exp(l_s) values_s / z_t,    z_t = sum_{s<=t} exp(l_s)
 
 per feature of the head, l the logits of V. Tokens go in chunks: inside a chunk all pairs meet in
-a chunk x chunk matrix; between chunks there are sums of size H x D, added up in groups. There is
-no loop over time, and no tensor larger than (T / chunk) x H x D or T x (H + D + chunk).
-
-All exponentials are relative to a running maximum, so nothing overflows, whatever the logits.
-One limit stands: inside a chunk, logits count as at least `SPAN` = 80 below the largest logit up
-to the chunk's end. It can be seen only by a token all of whose past, in some feature, is more than
-80 below a token that follows in the same chunk; its outputs stay a mean of the values it sees.
+a chunk x chunk matrix (`causal_chunks`); between chunks there are sums of size H x D
+(`running_sums`). There is no loop over time, and no tensor larger than (T / chunk) x H x D or
+T x (H + D + chunk). It is exact at any logits.
 """
 
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+import keras
 from keras import ops
 
-from keras_graphattn.ops.arguments import Sizes, checked, mask, optional, size, tensor, whole
+from keras_graphattn.ops.arguments import checked, mask, optional, tensor, whole
+from keras_graphattn.ops.causal_chunks import (
+    ALWAYS_EXACT,
+    Chunks,
+    at_any_logits,
+    at_one_reference,
+    reference_of,
+    rises_too_high,
+    running_maximum,
+    where_needed,
+)
 from keras_graphattn.ops.precision import at_least_float32, hidden_logit, zero_where_masked
+from keras_graphattn.ops.running_sums import (
+    RunningSum,
+    cut_into_chunks,
+    empty_running_sum,
+    running_sum,
+    sums_before_and_after,
+)
+from keras_graphattn.ops.wide import largest
 
 Tensor = Any
 
 CHUNK = 64  # tokens in a chunk
-GROUP = 32  # chunks in a group; up to twice as many and one are summed at once
-SPAN = 80.0  # of logits inside a chunk: exp(SPAN) is finite in float32
-
-
-class RunningSum(NamedTuple):
-    """Sums of exp(l_s - maximum) and exp(l_s - maximum) values_s over tokens seen so far.
-
-    With leading axes (B, N) and, between chunks, one more for the chunk.
-
-    Example:
-
-    >>> state = empty_running_sum(batch_size=1, num_heads=2, key_dim=3, value_dim=4)
-    >>> tuple(state.normaliser.shape), tuple(state.context.shape)
-    ((1, 2, 3), (1, 2, 3, 4))
-    """
-
-    maximum: Tensor  # (..., H)
-    normaliser: Tensor  # (..., H)
-    context: Tensor  # (..., H, D)
-
-
-def running_sum(name: str, value: Any, sizes: Sizes) -> RunningSum:
-    """The rule of a state: a `RunningSum` that fits the logits and the values."""
-    if not isinstance(value, RunningSum):
-        raise ValueError(
-            f"`{name}` must be a RunningSum, from `empty_running_sum` or an earlier call. "
-            f"Received: {name}={value!r}"
-        )
-    shapes = {"maximum": "B N H", "normaliser": "B N H", "context": "B N H D"}
-    parts = value._asdict()
-    return RunningSum(
-        *(tensor(shapes[part])(f"{name}.{part}", x, sizes) for part, x in parts.items())
-    )
-
-
-@checked(batch_size=size(0), num_heads=whole(), key_dim=whole(), value_dim=whole())
-def empty_running_sum(
-    batch_size: int, num_heads: int, key_dim: int, value_dim: int, dtype: str = "float32"
-) -> RunningSum:
-    """The sums over no token at all.
-
-    Args:
-        batch_size: Number of sequences B.
-        num_heads: Number of heads N.
-        key_dim: Size H of each head for U, V and S.
-        value_dim: Size D of each head for the values.
-        dtype: Dtype of the sums, at least float32.
-
-    Returns:
-        A `RunningSum` of shapes (B, N, H), (B, N, H) and (B, N, H, D): all that `decode` has to
-        keep, whatever the length.
-
-    Example:
-
-    >>> state = empty_running_sum(batch_size=1, num_heads=2, key_dim=3, value_dim=4)
-    >>> float(keras.ops.sum(state.normaliser))
-    0.0
-    """
-    lowest, shape = hidden_logit(dtype), (batch_size, num_heads, key_dim)
-    return RunningSum(
-        ops.full(shape, lowest, dtype),
-        ops.zeros(shape, dtype),
-        ops.zeros((*shape, value_dim), dtype),
-    )
 
 
 @checked(
@@ -114,11 +63,13 @@ def causal_singular_value_attention(
         values: Token values, of shape (B, T, N, D).
         mask: Optional boolean tensor of shape (B, T); `False` marks padding, seen by no token.
         state: Sums over earlier tokens, from `empty_running_sum` or from an earlier call.
-        chunk_size: Tokens in a chunk, at least 1.
+        chunk_size: Tokens in a chunk, at least 1; rounded up to a power of two.
 
     Returns:
         A tensor of shape (B, T, N, D) and the dtype of `values`, and the sums over all tokens so
-        far. Sums are taken in float32. Queries that see no token at all give exactly 0.
+        far. Sums are taken in float32, or float64 where an argument is. Queries that see no token
+        at all give exactly 0. No output depends on later tokens in a single bit, as long as those
+        are finite; NaN and inf spread to earlier tokens, as in `keras.layers.MultiHeadAttention`.
 
     Raises:
         ValueError: If `chunk_size` is not an integer of at least 1.
@@ -134,162 +85,65 @@ def causal_singular_value_attention(
     >>> keras.ops.convert_to_numpy(means).ravel().round(3).tolist()
     [1.0, 2.0, 3.0]
     """
-    values = ops.convert_to_tensor(values)
-    dtype = values.dtype
+    left, logits, values = (ops.convert_to_tensor(x) for x in (left, logits, values))
+    chunk_size = _power_of_two(chunk_size, logits.shape[1])
+    if state is None:
+        (batch, _, heads, key_dim), width = ops.shape(logits), values.shape[3]
+        dtype = at_least_float32(logits[:, :0]).dtype
+        state = empty_running_sum(batch, heads, key_dim, width, dtype)
+
+    def chunks_of(*tensors: Tensor) -> tuple[Chunks, RunningSum]:
+        return _chunks(*tensors[:3], mask, RunningSum(*tensors[3:]), chunk_size)
+
+    arguments = (left, logits, values, *state)
+    chunks, state = chunks_of(*arguments)
+    if chunk_size <= ALWAYS_EXACT:
+        outputs = at_any_logits(chunks, running_maximum(chunks))
+    else:
+        reference = reference_of(chunks)
+        near = at_one_reference(chunks, reference)
+
+        def exactly(outputs: Tensor, *tensors: Tensor) -> Tensor:
+            chunks, _ = chunks_of(*tensors)
+            maximum = running_maximum(chunks)
+            rows = rises_too_high(maximum, reference[:, :, :, None])  # (B, N, C, c, 1)
+            return ops.where(rows, at_any_logits(chunks, maximum), outputs)
+
+        # Rematerialised: what the gradient needs would else be kept where this does not run, too
+        needed = ops.any(rises_too_high(largest(chunks.logits, axis=3), reference))
+        outputs = where_needed(needed, keras.remat(exactly), near, arguments)
+    batch, heads, count, size, width = ops.shape(outputs)
+    outputs = ops.reshape(outputs, (batch, heads, count * size, width))
+    outputs = ops.transpose(outputs[:, :, : ops.shape(values)[1]], (0, 2, 1, 3))
+    return ops.cast(outputs, values.dtype), state
+
+
+def _power_of_two(size: int, length: Any) -> int:
+    """The size of a chunk: no more than the length, where it is known, and a power of two."""
+    size = max(1, min(size, length)) if isinstance(length, int) else size
+    return 1 << (size - 1).bit_length()
+
+
+def _chunks(
+    left: Tensor,
+    logits: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    state: RunningSum,
+    size: int,
+) -> tuple[Chunks, RunningSum]:
+    """The tensors (B, T, N, .) in chunks, and the sums over all of them."""
     left, logits, values = (
         ops.transpose(at_least_float32(x), (0, 2, 1, 3)) for x in (left, logits, values)
     )
+    hidden, visible = hidden_logit(logits.dtype), None
     if mask is not None:
         mask = ops.cast(mask, "bool")[:, None, :, None]
-        logits = ops.where(mask, logits, ops.cast(hidden_logit(logits.dtype), logits.dtype))
+        logits = ops.where(mask, logits, ops.cast(hidden, logits.dtype))
         values = zero_where_masked(values, mask)
-    length = left.shape[2]
-    if length is not None:
-        chunk_size = max(1, min(chunk_size, length))
-    if state is None:
-        heads, key_dim = logits.shape[1], logits.shape[3]
-        state = empty_running_sum(
-            ops.shape(logits)[0], heads, key_dim, values.shape[3], logits.dtype
-        )
-    outputs, state = _attend_in_chunks(
-        _chunks(left, chunk_size, 0.0),
-        _chunks(logits, chunk_size, hidden_logit(logits.dtype)),
-        _chunks(values, chunk_size, 0.0),
-        state,
-    )
-    shape = ops.shape(values)
-    outputs = ops.reshape(outputs, (shape[0], values.shape[1], -1, values.shape[3]))
-    outputs = outputs[:, :, : shape[2]]
-    return ops.cast(ops.transpose(outputs, (0, 2, 1, 3)), dtype), state
-
-
-def _chunks(x: Tensor, size: int, fill: float) -> Tensor:
-    """(B, N, T, ...) -> (B, N, T / size, size, ...), filled up at the end."""
-    batch, heads, length, *others = ops.shape(x)
-    missing = -length % size
-    if not isinstance(missing, int) or missing > 0:
-        tail = ops.full((batch, heads, missing, *others), fill, x.dtype)
-        x = ops.concatenate([x, tail], axis=2)
-    return ops.reshape(x, (batch, heads, (length + missing) // size, size, *others))
-
-
-def _attend_in_chunks(
-    left: Tensor, logits: Tensor, values: Tensor, state: RunningSum
-) -> tuple[Tensor, RunningSum]:
-    """All of it, on tensors (B, N, C, c, H) and (B, N, C, c, D)."""
-    chunks, exponentials = _sums_of_chunks(logits, values)
-    sums = _prefix_sums(_map(_prepend, state, chunks))
-    before = RunningSum(*(part[:, :, :-1] for part in sums))
-    # Inside a chunk all is measured from the largest logit so far, the chunk included
-    top = _larger(chunks.maximum, before.maximum)
-    weights = _at_least(exponentials * ops.expand_dims(ops.exp(chunks.maximum - top), 3))
-    weights = zero_where_masked(weights, _visible(logits))
-    carried = ops.expand_dims(_at_least(ops.exp(before.maximum - top)), 3)  # (B, N, C, 1, H)
-    size = logits.shape[3]
-    seen = ops.tril(ops.ones((size, size), "bool"))
-    normaliser = ops.einsum("ts,bncsh->bncth", ops.cast(seen, weights.dtype), weights)
-    normaliser += carried * ops.expand_dims(before.normaliser, 3)
-    normaliser = ops.where(normaliser > 0.0, normaliser, ops.cast(1.0, normaliser.dtype))
-    left = left * ops.exp(-ops.log(normaliser))  # a quotient's gradient would divide by the square
-    inside = zero_where_masked(ops.einsum("bncth,bncsh->bncts", left, weights), seen)
-    outputs = ops.einsum("bncts,bncsd->bnctd", inside, values)
-    outputs += ops.einsum("bncth,bnchd->bnctd", left * carried, before.context)
-    return outputs, RunningSum(*(part[:, :, -1] for part in sums))
-
-
-def _map(function: Callable[..., Tensor], *sums: RunningSum) -> RunningSum:
-    return RunningSum(*(function(*parts) for parts in zip(*sums, strict=True)))
-
-
-def _prepend(first: Tensor, others: Tensor) -> Tensor:
-    return ops.concatenate([ops.expand_dims(first, 2), others], axis=2)
-
-
-def _at_least(ratio: Tensor) -> Tensor:
-    """Ratios to the largest, no smaller than exp(-SPAN)."""
-    return _larger(ratio, ops.cast(math.exp(-SPAN), ratio.dtype))
-
-
-def _larger(first: Tensor, second: Tensor) -> Tensor:
-    """`ops.maximum`, but float64 stays float64 on torch."""
-    return ops.where(first >= second, first, second)
-
-
-def _visible(logits: Tensor) -> Tensor:
-    """Where a logit is that of a token: neither of padding nor of a chunk's empty end."""
-    return logits > 0.5 * hidden_logit(logits.dtype)
-
-
-def _sums_of_chunks(logits: Tensor, values: Tensor) -> tuple[RunningSum, Tensor]:
-    """Sums over each chunk by itself, and exp(logits - maximum)."""
-    maximum = ops.stop_gradient(ops.max(logits, axis=3, keepdims=True))
-    exponentials = zero_where_masked(ops.exp(logits - maximum), _visible(logits))
-    normaliser = ops.sum(exponentials, axis=3)
-    context = ops.einsum("bncsh,bncsd->bnchd", exponentials, values)
-    return RunningSum(maximum[:, :, :, 0], normaliser, context), exponentials
-
-
-def _prefix_sums(sums: RunningSum) -> RunningSum:
-    """Sums over chunks 0 ... c for every c, the chunk axis being the third."""
-    count, heads = sums.maximum.shape[2], sums.maximum.shape[1]
-    if count is not None and count <= 2 * GROUP + 1:
-        return _dense_prefix_sums(sums)
-    # Inside groups, which stand beside the heads; then over the groups, by the same function
-    fills = RunningSum(hidden_logit(sums.maximum.dtype), 0.0, 0.0)
-    groups = _map(lambda part, fill: _merge_axes(_chunks(part, GROUP, fill)), sums, fills)
-    inside = _dense_prefix_sums(groups)
-    totals = _map(lambda part: _split_heads(part[:, :, -1], heads), inside)
-    totals = _dense_prefix_sums(totals) if count is None else _prefix_sums(totals)
-    before = _map(
-        lambda part, fill: _merge_axes(
-            ops.concatenate([ops.full_like(part[:, :, :1], fill), part[:, :, :-1]], axis=2)
-        )[:, :, None],
-        totals,
-        fills,
-    )
-    joined = _map(lambda part: _split_heads(part, heads), _add(before, inside))
-    count = ops.shape(sums.maximum)[2]
-    return _map(
-        lambda part: ops.reshape(part, (*ops.shape(part)[:2], -1, *part.shape[4:]))[:, :, :count],
-        joined,
-    )
-
-
-def _add(first: RunningSum, second: RunningSum) -> RunningSum:
-    """Sums over the tokens of both."""
-    maximum = _larger(first.maximum, second.maximum)
-    scales = (ops.exp(first.maximum - maximum), ops.exp(second.maximum - maximum))
-    return RunningSum(
-        maximum,
-        first.normaliser * scales[0] + second.normaliser * scales[1],
-        first.context * scales[0][..., None] + second.context * scales[1][..., None],
-    )
-
-
-def _merge_axes(x: Tensor) -> Tensor:
-    """(B, N, G, ...) -> (B, N G, ...)."""
-    shape = ops.shape(x)
-    return ops.reshape(x, (shape[0], shape[1] * shape[2], *shape[3:]))
-
-
-def _split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, N G, ...) -> (B, N, G, ...)."""
-    shape = ops.shape(x)
-    return ops.reshape(x, (shape[0], heads, shape[1] // heads, *shape[2:]))
-
-
-def _dense_prefix_sums(sums: RunningSum) -> RunningSum:
-    """Prefix sums by one lower-triangular matrix per feature."""
-    count = ops.shape(sums.maximum)[2]
-    maxima = ops.stop_gradient(ops.transpose(sums.maximum, (0, 1, 3, 2)))  # (B, N, H, C)
-    order = ops.arange(count)
-    seen = order[None, :] <= order[:, None]
-    low = ops.cast(hidden_logit(maxima.dtype), maxima.dtype)
-    relative = ops.where(seen, maxima[:, :, :, None, :], low)  # (B, N, H, C, C)
-    running = ops.max(relative, axis=-1)
-    weights = ops.where(seen, ops.exp(relative - running[..., None]), ops.cast(0.0, relative.dtype))
-    return RunningSum(
-        ops.transpose(running, (0, 1, 3, 2)),
-        ops.einsum("bnhij,bnjh->bnih", weights, sums.normaliser),
-        ops.einsum("bnhij,bnjhd->bnihd", weights, sums.context),
-    )
+        visible = cut_into_chunks(mask, size, False)[:, 0, :, :, 0]
+    left = cut_into_chunks(left, size, 0.0)  # (B, N, C, c, H)
+    logits = cut_into_chunks(logits, size, hidden)
+    values = cut_into_chunks(values, size, 0.0)
+    before, after = sums_before_and_after(logits, values, state)
+    return Chunks(left, logits, values, before, visible), after

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_graphattn.ops.wide import matmul
+
 Tensor = Any
 
 GROUP = 32  # chunks in a group; up to twice as many are summed at once
@@ -64,7 +66,7 @@ def _sums_before(updates: Tensor, scan: _Scan) -> Tensor:
     """The same for u of shape (B, N, F', C, F / F')."""
     count = updates.shape[3]
     if isinstance(count, int) and count <= 2 * GROUP:
-        return ops.matmul(_weights(count, scan, 0), updates)
+        return matmul(_weights(count, scan, 0), updates)
     batch, heads, parts, chunks, width = ops.shape(updates)
     missing = -chunks % GROUP
     groups = (chunks + missing) // GROUP
@@ -89,15 +91,15 @@ def _sums_before(updates: Tensor, scan: _Scan) -> Tensor:
     # A matrix for each group: one for all of them would be multiplied out with the axes turned.
     weights = _weights(GROUP, scan, 1)
     weights = ops.broadcast_to(weights, (batch, heads, parts, groups, GROUP, GROUP))
-    inside = ops.matmul(weights, updates)
+    inside = matmul(weights, updates)
     to_end = ops.broadcast_to(_to_end(scan, following), (batch, heads, parts, groups, 1, GROUP))
-    totals = ops.squeeze(ops.matmul(to_end, updates), axis=4)
+    totals = ops.squeeze(matmul(to_end, updates), axis=4)
     group_decay = None if scan.log_decay is None else GROUP * scan.log_decay
     by_group = scan._replace(log_decay=group_decay, source=following, target=first)
     if isinstance(groups, int):
         before = _sums_before(totals, by_group)
     else:
-        before = ops.matmul(_weights(groups, by_group, 0), totals)
+        before = matmul(_weights(groups, by_group, 0), totals)
     result = inside + _from_start(scan, first) * before[..., None, :]
     return ops.reshape(result, (batch, heads, parts, groups * GROUP, width))[:, :, :, :chunks]
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_graphattn.ops.chunk_states import sums_before
+from keras_graphattn.ops.precision import zero_where_masked
+from keras_graphattn.ops.wide import matmul
 
 Tensor = Any
 
@@ -116,6 +118,7 @@ def chunked_attention(
     [1.0, 2.0, 1.0, 2.0]
     """
     query, key, x = (ops.convert_to_tensor(t) for t in (query, key, x))
+    decay = None if decay is None else _of_dtype(decay, x.dtype)
     batch, length, heads, width = ops.shape(x)
     if chunk_size is None:
         chunk_size = CHUNK if causal else CHUNK_TWO_SIDED
@@ -124,11 +127,11 @@ def chunked_attention(
     runs = None
     if segment_ids is not None:
         runs, kept = segment_runs(segment_ids, None if state is None else state.segment)
-        kept = ops.cast(kept, x.dtype)[:, :, None, None]
-        query, key = query * kept, key * kept
+        kept = kept[:, :, None, None]
+        query, key, x = (zero_where_masked(t, kept) for t in (query, key, x))
         runs = _chunks(runs[:, None], chunk_size, last=True)[:, 0]  # (B, C, c)
     query, key, x = (_chunks(ops.transpose(t, (0, 2, 1, 3)), chunk_size) for t in (query, key, x))
-    sums = None if state is None else state.sums
+    sums = None if state is None else ops.cast(state.sums, x.dtype)
     outputs = _inside(query, key, x, runs, causal, decay)
     is_one = isinstance(query.shape[2], int) and query.shape[2] == 1
     if not is_one or sums is not None:
@@ -150,10 +153,11 @@ def advanced_state(
     """The state after further tokens, arguments as in `chunked_attention`."""
     keep = 1.0
     segment = state.segment
+    decay = None if decay is None else _of_dtype(decay, x.dtype)
     if segment_ids is not None:
         runs, kept = segment_runs(segment_ids, state.segment)
         last = ops.logical_and(ops.equal(runs, runs[:, -1:]), kept)
-        key = key * ops.cast(last, x.dtype)[:, :, None, None]
+        key, x = (zero_where_masked(t, last[:, :, None, None]) for t in (key, x))
         keep = ops.cast(ops.equal(runs[:, -1], 0), x.dtype)[:, None, None, None]
         segment = ops.cast(segment_ids, "int32")[:, -1]
     key = ops.transpose(key, (0, 2, 1, 3))
@@ -162,8 +166,13 @@ def advanced_state(
         key = _with_decays(key, decay.rates, length - 1 - ops.arange(length))
         rates = ops.repeat(decay.rates, state.sums.shape[2] // decay.rates.shape[1], axis=1)
         keep = keep * ops.exp(-rates * ops.cast(length, rates.dtype))[:, :, None]
-    sums = keep * state.sums + ops.einsum("bnjf,bjnd->bnfd", key, x)
+    sums = keep * ops.cast(state.sums, x.dtype) + ops.einsum("bnjf,bjnd->bnfd", key, x)
     return ChunkedState(sums, segment)
+
+
+def _of_dtype(decay: Decay, dtype: Any) -> Decay:
+    weights = None if decay.weights is None else ops.cast(decay.weights, dtype)
+    return Decay(ops.cast(decay.rates, dtype), weights)
 
 
 def _inside(
@@ -172,7 +181,7 @@ def _inside(
     """What tokens give each other within a chunk: (B, N, C, c, D)."""
     order = ops.arange(x.shape[3])
     distance = order[:, None] - order[None, :]
-    scores = ops.matmul(query, ops.swapaxes(key, -1, -2))
+    scores = matmul(query, ops.swapaxes(key, -1, -2))
     if decay is not None:
         scores = scores * decay_matrix(decay, ops.abs(distance))[:, None]
     if causal:
@@ -180,7 +189,7 @@ def _inside(
     if runs is not None:
         same = ops.equal(runs[..., :, None], runs[..., None, :])[:, None]
         scores = ops.where(same, scores, ops.cast(0.0, scores.dtype))
-    return ops.matmul(scores, x)
+    return matmul(scores, x)
 
 
 def _outside(
@@ -207,7 +216,7 @@ def _outside(
     if decay is not None:
         key = _with_decays(key, decay.rates, to_edge)
         log_decay = -float(size) * decay.rates
-    updates = ops.matmul(ops.swapaxes(key, -1, -2), x)  # (B, N, C, R m, D)
+    updates = matmul(ops.swapaxes(key, -1, -2), x)  # (B, N, C, R m, D)
     batch, heads, count, features, _ = ops.shape(updates)
     updates = ops.reshape(updates, (batch, heads, count, features * width))
     if sums is not None:
@@ -229,11 +238,11 @@ def _decayed_product(
 ) -> Tensor:
     """phi(Q) S, decayed from the edge of the chunk to each token: (B, N, C, c, D)."""
     if decay is None:
-        return ops.matmul(query, states)
+        return matmul(query, states)
     if decay.rates.shape[1] > 1:
-        return ops.matmul(_with_decays(query, decay.rates, distance, decay.weights), states)
+        return matmul(_with_decays(query, decay.rates, distance, decay.weights), states)
     # A factor per row: on the product it joins the sum that follows, in one pass over memory.
-    return _with_decays(ops.matmul(query, states), decay.rates, distance, decay.weights)
+    return _with_decays(matmul(query, states), decay.rates, distance, decay.weights)
 
 
 def _with_decays(

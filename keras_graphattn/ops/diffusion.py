@@ -9,14 +9,23 @@ Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1; the Chebysh
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.fft
 import scipy.sparse
 from keras import ops
 
-from keras_graphattn.ops.arguments import checked, function, instance, number, scalar, tensor, whole
+from keras_graphattn.ops.arguments import (
+    checked,
+    float_dtype,
+    function,
+    instance,
+    number,
+    scalar,
+    tensor,
+    whole,
+)
 from keras_graphattn.ops.forests import Array
 from keras_graphattn.ops.graphs import an_adjacency
 from keras_graphattn.ops.own_gradient import kept_with
@@ -63,8 +72,10 @@ def chebyshev_terms(function: Function, low: float, high: float, tolerance: floa
     return max(int(enough[0]), 2)
 
 
-@checked(function=function, low=scalar, high=scalar, terms=whole())
-def chebyshev_coefficients(function: Function, low: Any, high: Any, terms: int) -> Tensor:
+@checked(function=function, low=scalar, high=scalar, terms=whole(), dtype=float_dtype)
+def chebyshev_coefficients(
+    function: Function, low: Any, high: Any, terms: int, dtype: str = "float32"
+) -> Tensor:
     """The coefficients c_k of f on [low, high], with gradients.
 
     Args:
@@ -72,9 +83,10 @@ def chebyshev_coefficients(function: Function, low: Any, high: Any, terms: int) 
         low: Lower end of the interval, a number or a scalar tensor.
         high: Upper end.
         terms: Number of coefficients.
+        dtype: The dtype to compute in.
 
     Returns:
-        A float32 tensor of shape (terms, N).
+        A tensor of shape (terms, N).
 
     Example:
 
@@ -82,12 +94,12 @@ def chebyshev_coefficients(function: Function, low: Any, high: Any, terms: int) 
     >>> np.abs(keras.ops.convert_to_numpy(coefficients)).round(4).ravel().astype(float).tolist()
     [0.0, 1.0, 0.0]
     """
-    unit = ops.convert_to_tensor(_nodes(-1.0, 1.0, terms)[:, None], dtype="float32")
+    unit = ops.convert_to_tensor(_nodes(-1.0, 1.0, terms)[:, None], dtype=dtype)
     values = function((high + low) / 2.0 + (high - low) / 2.0 * unit)
     angles = np.outer(np.arange(terms), (np.arange(terms) + 0.5) * np.pi / terms)
     transform = 2.0 / terms * np.cos(angles)
     transform[0] /= 2.0
-    return ops.matmul(ops.convert_to_tensor(transform, dtype="float32"), values)
+    return ops.einsum("kj,jn->kn", ops.convert_to_tensor(transform, dtype=dtype), values)
 
 
 @checked(matrix=an_adjacency, low=number(), high=number())
@@ -121,7 +133,7 @@ def spectral_product(x: Tensor, coefficients: Tensor, matrix: SparseMatrix) -> T
     """sum_k c_k T_k(S') x for a constant symmetric matrix S.
 
     Args:
-        x: float32 tensor of shape (n, N, C): nodes, heads, columns.
+        x: Tensor of shape (n, N, C): nodes, heads, columns.
         coefficients: Tensor of shape (terms, N), at least 2 terms.
         matrix: 2 S', of shape (n, n), from `chebyshev_matrix`.
 
@@ -178,8 +190,12 @@ def spectral_product_of_batch(
 
 
 def graph_operator_of_batch(
-    edges: Tensor, edge_weights: Tensor | None, length: Any, operator: str
-) -> Callable[[Tensor], Tensor]:
+    edges: Tensor,
+    edge_weights: Tensor | None,
+    length: Any,
+    operator: str,
+    dtype: str = "float32",
+) -> "OperatorOfBatch":
     """x -> S x for one graph per example, as tensors.
 
     Args:
@@ -187,9 +203,10 @@ def graph_operator_of_batch(
         edge_weights: Optional positive tensor of shape (B, E); 1 by default.
         length: Number of nodes T of each example.
         operator: `"laplacian"`, `"normalized_laplacian"` or `"adjacency"`.
+        dtype: The dtype of its numbers.
 
     Returns:
-        A function of tensors (B T, N, C).
+        The operator, a function of tensors (B T, N, C).
     """
     batch = ops.shape(edges)[0]
     count = batch * length
@@ -197,9 +214,9 @@ def graph_operator_of_batch(
     known = ops.all(edges >= 0, axis=-1)
     first = ops.arange(batch, dtype="int32")[:, None, None] * length
     ends = ops.reshape(ops.where(known[..., None], edges + first, 0), (-1, 2))
-    weights = ops.cast(known, "float32")
+    weights = ops.cast(known, dtype)
     if edge_weights is not None:
-        weights = ops.where(known, ops.cast(edge_weights, "float32"), 0.0)
+        weights = ops.where(known, ops.cast(edge_weights, dtype), 0.0)
     weights = ops.tile(ops.reshape(weights, (-1,)), 2)
     sources = ops.concatenate([ends[:, 0], ends[:, 1]], axis=0)
     targets = ops.concatenate([ends[:, 1], ends[:, 0]], axis=0)
@@ -208,14 +225,30 @@ def graph_operator_of_batch(
         isolated = degrees <= 0.0
         scale = ops.where(isolated, 0.0, ops.rsqrt(ops.where(isolated, 1.0, degrees)))
         weights = weights * ops.take(scale, sources) * ops.take(scale, targets)
-        degrees = ops.cast(ops.logical_not(isolated), "float32")
+        degrees = ops.cast(ops.logical_not(isolated), dtype)
 
-    def apply(x: Tensor) -> Tensor:
+    def neighbours(x: Tensor) -> Tensor:
         carried = weights[:, None, None] * ops.take(x, sources, axis=0)
-        neighbours = sum_rows(carried, targets, count)
-        return neighbours if operator == "adjacency" else degrees[:, None, None] * x - neighbours
+        return sum_rows(carried, targets, count)
 
-    return apply
+    return OperatorOfBatch(neighbours, None if operator == "adjacency" else degrees)
+
+
+class OperatorOfBatch(NamedTuple):
+    """x -> S x for one graph per example, in two parts.
+
+    Attributes:
+        neighbours: x -> the weighted sum over neighbours, for tensors (B T, N, C).
+        diagonal: Of a Laplacian, (B T,): S x = diagonal x - neighbours(x). `None`: S is
+            `neighbours`.
+    """
+
+    neighbours: Callable[[Tensor], Tensor]
+    diagonal: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        found = self.neighbours(x)
+        return found if self.diagonal is None else self.diagonal[:, None, None] * x - found
 
 
 def _nodes(low: float, high: float, count: int) -> Array:

@@ -20,6 +20,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.ops.precision import at_least_float32, hidden_logit
+from keras_graphattn.ops.wide import larger, largest
 
 Tensor = Any
 FeatureMap = Callable[[Tensor], Tensor]
@@ -86,8 +87,8 @@ def favor_shift(directions: Tensor) -> Tensor:
     An exponent w . x - |x|^2 / 2 is at most |w|^2 / 2. The shift brings that to
     `LARGEST_EXPONENT`, so that nothing overflows; it is 0 for heads of up to about 100 channels.
     """
-    largest = ops.max(ops.sum(ops.square(directions), axis=1), axis=1, keepdims=True)
-    return ops.maximum(0.5 * largest - LARGEST_EXPONENT, 0.0)
+    longest = largest(ops.sum(ops.square(directions), axis=1), axis=1, keepdims=True)
+    return larger(0.5 * longest - LARGEST_EXPONENT, 0.0)
 
 
 def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
     Source: Choromanski et al., arXiv 2009.14794, Lemma 1 and Eq. 8.
     """
     exponents = _exponents(query, directions)
-    return ops.exp(exponents - ops.stop_gradient(ops.max(exponents, axis=-1, keepdims=True)))
+    return ops.exp(exponents - ops.stop_gradient(largest(exponents, axis=-1, keepdims=True)))
 
 
 def favor_key_features(
@@ -133,13 +134,13 @@ def favor_key_features(
     """
     exponents = _exponents(key, directions)
     if fixed_scale:
-        return ops.exp(exponents - favor_shift(ops.convert_to_tensor(directions)))
+        return ops.exp(exponents - favor_shift(ops.cast(directions, exponents.dtype)))
     if mask is not None:
         mask = ops.cast(mask, "bool")[:, :, None, None]
         hidden = ops.cast(hidden_logit(exponents.dtype), exponents.dtype)
         exponents = ops.where(mask, exponents, hidden)
-    largest = ops.stop_gradient(ops.max(exponents, axis=(1, 3), keepdims=True))
-    return ops.exp(exponents - largest)
+    scale = ops.stop_gradient(largest(exponents, axis=(1, 3), keepdims=True))
+    return ops.exp(exponents - scale)
 
 
 def _exponents(x: Tensor, directions: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from keras import ops
 from keras_graphattn.ops.arguments import check_broadcast, check_shape, checked, function, tensor
 from keras_graphattn.ops.polynomials import Step, basis_steps, check_order
 from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.ops.wide import matmul
 
 Tensor = Any
 Operator = Callable[[Tensor], Tensor]
@@ -191,4 +192,4 @@ def filter_matrix(graph_filter: Callable[[Operator, Tensor], Tensor], matrix: Te
         ops.eye(ops.shape(matrix)[-1], dtype=matrix.dtype), ops.shape(matrix)
     )
     # A I is A: spares the first of the filter's products
-    return graph_filter(lambda x: matrix if x is identity else ops.matmul(matrix, x), identity)
+    return graph_filter(lambda x: matrix if x is identity else matmul(matrix, x), identity)

@@ -206,19 +206,28 @@ def forest_distances(forest: Forest) -> Array:
 
 def forest_diameter(forest: Forest) -> int:
     """The largest number of edges between two nodes of one tree."""
-    best, deepest = 0, np.zeros(forest.size, "int64")
+    return int(_longest_way(forest, np.ones(forest.size)))
+
+
+def farthest_distance(forest: Forest) -> float:
+    """The largest distance between two nodes of one tree, by edge weights."""
+    return _longest_way(forest, forest.weights)
+
+
+def _longest_way(forest: Forest, lengths: Array) -> float:
+    best, deepest = 0.0, np.zeros(forest.size)
     for level in range(forest.height, 0, -1):  # the two deepest children's branches of each node
         rows = np.arange(*forest.starts[level : level + 2])
-        above, reach = forest.parents[rows], deepest[rows] + 1
+        above, reach = forest.parents[rows], deepest[rows] + lengths[rows]
         order = np.lexsort((reach, above))
         above, reach = above[order], reach[order]
         last = np.append(above[1:] != above[:-1], True)
         second = np.flatnonzero(last) - 1
         pairs = (second >= 0) & (above[second] == above[last])
         deepest[above[last]] = reach[last]
-        best = max(best, int(reach.max()))
+        best = max(best, float(reach.max()))
         if pairs.any():
-            best = max(best, int((reach[last] + reach[second])[pairs].max()))
+            best = max(best, float((reach[last] + reach[second])[pairs].max()))
     return best
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
+from scipy.sparse.csgraph import connected_components
 
 from keras_graphattn.ops.arguments import checked, numpy_of, one_of, optional, whole
+from keras_graphattn.ops.edge_lists import check_entries_once, edges_of_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,10 +29,12 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
     """An undirected weighted graph as a symmetric scipy.sparse matrix.
 
     Args:
-        graph: Integer array of shape (E, 2), one edge per row in either direction; or a
-            scipy.sparse matrix, symmetric, of edge weights; or an object like a networkx graph,
-            with `nodes` and `edges` (its nodes are numbered as it lists them; weights are the
-            edge attribute "weight", 1 where there is none).
+        graph: Integer array of shape (E, 2), one edge per row in either direction: given several
+            times, or in both directions, it counts once; or a scipy.sparse matrix, symmetric, of
+            edge weights, one entry in each place; or an object like a networkx graph, with
+            `nodes` and `edges` (its nodes are numbered as it lists them; weights are the edge
+            attribute "weight", 1 where there is none; one that is directed has every edge in both
+            directions).
         num_nodes: Number of nodes n; by default what the edges name, or the matrix has.
         edge_weights: Optional numbers, one per row of an edge array; 1 by default.
 
@@ -38,8 +42,9 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
         A float64 `scipy.sparse.csr_array` of shape (n, n) with sorted indices and no diagonal.
 
     Raises:
-        ValueError: For nodes out of range, loops, duplicate edges, weights that are not positive
-            finite numbers, and matrices that are not square and symmetric.
+        ValueError: For nodes out of range, loops, edges with two weights, weights that are not
+            positive finite numbers, matrices that are not square and symmetric, and directed graphs
+            with an edge in one direction only.
         TypeError: For anything else than these three.
 
     Example:
@@ -55,11 +60,8 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
     edges = _edge_array(graph)
     num_nodes = _checked_count(edges, num_nodes)
     weights = _checked_weights(edge_weights, len(edges))
+    edges, weights = edges_of_graph(edges, weights)
     low, high = edges.min(axis=1), edges.max(axis=1)
-    if len(np.unique(low * num_nodes + high)) < len(edges):
-        raise ValueError(
-            "Each edge of `graph` is given once, in either direction. Received: duplicate edges."
-        )
     rows, columns = np.concatenate([low, high]), np.concatenate([high, low])
     values = np.concatenate([weights, weights])
     matrix = scipy.sparse.coo_array((values, (rows, columns)), shape=(num_nodes, num_nodes))
@@ -134,6 +136,32 @@ def spectral_radius(matrix: Any, iterations: int = 100) -> float:
     return max(best, 1e-6)
 
 
+def spectrum_by_component(matrix: Any) -> tuple[Array, Array]:
+    """Eigenvalues (n,) and eigenvectors (n, n) of a symmetric matrix, each on one component.
+
+    An eigenvector is exactly 0 outside of its component, so that no function of the matrix joins
+    two components, not even by rounding.
+
+    Args:
+        matrix: A symmetric scipy.sparse matrix of shape (n, n).
+
+    Example:
+
+    >>> values, vectors = spectrum_by_component(scipy.sparse.diags_array([3.0, 1.0]))
+    >>> values.tolist(), vectors.tolist()
+    ([3.0, 1.0], [[1.0, 0.0], [0.0, 1.0]])
+    """
+    matrix = scipy.sparse.csr_array(matrix)
+    _, component = connected_components(matrix, directed=False)
+    values, vectors = matrix.diagonal(), np.eye(matrix.shape[0])
+    order = np.argsort(component, kind="stable")
+    for nodes in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
+        if len(nodes) > 1:
+            block = np.ix_(nodes, nodes)
+            values[nodes], vectors[block] = np.linalg.eigh(matrix[nodes][:, nodes].toarray())
+    return values, vectors
+
+
 @checked(adjacency=an_adjacency)
 def transition_matrix(adjacency: Any) -> Any:
     """The matrix of one step of a random walk, rows summing to 1; 0 at isolated nodes.
@@ -169,6 +197,7 @@ def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Any:
         raise ValueError(
             f"The matrix of a `graph` holds real numbers. Received: dtype {graph.dtype}"
         )
+    check_entries_once(graph)
     matrix = _sorted(graph)
     matrix.eliminate_zeros()
     if abs(matrix - matrix.T).max() > 1e-9 * max(abs(matrix).max(), 1e-300):
@@ -177,9 +206,10 @@ def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Any:
             "`matrix.maximum(matrix.T)` to forget directions."
         )
     if matrix.diagonal().any():
+        node = int(np.flatnonzero(matrix.diagonal())[0])
         raise ValueError(
-            "An edge of `graph` joins two nodes. Received: a matrix with a diagonal (loops). Set "
-            "it to 0."
+            "An edge of `graph` joins two nodes. Received: a matrix with a diagonal, such as a "
+            f"loop at node {node}. Set it to 0."
         )
     _checked_weights(matrix.data, matrix.nnz)
     return matrix
@@ -196,6 +226,16 @@ def _from_networkx(
         )
     found = list(graph.edges(data="weight", default=1.0))
     edges = np.array([(names[u], names[v]) for u, v, _ in found], "int64").reshape((-1, 2))
+    given = {(u, v) for u, v in edges.tolist()}
+    directed = getattr(graph, "is_directed", False)
+    directed = directed() if callable(directed) else directed
+    one_way = [(u, v) for u, v in given if directed and (v, u) not in given]
+    if one_way:
+        u, v = (list(names)[node] for node in min(one_way))
+        raise ValueError(
+            "A directed `graph` must have every edge in both directions. Received: an edge from "
+            f"{u!r} to {v!r} and none back. Use `graph.to_undirected()` to forget directions."
+        )
     return edges, len(names), [1.0 if w is None else float(w) for _, _, w in found]
 
 
@@ -234,9 +274,11 @@ def _checked_count(edges: Array, num_nodes: int | None) -> int:
             f"The nodes of `graph` are numbered from 0 to num_nodes - 1. Received: nodes "
             f"{edges.min(initial=0)} to {named - 1}, num_nodes={num_nodes}"
         )
-    if (edges[:, 0] == edges[:, 1]).any():
+    loops = np.flatnonzero(edges[:, 0] == edges[:, 1])
+    if len(loops):
         raise ValueError(
-            "An edge of `graph` joins two nodes. Received: a loop, from a node to itself."
+            f"An edge of `graph` joins two nodes. Received: edge {loops[0]}, from node "
+            f"{edges[loops[0], 0]} to itself. Leave it out."
         )
     return count
 

@@ -31,7 +31,8 @@ def masked_scores(query: Tensor, key: Tensor, x: Tensor, matrix: Tensor) -> Tens
     Returns:
         A tensor of shape (B, T, N, D).
     """
-    scores = ops.einsum("btnm,bsnm->bnts", query, key) * matrix
+    scores = ops.einsum("btnm,bsnm->bnts", query, key)
+    scores = scores * ops.cast(matrix, scores.dtype)
     return ops.einsum("bnts,bsnd->btnd", scores, x)
 
 
@@ -106,6 +107,7 @@ class NormalisedOperator:
 
     The normaliser comes with the first signal, as one more column of it. It is a sum of positive
     numbers; where a path leaves it at 0, below by rounding, or without an inverse, the row is 0.
+    A row that sees NaN or inf is not finite.
 
     Args:
         attend: Callable that maps a signal (B, S, N, D) to [(phi(Q) phi(K)^T) o M] signal.
@@ -134,7 +136,9 @@ class NormalisedOperator:
         """Which rows are not 0, of shape (B, T, N, 1), once there is a normaliser."""
         if self.normaliser is None:
             raise ValueError("The operator has no normaliser yet. Apply it first.")
-        seen = self.normaliser >= SMALLEST
+        # NaN counts as seen, and stays NaN. Not as `not (x < SMALLEST)`: TensorFlow's graphs turn
+        # that into `x >= SMALLEST`.
+        seen = ops.logical_or(self.normaliser >= SMALLEST, ops.isnan(self.normaliser))
         if self.sighted is None:
             return seen
         return ops.logical_and(seen, self.sighted[..., None])

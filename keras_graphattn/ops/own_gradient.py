@@ -44,9 +44,7 @@ def compiled_once(function: Callable[..., Any], *settings: Hashable) -> Callable
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(
-    function: Callable[..., Any], settings: tuple[Hashable, ...]
-) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], settings: tuple[Hashable, ...]) -> Callable[..., Any]:
     import jax
 
     compiled: Callable[..., Any] = jax.jit(functools.partial(function, *settings))

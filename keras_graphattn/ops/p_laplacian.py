@@ -2,15 +2,15 @@
 
     out_i = sum_j softmax_j(q_i . k_j * scale) (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2) v_j
 
-In float32 inside. Squared distances are centred Gram products, norms and all in one product of
-matrices, with an exact 0 on the diagonal. What is done entry by entry has a gradient of its own:
-it is most of the work, and that way it takes half the passes over n x n numbers.
+In float32 inside. A row depends on nothing that it may not see: neither its weights nor its
+rounding. What is done entry by entry has a gradient of its own, from softmax to re-weighted
+matrix in one: it is most of the work, and that way it takes half the passes over n x n numbers.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -25,13 +25,27 @@ from keras_graphattn.ops.arguments import (
     tensor,
     whole,
 )
-from keras_graphattn.ops.attention_mask import AttentionMask, attention_mask, block_mask, split_mask
+from keras_graphattn.ops.attention import scaled
+from keras_graphattn.ops.attention_mask import (
+    AttentionMask,
+    all_of,
+    attention_mask,
+    block_mask,
+    split_mask,
+)
 from keras_graphattn.ops.blocks import map_query_blocks
-from keras_graphattn.ops.precision import at_least_float32, finite_scores, masked_softmax
+from keras_graphattn.ops.distances import pair_distances, with_gradient
+from keras_graphattn.ops.precision import (
+    at_least_float32,
+    finite_scores,
+    masked_softmax,
+    zero_where_masked,
+)
 
 Tensor = Any
 
 MOST_EPSILON = 1e19  # its square is the largest that float32 holds
+_LEAST_SHARE = 1.0 / 16.0  # times the exponent: an error of 1e-6 or so in the weight
 
 
 def exponents(name: str, value: Any, sizes: Sizes) -> list[float]:
@@ -102,35 +116,31 @@ def p_laplacian_attention(
 
     Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
     """
-    query, key, values = (ops.convert_to_tensor(x) for x in (query, key, values))
     mask = AttentionMask() if mask is None else mask
+    query, key, values = without_padding(query, key, values, mask.queries, mask.keys)
     mask_by_row, mask_whole = split_mask(mask)
     length = ops.shape(key)[1]
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    centred = centred_values(values, mask.keys)
+    centre = _common_centre(values, mask)
+    if centre is not None:
+        mask_whole["centre"] = centre
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         weights = p_laplacian_weights(
-            ops.einsum("btnh,bsnh->bnts", tensors["query"], tensors["key"]),
-            (tensors["row_values"], tensors["all_values"]),
+            scores_of(tensors["query"], tensors["key"]),
+            (tensors["row_values"], tensors["values"]),
             p,
             block_mask(mask, tensors, rows, tensors["columns"]),
             rows[:, None] == tensors["columns"][None, :],
             epsilon=epsilon,
             drop_diagonal=drop_diagonal,
+            centre=tensors.get("centre"),
         )
         return ops.einsum("bnts,bsnh->btnh", weights, at_least_float32(tensors["values"]))
 
     outputs = map_query_blocks(
         rows_of_block,
-        {**mask_by_row, "query": query * ops.cast(scale, query.dtype), "row_values": centred},
-        {
-            **mask_whole,
-            "key": key,
-            "values": values,
-            "all_values": centred,
-            "columns": ops.arange(length),
-        },
+        {**mask_by_row, "query": scaled(query, scale), "row_values": values},
+        {**mask_whole, "key": key, "values": values, "columns": ops.arange(length)},
         length,
         block_size,
     )
@@ -145,6 +155,7 @@ def p_laplacian_attention(
     diagonal=mask("T S"),
     epsilon=number(above=0.0, below=MOST_EPSILON),
     drop_diagonal=flag,
+    centre=optional(tensor("B 1 N D")),
 )
 def p_laplacian_weights(
     scores: Tensor,
@@ -155,17 +166,20 @@ def p_laplacian_weights(
     *,
     epsilon: float,
     drop_diagonal: bool,
+    centre: Tensor | None = None,
 ) -> Tensor:
     """The re-weighted matrix of some query rows: softmax times distance to the power p - 2.
 
     Args:
         scores: Scaled logits of shape (B, N, T, S).
-        values: Centred values of the rows, (B, T, N, D), and of the columns, (B, S, N, D).
+        values: Values of the rows, (B, T, N, D), and of the columns, (B, S, N, D).
         p: One exponent for each of the N heads.
         mask: Optional boolean tensor that broadcasts to `scores`.
         diagonal: Boolean tensor of shape (T, S): where row and column are the same token.
         epsilon: Smoothing length of the distances, greater than 0.
         drop_diagonal: Whether heads with p != 2 get zeros on the diagonal.
+        centre: Optional tensor of shape (B, 1, N, D) near the values, of what every row may see.
+            It changes no weight; with it, values far from 0 take no longer than others.
 
     Returns:
         A float32 tensor of shape (B, N, T, S). Masked entries are exactly 0.
@@ -181,96 +195,87 @@ def p_laplacian_weights(
     >>> softmax.astype(float).round(4).tolist()
     [0.3333, 0.3333, 0.3333]
     """
-    softmax = masked_softmax(finite_scores(scores), mask)
-    exponents = ops.convert_to_tensor([(x - 2.0) / 2.0 for x in p], dtype=softmax.dtype)
-    weights = _re_weighted(
-        softmax, _gram_distances(*values), exponents[:, None, None], diagonal, epsilon
+    scores = finite_scores(scores)
+    exponents = ops.reshape(
+        ops.convert_to_tensor([(x - 2) / 2 for x in p], scores.dtype), (-1, 1, 1)
     )
+    re_weighted = ops.convert_to_tensor([x != 2.0 for x in p])[:, None, None]
+    apart = ops.logical_not(ops.cast(diagonal, "bool"))  # tokens that are not the same
+    if 2.0 in p:
+        apart = ops.logical_and(apart, re_weighted)
+    relevant = all_of(apart, mask)
+    distances = pair_distances(
+        *values,
+        ops.abs(exponents[:, 0]) * _LEAST_SHARE,
+        smoothing=epsilon**2,
+        relevant=relevant,
+        centre=centre,
+    )
+    weights = _re_weighted(scores, distances, exponents, relevant, mask, epsilon**2)
     if not drop_diagonal:
         return weights
-    re_weighted = ops.convert_to_tensor([x != 2.0 for x in p])[:, None, None]
-    return ops.where(ops.logical_and(re_weighted, diagonal), ops.cast(0.0, weights.dtype), weights)
+    dropped = ops.logical_and(re_weighted, ops.cast(diagonal, "bool"))
+    return ops.where(dropped, ops.cast(0.0, weights.dtype), weights)
 
 
 def _re_weighted(
-    softmax: Tensor, distances: Tensor, exponents: Tensor, diagonal: Tensor, epsilon: float
+    scores: Tensor,
+    distances: Tensor,
+    exponents: Tensor,
+    relevant: Tensor,
+    mask: Tensor | None,
+    least: float,
 ) -> Tensor:
-    """softmax * (distances + epsilon^2)^exponents, with distances of at least 0, 0 on the diagonal.
+    """softmax(scores) * distances^exponents, with `least` for those that are not `relevant`."""
 
-    The derivative for a distance is 0 where it was put to 0.
-    """
-    least = epsilon**2
+    def forward(
+        scores: Tensor, distances: Tensor, exponents: Tensor, relevant: Tensor, *masks: Tensor
+    ) -> Any:
+        softmax = masked_softmax(scores, *masks)
+        distances = ops.where(relevant, distances, ops.cast(least, distances.dtype))
+        weights = softmax * ops.exp(exponents * ops.log(distances))
+        return weights, (softmax, weights, distances)
 
-    @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def weigh(softmax: Tensor, distances: Tensor, exponents: Tensor, diagonal: Tensor) -> Any:
-        smoothed = ops.where(
-            diagonal, ops.cast(least, distances.dtype), ops.maximum(distances + least, least)
-        )
-        factors = ops.exp(exponents * ops.log(smoothed))
+    def gradient(upstream: Tensor, kept: Any, *inputs: Tensor) -> tuple[Any, ...]:
+        softmax, weights, distances = kept
+        _, _, exponents, relevant, *masks = inputs
+        products = upstream * weights
+        to_scores = products - softmax * ops.sum(products, axis=-1, keepdims=True)
+        slopes = ops.where(relevant, exponents, ops.cast(0.0, exponents.dtype)) / distances
+        return to_scores, products * slopes, None, None, *(None for _ in masks)
 
-        def gradient(*arguments: Any, upstream: Any = None) -> tuple[Any, ...]:
-            (to_weights,) = arguments if upstream is None else (upstream,)
-            to_softmax = to_weights * factors
-            slopes = ops.where(
-                smoothed > least, exponents / smoothed, ops.cast(0.0, smoothed.dtype)
-            )
-            return to_softmax, to_softmax * softmax * slopes, None, None
-
-        return softmax * factors, gradient
-
-    return weigh(softmax, distances, exponents, diagonal)  # on jax, nothing may be captured
+    masks = [] if mask is None else [mask]
+    return with_gradient(forward, gradient)(scores, distances, exponents, relevant, *masks)
 
 
-@checked(values=tensor("B S N D"), keys=optional(mask("B S")))
-def centred_values(values: Tensor, keys: Tensor | None = None) -> Tensor:
-    """Values minus their mean over the tokens, in float32: distances stay, cancellation goes.
+def scores_of(query: Tensor, key: Tensor) -> Tensor:
+    """Scaled queries times keys, (B, N, T, S), in float32 where float16 could not hold them."""
+    if keras.backend.standardize_dtype(query.dtype) == "float16":
+        query, key = at_least_float32(query), at_least_float32(key)
+    return ops.einsum("btnh,bsnh->bnts", query, key)
 
-    Args:
-        values: Tensor of shape (B, S, N, D).
-        keys: Optional boolean tensor of shape (B, S): the tokens that count in the mean.
 
-    Returns:
-        A float32 tensor of the shape of `values`.
+def without_padding(
+    query: Tensor, key: Tensor, values: Tensor, queries: Tensor | None, keys: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros in the padding of (B, T, ...) tensors: NaN times a weight of 0 would be NaN."""
 
-    Example:
+    def zeroed(x: Tensor, mask: Tensor | None) -> Tensor:
+        x = ops.convert_to_tensor(x)
+        if mask is None:
+            return x
+        ones = (1,) * (len(x.shape) - 2)
+        return zero_where_masked(x, ops.reshape(mask, (*ops.shape(mask), *ones)))
 
-    >>> values = np.array([1.0, 3.0], "float32").reshape((1, 2, 1, 1))
-    >>> keras.ops.convert_to_numpy(centred_values(values)).ravel().tolist()
-    [-1.0, 1.0]
-    """
+    return zeroed(query, queries), zeroed(key, keys), zeroed(values, keys)
+
+
+def _common_centre(values: Tensor, mask: AttentionMask) -> Tensor | None:
+    """The mean of the values, (B, 1, N, D), where all rows see the same of them; else none."""
+    if mask.entries is not None or mask.causal or mask.window is not None:
+        return None
     values = at_least_float32(values)
-    if keys is None:
-        return values - ops.stop_gradient(ops.mean(values, axis=1, keepdims=True))
-    weights = ops.cast(keys, values.dtype)[:, :, None, None]
-    total = ops.maximum(ops.sum(weights, axis=1, keepdims=True), 1.0)
-    centre = ops.sum(weights * values, axis=1, keepdims=True) / total
-    return values - ops.stop_gradient(centre)
-
-
-@checked(rows=tensor("B T N D"), columns=tensor("B S N D"))
-def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
-    """|v_i - v_j|^2 by the Gram form, at least 0.
-
-    Args:
-        rows: Centred values of shape (B, T, N, D).
-        columns: Centred values of shape (B, S, N, D).
-
-    Returns:
-        A tensor of shape (B, N, T, S). Two equal tokens may come out a little above 0.
-
-    Example:
-
-    >>> values = np.array([1.0, 3.0], "float32").reshape((1, 2, 1, 1))
-    >>> keras.ops.convert_to_numpy(squared_distances(values, values))[0, 0].tolist()
-    [[0.0, 4.0], [4.0, 0.0]]
-    """
-    return ops.maximum(_gram_distances(rows, columns), 0.0)
-
-
-def _gram_distances(rows: Tensor, columns: Tensor) -> Tensor:
-    """(|v_i|^2, 1, v_i) . (1, |v_j|^2, -2 v_j): at times a little below 0."""
-    ones = (ops.ones_like(x[..., :1]) for x in (rows, columns))
-    norms = (ops.sum(x * x, axis=-1, keepdims=True) for x in (rows, columns))
-    rows = ops.concatenate([next(norms), next(ones), rows], axis=-1)
-    columns = ops.concatenate([next(ones), next(norms), -2.0 * columns], axis=-1)
-    return ops.einsum("btnd,bsnd->bnts", rows, columns)
+    if mask.keys is None:
+        return ops.mean(values, axis=1, keepdims=True)
+    count = ops.sum(ops.cast(mask.keys, values.dtype), axis=1)[:, None, None, None]
+    return ops.sum(values, axis=1, keepdims=True) / ops.maximum(count, 1.0)

@@ -114,6 +114,25 @@ def masked_softmax(
     return ops.cast(weights, dtype)
 
 
+@checked(broken=mask(), x=tensor())
+def nan_where(broken: Tensor, x: Tensor) -> Tensor:
+    """NaN in the entries that `broken` marks; the gradient passes as if it were not there.
+
+    Args:
+        broken: Boolean tensor that broadcasts to `x`.
+        x: Tensor of any shape.
+
+    Example:
+
+    >>> x = nan_where(np.array([True, False]), np.array([1.0, 2.0], "float32"))
+    >>> keras.ops.convert_to_numpy(x).tolist()
+    [nan, 2.0]
+    """
+    x = ops.convert_to_tensor(x)
+    nothing = ops.cast(0.0, x.dtype)
+    return x + ops.where(ops.cast(broken, "bool"), ops.cast(float("nan"), x.dtype), nothing)
+
+
 @checked(x=tensor(), mask=optional(mask()))
 def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """Puts exact zeros (not products with zero: NaN stays out) where `mask` is `False`.

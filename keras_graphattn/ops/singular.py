@@ -17,6 +17,7 @@ from keras_graphattn.ops.precision import (
     masked_softmax,
     zero_where_masked,
 )
+from keras_graphattn.ops.wide import larger
 
 Tensor = Any
 
@@ -233,9 +234,9 @@ def orthogonality_penalty(
         penalties = ops.mean(ops.abs(excess), axis=(1, 2, 3))
     else:
         squares = ops.sum(ops.square(excess), axis=(2, 3))
-        norms = ops.sqrt(ops.maximum(squares, 1e-12))  # a finite gradient at 0
-        penalties = ops.mean(norms, axis=1) / ops.square(ops.maximum(lengths, 1.0))
+        norms = ops.sqrt(larger(squares, 1e-12))  # a finite gradient at 0
+        penalties = ops.mean(norms, axis=1) / ops.square(larger(lengths, 1.0))
     if mask is None:
         return ops.mean(penalties)
     kept = ops.cast(lengths > 0.0, gram.dtype)
-    return ops.sum(penalties * kept) / ops.maximum(ops.sum(kept), 1.0)
+    return ops.sum(penalties * kept) / larger(ops.sum(kept), 1.0)

@@ -6,6 +6,7 @@ sum on jax and TensorFlow, XLA included. On torch its own CSR product is faster 
 gradient of a product is the product with the transpose, so scatters do not come back in there.
 """
 
+import functools
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
@@ -36,6 +37,8 @@ UNROLLED_ENTRIES = 32  # rows with more entries gather them all at once
 
 def _known_targets(name: str, value: Any, sizes: Sizes) -> Any:
     """The rule of targets: integers, not negative where they are known by now."""
+    if isinstance(value, RowNumbers):
+        return value
     found = integers("rows")(name, value, sizes)
     if not isinstance(value, PLAIN):
         return found
@@ -45,13 +48,57 @@ def _known_targets(name: str, value: Any, sizes: Sizes) -> Any:
     return known
 
 
+class RowNumbers:
+    """The row numbers of a constant layout: checked once, and on torch one tensor per device.
+
+    Args:
+        numbers: Integers of shape (rows,), not negative.
+
+    Example:
+
+    >>> keras.ops.convert_to_numpy(RowNumbers([2, 0]).of(np.array([5.0, 6.0, 7.0]))).tolist()
+    [7.0, 5.0]
+    """
+
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = np.asarray(numbers).astype("int32")
+        if self.numbers.ndim != 1 or self.numbers.min(initial=0) < 0:
+            raise ValueError(
+                "`numbers` must be integers of shape (rows,), not negative. Received: "
+                f"numbers={numbers!r}"
+            )
+        self.largest = int(self.numbers.max(initial=-1))
+        self._constants: dict[Any, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_constants": {}}
+
+    def tensor(self, like: Tensor) -> Tensor:
+        """The numbers on the device of `like`."""
+        if keras.backend.backend() != "torch":
+            return ops.convert_to_tensor(self.numbers)
+        make = functools.partial(torch_sparse.row_numbers, self.numbers, like)
+        return torch_sparse.kept(self._constants, like.device, make)
+
+    def of(self, x: Tensor) -> Tensor:
+        """The rows of `x` with these numbers."""
+        if keras.backend.backend() != "torch":
+            return ops.take(x, self.numbers, axis=0)
+        x = ops.convert_to_tensor(x)
+        return x.index_select(0, self.tensor(x))
+
+
 @checked(x=tensor("rows ..."), targets=_known_targets, count=size(0))
 def sum_rows(x: Tensor, targets: Any, count: int, ordered: bool = False) -> Tensor:
     """The sum of the rows of `x` that go to the same target.
 
     Args:
         x: Tensor of shape (rows, ...).
-        targets: Integers of shape (rows,), below `count`.
+        targets: Integers of shape (rows,), below `count`; or `RowNumbers`, which a loop of eager
+            steps does not check and convert again.
         count: Number of rows of the result.
         ordered: Whether the targets never decrease; faster on some backends.
 
@@ -63,15 +110,20 @@ def sum_rows(x: Tensor, targets: Any, count: int, ordered: bool = False) -> Tens
     >>> keras.ops.convert_to_numpy(sum_rows(np.array([[1.0], [2.0], [4.0]]), [0, 2, 2], 3)).tolist()
     [[1.0], [0.0], [6.0]]
     """
-    if (
-        isinstance(count, int)
-        and isinstance(targets, np.ndarray)
-        and targets.max(initial=-1) >= count
-    ):
+    largest = -1
+    if isinstance(targets, RowNumbers):
+        largest = targets.largest
+    elif isinstance(targets, np.ndarray):
+        largest = int(targets.max(initial=-1))
+    if isinstance(count, int) and largest >= count:
         raise ValueError(
-            f"`targets` must be below `count`. Received: up to {targets.max()}, count={count}"
+            f"`targets` must be below `count`. Received: up to {largest}, count={count}"
         )
-    x, targets = ops.convert_to_tensor(x), ops.convert_to_tensor(targets, dtype="int32")
+    x = ops.convert_to_tensor(x)
+    if isinstance(targets, RowNumbers):
+        targets = targets.tensor(x)
+    else:
+        targets = ops.convert_to_tensor(targets, dtype="int32")
     backend = keras.backend.backend()
     if backend == "torch":
         return torch_sparse.add_rows(x, targets, count)
@@ -105,10 +157,14 @@ class SparseMatrix:
                 "`symmetric` is for square matrices. Received: symmetric=True, shape "
                 f"{matrix.shape}"
             )
-        self.matrix = scipy.sparse.csr_array(matrix).astype("float32")
+        self.matrix = scipy.sparse.csr_array(matrix).astype("float64")
         self.matrix.sum_duplicates()
         self.shape = self.matrix.shape
         self.symmetric = symmetric
+        self._constants: dict[Any, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_constants": {}}
 
     @cached_property
     def transpose(self) -> "SparseMatrix":
@@ -122,17 +178,13 @@ class SparseMatrix:
     def product(self, like: Tensor) -> Product:
         """x -> matrix x for x of shape (columns, ...), constants made once, without a gradient."""
         if keras.backend.backend() == "torch":
-            return torch_sparse.matrix_product(self.matrix, like, self._torch_constants)
+            return torch_sparse.matrix_product(self.matrix, like, self._constants)
 
         def product(x: Tensor) -> Tensor:
             found = self._by_classes(ops.reshape(x, (self.shape[1], -1)))
             return ops.reshape(found, (self.shape[0], *ops.shape(x)[1:]))
 
         return product
-
-    @cached_property
-    def _torch_constants(self) -> dict[Any, Any]:
-        return {}
 
     @cached_property
     def product_with_gradient(self) -> FunctionWithGradient:
@@ -151,13 +203,14 @@ class SparseMatrix:
             rows = order[kind[order] == k]
             entries = np.arange(sizes[k])
             inside = entries < counts[rows, None]
-            places = np.where(inside, self.matrix.indptr[rows, None] + entries, 0)
-            if not len(self.matrix.data):
-                classes.append((np.zeros(places.shape, "int32"), np.zeros(places.shape, "float32")))
+            if sizes[k] == 0:
+                classes.append((np.zeros(inside.shape, "int32"), np.zeros(inside.shape)))
                 continue
-            columns = np.where(inside, self.matrix.indices[places], 0).astype("int32")
-            values = np.where(inside, self.matrix.data[places], 0).astype("float32")
-            classes.append((columns, values))
+            # padding repeats the row's last entry, times 0: it must not touch another component
+            last = self.matrix.indptr[rows + 1] - 1
+            places = np.minimum(self.matrix.indptr[rows, None] + entries, last[:, None])
+            columns = self.matrix.indices[places].astype("int32")
+            classes.append((columns, np.where(inside, self.matrix.data[places], 0.0)))
         position = np.empty(len(order), "int32")
         position[order] = np.arange(len(order))
         return classes, None if np.array_equal(position, np.arange(len(order))) else position
@@ -178,7 +231,7 @@ def sparse_product(matrix: SparseMatrix, x: Tensor) -> Tensor:
 
     Args:
         matrix: A `SparseMatrix` of shape (rows, columns).
-        x: Tensor of shape (columns, ...), float32.
+        x: Tensor of shape (columns, ...), float32 or float64.
 
     Returns:
         A tensor of shape (rows, ...).

@@ -34,7 +34,7 @@ def tiled_toeplitz_product(table: Tensor, x: Tensor, size: int | None = None) ->
         size: Number of tokens of a tile; `tile_size(T)` by default.
 
     Returns:
-        A tensor of the shape and dtype of `x`; float32 inside.
+        A tensor of the shape and dtype of `x`; at least float32 inside.
 
     Example:
 

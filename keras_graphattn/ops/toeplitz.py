@@ -64,7 +64,7 @@ def toeplitz_product(table: Tensor, x: Tensor, grid_shape: Shape | None = None) 
         grid_shape: `(s_1, ..., s_d)`, whose product is T. `None`: a sequence, `(T,)`.
 
     Returns:
-        A tensor of the shape and dtype of `x`; float32 inside.
+        A tensor of the shape and dtype of `x`; at least float32 inside.
 
     Raises:
         ValueError: If the shapes do not fit each other.

@@ -87,7 +87,8 @@ def toeplitz_rows(table: Tensor, start: Any, count: int, length: int | None = No
     size = (table.shape[1] + 1) // 2
     length = size if length is None else length
     # window[k] with k = count - 1 - r + j is the factor of the offset start + r - j.
-    offsets = start + count - 1 - ops.arange(count + length - 1)
+    offsets = ops.cast(start, "int32") + count - 1
+    offsets = offsets - ops.arange(count + length - 1, dtype="int32")
     indices = ops.clip(offsets + size - 1, 0, 2 * size - 2)
     return skewed(ops.take(table, indices, axis=1), count)
 
@@ -114,8 +115,9 @@ def block_toeplitz_rows(
     table = at_least_float32(table)
     offsets = table_shape(leading)
     slabs = ops.reshape(table, (table.shape[0], math.prod(offsets), 2 * size - 1))
-    ours = ops.minimum(first_line + ops.arange(lines), math.prod(leading) - 1)[:, None]
-    theirs = ops.arange(math.prod(leading))[None, :]
+    ours = ops.cast(first_line, "int32") + ops.arange(lines, dtype="int32")
+    ours = ops.minimum(ours, math.prod(leading) - 1)[:, None]
+    theirs = ops.arange(math.prod(leading), dtype="int32")[None, :]
     indices, stride = 0, 1
     for extent, width in zip(reversed(leading), reversed(offsets), strict=True):
         offset = ours % extent - theirs % extent + (extent - 1)

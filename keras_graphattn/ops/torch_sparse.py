@@ -3,6 +3,7 @@
 `keras.ops.segment_sum` on torch is 12 to 64 times slower than what stands here.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,33 @@ Tensor = Any
 
 def add_rows(x: Tensor, targets: Tensor, count: int) -> Tensor:
     """The sum of the rows of `x` with the same target, (count, ...)."""
-    rows = x.reshape(x.shape[0], -1)
+    rows = x.reshape(x.shape[0], math.prod(x.shape[1:]))  # of no rows, -1 would be any number
     zeros = rows.new_zeros((count, rows.shape[1]))
     return zeros.index_add(0, targets.long(), rows).reshape(count, *x.shape[1:])
+
+
+def kept(constants: dict[Any, Tensor], key: Any, make: Callable[[], Tensor]) -> Tensor:
+    """The constant of a key, made once; not kept where it is no ordinary tensor.
+
+    What is made while torch traces, or under `torch.inference_mode`, is of no use afterwards.
+    """
+    import torch
+
+    if torch.compiler.is_compiling():
+        return make()
+    found = constants.get(key)
+    if found is None:
+        found = make()
+        if type(found) is torch.Tensor and not found.is_inference():
+            constants[key] = found
+    return found
+
+
+def row_numbers(numbers: Any, like: Tensor) -> Tensor:
+    """An array of integers as torch's row numbers, on the device of `like`."""
+    import torch
+
+    return torch.tensor(numbers, dtype=torch.int64, device=like.device)
 
 
 def matrix_product(
@@ -23,16 +48,12 @@ def matrix_product(
 ) -> Callable[[Tensor], Tensor]:
     """x -> matrix x, by torch's CSR product, for x (columns, ...) on the device of `like`.
 
-    `constants` keeps the matrix for each dtype and device that it was made for.
+    `constants` keeps the matrix for the next call, by device and type.
     """
     if like.device.type == "meta":
         return lambda x: x.new_empty((matrix.shape[0], *x.shape[1:]))
-    constant = constants.get((like.dtype, like.device))
-    if constant is None:
-        with _sparse_refused_by_name():
-            constant = _constant(matrix, like)
-        if _is_plain(constant):
-            constants[like.dtype, like.device] = constant
+    with _sparse_refused_by_name():
+        constant = kept(constants, (like.device, like.dtype), lambda: _csr_tensor(matrix, like))
 
     def product(x: Tensor) -> Tensor:
         from torch.autograd import forward_ad
@@ -59,7 +80,7 @@ def _sparse_refused_by_name() -> Iterator[None]:
         ) from error
 
 
-def _constant(matrix: Any, like: Tensor) -> Tensor:
+def _csr_tensor(matrix: Any, like: Tensor) -> Tensor:
     import torch
 
     with warnings.catch_warnings():
@@ -72,10 +93,3 @@ def _constant(matrix: Any, like: Tensor) -> Tensor:
             dtype=like.dtype,
             device=like.device,
         )
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether a tensor has numbers; those of a program that torch compiles or exports have none."""
-    import torch
-
-    return type(x) is torch.Tensor and not torch.compiler.is_compiling()

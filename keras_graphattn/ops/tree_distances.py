@@ -17,7 +17,8 @@ from keras import ops
 from keras_graphattn.ops.arguments import checked, instance, tensor
 from keras_graphattn.ops.forests import Forest
 from keras_graphattn.ops.own_gradient import kept_with
-from keras_graphattn.ops.sparse import sum_rows
+from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.ops.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.symmetric_series import Carry, SymmetricSeries
 from keras_graphattn.ops.tree_doubling import flat_parents
 
@@ -60,12 +61,12 @@ def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
 
 def _series_of_forest(forest: Forest) -> SymmetricSeries:
     roots = int(forest.starts[1])
-    parents, count = forest.parents[roots:].astype("int32"), forest.size
+    parents = RowNumbers(forest.parents[roots:])
 
     def step(carry: Carry) -> Carry:
         near, below, before = carry  # H[l], E[l], E[l - 1]
-        deeper = sum_rows(below[roots:], parents, count, ordered=True)
-        above = ops.take(near, parents, axis=0) - before[roots:]
+        deeper = sum_rows(below[roots:], parents, forest.size, ordered=True)
+        above = parents.of(near) - before[roots:]
         far = ops.concatenate([deeper[:roots], deeper[roots:] + above], axis=0)
         return far, deeper, below
 
@@ -84,8 +85,8 @@ def depth_table_product_of_batch(x: Tensor, table: Tensor, parents: Tensor) -> T
         A tensor of shape (B T, N, C).
     """
     rows, has_parent = flat_parents(parents)
-    child = ops.cast(has_parent, "float32")[:, None, None]
-    return _series_of_batch(x, table, ops.cast(rows, "float32"), child)
+    child = ops.cast(has_parent, x.dtype)[:, None, None]
+    return _series_of_batch(x, table, ops.cast(rows, x.dtype), child)
 
 
 def _step_of_batch(carry: Carry, rows: Tensor, child: Tensor) -> Carry:
@@ -98,7 +99,11 @@ def _step_of_batch(carry: Carry, rows: Tensor, child: Tensor) -> Carry:
 def distances_of_batch(
     parents: Tensor, edge_weights: Tensor | None, depth: int
 ) -> tuple[Tensor, Tensor]:
-    """All distances, and who shares a tree, by matrices of ancestors: O(T^2) memory.
+    """All distances, and who shares a tree: O(T^2 log T) additions, no product of matrices.
+
+    With N[i, parent(i)] = 1 and L = (I - N)^-1, which says who is an ancestor of whom, the edges
+    that the ways of two nodes to the root have in common weigh L diag(w) L^T. Each of the two
+    factors is a sweep down the trees by pointer doubling, over all columns at once.
 
     Args:
         parents: Integer tensor of shape (B, T), -1 at roots and padding.
@@ -108,24 +113,32 @@ def distances_of_batch(
     Returns:
         Distances (B, T, T), 0 across trees, and booleans (B, T, T).
     """
-    parents = ops.cast(parents, "int32")
-    has_parent = parents >= 0
-    nodes = ops.arange(ops.shape(parents)[1], dtype="int32")[None, :]
-    jump = ops.where(has_parent, parents, nodes)
-    ancestors = ops.cast(ops.equal(jump[:, :, None], nodes[:, None, :]), "float32")
-    ancestors = ops.maximum(ancestors, ops.eye(ops.shape(parents)[1])[None])
-    reach = 1
-    while reach <= depth:  # the ancestors up to 2 * reach edges up
-        ancestors = ops.maximum(ancestors, ops.take_along_axis(ancestors, jump[:, :, None], axis=1))
-        jump = ops.take_along_axis(jump, jump, axis=1)
-        reach *= 2
-    shared = ops.einsum("bik,bjk->bij", ancestors, ancestors)
+    batch, length = ops.shape(parents)
+    roots, has_parent = flat_parents(parents)
     weights = ops.cast(has_parent, "float32")
     if edge_weights is not None:
-        weights = ops.where(has_parent, ops.cast(edge_weights, "float32"), 0.0)
-    heights = ops.einsum("bik,bk->bi", ancestors, weights)
-    common = ops.einsum("bik,bk,bjk->bij", ancestors, weights, ancestors)
-    same_tree = shared > 0.5
+        weights = ops.where(has_parent, ops.reshape(at_least_float32(edge_weights), (-1,)), 0.0)
+    beyond = ops.cast(batch * length, "int32")  # one more row, of zeros, above all roots
+    jump = ops.where(has_parent, roots, beyond)
+    jump = ops.concatenate([jump, ops.reshape(beyond, (1,))], axis=0)
+    tables = []  # the ancestors 1, 2, 4, ... edges up
+    for _ in range(int(depth).bit_length()):
+        tables.append(jump)
+        jump, roots = ops.take(jump, jump, axis=0), ops.take(roots, roots, axis=0)
+
+    def down(x: Tensor) -> Tensor:
+        x = ops.pad(x, ((0, 1), (0, 0)))
+        for table in tables:
+            x = x + ops.take(x, table, axis=0)
+        return x[:-1]
+
+    heights = ops.reshape(down(weights[:, None]), (batch, length))
+    own = ops.reshape(weights, (batch, length, 1)) * ops.eye(length, dtype=weights.dtype)[None]
+    ways = ops.reshape(down(ops.reshape(own, (-1, length))), (batch, length, length))
+    turned = ops.reshape(ops.transpose(ways, (0, 2, 1)), (-1, length))
+    common = ops.reshape(down(turned), (batch, length, length))
+    roots = ops.reshape(roots, (batch, length))
+    same_tree = ops.equal(roots[:, :, None], roots[:, None, :])
     distances = heights[:, :, None] + heights[:, None, :] - 2.0 * common
     return ops.where(same_tree, distances, 0.0), same_tree
 

@@ -15,7 +15,8 @@ from keras import ops
 
 from keras_graphattn.ops.arguments import checked, instance, integers, optional, tensor, whole
 from keras_graphattn.ops.forests import Forest, jumps
-from keras_graphattn.ops.sparse import sum_rows
+from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.ops.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.tree_levels import Sweep, TreePlan, plan_in_order
 
 Tensor = Any
@@ -34,26 +35,29 @@ def doubling_plan(forest: Forest) -> TreePlan:
     steps = []  # first node that has an ancestor so far up, end of the ancestors, the ancestors
     for k, jump in enumerate(jumps(forest.parents, forest.depth)):
         start, end = int(forest.starts[2**k]), int(forest.starts[forest.height - 2**k + 1])
-        steps.append((start, end, jump[start:].astype("int32")))
+        steps.append((start, end, jump[start:]))
+    further = [  # the same ancestors, counted from the first node of the step before
+        RowNumbers(jump[later - start :] - start)
+        for (start, _, jump), (later, _, _) in pairwise(steps)
+    ]
+    moves = [(start, end, RowNumbers(jump)) for start, end, jump in steps]
 
     def decays(decay: Tensor) -> list[Tensor]:
         found = [decay[steps[0][0] :]] if steps else []
-        for (start, _, jump), (later, _, _) in pairwise(steps):
+        for ((start, _, _), (later, _, _)), jump in zip(pairwise(steps), further, strict=True):
             last = found[-1]
-            found.append(
-                last[later - start :] * ops.take(last, jump[later - start :] - start, axis=0)
-            )
+            found.append(last[later - start :] * jump.of(last))
         return found
 
     def up(x: Tensor, decay: Tensor) -> Tensor:
-        for (start, end, jump), factor in zip(steps, decays(decay), strict=True):
+        for (start, end, jump), factor in zip(moves, decays(decay), strict=True):
             gathered = sum_rows(factor * x[start:], jump, end, ordered=True)
             x = ops.concatenate([x[:end] + gathered, x[end:]], axis=0)
         return x
 
     def down(x: Tensor, decay: Tensor) -> Tensor:
-        for (start, _, jump), factor in zip(steps, decays(decay), strict=True):
-            inherited = factor * ops.take(x, jump, axis=0)
+        for (start, _, jump), factor in zip(moves, decays(decay), strict=True):
+            inherited = factor * jump.of(x)
             x = ops.concatenate([x[:start], x[start:] + inherited], axis=0)
         return x
 
@@ -92,10 +96,10 @@ def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: 
     rows, has_parent = flat_parents(parents)
     weights = ops.cast(has_parent, "float32")
     if edge_weights is not None:
-        weights = ops.where(has_parent, ops.reshape(ops.cast(edge_weights, "float32"), (-1,)), 0.0)
+        weights = ops.where(has_parent, ops.reshape(at_least_float32(edge_weights), (-1,)), 0.0)
 
     of = _plan_of_rows(depth)
-    tensors = (ops.cast(rows, "float32"),)
+    tensors = (ops.cast(rows, weights.dtype),)
     plan = of(*tensors)
     return replace(plan, has_parent=has_parent, weights=weights, tensors=tensors, of=of)
 

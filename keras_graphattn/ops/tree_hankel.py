@@ -171,7 +171,7 @@ def matrix_products(x: Tensor, matrix: Tensor) -> Tensor:
     if matrix.shape[2] == 1:
         count, size, heads, columns = ops.shape(x)
         flat = ops.reshape(x, (count, size, heads * columns))
-        return ops.reshape(ops.matmul(matrix[None, :, :, 0], flat), (count, size, heads, columns))
+        return ops.reshape(matrix[None, :, :, 0] @ flat, (count, size, heads, columns))
     return ops.einsum("den,genc->gdnc", matrix, x)
 
 

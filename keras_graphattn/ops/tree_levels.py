@@ -5,7 +5,7 @@ and x -> (I - N)^-1 x (down: each node gathers its ancestors). See `keras_grapha
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from keras import ops
 
 from keras_graphattn.ops.arguments import checked, instance
 from keras_graphattn.ops.forests import Array, Forest
-from keras_graphattn.ops.sparse import sum_rows
+from keras_graphattn.ops.sparse import RowNumbers, sum_rows
 
 Tensor = Any
 Sweep = Callable[[Tensor, Tensor], Tensor]
@@ -31,8 +31,6 @@ class TreePlan:
         weights: Weight of the edge to the parent, 0 where there is none, (rows,).
         up: x (rows, N, C), g (rows, N, 1) -> (I - N)^-T x.
         down: The same for (I - N)^-1 x.
-        both: x, g -> (I - N)^-T x and (I - N)^-1 (1 - g^2) (I - N)^-T x at once, where that saves
-            passes over memory.
         tensors: Where the topology is data of a batch: float32 tensors that say all of it, so that
             a custom gradient can take them as arguments. Captured, they would not survive the
             rematerialisation of some backends.
@@ -47,7 +45,6 @@ class TreePlan:
     weights: Any
     up: Sweep
     down: Sweep
-    both: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     tensors: tuple[Tensor, ...] = ()
     of: Callable[..., "TreePlan"] | None = None
 
@@ -59,7 +56,7 @@ def plan_in_order(forest: Forest, up: Sweep, down: Sweep) -> TreePlan:
         forest.position.astype("int32"),
         forest.parents.astype("int32"),
         forest.depth > 0,
-        forest.weights.astype("float32"),
+        forest.weights,
         up,
         down,
     )
@@ -79,37 +76,25 @@ def level_plan(forest: Forest) -> TreePlan:
     for level in range(forest.height + 1):
         start, end = (int(i) for i in forest.starts[level : level + 2])
         above = int(forest.starts[level - 1]) if level else 0
-        levels.append((start, end, (forest.parents[start:end] - above).astype("int32")))
+        levels.append((start, end, RowNumbers(forest.parents[start:end] - above)))
 
-    def upwards(x: Tensor, decay: Tensor) -> list[Tensor]:
+    def up(x: Tensor, decay: Tensor) -> Tensor:
         start, end, targets = levels[-1]
         found = [x[start:end]]
         for start, end, next_targets in levels[-2::-1]:
             carried = decay[end : end + len(targets)] * found[-1]
             found.append(x[start:end] + sum_rows(carried, targets, end - start, ordered=True))
             targets = next_targets
-        return found[::-1]
-
-    def up(x: Tensor, decay: Tensor) -> Tensor:
-        return ops.concatenate(upwards(x, decay), axis=0)
+        return ops.concatenate(found[::-1], axis=0)
 
     def down(x: Tensor, decay: Tensor) -> Tensor:
         found = [x[: levels[0][1]]]
         for start, end, sources in levels[1:]:
-            inherited = decay[start:end] * ops.take(found[-1], sources, axis=0)
+            inherited = decay[start:end] * sources.of(found[-1])
             found.append(x[start:end] + inherited)
         return ops.concatenate(found, axis=0)
 
-    def both(x: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
-        below = upwards(x, decay)
-        found = [below[0]]
-        for own, (start, end, sources) in zip(below[1:], levels[1:], strict=True):
-            factor = decay[start:end]
-            inherited = factor * ops.take(found[-1], sources, axis=0)
-            found.append((1.0 - factor * factor) * own + inherited)
-        return ops.concatenate(below, axis=0), ops.concatenate(found, axis=0)
-
-    return replace(plan_in_order(forest, up, down), both=both)
+    return plan_in_order(forest, up, down)
 
 
 @checked(forest=instance(Forest, "a Forest"))
@@ -133,7 +118,11 @@ def scan_plan(forest: Forest) -> TreePlan:
     parents = in_layout(rows[forest.parents]).astype("int32")
     inside = np.reshape(parents % width, (height, width)).astype("int32")
 
+    filled = in_layout(np.ones(forest.size, "bool"))[:, None, None]
+
     def by_level(x: Tensor) -> Tensor:
+        # padding repeats some node, which must not reach another tree even as NaN times 0
+        x = ops.where(ops.convert_to_tensor(filled), x, ops.cast(0.0, x.dtype))
         return ops.reshape(x, (height, width, *ops.shape(x)[1:]))
 
     def up(x: Tensor, decay: Tensor) -> Tensor:
@@ -161,7 +150,7 @@ def scan_plan(forest: Forest) -> TreePlan:
         rows[forest.position].astype("int32"),
         parents,
         in_layout(forest.depth) > 0,
-        in_layout(forest.weights).astype("float32"),
+        in_layout(forest.weights),
         up,
         down,
     )

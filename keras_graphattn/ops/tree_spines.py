@@ -123,26 +123,29 @@ def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
     here, near, far = (table_values(table, shift, longest) for shift in range(3))
     on = sparse_product(plan.spine, x)
     if plan.legs is None:
-        return sparse_product(plan.spine.transpose, _toeplitz_products(on, here, plan.spines))
+        products = _toeplitz_products(on, [here] * len(plan.spines), plan.spines)
+        return sparse_product(plan.spine.transpose, products)
     beside = sparse_product(plan.legs, x)
+    # a tree of one node keeps its own factor: beside those of neighbours it would be lost
+    near = [near * float(places > 1) for _, places in plan.spines]
     both = _toeplitz_products(on + beside, near, plan.spines)
-    on = both + _toeplitz_products(on, here - near, plan.spines)
-    beside = both + _toeplitz_products(beside, far - near, plan.spines)
+    on = both + _toeplitz_products(on, [here - values for values in near], plan.spines)
+    beside = both + _toeplitz_products(beside, [far - values for values in near], plan.spines)
     found = sparse_product(plan.spine.transpose, on)
     found = found + sparse_product(plan.legs.transpose, beside)
-    of_leaves = ops.convert_to_tensor(plan.beside)[:, None, None]
+    of_leaves = ops.convert_to_tensor(plan.beside, dtype=x.dtype)[:, None, None]
     return found + of_leaves * (here[0] - far[0])[None, :, None] * x
 
 
-def _toeplitz_products(x: Tensor, values: Tensor, spines: list[tuple[int, int]]) -> Tensor:
+def _toeplitz_products(x: Tensor, values: list[Tensor], spines: list[tuple[int, int]]) -> Tensor:
     """y[p] = sum_q values[|p - q|] x[q] in each tree, for rows (tree, place)."""
     parts, start = [], 0
     _, heads, columns = ops.shape(x)
-    for count, places in spines:
+    for (count, places), of_class in zip(spines, values, strict=True):
         signal = ops.reshape(x[start : start + count * places], (count, places, heads, columns))
         start += count * places
         offsets = np.abs(np.arange(1 - places, places)).astype("int32")
-        table = ops.transpose(ops.take(values, offsets, axis=0))
+        table = ops.transpose(ops.take(of_class, offsets, axis=0))
         if places <= LARGEST_MATRIX:
             product = matrix_products(signal, ops.transpose(toeplitz_matrix(table), (1, 2, 0)))
         else:

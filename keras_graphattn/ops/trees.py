@@ -1,17 +1,19 @@
 """Trees with f(z) = exp(a z + b): the product with [f(dist(i, j))] in two sweeps, O(n).
 
-With N[i, parent(i)] = g_i = exp(a w_i), D = diag(1 - g_i^2) (1 at roots) and L = (I - N)^-1,
+With N[i, parent(i)] = g_i = exp(a w_i) (0 at roots) and L = (I - N)^-1, a sweep up and a sweep down
+give what is below each node i and what is around its subtree, seen from its parent p:
 
-    [exp(a dist(i, j)) within a tree, 0 across] = L D L^T
+    s = L^T x,      o_i = (s_p - g_i s_i) + g_p o_p,      M x = s + g o
 
-so the mask is a sweep up (L^T), a factor per node, and a sweep down (L). The operator is symmetric:
-its backward pass is the same two sweeps over the cotangent y', with u = L^T y' and v = M y', and
+The operator is symmetric: its backward pass is the same two sweeps over the cotangent y', with s'
+and o', and
 
-    dg_i = u_i . (M x)_parent(i) + (L^T x)_i . v_parent(i) - 2 g_i u_i . (L^T x)_i
+    dg_i = s'_i . o_i + s_i . o'_i
 
-gives the gradients of a, of b and of edge weights. No backend differentiates a scan for this.
+gives the gradients of a, of b and of edge weights. No backend differentiates a scan for this. All
+terms are positive for positive x, so that each row is exact by itself: see `_sweeps`.
 
-Source: Choromanski et al., arXiv 2107.07999, Lemma 3.5. Ours: the factored form, its gradient.
+Source: Choromanski et al., arXiv 2107.07999, Lemma 3.5. Ours: forests at once, the gradient.
 """
 
 from functools import partial
@@ -22,6 +24,7 @@ from keras import ops
 from keras_graphattn.ops.arguments import checked, instance, tensor
 from keras_graphattn.ops.own_gradient import FunctionWithGradient, kept_with
 from keras_graphattn.ops.tree_levels import TreePlan
+from keras_graphattn.ops.tree_siblings import sums_of_siblings
 
 Tensor = Any
 Tensors = tuple[Tensor, ...]
@@ -43,8 +46,7 @@ def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: Tree
 
     Args:
         x: float32 tensor of shape (n, N, C): nodes, heads, columns.
-        rate: Tensor of shape (N,), a of each head. Positive rates lose accuracy where
-            exp(rate diameter) is large.
+        rate: Tensor of shape (N,), a of each head.
         offset: Tensor of shape (N,), b of each head.
         plan: How to sweep: `level_plan`, `scan_plan` or `doubling_plan` of a forest, or
             `doubling_plan_of_batch`.
@@ -65,14 +67,14 @@ def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: Tree
     """
     x = ops.convert_to_tensor(x)
     rate, offset = ops.convert_to_tensor(rate), ops.convert_to_tensor(offset)
-    weights = ops.convert_to_tensor(plan.weights)[:, None]
+    weights = ops.cast(ops.convert_to_tensor(plan.weights), rate.dtype)[:, None]
     has_parent = ops.convert_to_tensor(plan.has_parent)[:, None]
     decay = ops.where(has_parent, ops.exp(rate * weights), 0.0)
     return _symmetric_product(x, decay, plan) * ops.exp(offset)[None, :, None]
 
 
 def _symmetric_product(x: Tensor, decay: Tensor, plan: TreePlan) -> Tensor:
-    """L D L^T x, for x (n, N, C) in the user's order and the decays (rows, N) of a plan."""
+    """s + g o, for x (n, N, C) in the user's order and the decays (rows, N) of a plan."""
     owner = plan if plan.of is None else plan.of
     (found,) = kept_with(owner, _product_with_gradient)(x, decay, *plan.tensors)
     return found
@@ -90,29 +92,40 @@ def _plan_of(owner: Any, topology: Tensors) -> TreePlan:
 
 def _value(owner: Any, x: Tensor, decay: Tensor, *topology: Tensor) -> tuple[Tensors, Tensors]:
     plan = _plan_of(owner, topology)
-    below, found = _sweeps(x, decay[..., None], plan)
-    return (_moved(found, plan.position),), (below, found)
+    below, outside = _sweeps(x, decay[..., None], plan)
+    return (_moved(below + decay[..., None] * outside, plan.position),), (below, outside)
 
 
 def _gradient(
     owner: Any, tensors: Tensors, kept: Tensors, upstream: Tensors
 ) -> tuple[Tensor | None, ...]:
     _, decay, *topology = tensors
-    plan, (below, found), factor = _plan_of(owner, tuple(topology)), kept, decay[..., None]
-    other_below, other = _sweeps(upstream[0], factor, plan)
-    terms = other_below * (
-        ops.take(found, plan.parents, axis=0) - 2.0 * factor * below
-    ) + below * ops.take(other, plan.parents, axis=0)
+    plan, (below, outside) = _plan_of(owner, tuple(topology)), kept
+    other_below, other_outside = _sweeps(upstream[0], decay[..., None], plan)
+    terms = other_below * outside + below * other_outside
+    other = other_below + decay[..., None] * other_outside
     return _moved(other, plan.position), ops.sum(terms, axis=-1), *(None for _ in topology)
 
 
 def _sweeps(x: Tensor, decay: Tensor, plan: TreePlan) -> tuple[Tensor, Tensor]:
-    """L^T x and L D L^T x in the layout of the plan."""
+    """s and o in the layout of the plan: what is below each node, and what is around its subtree.
+
+    o_i = x_p + the siblings' g s + g_p o_p, with p the parent of i: a sum of what it is made of.
+    Where no decay is above 1, s_p - g_i s_i is as exact as that sum, and faster.
+    """
     x = _moved(x, plan.order)
-    if plan.both is not None:
-        return plan.both(x, decay)
     below = plan.up(x, decay)
-    return below, plan.down((1.0 - decay * decay) * below, decay)
+    carried = decay * below
+
+    def by_sum() -> Tensor:
+        return ops.take(x, plan.parents, axis=0) + sums_of_siblings(carried, plan)
+
+    def by_difference() -> Tensor:
+        return ops.take(below, plan.parents, axis=0) - carried
+
+    near = ops.cond(ops.any(decay > 1.0), by_sum, by_difference)
+    above = plan.down(decay * near, decay)  # g o
+    return below, near + ops.take(above, plan.parents, axis=0)
 
 
 def _moved(x: Tensor, places: Any) -> Tensor:

@@ -152,10 +152,15 @@ def walk_scale(features: WalkFeatures, decay: Tensor, normalization: float) -> T
         normalization: a; 1 makes M a cosine, 0 leaves the inner products.
     """
     decay = ops.convert_to_tensor(decay)
-    squares = ops.convert_to_tensor(features.squares, dtype="float32")
-    total = ops.zeros((squares.shape[0], decay.shape[0]), "float32")
-    for k in range(2 * features.length - 2, -1, -1):
-        total = total * decay + squares[:, k, None]
+    squares = ops.convert_to_tensor(features.squares, dtype=decay.dtype)
+    return scale_of_squares(squares, decay, normalization)
+
+
+def scale_of_squares(squares: Tensor, decay: Tensor, normalization: float) -> Tensor:
+    """1 / |f_v|^a, (..., N), from the coefficients of |f_v|^2 as polynomials of the decay."""
+    total = squares[..., -1:] * ops.ones_like(decay)
+    for k in range(squares.shape[-1] - 2, -1, -1):
+        total = total * decay + squares[..., k : k + 1]
     if normalization == 0.0:
         return ops.ones_like(total)
     known = total > 0.0
@@ -225,7 +230,7 @@ def walk_features_of_batch(walks: Tensor, decay: Tensor, normalization: float) -
     nodes = ops.reshape(ops.arange(batch * count, dtype="int32"), (batch, count, 1, 1))
     known = walks >= 0
     places = ops.reshape(nodes * count + ops.where(known, walks, 0), (-1,))
-    values = ops.cast(known, "float32")[..., None] * powers
+    values = ops.cast(known, decay.dtype)[..., None] * powers
     met = sum_rows(ops.reshape(values, (-1, decay.shape[0])), places, batch * count * count)
     met = ops.transpose(ops.reshape(met, (batch, count, count, -1)), (0, 3, 1, 2))
     squares = ops.sum(met * met, axis=-1, keepdims=True)

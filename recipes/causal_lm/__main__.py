@@ -1,7 +1,5 @@
 """`python -m recipes.causal_lm`."""
 
-import sys
+from recipes.common.program import run_program
 
-from recipes.causal_lm.command import main
-
-sys.exit(main())
+run_program("recipes.causal_lm.command")

@@ -26,7 +26,7 @@ class Attention(NamedTuple):
 
 ATTENTIONS = {
     "softmax": Attention(None),
-    "gfsa": Attention("graph_filter", ("order",)),
+    "gfsa": Attention("graph_filter", ("order", "start")),
     "p_laplacian": Attention("p_laplacian", ("p",)),
     "masked_kernel": Attention("masked_kernel", ("mask", "feature_map")),
 }
@@ -42,8 +42,15 @@ SCRATCH = {
     "batch_size": 16,
     "learning_rate": 1e-3,
     "warm_up": 100,
+    "coefficient_learning_rate_multiplier": 10,
 }
-PRESET = {"context": 1024, "batch_size": 4, "learning_rate": 5e-5, "warm_up": 0}
+PRESET = {
+    "context": 1024,
+    "batch_size": 4,
+    "learning_rate": 5e-5,
+    "warm_up": 0,
+    "coefficient_learning_rate_multiplier": 100,
+}
 SIZES = ("layers", "d_model", "heads", "feed_forward", "dropout")
 
 # Choi et al., arXiv 2312.04234: GPT-2 with GFSA, (epochs, K) by data set
@@ -70,6 +77,7 @@ def published(name: str, dataset: str) -> dict[str, Any]:
             **{"preset": "gpt2_base_en", "attention": ["softmax", "gfsa"], "order": order},
             **{"batch_size": 4, "learning_rate": 5e-5, "warm_up": 0, "context": 1024},
             **{"stride": 1024, "epochs": epochs, "patience": epochs},
+            "coefficient_learning_rate_multiplier": 1.0,
         }
     return {
         **{"attention": ["softmax", "p_laplacian"], "p": [1.5] * 4 + [2.5] * 4, "tokens": "word"},
@@ -103,14 +111,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What each attention is converted with."""
+    name = "coefficient_learning_rate_multiplier"
+    multiplier = {name: getattr(options, name)}
     exponents = {"p": options.p if len(options.p) > 1 else options.p[0]} if options.p else {}
     return {
         "softmax": {},
-        "gfsa": {"order": options.order or 3},
+        "gfsa": {"order": options.order or 3, "start": options.start or "plain", **multiplier},
         "p_laplacian": exponents,
         "masked_kernel": {
             "mask": options.mask or "exponential",
             "feature_map": options.feature_map or "relu",
+            **multiplier,
         },
     }
 
@@ -213,6 +224,12 @@ def _add_training(add: Any) -> None:
     above_0 = number_in(0.0, math.inf, open_low=True)
     add("--learning-rate", type=above_0, help=f"the peak {told('learning_rate')}")
     add("--warm-up", type=at_least(0), help=f"steps, before a linear decay {told('warm_up')}")
+    add(
+        "--coefficient-learning-rate-multiplier",
+        type=above_0,
+        help="the rate of gfsa's coefficients and masked_kernel's mask, over that of all other "
+        f"weights {told('coefficient_learning_rate_multiplier')}",
+    )
     add("--precision", choices=PRECISIONS, default="float32", help="[float32]")
 
 
@@ -223,6 +240,8 @@ def _add_model(add: Any) -> None:
     add("--feed-forward", type=at_least(1), help=f"[{SCRATCH['feed_forward']}]")
     add("--dropout", type=number_in(0.0, 1.0), help=f"[{SCRATCH['dropout']}]")
     add("--order", type=at_least(1), help="gfsa's K [3]")
+    starts = ("plain", "high_pass", "high_boost", "band_pass")
+    add("--start", choices=starts, help="what gfsa's filters start as [plain]")
     add("--p", type=_exponents, help="p_laplacian's exponents, by head [1.5 for half of them, 2.5]")
     add("--mask", choices=("exponential", "none"), help="masked_kernel's [exponential]")
     features = ("relu", "squared_relu", "elu", "favor")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from recipes.causal_lm import arguments
 from recipes.common import comparison
 from recipes.common.command import UsageError
+from recipes.common.notes import absent_note, settings_note
 
 if TYPE_CHECKING:
     import keras
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from recipes.causal_lm.train import Problem
     from recipes.common.resume import Criterion
     from recipes.common.runs import Run, Training
+
+PAPERS = {"gfsa": "arXiv 2312.04234", "p_laplacian": "arXiv 2311.03235"}
 
 
 def main(given: list[str] | None = None) -> int:
@@ -25,6 +28,7 @@ def main(given: list[str] | None = None) -> int:
 class CausalLanguageModels(comparison.Recipe):
     """GPT-2 with another attention, from scratch or from a preset."""
 
+    attentions = tuple(arguments.ATTENTIONS)
     packages = ("keras-hub",)
 
     def parse(self, given: list[str] | None) -> argparse.Namespace:
@@ -87,6 +91,8 @@ class CausalLanguageModels(comparison.Recipe):
         report.write_model(output, model, saved_model=saved_model, served=served(model, options))
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        from recipes.common.coefficients import coefficient_notes
+
         unit = {"byte": "byte", "word": "word", "preset": "token of the preset"}[options.tokens]
         notes = [
             f"test perplexity: per {unit}, over all {results['tokens']['test']:,} of the test "
@@ -95,9 +101,11 @@ class CausalLanguageModels(comparison.Recipe):
             "text.",
         ]
         if options.published:
-            changed = results["published"]["departures"]
-            said = f"but for {', '.join(changed)}" if changed else "without departures"
-            notes.append(f"the published settings of {options.published}, {said}.")
+            paper = PAPERS[options.published]
+            attentions = [row["attention"] for row in results["table"]]
+            notes.append(settings_note(paper, results["published"]["departures"]))
+            notes += absent_note(paper, ("softmax", options.published), attentions)
+        notes += coefficient_notes(results)
         best = results["best_model"]
         for run in results["runs"]:
             if (run["attention"], run["seed"]) == (best["attention"], best["seed"]):

@@ -7,6 +7,7 @@ import keras
 import keras_hub
 
 import keras_graphattn
+from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.causal_lm.arguments import ATTENTIONS, settings
 from recipes.causal_lm.metrics import Perplexity
 from recipes.common.command import UsageError
@@ -56,7 +57,7 @@ def trainer(task: keras.Model, options: argparse.Namespace, steps: int) -> keras
     model = keras.Model(task.input, task.output, name=task.name)
     rate = WarmUpLinearDecay(options.learning_rate, options.warm_up, steps)
     model.compile(
-        optimizer=keras.optimizers.Adam(rate, global_clipnorm=1.0),
+        optimizer=with_coefficient_rates(keras.optimizers.Adam(rate, global_clipnorm=1.0)),
         loss=keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, reduction="mean_with_sample_weight"
         ),

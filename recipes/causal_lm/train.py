@@ -12,6 +12,7 @@ from recipes.causal_lm.metrics import per_word
 from recipes.causal_lm.model import build, tokenizer, trainer
 from recipes.causal_lm.tokens import Bytes, Pieces, Vocabulary, Words, count_words
 from recipes.causal_lm.windows import Windows
+from recipes.common.coefficients import coefficient_report
 from recipes.common.command import UsageError
 from recipes.common.resume import weights_file
 from recipes.common.runs import Run, Training, best_run
@@ -78,6 +79,7 @@ def prepare(problem: Problem, attention: str, seed: int, options: argparse.Names
     batches = training_windows(problem.tokens["train"], options, seed)
     task = build(attention, problem.vocabulary.size, options)
     model = trainer(task, options, options.epochs * batches.num_batches)
+    coefficients = coefficient_report(model)
     validation, test = (
         Windows(problem.tokens[part], options.context, options.batch_size, options.stride)
         for part in ("validation", "test")
@@ -92,6 +94,7 @@ def prepare(problem: Problem, attention: str, seed: int, options: argparse.Names
             "test_perplexity": found["perplexity"],
             "test_perplexity_per_word": words,
             "sample": sample(task, problem, options, seed),
+            **coefficients(),
         }
 
     return Training(model, batches, validation, None, report=report)

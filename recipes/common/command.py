@@ -8,8 +8,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
+
+from recipes.common.program import CONTINUES, INTERRUPTED
 
 BACKENDS = ("jax", "tensorflow", "torch")
 
@@ -36,8 +37,8 @@ def run_command(command: Callable[[list[str] | None], None], arguments: list[str
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted: the same command continues after the last epoch", file=sys.stderr)
-        return 130
+        print(CONTINUES, file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 
@@ -121,17 +122,6 @@ def choose_backend(name: str | None) -> None:
         raise UsageError(
             f"Keras already runs on {keras.backend.backend()} in this process, not on {name}"
         )
-
-
-def writable_folder(folder: Path) -> None:
-    """Makes `folder` where it is missing; an error of use if nothing can be written there."""
-    probe = folder / ".writing-probe"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise UsageError(f"cannot write to --output {folder}: {error.strerror}") from error
 
 
 def _all_different(values: list[Any]) -> list[Any]:

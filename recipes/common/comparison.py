@@ -7,23 +7,26 @@ inside.
 
 import abc
 import argparse
+import functools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.command import choose_backend, run_command, writable_folder
+from recipes.common.command import choose_backend, run_command
 from recipes.common.devices import check_devices
 from recipes.common.experiment import (
     check_filters,
     check_installed,
     check_settings,
     keras_configured,
+    only_run_in,
 )
 from recipes.common.filters import FILTER_OPTIONS
 
 if TYPE_CHECKING:
     import keras
 
+    from recipes.common.chance import Chance
     from recipes.common.resume import Criterion
     from recipes.common.runs import Run, Training
 
@@ -38,6 +41,7 @@ class Recipe(abc.ABC):
     `problem` is the recipe's data in a form of its own; it has a `digest()`.
     """
 
+    attentions: tuple[str, ...]  # all that it knows, in the order of the table
     packages: tuple[str, ...] = ()  # whose versions count, beside Keras, its backend and NumPy
 
     @abc.abstractmethod
@@ -61,6 +65,10 @@ class Recipe(abc.ABC):
         from recipes.common.resume import ACCURACY
 
         return ACCURACY
+
+    def chance(self, problem: Any) -> "Chance | None":
+        """The criterion's level without looking at the inputs, where there is one."""
+        return None
 
     @abc.abstractmethod
     def facts(self, problem: Any, options: argparse.Namespace) -> dict[str, Any]:
@@ -109,10 +117,9 @@ def compare(recipe: Recipe, arguments: list[str] | None) -> None:
     check_filters(options.attention, recipe.filters(options))
     check_devices(options)
     problem = recipe.load(options)
-    writable_folder(options.output)
-    settings = _settings(recipe, problem, options)
-    check_settings(options.output, settings, options.overwrite)
-    with keras_configured(options.precision):
+    with only_run_in(options.output), keras_configured(options.precision):
+        settings = _settings(recipe, problem, options)
+        check_settings(options.output, settings, options.overwrite)
         _train_and_report(recipe, problem, settings, options)
 
 
@@ -125,6 +132,7 @@ def _train_and_report(
     recipe: Recipe, problem: Any, settings: dict[str, Any], options: argparse.Namespace
 ) -> None:
     from recipes.common import report
+    from recipes.common.kept import finished_runs
     from recipes.common.plot import plot
     from recipes.common.runs import train_run
 
@@ -132,23 +140,20 @@ def _train_and_report(
     options = recipe.complete(problem, options)
     facts = recipe.facts(problem, options)
     criterion = recipe.criterion(problem)
-    runs = [
-        train_run(
-            attention,
-            seed,
-            output,
-            lambda attention=attention, seed=seed: recipe.prepare(
-                problem, attention, seed, options
-            ),
-            options,
-            criterion,
-        )
-        for seed in options.seeds
-        for attention in options.attention
-    ]
+    for seed in options.seeds:
+        for attention in options.attention:
+            train_run(
+                attention,
+                seed,
+                output,
+                functools.partial(recipe.prepare, problem, attention, seed, options),
+                options,
+                criterion,
+            )
+    runs = finished_runs(output, recipe.attentions, criterion)
     results = report.write_results(output, facts, settings, runs, recipe.packages)
     title = recipe.title(problem, options)
-    plot(output / "results.png", f"{title} ({results['backend']})", runs)
+    plot(output / "results.png", f"{title} ({results['backend']})", runs, recipe.chance(problem))
     recipe.write_model(output, recipe.best_model(runs, problem, options), options)
     print(report.format_table(results, title, recipe.notes(results, options)))
     print(f"written to {output}")

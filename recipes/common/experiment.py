@@ -6,12 +6,13 @@ Imports no Keras by itself: functions that need it come after the backend is cho
 import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from recipes.common.command import UsageError
-from recipes.common.files import read_json, remove, write_json
+from recipes.common.files import DamagedFileError, read_json, remove, write_json
+from recipes.common.lock import LOCK, InUseError, locked
 
 WRITTEN = (
     "settings.json",
@@ -40,16 +41,16 @@ def check_installed(*, saved_model: bool, tensorboard: bool) -> None:
 
 
 def check_filters(attentions: Sequence[str], filters: dict[str, dict[str, Any]]) -> None:
-    """Refuses polynomials that do not exist, where they are asked for."""
-    from keras_graphattn.ops.polynomials import check_basis
+    """Refuses filters that do not exist, where they are asked for."""
+    from keras_graphattn import layers
 
-    if "agf" in attentions:
-        names = ("basis", "order", "alpha", "beta")
+    known = {"gfsa": layers.GraphFilterAttention, "agf": layers.AttentiveGraphFilter}
+    for name in known.keys() & set(attentions):
         try:
             with warnings.catch_warnings(action="ignore"):  # the layer warns when it is made
-                check_basis(**{name: filters["agf"][name] for name in names})
+                known[name](num_heads=1, key_dim=1, **filters[name])
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(f"--attention {name}: {error}") from error
 
 
 def check_settings(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
@@ -57,7 +58,18 @@ def check_settings(output: Path, settings: dict[str, Any], overwrite: bool) -> N
     if overwrite:
         for name in WRITTEN:
             remove(output / name)
-    known = read_json(output / "settings.json")
+    try:
+        known = read_json(output / "settings.json")
+    except DamagedFileError as error:
+        raise UsageError(
+            f"{output}: {error}, so nothing says which settings its runs are of. Give another "
+            "--output, or --overwrite to begin anew"
+        ) from error
+    if known is None and any((output / "runs").glob("*/")):
+        raise UsageError(
+            f"{output} holds runs and no settings.json, so nothing says which settings they are "
+            "of. Give another --output, or --overwrite to begin anew"
+        )
     if known is None:
         write_json(output / "settings.json", settings)
         return
@@ -68,9 +80,30 @@ def check_settings(output: Path, settings: dict[str, Any], overwrite: bool) -> N
     ]
     if changed:
         raise UsageError(
-            f"{output} holds runs of other settings: {', '.join(changed)}. Give another "
-            "--output, or --overwrite to begin anew"
+            f"{output} holds runs of other settings: {', '.join(changed)}. Give the same ones, "
+            "another --output, or --overwrite to begin anew"
         )
+
+
+@contextmanager
+def only_run_in(output: Path) -> Iterator[None]:
+    """Makes the folder; refuses a second run into it as long as the first one is under way."""
+    with ExitStack() as stack:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(output / LOCK))
+        except OSError as error:
+            reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+            raise UsageError(f"cannot write to --output {output}: {reason}") from error
+        except InUseError as error:
+            raise UsageError(
+                f"another run, {error}, is writing to --output {output}. Wait for it, end it, or "
+                "give another --output"
+            ) from error
+        for pattern in ("", "runs/*/", "histories/"):
+            for path in output.glob(f"{pattern}.writing-*"):  # of a run that was killed
+                remove(path)
+        yield
 
 
 @contextmanager

@@ -20,8 +20,10 @@ def atomically(path: Path) -> Iterator[Path]:
     try:
         yield writing
         os.replace(writing, path)
-    except BaseException:
+    except BaseException as error:
         remove(writing)  # a full disk stays full of halves otherwise
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
@@ -64,9 +66,22 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
 
 
+class DamagedFileError(Exception):
+    """A file is there, but its content is not whole; the message names it."""
+
+
 def read_json(path: Path) -> Any | None:
-    """The content of a JSON file, or None where there is no such file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    """The content of a JSON file, or None where there is no such file.
+
+    Raises:
+        DamagedFileError: If the file holds no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise DamagedFileError(f"{path.name} is not whole") from error
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

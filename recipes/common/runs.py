@@ -1,7 +1,6 @@
 """Runs of a comparison: every attention with every seed, each kept in its own folder."""
 
 import argparse
-import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,8 +10,9 @@ import keras
 
 from recipes.common.batches import Batches
 from recipes.common.devices import on_devices, share_weights
-from recipes.common.files import read_json, write_json
-from recipes.common.resume import ACCURACY, Criterion, RunState, fit_resumably, score
+from recipes.common.files import remove, write_csv, write_json
+from recipes.common.kept import DamagedRunError, Run, read_run, run_name
+from recipes.common.resume import ACCURACY, Criterion, fit_resumably, score
 
 
 class Training(NamedTuple):
@@ -24,48 +24,6 @@ class Training(NamedTuple):
     test_batches: Batches | None  # evaluated after every epoch, for the record
     measure: Callable[[], Sequence[float]] | None = None  # token similarities, after training
     report: Callable[[], dict[str, Any]] | None = None  # what is told of the best epoch alone
-
-
-@dataclasses.dataclass
-class Run:
-    """One finished training: an attention with a seed. Kept as `run.json` in its folder."""
-
-    attention: str
-    seed: int
-    folder: Path
-    state: RunState
-    parameters: int
-    similarity: list[float]  # mean token similarity before the blocks and after each, if measured
-    reported: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the best epoch alone
-    criterion: Criterion = ACCURACY
-
-    def summary(self) -> dict[str, Any]:
-        """What `results.json` says of this run."""
-        best, name, ties = self.state.best, self.criterion.name, self.criterion.ties
-        return {
-            "attention": self.attention,
-            "seed": self.seed,
-            "parameters": self.parameters,
-            "epochs": self.state.epoch,
-            "chosen_epoch": self.state.best_epoch,
-            f"validation_{name}": best[f"val_{name}"],
-            f"validation_{ties}": best[f"val_{ties}"],
-            **self._tests(),
-            **self.reported,
-            **({"token_similarity": self.similarity} if self.similarity else {}),
-        }
-
-    def _tests(self) -> dict[str, float]:
-        """The test metrics, where they were taken after every epoch."""
-        best, name = self.state.best, f"test_{self.criterion.name}"
-        if name not in best:
-            return {}
-        peak = min if self.criterion.lower_is_better else max
-        return {
-            name: best[name],
-            "test_cross_entropy": best["test_cross_entropy"],
-            f"{name}_at_best_test_epoch": peak(row[name] for row in self.state.history),
-        }
 
 
 def train_run(
@@ -99,12 +57,21 @@ def _train_run(
     options: argparse.Namespace,
     criterion: Criterion,
 ) -> Run:
-    name = f"{attention}-seed{seed}"
+    name = run_name(attention, seed)
     folder = output / "runs" / name
-    known = read_json(folder / "run.json")
+    history_file = output / "histories" / f"{name}.csv"
+    try:
+        state, known = read_run(output, attention, seed, criterion)
+    except DamagedRunError as error:
+        print(f"{name}: begins anew, for {error}", flush=True)
+        remove(folder)
+        remove(output / "tensorboard" / name)
+        known = None
     if known is not None:
+        if not history_file.exists():
+            write_csv(history_file, state.history)
         print(f"{name}: finished before")
-        return Run(attention, seed, folder, RunState.read(folder), criterion=criterion, **known)
+        return known
     keras.utils.set_random_seed(seed)
     training = prepare()
     share_weights(training.model, options)

@@ -1,7 +1,5 @@
 """`python -m recipes.long_range_arena`."""
 
-import sys
+from recipes.common.program import run_program
 
-from recipes.long_range_arena.command import main
-
-sys.exit(main())
+run_program("recipes.long_range_arena.command")

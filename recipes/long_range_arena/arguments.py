@@ -15,6 +15,7 @@ from recipes.common.command import (
 )
 from recipes.common.filters import (
     ATTENTIONS,
+    FILTER_OPTIONS,
     add_filter_options,
     filter_settings,
     refuse_unused_filter_options,
@@ -54,10 +55,28 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def filters(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The filter's arguments for each attention: those given, else the published ones."""
-    settings = filter_settings(options, TASKS[options.task].filter)
+    as_published = options.preset == "paper"
+    settings = filter_settings(options, TASKS[options.task].filter, as_published)
     if options.max_length >= BLOCKWISE_FROM:
         settings["gfsa"]["attention_path"] = "blockwise"
     return settings
+
+
+def departures(options: argparse.Namespace, epochs: int) -> list[str]:
+    """In which options a run with `--preset paper` is not the published one; for the table.
+
+    Args:
+        options: The options of the run.
+        epochs: The number of epochs that holds the published number of steps.
+    """
+    known = {**preset(options.task, "paper"), "epochs": epochs}
+    changed = [
+        f"{name} {getattr(options, name)} (published: {value})"
+        for name, value in known.items()
+        if value is not None and getattr(options, name) != value
+    ]
+    given = {name: getattr(options, name) for name in FILTER_OPTIONS}
+    return changed + [f"{name} {value}" for name, value in given.items() if value is not None]
 
 
 def _parser() -> Parser:

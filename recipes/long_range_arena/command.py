@@ -4,6 +4,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
+from recipes.common.chance import Chance, of_accuracy, refuse_one_class
+from recipes.common.filters import ATTENTIONS
+from recipes.common.notes import absent_note, settings_note
 from recipes.common.ragged import Problem, majority_level
 from recipes.long_range_arena import arguments
 from recipes.long_range_arena.data import load
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
     import keras
 
     from recipes.common.runs import Run, Training
+
+AGF = "arXiv 2505.08516"
+PAPERS = f"{AGF} (filters and rate) and arXiv 2111.00035 (all else)"
 
 
 def main(given: list[str] | None = None) -> int:
@@ -22,6 +28,8 @@ def main(given: list[str] | None = None) -> int:
 class LongRangeArena(comparison.Recipe):
     """Attention layers on a task of the arena."""
 
+    attentions = ATTENTIONS
+
     def parse(self, given: list[str] | None) -> argparse.Namespace:
         options = arguments.parse(given)
         self.packages = ("tensorflow-datasets",) if options.task in ("text", "image") else ()
@@ -31,7 +39,9 @@ class LongRangeArena(comparison.Recipe):
         return arguments.filters(options)
 
     def load(self, options: argparse.Namespace) -> Problem:
-        return load(options)
+        problem = load(options)
+        refuse_one_class(problem.train.labels, problem.classes, f"--task {problem.task}")
+        return problem
 
     def complete(self, problem: Problem, options: argparse.Namespace) -> argparse.Namespace:
         from recipes.long_range_arena.train import epochs, training_batches
@@ -40,8 +50,12 @@ class LongRangeArena(comparison.Recipe):
         options.patience = min(options.patience, options.epochs)
         return options
 
+    def chance(self, problem: Problem) -> Chance:
+        labels = {name: split.labels for name, split in problem.splits.items()}
+        return of_accuracy(**labels)
+
     def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
-        from recipes.long_range_arena.train import training_batches
+        from recipes.long_range_arena.train import published_epochs, training_batches
 
         splits = problem.splits
         facts = {
@@ -55,6 +69,9 @@ class LongRangeArena(comparison.Recipe):
                 name: majority_level(splits[name].labels) for name in ("validation", "test")
             },
         }
+        if options.preset == "paper":
+            epochs = published_epochs(training_batches(problem, options))
+            facts["published"] = {"departures": arguments.departures(options, epochs)}
         print(_told(facts), flush=True)
         return facts
 
@@ -77,6 +94,8 @@ class LongRangeArena(comparison.Recipe):
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         """What the numbers are to be held against: answers that look at no input."""
+        from recipes.common.coefficients import coefficient_notes
+
         level = results["majority"]["test"]
         notes = [
             "at best test epoch: the best epoch on the test data itself; nothing is chosen by it.",
@@ -89,7 +108,11 @@ class LongRangeArena(comparison.Recipe):
                 f"{run['attention']}, seed {run['seed']}: test cross-entropy "
                 f"{run['test_cross_entropy']:.4f}, {'below' if below else 'NOT below'} that"
             )
-        return notes
+        if options.preset == "paper":
+            notes.append(settings_note(PAPERS, results["published"]["departures"]))
+            attentions = [row["attention"] for row in results["table"]]
+            notes += absent_note(AGF, ("softmax", "linear", "agf"), attentions)
+        return notes + coefficient_notes(results)
 
 
 def _told(facts: dict[str, Any]) -> str:

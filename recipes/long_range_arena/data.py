@@ -6,7 +6,8 @@ import hashlib
 import itertools
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from recipes.common.command import UsageError
 from recipes.common.files import atomically
+from recipes.common.lock import locked
 from recipes.common.ragged import Problem, Ragged, Split
 from recipes.common.tfds import load_tfds
 from recipes.long_range_arena import listops, pathfinder
@@ -75,14 +77,34 @@ def _made(
     path = options.cache_dir.expanduser() / "long_range_arena" / name
     examples = _cached(path)
     if examples is None:
-        print(f"making {sum(counts):,} examples of {options.task}", flush=True)
-        try:
-            examples = generate(sum(counts), rules, options.data_seed)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        _keep(path, examples)
+        with _only_maker_of(path):
+            examples = _cached(path)  # another process may have made it meanwhile
+            if examples is None:
+                print(f"making {sum(counts):,} examples of {options.task}", flush=True)
+                try:
+                    examples = generate(sum(counts), rules, options.data_seed)
+                except ValueError as error:
+                    raise UsageError(str(error)) from error
+                _keep(path, examples)
     bounds = np.cumsum([0, *counts])
     return [examples.take(np.arange(low, high)) for low, high in itertools.pairwise(bounds)]
+
+
+@contextmanager
+def _only_maker_of(path: Path) -> Iterator[None]:
+    """Waits as long as another process makes the same data."""
+    lock = path.with_suffix(".lock")
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock, "waiting for {holder}, which makes the same data"))
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        yield
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"cannot write to --cache-dir {path.parent}: {error.strerror}")
 
 
 def _cached(path: Path) -> Split | None:
@@ -103,7 +125,7 @@ def _keep(path: Path, examples: Split) -> None:
                 writing, values=tokens.values, offsets=tokens.offsets, labels=examples.labels
             )
     except OSError as error:
-        raise UsageError(f"cannot write to --cache-dir {path.parent}: {error.strerror}") from error
+        raise _unwritable(path, error) from error
 
 
 def _text(options: argparse.Namespace) -> Problem:

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
+from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.attention import attend, masked_mean
 from recipes.common.measures import loss_and_metrics
 from recipes.common.optimizers import WarmUpLinearDecay
@@ -60,10 +61,13 @@ def build(
 
 
 def compile_model(model: keras.Model, options: argparse.Namespace, steps: int) -> None:
-    """Compiles for Adam; the metrics leave out the rows that only fill up a batch."""
+    """Compiles for Adam, under which filter coefficients have their own rate.
+
+    The metrics leave out the rows that only fill up a batch.
+    """
     schedule = WarmUpLinearDecay(options.learning_rate, min(options.warm_up, steps - 1), steps)
     model.compile(
-        optimizer=keras.optimizers.Adam(schedule),
+        optimizer=with_coefficient_rates(keras.optimizers.Adam(schedule)),
         **loss_and_metrics(),
     )
 

@@ -5,6 +5,7 @@ import argparse
 import keras
 
 from recipes.common.buckets import Buckets, bucket_lengths
+from recipes.common.coefficients import coefficient_report
 from recipes.common.ragged import Problem
 from recipes.common.resume import weights_file
 from recipes.common.runs import Run, Training, best_run
@@ -21,7 +22,7 @@ def prepare(problem: Problem, attention: str, seed: int, options: argparse.Names
         Buckets(split, batches.lengths, options.batch_size)
         for split in (problem.validation, problem.test)
     )
-    return Training(model, batches, *evaluation)
+    return Training(model, batches, *evaluation, report=coefficient_report(model))
 
 
 def training_batches(problem: Problem, options: argparse.Namespace, seed: int = 0) -> Buckets:
@@ -32,7 +33,12 @@ def training_batches(problem: Problem, options: argparse.Namespace, seed: int = 
 
 def epochs(batches: Buckets, options: argparse.Namespace) -> int:
     """The number of epochs: as given, else as many as hold the published number of steps."""
-    return options.epochs or -(-STEPS // batches.num_batches)
+    return options.epochs or published_epochs(batches)
+
+
+def published_epochs(batches: Buckets) -> int:
+    """As many as hold the published number of steps."""
+    return -(-STEPS // batches.num_batches)
 
 
 def best_model(runs: list[Run], problem: Problem, options: argparse.Namespace) -> keras.Model:

@@ -1,7 +1,5 @@
 """`python -m recipes.text_classification`."""
 
-import sys
+from recipes.common.program import run_program
 
-from recipes.text_classification.command import main
-
-sys.exit(main())
+run_program("recipes.text_classification.command")

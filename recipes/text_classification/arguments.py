@@ -31,6 +31,9 @@ PUBLISHED_TRAINING = {
     "warm_up": 0.0,
     "trained_coefficients": ["power"],
 }
+PUBLISHED_PRESETS = (  # those of the size that the paper has
+    *("bert_base_en", "bert_base_en_uncased", "roberta_base_en", "albert_base_en_uncased"),
+)
 PUBLISHED_COLA_CONSTANT = {"roberta": -0.05, "albert": 0.05, "bert": -0.01}
 
 
@@ -41,7 +44,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.published:
         parser.set_defaults(**published(options))
         options = parser.parse_args(arguments)
-    users = {"order": "gfsa", "constant": "gfsa", "trained_coefficients": "gfsa"}
+    users = dict.fromkeys(("order", "constant", "start", "trained_coefficients"), "gfsa")
     for name, attention in {**users, "exponents": "p_laplacian"}.items():
         given = getattr(options, name)
         if given not in (None, parser.get_default(name)) and attention not in options.attention:
@@ -49,6 +52,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
                 f"--{name.replace('_', '-')} is an option of {attention} attention; --attention "
                 f"is {','.join(options.attention)}"
             )
+    if options.start != "plain" and options.constant:
+        raise UsageError(
+            f"--start {options.start} sets w_0, and so does --constant {options.constant:g}: give "
+            "one of the two"
+        )
     for name, value in SMALL.items():
         if options.preset is None and getattr(options, name) is None:
             setattr(options, name, value)
@@ -88,11 +96,12 @@ def departures(options: argparse.Namespace) -> list[str]:
 def filters(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The arguments of the converted layers for each attention."""
     p = options.exponents
+    start: dict[str, Any] = {"initial_coefficients": {"identity": options.constant}}
     return {
         "softmax": {},
         "gfsa": {
             "order": options.order,
-            "initial_coefficients": {"identity": options.constant},
+            **(start if options.start == "plain" else {"start": options.start}),
             "trainable_coefficients": options.trained_coefficients,
         },
         "p_laplacian": {"p": p[0] if p is not None and len(p) == 1 else p},
@@ -159,6 +168,8 @@ def _add_training(add: Any) -> None:
 def _add_filters(add: Any) -> None:
     add("--where", default="all", help="layers: all, even, odd, first:2, last:2, 0,3 or a pattern")
     add("--order", type=at_least(1), default=3, help="gfsa: K")
+    starts = ("plain", "high_pass", "high_boost", "band_pass")
+    add("--start", choices=starts, default="plain", help="gfsa: what the filters start as")
     add("--constant", type=float, default=0.0, help="gfsa: w_0 at the start")
     add(
         "--trained-coefficients",

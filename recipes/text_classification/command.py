@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
+from recipes.common.chance import Chance, of_accuracy, of_correlation, refuse_one_class
 from recipes.common.files import folder_atomically
+from recipes.common.notes import absent_note, settings_note
 from recipes.text_classification import arguments
 
 if TYPE_CHECKING:
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from recipes.common.resume import Criterion
     from recipes.common.runs import Run, Training
     from recipes.text_classification.data import Problem
+
+PAPER = "arXiv 2312.04234"
+REPORTED = ("softmax", "gfsa")
 
 
 def main(given: list[str] | None = None) -> int:
@@ -25,6 +30,7 @@ def main(given: list[str] | None = None) -> int:
 class TextClassification(comparison.Recipe):
     """Softmax, GFSA and p-Laplacian attention on a task of GLUE."""
 
+    attentions = arguments.ATTENTIONS
     packages = ("keras-hub", "scikit-learn", "scipy")
 
     def parse(self, given: list[str] | None) -> argparse.Namespace:
@@ -40,6 +46,8 @@ class TextClassification(comparison.Recipe):
         from recipes.text_classification.train import validation_split
 
         problem = load(options)
+        if problem.task.classes:
+            refuse_one_class(problem.train.labels, problem.task.classes, f"--task {problem.name}")
         validation_split(problem, options.validation_fraction, seed=0)
         for attention in options.attention:  # what cannot be converted fails before any training
             build(problem, attention, options)
@@ -49,6 +57,12 @@ class TextClassification(comparison.Recipe):
         from recipes.text_classification.metrics import criterion
 
         return criterion(problem.task)
+
+    def chance(self, problem: "Problem") -> Chance | None:
+        metric, train = problem.task.metrics[0], problem.train.labels
+        if metric == "accuracy":
+            return of_accuracy(validation=train, training=train)
+        return None if metric == "f1" else of_correlation("validation", "training")
 
     def facts(self, problem: "Problem", options: argparse.Namespace) -> dict[str, Any]:
         from recipes.common.buckets import Buckets
@@ -101,6 +115,8 @@ class TextClassification(comparison.Recipe):
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         """The metrics that are not in the table, and what the settings are to be held against."""
+        from recipes.common.coefficients import coefficient_notes
+
         notes = []
         runs, told = results["runs"], set(results["table"][0])
         others = [key for key in runs[0] if key.startswith("test_") and f"{key}_mean" not in told]
@@ -109,10 +125,14 @@ class TextClassification(comparison.Recipe):
             means = (f"{key} {statistics.fmean(run[key] for run in own):.4f}" for key in others)
             if others:
                 notes.append(f"{row['attention']}: {', '.join(means).replace('_', ' ')}")
+        notes += coefficient_notes(results)
         if options.published:
-            changed = results["published"]["departures"]
-            said = f"but for {', '.join(changed)}" if changed else "without departures"
-            notes.append(f"the published settings, {said}.")
+            notes.append(settings_note(PAPER, results["published"]["departures"]))
+            notes += absent_note(PAPER, REPORTED, [row["attention"] for row in results["table"]])
+            if "gfsa" in results["settings"]["filters"]:
+                notes.append(f"{PAPER} chooses K from 2 to 10 for each task; here {options.order}.")
+            if options.preset not in arguments.PUBLISHED_PRESETS:
+                notes.append(f"the model is none of {PAPER}, which has BERT, RoBERTa, ALBERT base.")
         return notes
 
 

@@ -8,13 +8,14 @@ import keras
 import keras_hub
 
 import keras_graphattn
-from keras_graphattn.hub.reach import conversions_of
+from keras_graphattn.hub.carriers import conversions_of
+from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.command import UsageError
 from recipes.common.measures import CrossEntropy, SquaredError
+from recipes.common.optimizers import WarmUpLinearDecay
 from recipes.common.served import served_inputs
 from recipes.text_classification.arguments import CONVERTED, filters
 from recipes.text_classification.data import Problem, preset_name, refused_preset
-from recipes.text_classification.optimizer import coefficient_adamw
 
 
 def build(problem: Problem, attention: str, options: argparse.Namespace) -> Any:
@@ -52,7 +53,10 @@ def trained(classifier: Any) -> keras.Model:
 def compile_model(
     model: keras.Model, problem: Problem, options: argparse.Namespace, steps: int
 ) -> None:
-    """Compiles for AdamW with a warm-up and a linear decay over `steps`."""
+    """Compiles for AdamW with a warm-up and a linear decay over `steps`.
+
+    Filter coefficients learn at `--coefficient-learning-rate`, under the same schedule.
+    """
     from recipes.text_classification.metrics import criterion_metric
 
     regression = not problem.task.classes
@@ -63,10 +67,18 @@ def compile_model(
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         error = CrossEntropy(from_logits=True, name="cross_entropy")
     model.compile(
-        optimizer=coefficient_adamw(options, steps),
+        optimizer=_adamw(options, steps),
         loss=loss,
         weighted_metrics=[criterion_metric(problem.task), error],
     )
+
+
+def _adamw(options: argparse.Namespace, steps: int) -> keras.optimizers.Optimizer:
+    warm_up = min(round(options.warm_up * steps), steps - 1)
+    rate = WarmUpLinearDecay(options.learning_rate, warm_up, steps)
+    adamw = keras.optimizers.Adam(rate, weight_decay=options.weight_decay or None)
+    multiplier = options.coefficient_learning_rate / options.learning_rate
+    return with_coefficient_rates(adamw, multiplier)
 
 
 def served(classifier: Any, options: argparse.Namespace) -> keras.Model:

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ import numpy as np
 from sklearn.model_selection import train_test_split
 
 from recipes.common.buckets import Buckets
+from recipes.common.coefficients import coefficient_report
 from recipes.common.command import UsageError
 from recipes.common.resume import weights_file
 from recipes.common.runs import Run, Training, best_run
@@ -31,7 +33,7 @@ def prepare(problem: Problem, attention: str, seed: int, options: argparse.Names
         batches,
         Buckets(problem.train.take(validation), lengths, options.batch_size),
         test_batches=None,
-        report=functools.partial(report, model, problem, options),
+        report=functools.partial(report, model, problem, options, coefficient_report(model)),
     )
 
 
@@ -47,9 +49,17 @@ def best_model(runs: list[Run], problem: Problem, options: argparse.Namespace) -
     return classifier
 
 
-def report(model: keras.Model, problem: Problem, options: argparse.Namespace) -> dict[str, float]:
-    """The task's metrics on its dev sets, `test_<metric>` and `test_<metric>_<dev set>`."""
-    found = {}
+def report(
+    model: keras.Model,
+    problem: Problem,
+    options: argparse.Namespace,
+    coefficients: Callable[[], dict[str, float]],
+) -> dict[str, float]:
+    """The task's metrics on its dev sets, `test_<metric>` and `test_<metric>_<dev set>`.
+
+    And what `coefficients` tells.
+    """
+    found = coefficients()
     for name, examples in problem.evaluations.items():
         batches = Buckets(examples, padded_lengths(problem), options.batch_size)
         values = measures(problem.task, examples.labels, outputs(model, batches))

@@ -1,7 +1,5 @@
 """`python -m recipes.time_series`."""
 
-import sys
+from recipes.common.program import run_program
 
-from recipes.time_series.command import main
-
-sys.exit(main())
+run_program("recipes.time_series.command")

@@ -78,7 +78,7 @@ def filters(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     published = PUBLISHED_AGF.get(options.dataset, ELSEWHERE)
     if not options.published:
         published = published._replace(learned_constant=False)
-    return filter_settings(options, published)
+    return filter_settings(options, published, options.published)
 
 
 def departures(options: argparse.Namespace) -> list[str]:

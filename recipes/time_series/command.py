@@ -4,6 +4,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
+from recipes.common.chance import Chance, of_accuracy, refuse_one_class
+from recipes.common.filters import ATTENTIONS
+from recipes.common.notes import absent_note, settings_note
 from recipes.time_series import arguments
 from recipes.time_series.data import Problem, load, validation_split
 
@@ -11,6 +14,9 @@ if TYPE_CHECKING:
     import keras
 
     from recipes.common.runs import Run, Training
+
+PAPER = "arXiv 2505.08516"
+REPORTED = ("softmax", "linear", "agf")
 
 
 def main(given: list[str] | None = None) -> int:
@@ -21,6 +27,7 @@ def main(given: list[str] | None = None) -> int:
 class TimeSeries(comparison.Recipe):
     """Attention layers on a data set of the UEA archive."""
 
+    attentions = ATTENTIONS
     packages = ("aeon",)
 
     def parse(self, given: list[str] | None) -> argparse.Namespace:
@@ -31,8 +38,13 @@ class TimeSeries(comparison.Recipe):
 
     def load(self, options: argparse.Namespace) -> Problem:
         problem = load(options.dataset, options.data_dir)
+        refuse_one_class(problem.train.labels, problem.classes, problem.name)
         validation_split(problem.train.labels, options.validation_fraction, seed=0)
         return problem
+
+    def chance(self, problem: Problem) -> Chance:
+        train = problem.train.labels
+        return of_accuracy(validation=train, training=train, test=problem.test.labels)
 
     def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
         facts = {
@@ -65,11 +77,14 @@ class TimeSeries(comparison.Recipe):
         return best_model(runs, problem, options)
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
-        notes = [
-            "at best test epoch: the best epoch on the test data itself, as the paper reports."
-        ]
+        from recipes.common.coefficients import coefficient_notes
+
+        best = "at best test epoch: the best epoch on the test data; nothing is chosen by it."
+        notes = coefficient_notes(results)
+        if options.dataset not in arguments.PUBLISHED_AGF:
+            return [best, *notes]
+        notes = [f"{best} {PAPER} reports this figure for {options.dataset}.", *notes]
         if options.published:
-            changed = results["published"]["departures"]
-            said = f"but for {', '.join(changed)}" if changed else "without departures"
-            notes.append(f"the published settings, {said}.")
-        return notes
+            notes.append(settings_note(PAPER, results["published"]["departures"]))
+        attentions = [row["attention"] for row in results["table"]]
+        return notes + absent_note(PAPER, REPORTED, attentions)

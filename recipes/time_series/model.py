@@ -12,6 +12,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
+from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.attention import attend, masked_mean
 from recipes.common.measures import loss_and_metrics
 from recipes.common.optimizers import radam
@@ -56,9 +57,12 @@ def build(
 
 
 def compile_model(model: keras.Model, options: argparse.Namespace) -> None:
-    """Compiles for RAdam; the metrics leave out the rows that only fill up the last batch."""
+    """Compiles for RAdam, under which filter coefficients have their own rate.
+
+    The metrics leave out the rows that only fill up the last batch.
+    """
     model.compile(
-        optimizer=radam(options.learning_rate),
+        optimizer=with_coefficient_rates(radam(options.learning_rate)),
         **loss_and_metrics(),
     )
 

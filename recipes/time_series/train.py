@@ -7,6 +7,7 @@ import numpy as np
 
 from keras_graphattn.analysis import token_similarity
 from recipes.common.batches import Batches
+from recipes.common.coefficients import coefficient_report
 from recipes.common.resume import weights_file
 from recipes.common.runs import Run, Training, best_run
 from recipes.time_series.data import Problem, Split, validation_split
@@ -25,6 +26,7 @@ def prepare(problem: Problem, attention: str, seed: int, options: argparse.Names
         _evaluation_batches(problem.train.take(validation), options),
         _evaluation_batches(problem.test, options),
         lambda: _similarities(model, problem.test, options),
+        coefficient_report(model),
     )
 
 

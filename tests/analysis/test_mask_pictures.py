@@ -18,6 +18,31 @@ def test_draws_the_matrix_of_a_head():
     assert image.get_array().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
 
 
+def test_a_colour_bar_tells_the_factors():
+    mask = Toeplitz(8)
+    mask.build((None, None, 2, 4))
+    randomise(mask)
+    axis = plot_mask(mask, 5, head=1)
+    picture, bar = axis.figure.axes
+    highest = to_numpy(mask.dense(5))[0, 1].max()
+    assert picture is axis
+    assert bar.get_ylabel() == "factor"
+    assert bar.get_ylim() == pytest.approx((0.0, highest))
+    axis.figure.draw_without_rendering()
+    assert all(tick == round(tick) for tick in axis.get_xticks())
+    assert len(plot_mask(mask, 5, colour_bar=False).figure.axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("factors", "limits"), [([[-1.0, 2.0], [0.5, 1.0]], (-1, 2)), ([[0.0, 0.0]] * 2, (0, 1))]
+)
+def test_negative_factors_and_zeros_have_colours_of_their_own(factors, limits, monkeypatch):
+    mask = Causal()
+    monkeypatch.setattr(mask, "dense", lambda length: np.array([[factors]]))
+    (image,) = plot_mask(mask, 2).get_images()
+    assert image.get_clim() == limits
+
+
 def test_what_cannot_be_drawn(monkeypatch):
     mask = Toeplitz(8)
     mask.build((None, None, 2, 4))

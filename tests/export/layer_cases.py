@@ -148,6 +148,15 @@ def _branch(name, inputs):
     return case.kind(HEADS, SIZE, name=name, **case.options())(series, **call)
 
 
+def _edges(generator, batch, length):
+    """Random edges, some of them several times."""
+    first = generator.integers(0, length, (batch, EDGES_PER_EXAMPLE))
+    if length == 1:  # an edge joins two nodes: padding
+        return np.full((batch, EDGES_PER_EXAMPLE, 2), -1)
+    steps = generator.integers(1, length, first.shape)
+    return np.stack([first, (first + steps) % length], axis=-1)
+
+
 def batch_for(model, batch, length):
     """Random inputs of a model: series padded at their end, sorted segments, graphs."""
     generator = np.random.default_rng(100 * batch + length)
@@ -159,7 +168,7 @@ def batch_for(model, batch, length):
         "segment_ids": np.sort(generator.integers(-1, 3, (batch, length)), axis=1),
         "entries": generator.uniform(0.0, 1.0, (batch, length, length)),
         "parents": np.array(parents),
-        "edges": generator.integers(0, length, (batch, EDGES_PER_EXAMPLE, 2)),
+        "edges": _edges(generator, batch, length),
         "walks": generator.integers(0, length, (batch, length, WALKS, WALK_LENGTH)),
     }
     types = {name: dtype for name, (_, dtype) in shapes_of_inputs(length).items()}

@@ -17,6 +17,7 @@ COMMON = {
     "kernel_initializer": "glorot_uniform",
     "use_gate": True,
     "seed": 1,
+    "coefficient_learning_rate_multiplier": 10.0,
 }
 FILTER = {
     "filter": "jacobi",
@@ -25,6 +26,7 @@ FILTER = {
     "beta": 0.5,
     "trainable_coefficients": True,
     "initial_coefficients": [0.0, 1.0, 0.5],
+    "start": "plain",
 }
 
 LAYERS = {
@@ -36,6 +38,7 @@ LAYERS = {
         "alpha": 0.5,
         "beta": 0.5,
         "learned_constant": True,
+        "start": "plain",
         "causal": True,
         "orthogonality_weight": 0.1,
         "orthogonality_scaling": "mean",

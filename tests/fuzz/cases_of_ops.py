@@ -106,7 +106,6 @@ CASES = {
             "chunk_size": 2,
         },
     ),
-    "centred_values": (ops.centred_values, {"values": normal(B, S, N, D), "keys": boolean(B, S)}),
     "centroid_plan": (ops.centroid_plan, {"forest": FOREST}),
     "centroid_product": (
         ops.centroid_product,
@@ -234,6 +233,7 @@ CASES = {
             "diagonal": boolean(T, S),
             "epsilon": 0.1,
             "drop_diagonal": False,
+            "centre": normal(B, 1, N, D),
         },
     ),
     "plain_attention_coefficients": (ops.plain_attention_coefficients, {"steps": STEPS}),

@@ -25,9 +25,23 @@ def test_there_are_guides():
         for p in GUIDES
     ],
 )
-def test_guide_runs_and_its_models_learn(path, capsys):
+def test_guide_runs_and_its_models_learn(path, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("GUIDE_OUTPUT", str(tmp_path))
     runpy.run_path(str(path), run_name="__main__")
     printed = capsys.readouterr().out
     accuracies = [float(a) for a in re.findall(r"test accuracy (\d\.\d+)", printed)]
     assert accuracies, printed
     assert min(accuracies) > 0.8, printed
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    for file in files:  # in the guide's own folder, and the reader learns where
+        assert file.parent == tmp_path / path.stem
+        assert f"picture: {file}\n" in printed
+    assert bool(files) == ("GUIDE_OUTPUT" in path.read_text())
+
+
+def test_no_two_guides_write_to_one_folder():
+    for path in GUIDES:
+        text = path.read_text()
+        if "savefig" in text:
+            assert f'output / "{path.stem}"' in text
+        assert "gettempdir" not in text  # shared by all programs of the machine

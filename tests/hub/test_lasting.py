@@ -1,6 +1,7 @@
 """What becomes of a converted model: files, fresh processes, LoRA, int8, bfloat16, layouts."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -36,6 +37,7 @@ def variables(model):
 
 FRESH = """
 import torch  # before TensorFlow
+import pickle
 import sys
 import numpy as np
 {imports}
@@ -45,10 +47,15 @@ expected = np.load(folder + "/expected.npz")
 backbone = keras_hub.models.Backbone.from_preset(folder + "/task")
 task = keras_hub.models.TextClassifier.from_preset(folder + "/task")
 whole = keras.saving.load_model(folder + "/task.keras")
+composed = keras.saving.load_model(folder + "/composed.keras")
+with open(folder + "/backbone.pickle", "rb") as file:
+    pickled = pickle.load(file)
 found = {{
     "backbone": backbone(data)["pooled_output"],
     "task": task(data),
     "whole": whole(data),
+    "composed": composed(data),
+    "pickled": pickled(data)["pooled_output"],
 }}
 for name, tensor in found.items():
     error = np.abs(np.asarray(keras.ops.convert_to_numpy(tensor)) - expected[name]).max()
@@ -73,10 +80,14 @@ def test_loads_in_a_fresh_process_whichever_is_imported_first(imports, tmp_path)
     inputs = random_inputs(task.backbone)
     task.save_to_preset(str(tmp_path / "task"))
     task.save(tmp_path / "task.keras")
+    backbone = task.backbone
+    keras.Model(backbone.input, backbone.output["pooled_output"]).save(tmp_path / "composed.keras")
+    (tmp_path / "backbone.pickle").write_bytes(pickle.dumps(backbone))
     np.savez(tmp_path / "inputs.npz", **inputs)
+    pooled = keras.ops.convert_to_numpy(backbone(inputs)["pooled_output"])
     np.savez(
         tmp_path / "expected.npz",
-        backbone=keras.ops.convert_to_numpy(task.backbone(inputs)["pooled_output"]),
+        **dict.fromkeys(("backbone", "composed", "pickled"), pooled),
         task=keras.ops.convert_to_numpy(task(inputs)),
         whole=keras.ops.convert_to_numpy(task(inputs)),
     )

@@ -55,6 +55,55 @@ def test_pretrained_model_has_the_same_outputs_after_conversion(minilm):
         assert np.abs(one).max() > 0.1
 
 
+def sentences(count):
+    """Wrong (0) is what has a word twice in a row."""
+    words = ["the", "a", "man", "dog", "cat", "saw", "ran", "and", "then", "house", "old"]
+    random = np.random.default_rng(0)
+    for number in range(count):
+        chosen = list(random.permutation(words)[: random.integers(4, 11)])
+        if number % 2 == 0:
+            place = random.integers(0, len(chosen))
+            chosen.insert(place, chosen[place])
+        yield " ".join(chosen), number % 2
+
+
+def test_fine_tuning_at_the_usual_rate_trains_the_filters(minilm):
+    texts, labels = zip(*sentences(256), strict=True)
+    tokenizer = keras_hub.models.BertTokenizer.from_preset(minilm)
+    preprocessor = keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=16)
+    inputs = {name: np.asarray(array) for name, array in preprocessor(list(texts)).items()}
+    labels = np.asarray(labels)
+
+    def fine_tuned(multiplier):
+        """Logits, those with the coefficients put back to their start, and how far these moved."""
+        keras.utils.set_random_seed(0)
+        task = keras_hub.models.BertTextClassifier.from_preset(
+            minilm, num_classes=2, preprocessor=None
+        )
+        keras_graphattn.convert(task, coefficient_learning_rate_multiplier=multiplier)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        task.compile(keras.optimizers.AdamW(5e-5), loss=loss, metrics=None)
+        model = keras.Model(task.input, task.output)
+        model.compile(task.optimizer, loss=loss)
+        layers = [block._self_attention_layer for block in task.backbone.transformer_layers]
+        variables = [variable for layer in layers for variable in layer.coefficients]
+        start = [keras.ops.convert_to_numpy(variable.value) for variable in variables]
+        model.fit(inputs, labels, batch_size=32, epochs=4, verbose=0)
+        with_filters = model.predict(inputs, verbose=0)
+        now = [keras.ops.convert_to_numpy(variable.value) for variable in variables]
+        for variable, value in zip(variables, start, strict=True):
+            variable.assign(value)
+        moved = np.mean(np.abs(np.concatenate(now) - np.concatenate(start)))
+        return with_filters, model.predict(inputs, verbose=0), moved
+
+    logits, without, moved = fine_tuned(100.0)
+    assert moved > 0.02
+    assert np.abs(logits - without).max() > 0.05
+    logits, without, moved = fine_tuned(1.0)  # as every weight learns: nothing to see
+    assert moved < 2e-3
+    assert np.abs(logits - without).max() < 0.02
+
+
 def test_bert_base_converts_in_place_at_once():
     backbone = keras_hub.models.BertBackbone(
         vocabulary_size=30522, num_layers=12, num_heads=12, hidden_dim=768, intermediate_dim=3072

@@ -16,7 +16,7 @@ from tests.numerics import (
     reference_weights,
     to_numpy,
 )
-from tests.random_masks import draw_masks, joined_mask
+from tests.random_masks import draw_masks, joined_mask, visible_keys
 
 HEADS, KEY, FEATURES = 4, 3, 10
 
@@ -35,12 +35,12 @@ def tokens(length=7, batch=2, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
-def twin(layer, mask=None):
+def twin(layer, mask=None, keys=None):
     mask = None if mask is None else torch.tensor(mask, dtype=torch.float64)
 
     def function(x, weights):
         return reference_dense.p_laplacian_layer(
-            x, weights, layer.exponents, layer.epsilon, mask, layer.diagonal == "drop"
+            x, weights, layer.exponents, layer.epsilon, mask, layer.diagonal == "drop", keys
         )
 
     return function
@@ -48,7 +48,9 @@ def twin(layer, mask=None):
 
 def check(layer, x, mask=None, **call_arguments):
     value, gradients = layer_value_and_gradients(layer, x, **call_arguments)
-    expected, expected_gradients = layer_reference(layer, lambda *a: twin(layer, mask)(*a)[0], x)
+    keys = visible_keys(call_arguments)
+    reference = twin(layer, mask, keys)
+    expected, expected_gradients = layer_reference(layer, lambda *a: reference(*a)[0], x)
     assert_close(value, expected, 1e-6)
     assert_all_close(gradients, expected_gradients, 2e-5)
 
@@ -130,6 +132,20 @@ def test_half_precision_stays_close(dtype, tolerance, path):
     expected, _ = twin(layer)(torch.tensor(x).double(), reference_weights(layer))
     assert keras.backend.standardize_dtype(outputs.dtype) == dtype.removeprefix("mixed_")
     assert_close(to_numpy(outputs), expected.numpy(), tolerance)
+
+
+@pytest.mark.parametrize("path", ["dense", "blockwise"])
+@pytest.mark.parametrize("scale", [30.0, 300.0])
+def test_scores_beyond_float16_are_finite_and_right(path, scale):
+    """Scores of 1e4 and 1e6: the largest takes it all, as in float32."""
+    layer, x = built(dtype="mixed_float16", attention_path=path, block_size=4), tokens()
+    wide = built(attention_path=path, block_size=4)
+    for one in (layer, wide):
+        for projection in (one.query_dense, one.key_dense):
+            projection.kernel.assign(scale * np.sign(to_numpy(projection.kernel)))
+    value, gradients = layer_value_and_gradients(layer, x)
+    assert_close(value, to_numpy(wide(x)), 1e-2)
+    assert all(np.isfinite(gradient).all() for gradient in gradients.values())
 
 
 @pytest.mark.parametrize("path", ["dense", "blockwise"])

@@ -13,6 +13,7 @@ from tests.numerics import (
     BACKEND,
     assert_all_close,
     assert_close,
+    float64_on_jax,
     reference_value_and_gradients,
     to_numpy,
     value_and_gradients,
@@ -79,21 +80,95 @@ def test_logits_that_rise_or_fall_without_end(rise, offset):
     assert_close(to_numpy(attention(left, logits, values)), expected, 1e-5)
 
 
-@pytest.mark.parametrize("spike", [60.0, 200.0, 1e6])
-def test_a_spike_leaves_all_finite_and_is_exact_from_there_on(spike):
-    left, logits, values = inputs(100)
-    logits[:, 40] += spike
-    expected = [torch.tensor(a).double() for a in (left, logits, values)]
-    expected = reference_singular.causal_attention(*expected).numpy()
-    outputs, gradients = value_and_gradients(attention, left, logits, values)
-    assert_close(outputs[:, 40:], expected[:, 40:], 1e-5)
-    if spike < 80:
-        assert_close(outputs, expected, 1e-5)
-    assert all(np.isfinite(g).all() for g in gradients.values())
-    means, _ = causal_singular_value_attention(np.ones_like(left) / 4, logits, values)
-    running = [f.accumulate(values, axis=1) for f in (np.minimum, np.maximum)]
-    assert (to_numpy(means) >= running[0] - 1e-4).all()
-    assert (to_numpy(means) <= running[1] + 1e-4).all()
+def spread(length, scale, kind):
+    """Inputs whose logits differ by `scale` within a chunk."""
+    left, logits, values = inputs(length)
+    if kind == "noise":
+        logits *= np.float32(scale)
+    elif kind == "spike":
+        logits[:, length // 3] += scale
+    else:  # each feature rises somewhere else, again and again
+        steps = np.random.default_rng(1).random(logits.shape) < 0.1
+        logits += (scale * np.cumsum(steps, axis=1)).astype("float32")
+    return left, logits, values
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale"),
+    [("noise", 60.0), ("noise", 1e4), ("spike", 200.0), ("spike", 1e6), ("rises", 1e4)],
+)
+def test_exact_at_any_spread_of_the_logits(kind, scale):
+    # most weights are 0 or 1: the gradient of the logits is a difference of much larger numbers
+    assert_agrees(spread(100, scale, kind), tolerance=5e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("length", [7, 100])
+def test_later_tokens_change_no_bit(length, dtype):
+    """The first half is the same whatever follows, also after a mask and a state of its own."""
+    half, generator = length // 2, np.random.default_rng(2)
+    left, logits, values = inputs(length)
+    mask = generator.random((2, length)) < 0.7
+    _, state = causal_singular_value_attention(*inputs(3, seed=3))
+    for kept, start in ((None, None), (mask, None), (mask, state)):
+        seen = []
+        for scale in (1.0, 1e4, 1e15):
+            later = [a.copy() for a in (left, logits, values)]
+            for array in later:
+                array[:, half:] *= np.float32(scale)
+            tensors = [ops.cast(ops.convert_to_tensor(a), dtype) for a in later]
+            seen.append(to_numpy(attention(*tensors, kept, start))[:, :half])
+        np.testing.assert_array_equal(seen[1], seen[0])
+        np.testing.assert_array_equal(seen[2], seen[0])
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_token_by_token_equals_the_whole(scale):
+    arrays = spread(40, scale, "rises")
+    state, parts = empty_running_sum(2, 2, 4, 3), []
+    for t in range(40):
+        outputs, state = causal_singular_value_attention(
+            *(a[:, t : t + 1] for a in arrays), state=state
+        )
+        parts.append(to_numpy(outputs))
+    whole = to_numpy(attention(*arrays))
+    assert np.abs(np.concatenate(parts, axis=1) - whole).max() < 1e-6
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_shows_in_all_rows_that_see_it(bad):
+    for place in range(3):
+        arrays = inputs(20)
+        arrays[place][:, 9, :, 1] = bad
+        rows = to_numpy(attention(*arrays))
+        seen = slice(9, 10) if place == 0 else slice(9, None)
+        assert not np.isfinite(rows[:, seen]).all(axis=-1).any()
+
+
+@pytest.mark.parametrize("length", [5, 100])
+def test_float64_is_float64_inside(length):
+    arrays = spread(length, 100.0, "noise")
+    with float64_on_jax():
+        tensors = [ops.convert_to_tensor(a.astype("float64")) for a in arrays]
+        outputs, state = causal_singular_value_attention(*tensors, chunk_size=8)
+        assert {keras.backend.standardize_dtype(x.dtype) for x in (outputs, *state)} == {"float64"}
+        outputs = np.asarray(ops.convert_to_numpy(outputs))
+    expected = reference_singular.causal_attention(*(torch.tensor(a).double() for a in arrays))
+    np.testing.assert_allclose(outputs, expected.numpy(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BACKEND != "torch", reason="torch.compile")
+def test_compiled_by_torch_with_its_gradients():
+    arrays = [torch.tensor(a).requires_grad_() for a in spread(40, 200.0, "rises")]
+    torch.compiler.reset()
+    compiled = torch.compile(attention, backend="aot_eager")
+    found = []
+    for function in (attention, compiled):
+        outputs = function(*arrays)
+        found.append([outputs, *torch.autograd.grad(outputs.square().sum(), arrays)])
+    for first, second in zip(*found, strict=True):
+        assert_close(to_numpy(second.detach()), to_numpy(first.detach()), 1e-6)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 4e-3), ("float16", 5e-4)])

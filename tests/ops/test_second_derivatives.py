@@ -28,8 +28,8 @@ from keras_graphattn.ops import (
     level_plan,
     p_laplacian_attention,
     scan_plan,
-    spectral_product,
     sparse_product,
+    spectral_product,
 )
 from keras_graphattn.ops.tree_distances import depth_table_product_of_batch
 from tests.numerics import BACKEND, assert_close, to_numpy
@@ -154,9 +154,7 @@ CASES = {
         (NODES[0], TABLE),
         (*SERIES, "diffusion._chebyshev_series"),
     ),
-    "sparse": Case(
-        lambda x: sparse_product(MATRIX, x) ** 2, (NODES[0],), ("sparse.SparseMatrix",)
-    ),
+    "sparse": Case(lambda x: sparse_product(MATRIX, x) ** 2, (NODES[0],), ("sparse.SparseMatrix",)),
     "p-Laplacian": Case(p_laplacian(7), attention_arrays(), ("p_laplacian._re_weighted",)),
     "p-Laplacian, blockwise": Case(p_laplacian(3), attention_arrays()),
 }
@@ -178,7 +176,9 @@ MASKS = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=[pytest.mark.slow] if BACKEND == "jax" and n not in FAST_ON_JAX else [])
+        pytest.param(
+            n, marks=[pytest.mark.slow] if BACKEND == "jax" and n not in FAST_ON_JAX else []
+        )
         for n in CASES
     ],
 )

@@ -1,5 +1,6 @@
 import csv
 import json
+import types
 from pathlib import Path
 
 import keras
@@ -13,13 +14,14 @@ import scipy.stats
 import sklearn.metrics
 
 import keras_graphattn
+from keras_graphattn.optimizers import MARK
+from recipes.common.command import UsageError
 from recipes.common.resume import KeepRun
-from recipes.text_classification.arguments import parse
+from recipes.text_classification.arguments import filters, parse
 from recipes.text_classification.command import main
 from recipes.text_classification.data import load
 from recipes.text_classification.metrics import criterion_metric, measures
-from recipes.text_classification.model import build
-from recipes.text_classification.optimizer import CoefficientAdamW
+from recipes.text_classification.model import build, compile_model
 from recipes.text_classification.tasks import TASKS
 from recipes.text_classification.train import padded_lengths, report, validation_split
 from tests.recipes.command_line import assert_one_error_line
@@ -106,7 +108,7 @@ def test_the_best_model_takes_texts_from_its_preset(output, tiny, capsys):
     run = next(run for run in results["runs"] if run["attention"] == best["attention"])
     options = parse(tiny)
     problem = load(options)
-    found = report(keras.Model(task.input, task.output), problem, options)
+    found = report(keras.Model(task.input, task.output), problem, options, dict)
     assert found["test_matthews_correlation"] == pytest.approx(run["test_matthews_correlation"])
     assert (output / "saved_model" / "1" / "saved_model.pb").is_file()
 
@@ -258,13 +260,25 @@ def test_metrics_in_batches_are_those_of_scikit_learn_and_scipy():
 
 def test_coefficients_learn_at_their_own_rate():
     ours, other = (keras.Variable([1.0], name=name) for name in ("power_coefficient", "kernel"))
-    optimizer = CoefficientAdamW(1e-3, factor=20.0)
-    optimizer.build([ours, other])
-    optimizer.apply([keras.ops.array([0.3]), keras.ops.array([0.3])])
+    setattr(ours, MARK, 100.0)  # as `convert` sets it; the recipe's option has the last word
+    options = parse(["--learning-rate", "1e-3", "--coefficient-learning-rate", "2e-2"])
+    options.warm_up = 0.0
+    model = keras.Sequential([keras.layers.Dense(2)])
+    compile_model(model, types.SimpleNamespace(task=TASKS["cola"]), options, steps=10)
+    model.optimizer.build([ours, other])
+    model.optimizer.apply([keras.ops.array([0.3]), keras.ops.array([0.3])])
     moved = [1.0 - float(keras.ops.convert_to_numpy(one.value)[0]) for one in (ours, other)]
     np.testing.assert_allclose(moved, [2e-2, 1e-3], rtol=1e-3)
-    copy = CoefficientAdamW.from_config(optimizer.get_config())
-    assert copy.factor == 20.0
+
+
+def test_one_start_is_given():
+    assert filters(parse(["--start", "high_pass"]))["gfsa"] == {
+        "order": 3,
+        "start": "high_pass",
+        "trainable_coefficients": ["identity", "linear", "power"],
+    }
+    with pytest.raises(UsageError, match="--constant"):
+        parse(["--start", "high_pass", "--constant", "0.1"])
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,8 @@ def test_an_empty_series_gives_numbers(model, problem):
 
 def test_filter_settings_are_the_published_ones_unless_given():
     settings = filters(parse(["--dataset", "PEMS-SF"]))
-    assert settings["gfsa"] == {"order": 3}
+    rate = {"coefficient_learning_rate_multiplier": 50.0}
+    assert settings["gfsa"] == {"order": 3, **rate}
     assert settings["agf"] == {
         "order": 5,
         "basis": "jacobi",
@@ -87,10 +88,13 @@ def test_filter_settings_are_the_published_ones_unless_given():
         "beta": 2.0,
         "learned_constant": False,
         "orthogonality_weight": 0.05,  # 0.1 over two layers
+        **rate,
     }
     given = "--order 2 --basis legendre --orthogonality-weight 0.4 --layers 4"
+    given += " --start high_pass --coefficient-learning-rate-multiplier 3"
     settings = filters(parse(given.split()))
-    assert settings["gfsa"] == {"order": 2}
+    both = {"start": "high_pass", "coefficient_learning_rate_multiplier": 3.0}
+    assert settings["gfsa"] == {"order": 2, **both}
     assert settings["agf"] == {
         "order": 2,
         "basis": "legendre",
@@ -98,6 +102,7 @@ def test_filter_settings_are_the_published_ones_unless_given():
         "beta": None,
         "learned_constant": False,
         "orthogonality_weight": 0.1,
+        **both,
     }
 
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from recipes.common.coefficients import coefficient_notes
 from recipes.time_series.command import main
 from recipes.time_series.data import load
 
@@ -70,6 +71,24 @@ def test_every_run_is_there_and_chosen_by_validation_alone(output, results):
         assert len(run["token_similarity"]) == 2
         assert all(-1 <= value <= 1 for value in run["token_similarity"])
     assert len({tuple(run["token_similarity"]) for run in runs}) == len(runs)
+
+
+def test_what_coefficients_have_moved_is_told_of_the_best_epoch(output, results):
+    best = results["best_model"]
+    runs = {(run["attention"], run["seed"]): run for run in results["runs"]}
+    assert all(run["coefficient_distance"] > 1e-3 for run in runs.values())
+    run = runs[best["attention"], best["seed"]]
+    assert ("mean_absolute_power_coefficient" in run) == (run["attention"] == "gfsa")
+    model = keras.saving.load_model(output / "model.keras")
+    distances = []
+    for layer in model.layers:
+        for variable in getattr(layer, "coefficients", ()):
+            start = 1.0 if variable.name == "linear_coefficient" else 0.0
+            values = keras.ops.convert_to_numpy(variable.value)
+            distances.extend(np.abs(values - start).ravel())
+    assert run["coefficient_distance"] == pytest.approx(np.mean(distances), rel=1e-5)
+    notes = coefficient_notes(results)
+    assert ["mean |w_K|" in note for note in notes] == [True, False]
 
 
 def test_table_is_mean_and_deviation_over_seeds(results):

@@ -1,0 +1,324 @@
+"""The values of what comes with a call: refused by example and entry, or kept where they belong.
+
+Two halves with the same rules. `check_values` works on NumPy arrays and raises an error.
+`bounded_inputs` works on tensors whose values are not known yet, in compiled code: it keeps each
+index within its own example and says which examples are wrong. Both go by the names of the inputs.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_graphattn.ops.arguments import PLAIN, numpy_of
+from keras_graphattn.ops.edge_lists import disagreeing, repeated_edges
+from keras_graphattn.ops.example_topology import (
+    any_of_example,
+    bounded_ids,
+    edges_once,
+    example_flags,
+    trees_without_root,
+)
+
+Tensor = Any
+Tensors = dict[str, Tensor]
+Array = np.ndarray[Any, np.dtype[Any]]
+Arrays = dict[str, Array]
+
+HARMLESS = {"parents": -1, "edges": -1, "walks": -1, "segment_ids": -1, "edge_weights": 1}
+INT32 = (-(2**31), 2**31 - 1)
+
+
+def known_value(given: Any) -> Array | None:
+    """The numbers of an array or tensor where they are known by now: not while code is traced.
+
+    A tensor on an accelerator is copied to the host, which waits for it.
+    """
+    if isinstance(given, PLAIN):
+        return np.asarray(numpy_of(given))
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        known = isinstance(given, jax.Array) and not isinstance(given, jax.core.Tracer)
+        return np.asarray(given) if known and given.is_fully_addressable else None
+    if backend == "tensorflow":
+        return np.asarray(given.numpy()) if hasattr(given, "numpy") else None
+    import torch
+
+    with keras.SymbolicScope() as scope:  # where shapes are found, Keras puts ones in each tensor
+        is_traced = scope.original_scope is not None
+    is_traced = is_traced or torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if is_traced or not isinstance(given, torch.Tensor) or given.device.type == "meta":
+        return None
+    given = given.detach()
+    try:
+        given = given.float() if given.dtype == torch.bfloat16 else given
+        return np.asarray(given.cpu().numpy())
+    except RuntimeError:  # a tensor that stands for others, as under `torch.func.vmap`
+        return None
+
+
+def check_values(inputs: Arrays, length: int | None, max_depth: int | None = None) -> bool:
+    """Raises a `ValueError` that names the first wrong example and entry.
+
+    Args:
+        inputs: Arrays by the names of `Mask.inputs_at_call`; other names are not looked at.
+        length: Number of tokens T, where it is known.
+        max_depth: The most ancestors that a node of a tree may have, where there is a limit.
+
+    Returns:
+        Whether the arrays can be computed with as they are: no edge is given twice.
+    """
+    weights = inputs.get("edge_weights")
+    weights = None if weights is None else weights.astype("float64")
+    if "segment_ids" in inputs:
+        _check_segments(inputs["segment_ids"])
+    if "walks" in inputs:
+        _check_walks(inputs["walks"])
+    if "parents" in inputs:
+        _check_parents(inputs["parents"], weights, max_depth)
+    if "entries" in inputs:
+        _check_entries(inputs["entries"])
+    return _check_edges(inputs["edges"], weights, length) if "edges" in inputs else True
+
+
+def _first(wrong: Array) -> tuple[int, ...] | None:
+    """The place of the first `True` entry."""
+    return tuple(int(i) for i in np.argwhere(wrong)[0]) if wrong.any() else None
+
+
+def _outside(ids: Array, low: int, high: int) -> Array:
+    """Which ids are below `low` or above `high`, in whatever integer type they come."""
+    found: Array = ids > high if ids.dtype.kind == "u" else (ids < low) | (ids > high)
+    return found
+
+
+def _check_segments(ids: Array) -> None:
+    place = _first(_outside(ids, *INT32))
+    if place:
+        raise ValueError(
+            f"`segment_ids` of example {place[0]}: token {place[1]} has the id {ids[place]}, but "
+            "ids must lie in the range of int32. Number the segments within the example."
+        )
+
+
+def _check_walks(walks: Array) -> None:
+    count = walks.shape[1]
+    place = _first(_outside(walks, -1, count - 1))
+    if place:
+        example, node, walk, step = place
+        raise ValueError(
+            f"`walks` of example {example}: step {step} of walk {walk} from node {node} is at node "
+            f"{walks[place]}, but there are {count} nodes. Nodes are numbered within the example, "
+            "from 0; -1 stands after the end of a walk."
+        )
+
+
+def _check_parents(parents: Array, lengths: Array | None, max_depth: int | None) -> None:
+    count = parents.shape[1]
+    place = _first(_outside(parents, -1, count - 1))
+    if place:
+        raise ValueError(
+            f"`parents` of example {place[0]}: node {place[1]} has parent {parents[place]}, but "
+            f"there are {count} nodes. Parents are numbered within the example, from 0; -1 marks a "
+            "root."
+        )
+    has_parent = parents >= 0
+    if lengths is not None:
+        with np.errstate(invalid="ignore"):
+            place = _first(has_parent & ~((lengths >= 0.0) & np.isfinite(lengths)))
+        if place:
+            raise ValueError(
+                f"`edge_weights` of example {place[0]}: the edge from node {place[1]} to its "
+                f"parent has the length {lengths[place]:g}. Lengths are finite and not negative."
+            )
+    ancestors = ancestors_of(parents)
+    place = _first(ancestors < 0)
+    if place:
+        circle = _circle_from(parents[place[0]], place[1])
+        names = ", ".join(str(node) for node in circle[:8]) + (", ..." if len(circle) > 8 else "")
+        way = (
+            f"nodes {names} are a circle" if len(circle) > 1 else f"node {names} is its own parent"
+        )
+        raise ValueError(
+            f"`parents` of example {place[0]}: node {place[1]} never reaches a root, as {way}. The "
+            "root of each tree has parent -1."
+        )
+    place = None if max_depth is None else _first(ancestors > max_depth)
+    if place:
+        raise ValueError(
+            f"`parents` of example {place[0]}: node {place[1]} has {ancestors[place]} ancestors, "
+            f"but the mask was made with max_depth={max_depth}. Give a larger `max_depth`."
+        )
+
+
+def ancestors_of(parents: Array) -> Array:
+    """The number of ancestors of each node, (B, T); -1 where they never end."""
+    batch, count = parents.shape
+    nodes = np.arange(batch * count).reshape((batch, count))
+    has_parent = parents >= 0
+    jump = np.where(has_parent, parents + nodes[:, :1], nodes).ravel()
+    found = has_parent.ravel().astype("int64")
+    for _ in range(max(count - 1, 1).bit_length()):
+        if not found[jump].any():
+            break
+        found = found + found[jump]
+        jump = jump[jump]
+    found[found[jump] > 0] = -1
+    return found.reshape((batch, count))
+
+
+def _circle_from(parents: Array, node: int) -> list[int]:
+    """The nodes of the circle that the ancestors of a node run into."""
+    for _ in range(len(parents)):
+        node = int(parents[node])
+    circle = [node]
+    while int(parents[circle[-1]]) != node:
+        circle.append(int(parents[circle[-1]]))
+    return circle
+
+
+def _check_entries(entries: Array) -> None:
+    if entries.dtype.kind not in "iuf":
+        return
+    with np.errstate(invalid="ignore"):
+        place = _first(~((entries >= 0) & (entries < np.inf)))
+    if place:
+        of = f" of example {place[0]}" if len(place) > 2 else ""
+        raise ValueError(
+            f"`entries`{of}: the entry at {place[max(len(place) - 3, 0) :]} is {entries[place]}. "
+            "Factors of a mask must be finite and not negative."
+        )
+
+
+def _check_edges(edges: Array, weights: Array | None, length: int | None) -> bool:
+    _check_ends(edges, length)
+    known = edges[..., 0] >= 0
+    if weights is not None:
+        with np.errstate(invalid="ignore"):
+            place = _first(known & ~((weights > 0.0) & (weights < np.inf)))
+        if place:
+            raise ValueError(
+                f"`edge_weights` of example {place[0]}: edge {place[1]} has the weight "
+                f"{weights[place]:g}. Weights must be finite and positive; leave out an edge by "
+                "giving it the nodes (-1, -1)."
+            )
+    later, earlier = repeated_edges(edges)
+    if weights is not None and len(later):
+        apart = disagreeing(weights.ravel(), later, earlier)
+        if len(apart):
+            pair = int(earlier[apart[0]]), int(later[apart[0]])
+            (example, one), (_, other) = (divmod(place, edges.shape[1]) for place in pair)
+            u, v = sorted(edges[example, one].tolist())
+            raise ValueError(
+                f"`edge_weights` of example {example}: edges {one} and {other} both join nodes "
+                f"{u} and {v}, with the weights {weights[example, one]:g} and "
+                f"{weights[example, other]:g}. Give an edge once, or with equal weights."
+            )
+    return not len(later)
+
+
+def _check_ends(edges: Array, length: int | None) -> None:
+    high = INT32[1] if length is None else length - 1
+    is_padding = (edges == -1).all(axis=2)
+    place = _first(_outside(edges, 0, high).any(axis=2) & ~is_padding)
+    if place:
+        count = "" if length is None else f", but there are {length} nodes"
+        raise ValueError(
+            f"`edges` of example {place[0]}: edge {place[1]} is {tuple(edges[place].tolist())}"
+            f"{count}. Nodes are numbered within the example, from 0; (-1, -1) marks padding."
+        )
+    place = _first((edges[..., 0] == edges[..., 1]) & ~is_padding)
+    if place:
+        raise ValueError(
+            f"`edges` of example {place[0]}: edge {place[1]} joins node {edges[place][0]} to "
+            "itself. An edge joins two nodes; leave it out by giving it the nodes (-1, -1)."
+        )
+
+
+def bounded_inputs(
+    inputs: Tensors, length: Any, max_depth: int | None = None
+) -> tuple[Tensors, Tensor | None]:
+    """The inputs with every index in its own example, and which examples hold a wrong entry.
+
+    Args:
+        inputs: Tensors by the names of `Mask.inputs_at_call`; others stay as they are.
+        length: Number of tokens T, a number or an integer tensor.
+        max_depth: The most ancestors that a node of a tree may have, where there is a limit.
+
+    Returns:
+        The inputs, and booleans of shape (B,), or `None` where nothing can be wrong.
+    """
+    found, wrong = dict(inputs), []
+    weights = inputs.get("edge_weights")
+    for name in ("parents", "walks"):
+        if name in inputs:
+            found[name], right = bounded_ids(inputs[name], -1, length)
+            wrong.append(ops.logical_not(right))
+    if "segment_ids" in inputs:
+        ids = inputs["segment_ids"]
+        if keras.backend.standardize_dtype(ids.dtype) in ("int64", "uint32", "uint64"):
+            ids, right = bounded_ids(ids, INT32[0], INT32[1] + 1)
+            wrong.append(ops.logical_not(right))
+        found["segment_ids"] = ops.cast(ids, "int32")
+    if "entries" in inputs and keras.backend.standardize_dtype(inputs["entries"].dtype) != "bool":
+        entries = inputs["entries"]
+        right = ops.logical_and(entries >= 0, entries < float("inf"))
+        found["entries"] = ops.where(right, entries, ops.zeros_like(entries))
+        right = right[None] if len(entries.shape) == 2 else right  # one matrix for all examples
+        wrong.append(ops.logical_not(right))
+    if "parents" in inputs:
+        parents = found["parents"]
+        depth = length - 1 if isinstance(length, int) else None
+        if max_depth is not None:
+            depth = max_depth if depth is None else min(depth, max_depth)
+        wrong.append(trees_without_root(parents, depth, max_depth))
+        if weights is not None:
+            right = ops.logical_and(weights >= 0.0, ops.isfinite(weights))
+            wrong.append(ops.logical_and(parents >= 0, ops.logical_not(right)))
+    if "edges" in inputs:
+        given, right = bounded_ids(inputs["edges"], -1, length)
+        loop = ops.equal(given[..., 0], given[..., 1])
+        loop = ops.logical_and(loop, given[..., 0] >= 0)
+        half = ops.not_equal(given[..., 0] >= 0, given[..., 1] >= 0)
+        wrong += [ops.logical_not(right), ops.logical_or(loop, half)]
+        if weights is not None:
+            known = ops.all(given >= 0, axis=-1)
+            right = ops.logical_and(weights > 0.0, ops.isfinite(weights))
+            wrong.append(ops.logical_and(known, ops.logical_not(right)))
+        found["edges"], weights, conflict = edges_once(given, weights, length)
+        wrong.append(conflict)
+        if weights is not None:
+            found["edge_weights"] = weights
+    flags = None
+    for entries in wrong:
+        flags = either(flags, any_of_example(entries) if len(entries.shape) > 1 else entries)
+    return found, flags
+
+
+def either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Flags of two tests of the same examples; `None` is a test that nothing can fail."""
+    if first is None or second is None:
+        return first if second is None else second
+    return ops.logical_or(first, second)
+
+
+def harmless(inputs: Tensors, wrong: Tensor) -> Tensors:
+    """The inputs with those of wrong examples out of the way: no edges, roots only, padding."""
+    found = dict(inputs)
+    for name, number in HARMLESS.items():
+        if name in inputs:
+            given = inputs[name]
+            instead = ops.cast(number, given.dtype)
+            found[name] = ops.where(example_flags(wrong, given), instead, given)
+    return found
+
+
+def marked(result: Tensor, wrong: Tensor | None) -> Tensor:
+    """NaN in the results (B, ...) of wrong examples, with no gradient from there."""
+    if wrong is None:
+        return result
+    nothing = ops.cast(float("nan"), result.dtype)
+    return ops.where(example_flags(wrong, result), nothing, result)

@@ -1,0 +1,205 @@
+"""Squared distances between tokens, near ones as exact as far ones.
+
+The Gram form |v_i|^2 + |v_j|^2 - 2 v_i . v_j is one product of matrices, but it is wrong by the
+rounding of |v_i|^2 + |v_j|^2, which drowns the distance of equal or nearly equal tokens. Where a
+distance is small beside that, it is the sum of the squared differences in its place. That takes
+much longer, so it is done only if a call has such a pair.
+
+Which of the two a pair gets depends on its own two tokens alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_graphattn.ops.arguments import checked, tensor
+from keras_graphattn.ops.blocks import cut_into_blocks, fits_one_block, join_blocks, map_in_turn
+from keras_graphattn.ops.precision import at_least_float32
+
+Tensor = Any
+
+_LEAST_SHARE = 1.0 / 64.0  # of |v_i|^2 + |v_j|^2; the Gram form is right to 4e-6 from there on
+_DIFFERENCES_OF_A_ROW = 512  # about how many numbers per column are formed at a time
+
+
+@checked(rows=tensor("B T N D"), columns=tensor("B S N D"))
+def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
+    """|v_i - v_j|^2 in at least float32, with a relative error below 1e-5 for every pair.
+
+    Args:
+        rows: Values of shape (B, T, N, D).
+        columns: Values of shape (B, S, N, D).
+
+    Returns:
+        A tensor of shape (B, N, T, S). Two equal tokens have distance 0.
+
+    Example:
+
+    >>> values = np.array([1.0, 3.0], "float32").reshape((1, 2, 1, 1))
+    >>> keras.ops.convert_to_numpy(squared_distances(values, values))[0, 0].tolist()
+    [[0.0, 4.0], [4.0, 0.0]]
+    """
+    return ops.maximum(pair_distances(rows, columns, _LEAST_SHARE), 0.0)
+
+
+def pair_distances(
+    rows: Tensor,
+    columns: Tensor,
+    least_share: Any,
+    *,
+    smoothing: float = 0.0,
+    relevant: Tensor | None = None,
+    centre: Tensor | None = None,
+) -> Tensor:
+    """Squared distances plus `smoothing`; those of pairs that are not `relevant` may be wrong.
+
+    Args:
+        rows: Values of shape (B, T, N, D).
+        columns: Values of shape (B, S, N, D).
+        least_share: The Gram form is kept where it comes to at least this share of
+            |v_i|^2 + |v_j|^2: a number, or a tensor of shape (N, 1).
+        smoothing: What is added to every distance.
+        relevant: Optional boolean tensor that broadcasts to (B, N, T, S): the pairs that count.
+        centre: Optional tensor of shape (B, 1, N, D) that every row may see. The Gram form is
+            that of values minus `centre`: exact, and so quick, for values far from 0.
+
+    Returns:
+        A tensor of shape (B, N, T, S).
+    """
+    rows, columns = at_least_float32(rows), at_least_float32(columns)
+    shift = ops.cast(0.0, rows.dtype) if centre is None else ops.stop_gradient(centre)
+    from_centre = rows - shift, columns - shift
+    of_rows, of_columns = (ops.sum(x * x, axis=-1, keepdims=True) for x in from_centre)
+    gram = _gram_form(*from_centre, of_rows + smoothing, of_columns)
+    least = (ops.stop_gradient(least_share * x) for x in (of_rows, of_columns))
+    of_rows, of_columns = (ops.transpose(x, (0, 2, 1, 3)) for x in least)
+    near = gram - of_rows < ops.swapaxes(of_columns, -1, -2)
+    if relevant is not None:
+        near = ops.logical_and(near, relevant)
+
+    def corrected() -> Tensor:
+        return ops.where(near, _sums_of_squares(rows, columns) + smoothing, gram)
+
+    return _if_any(near, corrected, gram)
+
+
+def _gram_form(rows: Tensor, columns: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+    """(|v_i|^2, 1, v_i) . (1, |v_j|^2, -2 v_j), one product of matrices."""
+    left = ops.concatenate([of_rows, ops.ones_like(of_rows), rows], axis=-1)
+    right = ops.concatenate([ops.ones_like(of_columns), of_columns, -2.0 * columns], axis=-1)
+    return ops.einsum("btnd,bsnd->bnts", left, right)
+
+
+def with_gradient(function: Callable[..., Any], gradient: Callable[..., Any]) -> Any:
+    """A function with a gradient of its own, and with second derivatives, on torch too.
+
+    Args:
+        function: Maps tensors to an output and whatever the gradient wants to keep.
+        gradient: Maps the output's gradient, what was kept and the tensors to their gradients.
+    """
+
+    @ops.custom_gradient  # type: ignore[untyped-decorator]
+    def both(*arguments: Tensor) -> Any:
+        output, kept = function(*arguments)
+        if keras.backend.backend() == "torch":  # else what is kept could hold itself in memory
+            output = ops.stop_gradient(output)
+
+        def of_arguments(*given: Tensor, upstream: Any = None) -> Any:
+            if upstream is None:
+                return gradient(*given, kept, *arguments)
+            # torch hands on the arguments; what was kept is a constant there
+            return gradient(upstream, function(*given)[1] if _is_recording() else kept, *given)
+
+        return output, of_arguments
+
+    return both
+
+
+def _is_recording() -> bool:
+    """Whether torch will differentiate what is computed now: a second derivative is wanted."""
+    import torch
+
+    return torch.is_grad_enabled()
+
+
+def _sums_of_squares(rows: Tensor, columns: Tensor) -> Tensor:
+    """sum_h (v_ih - v_jh)^2 for every pair, (B, N, T, S)."""
+
+    def forward(rows: Tensor, columns: Tensor) -> tuple[Tensor, None]:
+        sums = _by_rows(lambda d: ops.sum(d * d, axis=-1), rows, columns)
+        return ops.transpose(sums, (0, 2, 1, 3)), None
+
+    def gradient(upstream: Tensor, _: None, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        transposed = ops.swapaxes(upstream, -1, -2)
+        to_rows = _weighted_differences(upstream, rows, columns)
+        return 2.0 * to_rows, 2.0 * _weighted_differences(transposed, columns, rows)
+
+    return with_gradient(forward, gradient)(rows, columns)
+
+
+def _weighted_differences(weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """sum_j w_ij (v_i - v_j) for every row, (B, T, N, D)."""
+
+    def forward(weights: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, None]:
+        by_row = ops.transpose(weights, (0, 2, 1, 3))
+        sums = _by_rows(lambda d, w: ops.einsum("btns,btnsd->btnd", w, d), rows, columns, by_row)
+        return sums, None
+
+    def gradient(
+        upstream: Tensor, _: None, weights: Tensor, rows: Tensor, columns: Tensor
+    ) -> tuple[Tensor, ...]:
+        return _projected_differences(upstream, rows, columns), *_sums(weights, upstream)
+
+    return with_gradient(forward, gradient)(weights, rows, columns)
+
+
+def _projected_differences(vectors: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """sum_h u_ih (v_ih - v_jh) for every pair, (B, N, T, S)."""
+
+    def forward(vectors: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, None]:
+        products = _by_rows(
+            lambda d, u: ops.einsum("btnd,btnsd->btns", u, d), rows, columns, vectors
+        )
+        return ops.transpose(products, (0, 2, 1, 3)), None
+
+    def gradient(
+        upstream: Tensor, _: None, vectors: Tensor, rows: Tensor, columns: Tensor
+    ) -> tuple[Tensor, ...]:
+        return _weighted_differences(upstream, rows, columns), *_sums(upstream, vectors)
+
+    return with_gradient(forward, gradient)(vectors, rows, columns)
+
+
+def _sums(weights: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """u_i sum_j w_ij for every row, and -sum_i w_ij u_i for every column."""
+    totals = ops.transpose(ops.sum(weights, axis=-1), (0, 2, 1))[..., None]
+    return vectors * totals, -ops.einsum("bnts,btnd->bsnd", weights, vectors)
+
+
+def _by_rows(
+    function: Callable[..., Tensor], rows: Tensor, columns: Tensor, *by_row: Tensor
+) -> Tensor:
+    """`function` of the differences (B, t, N, S, D) of a few rows at a time, and of `by_row`."""
+    columns = ops.transpose(columns, (0, 2, 1, 3))[:, None]
+    length, count = ops.shape(rows)[1], max(1, _DIFFERENCES_OF_A_ROW // rows.shape[-1])
+
+    def of_block(block: tuple[Tensor, ...]) -> Tensor:
+        return function(block[0][:, :, :, None] - columns, *block[1:])
+
+    if fits_one_block(length, count):
+        return of_block((rows, *by_row))
+    blocks = tuple(cut_into_blocks(x, count) for x in (rows, *by_row))
+    return join_blocks(map_in_turn(of_block, blocks), length)
+
+
+def _if_any(flags: Tensor, function: Callable[[], Tensor], otherwise: Tensor) -> Tensor:
+    """`function()` if any flag is set, else `otherwise`, of the same shape and dtype."""
+    wanted = ops.max(ops.cast(flags, "uint8"), initial=0) > 0  # `any` is slow on torch
+    if keras.backend.backend() == "jax":
+        try:  # outside `jit`, a branch would be compiled again in each call
+            return function() if bool(wanted) else otherwise
+        except TypeError:  # not known while jax traces
+            pass
+    return ops.cond(wanted, function, lambda: otherwise)

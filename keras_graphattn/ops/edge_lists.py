@@ -1,0 +1,114 @@
+"""Lists of edges as NumPy data, for one graph or for each of a batch: each edge counts once.
+
+Most libraries give an undirected edge twice, once in each direction. An edge that is given several
+times, in either direction, means the same as once. Its weights must agree.
+"""
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SAME_WEIGHT = 1e-6  # two weights of one edge agree if they differ by less, relative to the larger
+
+
+def repeated_edges(edges: Array) -> tuple[Array, Array]:
+    """The edges that were given before.
+
+    Args:
+        edges: Integers of shape (B, E, 2); an edge with a negative node is padding.
+
+    Returns:
+        Two arrays of the same length: places (b E + e) of edges, and for each the place of the same
+        edge just before it in the order of the list.
+
+    Example:
+
+    >>> repeated_edges(np.array([[[0, 1], [1, 2], [1, 0]]]))
+    (array([2]), array([0]))
+    """
+    batch = len(edges)
+    low, high = edges.min(axis=2).astype("int64"), edges.max(axis=2).astype("int64")
+    nodes = int(high.max(initial=-1)) + 1
+    keys = (np.arange(batch)[:, None] * nodes + low) * nodes + high
+    known = np.flatnonzero(low.ravel() >= 0)
+    keys = keys.ravel()[known]
+    ordered = np.sort(keys)
+    if not (ordered[1:] == ordered[:-1]).any():  # the usual case needs no places
+        nothing = np.zeros(0, "int64")
+        return nothing, nothing
+    order = np.argsort(keys, kind="stable")
+    same = np.flatnonzero(keys[order[1:]] == keys[order[:-1]])
+    return known[order[same + 1]], known[order[same]]
+
+
+def disagreeing(weights: Array, later: Array, earlier: Array) -> Array:
+    """Which pairs of places have weights that differ by more than rounding.
+
+    Args:
+        weights: Numbers, one for each place.
+        later: Places of edges.
+        earlier: Places of the same edges.
+
+    Returns:
+        The numbers of these pairs.
+
+    Example:
+
+    >>> disagreeing(np.array([1.0, 2.0, 3.0]), np.array([2]), np.array([0]))
+    array([0])
+    """
+    one, other = weights[later], weights[earlier]
+    return np.flatnonzero(np.abs(one - other) > SAME_WEIGHT * np.maximum(one, other))
+
+
+def edges_of_graph(edges: Array, weights: Array) -> tuple[Array, Array]:
+    """The edges of one graph, each once.
+
+    Args:
+        edges: Integers of shape (E, 2), not negative.
+        weights: Positive numbers of shape (E,).
+
+    Returns:
+        The edges and weights without those that were given before.
+
+    Raises:
+        ValueError: For an edge that is given with two weights.
+
+    Example:
+
+    >>> edges_of_graph(np.array([[0, 1], [1, 0]]), np.ones(2))[0].tolist()
+    [[0, 1]]
+    """
+    later, earlier = repeated_edges(edges[None])
+    apart = disagreeing(weights, later, earlier)
+    if len(apart):
+        one, other = int(earlier[apart[0]]), int(later[apart[0]])
+        u, v = sorted(edges[one].tolist())
+        raise ValueError(
+            f"An edge of `graph` may be given several times, with equal weights. Received: edges "
+            f"{one} and {other} both join nodes {u} and {v}, with the weights {weights[one]:g} and "
+            f"{weights[other]:g} in `edge_weights`."
+        )
+    kept = np.ones(len(edges), "bool")
+    kept[later] = False
+    return edges[kept], weights[kept]
+
+
+def check_entries_once(matrix: Any) -> None:
+    """Raises a `ValueError` for a scipy.sparse matrix that has two entries in one place.
+
+    scipy adds them up, so that an edge which is given twice would count double.
+    """
+    if matrix.format not in ("coo", "csr", "csc"):
+        return
+    entries = matrix.tocoo()
+    keys = entries.row.astype("int64") * matrix.shape[1] + entries.col
+    places, counts = np.unique(keys, return_counts=True)
+    if (counts > 1).any():
+        row, column = divmod(int(places[np.argmax(counts > 1)]), matrix.shape[1])
+        raise ValueError(
+            f"The matrix of a `graph` has one entry in each place. Received: several at ({row}, "
+            f"{column}). scipy adds them up; call `graph.sum_duplicates()` if that is right."
+        )

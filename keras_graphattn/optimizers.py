@@ -1,0 +1,210 @@
+"""A learning rate of their own for filter coefficients, under any Keras optimizer.
+
+A coefficient is a number of the order of 1. At 5e-5, the usual rate of fine-tuning, Adam moves a
+weight by about 5e-5 in a step: hundreds of steps leave every filter where it started. Each layer
+of this package therefore says how many times as fast its coefficients learn
+(`coefficient_learning_rate_multiplier`), and optimizers of this module do as the layers say.
+"""
+
+import functools
+from typing import Any
+
+import keras
+
+from keras_graphattn.ops.arguments import number, optional
+
+FINE_TUNING_MULTIPLIER = 100.0  # what `convert` gives its layers: 5e-3 where all else has 5e-5
+MARK = "learning_rate_multiplier"  # the attribute of a variable that its layer sets
+
+positive = number(above=0.0)
+
+
+def learning_rate_multiplier(variable: Any) -> float:
+    """How many times as fast as other weights a variable is to learn, as its layer says.
+
+    Args:
+        variable: A Keras variable.
+
+    Returns:
+        The multiplier; 1.0 for any variable that is no coefficient of this package's layers.
+
+    Example:
+
+    >>> learning_rate_multiplier(keras.Variable(1.0))
+    1.0
+    """
+    return float(getattr(variable, MARK, 1.0))
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class CoefficientRates:
+    """The half of an optimizer that gives coefficients their own rate; `with_coefficient_rates`.
+
+    The other half is the class of any Keras optimizer. Each update step of a coefficient gets the
+    learning rate times the coefficient's multiplier. All else is the optimizer's own and the same
+    for all weights: clipping (the multiplier does not change the global norm), weight decay (at
+    the model's rate), moving averages, gradient accumulation, constraints, saved state.
+    """
+
+    coefficient_learning_rate_multiplier: float | None = None
+    optimizers: Any
+    _trainable_variables: Any
+    _get_variable_index: Any
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)  # type: ignore[misc]
+        _change_members(self, self.coefficient_learning_rate_multiplier)
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        factor = self._factor(variable)
+        if factor != 1.0:
+            learning_rate = learning_rate * factor
+        super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
+
+    def _parallel_update_step(self, gradients: Any, variables: Any, learning_rate: Any) -> None:
+        """On torch, Keras updates all variables at once: those of one rate, then, the others."""
+        factors = [self._factor(variable) for variable in variables]
+        usual = max(set(factors), key=lambda factor: (factors.count(factor), -factor))
+        together = [index for index, factor in enumerate(factors) if factor == usual]
+        super()._parallel_update_step(  # type: ignore[misc]
+            [gradients[index] for index in together],
+            [variables[index] for index in together],
+            learning_rate if usual == 1.0 else learning_rate * usual,
+        )
+        for index, factor in enumerate(factors):
+            if factor != usual:
+                self.update_step(gradients[index], variables[index], learning_rate)
+
+    def _factor(self, variable: Any) -> float:
+        # on tensorflow, `variable` may be what the Keras variable holds
+        own = self._trainable_variables[self._get_variable_index(variable)]
+        given = self.coefficient_learning_rate_multiplier
+        return given if given is not None and hasattr(own, MARK) else learning_rate_multiplier(own)
+
+    def get_config(self) -> dict[str, Any]:
+        plain = _plain_class(type(self))
+        optimizer = plain.from_config(super().get_config())  # type: ignore[misc]
+        return {
+            "optimizer": keras.optimizers.serialize(optimizer),
+            "coefficient_learning_rate_multiplier": self.coefficient_learning_rate_multiplier,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        optimizer = keras.optimizers.deserialize(dict(config["optimizer"]), custom_objects)
+        return with_coefficient_rates(optimizer, config["coefficient_learning_rate_multiplier"])
+
+
+def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> Any:
+    """Makes an optimizer give filter coefficients their own learning rate.
+
+    Models and layers that `keras_graphattn.convert` has made do so in `compile`. For all other
+    models (one composed of a converted backbone's tensors, one with layers of this package, a
+    training loop of one's own) this is the line to write:
+
+        model.compile(keras_graphattn.optimizers.with_coefficient_rates("adam"), ...)
+
+    An update step of a coefficient gets the learning rate, whatever the schedule or callback says
+    it is, times the multiplier. Weight decay keeps the model's rate, and clipping sees the
+    gradients as they are. The optimizer keeps its state, which is that of a plain one:
+    checkpoints fit both.
+
+    Args:
+        optimizer: A Keras optimizer, its name, or its configuration. An optimizer is changed in
+            place, and of a `LossScaleOptimizer` or `MultiOptimizer` those that are inside.
+        multiplier: What the rate is multiplied with, a positive number, for all coefficients;
+            by default for each what its layer says (`coefficient_learning_rate_multiplier`:
+            1 in a layer made by its constructor, 100 in one made by `convert`).
+
+    Returns:
+        The optimizer; still an instance of its class.
+
+    Raises:
+        ValueError: For what is no Keras optimizer, and for a multiplier that is not positive.
+
+    Example:
+
+    >>> optimizer = with_coefficient_rates(keras.optimizers.AdamW(5e-5))
+    >>> isinstance(optimizer, keras.optimizers.AdamW)
+    True
+    """
+    multiplier = optional(positive)("multiplier", multiplier, {})
+    found = None if optimizer is None else keras.optimizers.get(optimizer)
+    if found is None:
+        raise ValueError(
+            "`optimizer` must be a Keras optimizer or its name. Received: optimizer=None"
+        )
+    if _is_loss_scaling(found):
+        with_coefficient_rates(found.inner_optimizer, multiplier)
+        return found
+    if not isinstance(found, CoefficientRates):
+        plain: Any = type(found)
+        new = _class_with_rates(plain)
+        object.__setattr__(found, "__class__", new)
+    if multiplier is not None:
+        found.coefficient_learning_rate_multiplier = float(multiplier)
+    _change_members(found, multiplier)
+    return found
+
+
+def without_coefficient_rates(optimizer: Any) -> Any:
+    """Undoes `with_coefficient_rates`, in place: one rate for all weights, as Keras has it.
+
+    Args:
+        optimizer: A Keras optimizer.
+
+    Returns:
+        The optimizer, of its own class.
+
+    Example:
+
+    >>> optimizer = without_coefficient_rates(with_coefficient_rates("adamw"))
+    >>> applies_coefficient_rates(optimizer)
+    False
+    """
+    inner = optimizer.inner_optimizer if _is_loss_scaling(optimizer) else optimizer
+    for member in getattr(inner, "optimizers", ()):
+        without_coefficient_rates(member)
+    if isinstance(inner, CoefficientRates):
+        object.__setattr__(inner, "__class__", _plain_class(type(inner)))
+        inner.coefficient_learning_rate_multiplier = None
+    return optimizer
+
+
+def applies_coefficient_rates(optimizer: Any) -> bool:
+    """Whether an optimizer gives filter coefficients their own learning rate.
+
+    Example:
+
+    >>> applies_coefficient_rates(keras.optimizers.Adam())
+    False
+    """
+    inner = optimizer.inner_optimizer if _is_loss_scaling(optimizer) else optimizer
+    return isinstance(inner, CoefficientRates)
+
+
+def _is_loss_scaling(optimizer: Any) -> bool:
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def _change_members(optimizer: Any, multiplier: float | None) -> None:
+    """Changes the optimizers inside a `MultiOptimizer`, some of which it makes when it is built."""
+    for member in getattr(optimizer, "optimizers", ()):
+        with_coefficient_rates(member, multiplier)
+
+
+@functools.cache
+def _class_with_rates(plain: type) -> type:
+    new = type(
+        f"{plain.__name__}WithCoefficientRates",
+        (CoefficientRates, plain),
+        {"__module__": __name__, "__doc__": f"`{plain.__name__}` with coefficient rates."},
+    )
+    # All such classes are saved under one name, that of the class whose `from_config` makes them.
+    for cls in (new, CoefficientRates):
+        keras.saving.register_keras_serializable("keras_graphattn", "CoefficientRates")(cls)
+    return new
+
+
+def _plain_class(cls: type) -> Any:
+    return cls.__mro__[cls.__mro__.index(CoefficientRates) + 1]

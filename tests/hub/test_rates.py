@@ -1,0 +1,113 @@
+"""Converted models train their coefficients at a rate of their own, however they are compiled."""
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+import keras_graphattn
+from keras_graphattn.optimizers import applies_coefficient_rates, with_coefficient_rates
+from tests.hub.models import BACKBONES, VOCABULARY, random_inputs
+from tests.numerics import BACKEND, to_numpy
+
+ATTENTIONS = {
+    "graph_filter": ["identity_coefficient", "linear_coefficient", "power_coefficient"],
+    "attentive_graph_filter": ["theta"],
+}
+
+
+def classifier(attention="graph_filter", num_layers=1, **options):
+    task = keras_hub.models.BertTextClassifier(BACKBONES["bert"](num_layers=num_layers), 2)
+    return keras_graphattn.convert(task, attention, **options)
+
+
+def coefficients(task, attention="graph_filter"):
+    layers = [block._self_attention_layer for block in task.backbone.transformer_layers]
+    return np.concatenate([to_numpy(getattr(x, n)) for x in layers for n in ATTENTIONS[attention]])
+
+
+def data(task):
+    inputs = random_inputs(task.backbone)
+    return inputs, np.arange(len(inputs["token_ids"])) % 2
+
+
+LOSS = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "metrics": None}
+
+
+@pytest.mark.parametrize(
+    "attention",
+    ["graph_filter", pytest.param("attentive_graph_filter", marks=pytest.mark.slow)],
+)
+def test_coefficients_move_at_a_rate_of_fine_tuning(attention):
+    task = classifier(attention)
+    task.compile(keras.optimizers.AdamW(5e-5), **LOSS)
+    # KerasHub's tasks take no batches made outside of TensorFlow in `fit`
+    model = keras.Model(task.input, task.output)
+    model.compile(task.optimizer, **LOSS, jit_compile="auto" if BACKEND == "jax" else False)
+    start = coefficients(task, attention)
+    inputs, labels = data(task)
+    model.fit(inputs, labels, batch_size=len(labels), epochs=20, verbose=0)
+    # 20 steps at 5e-5 alone are a way of 1e-3
+    assert np.abs(coefficients(task, attention) - start).mean() > 2e-3
+
+
+@pytest.mark.parametrize("optimizer", ["auto", "sgd", keras.optimizers.Lion(1e-4)])
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_compiling_a_converted_task_gives_the_rate(optimizer, policy):
+    keras.config.set_dtype_policy(policy)
+    task = classifier()
+    task.compile(optimizer)
+    assert applies_coefficient_rates(task.optimizer)
+    assert keras_graphattn.inspect(task).note == ""
+    scales = isinstance(task.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert scales == (policy == "mixed_float16")
+
+
+def test_converting_a_compiled_task_gives_the_rate_and_reverting_takes_it_back():
+    task = keras_hub.models.BertTextClassifier(BACKBONES["bert"](), 2)
+    task.compile(keras.optimizers.Adam(1e-3))
+    around = keras.Model(task.input, task.output)
+    around.compile(keras.optimizers.Adam(1e-3))
+    for model in (task, around):
+        keras_graphattn.convert(model)
+        assert applies_coefficient_rates(model.optimizer)
+        keras_graphattn.revert(model)
+        assert not applies_coefficient_rates(model.optimizer)
+        assert type(model.optimizer).__name__ == "Adam"
+
+
+def test_multipliers_are_shown_and_adjustable(tmp_path):
+    task = classifier(num_layers=2, where=0, coefficient_learning_rate_multiplier=30)
+    keras_graphattn.convert(task, "p_laplacian", where=1)
+    task.compile(with_coefficient_rates("adam", multiplier=7.0))
+    assert task.optimizer.coefficient_learning_rate_multiplier == 7.0
+    rows = keras_graphattn.inspect(task)
+    assert [row.coefficient_learning_rate_multiplier for row in rows] == [30.0, None]
+    assert "x30" in str(rows)
+    task.backbone.save(tmp_path / "backbone.keras")
+    loaded = keras.saving.load_model(tmp_path / "backbone.keras")
+    assert str(keras_graphattn.inspect(loaded)) == str(rows)
+
+
+def test_a_composed_model_takes_one_line_and_inspect_says_so():
+    backbone = keras_graphattn.convert(BACKBONES["bert"]())
+    outputs = keras.layers.Dense(2)(backbone.output["pooled_output"])
+    model = keras.Model(backbone.input, outputs)
+    model.compile("adam", loss="mse")
+    assert "with_coefficient_rates" in str(keras_graphattn.inspect(model))
+    model.compile(with_coefficient_rates("adam"), loss="mse")
+    assert "with_coefficient_rates" not in str(keras_graphattn.inspect(model))
+
+
+def test_a_saved_backbone_is_loaded_compiled_as_it_was(tmp_path):
+    backbone = keras_graphattn.convert(BACKBONES["bert"]())
+    backbone.compile(keras.optimizers.Adam(1e-4), loss="mse")
+    backbone.optimizer.build(backbone.trainable_variables)
+    backbone.optimizer.iterations.assign(5)
+    backbone.save(tmp_path / "backbone.keras")
+    loaded = keras.saving.load_model(tmp_path / "backbone.keras")
+    assert applies_coefficient_rates(loaded.optimizer)
+    assert int(loaded.optimizer.iterations) == 5
+    assert isinstance(loaded.optimizer, keras.optimizers.Adam)
+    assert float(loaded.optimizer.learning_rate) == pytest.approx(1e-4)
+    assert loaded.vocabulary_size == VOCABULARY

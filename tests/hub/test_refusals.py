@@ -1,0 +1,223 @@
+"""What is refused is refused before anything has changed, and says what to do instead."""
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+import keras_graphattn
+from keras_graphattn.hub import reach, register_attention
+from keras_graphattn.hub.attentions import attention_name
+from keras_graphattn.hub.reach import BACKBONES as REACHED
+from keras_graphattn.hub.sites import walk
+from keras_graphattn.layers import GraphFilterAttention
+from tests.hub.containers import SERIES, answers, encoder
+from tests.hub.models import BACKBONES, outputs, random_backbone, random_inputs
+
+models = keras_hub.models
+
+
+def state_of(model):
+    """All that `convert` can change, by identity."""
+    layers = list(walk(model))
+    compiled = [
+        getattr(layer, name, None)
+        for layer in layers
+        for name in ("train_function", "test_function", "predict_function", "optimizer")
+    ]
+    attributes = [id(child) for layer in layers for child in layer._layers]
+    kept = [(id(layer), type(layer), layer.built, layer.trainable) for layer in layers]
+    weights = [(id(variable), variable.path) for variable in model.weights]
+    values = [keras.ops.convert_to_numpy(variable).tobytes() for variable in model.weights]
+    return kept, attributes, weights, values, [id(x) for x in compiled]
+
+
+def two_widths():
+    """Encoders of 2 and of 4 heads: a list of two exponents fits only the first."""
+    x = keras.Input((5, 8))
+    y = encoder("narrow")(x)
+    y = keras_hub.layers.TransformerEncoder(16, num_heads=4, name="wide")(y)
+    return keras.Model(x, keras.layers.Dense(1)(y[:, 0]))
+
+
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        ("p_laplacian", {"p": [1.5, 2.5]}),
+        ("graph_filter", {"initial_coefficients": {"power": [0.1, 0.2]}}),
+    ],
+)
+def test_a_refusal_at_a_later_layer_leaves_the_model_alone(attention, options):
+    model = two_widths()
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.make_train_function()
+    model.make_predict_function()
+    before = state_of(model)
+    with pytest.raises(ValueError, match="heads"):
+        keras_graphattn.convert(model, attention, **options)
+    assert state_of(model) == before
+
+
+def test_a_refused_task_and_its_backbone_stay_as_they_are():
+    """CLIP's towers may have different numbers of heads."""
+    vision = {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 8}
+    backbone = models.CLIPBackbone(
+        models.CLIPVisionEncoder(patch_size=4, image_shape=(8, 8, 3), **vision),
+        models.CLIPTextEncoder(
+            vocabulary_size=9, embedding_dim=8, max_sequence_length=6, **{**vision, "num_heads": 4}
+        ),
+        projection_dim=8,
+    )
+    before = state_of(backbone)
+    with pytest.raises(ValueError, match="heads"):
+        keras_graphattn.convert(backbone, "p_laplacian", p=[1.5, 2.5])
+    assert state_of(backbone) == before
+    keras_graphattn.convert(backbone, "p_laplacian", p=1.5)
+
+
+class Unlucky(keras.optimizers.SGD):
+    """An optimizer that cannot be made again."""
+
+    def get_config(self):
+        raise NotImplementedError("no configuration")
+
+
+def test_an_optimizer_without_a_configuration_is_refused_before_the_conversion():
+    model = two_widths()
+    model.compile(Unlucky(), "mse")
+    model.optimizer.build(model.trainable_variables)
+    before = state_of(model)
+    with pytest.raises(NotImplementedError):
+        keras_graphattn.convert(model)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gfsa", "graph_filter"),
+        ("GFSA", "graph_filter"),
+        ("graph filter", "graph_filter"),
+        ("Graph-Filter", "graph_filter"),
+        ("GraphFilterAttention", "graph_filter"),
+        ("p-lat", "p_laplacian"),
+        ("plat", "p_laplacian"),
+        ("p-Laplacian", "p_laplacian"),
+        ("agf", "attentive_graph_filter"),
+        ("masked kernel", "masked_kernel"),
+    ],
+)
+def test_published_names(name, meant):
+    assert attention_name(name) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("graph_filters", "Did you mean 'graph_filter'"),
+        ("p_laplace", "Did you mean 'p_laplacian'"),
+        ("performer", 'attention="masked_kernel" with feature_map="favor"'),
+        ("GKAT", "GraphKernelAttention"),
+        ("softmax", "revert"),
+        ("xyz", "must be one of"),
+        (3, "must be one of"),
+    ],
+)
+def test_other_names_get_a_hint(name, hint):
+    with pytest.raises(ValueError, match=hint) as error:
+        attention_name(name)
+    assert "'masked_kernel'" in str(error.value)
+
+
+def test_an_alias_is_saved_under_the_name_that_is_known():
+    backbone = keras_graphattn.convert(BACKBONES["bert"](), "GFSA", order=4)
+    (conversion,) = backbone.get_config()["graph_attention"]["conversions"]
+    assert conversion["attention"] == "graph_filter"
+
+
+def bare():
+    x = keras.Input((5, 8))
+    return keras.Model(x, keras.layers.MultiHeadAttention(2, 4, name="bare")(x, x))
+
+
+def ours():
+    x = keras.Input((5, 8))
+    return keras.Model(x, GraphFilterAttention(2, 4, name="ours")(x))
+
+
+def dense():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)], name="plain")
+
+
+@pytest.mark.parametrize("verb", [keras_graphattn.convert, keras_graphattn.inspect])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (bare, "MultiHeadAttention 'bare' is a layer of the model itself.*GraphFilterAttention"),
+        (dense, "'plain' has no self-attention.*GraphFilterAttention takes the arguments"),
+        (ours, "'ours' is a layer of the model itself and graph attention already"),
+        (encoder, "'encoder' has no self-attention yet: it is not built"),
+    ],
+)
+def test_a_model_of_ones_own_hears_what_to_do_instead(verb, make, message):
+    with pytest.raises(ValueError, match=message):
+        verb(make())
+
+
+def test_reach_refuses_what_holds_no_stock_attention():
+    for plain in (models.LlamaBackbone, models.T5Backbone, models.DebertaV3Backbone):
+        with pytest.raises(ValueError, match=f"{plain.__name__} makes no stock.*its attention is"):
+            reach(plain)
+    for plain in (keras.layers.Dense, keras.layers.MultiHeadAttention, keras.Model):
+        with pytest.raises(ValueError, match="a layer of Keras"):
+            reach(plain)
+    with pytest.raises(ValueError, match=r"reach\(LlamaBackbone|tasks are converted with"):
+        reach(models.LlamaCausalLM)
+
+
+def test_reach_takes_all_that_convert_reaches():
+    for name in REACHED:
+        plain = getattr(models, name)
+        assert issubclass(reach(plain), plain)
+        assert reach(reach(plain)) is reach(plain)
+
+
+def test_register_attention_refuses_classes_without_the_projections():
+    with pytest.raises(ValueError, match=r"LlamaAttention'.*keras_hub.*llama_attention"):
+        register_attention("graph_filter", "LlamaAttention", GraphFilterAttention)
+
+
+class OtherAttention(keras.layers.MultiHeadAttention):
+    """A class of one's own with the projections of Keras' attention."""
+
+
+class OwnBlock(keras.layers.Layer):
+    def build(self, shape):
+        self.attention = OtherAttention(2, 4, name="attention")
+        self.attention.build(shape, shape)
+
+    def call(self, x):
+        return self.attention(x, x)
+
+
+def test_register_attention_works_for_a_class_of_ones_own():
+    register_attention("graph_filter", "OtherAttention", GraphFilterAttention)
+    reach(OwnBlock)
+    block = OwnBlock()
+    block(SERIES)
+    before = answers(block, SERIES)[0]
+    keras_graphattn.convert(block, order=4)
+    assert isinstance(block.attention, GraphFilterAttention)
+    np.testing.assert_allclose(answers(block, SERIES)[0], before, atol=1e-6)
+
+
+def test_revert_of_a_part_is_what_the_whole_tells():
+    task = models.BertTextClassifier(random_backbone("bert"), num_classes=2)
+    inputs = random_inputs(task.backbone)
+    before = outputs(task, inputs)
+    keras_graphattn.convert(task, "p_laplacian", p=1.5, epsilon=0.5)
+    keras_graphattn.revert(task.backbone)
+    new = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(task))
+    new.set_weights(task.get_weights())
+    np.testing.assert_allclose(outputs(new, inputs)[0], before[0], atol=1e-6)

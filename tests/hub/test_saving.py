@@ -1,0 +1,258 @@
+"""Every container of converted attention, copied in every way, keeps the conversion."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_graphattn
+from keras_graphattn.hub.sites import attention_sites, walk
+from tests.hub.containers import (
+    CONTAINERS,
+    LAYERS,
+    OPTIONS,
+    SERIES,
+    WAYS,
+    BuiltTower,
+    Tower,
+    answers,
+    classes,
+    converted,
+    functional,
+)
+from tests.numerics import BACKEND
+
+FAST = [
+    *(("composed", way, "graph_filter") for way in WAYS),
+    *(("backbone", way, "graph_filter") for way in ("cloned", "pickled", "deep_copied")),
+    *((name, "saved", "p_laplacian") for name in ("task", "sequential", "time_distributed")),
+    *((name, "saved", "p_laplacian") for name in ("layer", "subclassed", "own_functional")),
+    ("cut", "saved", "p_laplacian"),
+    ("tower", "pickled", "p_laplacian"),
+]
+
+
+def cases():
+    found = []
+    for name, way, attention in itertools.product(CONTAINERS, WAYS, OPTIONS):
+        if name in LAYERS and way in ("saved", "cloned", "cloned_by_layer"):
+            continue  # for models only
+        if name == "causal_task" and way in ("cloned", "cloned_by_layer"):
+            continue  # Keras' clone of a plain one has other weights: its embedding is not tied
+        marks = [] if (name, way, attention) in FAST else [pytest.mark.slow]
+        found.append(pytest.param(name, way, attention, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "way", "attention"), cases())
+def test_a_copy_computes_what_its_original_does(name, way, attention, tmp_path):
+    model, inputs = converted(name, attention)
+    expected = answers(model, inputs)
+    kept = [site.layer.get_config() for site in attention_sites(model)]
+    new = WAYS[way](model, tmp_path)
+    found = answers(new, inputs)
+    assert [name for _, name in classes(new)] == [name for _, name in classes(model)]
+    assert [site.layer.get_config() for site in attention_sites(new)] == kept
+    for actual, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+
+
+def in_a_fresh_process(program, folder):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+OWN_CLASS = """
+import sys
+import keras, keras_hub, keras_graphattn
+from tests.hub.containers import SERIES, answers
+import numpy as np
+model = keras.saving.load_model(sys.argv[1] + "/model.keras")
+expected = np.load(sys.argv[1] + "/expected.npy")
+assert np.abs(answers(model, SERIES)[0] - expected).max() < 1e-6
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layer", "own_step", "sequential"])
+def test_a_fresh_process_loads_classes_of_ones_own(name, tmp_path):
+    model, inputs = converted(name, "p_laplacian")
+    model.save(tmp_path / "model.keras")
+    np.save(tmp_path / "expected.npy", answers(model, inputs)[0])
+    in_a_fresh_process(OWN_CLASS, tmp_path)
+
+
+BLOCK = """
+import keras
+
+@keras.saving.register_keras_serializable(package="apart")
+class Block(keras.layers.Layer):
+    def build(self, shape):
+        self.attention = keras.layers.MultiHeadAttention(2, 4, name="attention")
+        self.attention.build(shape, shape)
+
+    def call(self, x):
+        return self.attention(x, x)
+"""
+WRITES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import keras, keras_graphattn
+from block import Block
+keras_graphattn.hub.reach(Block)
+x = keras.Input((5, 8))
+model = keras_graphattn.convert(keras.Model(x, Block()(x)), "p-lat", p=1.5)
+model.save(sys.argv[1] + "/model.keras")
+"""
+READS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import keras, keras_graphattn
+import block
+model = keras.saving.load_model(sys.argv[1] + "/model.keras")
+assert isinstance(model.layers[1].attention, keras_graphattn.layers.PLaplacianAttention)
+assert "keras_hub" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+def test_a_block_of_ones_own_loads_without_keras_hub(tmp_path):
+    (tmp_path / "block.py").write_text(BLOCK)
+    in_a_fresh_process(WRITES, tmp_path)
+    in_a_fresh_process(READS, tmp_path)
+
+
+MODELS = [name for name in CONTAINERS if name not in LAYERS]
+
+
+def slow_but(fast, names):
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
+@pytest.mark.parametrize("name", slow_but(("composed",), MODELS))
+def test_weights_fit_another_conversion_of_the_same_kind(name, attention, tmp_path):
+    model, inputs = converted(name, attention)
+    expected = answers(model, inputs)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = keras_graphattn.convert(CONTAINERS[name][0](), attention, **OPTIONS[attention])
+    other.load_weights(tmp_path / "model.weights.h5")
+    for actual, right in zip(answers(other, inputs), expected, strict=True):
+        np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+
+
+@pytest.mark.parametrize("name", slow_but(("composed",), MODELS))
+def test_weights_of_the_original_fit_its_conversion(name, tmp_path):
+    plain, inputs = CONTAINERS[name][0](), CONTAINERS[name][1]
+    expected = answers(keras_graphattn.convert(plain, "p_laplacian", p=2.0), inputs)
+    keras_graphattn.revert(plain).save_weights(tmp_path / "plain.weights.h5")
+    other = keras_graphattn.convert(CONTAINERS[name][0](), "p_laplacian", p=2.0)
+    other.load_weights(tmp_path / "plain.weights.h5")
+    for actual, right in zip(answers(other, inputs), expected, strict=True):
+        np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow writes and reads a SavedModel")
+@pytest.mark.parametrize("name", MODELS)
+def test_an_export_keeps_the_conversion(name, tmp_path):
+    import tensorflow as tf
+
+    model, inputs = converted(name, "p_laplacian")
+    expected = answers(model, inputs)
+    model.export(tmp_path / "exported", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    found = keras.tree.flatten(
+        loaded.serve(keras.tree.map_structure(tf.constant, typed(inputs, model)))
+    )
+    for actual, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+
+
+def typed(inputs, model):
+    """The inputs in the dtypes of the model's own, which a signature insists on."""
+    if not isinstance(inputs, dict):
+        return inputs if inputs.dtype.kind == "f" else inputs.astype(model.input_dtype)
+    return {name: inputs[name].astype(x.dtype) for name, x in model.input.items()}
+
+
+@pytest.mark.parametrize("attention", OPTIONS)
+def test_weights_of_a_conversion_are_refused_by_another_attention(attention, tmp_path):
+    model, _ = converted("encoder", attention)
+    path = tmp_path / "model.weights.h5"
+    functional(model).save_weights(path)
+    functional(converted("encoder", attention)[0]).load_weights(path)
+    for other in (None, *OPTIONS):
+        if other != attention:
+            new = CONTAINERS["encoder"][0]() if other is None else converted("encoder", other)[0]
+            with pytest.raises(ValueError, match=r"self_attention_layer|could not be loaded"):
+                functional(new).load_weights(path)
+
+
+def test_a_conversion_that_its_container_does_not_tell_is_refused_when_loaded(tmp_path):
+    """`convert` was called on a part of a container with an own configuration."""
+    x = keras.Input((5, 8))
+    model = keras.Model(x, BuiltTower(1, name="tower")(x))
+    keras_graphattn.convert(model.get_layer("tower").encoders[0], "p_laplacian", p=1.5)
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match=r"PLaplacianAttention|could not be loaded"):
+        keras.saving.load_model(tmp_path / "model.keras")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
+def test_int8_of_a_composed_model_keeps_the_conversion(attention):
+    model, inputs = converted("composed", attention)
+    expected, kept = answers(model, inputs), classes(model)
+    model.quantize("int8")
+    assert classes(model) == kept
+    for actual, right in zip(answers(model, inputs), expected, strict=True):
+        assert 0 < np.abs(actual - right).max() < 0.2 * np.abs(right).max()
+
+
+def test_lora_of_a_composed_model_keeps_the_conversion():
+    backbone, _ = converted("backbone")
+    composed = keras.Model(backbone.input, backbone.output["pooled_output"])
+    trained = {v.path for v in backbone.trainable_variables if "coefficient" in v.path}
+    backbone.enable_lora(2)
+    assert trained
+    assert trained <= {v.path for v in composed.trainable_variables}
+    assert any("lora" in v.path for v in composed.trainable_variables)
+    assert [name for _, name in classes(composed)] == [name for _, name in classes(backbone)]
+
+
+def test_a_class_that_keras_does_not_know_is_asked_for_by_name(tmp_path):
+    class Unknown(Tower):
+        pass
+
+    x = keras.Input((5, 8))
+    model = keras_graphattn.convert(keras.Model(x, Unknown(1)(x)), "p_laplacian", p=1.5)
+    model.save(tmp_path / "model.keras")
+    expected = answers(model, SERIES)[0]
+    given = {"Unknown": Unknown}
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects=given)
+    np.testing.assert_allclose(answers(loaded, SERIES)[0], expected, atol=1e-6)
+    config = model.get_config()
+    carried = config["layers"][1]["config"]["graph_attention"]
+    carried["of"] = {"module": "gone", "name": "Gone"}
+    with pytest.raises(ValueError, match="class Gone"):
+        keras.Model.from_config(config)
+
+
+@pytest.mark.parametrize("name", slow_but(("composed", "subclassed", "layer"), CONTAINERS))
+def test_revert_gives_all_layers_their_classes_back(name):
+    model = keras_graphattn.convert(CONTAINERS[name][0](), "p_laplacian", p=1.5)
+    assert any("hub.carriers" in type(layer).__module__ for layer in walk(model))
+    keras_graphattn.revert(model)
+    assert not any("hub.carriers" in type(layer).__module__ for layer in walk(model))

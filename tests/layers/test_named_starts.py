@@ -1,0 +1,114 @@
+"""Named starts of filters: the polynomials that they are said to be, in every basis and layer."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_graphattn.layers import (
+    AttentiveGraphFilter,
+    GraphFilterAttention,
+    MaskedKernelAttention,
+)
+from keras_graphattn.layers.named_starts import STARTS
+from keras_graphattn.ops.polynomials import recurrence
+from tests.numerics import to_numpy
+
+random = np.random.default_rng(0)
+TOKENS = random.normal(size=(2, 5, 6)).astype("float32")
+FORMULAS = {
+    "plain": lambda A, identity: A,
+    "high_pass": lambda A, identity: identity - A,
+    "high_boost": lambda A, identity: 2.0 * identity - A,
+    "band_pass": lambda A, identity: A @ (identity - A),
+}
+FILTERS = [
+    {"filter": "first_order", "order": 1},
+    {"filter": "first_order", "order": 2},
+    {"filter": "first_order", "order": 5},
+    {"filter": "monomial", "order": 3},
+    {"filter": "chebyshev", "order": 1},
+    {"filter": "legendre", "order": 4},
+    {"filter": "jacobi", "order": 3, "alpha": 1.5, "beta": -0.5},
+]
+
+
+def test_every_start_has_a_formula():
+    assert set(FORMULAS) == set(STARTS)
+
+
+@pytest.mark.parametrize("start", FORMULAS)
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+def test_filters_start_as_named(start, options):
+    if start == "band_pass" and options["order"] == 1:
+        with pytest.raises(ValueError, match="order of at least 2"):
+            GraphFilterAttention(2, 3, start=start, **options)
+        return
+    layer = GraphFilterAttention(2, 3, start=start, **options)
+    _, scores, matrix = layer(
+        TOKENS, TOKENS, return_attention_scores=True, return_filter_matrix=True
+    )
+    A = to_numpy(scores)
+    expected = FORMULAS[start](A, np.eye(5))
+    np.testing.assert_allclose(to_numpy(matrix), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("start", ["high_pass", "band_pass"])
+def test_masked_kernels_start_as_named(start):
+    plain = MaskedKernelAttention(2, 3, filter="chebyshev", order=2)
+    layer = MaskedKernelAttention(2, 3, filter="chebyshev", order=2, start=start)
+    _, scores = plain(TOKENS, return_attention_scores=True)
+    layer.build(TOKENS.shape)
+    layer.copy_projections_from(plain)
+    values = np.moveaxis(to_numpy(layer.value_dense(TOKENS)), 2, 1)  # (B, N, T, H)
+    filtered = np.moveaxis(FORMULAS[start](to_numpy(scores), np.eye(5)) @ values, 1, 2)
+    expected = to_numpy(layer.output_dense(filtered.astype("float32")))
+    np.testing.assert_allclose(to_numpy(layer(TOKENS)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (1.5, -1.5), (-1.9, -1.8)])
+@pytest.mark.filterwarnings("ignore:.*orthogonal")
+def test_agf_starts_with_large_singular_values_damped(alpha, beta):
+    layer = AttentiveGraphFilter(2, 3, order=3, alpha=alpha, beta=beta, start="high_pass")
+    layer.build(TOKENS.shape)
+    theta = to_numpy(layer.theta)
+    slope, offset, _ = recurrence("jacobi", 3, alpha, beta)[0]
+    S = np.linspace(0.0, 1.0, 5)
+    g = 1.0 + np.tanh(theta[0]) * (slope * S + offset)
+    assert np.all(theta[1:] == 0.0)
+    np.testing.assert_allclose(np.diff(g), -abs(slope) / 8.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [GraphFilterAttention, MaskedKernelAttention])
+def test_a_start_together_with_coefficients_is_refused(make):
+    with pytest.raises(ValueError, match="give one of the two"):
+        make(2, 3, filter="first_order", start="high_pass", initial_coefficients={"identity": 1.0})
+    with pytest.raises(ValueError, match="`start` must be one of"):
+        make(2, 3, filter="first_order", start="sharp")
+
+
+def test_starts_without_a_polynomial_are_refused():
+    with pytest.raises(ValueError, match="belong to a filter"):
+        MaskedKernelAttention(2, 3, start="high_pass")
+    for options in ({"learned_constant": True}, {"filter": "ones"}):
+        with pytest.raises(ValueError, match="weight of P_0 is 1"):
+            AttentiveGraphFilter(2, 3, start="high_pass", **options)
+    with pytest.raises(ValueError, match="`start` must be one of"):
+        AttentiveGraphFilter(2, 3, start="band_pass")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        GraphFilterAttention(2, 3, start="high_boost"),
+        MaskedKernelAttention(2, 3, filter="monomial", start="high_pass"),
+        AttentiveGraphFilter(2, 3, start="high_pass"),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_starts_are_in_the_configuration(layer):
+    restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert restored.start == layer.start
+    for one in (layer, restored):
+        one.build(TOKENS.shape)
+    pairs = zip(layer.coefficients, restored.coefficients, strict=True)
+    assert all(np.array_equal(to_numpy(one), to_numpy(other)) for one, other in pairs)

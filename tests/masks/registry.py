@@ -1,0 +1,330 @@
+"""Every mask class with drawn settings, what it needs at a call, and its matrix in float64.
+
+A case is a function of a NumPy generator and a length. It returns a mask that is built, its inputs,
+its matrix as a function of its weights (torch, float64), and what an error may be: relative to the
+largest entry of its row.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from keras_graphattn import masks
+from tests import reference_kernel, reference_toeplitz
+from tests import reference_topology as reference
+
+HEADS = 2
+BOUND = 5e-6
+
+# Paths with a transform, or a difference of sums: exact relative to the largest row, as they say
+RELATIVE_TO_LARGEST = {
+    ("Toeplitz", "fft"),
+    ("BlockToeplitz", "fft"),
+    ("Tree", "centroids"),
+    ("Tree", "spines"),
+    ("Tree", "depths"),
+}
+
+
+@dataclass
+class Case:
+    mask: Any
+    matrix: Any  # of the weights, in float64: (B or 1, N or 1, T, T)
+    length: int
+    inputs: dict = field(default_factory=dict)
+    bound: float = BOUND
+    batch: int = 1
+
+
+def built(mask, length):
+    mask.build((None, length, HEADS, 3))
+    return mask
+
+
+def hubs(generator, length):
+    """Edges of a graph with two hubs, a path, sparse random edges, and isolated nodes."""
+    count = max(1, length - length // 6)
+    edges = {(0, node) for node in range(1, count // 3)}
+    edges |= {(count // 4, node) for node in range(count // 4 + 1, count // 2)}
+    edges |= {(node, node + 1) for node in range(count // 2 + 2, count - 1)}
+    for _ in range(count // 4):
+        one, other = np.sort(generator.integers(0, count, 2))
+        if (one < count // 2 + 2) == (other < count // 2 + 2):  # two components stay apart
+            edges.add((int(one), int(other)))
+    names = generator.permutation(length)
+    edges = [(one, other) for one, other in edges if one < other]
+    return names[np.array(sorted(edges), "int64").reshape((-1, 2))]
+
+
+def causal(generator, length):
+    return Case(masks.Causal(), lambda: reference_kernel.causal_matrix(length), length)
+
+
+def segments(generator, length):
+    ids = np.sort(generator.integers(-1, 4, (2, length)))
+    matrix = reference_kernel.segment_matrix(ids)
+    return Case(masks.Segments(), lambda: matrix, length, {"segment_ids": ids}, batch=2)
+
+
+def entries(generator, length):
+    shape = [(length, length), (2, length, length), (2, HEADS, length, length)]
+    drawn = generator.uniform(0.0, 1.0, shape[generator.integers(3)]) ** 9
+    given = drawn.astype("float32")
+    full = torch.tensor(given.astype("float64"))
+    full = full[None, None] if full.ndim == 2 else full[:, None] if full.ndim == 3 else full
+    batch = 1 if given.ndim == 2 else 2
+    return Case(masks.Entries(), lambda: full, length, {"entries": given}, batch=batch)
+
+
+def exponential(generator, length):
+    decays = int(generator.integers(1, 3))
+    rates = 10.0 ** generator.uniform(-6, 1.5, (HEADS, decays))
+    two_sided = not generator.integers(2)
+    mask = built(masks.Exponential(decays, not two_sided, rates), length)
+
+    def matrix(*logarithms):
+        found = reference_kernel.exponential_matrix(length, *logarithms)
+        return found if two_sided else torch.tril(found)
+
+    return Case(mask, matrix, length)
+
+
+def toeplitz(generator, length):
+    slopes = (None, 10.0 ** generator.uniform(-4, 1, HEADS))[generator.integers(2)]
+    is_causal = bool(generator.integers(2))
+    mask = built(masks.Toeplitz(length + 3, is_causal, slopes), length)
+    spread = 0.0 if mask._in_tiles and slopes is not None else 3.0
+    if spread:
+        drawn = generator.uniform(-spread, spread, tuple(mask.log_factors.shape))
+        mask.log_factors.assign(drawn)
+
+    def matrix(log_factors):
+        factors = torch.exp(log_factors)
+        if is_causal:
+            factors = torch.nn.functional.pad(factors, (length + 2, 0))
+        found = reference_toeplitz.toeplitz_matrix(factors, (length + 3,))
+        return found[None, :, :length, :length]
+
+    return Case(mask, matrix, length)
+
+
+def block_toeplitz(generator, length):
+    grid = [(length,), (2, 3), (2, 2, 3)][generator.integers(3)]
+    prefix = int(generator.integers(0, 3))
+    mask = built(masks.BlockToeplitz(grid, prefix), int(np.prod(grid)) + prefix)
+    mask.log_factors.assign(generator.uniform(-3.0, 3.0, tuple(mask.log_factors.shape)))
+
+    def matrix(log_factors):
+        found = reference_toeplitz.toeplitz_matrix(torch.exp(log_factors), grid)
+        return reference_toeplitz.with_prefix(found, prefix)[None]
+
+    return Case(mask, matrix, mask.length)
+
+
+def low_rank(generator, length):
+    mask = built(masks.LowRank(int(generator.integers(1, 4)), length + 2), length)
+    for weight in mask.weights:
+        weight.assign(generator.uniform(-6.0, 3.0, tuple(weight.shape)))
+
+    def matrix(left, right):
+        left, right = torch.exp(left[:, :length]), torch.exp(right[:, :length])
+        return (left @ right.transpose(1, 2))[None]
+
+    return Case(mask, matrix, length)
+
+
+def stochastic_positions(generator, length):
+    mask = masks.StochasticPositions(3, True, int(generator.integers(1000)))
+    built(mask, length)
+    for weight in (mask.gain_logits, mask.phases):
+        weight.assign(generator.uniform(-2.0, 2.0, tuple(weight.shape)))
+
+    def matrix(frequencies, logits, phases):
+        zero = torch.zeros_like(logits[:, :1])
+        gains = torch.softmax(torch.cat([logits, zero], 1), 1)[:, :-1]
+        order = torch.arange(length, dtype=torch.float64)
+        offsets = (order[:, None] - order)[None, None]
+        angles = 2 * np.pi * frequencies[..., None, None] * offsets + phases[..., None, None]
+        return 1.0 + (gains[..., None, None] * torch.cos(angles)).sum(1)[None]
+
+    return Case(mask, matrix, length)
+
+
+def hypercube(generator, length):
+    length = [2, 4, 16][generator.integers(3)]
+    dimension = (None, length.bit_length() - 1)[generator.integers(2)]
+    time = 10.0 ** generator.uniform(-5, 2, HEADS)
+    mask = built(masks.Hypercube(time, dimension), length)
+
+    def matrix(log_time):
+        time, bits = torch.exp(log_time), torch.arange(length)
+        found = torch.ones((HEADS, length, length), dtype=torch.float64)
+        for bit in range(length.bit_length() - 1):
+            of_bit = (time if time.ndim == 1 else time[bit])[:, None, None]
+            same = ((bits[:, None] >> bit) & 1) == ((bits >> bit) & 1)
+            stay, move = (1 + torch.exp(-2 * of_bit)) / 2, -torch.expm1(-2 * of_bit) / 2
+            found = found * torch.where(same, stay, move)
+        return found[None]
+
+    return Case(mask, matrix, length)
+
+
+def tree(generator, length):
+    kind = ["random", "path", "deep", "balanced", "star", "caterpillar"][generator.integers(6)]
+    parents = reference.random_parents(length, kind, int(generator.integers(1000)), cut=0.15)
+    links = reference.parent_edges(parents)
+    if generator.integers(2):
+        distances = reference.shortest_paths(length, links)
+        mask = built(masks.Tree(parents, function="table"), length)
+        mask.log_table.assign(generator.uniform(-3.0, 3.0, tuple(mask.log_table.shape)))
+        matrix = lambda table: reference.table_matrix(distances, torch.exp(table))[None]  # noqa: E731
+        return Case(mask, matrix, length)
+    lengths = generator.uniform(0.0, 1.5, length)
+    distances = reference.shortest_paths(length, links, [lengths[node] for node, _ in links])
+    farthest = distances[np.isfinite(distances)].max(initial=1.0)
+    rates = [10.0 ** generator.uniform(-3, 1.5), -(10.0 ** generator.uniform(-3, 1.5))]
+    rates = np.minimum(rates, 60.0 / max(farthest, 1e-6))  # exp(a z) fits into float32
+    mask = masks.Tree(
+        parents, lengths, initial_rate=rates, initial_offset=generator.uniform(-60.0, 15.0, HEADS)
+    )
+    built(mask, length)
+    matrix = lambda *w: reference.exponential_matrix(distances, *w)[None]  # noqa: E731
+    # the exponent itself is rounded: to 6e-8 of up to 60
+    return Case(mask, matrix, length, bound=1e-5)
+
+
+def trees_of_examples(generator, length):
+    kinds = ["random", "path", "deep", "star"]
+    drawn = [kinds[generator.integers(4)] for _ in range(2)]
+    batch = np.stack([reference.random_parents(length, kind, 5, cut=0.15) for kind in drawn])
+    each = [reference.shortest_paths(length, reference.parent_edges(p)) for p in batch]
+    function = ["exponential", "table"][generator.integers(2)]
+    if function == "table":
+        mask = masks.Tree(function=function, max_distance=4)
+
+        def matrix(table):
+            return torch.stack([reference.table_matrix(d, torch.exp(table)) for d in each])
+
+    else:
+        rate = [-(10.0 ** generator.uniform(-3, 1.5)), 10.0 ** generator.uniform(-3, 0)]
+        mask = masks.Tree(initial_rate=rate, initial_offset=generator.uniform(-9.0, 9.0))
+
+        def matrix(*weights):
+            return torch.stack([reference.exponential_matrix(d, *weights) for d in each])
+
+    built(mask, length)
+    inputs = {"parents": batch.astype("int32")}
+    return Case(mask, matrix, length, inputs, bound=1e-5, batch=2)
+
+
+def diffusion(generator, length, operator="laplacian", function="heat", longest=300.0):
+    edges = hubs(generator, length)
+    weights = 10.0 ** generator.uniform(-2, 1, len(edges)) if generator.integers(2) else None
+    weights = None if weights is None else weights.astype("float32").astype("float64")
+    whole = None if weights is None else torch.tensor(weights)
+    matrix = reference.graph_matrix(length, edges, operator, whole)
+    radius = float(torch.linalg.eigvalsh(matrix).abs().max()) or 1.0
+    start = 10.0 ** generator.uniform(-4, np.log10(longest / 2), HEADS) / radius
+    mask = masks.GraphDiffusion(
+        edges, weights, length, operator=operator, function=function, initial_time=start
+    )
+    built(mask, length)
+    reach = 1.0 if function == "resolvent" else float(np.max(start)) * radius
+
+    def full(logit):
+        time = mask.max_time * torch.sigmoid(logit)
+        if function == "resolvent":
+            identity = torch.eye(length, dtype=torch.float64)
+            return torch.linalg.inv(identity + time[:, None, None] * matrix)[None]
+        return reference.positive_exponential(matrix, time, operator)[None]
+
+    bound = 1e-5 if function == "resolvent" else 3e-6 + 3e-7 * reach
+    return Case(mask, full, length, bound=bound)
+
+
+def graphs_of_examples(generator, length):
+    operator = ["normalized_laplacian", "laplacian", "adjacency"][generator.integers(3)]
+    found = [hubs(generator, length) for _ in range(2)]
+    edges = np.full((2, max(len(one) for one in found), 2), -1, "int32")
+    for example, one in enumerate(found):
+        edges[example, : len(one)] = one
+    bound = None if operator == "normalized_laplacian" else 2.0 * length
+    start = 4.0 if bound is None else 3.0 / length
+    mask = built(
+        masks.GraphDiffusion(operator=operator, spectral_bound=bound, initial_time=start), length
+    )
+
+    def full(logit):
+        time = mask.max_time * torch.sigmoid(logit)
+        each = [reference.graph_matrix(length, one, operator) for one in found]
+        return torch.stack([reference.positive_exponential(m, time, operator) for m in each])
+
+    return Case(mask, full, length, {"edges": edges}, batch=2)
+
+
+def random_walk(generator, length):
+    edges = hubs(generator, length)
+    exact, a = bool(generator.integers(2)), generator.uniform(-1.0, 4.0)
+    decay, steps = 10.0 ** generator.uniform(-2, 2, HEADS), int(generator.integers(1, 6))
+    options = {"walk_length": steps, "learn_decay": True, "decay": decay, "normalization": a}
+    mask = masks.RandomWalk(edges, num_nodes=length, num_walks=3, exact=exact, **options)
+    built(mask, length)
+    parts = mask._features.steps.matrix.toarray().reshape((length, steps, length))
+    parts = torch.tensor(parts)
+
+    def matrix(log_decay):
+        powers = torch.exp(log_decay)[:, None] ** torch.arange(steps)
+        features = torch.einsum("vli,nl->nvi", parts, powers)
+        return reference.walk_matrix(features, a)[None]
+
+    return Case(mask, matrix, length, bound=1e-5)
+
+
+def walks_of_examples(generator, length):
+    walks = generator.integers(-1, length, (2, length, 2, 3)).astype("int32")
+    mask = built(masks.RandomWalk(learn_decay=True, decay=generator.uniform(0.3, 3.0)), length)
+
+    def matrix(log):
+        each = [reference.walk_features(one, torch.exp(log)) for one in walks]
+        return torch.stack([reference.walk_matrix(one) for one in each])
+
+    return Case(mask, matrix, length, {"walks": walks}, batch=2)
+
+
+def product(generator, length):
+    makers = [(exponential, causal), (toeplitz, causal), (low_rank, tree), (segments, diffusion)]
+    one, other = (make(generator, length) for make in makers[generator.integers(len(makers))])
+    mask = built(masks.Product([one.mask, other.mask]), length)
+    count = len(one.mask.trainable_variables)
+
+    def matrix(*weights):
+        return one.matrix(*weights[:count]) * other.matrix(*weights[count:])
+
+    inputs, batch = one.inputs | other.inputs, max(one.batch, other.batch)
+    return Case(mask, matrix, length, inputs, bound=one.bound + other.bound, batch=batch)
+
+
+CASES = {
+    "Causal": [causal],
+    "Segments": [segments],
+    "Entries": [entries],
+    "Exponential": [exponential],
+    "Toeplitz": [toeplitz],
+    "BlockToeplitz": [block_toeplitz],
+    "LowRank": [low_rank],
+    "StochasticPositions": [stochastic_positions],
+    "Hypercube": [hypercube],
+    "Tree": [tree, trees_of_examples],
+    "GraphDiffusion": [
+        diffusion,
+        lambda g, n: diffusion(g, n, "normalized_laplacian"),
+        lambda g, n: diffusion(g, n, "adjacency", longest=60.0),
+        lambda g, n: diffusion(g, n, "laplacian", "resolvent"),
+        lambda g, n: diffusion(g, n, "normalized_laplacian", "resolvent"),
+        graphs_of_examples,
+    ],
+    "RandomWalk": [random_walk, walks_of_examples],
+    "Product": [product],
+}

@@ -1,0 +1,153 @@
+"""An edge counts once, however often and in whichever direction it is given; loops are refused."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_graphattn.masks import GraphDiffusion, RandomWalk, Tree
+from keras_graphattn.ops.graphs import read_graph
+from tests import reference_topology as reference
+from tests.call_inputs import MASKS, batch_for, made
+from tests.numerics import BACKEND, assert_close, to_numpy, value_and_gradients
+
+PATH = np.array([[0, 1], [1, 2], [2, 3], [4, 5]])  # a forest, so that every mask takes it
+READERS = {
+    "tree": lambda edges, weights: Tree(edges, weights, 6),
+    "laplacian": lambda edges, weights: GraphDiffusion(edges, weights, 6),
+    "adjacency": lambda edges, weights: GraphDiffusion(edges, weights, 6, operator="adjacency"),
+    "walks": lambda edges, weights: RandomWalk(edges, weights, 6, exact=True),
+}
+AGAIN = {
+    "both directions": np.concatenate([PATH, PATH[:, ::-1]]),
+    "twice": np.repeat(PATH, 2, axis=0),
+    "three times": np.concatenate([PATH[::-1], PATH[:, ::-1], PATH]),
+}
+WITH_EDGES = [name for name in MASKS if "edges" in MASKS[name]().inputs_at_call]
+
+
+def matrix(mask, **inputs):
+    mask.build((None, 6, 1, 2))
+    return to_numpy(mask.dense(**inputs))
+
+
+@pytest.mark.parametrize("again", AGAIN)
+@pytest.mark.parametrize("name", READERS)
+def test_a_graph_given_once(name, again):
+    """Weights are of edges, so that the two directions of one have the same."""
+    make, edges = READERS[name], AGAIN[again]
+    for weights in (None, np.array([0.5, 1.5, 2.0, 0.7])):
+        of_edge = [(sorted(edge) == PATH).all(axis=1).argmax() for edge in edges]
+        found = matrix(make(edges, None if weights is None else weights[of_edge]))
+        np.testing.assert_array_equal(found, matrix(make(PATH, weights)))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_refused_of_a_graph(name):
+    make = READERS[name]
+    with pytest.raises(ValueError, match=r"edges 1 and 4 both join nodes 1 and 2.* 1 and 2"):
+        make(np.concatenate([PATH, [[2, 1]]]), [1.0, 1.0, 1.0, 1.0, 2.0])
+    with pytest.raises(ValueError, match="edge 2, from node 3 to itself"):
+        make([[0, 1], [1, 2], [3, 3]], None)
+
+
+def test_entries_of_a_sparse_matrix():
+    rows, columns = np.concatenate([PATH, PATH[:, ::-1], PATH, PATH[:, ::-1]]).T
+    twice = scipy.sparse.coo_array((np.ones(16), (rows, columns)), shape=(6, 6))
+    with pytest.raises(ValueError, match=r"several at \(0, 1\)\. scipy adds them up"):
+        read_graph(twice)
+    twice.sum_duplicates()
+    assert read_graph(twice).data.tolist() == [2.0] * 8
+    with pytest.raises(ValueError, match="loop at node 2"):
+        read_graph(scipy.sparse.csr_array(np.diag([0.0, 0.0, 1.0])))
+
+
+@settings(max_examples=1 if BACKEND == "jax" else 4)  # every example compiles there
+@given(seed=st.integers(0, 1000))
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("name", WITH_EDGES)
+def test_edges_of_a_batch(name, hidden, seed):
+    """The same matrix and the same gradients of each edge's weights, eagerly and compiled."""
+    mask = made(name)
+    with pytest.MonkeyPatch.context() as patch:
+        if hidden:
+            patch.setattr("keras_graphattn.masks.call_inputs.known_value", lambda given: None)
+        _check_edges_of_a_batch(mask, np.random.default_rng(seed))
+
+
+def _check_edges_of_a_batch(mask, generator):
+    once = batch_for(mask, generator.integers(1000))
+    places = generator.permuted(np.tile(np.arange(36) % 12, (3, 1)), axis=1)  # each three times
+    again = {"edges": np.take_along_axis(once["edges"], places[..., None], axis=1)}
+    flipped = generator.random((3, 36)) < 0.5
+    again["edges"] = np.where(flipped[..., None], again["edges"][..., ::-1], again["edges"])
+    if "edge_weights" not in once:
+        found, right = (to_numpy(mask.dense(7, **inputs)) for inputs in (again, once))
+        assert_close(found, right, 1e-6)
+        return
+    edges = once["edges"], again["edges"]
+    weights = once["edge_weights"], np.take_along_axis(once["edge_weights"], places, axis=1)
+    (right, of_once), (found, of_again) = (
+        value_and_gradients(lambda w, e=e: mask.dense(7, edges=e, edge_weights=w), w)
+        for e, w in zip(edges, weights, strict=True)
+    )
+    assert_close(found, right, 1e-6)
+    summed = np.zeros((3, 12))
+    np.add.at(summed, (np.arange(3)[:, None], places), of_again[0])
+    assert_close(summed, of_once[0], 1e-5)
+    first = np.take_along_axis(of_again[0], np.argsort(places, axis=1, kind="stable")[:, :3], 1)
+    assert_close(first, first.mean(axis=1, keepdims=True).repeat(3, 1), 1e-6)  # equal parts
+
+
+@pytest.mark.slow
+def test_nodes_beyond_the_square_root_of_int32():
+    count, edges = 50000, np.array([[[49999, 3], [3, 49999], [7, 49998], [-1, -1], [46341, 3]]])
+    mask = GraphDiffusion(operator="normalized_laplacian", tolerance=1e-3)
+    mask.build((None, count, 1, 1))
+    x = np.zeros((1, count, 1, 1), "float32")
+    x[0, [3, 7]] = 1.0
+    found = to_numpy(mask.apply(x, "series", edges=edges))[0, :, 0, 0]
+    right = GraphDiffusion(
+        edges[0, [0, 2, 4]], num_nodes=count, operator="normalized_laplacian", tolerance=1e-3
+    )
+    right.build((None, count, 1, 1))
+    assert_close(found, to_numpy(right.apply(x, "series"))[0, :, 0, 0], 1e-5)
+
+
+@pytest.mark.parametrize("operator", ["laplacian", "normalized_laplacian", "adjacency"])
+@pytest.mark.parametrize("count", [12, 300])
+def test_a_bound_below_the_largest_eigenvalue_is_refused(count, operator):
+    edges = reference.random_edges(count, 4.0, 1)
+    full = reference.graph_matrix(count, edges, operator).numpy()
+    largest = np.linalg.eigvalsh(full).max()
+    options = {"num_nodes": count, "operator": operator, "initial_time": 0.1}
+    assert GraphDiffusion(edges, **options, spectral_bound=1.001 * largest).interval[1] > largest
+    with pytest.raises(ValueError, match=r"`spectral_bound` .* largest eigenvalue"):
+        GraphDiffusion(edges, **options, spectral_bound=0.99 * largest)
+    if operator == "normalized_laplacian":
+        with pytest.raises(ValueError, match="reach 2"):
+            GraphDiffusion(operator=operator, spectral_bound=1.9)
+
+
+def test_the_bound_of_a_batch_is_that_of_each_example():
+    """A bound that all examples but one keep: an error that names it; see also `OF_ONE`."""
+    star, path = [[0, k] for k in range(1, 6)], [[k, k + 1] for k in range(5)]
+    edges = np.array([path, star])
+    for operator, bound in (("laplacian", 6.0), ("adjacency", 5.0**0.5)):
+        wide, narrow = (
+            GraphDiffusion(operator=operator, spectral_bound=factor * bound)
+            for factor in (1.0001, 0.99)
+        )
+        wide.check_inputs(6, edges=edges)
+        with pytest.raises(ValueError, match=f"example 1: .* is {bound:.4g}"):
+            narrow.check_inputs(edges=edges)
+
+
+def test_inputs_stay_as_they_are():
+    mask = made("GraphDiffusion plain, weighted")
+    inputs = batch_for(mask)
+    copies = {name: array.copy() for name, array in inputs.items()}
+    mask.check_inputs(7, **inputs)
+    for name, array in inputs.items():
+        np.testing.assert_array_equal(array, copies[name])

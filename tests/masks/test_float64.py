@@ -1,0 +1,124 @@
+"""float64 masks compute in float64 throughout, on every path; float64 signals too."""
+
+from contextlib import contextmanager, nullcontext
+
+import keras
+import numpy as np
+import pytest
+import torch
+from keras import ops
+
+from tests.masks.registry import CASES, HEADS, RELATIVE_TO_LARGEST
+from tests.numerics import BACKEND
+
+EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]
+LENGTH = 12
+
+
+@contextmanager
+def float64(floatx):
+    """The policy float64, and `set_floatx` or not; on jax with its 64 bits."""
+    if BACKEND == "jax":
+        import jax
+
+        bits = jax.enable_x64(True)
+    else:
+        bits = nullcontext()
+    before = keras.config.floatx()
+    with bits:
+        keras.config.set_floatx(floatx)
+        keras.config.set_dtype_policy("float64")
+        yield
+        keras.config.set_floatx(before)
+        keras.config.set_dtype_policy("float32")
+
+
+def numpy64(x):
+    assert keras.backend.standardize_dtype(x.dtype) == "float64"
+    return np.asarray(ops.convert_to_numpy(x))
+
+
+def error(found, right, largest):
+    found, right = np.broadcast_arrays(found, right)
+    axes = (-2, -1) if largest else -1
+    scale = np.maximum(np.abs(right).max(axis=axes, keepdims=True), 1e-300)
+    return (np.abs(found - right) / scale).max()
+
+
+FLOATX = ["float32"] if BACKEND == "jax" else ["float32", "float64"]  # it rules torch alone
+
+
+@pytest.mark.parametrize("floatx", FLOATX)
+@pytest.mark.parametrize(("name", "k"), EVERY)
+def test_every_path(name, k, floatx):
+    with float64(floatx):
+        generator = np.random.default_rng(1)
+        case = CASES[name][k](generator, LENGTH)
+        mask, count, inputs = case.mask, case.length, dict(case.inputs)
+        assert all(w.dtype == "float64" for w in mask.weights)
+        weights = [torch.tensor(ops.convert_to_numpy(w)) for w in mask.trainable_variables]
+        right = case.matrix(*weights).detach().numpy()
+        # exponents up to 60 times the rounding of float64, and a margin
+        bound = 1e-12 + 1e-8 * case.bound
+        assert error(numpy64(mask.dense(count, **inputs)), right, False) < bound
+        rows = numpy64(mask.rows([0, count - 1], count, **inputs))
+        assert error(rows, right[:, :, [0, count - 1]], False) < bound
+        x = generator.uniform(0.0, 1.0, (case.batch, count, HEADS, 3))
+        query, key = generator.uniform(0.0, 1.0, (2, case.batch, count, HEADS, 2))
+        kernel = np.einsum("btnm,bsnm->bnts", query, key)
+        for path in mask.paths:
+            largest = (name, path) in RELATIVE_TO_LARGEST
+            for matrix, found in (
+                (right, mask.apply(x, path, **inputs)),
+                (kernel * right, mask.attend(query, key, x, path, **inputs)),
+            ):
+                full = np.broadcast_to(matrix, (case.batch, HEADS, count, count))
+                product = np.einsum("bnts,bsnd->bndt", full, x)
+                found = numpy64(found).transpose((0, 2, 3, 1))
+                scale = np.abs(product) if not largest else np.abs(product).max()
+                assert (np.abs(found - product) / np.maximum(scale, 1e-300)).max() < bound
+
+
+@pytest.mark.parametrize(("name", "k"), EVERY)
+def test_float64_signals_under_float32_masks(name, k):
+    """The weights are float32 numbers; what is computed with them is float64."""
+    if BACKEND == "jax":
+        pytest.skip("jax has no float64 signals without its 64 bits")
+    case = CASES[name][k](np.random.default_rng(1), LENGTH)
+    x = np.random.default_rng(2).uniform(0.0, 1.0, (case.batch, case.length, HEADS, 1))
+    for path in case.mask.paths:
+        found = numpy64(case.mask.apply(x, path, **case.inputs))
+        assert np.isfinite(found).all()
+
+
+def test_steps():
+    from keras_graphattn.masks import Causal, Exponential, Product, Segments
+
+    with float64("float32"):
+        generator = np.random.default_rng(0)
+        query, key = generator.uniform(0.0, 1.0, (2, 1, 5, 2, 3))
+        x = generator.standard_normal((1, 5, 2, 2))
+        ids = np.array([[1, 1, 1, 2, 2]])
+        for mask, inputs in (
+            (Causal(), {}),
+            (Exponential(2, causal=True), {}),
+            (Product([Causal(), Segments()]), {"segment_ids": ids}),
+        ):
+            mask.build((None, 5, 2, 2))
+            right = numpy64(mask.attend(query, key, x, "dense", **inputs))
+            state = mask.get_initial_state(1, 2, 3, 2)
+            for t in range(5):
+                now = (part[:, t : t + 1] for part in (query, key, x))
+                given = {name: value[:, t : t + 1] for name, value in inputs.items()}
+                found, state = mask.step(state, *now, **given)
+                np.testing.assert_allclose(numpy64(found)[:, 0], right[:, t], rtol=1e-12)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="only jax can be without float64")
+def test_jax_without_64_bits_computes_in_float32():
+    from keras_graphattn.masks import Tree
+
+    mask = Tree([-1, 0, 0], dtype="float64")
+    found = mask.apply(np.ones((1, 3, 1, 1)))
+    assert keras.backend.standardize_dtype(found.dtype) == "float32"
+    assert keras.backend.standardize_dtype(mask.dense().dtype) == "float32"

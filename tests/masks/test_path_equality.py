@@ -1,0 +1,130 @@
+"""Every path of every mask against its matrix in float64: row by row, and entry by entry."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keras_graphattn import masks
+from tests.masks.registry import CASES, HEADS, RELATIVE_TO_LARGEST
+from tests.numerics import (
+    BACKEND,
+    assert_all_close,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+
+EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]
+FLOOR = 1e-36  # what float32 holds with all its digits, and some room
+
+
+def made(name, k, seed, length):
+    return CASES[name][k](np.random.default_rng(seed), length)
+
+
+def expected(case):
+    weights = [torch.tensor(to_numpy(w)) for w in case.mask.trainable_variables]
+    return case.matrix(*weights).detach().numpy()
+
+
+def assert_rows(found, right, bound, what, largest=False):
+    """Errors of entries and rows, relative to the row's largest entry and to its length."""
+    found, right = np.broadcast_arrays(found, right)
+    assert np.isfinite(found).all(), what
+    axes = (-2, -1) if largest else -1
+    scale = np.maximum(np.abs(right).max(axis=axes, keepdims=True), FLOOR)
+    entry = (np.abs(found - right) / scale).max(initial=0.0)
+    assert entry <= bound, f"{what}: an entry is wrong by {entry:.1e} of its row, bound {bound:.0e}"
+    if largest:
+        return
+    lengths = np.maximum(np.linalg.norm(right / scale, axis=-1), 1e-3)
+    row = (np.linalg.norm((found - right) / scale, axis=-1) / lengths).max(initial=0.0)
+    assert row <= 2 * bound, f"{what}: a row is wrong by {row:.1e}, bound {2 * bound:.0e}"
+    assert not found[(right == 0.0) & (scale > FLOOR)].any(), f"{what}: not 0 where M is"
+
+
+def check_paths(name, k, seed, length):
+    """M from its columns on each path, `dense`, `rows`; attention on each path."""
+    case = made(name, k, seed, length)
+    mask, count = case.mask, case.length
+    right = expected(case)
+    assert_rows(to_numpy(mask.dense(count, **case.inputs)), right, case.bound, f"{name}, dense")
+    some = [0, count - 1, count // 2]
+    rows = to_numpy(mask.rows(some, count, **case.inputs))
+    assert_rows(rows, right[:, :, some], case.bound, f"{name}, rows")
+    identity = np.broadcast_to(
+        np.eye(count, dtype="float32")[:, None], (case.batch, count, HEADS, count)
+    )
+    generator = np.random.default_rng(seed)
+    query, key = generator.uniform(0.0, 1.0, (2, case.batch, count, HEADS, 2)).astype("float32")
+    kernel = np.einsum("btnm,bsnm->bnts", query.astype("float64"), key.astype("float64"))
+    for path in mask.paths:
+        kind, largest = f"{name}, {path}", (name, path) in RELATIVE_TO_LARGEST
+        if name == "Product":
+            largest = any((type(m).__name__, path) in RELATIVE_TO_LARGEST for m in mask.masks)
+        found = to_numpy(mask.apply(identity, path, **case.inputs)).transpose((0, 2, 1, 3))
+        assert_rows(found, right, case.bound, kind, largest)
+        found = to_numpy(mask.attend(query, key, identity, path, **case.inputs))
+        found = found.transpose((0, 2, 1, 3))
+        assert_rows(found, kernel * right, 2 * case.bound, f"{kind}, attention", largest)
+
+
+def check_gradients(name, k, seed, length, path):
+    """Gradients for x by row, for weights as a whole."""
+    case = made(name, k, seed, length)
+    mask = case.mask
+    x = np.random.default_rng(seed).uniform(0.0, 1.0, (case.batch, case.length, HEADS, 1))
+    weights = [to_numpy(w) for w in mask.trainable_variables]
+
+    def function(x, *values):
+        pairs = zip(mask.trainable_variables, values, strict=True)
+        with keras.StatelessScope(state_mapping=list(pairs)):
+            return mask.apply(x, path, **case.inputs)
+
+    def naive(x, *values):
+        full = case.matrix(*values).expand(case.batch, HEADS, -1, -1)
+        return torch.einsum("bnts,bsnd->btnd", full, x)
+
+    x = x.astype("float32")
+    _, found = value_and_gradients(function, x, *weights)
+    _, right = reference_value_and_gradients(naive, x, *weights)
+    assert_all_close(found, right, 20 * case.bound)
+
+
+def test_every_mask_is_here():
+    public = {name for name in masks.__all__ if inspect.isclass(getattr(masks, name))}
+    assert public - {"Mask"} == set(CASES)
+
+
+@pytest.mark.parametrize(("name", "k"), EVERY)
+def test_paths(name, k):
+    for seed in range(1 if BACKEND == "jax" else 3):  # every shape compiles there
+        check_paths(name, k, seed, 24)
+
+
+@pytest.mark.parametrize(("name", "k"), EVERY)
+def test_gradients(name, k):
+    for path in made(name, k, 0, 24).mask.paths[-1:]:
+        check_gradients(name, k, 0, 24, path)
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(seed=st.integers(3, 10**6), length=st.integers(1, 90))
+@pytest.mark.parametrize(("name", "k"), EVERY)
+def test_many_paths(name, k, seed, length):
+    check_paths(name, k, seed, length)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "k"), EVERY)
+@settings(max_examples=8)
+@given(seed=st.integers(3, 10**6), length=st.integers(1, 60))
+def test_many_gradients(name, k, seed, length):
+    for path in made(name, k, seed, length).mask.paths:
+        check_gradients(name, k, seed, length, path)

@@ -1,0 +1,133 @@
+"""p-Laplacian weights of coincident, nearly coincident and far-off tokens, entry by entry."""
+
+import numpy as np
+import pytest
+import torch
+from keras import ops
+
+from keras_graphattn.ops import (
+    AttentionMask,
+    p_laplacian_attention,
+    p_laplacian_weights,
+    squared_distances,
+)
+from tests import reference_dense
+from tests.numerics import reference_value_and_gradients, to_numpy, value_and_gradients
+
+BATCH, LENGTH, SIZE = 2, 12, 16
+P = [1.0, 1.5, 2.0, 2.5, 4.0]
+SHAPE = (BATCH, LENGTH, len(P), SIZE)
+
+
+def twice(values, relative):
+    """Every token twice, the second a little off."""
+    noise = np.random.default_rng(3).standard_normal(values.shape)
+    values[:, LENGTH // 2 :] = values[:, : LENGTH // 2]
+    values[:, LENGTH // 2 :] *= 1 + relative * noise[:, LENGTH // 2 :]
+    return values
+
+
+TOKENS = {
+    "random": lambda values: values,
+    "every token twice": lambda values: twice(values, 0.0),
+    "1e-2 apart": lambda values: twice(values, 1e-2),
+    "1e-4 apart": lambda values: twice(values, 1e-4),
+    "1e-6 apart": lambda values: twice(values, 1e-6),
+    "offset": lambda values: values + 300.0,
+    "offset and twice": lambda values: twice(values, 1e-4) + 300.0,
+    "one far off": lambda values: values * np.where(np.arange(LENGTH) == 2, 1e6, 1)[:, None, None],
+}
+
+
+def arrays(tokens, scale):
+    generator = np.random.default_rng(0)
+    query, key, values = (generator.standard_normal(SHAPE) for _ in range(3))
+    return [x.astype("float32") for x in (query, key, TOKENS[tokens](values) * scale)]
+
+
+def naive(query, key, values, epsilon, mask=None):
+    inputs = (torch.tensor(x.astype("float64")) for x in (query, key, values))
+    return reference_dense.p_laplacian_matrix(*inputs, P, epsilon, mask).numpy()
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
+def test_every_distance_is_right(tokens, scale):
+    _, _, values = arrays(tokens, scale)
+    exact = values.astype("float64").transpose(0, 2, 1, 3)
+    exact = ((exact[:, :, :, None] - exact[:, :, None]) ** 2).sum(-1)
+    distances = to_numpy(squared_distances(values, values))
+    np.testing.assert_allclose(distances, exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("epsilon", [0.1, 0.01])
+def test_every_entry_is_right(tokens, scale, epsilon):
+    query, key, values = arrays(tokens, scale)
+    expected = naive(query, key, values, epsilon)
+    scores = ops.einsum("btnh,bsnh->bnts", ops.convert_to_tensor(query) / SIZE**0.5, key)
+    options = {"epsilon": epsilon, "drop_diagonal": False}
+    pair = (values, values)
+    for centre in (None, values.mean(1, keepdims=True)):
+        weights = p_laplacian_weights(
+            scores, pair, P, None, np.eye(LENGTH, dtype=bool), centre=centre, **options
+        )
+        np.testing.assert_allclose(to_numpy(weights), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_row_of_the_output_and_of_its_gradients_is_right(causal):
+    """One call for all tokens and sizes, as so many examples of a batch."""
+    cases = [arrays(tokens, scale) for tokens in TOKENS for scale in (1.0, 10.0, 1000.0)]
+    query, key, values = (np.concatenate(x) for x in zip(*cases, strict=True))
+    mask = AttentionMask(causal=causal)
+    tri = torch.tensor(np.tri(LENGTH) if causal else np.ones((LENGTH, LENGTH)))
+    tri = tri.expand(len(query), len(P), LENGTH, LENGTH)
+
+    def twin(query, key, values):
+        matrix = reference_dense.p_laplacian_matrix(query, key, values, P, 0.01, tri)
+        return reference_dense.apply_matrix(matrix, values)
+
+    value, gradients = value_and_gradients(
+        lambda q, k, v: p_laplacian_attention(q, k, v, P, mask, epsilon=0.01, block_size=5),
+        *(query, key, values),
+    )
+    expected, expected_gradients = reference_value_and_gradients(twin, query, key, values)
+    assert_rows_close(value, expected, 1e-5)
+    for name in expected_gradients:  # sums over rows that cancel: beside the largest of the head
+        size = np.abs(expected_gradients[name]).max((1, 3), keepdims=True) + 1e-30
+        error = np.abs(gradients[name] - expected_gradients[name]) / size
+        assert error.max() < 3e-4, (name, error.max((1, 2, 3)))
+
+
+def assert_rows_close(actual, expected, tolerance):
+    """Each row, (..., D), beside its own largest entry."""
+    size = np.abs(expected).max(-1, keepdims=True) + 1e-30
+    assert (np.abs(actual - expected) / size).max() < tolerance
+
+
+def test_a_pair_counts_for_itself():
+    """Whether other pairs are near changes no weight by a single bit."""
+    query, key, values = arrays("random", 1.0)
+    weights = []
+    for near in (False, True):
+        tokens = values.copy()
+        if near:
+            tokens[:, 7] = tokens[:, 9]
+        scores = ops.einsum("btnh,bsnh->bnts", query, key)
+        weights.append(
+            to_numpy(
+                p_laplacian_weights(
+                    scores,
+                    (tokens, tokens),
+                    P,
+                    None,
+                    np.eye(LENGTH, dtype=bool),
+                    epsilon=0.1,
+                    drop_diagonal=False,
+                )
+            )
+        )
+    others = [i for i in range(LENGTH) if i != 7]
+    np.testing.assert_array_equal(*(x[:, :, others][..., others] for x in weights))

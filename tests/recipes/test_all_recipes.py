@@ -1,0 +1,159 @@
+"""What every recipe answers alike: to wrong options, to folders it cannot use, to one class."""
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipes.common import comparison
+from recipes.common.lock import LOCK, locked
+from tests.recipes.command_line import assert_one_error_line
+from tests.recipes.conftest import write_ts
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
+HUB = ("causal_lm", "text_classification")
+RECIPES = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            name in HUB and importlib.util.find_spec("keras_hub") is None, reason="needs keras-hub"
+        ),
+    )
+    for name in NAMES
+]
+
+
+def recipe_of(name):
+    """The recipe's class, and its `main`."""
+    module = importlib.import_module(f"recipes.{name}.command")
+    classes = [
+        one
+        for one in vars(module).values()
+        if isinstance(one, type) and issubclass(one, comparison.Recipe)
+    ]
+    return classes[0], module.main
+
+
+def time_series(folder, one_class):
+    random = np.random.default_rng(0)
+    for split in ("TRAIN", "TEST"):
+        path = folder / f"Tiny_{split}.ts"
+        write_ts(path, random, 6)
+        if one_class:
+            path.write_text(path.read_text().replace(":high", ":low"))
+    return "--dataset Tiny --d-model 4 --heads 2 --key-dim 2"
+
+
+def text_classification(folder, one_class):
+    for name in ("in_domain_train", "in_domain_dev"):
+        lines = (
+            f"made\t{int(one_class or number % 2)}\t\tword{number % 5} and word{number % 3}."
+            for number in range(30)
+        )
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    return "--vocabulary 40 --layers 1 --d-model 4 --heads 2 --feed-forward 4"
+
+
+def long_range_arena(folder, one_class):
+    for name in ("train", "eval", "test"):
+        lines = (
+            f"{float(one_class or number % 2)}\ta\tb\ttext {number}\tother" for number in range(12)
+        )
+        (folder / f"new_aan.{name}.tsv").write_text("\n".join(lines) + "\n")
+    return "--task retrieval --d-model 4 --heads 2 --key-dim 2"
+
+
+def causal_lm(folder, one_class):
+    (folder / "text.txt").write_text("0 and 1 make 1\n" * 60)
+    return "--layers 1 --d-model 4 --heads 2 --feed-forward 4 --context 8 --warm-up 2"
+
+
+DATA = {
+    "time_series": time_series,
+    "text_classification": text_classification,
+    "long_range_arena": long_range_arena,
+    "causal_lm": causal_lm,
+}
+
+
+def arguments_of(name, folder, one_class=False):
+    """Options of a tiny model on data made here; one epoch, softmax attention."""
+    text = DATA[name](folder, one_class)
+    shared = f"--data-dir {folder} --epochs 1 --attention softmax --verbose 0"
+    return [*text.split(), *shared.split()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_is_a_program_of_the_same_outline(name):
+    assert name in DATA, f"make tiny data for {name}"
+    tree = ast.parse((ROOT / "recipes" / name / "__main__.py").read_text())
+    call = tree.body[-1].value
+    assert (call.func.id, call.args[0].value) == ("run_program", f"recipes.{name}.command")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("--seeds 1,1", ["--seeds", "twice"]),
+        ("--seeds 0.5", ["--seeds", "whole numbers"]),
+        ("--attention softmax,softmax", ["--attention", "twice"]),
+        ("--attention nothing", ["--attention", "nothing", "softmax"]),
+        ("--epochs 0", ["--epochs", "at least 1"]),
+        ("--batch-size 0", ["--batch-size", "at least 1"]),
+        ("--learning-rate inf", ["--learning-rate", "inf"]),
+        ("--verbose 5", ["--verbose", "5"]),
+    ],
+)
+def test_wrong_options_are_one_line(name, wrong, words, tmp_path, capsys):
+    output = tmp_path / "output"
+    main = recipe_of(name)[1]
+    assert_one_error_line(main, [*wrong.split(), "--output", str(output)], words, capsys)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_attention_stands_in_the_table(name):
+    recipe, _ = recipe_of(name)
+    parser = importlib.import_module(f"recipes.{name}.arguments")._parser()
+    (action,) = (one for one in parser._actions if one.dest == "attention")
+    assert action.type(",".join(recipe.attentions)) == list(recipe.attentions)
+    with pytest.raises(argparse.ArgumentTypeError, match=", ".join(recipe.attentions)):
+        action.type("nothing")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_folders_that_cannot_be_used_are_one_line(name, tmp_path, capsys):
+    main = recipe_of(name)[1]
+    arguments = arguments_of(name, tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "settings.json").write_text(json.dumps({"epochs": 77}))
+    (tmp_path / "busy").mkdir()
+    places = {
+        "file": ["cannot write to --output", "it is a file"],
+        "file/inside": ["cannot write to --output"],
+        "other": ["other settings", "epochs (was 77, now 1)", "--overwrite"],
+        "busy": ["another run, process ", "--output"],
+    }
+    if name in HUB:  # their data take seconds to load; the outline is the same
+        del places["file/inside"], places["other"]
+    with locked(tmp_path / "busy" / LOCK):
+        for place, words in places.items():
+            output = ["--output", str(tmp_path / place)]
+            assert_one_error_line(main, [*arguments, *output], words, capsys)
+
+
+@pytest.mark.parametrize("name", [one for one in RECIPES if one.values[0] != "causal_lm"])
+def test_training_data_of_one_class_is_refused(name, tmp_path, capsys):
+    arguments = arguments_of(name, tmp_path, one_class=True)
+    words = ["training examples are of the class", "at least two classes"]
+    output = tmp_path / "output"
+    assert_one_error_line(recipe_of(name)[1], [*arguments, "--output", str(output)], words, capsys)
+    assert not output.exists()

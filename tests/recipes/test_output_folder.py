@@ -1,0 +1,132 @@
+"""A folder gets further runs, loses some or has damaged ones: the table is of all whole ones."""
+
+import json
+import shutil
+
+import keras
+import pytest
+
+from recipes.common.kept import DamagedRunError, finished_runs, read_run
+from recipes.time_series.arguments import ATTENTIONS
+from recipes.time_series.command import main
+
+SLOW = pytest.mark.slow if keras.backend.backend() != "torch" else lambda test: test
+
+
+@pytest.fixture(scope="module")
+def arguments(tiny_arguments):
+    return [*tiny_arguments, "--epochs", "1", "--d-model", "4", "--skip-saved-model"]
+
+
+@pytest.fixture(scope="module")
+def first(arguments, tmp_path_factory):
+    """A folder with two runs, which two commands made."""
+    output = tmp_path_factory.mktemp("first")
+    for attention, seed in (("agf", "1"), ("linear", "0")):
+        run = ["--attention", attention, "--seeds", seed, "--output", str(output)]
+        assert main([*arguments, *run]) == 0
+    return output
+
+
+@pytest.fixture
+def output(first, tmp_path):
+    return shutil.copytree(first, tmp_path / "copy")
+
+
+def results_of(output):
+    return json.loads((output / "results.json").read_text())
+
+
+def names(output):
+    return [f"{run['attention']}-seed{run['seed']}" for run in results_of(output)["runs"]]
+
+
+def again(arguments, output, attention="linear", seed="0"):
+    """The command of one run of the folder once more."""
+    run = ["--attention", attention, "--seeds", seed, "--output", str(output)]
+    return main([*arguments, *run])
+
+
+def test_the_table_the_plot_and_the_best_model_are_of_all_runs(first, arguments, monkeypatch):
+    results = results_of(first)
+    assert names(first) == ["linear-seed0", "agf-seed1"]
+    assert [row["attention"] for row in results["table"]] == ["linear", "agf"]
+    monkeypatch.setattr(keras.Model, "fit", lambda *args, **kwargs: pytest.fail("trained again"))
+    drawn = []
+    monkeypatch.setattr("recipes.common.plot.plot", lambda path, title, runs, _: drawn.extend(runs))
+    assert again(arguments, first, "agf", "1") == 0
+    assert results_of(first) == results
+    assert [run.attention for run in drawn] == ["linear", "agf"]
+    best = results["best_model"]["attention"]
+    layers = [layer.name for layer in keras.saving.load_model(first / "model.keras").layers]
+    assert any("block_1_attention" in name for name in layers)
+    assert ("block_1_attention_query" in layers) == (best == "linear")
+
+
+def test_a_run_that_was_removed_is_no_longer_in_the_table(output, arguments):
+    shutil.rmtree(output / "runs" / "agf-seed1")
+    assert again(arguments, output) == 0
+    assert names(output) == ["linear-seed0"]
+    assert results_of(output)["best_model"]["attention"] == "linear"
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def weights(folder):
+    return next(folder.glob("*.weights.h5"))
+
+
+DAMAGES = {
+    "weights missing": lambda folder: weights(folder).unlink(),
+    "weights cut off": lambda folder: cut(weights(folder)),
+    "state cut off": lambda folder: cut(folder / "state.json"),
+    "state missing": lambda folder: (folder / "state.json").unlink(),
+    "state of other content": lambda folder: (folder / "state.json").write_text('{"a": 1}'),
+    "state of another epoch": lambda folder: (folder / "state.json").write_text(
+        (folder / "state.json").read_text().replace('"best_epoch": 1', '"best_epoch": 7')
+    ),
+    "run cut off": lambda folder: cut(folder / "run.json"),
+    "run of other content": lambda folder: (folder / "run.json").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_is_found_out_and_left_out(damage, output, capsys):
+    DAMAGES[damage](output / "runs" / "agf-seed1")
+    with pytest.raises(DamagedRunError):
+        read_run(output, "agf", 1)
+    assert [run.attention for run in finished_runs(output, ATTENTIONS)] == ["linear"]
+    printed = capsys.readouterr().out
+    assert printed.startswith("agf-seed1: left out, for ")
+    assert "--attention agf --seeds 1 trains it anew" in printed
+    assert printed.count("\n") == 1
+
+
+@SLOW
+def test_a_damaged_run_that_is_asked_for_begins_anew(output, arguments, capsys):
+    cut(weights(output / "runs" / "linear-seed0"))
+    (output / "histories" / "agf-seed1.csv").unlink()
+    (output / "runs" / "agf-seed1" / "run.json").unlink()  # killed before the last file
+    (output / "runs" / "mine").mkdir()
+    assert again(arguments, output) == 0
+    printed = capsys.readouterr().out
+    assert "linear-seed0: begins anew, for epoch-0001.weights.h5 is not whole" in printed
+    assert "agf-seed1: left out, not finished (1 epochs); --attention agf --seeds 1" in printed
+    assert names(output) == ["linear-seed0"]
+    assert again(arguments, output, "agf", "1") == 0
+    assert names(output) == ["linear-seed0", "agf-seed1"]
+    assert (output / "histories" / "agf-seed1.csv").exists()
+
+
+@pytest.mark.parametrize("content", [None, '{"epochs": '])
+def test_runs_whose_settings_are_not_known_are_refused(content, output, arguments, capsys):
+    (output / "settings.json").unlink()
+    if content is not None:
+        (output / "settings.json").write_text(content)
+    assert again(arguments, output) == 2
+    printed = capsys.readouterr().err
+    assert "settings.json" in printed
+    assert "--overwrite" in printed
+    assert printed.count("\n") == 1

@@ -1,0 +1,334 @@
+"""Coefficient rates: against NumPy, under every Keras optimizer and option, compiled and saved."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_graphattn import layers, masks
+from keras_graphattn.layers.multi_head import MultiHeadLayer, projections_of
+from keras_graphattn.optimizers import (
+    MARK,
+    applies_coefficient_rates,
+    learning_rate_multiplier,
+    with_coefficient_rates,
+    without_coefficient_rates,
+)
+from tests.fuzz.cases_of_classes import LAYERS, MASKS, N, T
+from tests.numerics import BACKEND, to_numpy
+
+RATE, FACTOR = 1e-2, 20.0
+random = np.random.default_rng(0)
+STARTS = [random.normal(size=shape).astype("float32") for shape in [(3,), (2, 3), (4,)]]
+GRADIENTS = [[random.normal(size=s.shape).astype("float32") for s in STARTS] for _ in range(4)]
+IS_COEFFICIENT = (True, False, False)
+
+
+def variables(marked=True, factor=FACTOR):
+    found = [keras.Variable(start, name=f"weight_{i}") for i, start in enumerate(STARTS)]
+    for variable, is_coefficient in zip(found, IS_COEFFICIENT, strict=True):
+        if marked and is_coefficient:
+            setattr(variable, MARK, factor)
+    return found
+
+
+def steps(optimizer, found, gradients=GRADIENTS):
+    """What the variables are after compiled steps."""
+    optimizer.build(found)
+    given = [[keras.ops.convert_to_tensor(one) for one in step] for step in gradients]
+    if BACKEND == "jax":
+        import jax
+
+        apply = jax.jit(optimizer.stateless_apply)
+        state = ([v.value for v in found], [v.value for v in optimizer.variables])
+        for step in given:
+            state = apply(state[1], step, state[0])
+        return [np.asarray(value) for value in state[0]]
+    apply = optimizer.apply
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        apply = tf.function(optimizer.apply)
+    for step in given:
+        apply(step)
+    return [keras.ops.convert_to_numpy(v.value) for v in found]
+
+
+def sgd(state, g, rate, t):
+    return -rate * g
+
+
+def momentum(state, g, rate, t):
+    state["m"] = 0.9 * state.get("m", 0.0) - rate * g
+    return state["m"]
+
+
+def adam(state, g, rate, t):
+    state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * g
+    state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * g**2
+    mean, square = state["m"] / (1 - 0.9**t), state["v"] / (1 - 0.999**t)
+    return -rate * mean / (np.sqrt(square) + 1e-7)
+
+
+def rmsprop(state, g, rate, t):
+    state["v"] = 0.9 * state.get("v", 0.0) + 0.1 * g**2
+    return -rate * g / np.sqrt(state["v"] + 1e-7)
+
+
+def lion(state, g, rate, t):
+    mean = state.get("m", 0.0)
+    state["m"] = 0.99 * mean + 0.01 * g
+    return -rate * np.sign(0.9 * mean + 0.1 * g)
+
+
+NAIVE = {
+    "sgd": (lambda **o: keras.optimizers.SGD(RATE, **o), sgd),
+    "momentum": (lambda **o: keras.optimizers.SGD(RATE, momentum=0.9, **o), momentum),
+    "adam": (lambda **o: keras.optimizers.Adam(RATE, **o), adam),
+    "adamw": (lambda **o: keras.optimizers.AdamW(RATE, **o), adam),
+    "rmsprop": (lambda **o: keras.optimizers.RMSprop(RATE, **o), rmsprop),
+    "lion": (lambda **o: keras.optimizers.Lion(RATE, **o), lion),
+}
+
+
+@pytest.mark.parametrize("name", NAIVE)
+def test_steps_are_those_of_numpy(name):
+    make, rule = NAIVE[name]
+    decay, norm = 0.1, 0.5
+    optimizer = with_coefficient_rates(make(weight_decay=decay, global_clipnorm=norm))
+    expected, states = [start.astype("float64") for start in STARTS], [{} for _ in STARTS]
+    for t, gradients in enumerate(GRADIENTS, 1):
+        total = np.sqrt(sum(np.sum(g.astype("float64") ** 2) for g in gradients))
+        for i, g in enumerate(gradients):
+            rate = RATE * (FACTOR if IS_COEFFICIENT[i] else 1.0)
+            clipped = g * min(1.0, norm / total)
+            expected[i] = expected[i] * (1 - decay * RATE) + rule(states[i], clipped, rate, t)
+    for i, found in enumerate(steps(optimizer, variables())):
+        moved = np.abs(expected[i] - STARTS[i]).max()
+        np.testing.assert_allclose(found, expected[i], atol=1e-3 * moved)
+
+
+CLASSES = {
+    name: cls
+    for name, cls in vars(keras.optimizers).items()
+    if isinstance(cls, type) and issubclass(cls, keras.optimizers.Optimizer)
+    if name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_optimizer_of_keras_takes_the_steps_of_its_own_at_two_rates(name):
+    def make(rate):
+        decay = {"adam_weight_decay": 0.0} if name == "Muon" else {}
+        return CLASSES[name](rate, weight_decay=0.0, **decay)
+
+    expected = []
+    for rate in (RATE, RATE * FACTOR):
+        expected.append(steps(make(rate), variables(marked=False)))
+    found = steps(with_coefficient_rates(make(RATE)), variables())
+    for i, is_coefficient in enumerate(IS_COEFFICIENT):
+        plain, fast = (moved[i] - STARTS[i] for moved in expected)
+        np.testing.assert_allclose(
+            found[i] - STARTS[i], fast if is_coefficient else plain, atol=1e-5 * np.abs(fast).max()
+        )
+        assert not np.allclose(plain, fast, rtol=0.1)
+
+
+def multi(by_path):
+    inner = [keras.optimizers.SGD(RATE), keras.optimizers.SGD(RATE, momentum=0.9)]
+    if by_path:
+        pairs = {"weight_1": inner[1]}
+        return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(inner[0], pairs))
+    return keras.optimizers.MultiOptimizer(lambda variable: inner["1" in variable.path])
+
+
+schedule = keras.optimizers.schedules.ExponentialDecay(RATE, 2, 0.5)
+LINEAR = {  # what moves a coefficient is linear in its gradients, and so in its rate
+    "nesterov": lambda: keras.optimizers.SGD(RATE, momentum=0.9, nesterov=True),
+    "accumulation": lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=2),
+    "average": lambda: keras.optimizers.SGD(
+        RATE, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
+    "global_clipnorm": lambda: keras.optimizers.SGD(RATE, global_clipnorm=0.5),
+    "clipnorm": lambda: keras.optimizers.SGD(RATE, clipnorm=0.5),
+    "clipvalue": lambda: keras.optimizers.SGD(RATE, clipvalue=0.3),
+    "loss_scale_factor": lambda: keras.optimizers.SGD(RATE, loss_scale_factor=8.0),
+    "schedule": lambda: keras.optimizers.SGD(schedule),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE), 8.0),
+    "map": lambda: multi(True),
+    "function": lambda: multi(False),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_options_of_optimizers_stay_what_they_are(name):
+    plain = steps(LINEAR[name](), variables(marked=False))
+    found = steps(with_coefficient_rates(LINEAR[name]()), variables())
+    for i, is_coefficient in enumerate(IS_COEFFICIENT):
+        moved = plain[i] - STARTS[i]
+        expected = STARTS[i] + moved * (FACTOR if is_coefficient else 1.0)
+        assert np.abs(moved).max() > 1e-4
+        np.testing.assert_allclose(found[i], expected, atol=1e-4 * np.abs(moved).max() * FACTOR)
+
+
+def test_constraints_hold_after_the_step():
+    found = variables()
+    found[0].assign(np.full(3, 1e-3, "float32"))
+    found[0].constraint = keras.constraints.NonNeg()
+    ones = [[np.ones_like(start) for start in STARTS]]
+    moved = steps(with_coefficient_rates(keras.optimizers.SGD(RATE)), found, ones)
+    assert moved[0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_half_precision_variables_move():
+    one = keras.Variable(np.ones(2), dtype="bfloat16")
+    setattr(one, MARK, 400.0)
+    optimizer = with_coefficient_rates(keras.optimizers.SGD(5e-5))
+    optimizer.build([one])
+    optimizer.apply([keras.ops.ones((2,), "bfloat16")])
+    np.testing.assert_allclose(to_numpy(one), 0.98, atol=4e-3)  # bfloat16 has steps of 4e-3 here
+
+
+def test_multipliers_of_one_change_nothing():
+    plain = steps(keras.optimizers.AdamW(RATE), variables(marked=False))
+    for found in (variables(factor=1.0), variables(marked=False)):
+        for one, other in zip(
+            steps(with_coefficient_rates(keras.optimizers.AdamW(RATE)), found), plain, strict=True
+        ):
+            assert np.array_equal(one, other)
+
+
+def test_an_argument_overrides_what_layers_say_and_is_kept():
+    optimizer = with_coefficient_rates(keras.optimizers.SGD(RATE), multiplier=3.0)
+    assert with_coefficient_rates(optimizer) is optimizer  # as `compile` of a converted model does
+    found = steps(optimizer, variables())
+    total = sum(step[0] for step in GRADIENTS)
+    np.testing.assert_allclose(found[0], STARTS[0] - 3.0 * RATE * total, rtol=1e-4)
+    assert optimizer.coefficient_learning_rate_multiplier == 3.0
+    without_coefficient_rates(optimizer)
+    assert not applies_coefficient_rates(optimizer)
+    assert "coefficient" not in str(optimizer.get_config())
+
+
+class Halved(keras.optimizers.SGD):
+    """An optimizer of a user's own."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate * 0.5)
+
+
+@pytest.mark.parametrize("make", [*list(LINEAR.values())[:-1], lambda: Halved(RATE)])
+def test_optimizers_are_restored_from_their_configuration(make):
+    optimizer = with_coefficient_rates(make(), multiplier=7.0)
+    with keras.saving.custom_object_scope({"Halved": Halved}):
+        restored = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    assert applies_coefficient_rates(restored)
+    assert isinstance(restored, type(make()))
+    for one, other in zip(steps(restored, variables()), steps(optimizer, variables()), strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf"), "10", True])
+def test_wrong_multipliers_are_refused(wrong):
+    with pytest.raises(ValueError, match="`multiplier`"):
+        with_coefficient_rates("adam", wrong)
+    with pytest.raises(ValueError, match="coefficient_learning_rate_multiplier"):
+        layers.GraphFilterAttention(2, 3, coefficient_learning_rate_multiplier=wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "adaam", object()])
+def test_what_is_no_optimizer_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"optimizer|adaam"):
+        with_coefficient_rates(wrong)
+
+
+def cases():
+    for name, options in LAYERS.items():
+        if issubclass(getattr(layers, name), MultiHeadLayer):
+            yield pytest.param(name, options, id=name)
+    for name, options in MASKS.items():
+        if name != "Entries":
+            mask = getattr(masks, name)
+            made = {"num_heads": N, "key_dim": 3, "mask": lambda m=mask, o=options: m(**o)}
+            yield pytest.param("MaskedKernelAttention", made, id=f"mask {name}")
+
+
+@pytest.mark.parametrize(("name", "options"), list(cases()))
+def test_all_that_a_layer_adds_to_its_projections_carries_the_multiplier(name, options):
+    mask = options.get("mask")
+    given = (
+        {**options, "mask": mask()} if callable(mask) and not hasattr(mask, "build") else options
+    )
+    layer = getattr(layers, name)(**{**given, "coefficient_learning_rate_multiplier": 30})
+    layer.build((2, T, 6), (2, T, 6))
+    projections = [*projections_of(layer).values(), getattr(layer, "singular_dense", None)]
+    theirs = {id(v) for p in projections if p is not None for v in p.weights}
+    for variable in layer.trainable_weights:
+        assert learning_rate_multiplier(variable) == (1.0 if id(variable) in theirs else 30.0)
+    layer.coefficient_learning_rate_multiplier = 5.0
+    assert layer.get_config()["coefficient_learning_rate_multiplier"] == 5.0
+    assert {learning_rate_multiplier(v) for v in layer.coefficients} <= {5.0}
+    assert not theirs & {id(v) for v in layer.coefficients}
+
+
+def small_model():
+    """Two filters, one of them AGF, in a functional model of one's own."""
+    tokens = keras.Input((4, 6))
+    common = {"num_heads": 2, "key_dim": 3, "coefficient_learning_rate_multiplier": 200.0}
+    filtered = layers.GraphFilterAttention(**common, order=4, name="filter")(tokens, tokens)
+    filtered = layers.AttentiveGraphFilter(**common, order=3, name="singular")(filtered)
+    return keras.Model(tokens, keras.layers.Dense(1)(filtered))
+
+
+def coefficients(model):
+    filtered, singular = model.get_layer("filter"), model.get_layer("singular")
+    return np.concatenate([to_numpy(v) for v in (*filtered.coefficients, *singular.coefficients)])
+
+
+def data():
+    draw = np.random.default_rng(1)
+    return draw.normal(size=(32, 4, 6)), draw.normal(size=(32, 4, 1))
+
+
+def fit(model, epochs=1):
+    model.fit(*data(), batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+
+
+def compiled(optimizer, jit_compile="auto"):
+    model = small_model()
+    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", ["RMSprop", "AdamW", "Lion", "Adafactor", "Muon", "Nadam"])
+def test_fit_moves_coefficients_at_a_rate_of_fine_tuning(name, policy):
+    keras.config.set_dtype_policy(policy)
+    make = getattr(keras.optimizers, name)
+    moved = []
+    for optimizer in (with_coefficient_rates(make(5e-5)), make(5e-5)):
+        model = compiled(optimizer)
+        start = coefficients(model)
+        fit(model, epochs=2)
+        moved.append(np.abs(coefficients(model) - start).mean())
+    assert moved[0] > 1e-2
+    assert moved[1] < 2e-3
+
+
+def test_training_at_a_rate_of_fine_tuning_moves_coefficients_and_goes_on_when_saved(tmp_path):
+    jit_compile = "auto" if BACKEND == "jax" else False
+    whole = compiled(with_coefficient_rates(keras.optimizers.AdamW(5e-5)), jit_compile)
+    start = coefficients(whole)
+    fit(whole, epochs=2)
+    assert np.abs(coefficients(whole) - start).mean() > 1e-2  # 8 steps of 1e-2 at most
+    whole.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert applies_coefficient_rates(loaded.optimizer)
+    np.testing.assert_array_equal(coefficients(loaded), coefficients(whole))
+    fit(whole)
+    fit(loaded)
+    np.testing.assert_array_equal(coefficients(loaded), coefficients(whole))
+    plain = compiled(keras.optimizers.AdamW(5e-5))
+    plain.optimizer.build(plain.trainable_variables)
+    plain.load_weights(tmp_path / "model.keras")  # the state is that of a plain optimizer
+    assert int(plain.optimizer.iterations) == 8
