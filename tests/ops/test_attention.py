@@ -227,3 +227,33 @@ def test_two_applications_inside_rematerialisation():
     expected = reference_value_and_gradients(naive_twice(meaning), *arrays(length))
     assert_close(value, expected[0], 1e-6)
     assert_all_close(gradients, expected[1], 1e-5)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the others form scores in their own kernels")
+@pytest.mark.parametrize(
+    "mask",
+    [
+        AttentionMask(causal=True, keys=np.ones((1, 1100), bool)),
+        AttentionMask(window=7, keys=np.ones((1, 1100), bool)),
+    ],
+    ids=["causal", "window"],
+)
+def test_fused_never_holds_a_square_mask(mask):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            nonlocal largest
+            found = function(*arguments, **(options or {}))
+            for x in found if isinstance(found, (tuple, list)) else [found]:
+                largest = max(largest, x.numel() if isinstance(x, torch.Tensor) else 0)
+            return found
+
+    mask = mask._replace(keys=ops.convert_to_tensor(mask.keys))
+    query, key, values = (ops.convert_to_tensor(x[:1, :, :1]) for x in arrays(1100))
+    query.requires_grad_()
+    with Sizes():
+        torch.autograd.grad(fused_operator(query, key, mask)(values).sum(), query)
+    assert 512 * 1100 <= largest < 1100 * 1100
