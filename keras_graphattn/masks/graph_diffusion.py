@@ -71,7 +71,8 @@ class GraphDiffusion(TopologyMask):
     has the path "series" only where its series is that exact (1e-5). A function of your own is
     right to 1e-6 of its largest value.
 
-    "auto" takes the series beyond about 128 nodes (for attention, 1024) and the matrix below: measured in benchmarks/tree_and_graph_masks.py.
+    "auto" takes the series beyond about 128 nodes (for attention, 1024) and the matrix below:
+    measured in benchmarks/tree_and_graph_masks.py.
 
     Args:
         graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge

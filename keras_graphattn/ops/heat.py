@@ -184,9 +184,7 @@ def _gradient(
     return back, ops.sum(back * moved, axis=(0, 2))
 
 
-def exponential_matrix(
-    time: Tensor, operator: PositiveOperator, sizes: SeriesSizes
-) -> Tensor:
+def exponential_matrix(time: Tensor, operator: PositiveOperator, sizes: SeriesSizes) -> Tensor:
     """exp(t S) itself, of shape (N, n, n): a short series, squared log2(`sizes.parts`) times.
 
     Args:

@@ -57,9 +57,7 @@ class SymmetricSeries:
         total, _ = ops.fori_loop(1, count, forward, (first, carry))
         return (total,), ()
 
-    def _gradient(
-        self, inputs: Carry, kept: Carry, upstream: Carry
-    ) -> tuple[Tensor | None, ...]:
+    def _gradient(self, inputs: Carry, kept: Carry, upstream: Carry) -> tuple[Tensor | None, ...]:
         x, coefficients, *tensors = inputs
         count, width = coefficients.shape[0], ops.shape(x)[2]
         both = self.start(ops.concatenate([upstream[0], x], axis=2))
