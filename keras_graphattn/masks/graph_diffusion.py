@@ -38,6 +38,7 @@ from keras_graphattn.ops.graphs import (
 from keras_graphattn.ops.heat import (
     LARGEST_EXPONENT,
     LONGEST_PART_OF_MATRIX,
+    PositiveOperator,
     exponential_matrix,
     exponential_product,
     exponential_product_of_batch,
@@ -118,7 +119,7 @@ class GraphDiffusion(TopologyMask):
     other functions and operators, and one graph per example.
     """
 
-    paths = ("dense", "series")
+    paths: tuple[str, ...] = ("dense", "series")
 
     def __init__(
         self,
@@ -218,7 +219,7 @@ class GraphDiffusion(TopologyMask):
             matrix, low, high = graph_operator(adjacency, self.operator)
             self._adjacency, self.num_nodes = adjacency, adjacency.shape[0]
             self._operator = scipy.sparse.csr_array(matrix)
-            self._positive = positive_operator(adjacency, self.operator)
+            self._positive: PositiveOperator | None = positive_operator(adjacency, self.operator)
             high = high if bound is None else checked_bound(float(bound), matrix, high)
             self.interval = (-high if low < 0 else 0.0, high)
             return
