@@ -38,6 +38,7 @@ from keras_graphattn.ops.graphs import (
 from keras_graphattn.ops.heat import (
     LARGEST_EXPONENT,
     LONGEST_PART_OF_MATRIX,
+    PositiveOperator,
     exponential_matrix,
     exponential_product,
     exponential_product_of_batch,
@@ -71,7 +72,8 @@ class GraphDiffusion(TopologyMask):
     has the path "series" only where its series is that exact (1e-5). A function of your own is
     right to 1e-6 of its largest value.
 
-    "auto" takes the series beyond about 128 nodes (for attention, 1024) and the matrix below: measured in benchmarks/tree_and_graph_masks.py.
+    "auto" takes the series beyond about 128 nodes (for attention, 1024) and the matrix below:
+    measured in benchmarks/tree_and_graph_masks.py.
 
     Args:
         graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
@@ -117,7 +119,7 @@ class GraphDiffusion(TopologyMask):
     other functions and operators, and one graph per example.
     """
 
-    paths = ("dense", "series")
+    paths: tuple[str, ...] = ("dense", "series")
 
     def __init__(
         self,
@@ -217,7 +219,7 @@ class GraphDiffusion(TopologyMask):
             matrix, low, high = graph_operator(adjacency, self.operator)
             self._adjacency, self.num_nodes = adjacency, adjacency.shape[0]
             self._operator = scipy.sparse.csr_array(matrix)
-            self._positive = positive_operator(adjacency, self.operator)
+            self._positive: PositiveOperator | None = positive_operator(adjacency, self.operator)
             high = high if bound is None else checked_bound(float(bound), matrix, high)
             self.interval = (-high if low < 0 else 0.0, high)
             return

@@ -9,7 +9,8 @@ Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1; the Chebysh
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.fft
@@ -234,7 +235,8 @@ def graph_operator_of_batch(
     return OperatorOfBatch(neighbours, None if operator == "adjacency" else degrees)
 
 
-class OperatorOfBatch(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class OperatorOfBatch:
     """x -> S x for one graph per example, in two parts.
 
     Attributes:
