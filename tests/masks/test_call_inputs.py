@@ -150,7 +150,5 @@ def test_segments_beyond_int32_are_refused(name):
     inputs["segment_ids"] = inputs["segment_ids"].astype("int64")
     inputs["segment_ids"][BAD, 3] = 2**32
     for check in (mask.check_inputs, mask.dense):
-        with pytest.raises(
-            ValueError, match="`segment_ids` of example 1: token 3 has the id 4"
-        ):
+        with pytest.raises(ValueError, match="`segment_ids` of example 1: token 3 has the id 4"):
             check(LENGTH, **inputs)
