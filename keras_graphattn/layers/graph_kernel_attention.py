@@ -8,7 +8,7 @@ from keras import ops
 from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.masks.mask import Mask, restored
-from keras_graphattn.ops.precision import finite_scores, masked_softmax
+from keras_graphattn.ops.precision import finite_scores, masked_softmax, zero_where_masked
 
 Tensor = Any
 
@@ -120,6 +120,9 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         weights = ops.cast(masked_softmax(scores, seen), self.compute_dtype)
         dropped = self._dropped(weights, training)
         outputs = ops.einsum("bnts,bsnh->btnh", dropped, self.value_dense(value))
+        if joined is not None:  # 0 times NaN is not 0
+            sees = ops.transpose(ops.any(seen, axis=-1), (0, 2, 1))
+            outputs = zero_where_masked(outputs, sees[..., None])
         return outputs, weights
 
     def get_config(self) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from keras_graphattn.ops.attention_mask import (
 )
 from keras_graphattn.ops.filters import Operator
 from keras_graphattn.ops.precision import masked_softmax
+from keras_graphattn.ops.wide import is_float64
 
 Tensor = Any
 
@@ -134,7 +135,8 @@ def fused_operator(
     """Attention through `keras.ops.dot_product_attention`, one call for each application.
 
     A mask that is causal or of keys alone is handed on without an n x n tensor. Kernels average
-    over a row that sees nothing; here such a row is 0, as on every other path.
+    over a row that sees nothing; here such a row is 0, as on every other path. Kernels make float32
+    of float64: there the matrix is formed.
 
     Args:
         query: Tensor of shape (B, T, N, H).
@@ -156,6 +158,9 @@ def fused_operator(
     """
     mask = AttentionMask() if mask is None else mask
     length = ops.shape(query)[1]
+    if is_float64(query):
+        positions = ops.arange(length)
+        return softmax_operator(query, key, joined_mask(mask, positions, positions), scale)
     entries = None
     if not (mask.entries is None and mask.keys is None and mask.window is None):
         positions = ops.arange(length)
