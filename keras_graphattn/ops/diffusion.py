@@ -166,6 +166,16 @@ def _chebyshev_series(doubled: SparseMatrix) -> SymmetricSeries:
     return SymmetricSeries(start, step)
 
 
+def resolvent_error(high: float, time: float, dtype: str) -> float:
+    """About the error of the Chebyshev series of (I + t L)^-1, relative to a row's diagonal.
+
+    Rounding adds up over about sqrt(t high) terms, and a diagonal entry is at least
+    1 / (1 + t high / 2).
+    """
+    rounding = 2.0**-53 if dtype == "float64" else 2.0**-24
+    return float(rounding * np.sqrt(1.0 + time * high) * (1.0 + time * high / 2.0))
+
+
 def spectral_product_of_batch(
     x: Tensor, coefficients: Tensor, apply: Callable[[Tensor], Tensor], low: Any, high: Any
 ) -> Tensor:
