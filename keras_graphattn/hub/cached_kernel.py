@@ -53,7 +53,7 @@ class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  
     def _decode_rows(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
     ) -> tuple[Tensor, Tensor]:
-        query_features = self._query_features(query, None)
+        query_features = self._query_features(query, None, scaled=True)
         key_features = self._key_features(key, None, fixed_scale=True)
         rows = index + ops.arange(ops.shape(query)[1])
         form: Any = mask_form(self, causal=True)

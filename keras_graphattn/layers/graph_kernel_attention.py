@@ -9,7 +9,12 @@ from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.masks.mask import Mask, restored
 from keras_graphattn.ops.attention import score_operands
-from keras_graphattn.ops.precision import at_least_float32, masked_softmax, nan_where, zero_where_masked
+from keras_graphattn.ops.precision import (
+    at_least_float32,
+    masked_softmax,
+    nan_where,
+    zero_where_masked,
+)
 
 Tensor = Any
 

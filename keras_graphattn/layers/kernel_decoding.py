@@ -109,7 +109,7 @@ class KernelDecoding:
             self.build(tuple(tokens.shape))
         padding_mask = all_of(padding_mask)
         tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
-        query = self._query_features(self.query_dense(tokens), padding_mask)
+        query = self._query_features(self.query_dense(tokens), padding_mask, scaled=True)
         key = self._key_features(self.key_dense(tokens), padding_mask, fixed_scale=True)
         left = list(state)
         following: list[Any] = []

@@ -19,11 +19,11 @@ def mask_form(layer: Any, *, causal: bool = False, entries: bool = False) -> Mas
         causal: Whether each position sees only itself and those before it.
         entries: Whether the call brings a matrix of its own, as `entries`.
     """
-    if entries:
-        return kept_with(layer, _causal_with_entries if causal else _with_entries)
-    if causal and (layer.mask is None or not layer.mask.is_causal):
-        return kept_with(layer, _causal)
     mask: Mask | None = layer.mask
+    if entries:
+        mask = kept_with(layer, _causal_with_entries if causal else _with_entries)
+    elif causal and (mask is None or not mask.is_causal):
+        mask = kept_with(layer, _causal)
     return mask
 
 
@@ -36,4 +36,5 @@ def _with_entries(layer: Any) -> Mask:
 
 
 def _causal_with_entries(layer: Any) -> Mask:
-    return Product([mask_form(layer, causal=True), Entries()])
+    causal: Any = mask_form(layer, causal=True)
+    return Product([causal, Entries()])

@@ -207,7 +207,7 @@ class MaskedKernelAttention(
         mask, inputs, key_mask = self._mask_of_call(query, masks)
         query_mask = all_of(masks.query)
         fixed_scale = mask is not None and mask.hides_keys
-        query_features = self._query_features(self.query_dense(query), query_mask)
+        query_features = self._query_features(self.query_dense(query), query_mask, fixed_scale)
         key_features = self._key_features(self.key_dense(key), key_mask, fixed_scale)
 
         values = self._values(value, masks)
