@@ -62,7 +62,11 @@ def value_and_gradients(function, *arrays, dtype="float32", way=None):
 
     Returns numpy arrays: the value, and a dictionary of gradients by position.
     """
-    tensors = [ops.convert_to_tensor(a, dtype) for a in arrays]
+    return differentiated(function, dtype, way)(*arrays)
+
+
+def differentiated(function, dtype="float32", way=None):
+    """`value_and_gradients` of a function, to be called with many arrays: compiled once for all."""
 
     def loss(*inputs):
         value = function(*inputs)
@@ -72,9 +76,12 @@ def value_and_gradients(function, *arrays, dtype="float32", way=None):
     if BACKEND == "jax":
         import jax
 
-        differentiate = jax.value_and_grad(loss, tuple(range(len(tensors))), has_aux=True)
+        def differentiate(*tensors):
+            places = tuple(range(len(tensors)))
+            (_, value), found = jax.value_and_grad(loss, places, has_aux=True)(*tensors)
+            return value, found
+
         differentiate = differentiate if way == "eager" else jax.jit(differentiate)
-        (_, value), gradients = differentiate(*tensors)
     elif BACKEND == "tensorflow":
         import tensorflow as tf
 
@@ -86,12 +93,18 @@ def value_and_gradients(function, *arrays, dtype="float32", way=None):
 
         if way in ("graph", "xla"):
             differentiate = tf.function(differentiate, jit_compile=way == "xla")
-        value, gradients = differentiate(*tensors)
     else:
-        tensors = [t.detach().clone().requires_grad_() for t in tensors]
-        total, value = loss(*tensors)
-        gradients = torch.autograd.grad(total, tensors)
-    return to_numpy(value), {i: to_numpy(g) for i, g in enumerate(gradients)}
+
+        def differentiate(*tensors):
+            tensors = [t.detach().clone().requires_grad_() for t in tensors]
+            total, value = loss(*tensors)
+            return value, torch.autograd.grad(total, tensors)
+
+    def in_numpy(*arrays):
+        value, found = differentiate(*(ops.convert_to_tensor(a, dtype) for a in arrays))
+        return to_numpy(value), {i: to_numpy(g) for i, g in enumerate(found)}
+
+    return in_numpy
 
 
 def reference_value_and_gradients(function, *arrays):
