@@ -12,8 +12,6 @@ from keras_graphattn.layers import (
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
-    PLaplacianAttention,
-    ScaledHighFrequencyAttention,
 )
 from keras_graphattn.layers.multi_head import MultiHeadLayer
 from keras_graphattn.masks import Causal, RandomWalk

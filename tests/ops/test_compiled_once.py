@@ -54,7 +54,9 @@ def test_functions_with_a_gradient_of_their_own(name):
     assert compiled_by_second_call(*CASES[name][:2]) == 0
 
 
-@pytest.mark.parametrize("filter", ["first_order", pytest.param("chebyshev", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "filter", ["first_order", pytest.param("chebyshev", marks=pytest.mark.slow)]
+)
 def test_blockwise_layer_with_padding(filter):
     layer = GraphFilterAttention(2, 4, attention_path="blockwise", block_size=3, filter=filter)
     layer.build((2, 7, 8))

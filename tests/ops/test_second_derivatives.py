@@ -260,7 +260,8 @@ def refused():
     try:
         yield
     except (TypeError, NotImplementedError) as error:
-        assert any(text in str(error) for text in REFUSALS[BACKEND]), error
+        if not any(text in str(error) for text in REFUSALS[BACKEND]):
+            raise
 
 
 def difference(function, step=0.02):
