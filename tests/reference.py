@@ -45,9 +45,13 @@ def project_out(x, weights):
     return out if bias is None else out + bias
 
 
-def graph_filter_attention(x, weights, order, mask=None):
-    """The layer GraphFilterAttention: x (B, T, d), mask (B, N, T, T) of zeros and ones."""
+def graph_filter_attention(x, weights, order, mask=None, keys=None):
+    """The layer GraphFilterAttention: x (B, T, d), mask (B, N, T, T) of zeros and ones.
+
+    Values of tokens that `keys`, (B, T), marks as padding are 0: for their own row too.
+    """
     query, key, value = (project(x, weights, name) for name in ("query", "key", "value"))
+    value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
     matrix = attention_matrix(query, key, mask)
     filtered = first_order_filter(
         matrix,

@@ -55,9 +55,13 @@ def projections(x, weights):
     return query, key.repeat_interleave(groups, 2), value.repeat_interleave(groups, 2)
 
 
-def graph_filter_layer(x, weights, order, basis=None, mask=None, alpha=0.0, beta=0.0):
-    """The layer GraphFilterAttention with any filter; the outputs and H."""
+def graph_filter_layer(x, weights, order, basis=None, mask=None, alpha=0.0, beta=0.0, keys=None):
+    """The layer GraphFilterAttention with any filter; the outputs and H.
+
+    Values of tokens that `keys`, (B, T), marks as padding are 0: for their own row too.
+    """
     query, key, value = projections(x, weights)
+    value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
     matrix = attention_matrix(query, key, mask)
     if basis is None:
         names = ("identity", "linear", "power")

@@ -115,7 +115,13 @@ CLASSES = {
 }
 
 
-@pytest.mark.parametrize("name", CLASSES)
+USUAL = ("SGD", "Adam", "AdamW", "Lion", "RMSprop", "Adafactor", "Muon", "Nadam")
+OTHERS = [pytest.mark.slow] if BACKEND == "jax" else []  # each compiles there
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in USUAL else OTHERS) for name in CLASSES]
+)
 def test_every_optimizer_of_keras_takes_the_steps_of_its_own_at_two_rates(name):
     def make(rate):
         decay = {"adam_weight_decay": 0.0} if name == "Muon" else {}

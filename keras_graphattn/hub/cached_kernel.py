@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.hub.cached import CachedSelfAttention, last_row
-from keras_graphattn.layers.kernel_decoding import causal_form
+from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.multi_head import Masks
 from keras_graphattn.ops.caching import Cache, CachedOperator
@@ -53,10 +53,11 @@ class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  
     def _decode_rows(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
     ) -> tuple[Tensor, Tensor]:
-        query_features = self._query_features(query, None)
+        query_features = self._query_features(query, None, scaled=True)
         key_features = self._key_features(key, None, fixed_scale=True)
         rows = index + ops.arange(ops.shape(query)[1])
-        factors = causal_form(self.mask).rows(rows, key.shape[1])
+        form: Any = mask_form(self, causal=True)
+        factors = form.rows(rows, key.shape[1])
         matrix = ops.einsum("btnm,bsnm->bnts", query_features, key_features)
         matrix = matrix * ops.cast(factors, matrix.dtype)
         matrix = ops.where(mask, matrix, ops.cast(0.0, matrix.dtype))

@@ -83,7 +83,8 @@ class ScaledHighFrequencyAttention(DenseSelfAttention):
         scale = ops.reshape(self.high_frequency_scale, (-1, *[1] * (2 * len(axes))))
         scaled = (1.0 + scale) * at_least_float32(attention_scores)
         scaled = ops.cast(scaled - scale * at_least_float32(uniform), attention_scores.dtype)
-        return self._apply_matrix(self._dropped(scaled, training), value), attention_scores
+        outputs = self._apply_matrix(self._dropped(scaled, training), value)
+        return self._zero_blind_rows(outputs, attention_mask), attention_scores
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")

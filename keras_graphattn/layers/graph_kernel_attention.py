@@ -9,7 +9,12 @@ from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.masks.mask import Mask, restored
 from keras_graphattn.ops.attention import score_operands
-from keras_graphattn.ops.precision import at_least_float32, masked_softmax, nan_where
+from keras_graphattn.ops.precision import (
+    at_least_float32,
+    masked_softmax,
+    nan_where,
+    zero_where_masked,
+)
 
 Tensor = Any
 
@@ -126,6 +131,9 @@ class GraphKernelAttention(MaskCall, DenseSelfAttention):
         weights = ops.cast(masked_softmax(scores, seen), self.compute_dtype)
         dropped = self._dropped(weights, training)
         outputs = ops.einsum("bnts,bsnh->btnh", dropped, self.value_dense(value))
+        if joined is not None:  # 0 times NaN is not 0
+            sees = ops.transpose(ops.any(seen, axis=-1), (0, 2, 1))
+            outputs = zero_where_masked(outputs, sees[..., None])
         if masks.broken is not None:
             sees_broken = ops.any(ops.logical_and(seen, masks.broken[:, None, None]), axis=-1)
             sees_broken = ops.logical_or(sees_broken, masks.broken[:, None])  # (B, N, T)

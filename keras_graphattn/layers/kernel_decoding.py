@@ -4,10 +4,9 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.multi_head import without_padding
-from keras_graphattn.masks.chunked import Causal
 from keras_graphattn.masks.mask import Mask
-from keras_graphattn.masks.product import Product
 from keras_graphattn.ops.arguments import checked, optional, size, tensor
 from keras_graphattn.ops.arguments import mask as mask_of
 from keras_graphattn.ops.attention_mask import all_of
@@ -15,13 +14,6 @@ from keras_graphattn.ops.kernel_attention import NormalisedOperator
 
 Tensor = Any
 State = tuple[Any, ...]
-
-
-def causal_form(mask: Mask | None) -> Mask:
-    """The mask times a causal one, its weights shared; itself where it is causal."""
-    if mask is None:
-        return Causal()
-    return mask if mask.is_causal else Product([Causal(), mask])
 
 
 class KernelDecoding:
@@ -64,7 +56,7 @@ class KernelDecoding:
         Raises:
             ValueError: If the mask, made causal, has no state of fixed size.
         """
-        mask = causal_form(self.mask)
+        mask: Any = mask_form(self, causal=True)
         dtype = "float64" if self.compute_dtype == "float64" else "float32"
         states = (
             mask.get_initial_state(
@@ -111,13 +103,13 @@ class KernelDecoding:
         >>> tuple(outputs.shape)
         (1, 1, 16)
         """
-        mask = causal_form(self.mask)
+        mask: Any = mask_form(self, causal=True)
         self._check_shapes(tokens.shape, tokens.shape, None)
         if not self.built:
             self.build(tuple(tokens.shape))
         padding_mask = all_of(padding_mask)
         tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
-        query = self._query_features(self.query_dense(tokens), padding_mask)
+        query = self._query_features(self.query_dense(tokens), padding_mask, scaled=True)
         key = self._key_features(self.key_dense(tokens), padding_mask, fixed_scale=True)
         left = list(state)
         following: list[Any] = []

@@ -105,12 +105,20 @@ class KernelFeatures:
         drawn = orthogonal_features(self.num_heads, self.key_dim, count, seed)
         self.directions.assign(drawn)
 
-    def _query_features(self, query: Tensor, mask: Tensor | None) -> Tensor:
-        """phi(Q), (B, T, N, m) in float32; padded queries have none."""
-        if self.feature_map == "favor":
+    def _query_features(self, query: Tensor, mask: Tensor | None, scaled: bool) -> Tensor:
+        """phi(Q), (B, T, N, m) in float32; padded queries have none.
+
+        With `scaled`, the largest feature of each query is 1: a row of A does not depend on the
+        scale, and a query that is huge cannot overflow beside keys and values that are.
+        """
+        if self.feature_map == "favor":  # scaled by itself
             features = favor_query_features(query, at_least_float32(self.directions))
         else:
             features = self._mapped(query)
+            if scaled:
+                largest = ops.stop_gradient(ops.max(features, axis=-1, keepdims=True))
+                one = ops.cast(1.0, features.dtype)
+                features = features / ops.where(largest > 0.0, largest, one)
         return _without_padding(features, mask)
 
     def _key_features(self, key: Tensor, mask: Tensor | None, fixed_scale: bool) -> Tensor:

@@ -13,14 +13,13 @@ from keras_graphattn.layers.filter_coefficients import (
     trained_coefficients,
 )
 from keras_graphattn.layers.filter_weights import FilterWeights
-from keras_graphattn.layers.kernel_decoding import KernelDecoding, causal_form
+from keras_graphattn.layers.kernel_decoding import KernelDecoding
 from keras_graphattn.layers.kernel_features import KernelFeatures, check_feature_map
 from keras_graphattn.layers.mask_call import MaskCall
+from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
 from keras_graphattn.layers.options import is_one_of
-from keras_graphattn.masks.entries import Entries
 from keras_graphattn.masks.mask import Mask, restored
-from keras_graphattn.masks.product import Product
 from keras_graphattn.ops.arguments import optional, whole
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.kernel_attention import (
@@ -28,6 +27,7 @@ from keras_graphattn.ops.kernel_attention import (
     masked_scores,
     unmasked_attention,
 )
+from keras_graphattn.ops.precision import nan_where
 
 Tensor = Any
 
@@ -207,10 +207,10 @@ class MaskedKernelAttention(
         mask, inputs, key_mask = self._mask_of_call(query, masks)
         query_mask = all_of(masks.query)
         fixed_scale = mask is not None and mask.hides_keys
-        query_features = self._query_features(self.query_dense(query), query_mask)
+        query_features = self._query_features(self.query_dense(query), query_mask, fixed_scale)
         key_features = self._key_features(self.key_dense(key), key_mask, fixed_scale)
 
-        values = self.value_dense(value)
+        values = self._values(value, masks)
         prepared = None if mask is None else mask.prepare(values, **inputs)
 
         def attend(x: Tensor) -> Tensor:
@@ -225,7 +225,8 @@ class MaskedKernelAttention(
 
         sighted = _sighted(key_mask, mask is not None and mask.is_causal)
         sighted = all_of(sighted, None if query_mask is None else query_mask[:, :, None])
-        outputs = self._outputs(NormalisedOperator(attend, sighted), values)
+        operator = NormalisedOperator(attend, sighted, masks.broken)
+        outputs = self._outputs(operator, values)
         outputs = self._dropped(outputs, training)
         if not return_attention_scores:
             return outputs, None
@@ -234,14 +235,18 @@ class MaskedKernelAttention(
             matrix = matrix * ops.cast(mask.dense(ops.shape(query)[1], **inputs), matrix.dtype)
         total = ops.sum(matrix, axis=-1, keepdims=True)
         matrix = matrix / ops.where(total == 0.0, ops.cast(1.0, total.dtype), total)
+        if operator.broken is not None:
+            matrix = nan_where(ops.transpose(operator.broken > 0.0, (0, 2, 1, 3)), matrix)
         return outputs, ops.cast(matrix, self.compute_dtype)
 
     def _outputs(self, operator: NormalisedOperator, values: Tensor) -> Tensor:
-        """A V, or the filter of A; rows that see nothing are 0."""
+        """A V, or the filter of A; rows that see nothing are 0, and those that see NaN are NaN."""
         if self.filter is None:
-            return operator(values)
-        outputs = self._filtered(operator, values)
-        return ops.where(operator.seen, outputs, ops.cast(0.0, outputs.dtype))
+            outputs = operator(values)
+        else:
+            outputs = self._filtered(operator, values)
+            outputs = ops.where(operator.seen, outputs, ops.cast(0.0, outputs.dtype))
+        return outputs if operator.broken is None else nan_where(operator.broken > 0.0, outputs)
 
     @property
     def _num_applications(self) -> int:
@@ -259,7 +264,7 @@ class MaskedKernelAttention(
                 f"mask_inputs with {sorted(inputs)}. Set `mask`."
             )
         if masks.causal:
-            mask = causal_form(mask)
+            mask = mask_form(self, causal=True)
         entries: Any = masks.attention
         if entries is not None and _is_key_mask(entries.shape):
             keys = ops.reshape(entries, (-1, ops.shape(entries)[-1]))
@@ -272,7 +277,7 @@ class MaskedKernelAttention(
                     f"{self.attention_path!r}. "
                     'Use path="auto", "dense" or "blockwise", or a `mask`.'
                 )
-            mask = Entries() if mask is None else Product([mask, Entries()])
+            mask = mask_form(self, causal=masks.causal, entries=True)
             inputs["entries"] = ops.cast(entries, "bool")
         return mask, inputs, all_of(masks.value, masks.key)
 

@@ -213,6 +213,11 @@ class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAtte
         """The inputs as they are; layers whose masks separate tokens take broken ones out."""
         return query, value, key, masks
 
+    def _values(self, value: Tensor, masks: Masks) -> Tensor:
+        """Projected values (B, ..., S, N, value_dim); 0 in padding, for a filter's identity too."""
+        values, seen = self.value_dense(value), all_of(masks.value, masks.key)
+        return values if seen is None else zero_where_masked(values, seen[..., None, None])
+
     def _project_out(self, outputs: Tensor, query: Tensor) -> Tensor:
         """Per-head outputs (B, T, N, value_dim) through the gate and the output projection."""
         if self._use_gate:
@@ -345,7 +350,7 @@ class DenseSelfAttention(MultiHeadLayer):
         outputs, attention_scores = self._compute_attention(
             self.query_dense(query),
             self.key_dense(key),
-            self.value_dense(value),
+            self._values(value, masks),
             mask,
             training,
             return_attention_scores,

@@ -100,7 +100,7 @@ class SelfAttention(DenseSelfAttention):
         return (
             self.query_dense(query),
             self._in_all_heads(self.key_dense(key)),
-            self._in_all_heads(self.value_dense(value)),
+            self._in_all_heads(self._values(value, masks)),
         )
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,5 @@
 """Masks over graphs: how much of a token's heat reaches another along the edges."""
 
-import math
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +24,7 @@ from keras_graphattn.ops.diffusion import (
     chebyshev_matrix,
     chebyshev_terms,
     graph_operator_of_batch,
+    resolvent_error,
     spectral_product,
     spectral_product_of_batch,
 )
@@ -36,8 +36,9 @@ from keras_graphattn.ops.graphs import (
     spectrum_by_component,
 )
 from keras_graphattn.ops.heat import (
-    LARGEST_EXPONENT,
     LONGEST_PART_OF_MATRIX,
+    PositiveOperator,
+    check_exponent,
     exponential_matrix,
     exponential_product,
     exponential_product_of_batch,
@@ -71,7 +72,8 @@ class GraphDiffusion(TopologyMask):
     has the path "series" only where its series is that exact (1e-5). A function of your own is
     right to 1e-6 of its largest value.
 
-    "auto" takes the series beyond about 128 nodes (for attention, 1024) and the matrix below: measured in benchmarks/tree_and_graph_masks.py.
+    "auto" takes the series beyond about 128 nodes (for attention, 1024) and the matrix below:
+    measured in benchmarks/tree_and_graph_masks.py.
 
     Args:
         graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
@@ -117,7 +119,7 @@ class GraphDiffusion(TopologyMask):
     other functions and operators, and one graph per example.
     """
 
-    paths = ("dense", "series")
+    paths: tuple[str, ...] = ("dense", "series")
 
     def __init__(
         self,
@@ -171,12 +173,8 @@ class GraphDiffusion(TopologyMask):
             radius = high if self._positive is None else self._positive.radius
             if self._positive is None and self.operator == "normalized_laplacian":
                 radius = 1.0
-            if self.operator == "adjacency" and radius * self.max_time > LARGEST_EXPONENT:
-                raise ValueError(
-                    f"exp(t A) is too large for float32 beyond t |A| = {LARGEST_EXPONENT:g}. "
-                    f"Received: times up to {self.max_time:g}, an adjacency matrix of radius "
-                    f"{radius:g}. Use shorter times, or a Laplacian."
-                )
+            if self.operator == "adjacency":
+                check_exponent(radius, self.max_time)
             self._sizes = series_sizes(radius, self.max_time, tolerance)
             self._matrix_sizes = series_sizes(
                 radius, self.max_time, tolerance, LONGEST_PART_OF_MATRIX
@@ -186,7 +184,8 @@ class GraphDiffusion(TopologyMask):
         self.num_terms = chebyshev_terms(
             lambda x: self.spectral_function(np, x, self.max_time), low, high, tolerance
         )
-        if self.function != "resolvent" or self._series_error() <= RESOLVENT_ERROR:
+        error = resolvent_error(high, self.max_time, self.variable_dtype)
+        if self.function != "resolvent" or error <= RESOLVENT_ERROR:
             return
         if self._adjacency is None:
             raise ValueError(
@@ -195,12 +194,6 @@ class GraphDiffusion(TopologyMask):
                 'dtype="float64" or function="heat".'
             )
         self.paths = ("dense",)
-
-    def _series_error(self) -> float:
-        """About the error of the Chebyshev series of a resolvent, relative to a row's diagonal."""
-        rounding = 2.0**-53 if self.variable_dtype == "float64" else 2.0**-24
-        longest = self.max_time * self.interval[1]
-        return rounding * math.sqrt(1.0 + longest) * (1.0 + longest / 2.0)
 
     @property
     def _is_heat(self) -> bool:
@@ -217,7 +210,7 @@ class GraphDiffusion(TopologyMask):
             matrix, low, high = graph_operator(adjacency, self.operator)
             self._adjacency, self.num_nodes = adjacency, adjacency.shape[0]
             self._operator = scipy.sparse.csr_array(matrix)
-            self._positive = positive_operator(adjacency, self.operator)
+            self._positive: PositiveOperator | None = positive_operator(adjacency, self.operator)
             high = high if bound is None else checked_bound(float(bound), matrix, high)
             self.interval = (-high if low < 0 else 0.0, high)
             return

@@ -37,7 +37,7 @@ from keras_graphattn.ops.tree_doubling import doubling_plan, doubling_plan_of_ba
 from keras_graphattn.ops.tree_hankel import CentroidPlan, centroid_plan, centroid_product
 from keras_graphattn.ops.tree_levels import TreePlan, level_plan, scan_plan
 from keras_graphattn.ops.tree_spines import SpinePlan, is_caterpillar, spine_plan, spine_product
-from keras_graphattn.ops.trees import exponential_tree_product
+from keras_graphattn.ops.trees import check_exponents, exponential_tree_product
 
 Tensor = Any
 
@@ -212,25 +212,14 @@ class Tree(TopologyMask):
             rate = self._of_heads("initial_rate", self.initial_rate)
             self.rate = self._add_parameter("rate", rate)
             offset = self._of_heads("initial_offset", self.initial_offset)
-            self._check_exponents(rate, offset)
+            farthest = 0.0 if self._forest is None else farthest_distance(self._forest)
+            check_exponents(rate, offset, farthest, self.variable_dtype)
             self.offset = self._add_parameter("offset", offset)
             return
         table = np.ones(1) if self.initial_table is None else np.asarray(self.initial_table)
         table = table[:, None] if table.ndim == 1 else table
         table = self._of_heads("initial_table", table, (self.max_distance or 0) + 1)
         self.log_table = self._add_parameter("log_table", np.log(table))
-
-    def _check_exponents(self, rate: Any, offset: Any) -> None:
-        """Raises a `ValueError` where exp(a z + b) is too large for the mask's dtype."""
-        farthest = 0.0 if self._forest is None else farthest_distance(self._forest)
-        largest = np.maximum(rate, 0.0) * farthest
-        limit = 640.0 if self.variable_dtype == "float64" else 80.0
-        if (np.maximum(largest, largest + offset) > limit).any():
-            raise ValueError(
-                f"exp(a z + b) overflows: a z, b and their sum must stay below {limit:g} for all "
-                f"distances z, here up to {farthest:g}. Received: initial_rate="
-                f"{self.initial_rate!r}, initial_offset={self.initial_offset!r}"
-            )
 
     def parameters(self) -> Tensors:
         if self.function == "exponential":

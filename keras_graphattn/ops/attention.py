@@ -38,6 +38,7 @@ from keras_graphattn.ops.attention_mask import (
 from keras_graphattn.ops.blocks import map_query_blocks
 from keras_graphattn.ops.filters import Operator
 from keras_graphattn.ops.precision import masked_softmax
+from keras_graphattn.ops.wide import is_float64
 
 Tensor = Any
 
@@ -150,6 +151,7 @@ def fused_operator(
     Kernels average over a row that sees nothing; here such a row is 0, as on every other path.
     Where float16 could not hold scores, or the difference that hides a key, all is float32: on
     tensorflow, and on torch under a mask other than the causal one.
+    Kernels make float32 of float64: there the matrix is formed.
 
     Args:
         query: Tensor of shape (B, T, N, H).
@@ -171,6 +173,9 @@ def fused_operator(
     """
     mask = AttentionMask() if mask is None else mask
     length = ops.shape(query)[1]
+    if is_float64(query):
+        positions = ops.arange(length)
+        return softmax_operator(query, key, joined_mask(mask, positions, positions), scale)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     seen = sighted_rows(mask, length)
     pairs = mask._replace(queries=None)

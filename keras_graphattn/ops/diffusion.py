@@ -9,7 +9,8 @@ Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1; the Chebysh
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.fft
@@ -165,6 +166,16 @@ def _chebyshev_series(doubled: SparseMatrix) -> SymmetricSeries:
     return SymmetricSeries(start, step)
 
 
+def resolvent_error(high: float, time: float, dtype: str) -> float:
+    """About the error of the Chebyshev series of (I + t L)^-1, relative to a row's diagonal.
+
+    Rounding adds up over about sqrt(t high) terms, and a diagonal entry is at least
+    1 / (1 + t high / 2).
+    """
+    rounding = 2.0**-53 if dtype == "float64" else 2.0**-24
+    return float(rounding * np.sqrt(1.0 + time * high) * (1.0 + time * high / 2.0))
+
+
 def spectral_product_of_batch(
     x: Tensor, coefficients: Tensor, apply: Callable[[Tensor], Tensor], low: Any, high: Any
 ) -> Tensor:
@@ -234,7 +245,8 @@ def graph_operator_of_batch(
     return OperatorOfBatch(neighbours, None if operator == "adjacency" else degrees)
 
 
-class OperatorOfBatch(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class OperatorOfBatch:
     """x -> S x for one graph per example, in two parts.
 
     Attributes:

@@ -121,7 +121,7 @@ def _is_recording() -> bool:
     """Whether torch will differentiate what is computed now: a second derivative is wanted."""
     import torch
 
-    return torch.is_grad_enabled()
+    return bool(torch.is_grad_enabled())
 
 
 def _sums_of_squares(rows: Tensor, columns: Tensor) -> Tensor:

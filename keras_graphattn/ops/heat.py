@@ -112,6 +112,16 @@ def positive_operator(adjacency: Any, operator: str) -> PositiveOperator:
     return PositiveOperator(SparseMatrix(matrix, True), 1.0, 1.0)
 
 
+def check_exponent(radius: float, time: float) -> None:
+    """Raises a `ValueError` where exp(t A) is too large for float32, signals included."""
+    if radius * time > LARGEST_EXPONENT:
+        raise ValueError(
+            f"exp(t A) is too large for float32 beyond t |A| = {LARGEST_EXPONENT:g}. Received: "
+            f"times up to {time:g}, an adjacency matrix of radius {radius:g}. Use shorter times, "
+            "or a Laplacian."
+        )
+
+
 def series_sizes(
     radius: float, time: float, tolerance: float, longest_part: float = LONGEST_PART
 ) -> SeriesSizes:

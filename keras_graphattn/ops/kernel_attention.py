@@ -109,26 +109,45 @@ class NormalisedOperator:
     numbers; where a path leaves it at 0, below by rounding, or without an inverse, the row is 0.
     A row that sees NaN or inf is not finite.
 
+    Broken tokens are those that held NaN or inf, and whose signal is 0 now. They come as one more
+    column too, which tells in every row whether it sees one of them.
+
     Args:
         attend: Callable that maps a signal (B, S, N, D) to [(phi(Q) phi(K)^T) o M] signal.
         sighted: Optional boolean tensor that broadcasts to (B, T, N): `False` marks rows that are
             0 whatever rounding says.
+        broken: Optional boolean tensor of shape (B, T): which tokens are broken.
+
+    Attributes:
+        broken: After an application, a positive number in rows (B, T, N, 1) that see a broken
+            token, or are one.
     """
 
-    def __init__(self, attend: Callable[[Tensor], Tensor], sighted: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        attend: Callable[[Tensor], Tensor],
+        sighted: Tensor | None = None,
+        broken: Tensor | None = None,
+    ) -> None:
         self.attend = attend
         self.sighted = sighted
+        self.broken = None if broken is None else broken[:, :, None, None]
         self.normaliser: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         dtype = x.dtype
         x = at_least_float32(x)
+        width, columns = x.shape[-1], [x]
         if self.normaliser is None:
-            ones = ops.ones_like(x[..., :1])
-            joint = self.attend(ops.concatenate([x, ones], axis=-1))
-            outputs, self.normaliser = joint[..., :-1], joint[..., -1:]
-        else:
-            outputs = self.attend(x)
+            columns.append(ops.ones_like(x[..., :1]))
+        if self.broken is not None:
+            columns.append(ops.cast(self.broken, x.dtype) * ops.ones_like(x[..., :1]))
+        joint = self.attend(columns[0] if len(columns) == 1 else ops.concatenate(columns, axis=-1))
+        outputs = joint if len(columns) == 1 else joint[..., :width]  # (B, T, N, D)
+        if self.normaliser is None:
+            self.normaliser = joint[..., width : width + 1]
+        if self.broken is not None:
+            self.broken = ops.cast(joint[..., -1:] > 0.0, x.dtype) + columns[-1]
         return ops.cast(_quotient(outputs, self.normaliser, self.seen), dtype)
 
     @property

@@ -19,9 +19,11 @@ Source: Choromanski et al., arXiv 2107.07999, Lemma 3.5. Ours: forests at once, 
 from functools import partial
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from keras_graphattn.ops.arguments import checked, instance, tensor
+from keras_graphattn.ops.forests import Array
 from keras_graphattn.ops.own_gradient import FunctionWithGradient, kept_with
 from keras_graphattn.ops.tree_levels import TreePlan
 from keras_graphattn.ops.tree_siblings import sums_of_siblings
@@ -33,6 +35,18 @@ Tensors = tuple[Tensor, ...]
 def _nodes_of(plan: TreePlan) -> int | None:
     """Number of nodes, where the plan is of a forest known before."""
     return None if plan.position is None else len(plan.position)
+
+
+def check_exponents(rate: Array, offset: Array, farthest: float, dtype: str) -> None:
+    """Raises a `ValueError` where exp(a z + b) is too large for the dtype, at any distance z."""
+    largest = np.maximum(rate, 0.0) * farthest
+    limit = 640.0 if dtype == "float64" else 80.0
+    if (np.maximum(largest, largest + offset) > limit).any():
+        raise ValueError(
+            f"exp(a z + b) overflows: a z, b and their sum must stay below {limit:g} for all "
+            f"distances z, here up to {farthest:g}. Received: initial_rate={rate.tolist()}, "
+            f"initial_offset={offset.tolist()}"
+        )
 
 
 @checked(

@@ -99,16 +99,14 @@ class OwnStep(keras.Model):
         return super().train_step(*arguments)
 
 
-def composed():
+def composed(backbone):
     """Both outputs of a BERT, one of them through a head."""
-    backbone = random_backbone("bert")
     pooled = keras.layers.Dense(3)(backbone.output["pooled_output"])
     return keras.Model(backbone.input, [pooled, backbone.output["sequence_output"]])
 
 
-def cut():
+def cut(backbone):
     """A BERT cut after its first layer."""
-    backbone = random_backbone("bert")
     return keras.Model(backbone.input, backbone.transformer_layers[0].output)
 
 
@@ -165,8 +163,8 @@ FRAMES = np.stack([SERIES, SERIES + 1.0, 0.5 * SERIES], axis=1)
 # A function that makes the container, and its inputs.
 CONTAINERS = {
     "backbone": (lambda: random_backbone("bert"), INPUTS),
-    "composed": (composed, INPUTS),
-    "cut": (cut, INPUTS),
+    "composed": (lambda: composed(random_backbone("bert")), INPUTS),
+    "cut": (lambda: cut(random_backbone("bert")), INPUTS),
     "nested_backbone": (nested, INPUTS),
     "nested_functional": (nested_functional, SERIES),
     "task": (task, INPUTS),
@@ -185,6 +183,7 @@ CONTAINERS = {
     "tower": (lambda: called(BuiltTower(), SERIES), SERIES),
 }
 
+LATER = {"composed": composed, "cut": cut}  # made of the tensors of a backbone that is converted
 LAYERS = ("encoder", "tower")  # the others are models
 
 
@@ -239,9 +238,10 @@ def converted(name, attention="graph_filter"):
     """A converted container whose coefficients have moved, and its inputs."""
     keras.utils.set_random_seed(0)
     make, inputs = CONTAINERS[name]
-    model = keras_graphattn.convert(make(), attention, **OPTIONS[attention])
-    moved(model)
-    return model, inputs
+    part = random_backbone("bert") if name in LATER else make()
+    keras_graphattn.convert(part, attention, **OPTIONS[attention])
+    model = LATER[name](part) if name in LATER else part
+    return moved(model), inputs
 
 
 def moved(model):

@@ -34,10 +34,10 @@ def data(task):
 LOSS = {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "metrics": None}
 
 
-@pytest.mark.parametrize(
-    "attention",
-    ["graph_filter", pytest.param("attentive_graph_filter", marks=pytest.mark.slow)],
-)
+COMPILED = [] if BACKEND == "torch" else [pytest.mark.slow]  # torch trains without compiling
+
+
+@pytest.mark.parametrize("attention", [pytest.param(name, marks=COMPILED) for name in ATTENTIONS])
 def test_coefficients_move_at_a_rate_of_fine_tuning(attention):
     task = classifier(attention)
     task.compile(keras.optimizers.AdamW(5e-5), **LOSS)

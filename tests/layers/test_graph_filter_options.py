@@ -20,7 +20,7 @@ from tests.numerics import (
     short_name,
     to_numpy,
 )
-from tests.random_masks import draw_masks, joined_mask
+from tests.random_masks import draw_masks, joined_mask, visible_keys
 
 HEADS, KEY, FEATURES = 4, 3, 10
 EXACT = ["monomial", "chebyshev", "legendre", "jacobi"]
@@ -41,13 +41,13 @@ def tokens(length=7, batch=2, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
-def twin(layer, mask=None):
+def twin(layer, mask=None, keys=None):
     basis = None if layer.filter == "first_order" else layer.filter
     mask = None if mask is None else torch.tensor(mask, dtype=torch.float64)
 
     def function(x, weights):
         return reference_dense.graph_filter_layer(
-            x, weights, layer.order, basis, mask, layer.alpha or 0.0, layer.beta or 0.0
+            x, weights, layer.order, basis, mask, layer.alpha or 0.0, layer.beta or 0.0, keys
         )
 
     return function
@@ -55,7 +55,10 @@ def twin(layer, mask=None):
 
 def check(layer, x, mask=None, **call_arguments):
     value, gradients = layer_value_and_gradients(layer, x, **call_arguments)
-    expected, expected_gradients = layer_reference(layer, lambda *a: twin(layer, mask)(*a)[0], x)
+    keys = visible_keys(call_arguments)
+    expected, expected_gradients = layer_reference(
+        layer, lambda *a: twin(layer, mask, keys)(*a)[0], x
+    )
     assert_close(value, expected, 1e-6)
     assert_all_close(gradients, expected_gradients, 1e-5)
 

@@ -13,6 +13,7 @@ from tests.numerics import BACKEND
 
 EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]
 LENGTH = 12
+pytestmark = [pytest.mark.slow] if BACKEND == "jax" else []  # every path compiles by itself there
 
 
 @contextmanager

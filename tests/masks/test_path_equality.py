@@ -107,6 +107,7 @@ def test_paths(name, k):
         check_paths(name, k, seed, 24)
 
 
+@pytest.mark.slow  # other tests check some settings of each mask
 @pytest.mark.parametrize(("name", "k"), EVERY)
 def test_gradients(name, k):
     for path in made(name, k, 0, 24).mask.paths[-1:]:

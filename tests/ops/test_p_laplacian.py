@@ -140,6 +140,24 @@ def test_half_precision_stays_close(dtype, tolerance):
     assert_close(to_numpy(outputs), expected.numpy(), tolerance)
 
 
+@pytest.mark.parametrize("block_size", [3, 7])
+def test_scores_beyond_float16_are_finite_and_right(block_size):
+    """Scores of up to 1e6, on queries and keys that float16 holds as they are."""
+    query, key, values = (np.float16(x) for x in arrays(7))
+    query, key = (np.round(200 * x.astype("float32")) for x in (query, key))
+    value, gradients = value_and_gradients(
+        lambda q, k, v: p_laplacian_attention(q, k, v, P, block_size=block_size),
+        query,
+        key,
+        values,
+        dtype="float16",
+    )
+    expected = naive()(*(torch.tensor(x.astype("float64")) for x in (query, key, values)))
+    assert np.abs(np.einsum("btnh,bsnh->bnts", query, key)).max() > 3e5
+    assert_close(value, expected.numpy(), 1e-3)
+    assert all(np.isfinite(gradient).all() for gradient in gradients.values())
+
+
 def test_gradient_is_the_finite_difference():
     query, key, values = arrays(5)
     _, gradients = value_and_gradients(

@@ -1,0 +1,107 @@
+"""What a token may not see changes nothing: every layer, path and mask, at any size.
+
+Unseen tokens are multiplied by 1e4 and 1e15: the other rows and their gradients stay as they are,
+and gradients to unseen tokens are exactly 0. Padding, other segments, other components and other
+examples may also be NaN or infinite. A layer or a mask that has no case here makes a test fail.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_graphattn import layers, masks
+from tests.layers.unseen_cases import (
+    BATCH,
+    CASES,
+    CHANNELS,
+    LENGTH,
+    MASKS,
+    kinds_of,
+    mask_of,
+    scene,
+)
+from tests.numerics import BACKEND, randomise, value_and_gradients
+
+SIZES = {"float32": (1e4, 1e15), "bfloat16": (1e4, 1e15), "float16": (30.0,)}
+MAY_BE_NAN = ("example", "padding", "segment", "component")
+# squared ReLU makes numbers of the seventh power of the tokens: float32 ends at 1e38
+SMALLER = {"kernel, causal, squared ReLU, filter": (1e4,)}
+
+
+def _cases(fast):
+    return [
+        pytest.param(
+            name, kind, marks=() if BACKEND == "torch" or name in fast else pytest.mark.slow
+        )
+        for name in CASES
+        for kind in kinds_of(name)
+    ]
+
+
+FAST = ("graph filter", "p-Laplacian, blockwise", "AGF, causal", "kernel, Causal, chunked")
+
+
+def prepared(name, kind, dtype):
+    """x -> the rows that may not see the unseen tokens; x; which tokens those are."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(dtype if dtype == "float32" else f"mixed_{dtype}")
+    layer = CASES[name].make()
+    keras.config.set_dtype_policy("float32")
+    found = scene(name, kind, layer)
+    x = np.random.default_rng(1).standard_normal((BATCH, LENGTH, CHANNELS)).astype("float32")
+    layer.build(x.shape)
+    randomise(layer)
+    rows = ops.convert_to_tensor(found.rows[:, :, None])
+
+    def function(x):
+        outputs = layer(x, **found.call)
+        return ops.where(rows, outputs, ops.zeros_like(outputs))
+
+    return function, x, found
+
+
+def compare(name, kind, dtype, changed):
+    function, x, found = prepared(name, kind, dtype)
+    value, gradients = value_and_gradients(function, x)
+    unseen = found.unseen[:, :, None]
+    assert np.abs(value[found.rows]).max() > 0
+    assert (gradients[0][found.unseen] == 0).all(), "gradients reach unseen tokens"
+    for factor in changed:
+        with np.errstate(invalid="ignore"):
+            other = np.where(unseen, np.float32(factor) * np.where(x == 0, 1, x), x)
+        new_value, new_gradients = value_and_gradients(function, other.astype("float32"))
+        for what, old, new in (
+            ("rows", value, new_value),
+            ("gradients", *(np.where(unseen, 0.0, g[0]) for g in (gradients, new_gradients))),
+        ):
+            scale = np.abs(old).max(axis=-1, keepdims=True)
+            error = np.abs(new - old) / np.maximum(scale, 1e-30)
+            error = np.where(np.isnan(new), np.inf, np.where(new == old, 0.0, error)).max()
+            assert error == 0.0, f"{what} times {factor}: {error:.1e}"
+
+
+@pytest.mark.parametrize(("name", "kind"), _cases(FAST))
+def test_large_unseen_tokens_change_nothing(name, kind):
+    compare(name, kind, "float32", SMALLER.get(name, SIZES["float32"]))
+
+
+@pytest.mark.parametrize(("name", "kind"), [p for p in _cases(FAST) if p.values[1] in MAY_BE_NAN])
+def test_unseen_nan_and_infinity_change_nothing(name, kind):
+    compare(name, kind, "float32", (np.nan, np.inf))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("name", "kind"), _cases(FAST))
+def test_large_unseen_tokens_change_nothing_in_half_precision(name, kind, dtype):
+    compare(name, kind, dtype, SIZES[dtype])
+
+
+def test_every_layer_and_every_mask_has_a_case():
+    made = [case.make() for case in CASES.values()]
+    assert {type(layer).__name__ for layer in made} == set(layers.__all__)
+    found = {type(mask_of(layer)).__name__ for layer in made}
+    assert set(masks.__all__) - {"Mask"} <= found
+    for name, (make, _) in MASKS.items():
+        assert all(f"kernel, {name}, {path}" in CASES for path in make().paths)

@@ -1,0 +1,194 @@
+"""Every layer on every path under every mask, and which tokens its rows may not see.
+
+A case is a layer with what its call needs. `kinds_of(case)` lists the reasons for which tokens are
+unseen there: padding, the future, another segment, another component of a graph, another example,
+or a mask for each pair of positions. `scene` gives the call, the unseen tokens and the rows that
+may not see them.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_graphattn import layers, masks
+
+BATCH, LENGTH, CHANNELS, HEADS, SIZE = 2, 16, 6, 2, 4
+SPLIT = 10  # tokens from here on are padding, the future, another segment or component
+# Two trees, two graphs and an isolated node: nodes from SPLIT on are apart from the others
+PARENTS = np.array([-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10, 10, 11, 13, -1])
+EDGES = np.array([[p, i] for i, p in enumerate(PARENTS) if p >= 0] + [[2, 4], [0, 9], [12, 14]])
+WEIGHTS = np.linspace(0.5, 1.5, len(EDGES))
+
+
+def _walks():
+    """Three walks of four nodes from each node, along edges; the isolated node stays."""
+    generator = np.random.default_rng(3)
+    near = [[node] for node in range(LENGTH)]
+    for a, b in EDGES:
+        near[a].append(b)
+        near[b].append(a)
+    found = np.zeros((LENGTH, 3, 4), "int32")
+    found[:, :, 0] = np.arange(LENGTH)[:, None]
+    for node, walk, step in np.ndindex(LENGTH, 3, 3):
+        found[node, walk, step + 1] = generator.choice(near[found[node, walk, step]])
+    return found
+
+
+WALKS = _walks()
+PER_EXAMPLE = {
+    "segment_ids": np.repeat(np.where(np.arange(LENGTH) < SPLIT, 1, 2)[None], BATCH, axis=0),
+    "entries": np.repeat(
+        np.where(np.arange(LENGTH)[:, None] < SPLIT, np.arange(LENGTH) < SPLIT, 1.0)[None],
+        BATCH,
+        axis=0,
+    ).astype("float32"),
+    "parents": np.repeat(PARENTS[None], BATCH, axis=0).astype("int32"),
+    "edges": np.repeat(EDGES[None], BATCH, axis=0).astype("int32"),
+    "edge_weights": np.repeat(WEIGHTS[None], BATCH, axis=0).astype("float32"),
+    "walks": np.repeat(WALKS[None], BATCH, axis=0),
+}
+APART = {"segment_ids": "segment", "entries": "entries"}  # other inputs are topologies
+
+
+class Case(NamedTuple):
+    make: Callable[[], Any]
+    pairwise: bool = True  # takes an attention mask for each pair of positions
+    causal: bool = True  # can be called with use_causal_mask=True
+    components: bool = False  # its mask, of the constructor, has the two components
+
+
+def dense(kind: type, *, causal: bool = True, **options: Any) -> Case:
+    return Case(lambda: kind(HEADS, SIZE, **options), causal=causal)
+
+
+GFA, AGF = layers.GraphFilterAttention, layers.AttentiveGraphFilter
+P_LAPLACIAN, GKAT = layers.PLaplacianAttention, layers.GraphKernelAttention
+KERNEL = layers.MaskedKernelAttention
+
+CASES: dict[str, Case] = {
+    "graph filter": dense(GFA),
+    "graph filter, Jacobi": dense(GFA, filter="jacobi", alpha=1.0, order=2),
+    "graph filter, blockwise": dense(GFA, attention_path="blockwise", block_size=5),
+    "graph filter, Chebyshev, blockwise": dense(
+        GFA, filter="chebyshev", order=2, attention_path="blockwise", block_size=5
+    ),
+    "graph filter, fused": dense(GFA, attention_path="fused"),
+    "p-Laplacian, dense": dense(P_LAPLACIAN, attention_path="dense"),
+    "p-Laplacian, blockwise": dense(P_LAPLACIAN, attention_path="blockwise", block_size=5),
+    "p-Laplacian, diagonal dropped": dense(P_LAPLACIAN, p=1.2, diagonal="drop"),
+    "high frequencies": dense(layers.ScaledHighFrequencyAttention),
+    "AGF": Case(lambda: AGF(HEADS, SIZE), pairwise=False, causal=False),
+    "AGF, causal": Case(lambda: AGF(HEADS, SIZE, causal=True), pairwise=False),
+    "ContraNorm": Case(lambda: layers.ContraNorm(0.3), pairwise=False, causal=False),
+}
+
+
+def _kernel(name: str, make: Callable[[], masks.Mask] | None, *, components: bool = False) -> None:
+    """MaskedKernelAttention under a mask, on each of the mask's paths."""
+    paths = masks.Mask.paths[:1] if make is None else make().paths
+    for path in paths:
+        CASES[f"kernel, {name}, {path}"] = Case(
+            lambda path=path: KERNEL(
+                HEADS, SIZE, mask=None if make is None else make(), path=path, feature_map="favor"
+            ),
+            pairwise=path in masks.Mask.paths,
+            causal=path in masks.Mask.paths,
+            components=components,
+        )
+
+
+_kernel("no mask", None)
+CASES["kernel, no mask, ReLU"] = Case(lambda: KERNEL(HEADS, SIZE))
+CASES["kernel, no mask, filter"] = Case(lambda: KERNEL(HEADS, SIZE, filter="first_order"))
+CASES["kernel, causal, squared ReLU, filter"] = Case(
+    lambda: KERNEL(
+        HEADS, SIZE, mask=masks.Causal(), feature_map="squared_relu", filter="chebyshev", order=2
+    )
+)
+MASKS: dict[str, tuple[Callable[[], masks.Mask], bool]] = {
+    "Causal": (masks.Causal, False),
+    "Segments": (masks.Segments, False),
+    "Entries": (masks.Entries, False),
+    "Exponential": (lambda: masks.Exponential(2), False),
+    "Exponential, causal": (lambda: masks.Exponential(2, causal=True), False),
+    "LowRank": (lambda: masks.LowRank(2, LENGTH), False),
+    "StochasticPositions": (lambda: masks.StochasticPositions(2, seed=0), False),
+    "Toeplitz": (lambda: masks.Toeplitz(LENGTH), False),
+    "Toeplitz, causal": (lambda: masks.Toeplitz(LENGTH, causal=True), False),
+    "BlockToeplitz": (lambda: masks.BlockToeplitz((2, 7), 2), False),
+    "Hypercube": (masks.Hypercube, False),
+    "Tree": (lambda: masks.Tree(PARENTS), True),
+    "Tree, table": (lambda: masks.Tree(PARENTS, function="table"), True),
+    "Tree per example": (lambda: masks.Tree(max_depth=8), False),
+    "GraphDiffusion": (lambda: masks.GraphDiffusion(EDGES, WEIGHTS, LENGTH), True),
+    "GraphDiffusion, adjacency": (
+        lambda: masks.GraphDiffusion(EDGES, WEIGHTS, LENGTH, operator="adjacency"),
+        True,
+    ),
+    "GraphDiffusion per example": (
+        lambda: masks.GraphDiffusion(operator="normalized_laplacian"),
+        False,
+    ),
+    "RandomWalk": (lambda: masks.RandomWalk(walks=WALKS), True),
+    "RandomWalk per example": (masks.RandomWalk, False),
+    "Product": (lambda: masks.Product([masks.Causal(), masks.Toeplitz(LENGTH)]), False),
+    "Product, segments": (
+        lambda: masks.Product([masks.Segments(), masks.Exponential(causal=True)]),
+        False,
+    ),
+}
+for _name, (_make, _components) in MASKS.items():
+    _kernel(_name, _make, components=_components)
+    CASES[f"GKAT, {_name}"] = Case(
+        lambda make=_make: GKAT(HEADS, SIZE, mask=make()), components=_components
+    )
+
+
+def mask_of(layer: Any) -> Any:
+    return getattr(layer, "mask", None)
+
+
+def kinds_of(name: str) -> list[str]:
+    """The reasons for which tokens are unseen in this case."""
+    case = CASES[name]
+    layer = case.make()
+    mask = mask_of(layer)
+    kinds = ["example", "padding"]
+    if case.causal or getattr(mask, "is_causal", False) or getattr(layer, "causal", False):
+        kinds.append("future")
+    if case.pairwise and not isinstance(mask, masks.Entries) and not isinstance(layer, (AGF,)):
+        kinds.append("pairs")
+    for given in getattr(mask, "inputs_at_call", ()):
+        kinds.append(APART.get(given, "component"))
+    if case.components:
+        kinds.append("component")
+    return list(dict.fromkeys(kinds))
+
+
+class Scene(NamedTuple):
+    call: dict[str, Any]
+    unseen: np.ndarray  # (B, T)
+    rows: np.ndarray  # (B, T)
+
+
+def scene(name: str, kind: str, layer: Any) -> Scene:
+    """The call of a case, which tokens are unseen in it, and the rows that may not see them."""
+    mask = mask_of(layer)
+    call: dict[str, Any] = {}
+    inputs = getattr(mask, "inputs_at_call", ())
+    if inputs:
+        call["mask_inputs"] = {given: PER_EXAMPLE[given] for given in inputs}
+    late = np.repeat((np.arange(LENGTH) >= SPLIT)[None], BATCH, axis=0)
+    if kind == "example":
+        other = np.repeat(np.array([[False], [True]]), LENGTH, axis=1)
+        return Scene(call, other, ~other)
+    if kind == "padding":
+        if isinstance(layer, layers.ContraNorm):
+            return Scene({"mask": ~late}, late, ~late)
+        return Scene({**call, "query_mask": ~late, "value_mask": ~late}, late, ~late)
+    if kind == "future" and not (getattr(mask, "is_causal", False) or hasattr(layer, "causal")):
+        call["use_causal_mask"] = True
+    if kind == "pairs":
+        call["attention_mask"] = ~(~late[0][:, None] & late[0][None, :])
+    return Scene(call, late, ~late)
