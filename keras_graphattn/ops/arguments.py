@@ -274,6 +274,15 @@ def check_dtype_policy(dtype: Any) -> None:
         raise ValueError(f"`dtype` must be a dtype or a dtype policy. Received: dtype={dtype!r}")
 
 
+@functools.cache
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of the backend or of NumPy, looked up once: calls ask for it often."""
+    try:
+        return str(keras.backend.standardize_dtype(dtype))
+    except (TypeError, ValueError):
+        return str(dtype)
+
+
 def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
     """A tensor, its dtype checked: `"number"`, `"integer"` or `"boolean"`.
 
@@ -288,18 +297,9 @@ def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
             f"`{name}` must be a tensor or an array. Received: {name}={value!r} of type "
             f"{type(value).__name__}"
         )
-    try:
-        dtype = keras.backend.standardize_dtype(value.dtype)
-    except (TypeError, ValueError):
-        dtype = str(value.dtype)
+    dtype = dtype_name(value.dtype)
     is_integer = dtype.startswith(("int", "uint"))
-    wanted = {
-        "number": dtype in FLOATS or is_integer or dtype == "bool",
-        "integer": is_integer,
-        "boolean": dtype in FLOATS or is_integer or dtype == "bool",
-        "tensor": dtype in FLOATS or is_integer or dtype == "bool",
-    }
-    if not wanted[kind]:
+    if not (is_integer or (kind != "integer" and (dtype in FLOATS or dtype == "bool"))):
         raise ValueError(f"`{name}` must be a tensor of {kind}s. Received: {name}.dtype={dtype}.")
     if kind == "boolean" and dtype in FLOATS:
         _check_zeros_and_ones(name, value)
@@ -377,7 +377,7 @@ def check_shape(name: str, value: Any, shapes: tuple[str, ...], sizes: Sizes) ->
         return
     shape = tuple(value.shape)
     for pattern in shapes:
-        found = _matched(shape, pattern.split(), sizes)
+        found = _matched(shape, _letters(pattern), sizes)
         if found is not None:
             for letter, size in found.items():
                 sizes.setdefault(letter, (size, name))
@@ -404,18 +404,25 @@ def check_broadcast(name: str, value: Any, of: str, whole_tensor: Any) -> None:
         )
 
 
-def _matched(shape: tuple[Any, ...], letters: list[str], sizes: Sizes) -> dict[str, int] | None:
+@functools.cache
+def _letters(pattern: str) -> list[tuple[str, str]]:
+    """The letters of a pattern, each as it stands and without its mark."""
+    return [(letter, letter.rstrip("?")) for letter in pattern.split()]
+
+
+def _matched(
+    shape: tuple[Any, ...], letters: list[tuple[str, str]], sizes: Sizes
+) -> dict[str, int] | None:
     """The new sizes that a shape brings, or None where it does not fit."""
-    if letters and letters[-1] == "...":
+    if letters and letters[-1][0] == "...":
         letters, shape = letters[:-1], shape[: len(letters) - 1]
-    elif letters and letters[0] == "...":
+    elif letters and letters[0][0] == "...":
         letters = letters[1:]
         shape = shape[len(shape) - len(letters) :] if len(shape) >= len(letters) else ()
     if len(shape) != len(letters):
         return None
     found: dict[str, int] = {}
-    for size, letter in zip(shape, letters, strict=True):
-        name = letter.rstrip("?")
+    for size, (letter, name) in zip(shape, letters, strict=True):
         if not isinstance(size, int) or name == "_" or (size == 1 and name != letter):
             continue
         wanted = int(name) if name.isdigit() else found.get(name, sizes.get(name, (size,))[0])

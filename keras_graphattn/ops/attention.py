@@ -15,12 +15,12 @@ from typing import Any
 
 import keras
 from keras import ops
-from keras.backend import standardize_dtype
 
 from keras_graphattn.ops.arguments import (
     Sizes,
     check_shape,
     checked,
+    dtype_name,
     flag,
     mask,
     optional,
@@ -216,7 +216,7 @@ def fused_operator(
         check_shape("key", key, ("B S N _",), sizes)
         x = tensor("B S N D")("x", x, sizes)
         dtype, operands = x.dtype, (query, key, x)
-        if widen and "float16" in [standardize_dtype(z.dtype) for z in operands]:
+        if widen and "float16" in [dtype_name(z.dtype) for z in operands]:
             operands = tuple(ops.cast(z, "float32") for z in operands)
         if by_blocks:
             outputs = attend_by_blocks(*operands)
@@ -240,7 +240,7 @@ def scaled(query: Tensor, scale: float | None) -> Tensor:
     """Queries times `scale`, 1 / sqrt(H) by default: their products with keys are the scores."""
     query = ops.convert_to_tensor(query)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return query * ops.cast(scale, query.dtype)
+    return query * float(scale)
 
 
 def score_operands(query: Tensor, key: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -250,6 +250,6 @@ def score_operands(query: Tensor, key: Tensor, scale: float | None) -> tuple[Ten
     where partial sums are of float16 too, as in TensorFlow on a CPU, it becomes NaN.
     """
     query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
-    if "float16" in (standardize_dtype(query.dtype), standardize_dtype(key.dtype)):
+    if "float16" in (dtype_name(query.dtype), dtype_name(key.dtype)):
         query, key = ops.cast(query, "float32"), ops.cast(key, "float32")
     return scaled(query, scale), key

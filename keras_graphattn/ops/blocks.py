@@ -166,8 +166,11 @@ def cut_into_blocks(x: Tensor, block_size: int) -> Tensor:
     """(B, T, ...) -> (count, B, block_size, ...), filled up with zeros."""
     batch, length, *others = ops.shape(x)
     count = number_of_blocks(length, block_size)
-    zeros = ops.zeros((batch, (-length) % block_size, *others), dtype=x.dtype)
-    x = ops.reshape(ops.concatenate([x, zeros], axis=1), (batch, count, block_size, *others))
+    missing = (-length) % block_size
+    if not (isinstance(missing, int) and missing == 0):
+        zeros = ops.zeros((batch, missing, *others), dtype=x.dtype)
+        x = ops.concatenate([x, zeros], axis=1)
+    x = ops.reshape(x, (batch, count, block_size, *others))
     return ops.transpose(x, (1, 0, *range(2, len(x.shape))))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.ops.own_gradient import FunctionWithGradient
 from keras_graphattn.ops.sparse import sum_rows
 from keras_graphattn.ops.walks import scale_of_squares
 
@@ -78,30 +79,12 @@ def walk_squares_of_batch(walks: Tensor) -> Tensor:
 
 def _visits(x: Tensor, places: Tensor) -> Tensor:
     """F_l^T x, times the walks, for every l: (B, T, N, C) -> (B, L, T, N, C)."""
-
-    @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def visits(x: Tensor, places: Tensor) -> Any:
-        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            found = arguments[0] if upstream is None else upstream
-            return _sum_of_met(found, places), ops.zeros_like(places)
-
-        return _sum_of_visits(x, places), gradient
-
-    return visits(x, places)
+    return _visits_with_gradient(x, places)[0]
 
 
 def _met(x: Tensor, places: Tensor) -> Tensor:
     """The transpose of `_visits`, sum_l F_l x_l: (B, L, T, N, C) -> (B, T, N, C)."""
-
-    @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def met(x: Tensor, places: Tensor) -> Any:
-        def gradient(*arguments: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            found = arguments[0] if upstream is None else upstream
-            return _sum_of_visits(found, places), ops.zeros_like(places)
-
-        return _sum_of_met(x, places), gradient
-
-    return met(x, places)
+    return _met_with_gradient(x, places)[0]
 
 
 def _sum_of_visits(x: Tensor, places: Tensor) -> Tensor:
@@ -141,3 +124,13 @@ def _rows_of_walk(nodes: Tensor) -> tuple[Tensor, Tensor]:
 
 def _entry(x: Tensor, k: Any) -> Tensor:
     return x[k] if isinstance(k, int) else ops.take(x, k, axis=0)
+
+
+_visits_with_gradient = FunctionWithGradient(
+    lambda x, places: ((_sum_of_visits(x, places),), ()),
+    lambda tensors, kept, upstream: (_sum_of_met(upstream[0], tensors[1]), None),
+)
+_met_with_gradient = FunctionWithGradient(
+    lambda x, places: ((_sum_of_met(x, places),), ()),
+    lambda tensors, kept, upstream: (_sum_of_visits(upstream[0], tensors[1]), None),
+)

@@ -56,9 +56,13 @@ def kept_with(owner: Any, make: Callable[[Any], Any]) -> Any:
 
     Example:
 
-    >>> forest = type("Forest", (), {})()
-    >>> kept_with(forest, lambda owner: []) is kept_with(forest, list)
-    False
+    >>> class Owner:
+    ...     pass
+    >>> def make(owner):
+    ...     return object()
+    >>> owner = Owner()
+    >>> kept_with(owner, make) is kept_with(owner, make)
+    True
     """
     kept = owner.__dict__.setdefault("_kept", {})
     if make not in kept:

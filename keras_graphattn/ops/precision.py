@@ -7,11 +7,12 @@ nothing is exactly zero, never a uniform average and never NaN.
 
 from typing import Any
 
-from keras import backend, ops
+from keras import ops
 
 from keras_graphattn.ops.arguments import (
     check_broadcast,
     checked,
+    dtype_name,
     float_dtype,
     mask,
     optional,
@@ -34,9 +35,7 @@ def at_least_float32(x: Tensor) -> Tensor:
     'float32'
     """
     x = ops.convert_to_tensor(x)
-    if backend.standardize_dtype(x.dtype) == "float64":
-        return x
-    return ops.cast(x, "float32")
+    return x if dtype_name(x.dtype) in ("float32", "float64") else ops.cast(x, "float32")
 
 
 def finite_scores(scores: Tensor) -> Tensor:
@@ -46,7 +45,7 @@ def finite_scores(scores: Tensor) -> Tensor:
     scores is NaN. At the largest number of the dtype they share the row.
     """
     scores = ops.convert_to_tensor(scores)
-    if backend.standardize_dtype(scores.dtype) != "float16":
+    if dtype_name(scores.dtype) != "float16":
         return at_least_float32(scores)
     return ops.clip(ops.cast(scores, "float32"), -_LARGEST_FLOAT16, _LARGEST_FLOAT16)
 

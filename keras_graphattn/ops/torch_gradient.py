@@ -23,9 +23,10 @@ def _in_forward_mode(tensors: Tensors) -> bool:
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
-class _WithGradient(torch.autograd.Function):
+class _WithGradient(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, value: Any, gradient: Any, *tensors: Tensor) -> Tensors:
+        outputs: Tensors
         outputs, kept = value(*tensors)
         ctx.value, ctx.gradient, ctx.count = value, gradient, len(tensors)
         ctx.save_for_backward(*tensors, *kept)

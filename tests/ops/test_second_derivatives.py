@@ -27,10 +27,13 @@ from keras_graphattn.ops import (
     forest_from_parents,
     level_plan,
     p_laplacian_attention,
+    read_graph,
     scan_plan,
     sparse_product,
     spectral_product,
 )
+from keras_graphattn.ops.example_walks import walk_product_of_batch
+from keras_graphattn.ops.heat import exponential_product, positive_operator, series_sizes
 from keras_graphattn.ops.tree_distances import depth_table_product_of_batch
 from tests.numerics import BACKEND, assert_close, to_numpy
 from tests.topology_cases import (
@@ -50,7 +53,7 @@ MACHINERY = {"own_gradient", "torch_gradient"}  # where they are made: no gradie
 REFUSALS = {
     "jax": ["can't apply forward-mode"],
     "tensorflow": ["Consider not using recompute_grad"],  # rematerialised blocks, a second time
-    "torch": [],
+    "torch": ["You must implement the jvp function"],
 }
 TOLERANCE = 2e-3  # of differences of float32 numbers; a wrong one is off by more than 0.1
 
@@ -121,6 +124,9 @@ TABLE = normal(4, HEADS, seed=4)
 MATRIX = SparseMatrix(scipy.sparse.random_array((5, 7), density=0.5, rng=0))
 CYCLE = scipy.sparse.csr_array(np.roll(np.eye(7), 1, 0) + np.roll(np.eye(7), -1, 0))
 SPECTRAL = chebyshev_matrix(CYCLE, -2.0, 2.0)
+DIFFUSION = positive_operator(read_graph([[i, (i + 1) % 7] for i in range(7)]), "laplacian")
+SIZES = series_sizes(DIFFUSION.radius, 1.0, 1e-6)
+WALKS = RANDOM.integers(-1, 7, (2, 7, 2, 3)).astype("int32")
 TREES = ("trees._product_with_gradient",)
 SERIES = ("symmetric_series.SymmetricSeries",)
 
@@ -155,10 +161,20 @@ CASES = {
         (*SERIES, "diffusion._chebyshev_series"),
     ),
     "sparse": Case(lambda x: sparse_product(MATRIX, x) ** 2, (NODES[0],), ("sparse.SparseMatrix",)),
-    "p-Laplacian": Case(p_laplacian(7), attention_arrays(), ("p_laplacian._re_weighted",)),
+    "diffusion": Case(
+        lambda x, time: exponential_product(x, time, DIFFUSION, SIZES),
+        (NODES[0], np.array([0.4, 0.9], "float32")),
+        ("heat.PositiveOperator",),
+    ),
+    "walks of a batch": Case(
+        lambda x, decay: walk_product_of_batch(x, decay, ops.convert_to_tensor(WALKS)),
+        (normal(2, 7, HEADS, WIDTH), np.array([0.6, 0.8], "float32")),
+        ("example_walks",),
+    ),
+    "p-Laplacian": Case(p_laplacian(7), attention_arrays(), ("distances.with_gradient",)),
     "p-Laplacian, blockwise": Case(p_laplacian(3), attention_arrays()),
 }
-FAST_ON_JAX = ("twice, causal, padded", "trees of a batch", "tree, depths", "sparse")
+FAST = ("twice, causal, padded", "trees of a batch", "tree, depths", "sparse")
 MASKS = {
     "tree": lambda: tree(7),
     "tree, table": lambda: tree(7, function="table"),
@@ -176,9 +192,7 @@ MASKS = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            n, marks=[pytest.mark.slow] if BACKEND == "jax" and n not in FAST_ON_JAX else []
-        )
+        pytest.param(n, marks=[pytest.mark.slow] if BACKEND != "torch" and n not in FAST else [])
         for n in CASES
     ],
 )
