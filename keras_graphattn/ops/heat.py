@@ -58,16 +58,23 @@ class PositiveOperator:
         return PositiveOperator(self.matrix, 0.0, self.radius)
 
     @cached_property
-    def _exponentials(self) -> dict["SeriesSizes", FunctionWithGradient]:
+    def _made(self) -> dict[Any, FunctionWithGradient]:
         return {}
 
     def exponential(self, sizes: "SeriesSizes") -> FunctionWithGradient:
         """x, t -> (exp(t S) x,)"""
-        if sizes not in self._exponentials:
-            self._exponentials[sizes] = FunctionWithGradient(
-                partial(_value, self, sizes), partial(_gradient, self, sizes)
-            )
-        return self._exponentials[sizes]
+        return self._function(_value, _gradient, sizes)
+
+    def matrix_exponential(self, sizes: "SeriesSizes") -> FunctionWithGradient:
+        """t -> (exp(t S),)"""
+        return self._function(_matrix_value, _matrix_gradient, sizes)
+
+    def _function(self, value: Any, gradient: Any, sizes: "SeriesSizes") -> FunctionWithGradient:
+        """Made once: what is compiled for it is kept with it."""
+        if (value, sizes) not in self._made:
+            both = (partial(function, self, sizes) for function in (value, gradient))
+            self._made[value, sizes] = FunctionWithGradient(*both)
+        return self._made[value, sizes]
 
 
 @dataclass(frozen=True)
@@ -202,6 +209,13 @@ def exponential_matrix(time: Tensor, operator: PositiveOperator, sizes: SeriesSi
         operator: B, which holds S.
         sizes: From `series_sizes` with `LONGEST_PART_OF_MATRIX`.
     """
+    (found,) = operator.matrix_exponential(sizes)(time)
+    return found
+
+
+def _matrix_value(
+    operator: PositiveOperator, sizes: SeriesSizes, time: Tensor
+) -> tuple[tuple[Tensor], tuple[Tensor]]:
     count, heads = operator.matrix.shape[0], time.shape[0]
     identity = ops.broadcast_to(ops.eye(count, dtype=time.dtype)[:, None], (count, heads, count))
     short = SeriesSizes(sizes.terms, 1, sizes.longest / sizes.parts)
@@ -214,7 +228,19 @@ def exponential_matrix(time: Tensor, operator: PositiveOperator, sizes: SeriesSi
     for k in range(squarings + 1):
         matrix = matrix * decay if k == before else matrix
         matrix = matrix @ matrix if k < squarings else matrix
-    return matrix
+    return (matrix,), (matrix,)
+
+
+def _matrix_gradient(
+    operator: PositiveOperator,
+    sizes: SeriesSizes,
+    tensors: tuple[Tensor],
+    kept: tuple[Tensor],
+    upstream: tuple[Tensor],
+) -> tuple[Tensor]:
+    columns, upstream_columns = (ops.transpose(x[0], (1, 0, 2)) for x in (kept, upstream))
+    moved = sparse_product(operator.matrix, columns) - operator.shift * columns  # S M
+    return (ops.sum(upstream_columns * moved, axis=(0, 2)),)
 
 
 def _series(x: Tensor, time: Tensor, operator: PositiveOperator, sizes: SeriesSizes) -> Tensor:

@@ -106,25 +106,26 @@ def _plan_of(owner: Any, topology: Tensors) -> TreePlan:
 
 def _value(owner: Any, x: Tensor, decay: Tensor, *topology: Tensor) -> tuple[Tensors, Tensors]:
     plan = _plan_of(owner, topology)
-    below, outside = _sweeps(x, decay[..., None], plan)
-    return (_moved(below + decay[..., None] * outside, plan.position),), (below, outside)
+    below, near, above = _sweeps(x, decay[..., None], plan)
+    return (_moved(below + above, plan.position),), (below, near, above)
 
 
 def _gradient(
     owner: Any, tensors: Tensors, kept: Tensors, upstream: Tensors
 ) -> tuple[Tensor | None, ...]:
     _, decay, *topology = tensors
-    plan, (below, outside) = _plan_of(owner, tuple(topology)), kept
-    other_below, other_outside = _sweeps(upstream[0], decay[..., None], plan)
-    terms = other_below * outside + below * other_outside
-    other = other_below + decay[..., None] * other_outside
-    return _moved(other, plan.position), ops.sum(terms, axis=-1), *(None for _ in topology)
+    plan, (below, near, above) = _plan_of(owner, tuple(topology)), kept
+    other_below, other_near, other_above = _sweeps(upstream[0], decay[..., None], plan)
+    terms = other_below * (near + ops.take(above, plan.parents, axis=0))
+    terms = terms + below * (other_near + ops.take(other_above, plan.parents, axis=0))
+    other = _moved(other_below + other_above, plan.position)
+    return other, ops.sum(terms, axis=-1), *(None for _ in topology)
 
 
-def _sweeps(x: Tensor, decay: Tensor, plan: TreePlan) -> tuple[Tensor, Tensor]:
-    """s and o in the layout of the plan: what is below each node, and what is around its subtree.
+def _sweeps(x: Tensor, decay: Tensor, plan: TreePlan) -> tuple[Tensor, Tensor, Tensor]:
+    """s, o - g_p o_p and g o in the layout of the plan, p the parent of each node.
 
-    o_i = x_p + the siblings' g s + g_p o_p, with p the parent of i: a sum of what it is made of.
+    o_i = x_p + the siblings' g s + g_p o_p, so a sum of what it is made of.
     Where no decay is above 1, s_p - g_i s_i is as exact as that sum, and faster.
     """
     x = _moved(x, plan.order)
@@ -138,8 +139,7 @@ def _sweeps(x: Tensor, decay: Tensor, plan: TreePlan) -> tuple[Tensor, Tensor]:
         return ops.take(below, plan.parents, axis=0) - carried
 
     near = ops.cond(ops.any(decay > 1.0), by_sum, by_difference)
-    above = plan.down(decay * near, decay)  # g o
-    return below, near + ops.take(above, plan.parents, axis=0)
+    return below, near, plan.down(decay * near, decay)
 
 
 def _moved(x: Tensor, places: Any) -> Tensor:
