@@ -24,6 +24,14 @@ from tests.hub.containers import (
     converted,
     functional,
 )
+from tests.hub.models import (
+    BACKBONES,
+    assert_equal_outputs,
+    outputs,
+    random_backbone,
+    random_inputs,
+    with_head,
+)
 from tests.numerics import BACKEND
 
 FAST = [
@@ -166,6 +174,23 @@ def test_weights_of_the_original_fit_its_conversion_or_are_refused(name, tmp_pat
     other.load_weights(tmp_path / "plain.weights.h5")
     for actual, right in zip(answers(other, inputs), expected, strict=True):
         np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+
+
+BROKEN = ("vit", "deit")  # KerasHub 0.32 cannot load its own layers of these by configuration
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in BACKBONES if name not in BROKEN])
+def test_a_model_composed_of_any_backbones_tensors_lasts(name, tmp_path):
+    backbone = keras_graphattn.convert(random_backbone(name), "p_laplacian", p=1.5)
+    inputs = random_inputs(backbone)
+    model = with_head(backbone)
+    expected = outputs(model, inputs)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert_equal_outputs(outputs(loaded, inputs), expected, tolerance=1e-5)
+    kept = {site.layer.name for site in attention_sites(loaded) if site.is_converted}
+    assert kept == {site.layer.name for site in attention_sites(model)}
 
 
 @pytest.mark.slow
