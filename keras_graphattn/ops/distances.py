@@ -16,9 +16,11 @@ from keras import ops
 
 from keras_graphattn.ops.arguments import checked, tensor
 from keras_graphattn.ops.blocks import cut_into_blocks, fits_one_block, join_blocks, map_in_turn
+from keras_graphattn.ops.own_gradient import FunctionWithGradient
 from keras_graphattn.ops.precision import at_least_float32
 
 Tensor = Any
+Tensors = tuple[Tensor, ...]
 
 _LEAST_SHARE = 1.0 / 64.0  # of |v_i|^2 + |v_j|^2; the Gram form is right to 4e-6 from there on
 _DIFFERENCES_OF_A_ROW = 512  # about how many numbers per column are formed at a time
@@ -92,84 +94,62 @@ def _gram_form(rows: Tensor, columns: Tensor, of_rows: Tensor, of_columns: Tenso
     return ops.einsum("btnd,bsnd->bnts", left, right)
 
 
-def with_gradient(function: Callable[..., Any], gradient: Callable[..., Any]) -> Any:
-    """A function with a gradient of its own, and with second derivatives, on torch too.
-
-    Args:
-        function: Maps tensors to an output and whatever the gradient wants to keep.
-        gradient: Maps the output's gradient, what was kept and the tensors to their gradients.
-    """
-
-    @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def both(*arguments: Tensor) -> Any:
-        output, kept = function(*arguments)
-        if keras.backend.backend() == "torch":  # else what is kept could hold itself in memory
-            output = ops.stop_gradient(output)
-
-        def of_arguments(*given: Tensor, upstream: Any = None) -> Any:
-            if upstream is None:
-                return gradient(*given, kept, *arguments)
-            # torch hands on the arguments; what was kept is a constant there
-            return gradient(upstream, function(*given)[1] if _is_recording() else kept, *given)
-
-        return output, of_arguments
-
-    return both
-
-
-def _is_recording() -> bool:
-    """Whether torch will differentiate what is computed now: a second derivative is wanted."""
-    import torch
-
-    return bool(torch.is_grad_enabled())
-
-
 def _sums_of_squares(rows: Tensor, columns: Tensor) -> Tensor:
     """sum_h (v_ih - v_jh)^2 for every pair, (B, N, T, S)."""
+    (found,) = _SUMS_OF_SQUARES(rows, columns)
+    return found
 
-    def forward(rows: Tensor, columns: Tensor) -> tuple[Tensor, None]:
-        sums = _by_rows(lambda d: ops.sum(d * d, axis=-1), rows, columns)
-        return ops.transpose(sums, (0, 2, 1, 3)), None
 
-    def gradient(upstream: Tensor, _: None, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        transposed = ops.swapaxes(upstream, -1, -2)
-        to_rows = _weighted_differences(upstream, rows, columns)
-        return 2.0 * to_rows, 2.0 * _weighted_differences(transposed, columns, rows)
+def _value_of_sums(rows: Tensor, columns: Tensor) -> tuple[Tensors, Tensors]:
+    sums = _by_rows(lambda d: ops.sum(d * d, axis=-1), rows, columns)
+    return (ops.transpose(sums, (0, 2, 1, 3)),), ()
 
-    return with_gradient(forward, gradient)(rows, columns)
+
+def _gradient_of_sums(tensors: Tensors, kept: Tensors, upstream: Tensors) -> Tensors:
+    rows, columns = tensors
+    to_rows = _weighted_differences(upstream[0], rows, columns)
+    transposed = ops.swapaxes(upstream[0], -1, -2)
+    return 2.0 * to_rows, 2.0 * _weighted_differences(transposed, columns, rows)
 
 
 def _weighted_differences(weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """sum_j w_ij (v_i - v_j) for every row, (B, T, N, D)."""
+    (found,) = _WEIGHTED_DIFFERENCES(weights, rows, columns)
+    return found
 
-    def forward(weights: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, None]:
-        by_row = ops.transpose(weights, (0, 2, 1, 3))
-        sums = _by_rows(lambda d, w: ops.einsum("btns,btnsd->btnd", w, d), rows, columns, by_row)
-        return sums, None
 
-    def gradient(
-        upstream: Tensor, _: None, weights: Tensor, rows: Tensor, columns: Tensor
-    ) -> tuple[Tensor, ...]:
-        return _projected_differences(upstream, rows, columns), *_sums(weights, upstream)
+def _value_of_weighted(weights: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensors, Tensors]:
+    by_row = ops.transpose(weights, (0, 2, 1, 3))
+    sums = _by_rows(lambda d, w: ops.einsum("btns,btnsd->btnd", w, d), rows, columns, by_row)
+    return (sums,), ()
 
-    return with_gradient(forward, gradient)(weights, rows, columns)
+
+def _gradient_of_weighted(tensors: Tensors, kept: Tensors, upstream: Tensors) -> Tensors:
+    weights, rows, columns = tensors
+    to_weights = _projected_differences(upstream[0], rows, columns)
+    return to_weights, *_sums(weights, upstream[0])
 
 
 def _projected_differences(vectors: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """sum_h u_ih (v_ih - v_jh) for every pair, (B, N, T, S)."""
+    (found,) = _PROJECTED_DIFFERENCES(vectors, rows, columns)
+    return found
 
-    def forward(vectors: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, None]:
-        products = _by_rows(
-            lambda d, u: ops.einsum("btnd,btnsd->btns", u, d), rows, columns, vectors
-        )
-        return ops.transpose(products, (0, 2, 1, 3)), None
 
-    def gradient(
-        upstream: Tensor, _: None, vectors: Tensor, rows: Tensor, columns: Tensor
-    ) -> tuple[Tensor, ...]:
-        return _weighted_differences(upstream, rows, columns), *_sums(upstream, vectors)
+def _value_of_projected(vectors: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensors, Tensors]:
+    products = _by_rows(lambda d, u: ops.einsum("btnd,btnsd->btns", u, d), rows, columns, vectors)
+    return (ops.transpose(products, (0, 2, 1, 3)),), ()
 
-    return with_gradient(forward, gradient)(vectors, rows, columns)
+
+def _gradient_of_projected(tensors: Tensors, kept: Tensors, upstream: Tensors) -> Tensors:
+    vectors, rows, columns = tensors
+    to_vectors = _weighted_differences(upstream[0], rows, columns)
+    return to_vectors, *_sums(upstream[0], vectors)
+
+
+_SUMS_OF_SQUARES = FunctionWithGradient(_value_of_sums, _gradient_of_sums)
+_WEIGHTED_DIFFERENCES = FunctionWithGradient(_value_of_weighted, _gradient_of_weighted)
+_PROJECTED_DIFFERENCES = FunctionWithGradient(_value_of_projected, _gradient_of_projected)
 
 
 def _sums(weights: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:

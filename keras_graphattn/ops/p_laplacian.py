@@ -7,6 +7,7 @@ rounding. What is done entry by entry has a gradient of its own, from softmax to
 matrix in one: it is most of the work, and that way it takes half the passes over n x n numbers.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,8 @@ from keras_graphattn.ops.attention_mask import (
     split_mask,
 )
 from keras_graphattn.ops.blocks import map_query_blocks
-from keras_graphattn.ops.distances import pair_distances, with_gradient
+from keras_graphattn.ops.distances import pair_distances
+from keras_graphattn.ops.own_gradient import FunctionWithGradient
 from keras_graphattn.ops.precision import (
     at_least_float32,
     finite_scores,
@@ -43,6 +45,7 @@ from keras_graphattn.ops.precision import (
 )
 
 Tensor = Any
+Tensors = tuple[Tensor, ...]
 
 MOST_EPSILON = 1e19  # its square is the largest that float32 holds
 _LEAST_SHARE = 1.0 / 16.0  # times the exponent: an error of 1e-6 or so in the weight
@@ -227,25 +230,39 @@ def _re_weighted(
     least: float,
 ) -> Tensor:
     """softmax(scores) * distances^exponents, with `least` for those that are not `relevant`."""
-
-    def forward(
-        scores: Tensor, distances: Tensor, exponents: Tensor, relevant: Tensor, *masks: Tensor
-    ) -> Any:
-        softmax = masked_softmax(scores, *masks)
-        distances = ops.where(relevant, distances, ops.cast(least, distances.dtype))
-        weights = softmax * ops.exp(exponents * ops.log(distances))
-        return weights, (softmax, weights, distances)
-
-    def gradient(upstream: Tensor, kept: Any, *inputs: Tensor) -> tuple[Any, ...]:
-        softmax, weights, distances = kept
-        _, _, exponents, relevant, *masks = inputs
-        products = upstream * weights
-        to_scores = products - softmax * ops.sum(products, axis=-1, keepdims=True)
-        slopes = ops.where(relevant, exponents, ops.cast(0.0, exponents.dtype)) / distances
-        return to_scores, products * slopes, None, None, *(None for _ in masks)
-
     masks = [] if mask is None else [mask]
-    return with_gradient(forward, gradient)(scores, distances, exponents, relevant, *masks)
+    (weights,) = _reweighted(least)(scores, distances, exponents, relevant, *masks)
+    return weights
+
+
+@functools.lru_cache(maxsize=256)
+def _reweighted(least: float) -> FunctionWithGradient:
+    return FunctionWithGradient(functools.partial(_value_of_weights, least), _gradient_of_weights)
+
+
+def _value_of_weights(
+    least: float,
+    scores: Tensor,
+    distances: Tensor,
+    exponents: Tensor,
+    relevant: Tensor,
+    *masks: Tensor,
+) -> tuple[Tensors, Tensors]:
+    softmax = masked_softmax(scores, *masks)
+    distances = ops.where(relevant, distances, ops.cast(least, distances.dtype))
+    weights = softmax * ops.exp(exponents * ops.log(distances))
+    return (weights,), (softmax, weights, distances)
+
+
+def _gradient_of_weights(
+    tensors: Tensors, kept: Tensors, upstream: Tensors
+) -> tuple[Tensor | None, ...]:
+    softmax, weights, distances = kept
+    _, _, exponents, relevant, *masks = tensors
+    products = upstream[0] * weights
+    to_scores = products - softmax * ops.sum(products, axis=-1, keepdims=True)
+    slopes = ops.where(relevant, exponents, ops.cast(0.0, exponents.dtype)) / distances
+    return to_scores, products * slopes, None, None, *(None for _ in masks)
 
 
 def scores_of(query: Tensor, key: Tensor) -> Tensor:

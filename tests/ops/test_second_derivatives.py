@@ -171,7 +171,9 @@ CASES = {
         (normal(2, 7, HEADS, WIDTH), np.array([0.6, 0.8], "float32")),
         ("example_walks",),
     ),
-    "p-Laplacian": Case(p_laplacian(7), attention_arrays(), ("distances.with_gradient",)),
+    "p-Laplacian": Case(
+        p_laplacian(7), attention_arrays(), ("distances", "p_laplacian._reweighted")
+    ),
     "p-Laplacian, blockwise": Case(p_laplacian(3), attention_arrays()),
 }
 FAST = ("twice, causal, padded", "trees of a batch", "tree, depths", "sparse")
