@@ -149,8 +149,9 @@ def fused_operator(
     for a window and for `entries`, and no pairs for keys under a causal mask.
 
     Kernels average over a row that sees nothing; here such a row is 0, as on every other path.
-    Where float16 could not hold scores, or the difference that hides a key, all is float32: on
-    tensorflow, and on torch under a mask other than the causal one.
+    float16 becomes float32 where it could not hold scores, or the difference that hides a key, or
+    where there is no kernel for it: on tensorflow, on torch under a mask other than the causal
+    one, and on jax on a CPU.
     Kernels make float32 of float64: there the matrix is formed.
 
     Args:
@@ -182,8 +183,8 @@ def fused_operator(
     reasons = [mask.entries is not None, mask.keys is not None, mask.causal]
     backend = keras.backend.backend()
     by_blocks = backend == "torch" and (mask.window is not None or sum(reasons) > 1)
-    is_masked = pairs._replace(causal=False) != AttentionMask()
-    widen = backend == "tensorflow" or (backend == "torch" and is_masked)
+    is_masked = any(part is not None for part in (mask.entries, mask.keys, mask.window))
+    needs_float32 = _needs_float32(is_masked)
     entries = None
     if is_masked and not by_blocks:
         positions = ops.arange(length)
@@ -216,7 +217,7 @@ def fused_operator(
         check_shape("key", key, ("B S N _",), sizes)
         x = tensor("B S N D")("x", x, sizes)
         dtype, operands = x.dtype, (query, key, x)
-        if widen and "float16" in [dtype_name(z.dtype) for z in operands]:
+        if needs_float32 and "float16" in [dtype_name(z.dtype) for z in operands]:
             operands = tuple(ops.cast(z, "float32") for z in operands)
         if by_blocks:
             outputs = attend_by_blocks(*operands)
@@ -228,6 +229,15 @@ def fused_operator(
         return ops.where(seen[..., None], outputs, ops.cast(0.0, outputs.dtype))
 
     return apply
+
+
+def _needs_float32(is_masked: bool) -> bool:
+    """Whether the backend's attention goes wrong in float16."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return bool(jax.default_backend() == "cpu")
+    return keras.backend.backend() == "tensorflow" or is_masked
 
 
 def _widened(x: Tensor, size: int) -> Tensor:
