@@ -19,6 +19,8 @@ from tests.numerics import (
     value_and_gradients,
 )
 
+SLOW = pytest.mark.slow
+
 
 def inputs(length, batch=2, heads=2, features=4, values=3, seed=0):
     generator = np.random.default_rng(seed)
@@ -95,15 +97,16 @@ def spread(length, scale, kind):
 
 @pytest.mark.parametrize(
     ("kind", "scale"),
-    [("noise", 60.0), ("noise", 1e4), ("spike", 200.0), ("spike", 1e6), ("rises", 1e4)],
+    [("noise", 60.0), ("spike", 1e6), ("rises", 1e4)],
 )
-def test_exact_at_any_spread_of_the_logits(kind, scale):
+@pytest.mark.parametrize(("length", "size"), [(20, 8), pytest.param(100, 64, marks=SLOW)])
+def test_exact_at_any_spread_of_the_logits(kind, scale, length, size):
     # most weights are 0 or 1: the gradient of the logits is a difference of much larger numbers
-    assert_agrees(spread(100, scale, kind), tolerance=5e-5)
+    assert_agrees(spread(length, scale, kind), tolerance=5e-5, chunk_size=size)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("length", [7, 100])
+@pytest.mark.parametrize("length", [7, pytest.param(100, marks=SLOW)])
 def test_later_tokens_change_no_bit(length, dtype):
     """The first half is the same whatever follows, also after a mask and a state of its own."""
     half, generator = length // 2, np.random.default_rng(2)
@@ -117,22 +120,23 @@ def test_later_tokens_change_no_bit(length, dtype):
             for array in later:
                 array[:, half:] *= np.float32(scale)
             tensors = [ops.cast(ops.convert_to_tensor(a), dtype) for a in later]
-            seen.append(to_numpy(attention(*tensors, kept, start))[:, :half])
+            outputs = attention(*tensors, kept, start, chunk_size=8 if length < 64 else 64)
+            seen.append(to_numpy(outputs)[:, :half])
         np.testing.assert_array_equal(seen[1], seen[0])
         np.testing.assert_array_equal(seen[2], seen[0])
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_token_by_token_equals_the_whole(scale):
-    arrays = spread(40, scale, "rises")
+    arrays = spread(20, scale, "rises")
     state, parts = empty_running_sum(2, 2, 4, 3), []
-    for t in range(40):
+    for t in range(20):
         outputs, state = causal_singular_value_attention(
             *(a[:, t : t + 1] for a in arrays), state=state
         )
         parts.append(to_numpy(outputs))
     whole = to_numpy(attention(*arrays))
-    assert np.abs(np.concatenate(parts, axis=1) - whole).max() < 1e-6
+    assert np.abs(np.concatenate(parts, axis=1) - whole).max() < 1e-6 * np.abs(whole).max()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
