@@ -93,7 +93,8 @@ def causal_singular_value_attention(
         state = empty_running_sum(batch, heads, key_dim, width, dtype)
 
     def chunks_of(*tensors: Tensor) -> tuple[Chunks, RunningSum]:
-        return _chunks(*tensors[:3], mask, RunningSum(*tensors[3:]), chunk_size)
+        left, logits, values, *sums = tensors
+        return _chunks(left, logits, values, mask, RunningSum(*sums), chunk_size)
 
     arguments = (left, logits, values, *state)
     chunks, state = chunks_of(*arguments)
