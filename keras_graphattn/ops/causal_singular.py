@@ -92,9 +92,10 @@ def causal_singular_value_attention(
         dtype = at_least_float32(logits[:, :0]).dtype
         state = empty_running_sum(batch, heads, key_dim, width, dtype)
 
-    def chunks_of(*tensors: Tensor) -> tuple[Chunks, RunningSum]:
-        left, logits, values, *sums = tensors
-        return _chunks(left, logits, values, mask, RunningSum(*sums), chunk_size)
+    def chunks_of(
+        left: Tensor, logits: Tensor, values: Tensor, *state: Tensor
+    ) -> tuple[Chunks, RunningSum]:
+        return _chunks(left, logits, values, mask, RunningSum(*state), chunk_size)
 
     arguments = (left, logits, values, *state)
     chunks, state = chunks_of(*arguments)
