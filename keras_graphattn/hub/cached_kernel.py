@@ -19,6 +19,7 @@ class _Rows(NamedTuple):
 
     apply: CachedOperator
     seen: Tensor  # (B, t, N, 1)
+    broken: None = None  # NaN in a cache stays where it is
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.apply(x)

@@ -1,6 +1,12 @@
-"""How a recipe's command tells of a wrong option."""
+"""How a recipe's command tells of a wrong option; programs that Ctrl-C can end."""
 
 import os
+import signal
+
+
+def heed_interrupts():
+    """For `preexec_fn`: a shell that starts tests in the background has them ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def assert_one_error_line(main, arguments, words, capsys):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes.command_line import heed_interrupts
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(
     path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()
@@ -21,6 +23,7 @@ def run(script, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 

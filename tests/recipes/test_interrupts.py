@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes.command_line import heed_interrupts
+
 ROOT = Path(__file__).parents[2]
 LINE = "interrupted: the same command continues after the last epoch"
 # What programs do when Ctrl-C comes; each says "ready" when it is about to do it.
@@ -63,6 +65,7 @@ def start(arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
         env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"},
     )
 
