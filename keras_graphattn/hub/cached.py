@@ -18,7 +18,12 @@ from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.multi_head import Masks
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 from keras_graphattn.ops.causal_singular import causal_singular_value_attention
-from keras_graphattn.ops.singular import left_singular_vectors
+from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
+from keras_graphattn.ops.singular import (
+    left_singular_vectors,
+    right_singular_vectors,
+    singular_value_matrix,
+)
 
 Tensor = Any
 
@@ -185,6 +190,10 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
 
     The decoder's mask joins padding and causality; the causal form knows the second by itself,
     and reads the first off the mask's last row, which sees all tokens but padding.
+
+    KerasHub's cache holds one row for each token, and rows are written again where prompts differ
+    in length. So it cannot hold a running sum. The row of one new token is formed against the
+    cache instead, at O(length) like plain attention, without a sum of size H x D.
     """
 
     def _attend(
@@ -213,17 +222,36 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         index: Any,
     ) -> tuple[Tensor, Tensor]:
         logits, values = self.key_dense(value if key is None else key), self.value_dense(value)
+        filtered = self._filtered(left_singular_vectors(self.query_dense(query), None), query)
+        all_logits = write_slot(cache[:, 0], logits, index)
+        all_values = write_slot(cache[:, 1], values, index)
+        slots = ops.stack([all_logits, all_values], axis=1)
+        updated = ops.concatenate([slots, cache[:, 2:]], axis=1)
+        if query.shape[1] == 1:
+            return self._row(filtered, all_logits, all_values, mask, index), updated
         past = ops.arange(cache.shape[2])[None] < index
         past = ops.logical_and(past, mask[:, 0, 0])
         past = ops.broadcast_to(past, (ops.shape(query)[0], cache.shape[2]))
         _, state = causal_singular_value_attention(
             ops.zeros_like(cache[:, 0]), cache[:, 0], cache[:, 1], past
         )
-        filtered = self._filtered(left_singular_vectors(self.query_dense(query), None), query)
         outputs, _ = causal_singular_value_attention(filtered, logits, values, None, state)
-        slots = [write_slot(cache[:, 0], logits, index), write_slot(cache[:, 1], values, index)]
-        cache = ops.concatenate([ops.stack(slots, axis=1), cache[:, 2:]], axis=1)
-        return outputs, cache
+        return outputs, updated
+
+    def _row(
+        self, filtered: Tensor, logits: Tensor, values: Tensor, mask: Tensor, index: Any
+    ) -> Tensor:
+        """The output (B, 1, N, D) of the token at `index`, from all logits and values (B, S, N, .).
+
+        One row of (U * g(S)) V^T, V the softmax over the tokens up to this one.
+        """
+        seen = ops.logical_and(mask[:, 0, 0], ops.arange(logits.shape[1])[None] <= index)  # (B, S)
+        seen = ops.broadcast_to(seen, ops.shape(logits)[:2])
+        right = right_singular_vectors(logits, seen)
+        row = singular_value_matrix(filtered, right)  # (B, N, 1, S)
+        values = zero_where_masked(at_least_float32(values), seen[:, :, None, None])
+        outputs = ops.einsum("bnts,bsnd->btnd", ops.cast(row, values.dtype), values)
+        return ops.cast(outputs, self.compute_dtype)
 
 
 @functools.cache
