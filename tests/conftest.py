@@ -26,6 +26,15 @@ def pytest_configure(config: pytest.Config) -> None:
         leave_costly_passes_out()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`slow_on` names backends on which a test takes long, mostly jax, which compiles each case."""
+    for item in items:
+        slow = [name for mark in item.iter_markers("slow_on") for name in mark.args]
+        if keras.backend.backend() in slow:
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_report_header() -> str:
     return f"keras {keras.__version__}, backend {keras.backend.backend()}"
 

@@ -10,6 +10,8 @@ from keras import ops
 from keras_graphattn import layers, masks
 from tests.numerics import float64_on_jax, randomise, to_numpy
 
+pytestmark = pytest.mark.slow_on("jax")
+
 HEADS, SIZE, FEATURES, LENGTH = 2, 4, 6, 9
 SEGMENTS = np.repeat([[0, 1, 2]], 3, axis=1).repeat(2, axis=0)
 

@@ -24,6 +24,8 @@ from tests.numerics import (
 )
 from tests.random_masks import joined_mask
 
+pytestmark = pytest.mark.slow_on("jax")
+
 HEADS, KEY, FEATURES, LENGTH = 2, 3, 6, 7
 PADDED = np.arange(LENGTH) < LENGTH - 2
 ENTRIES = np.random.default_rng(4).random((LENGTH, LENGTH)) < 0.7

@@ -121,6 +121,7 @@ def compiled(mask, path, way, monkeypatch):
     return numbers
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(("name", "path", "way"), COMPILED)
 def test_compiled_code_marks_the_example_and_leaves_the_others(name, path, way, monkeypatch):
     mask = made(name)

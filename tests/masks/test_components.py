@@ -107,6 +107,7 @@ def test_entries_between_components_are_zero(name):
 VALUES = [1.0, 1e4, 1e15, np.nan, np.inf]  # what the other components are multiplied by
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(("name", "path"), EVERY)
 def test_a_component_never_hears_of_another(name, path):
     make, inputs = CASES[name]

@@ -63,6 +63,7 @@ def test_entries_of_a_sparse_matrix():
         read_graph(scipy.sparse.csr_array(np.diag([0.0, 0.0, 1.0])))
 
 
+@pytest.mark.slow_on("jax")
 @settings(max_examples=1 if BACKEND == "jax" else 4)  # every example compiles there
 @given(seed=st.integers(0, 1000))
 @pytest.mark.parametrize("hidden", [False, True])

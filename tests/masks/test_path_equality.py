@@ -101,6 +101,7 @@ def test_every_mask_is_here():
     assert public - {"Mask"} == set(CASES)
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize(("name", "k"), EVERY)
 def test_paths(name, k):
     for seed in range(1 if BACKEND == "jax" else 3):  # every shape compiles there

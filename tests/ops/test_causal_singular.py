@@ -95,6 +95,7 @@ def spread(length, scale, kind):
     return left, logits, values
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(
     ("kind", "scale"),
     [("noise", 60.0), ("spike", 1e6), ("rises", 1e4)],
@@ -139,6 +140,7 @@ def test_token_by_token_equals_the_whole(scale):
     assert np.abs(np.concatenate(parts, axis=1) - whole).max() < 1e-6 * np.abs(whole).max()
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_shows_in_all_rows_that_see_it(bad):
     for place in range(3):
@@ -149,6 +151,7 @@ def test_what_is_not_finite_shows_in_all_rows_that_see_it(bad):
         assert not np.isfinite(rows[:, seen]).all(axis=-1).any()
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("length", [5, 100])
 def test_float64_is_float64_inside(length):
     arrays = spread(length, 100.0, "noise")
@@ -175,6 +178,7 @@ def test_compiled_by_torch_with_its_gradients():
         assert_close(to_numpy(second.detach()), to_numpy(first.detach()), 1e-6)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 4e-3), ("float16", 5e-4)])
 def test_half_precision_is_float32_inside(dtype, tolerance):
     arrays = [ops.cast(ops.convert_to_tensor(a), dtype) for a in inputs(197)]
@@ -185,6 +189,7 @@ def test_half_precision_is_float32_inside(dtype, tolerance):
     assert_close(to_numpy(outputs), expected.numpy(), tolerance)
 
 
+@pytest.mark.slow_on("jax")
 @settings(max_examples=5)
 @given(sizes=st.lists(st.sampled_from([1, 3, 9]), min_size=1, max_size=4))
 def test_parts_in_turn_equal_the_whole(sizes):

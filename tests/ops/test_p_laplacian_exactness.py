@@ -50,6 +50,7 @@ def naive(query, key, values, epsilon, mask=None):
     return reference_dense.p_laplacian_matrix(*inputs, P, epsilon, mask).numpy()
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
 def test_every_distance_is_right(tokens, scale):
@@ -60,6 +61,7 @@ def test_every_distance_is_right(tokens, scale):
     np.testing.assert_allclose(distances, exact, rtol=1e-5)
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("scale", [1.0, 10.0, 1000.0])
 @pytest.mark.parametrize("epsilon", [0.1, 0.01])
@@ -76,6 +78,7 @@ def test_every_entry_is_right(tokens, scale, epsilon):
         np.testing.assert_allclose(to_numpy(weights), expected, rtol=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_row_of_the_output_and_of_its_gradients_is_right(causal):
     """One call for all tokens and sizes, as so many examples of a batch."""
