@@ -6,19 +6,17 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.layers.multi_head import Masks
 from keras_graphattn.layers.options import is_one_of
 from keras_graphattn.layers.self_attention import SelfAttention
 from keras_graphattn.ops.arguments import is_finite, is_list
 from keras_graphattn.ops.attention import scaled
-from keras_graphattn.ops.attention_mask import AttentionMask, all_of
+from keras_graphattn.ops.attention_mask import AttentionMask
 from keras_graphattn.ops.caching import Cache
 from keras_graphattn.ops.p_laplacian import (
     MOST_EPSILON,
     p_laplacian_attention,
     p_laplacian_weights,
     scores_of,
-    without_padding,
 )
 from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
 
@@ -138,29 +136,6 @@ class PLaplacianAttention(SelfAttention):
             return "dense" if return_attention_scores or self.dropout > 0.0 else "blockwise"
         return super()._path_of(return_attention_scores)
 
-    def _call(
-        self,
-        query: Tensor,
-        value: Tensor | None,
-        key: Tensor | None,
-        masks: Masks,
-        return_attention_scores: bool,
-        training: bool | None,
-    ) -> Any:
-        if value is None:
-            value = query
-            masks = masks._replace(value=masks.query if masks.value is None else masks.value)
-        key = value if key is None else key
-        self._check_shapes(query.shape, value.shape, key.shape)
-        query, key, value = without_padding(query, key, value, masks.query, _keys_of(masks))
-        return super()._call(query, value, key, masks, return_attention_scores, training)
-
-    def _projected(
-        self, query: Tensor, value: Tensor, key: Tensor, masks: Masks
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        projected = super()._projected(query, value, key, masks)
-        return without_padding(*projected, masks.query, _keys_of(masks))
-
     def _compute_attention(
         self,
         query: Tensor,
@@ -237,11 +212,6 @@ class PLaplacianAttention(SelfAttention):
             "epsilon": self.epsilon,
             "diagonal": self.diagonal,
         }
-
-
-def _keys_of(masks: Masks) -> Tensor | None:
-    """The tokens whose keys and values count, (B, S)."""
-    return all_of(masks.value, masks.key)
 
 
 def _apply(weights: Tensor, values: Tensor) -> Tensor:
