@@ -8,6 +8,7 @@ and wrappers save the layers in them as objects, and need no carrier.
 """
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -114,9 +115,9 @@ def class_now(layer: Any) -> type:
     return task_carrier(plain) if is_task(layer) else carrier(plain)
 
 
-def make_carriers(model: Any) -> None:
+def make_carriers(layers: Iterable[Any]) -> None:
     """Makes the subclasses that `class_now` needs, so that it cannot fail later."""
-    for layer in walk(model):
+    for layer in layers:
         plain = plain_class(type(layer))
         if attention_sites(layer) and not _is_container_of_keras(plain):
             task_carrier(plain) if is_task(layer) else carrier(plain)

@@ -8,6 +8,7 @@ import keras
 from keras_graphattn.hub.attentions import attention_name
 from keras_graphattn.hub.carriers import class_now, forget_conversions, make_carriers
 from keras_graphattn.hub.compiling import settle_optimizer
+from keras_graphattn.hub.holders import holders_of
 from keras_graphattn.hub.internals import (
     change_class,
     forget_compiled,
@@ -69,11 +70,10 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
 
     Args:
         model: A KerasHub (KerasNLP) task or backbone, a KerasCV `TransformerEncoder`, or a model
-            that has any of them in it. Convert the outermost model: one that wraps `model` keeps
-            functions that it has compiled; one of a class of your own that makes its layers
-            itself does not tell the conversion when it is saved, so that its file cannot be
-            loaded; and a preset of a task that was made around a converted backbone loads as the
-            backbone alone.
+            that has any of them in it. Models that hold `model` now carry the conversion too:
+            they drop their compiled functions, and tell it when they are saved or cloned. A
+            preset of a task that is made around a converted backbone later loads as the backbone
+            only.
         attention: `"graph_filter"` (or `"gfsa"`), `"p_laplacian"` (`"p-lat"`),
             `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`.
         where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
@@ -119,11 +119,12 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
             f"{twice} are converted already. Received: where={where!r}. Call "
             f"keras_graphattn.revert(model) first, or select others.\n{listing(paths)}"
         )
-    make_carriers(model)
-    for layer in walk(model):
+    holders = holders_of(model)
+    make_carriers([*walk(model), *holders])
+    for layer in (*walk(model), *holders):
         fresh_optimizer(layer)  # what it refuses, it refuses before anything has changed
     convert_sites([sites[index] for index in selected], [request] * len(selected))
-    _settle(model, owners)
+    _settle(model, owners, holders)
     return model
 
 
@@ -150,7 +151,7 @@ def revert(model: Any) -> Any:
     for site in converted:
         revert_site(site)
     forget_conversions(model)
-    _settle(model, owners)
+    _settle(model, owners, holders_of(model))
     return model
 
 
@@ -222,14 +223,18 @@ def _owners(model: Any) -> list[Owner]:
     return owners
 
 
-def _settle(model: Any, owners: list[Owner]) -> None:
-    """Brings caches, classes, compiled functions, optimizers and torch's lists up to date."""
+def _settle(model: Any, owners: list[Owner], holders: list[Any]) -> None:
+    """Brings caches, classes, compiled functions, optimizers and torch's lists up to date.
+
+    Those of the model, of all layers in it, and of the models and layers that hold it.
+    """
     for owner in owners:
         align_caches(owner.sites)
-    for layer in walk(model):
+    for layer in (*walk(model), *holders):
         change_class(layer, class_now(layer))
         if isinstance(layer, keras.Model):
             forget_compiled(layer)
             forget_slots(layer)
             settle_optimizer(layer)
-    track_again(model)
+    for layer in (model, *holders):
+        track_again(layer)

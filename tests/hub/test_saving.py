@@ -16,10 +16,13 @@ from tests.hub.containers import (
     LAYERS,
     OPTIONS,
     SERIES,
+    TOKENS,
     WAYS,
     BuiltTower,
+    Subclassed,
     Tower,
     answers,
+    called,
     classes,
     converted,
     functional,
@@ -230,14 +233,45 @@ def test_weights_of_a_conversion_are_refused_by_another_attention(attention, tmp
                 functional(new).load_weights(path)
 
 
-def test_a_conversion_that_its_container_does_not_tell_is_refused_when_loaded(tmp_path):
-    """`convert` was called on a part of a container with an own configuration."""
-    x = keras.Input((5, 8))
-    model = keras.Model(x, BuiltTower(1, name="tower")(x))
-    keras_graphattn.convert(model.get_layer("tower").encoders[0], "p_laplacian", p=1.5)
-    model.save(tmp_path / "model.keras")
-    with pytest.raises(ValueError, match=r"PLaplacianAttention|could not be loaded"):
-        keras.saving.load_model(tmp_path / "model.keras")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("holder", [BuiltTower, Tower, "subclassed"])
+def test_what_holds_the_part_that_was_converted_carries_the_conversion(holder, way, tmp_path):
+    """`convert` is called on a layer that a class of one's own makes itself."""
+    if holder == "subclassed":
+        model, inputs = called(Subclassed(), TOKENS), TOKENS
+        part = model.tower.encoders[0]
+    else:
+        x = keras.Input((5, 8))
+        model, inputs = keras.Model(x, holder(name="tower")(x)), SERIES
+        part = model.get_layer("tower").encoders[0]
+    model.compile("sgd", "mse")
+    before = model.predict(inputs, verbose=0)
+    keras_graphattn.convert(part, "p_laplacian", p=1.5)
+    expected = answers(model, inputs)
+    assert np.abs(expected[0] - before).max() > 1e-4
+    np.testing.assert_allclose(model.predict(inputs, verbose=0), expected[0], atol=1e-5)
+    new = WAYS[way](model, tmp_path)
+    assert [name for _, name in classes(new)] == [name for _, name in classes(model)]
+    np.testing.assert_allclose(answers(new, inputs)[0], expected[0], atol=1e-5)
+    keras_graphattn.revert(part)
+    np.testing.assert_allclose(model.predict(inputs, verbose=0), before, atol=1e-5)
+    assert not any("hub.carriers" in type(layer).__module__ for layer in walk(model))
+
+
+def test_a_model_composed_before_the_conversion_is_brought_up_to_date():
+    backbone = random_backbone("bert")
+    model = with_head(backbone)
+    other = keras.Model(backbone.input, backbone.get_layer("token_embedding").output)
+    for each in (model, other):
+        each.compile("adam", "mse")
+        each.optimizer.build(each.trainable_variables)
+    kept = other.optimizer
+    before = model.predict(INPUTS, verbose=0)
+    keras_graphattn.convert(backbone, "p_laplacian", p=1.5)
+    after = model.predict(INPUTS, verbose=0)
+    assert np.abs(after - before).max() > 1e-5
+    np.testing.assert_allclose(after, answers(model, INPUTS)[0], atol=1e-5)
+    assert other.optimizer is kept  # it has none of the converted layers
 
 
 @pytest.mark.slow

@@ -45,6 +45,9 @@ LAYERS = {
     "GFSA blockwise": of(layers.GraphFilterAttention, attention_path="blockwise", block_size=4),
     "GFSA fused": of(layers.GraphFilterAttention, attention_path="fused"),
     "GFSA chebyshev": of(layers.GraphFilterAttention, filter="chebyshev"),
+    "p-LaT dense": of(layers.PLaplacianAttention, p=[1.5, 2.5], attention_path="dense"),
+    "p-LaT blockwise": of(layers.PLaplacianAttention, attention_path="blockwise", block_size=4),
+    "p-LaT drop": of(layers.PLaplacianAttention, p=1.2, diagonal="drop"),
     "AGF": of(layers.AttentiveGraphFilter, order=2),
     "AGF learned constant": of(layers.AttentiveGraphFilter, learned_constant=True),
     "AGF causal": of(layers.AttentiveGraphFilter, causal=True),
@@ -111,6 +114,31 @@ def test_float64_is_float64_throughout(name, way):
             slopes.append((ends[0] - ends[1]) / (2 * step))
     assert np.abs(slopes[0]).max() > 1e-3
     assert np.abs(slopes[0] - slopes[1]).max() < 1e-6 * np.abs(slopes[0]).max()
+
+
+DECODED = ["GFSA dense", "GFSA chebyshev", "p-LaT dense", "p-LaT drop", "AGF causal"]
+DECODED += ["kernel elu", "kernel favor", "kernel filtered", "kernel causal exponential chunked"]
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_decoding_in_float64_is_the_full_pass(name):
+    with float64_on_jax():
+        layer, x = built(name, "float64"), ops.convert_to_tensor(tokens())
+        full = layer(x, use_causal_mask=True)
+        if hasattr(layer, "get_initial_cache"):
+            state, places = layer.get_initial_cache(2, LENGTH), True
+        else:
+            state, places = layer.get_initial_state(2), False
+        found = []
+        for t in range(LENGTH):
+            now, state = layer.decode(x[:, t : t + 1], state, *([t] if places else []))
+            found.append(now)
+            for leaf in keras.tree.flatten(state):
+                assert keras.backend.standardize_dtype(leaf.dtype) in ("float64", "bool", "int32")
+        found = ops.concatenate(found, axis=1)
+        assert keras.backend.standardize_dtype(found.dtype) == "float64"
+        full, found = (np.asarray(ops.convert_to_numpy(x)) for x in (full, found))
+    np.testing.assert_allclose(found, full, atol=1e-12 * np.abs(full).max())
 
 
 @contextlib.contextmanager

@@ -1,0 +1,66 @@
+"""No examples, or no tokens, give outputs of that shape, or an error in words."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_graphattn import layers
+from tests.layers.unseen_cases import BATCH, CASES, CHANNELS, LENGTH, PER_EXAMPLE, mask_of
+from tests.numerics import randomise
+
+pytestmark = pytest.mark.slow_on("jax")
+
+FREE = ("Causal", "Segments", "Entries", "Exponential", "Toeplitz", "LowRank", "Stochastic")
+
+
+def called(name, batch, length):
+    layer = CASES[name].make()
+    given = {
+        key: PER_EXAMPLE[key][:batch, :length] for key in getattr(mask_of(layer), "inputs_at_call", ())
+    }
+    if "entries" in given:
+        given["entries"] = given["entries"][:, :, :length]
+    x = np.ones((batch, length, CHANNELS), "float32")
+    return layer, x, {"mask_inputs": given} if given else {}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_examples_give_no_outputs(name):
+    layer, x, call = called(name, BATCH, LENGTH)
+    layer(x, **call)
+    randomise(layer)
+    layer, x, call = layer, x[:0], call
+    call = {key: {k: value[:0] for k, value in given.items()} for key, given in call.items()}
+    assert tuple(layer(x, **call).shape) == (0, LENGTH, CHANNELS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_tokens_give_no_outputs_or_an_error_in_words(name):
+    layer, x, call = called(name, BATCH, LENGTH)
+    layer(x, **call)
+    _, x, call = called(name, BATCH, 0)
+    mask = mask_of(layer)
+    if mask is None or type(mask).__name__.startswith(FREE):
+        assert tuple(layer(x, **call).shape) == (BATCH, 0, CHANNELS)
+        return
+    try:
+        outputs = layer(x, **call)
+    except ValueError as error:
+        assert "Received" in str(error)
+    else:
+        assert tuple(outputs.shape) == (BATCH, 0, CHANNELS)
+
+
+@pytest.mark.parametrize("name", ["graph filter", "p-Laplacian, dense", "AGF, causal"])
+def test_decoding_without_examples(name):
+    layer = CASES[name].make()
+    x = np.zeros((0, 1, CHANNELS), "float32")
+    if isinstance(layer, layers.AttentiveGraphFilter):
+        state = (layer.get_initial_state(0),)
+    else:
+        state = (layer.get_initial_cache(0, 4), 0)
+    outputs, new = layer.decode(x, *state)
+    assert tuple(outputs.shape) == x.shape
+    shapes = [tuple(leaf.shape) for leaf in keras.tree.flatten(new)]
+    assert shapes == [tuple(ops.shape(leaf)) for leaf in keras.tree.flatten(state[0])]
