@@ -16,6 +16,7 @@ import keras
 
 from keras_graphattn.distribution import arguments
 from keras_graphattn.distribution.table import Row, Table
+from keras_graphattn.feature_maps import Favor
 from keras_graphattn.hub.sites import walk
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.masks.mask import Mask
@@ -179,7 +180,7 @@ def _layouts_of(
         letters = _head_letter(layer.equation)
         if letters is not None:
             return _of_heads(layer, letters, devices, axis, replicate)
-    if isinstance(layer, MaskedKernelAttention) and layer.feature_map == "favor":
+    if isinstance(layer, MaskedKernelAttention) and isinstance(layer.feature_map, Favor):
         is_whole = _matches(layer.directions.path, replicate)  # (N, H, m); N as in the kernels
         return [] if is_whole else [(layer.directions, (axis, None, None))]
     is_known = isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))

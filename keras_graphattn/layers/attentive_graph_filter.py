@@ -5,19 +5,19 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.filters import Filter, Polynomial
 from keras_graphattn.layers.copying import copy_projections
+from keras_graphattn.layers.filter_weights import add_coefficients, filtered
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
-from keras_graphattn.layers.named_starts import singular_theta
 from keras_graphattn.layers.orthogonality import OrthogonalityMetric, check_orthogonality
 from keras_graphattn.layers.singular_decoding import SingularDecoding
 from keras_graphattn.layers.singular_options import (
-    check_filter,
-    check_singular_start,
+    singular_filter,
+    start_of_theta,
     token_mask,
 )
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.causal_singular import causal_singular_value_attention
-from keras_graphattn.ops.polynomials import recurrence
 from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
 from keras_graphattn.ops.singular import (
     attend_to_context,
@@ -55,19 +55,17 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         value_dim: Size of each head for the values; `key_dim` by default.
         dropout: Dropout probability of the filtered left vectors U * g(S), the counterpart of
             dropping entries of an attention matrix.
-        filter: `"polynomial"`, g as above; or one of the paper's ablations, which have no `theta`:
-            `"singular_values"`, g(S) = S (the paper's H_SVD); or `"ones"`, g = 1, without S
-            (H_UV).
-        order: Degree K of the polynomial g, an integer of at least 1; 4 by default.
-        basis: Polynomials P_k: `"jacobi"` (the default), `"legendre"`, `"chebyshev"` or
-            `"monomial"`.
-        alpha: Jacobi parameter a; `"jacobi"` only, 0 by default.
-        beta: Jacobi parameter b; `"jacobi"` only, 0 by default.
+        filter: The polynomials P_k: a filter of `keras_graphattn.filters` such as
+            `Jacobi(4, alpha=1.0)`, or its name: `"jacobi"` (the default), `"legendre"`,
+            `"chebyshev"` or `"monomial"`. With `start="high_pass"` in its constructor, g starts as
+            P_0 - P_1 / 2 (+ where P_1 falls), so that large singular values, those of what tokens
+            have in common, count less. A filter that is no polynomial, such as `"first_order"`,
+            is applied to S entry by entry, with coefficients of its own for each head. Or one of
+            the paper's ablations, which learn no g: `"singular_values"`, g(S) = S (the paper's
+            H_SVD); or `"ones"`, g = 1, without S (H_UV).
+        order: Order K of a `filter` given by its name, an integer of at least 1; 4 by default.
         learned_constant: Whether the weight of P_0 is learned too, as tanh(theta_0), instead of
             being 1. The layer then starts at output 0, as in some of the authors' runs.
-        start: What g starts as, for training from scratch: `"plain"`, g = P_0 = 1; or
-            `"high_pass"`, g = P_0 - P_1 / 2 (+ where P_1 falls), so that large singular values,
-            those of what tokens have in common, count less. Not with `learned_constant=True`.
         causal: Whether each token sees only itself and tokens before it. Query and value must
             then be the same sequence.
         orthogonality_weight: Weight (the paper's gamma) of the loss on |U^T U - I| and |V^T V - I|
@@ -108,16 +106,17 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
     Weights:
         `theta` of shape (order,): raw values for k = 1 ... K (tanh is applied), and with
         `learned_constant=True` the scalar `theta_constant` for k = 0, kept in the variable dtype;
+        those of a filter that is no polynomial have the names and shapes that it gives them;
         the projections `query` (U), `key` (V), `value`, `singular` (S) and `attention_output`, all
         but `singular` shaped as in `MultiHeadAttention`. Each form has only the weights it uses.
 
     Raises:
-        ValueError: For sizes, order, basis or Jacobi parameters that cannot be used, and for masks
-            that the layer cannot honour.
+        ValueError: For sizes and filters that cannot be used, and for masks that the layer cannot
+            honour.
 
     Example:
 
-    >>> layer = AttentiveGraphFilter(num_heads=2, key_dim=8, order=4, basis="jacobi")
+    >>> layer = AttentiveGraphFilter(num_heads=2, key_dim=8, filter="jacobi", order=4)
     >>> tokens = keras.random.normal((4, 10, 16))
     >>> tuple(layer(tokens).shape)
     (4, 10, 16)
@@ -134,13 +133,9 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         value_dim: int | None = None,
         dropout: float = 0.0,
         *,
-        filter: str = "polynomial",
+        filter: Any = "jacobi",
         order: int | None = None,
-        basis: str | None = None,
-        alpha: float | None = None,
-        beta: float | None = None,
         learned_constant: bool = False,
-        start: str = "plain",
         causal: bool = False,
         orthogonality_weight: float = 0.0,
         orthogonality_scaling: str = "mean",
@@ -152,31 +147,32 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
                     f"AttentiveGraphFilter has no attention matrix and cannot honour `{name}`. "
                     f"Received: {name}={kwargs[name]!r}. Leave it out."
                 )
-        options = check_filter(filter, order, basis, alpha, beta, learned_constant)
-        self.filter, self.order, self.basis, self.alpha, self.beta, self.learned_constant = options
-        self.steps = None
-        if options.order is not None:
-            self.steps = recurrence(options.basis, options.order, alpha, beta)
-        self.start = check_singular_start(start, options)
+        found = singular_filter(filter, order, learned_constant)
         if not isinstance(causal, bool):
             raise ValueError(f"`causal` must be a boolean. Received: causal={causal!r}")
         self.causal = causal
         self.orthogonality_weight = check_orthogonality(orthogonality_weight, orthogonality_scaling)
         self.orthogonality_scaling = orthogonality_scaling
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        if isinstance(found, Filter):
+            found.coefficients(num_heads)  # refuses start values for another number of heads
+        self.filter, self.learned_constant = found, learned_constant
         self._orthogonality: OrthogonalityMetric | None = None
         if self.orthogonality_weight:
             self._orthogonality = OrthogonalityMetric(name=f"{self.name}_orthogonality")
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
-        if self.steps is not None:
-            start = singular_theta(self.start, self.steps)
+        if isinstance(self.filter, Polynomial):
+            start = start_of_theta(self.filter)
             self.theta = self.add_weight(
                 name="theta",
-                shape=(self.order,),
+                shape=start.shape,
                 initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
+                trainable=self.filter.trainable_coefficients,
                 autocast=False,
             )
+        elif isinstance(self.filter, Filter):
+            add_coefficients(self, self.filter)
         if self.learned_constant:
             self.theta_constant = self.add_weight(
                 name="theta_constant", shape=(), initializer="zeros", autocast=False
@@ -249,12 +245,15 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         if self.filter == "ones":
             return left
         logits = self._singular_dense(query)
-        if self.steps is None:
-            return left * ops.sigmoid(at_least_float32(logits))
+        if not isinstance(self.filter, Polynomial):
+            singular_values = ops.sigmoid(at_least_float32(logits))
+            if self.filter == "singular_values":
+                return left * singular_values
+            return filtered(self, self.filter, lambda x: singular_values * x, left)
         constant = tanh(self.theta_constant) if self.learned_constant else 1.0
         constant = ops.reshape(ops.cast(constant, self.theta.dtype), (1,))
         coefficients = ops.concatenate([constant, tanh(self.theta)])
-        return left * singular_value_filter(logits, coefficients, self.steps)
+        return left * singular_value_filter(logits, coefficients, self.filter.recurrence())
 
     def _add_orthogonality(
         self,
@@ -286,9 +285,10 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["attention_axes"], config["sliding_window"]
-        names = ["filter", "order", "basis", "alpha", "beta", "learned_constant", "start", "causal"]
-        names += ["orthogonality_weight", "orthogonality_scaling"]
-        return {**config, **{name: getattr(self, name) for name in names}}
+        names = ["learned_constant", "causal", "orthogonality_weight", "orthogonality_scaling"]
+        chosen = self.filter
+        chosen = chosen if isinstance(chosen, str) else keras.saving.serialize_keras_object(chosen)
+        return {**config, **{name: getattr(self, name) for name in names}, "filter": chosen}
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
         super()._check_shapes(query_shape, value_shape, key_shape)

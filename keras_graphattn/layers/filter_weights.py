@@ -1,64 +1,50 @@
-"""The coefficients of a graph filter as a layer's weights, and the filter over any operator."""
+"""A filter's coefficients as weights of the layer that uses it."""
 
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from keras import ops
 
-from keras_graphattn.ops.filters import Operator, first_order_filter, polynomial_filter
-from keras_graphattn.ops.polynomials import Step
+from keras_graphattn.filters import Filter
+from keras_graphattn.filters.filter import Operator
 
 Tensor = Any
 
 
-class FilterWeights:
-    """The half of a layer that filters its operator; `steps` is `None` for the first order."""
+def add_coefficients(layer: Any, filter: Filter) -> None:
+    """Makes the weights of a filter's coefficients; each is an attribute of the layer.
 
-    steps: list[Step] | None
-    order: int
-    add_weight: Any
-
-    def _add_coefficients(self, start: Mapping[str, np.ndarray], trained: tuple[str, ...]) -> None:
-        weights = {
-            name: self._add_coefficient(name, values, name in trained)
-            for name, values in start.items()
-        }
-        if self.steps is None:
-            self.identity_coefficient = weights["identity"]
-            self.linear_coefficient = weights["linear"]
-            self.power_coefficient = weights["power"]
-        else:
-            self.filter_coefficients = weights["filter"]
-
-    def _add_coefficient(self, name: str, start: np.ndarray, trainable: bool) -> Any:
-        return self.add_weight(
-            name="filter_coefficients" if name == "filter" else f"{name}_coefficient",
+    Args:
+        layer: A layer with `num_heads`.
+        filter: The filter, which names the weights.
+    """
+    coefficients = filter.coefficients(layer.num_heads)
+    layer._coefficient_names = tuple(coefficients)
+    for name, coefficient in coefficients.items():
+        start = coefficient.start
+        weight = layer.add_weight(
+            name=name,
             shape=start.shape,
-            initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
-            trainable=trainable,
+            initializer=lambda shape, dtype, start=start: ops.convert_to_tensor(start, dtype=dtype),
+            trainable=coefficient.trainable,
             autocast=False,
         )
+        setattr(layer, name, weight)
 
-    @property
-    def _num_signals(self) -> int:
-        """How often the filter applies its operator."""
-        return min(self.order, 2) if self.steps is None else self.order
 
-    def _filtered(self, apply: Operator, values: Tensor, trailing_axes: int = 1) -> Tensor:
-        """The layer's filter over any operator; heads come before `trailing_axes` axes."""
+def filtered(
+    layer: Any, filter: Filter, apply: Operator, values: Tensor, trailing_axes: int = 1
+) -> Tensor:
+    """H(A) values, with the layer's coefficients.
 
-        def of_heads(coefficient: Tensor) -> Tensor:
-            return ops.reshape(coefficient, (*coefficient.shape, *[1] * trailing_axes))
-
-        if self.steps is not None:
-            coefficients = of_heads(self.filter_coefficients)
-            return polynomial_filter(apply, values, coefficients, self.steps)
-        return first_order_filter(
-            apply,
-            values,
-            of_heads(self.identity_coefficient),
-            of_heads(self.linear_coefficient),
-            of_heads(self.power_coefficient),
-            self.order,
-        )
+    Args:
+        layer: The layer that `add_coefficients` was called on.
+        filter: The same filter.
+        apply: The operator A.
+        values: Tensor of shape (..., N, D), or (..., N, T, S) with `trailing_axes=2`.
+        trailing_axes: Number of axes of `values` after that of the heads.
+    """
+    coefficients = {}
+    for name in layer._coefficient_names:
+        weight = getattr(layer, name)  # (..., N)
+        coefficients[name] = ops.reshape(weight, (*weight.shape, *[1] * trailing_axes))
+    return filter(apply, values, coefficients)

@@ -4,16 +4,10 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.layers.filter_coefficients import (
-    filter_steps,
-    plain_numbers,
-    start_values,
-    trained_coefficients,
-)
-from keras_graphattn.layers.filter_weights import FilterWeights
-from keras_graphattn.layers.options import is_one_of
+from keras_graphattn import filters
+from keras_graphattn.layers.filter_weights import add_coefficients, filtered
 from keras_graphattn.layers.self_attention import SelfAttention
-from keras_graphattn.ops.arguments import flag
+from keras_graphattn.ops.arguments import flag, is_one_of
 from keras_graphattn.ops.attention import attention_matrix, fused_operator
 from keras_graphattn.ops.attention_mask import AttentionMask, zero_blind_rows
 from keras_graphattn.ops.blockwise import BlockwiseOperator
@@ -24,7 +18,7 @@ Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class GraphFilterAttention(FilterWeights, SelfAttention):
+class GraphFilterAttention(SelfAttention):
     """Multi-head self-attention whose matrix goes through a graph filter (GFSA).
 
     With A the softmax attention matrix of one head and K the `order`, the layer applies
@@ -36,30 +30,19 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
     and the outputs of `keras.layers.MultiHeadAttention`. A is formed once and applied twice;
     A A is never formed.
 
-    Other filters are exact polynomials, one set of coefficients per head:
-
-        H = sum_k c_k P_k(A),   P_k monomial, Chebyshev, Legendre or Jacobi polynomials
+    This is `filter="first_order"`. Any other filter of `keras_graphattn.filters` takes its place.
 
     Args:
         num_heads: Number of attention heads.
         key_dim: Size of each head for query and key.
         value_dim: Size of each head for value; `key_dim` by default.
         dropout: Dropout probability of the attention matrix; `dropout_on` says which.
-        order: The power K, an integer of at least 1. The papers' models use 2 to 10.
-        filter: `"first_order"` (the paper's, above: two applications of A for any K), or the
-            basis of an exact polynomial of degree K (K applications): `"monomial"`,
-            `"chebyshev"`, `"legendre"` or `"jacobi"`.
-        alpha: First Jacobi parameter; `"jacobi"` only, 0 by default.
-        beta: Second Jacobi parameter; `"jacobi"` only, 0 by default.
-        trainable_coefficients: `True` trains all coefficients and `False` none. For the
-            first-order filter also a list out of `"identity"`, `"linear"`, `"power"`; the
-            authors' runs train `["power"]` alone.
-        initial_coefficients: Start values; plain attention by default. For the first-order
-            filter a dictionary with keys out of the three names, for an exact filter a list of
-            order + 1 entries; each value is a number, or one for each head.
-        start: What the coefficients start as, for training from scratch: `"plain"`, H = A;
-            `"high_pass"`, H = I - A; `"high_boost"`, H = I + (I - A); or `"band_pass"`,
-            H = A (I - A), from order 2 on. Not together with `initial_coefficients`.
+        order: Order K of a `filter` given by its name, an integer of at least 1. The papers'
+            models use 2 to 10. The filter's own default if `None`; 3 for most.
+        filter: A filter of `keras_graphattn.filters`, or its name: `"first_order"` (the paper's,
+            above), `"monomial"`, `"chebyshev"`, `"legendre"`, `"jacobi"`, `"inverted"` or
+            `"page_rank"`. The filter's constructor takes what else belongs to it, such as
+            `FirstOrder(3, trainable_coefficients=["power"])` or `Chebyshev(4, start="high_pass")`.
         dropout_on: `"attention"` drops entries of A and filters the dropped A, as the paper's
             text and graph models do. `"filter"` drops entries of H, as its vision, speech and
             code models do; H is then formed in training, at O(n^3), and nowhere else.
@@ -102,9 +85,8 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
 
     Weights:
         `identity_coefficient` (w_0), `linear_coefficient` (w_1) and `power_coefficient` (w_K),
-        each of shape (num_heads,), or for an exact filter `filter_coefficients` of shape
-        (order + 1, num_heads), kept in the variable dtype; the projections `query`, `key`,
-        `value` and `attention_output`.
+        each of shape (num_heads,), or those that another filter names, kept in the variable
+        dtype; the projections `query`, `key`, `value` and `attention_output`.
 
     Raises:
         ValueError: For arguments out of the ranges above, for query and value of different
@@ -132,20 +114,14 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
         value_dim: int | None = None,
         dropout: float = 0.0,
         *,
-        order: int = 3,
-        filter: str = "first_order",
-        alpha: float | None = None,
-        beta: float | None = None,
-        trainable_coefficients: Any = True,
-        initial_coefficients: Any = None,
-        start: str = "plain",
+        order: int | None = None,
+        filter: Any = "first_order",
         dropout_on: str = "attention",
         attention_path: str | None = None,
         flash_attention: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        self.steps = filter_steps(filter, order, alpha, beta)
-        self.order, self.filter, self.alpha, self.beta = order, filter, alpha, beta
+        found = filters.get(filter, order)
         if not is_one_of(dropout_on, ("attention", "filter")):
             raise ValueError(
                 f'`dropout_on` must be "attention" or "filter". Received: dropout_on={dropout_on!r}'
@@ -163,14 +139,23 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
         super().__init__(num_heads, key_dim, value_dim, dropout, attention_path=path, **kwargs)
         self.dropout_on = dropout_on
         self.flash_attention = flash_attention
-        self._trained = trained_coefficients(trainable_coefficients, self.steps)
-        self.trainable_coefficients = plain_numbers(trainable_coefficients)
-        self.initial_coefficients = plain_numbers(initial_coefficients)
-        self._start = start_values(start, self.initial_coefficients, self.steps, order, num_heads)
-        self.start = start
+        found.coefficients(num_heads)  # refuses start values for another number of heads
+        self.filter = found
+
+    @property
+    def order(self) -> int:
+        """The order of the filter."""
+        return self.filter.order
+
+    @property
+    def _num_signals(self) -> int:
+        return self.filter.num_applications
+
+    def _filtered(self, apply: Operator, values: Tensor, trailing_axes: int = 1) -> Tensor:
+        return filtered(self, self.filter, apply, values, trailing_axes)
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
-        self._add_coefficients(self._start, self._trained)
+        add_coefficients(self, self.filter)
         super().build(query_shape, value_shape, key_shape)
 
     def call(
@@ -278,13 +263,7 @@ class GraphFilterAttention(FilterWeights, SelfAttention):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "order": self.order,
-            "filter": self.filter,
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "trainable_coefficients": self.trainable_coefficients,
-            "initial_coefficients": self.initial_coefficients,
-            "start": self.start,
+            "filter": keras.saving.serialize_keras_object(self.filter),
             "dropout_on": self.dropout_on,
             "flash_attention": self.flash_attention,
         }

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
-from keras_graphattn.masks.mask import Mask, restored
+from keras_graphattn.masks.mask import Mask
 from keras_graphattn.ops.attention import score_operands
 from keras_graphattn.ops.precision import (
     at_least_float32,
@@ -15,6 +15,7 @@ from keras_graphattn.ops.precision import (
     nan_where,
     zero_where_masked,
 )
+from keras_graphattn.serialization import restored
 
 Tensor = Any
 

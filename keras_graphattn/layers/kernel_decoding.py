@@ -4,6 +4,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.layers.kernel_features import key_features, query_features
 from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.multi_head import without_padding
 from keras_graphattn.masks.mask import Mask
@@ -29,8 +30,6 @@ class KernelDecoding:
     query_dense: Any
     key_dense: Any
     value_dense: Any
-    _query_features: Any
-    _key_features: Any
     _outputs: Any
     _project_out: Any
     _check_shapes: Any
@@ -109,8 +108,8 @@ class KernelDecoding:
             self.build(tuple(tokens.shape))
         padding_mask = all_of(padding_mask)
         tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
-        query = self._query_features(self.query_dense(tokens), padding_mask, scaled=True)
-        key = self._key_features(self.key_dense(tokens), padding_mask, fixed_scale=True)
+        query = query_features(self, self.query_dense(tokens), padding_mask, fixed_scale=True)
+        key = key_features(self, self.key_dense(tokens), padding_mask, fixed_scale=True)
         left = list(state)
         following: list[Any] = []
 

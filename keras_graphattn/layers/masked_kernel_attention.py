@@ -3,23 +3,23 @@
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
+from keras_graphattn import feature_maps, filters
 from keras_graphattn.layers.copying import copy_projections
-from keras_graphattn.layers.filter_coefficients import (
-    filter_steps,
-    plain_numbers,
-    start_values,
-    trained_coefficients,
-)
-from keras_graphattn.layers.filter_weights import FilterWeights
+from keras_graphattn.layers.filter_weights import add_coefficients, filtered
 from keras_graphattn.layers.kernel_decoding import KernelDecoding
-from keras_graphattn.layers.kernel_features import KernelFeatures, check_feature_map
+from keras_graphattn.layers.kernel_features import (
+    add_feature_weights,
+    key_features,
+    query_features,
+)
 from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
-from keras_graphattn.layers.options import is_one_of
-from keras_graphattn.masks.mask import Mask, restored
+from keras_graphattn.ops.arguments import is_one_of
+from keras_graphattn.masks.mask import Mask
 from keras_graphattn.ops.arguments import optional, whole
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.kernel_attention import (
@@ -28,14 +28,13 @@ from keras_graphattn.ops.kernel_attention import (
     unmasked_attention,
 )
 from keras_graphattn.ops.precision import nan_where
+from keras_graphattn.serialization import restored
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class MaskedKernelAttention(
-    MaskCall, KernelDecoding, KernelFeatures, FilterWeights, MultiHeadLayer
-):
+class MaskedKernelAttention(MaskCall, KernelDecoding, MultiHeadLayer):
     """Kernel attention with a factor for each pair of positions, without the n x n matrix.
 
     Per head, with features phi in place of the softmax and a mask M of factors,
@@ -54,23 +53,18 @@ class MaskedKernelAttention(
         dropout: Dropout probability of the heads' outputs. There is no attention matrix to drop.
         mask: A mask of `keras_graphattn.masks`, or `None`: every factor is 1. The layer makes its
             weights, for its heads.
-        feature_map: `"relu"`, `"squared_relu"`, `"elu"`, or `"favor"` (positive orthogonal random
-            features, an unbiased estimate of softmax attention); or a callable registered with
+        feature_map: A map of `keras_graphattn.feature_maps`, such as `Favor(num_features=64)`, or
+            its name: `"relu"`, `"squared_relu"`, `"elu"`, or `"favor"` (positive orthogonal random
+            features, an unbiased estimate of softmax attention); or a function registered with
             Keras that maps (B, T, N, H) to non-negative features (B, T, N, m).
-        num_features: Number m of random features; `"favor"` only, H log(H) by default.
         path: `"auto"`, or one of the mask's `paths`: `"dense"` forms A, `"blockwise"` forms it for
             some query rows at a time, others never do. Without a mask `"auto"` or `"dense"`. A path
             changes time and memory, never a number.
         feature_chunk: Number of features at a time, on paths that work on an (n, m, D) tensor: less
             memory, the same numbers. All at once by default.
-        filter: `None`, or a filter of A as in `GraphFilterAttention`: `"first_order"`,
-            `"monomial"`, `"chebyshev"`, `"legendre"` or `"jacobi"`.
-        order: The filter's order K, an integer of at least 1; 3 by default.
-        alpha: First Jacobi parameter; `"jacobi"` only, 0 by default.
-        beta: Second Jacobi parameter; `"jacobi"` only, 0 by default.
-        trainable_coefficients: As in `GraphFilterAttention`.
-        initial_coefficients: As in `GraphFilterAttention`.
-        start: As in `GraphFilterAttention`.
+        filter: `None`, or a filter of A, an object of `keras_graphattn.filters` or its name, as in
+            `GraphFilterAttention`.
+        order: Order K of a `filter` given by its name; the filter's own default if `None`.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
             `dtype`). `attention_axes`, `sliding_window` and `flash_attention` are refused. And
@@ -130,16 +124,10 @@ class MaskedKernelAttention(
         *,
         mask: Any = None,
         feature_map: Any = "relu",
-        num_features: int | None = None,
         path: str = "auto",
         feature_chunk: int | None = None,
-        filter: str | None = None,
-        order: int = 3,
-        alpha: float | None = None,
-        beta: float | None = None,
-        trainable_coefficients: Any = True,
-        initial_coefficients: Any = None,
-        start: str = "plain",
+        filter: Any = None,
+        order: int | None = None,
         **kwargs: Any,
     ) -> None:
         for name in ("attention_axes", "sliding_window"):
@@ -150,36 +138,53 @@ class MaskedKernelAttention(
                 )
         _check_options(mask, path)
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
-        feature_map = check_feature_map(feature_map, num_features)
+        if filter is None and order is not None:
+            raise ValueError(
+                f"`order` belongs to a filter. Received: filter=None, order={order!r}. Set `filter`."
+            )
+        found = None if filter is None else filters.get(filter, order)
+        if found is not None:
+            found.coefficients(num_heads)  # refuses start values for another number of heads
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
         self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
-        self.feature_map = feature_map
-        self.num_features = None if num_features is None else int(num_features)
-        self.filter, self.order, self.alpha, self.beta = filter, order, alpha, beta
-        self.trainable_coefficients = plain_numbers(trainable_coefficients)
-        self.initial_coefficients = plain_numbers(initial_coefficients)
-        self.start = start
-        if filter is None:
-            given = {"initial_coefficients": initial_coefficients, "alpha": alpha, "beta": beta}
-            if any(value is not None for value in given.values()) or start != "plain":
-                found = ", ".join(f"{name}={value!r}" for name, value in given.items())
-                raise ValueError(
-                    f"Coefficients belong to a filter. Received: filter=None, {found}, "
-                    f"start={start!r}. Set `filter`."
-                )
-            return
-        self.steps = filter_steps(filter, order, alpha, beta)
-        self._trained = trained_coefficients(trainable_coefficients, self.steps)
-        self._start = start_values(start, self.initial_coefficients, self.steps, order, num_heads)
+        self.feature_map = feature_maps.get(feature_map)
+        self.filter = found
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         if self.filter is not None:
-            self._add_coefficients(self._start, self._trained)
-        self._add_directions()
+            add_coefficients(self, self.filter)
+        add_feature_weights(self)
         if self.mask is not None and not self.mask.built:
             self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
         self._mark([] if self.mask is None else self.mask.weights)
         super().build(query_shape, value_shape, key_shape)
+
+    @property
+    def feature_count(self) -> int:
+        """Number m of features of each head."""
+        return self.feature_map.num_features(self.num_heads, self.key_dim)
+
+    def redraw_features(self, seed: int | None = None) -> None:
+        """Draws the random weights of the feature map again, such as those of `"favor"`.
+
+        Call it between epochs: under `fit` on JAX, weights are out of reach within an epoch.
+
+        Args:
+            seed: Seed of the draw; a fresh one by default.
+
+        Raises:
+            ValueError: For a feature map without random weights, and before the layer is built.
+        """
+        names = getattr(self, "_feature_weight_names", ())
+        if not names:
+            raise ValueError(
+                "Only a built layer whose feature map draws weights at random, such as "
+                f'feature_map="favor", can draw them again. Received: {self.feature_map!r}'
+            )
+        seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        drawn = self.feature_map.weights(self.num_heads, self.key_dim, seed)
+        for name, value in drawn.items():
+            getattr(self, name).assign(value)
 
     def copy_projections_from(self, attention: Any) -> None:
         """Starts from softmax attention: copies `query`, `key`, `value` and `attention_output`.
@@ -207,8 +212,8 @@ class MaskedKernelAttention(
         mask, inputs, key_mask = self._mask_of_call(query, masks)
         query_mask = all_of(masks.query)
         fixed_scale = mask is not None and mask.hides_keys
-        query_features = self._query_features(self.query_dense(query), query_mask, fixed_scale)
-        key_features = self._key_features(self.key_dense(key), key_mask, fixed_scale)
+        phi_query = query_features(self, self.query_dense(query), query_mask, fixed_scale)
+        phi_key = key_features(self, self.key_dense(key), key_mask, fixed_scale)
 
         values = self._values(value, masks)
         prepared = None if mask is None else mask.prepare(values, **inputs)
@@ -216,12 +221,10 @@ class MaskedKernelAttention(
         def attend(x: Tensor) -> Tensor:
             if mask is not None:
                 path, chunk = self.attention_path, self.feature_chunk
-                return mask.attend(query_features, key_features, x, path, chunk, prepared)
+                return mask.attend(phi_query, phi_key, x, path, chunk, prepared)
             if self.attention_path == "dense":
-                return masked_scores(
-                    query_features, key_features, x, ops.ones((1, 1, 1, 1), x.dtype)
-                )
-            return unmasked_attention(query_features, key_features, x)
+                return masked_scores(phi_query, phi_key, x, ops.ones((1, 1, 1, 1), x.dtype))
+            return unmasked_attention(phi_query, phi_key, x)
 
         sighted = _sighted(key_mask, mask is not None and mask.is_causal)
         sighted = all_of(sighted, None if query_mask is None else query_mask[:, :, None])
@@ -230,7 +233,7 @@ class MaskedKernelAttention(
         outputs = self._dropped(outputs, training)
         if not return_attention_scores:
             return outputs, None
-        matrix = ops.einsum("btnm,bsnm->bnts", query_features, key_features)
+        matrix = ops.einsum("btnm,bsnm->bnts", phi_query, phi_key)
         if mask is not None:
             matrix = matrix * ops.cast(mask.dense(ops.shape(query)[1], **inputs), matrix.dtype)
         total = ops.sum(matrix, axis=-1, keepdims=True)
@@ -244,14 +247,14 @@ class MaskedKernelAttention(
         if self.filter is None:
             outputs = operator(values)
         else:
-            outputs = self._filtered(operator, values)
+            outputs = filtered(self, self.filter, operator, values)
             outputs = ops.where(operator.seen, outputs, ops.cast(0.0, outputs.dtype))
         return outputs if operator.broken is None else nan_where(operator.broken > 0.0, outputs)
 
     @property
     def _num_applications(self) -> int:
         """How often A is applied."""
-        return 1 if self.filter is None else self._num_signals
+        return 1 if self.filter is None else self.filter.num_applications
 
     def _mask_of_call(
         self, query: Tensor, masks: Masks
@@ -284,19 +287,18 @@ class MaskedKernelAttention(
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["attention_axes"], config["sliding_window"]
-        names = ["num_features", "feature_chunk", "filter", "order", "alpha", "beta"]
-        names += ["trainable_coefficients", "initial_coefficients", "start"]
-        serialised = {
-            name: value if isinstance(value, str) else keras.saving.serialize_keras_object(value)
-            for name, value in (("mask", self.mask), ("feature_map", self.feature_map))
-        }
-        config |= {name: getattr(self, name) for name in names}
-        return {**config, **serialised, "path": self.attention_path}
+        config["feature_chunk"] = self.feature_chunk
+        for name in ("mask", "feature_map", "filter"):
+            value = getattr(self, name)
+            config[name] = None if value is None else keras.saving.serialize_keras_object(value)
+        return {**config, "path": self.attention_path}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "MaskedKernelAttention":
         found: dict[str, Any] = {
-            name: restored(name, config[name]) for name in ("mask", "feature_map") if name in config
+            name: restored(name, config[name])
+            for name in ("mask", "feature_map", "filter")
+            if name in config
         }
         return cls(**{**config, **found})
 

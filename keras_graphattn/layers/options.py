@@ -1,6 +1,5 @@
 """The options that our layers share with `keras.layers.MultiHeadAttention`, checked by name."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -74,8 +73,3 @@ def _check_axes(axes: Any) -> None:
             "`attention_axes` must be None, the number of an axis, or a list of such. Received: "
             f"attention_axes={axes!r}"
         )
-
-
-def is_one_of(value: Any, allowed: Sequence[str | None]) -> bool:
-    """Whether a value, of whatever type, is one of some names."""
-    return (value is None or isinstance(value, str)) and value in allowed

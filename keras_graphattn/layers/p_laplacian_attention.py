@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.layers.options import is_one_of
+from keras_graphattn.ops.arguments import is_one_of
 from keras_graphattn.layers.self_attention import SelfAttention
 from keras_graphattn.ops.arguments import is_finite, is_list
 from keras_graphattn.ops.attention import scaled

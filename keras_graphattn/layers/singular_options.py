@@ -1,68 +1,81 @@
 """What `AttentiveGraphFilter` accepts: its forms of g(S) and the masks it can honour."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 from keras import ops
 
-from keras_graphattn.layers.named_starts import SINGULAR_STARTS, check_start
-from keras_graphattn.layers.options import is_one_of
+from keras_graphattn import filters
+from keras_graphattn.filters import Filter, Polynomial
+from keras_graphattn.ops.arguments import flag
 
 Tensor = Any
 
-FILTERS = ("polynomial", "singular_values", "ones")
+ABLATIONS = ("singular_values", "ones")
+STARTS = {"plain": 0.0, "high_pass": -0.5}  # tanh(theta_1), for an increasing P_1
+ORDER = 4
 
 
-class SingularValueFilter(NamedTuple):
-    """The options of g(S); all but `kind` are None or False where g has no polynomial."""
+def singular_filter(filter: Any, order: int | None, learned_constant: bool) -> Filter | str:
+    """The filter g of the singular values, or the name of an ablation.
 
-    kind: str
-    order: Any = None
-    basis: Any = None
-    alpha: Any = None
-    beta: Any = None
-    learned_constant: bool = False
+    Args:
+        filter: A filter, its name or its configuration, or a name out of `ABLATIONS`.
+        order: The order of a filter given by its name; 4 if `None`, where the filter has an order.
+        learned_constant: Whether the weight of P_0 is learned.
 
-
-def check_filter(
-    kind: Any,
-    order: Any = None,
-    basis: Any = None,
-    alpha: Any = None,
-    beta: Any = None,
-    learned_constant: Any = False,
-) -> SingularValueFilter:
-    """The options of g(S) with their defaults, or `ValueError` for what cannot be used."""
-    if not is_one_of(kind, FILTERS):
-        raise ValueError(f"`filter` must be one of {list(FILTERS)}. Received: filter={kind!r}")
-    if not isinstance(learned_constant, bool):
+    Raises:
+        ValueError: For what g cannot be.
+    """
+    flag("learned_constant", learned_constant)
+    if isinstance(filter, str) and filter in ABLATIONS:
+        if order is not None or learned_constant:
+            raise ValueError(
+                f"filter={filter!r} has no polynomial. Received: order={order!r}, "
+                f"learned_constant={learned_constant}. Leave them out, or use another filter."
+            )
+        return filter
+    if isinstance(filter, str) and filter not in filters.FILTERS:
         raise ValueError(
-            f"`learned_constant` must be a boolean. Received: learned_constant={learned_constant!r}"
+            f"`filter` must be one of {[*filters.FILTERS, *ABLATIONS]}, or a filter of "
+            f"keras_graphattn.filters. Received: filter={filter!r}"
         )
-    if kind == "polynomial":
-        order = 4 if order is None else order
-        basis = "jacobi" if basis is None else basis
-        return SingularValueFilter(kind, order, basis, alpha, beta, learned_constant)
-    given = {"order": order, "basis": basis, "alpha": alpha, "beta": beta}
-    given["learned_constant"] = learned_constant or None
-    unused = [f"{name}={value!r}" for name, value in given.items() if value is not None]
-    if unused:
+    is_polynomial = isinstance(filter, str) and issubclass(filters.FILTERS[filter], Polynomial)
+    found = filters.get(filter, ORDER if order is None and is_polynomial else order)
+    if isinstance(found, Polynomial):
+        _check_polynomial(found, learned_constant)
+    elif learned_constant:
         raise ValueError(
-            f"filter={kind!r} has no polynomial. Received: {', '.join(unused)}. Leave them out, "
-            'or use filter="polynomial".'
+            "`learned_constant` is the weight of P_0 of a polynomial. Received: "
+            f"learned_constant=True, filter={found!r}. Leave it out."
         )
-    return SingularValueFilter(kind)
+    return found
 
 
-def check_singular_start(start: Any, options: SingularValueFilter) -> str:
-    """The name of a start of g(S), or `ValueError` for one that cannot be used."""
-    name = check_start(start, None, 1, SINGULAR_STARTS)
-    if name != "plain" and (options.order is None or options.learned_constant):
+def _check_polynomial(filter: Polynomial, learned_constant: bool) -> None:
+    if filter.initial_coefficients is not None:
+        raise ValueError(
+            "AttentiveGraphFilter learns weights theta of its own for a polynomial, which start "
+            f"at 0. Received: initial_coefficients={filter.initial_coefficients!r}. Leave them out."
+        )
+    if filter.start not in STARTS:
+        raise ValueError(
+            f"`start` of a filter of singular values must be one of {list(STARTS)}. Received: "
+            f"start={filter.start!r}"
+        )
+    if filter.start != "plain" and learned_constant:
         raise ValueError(
             "A named start is one of a polynomial whose weight of P_0 is 1. Received: "
-            f"start={start!r}, filter={options.kind!r}, learned_constant="
-            f"{options.learned_constant}. Leave `start` out."
+            f"start={filter.start!r}, learned_constant=True. Leave one of the two out."
         )
-    return name
+
+
+def start_of_theta(filter: Polynomial) -> np.ndarray:
+    """Raw theta_1 ... theta_K of g(S) = P_0 + sum_k tanh(theta_k) P_k(S) at the filter's start."""
+    theta = np.zeros(filter.order)
+    falls = filter.recurrence()[0].slope < 0.0
+    theta[0] = np.arctanh(STARTS[filter.start]) * (-1.0 if falls else 1.0)
+    return theta
 
 
 def token_mask(attention_mask: Tensor | None) -> Tensor | None:

@@ -32,26 +32,6 @@ Tensors = dict[str, Tensor]
 DENSE_LIMIT = 1024  # beyond it, "auto" takes rows in blocks where a mask has no path of its own
 
 
-def restored(name: str, given: Any) -> Any:
-    """What a configuration stands for; the constructor judges it, and what is none.
-
-    Keras makes nothing but classes and functions that are registered or its own.
-
-    Raises:
-        ValueError: For a configuration that nothing can be made of.
-    """
-    if not isinstance(given, dict):
-        return given
-    try:
-        return keras.saving.deserialize_keras_object(given)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"`{name}` cannot be restored from its configuration. The cause: "
-            f"{type(error).__name__}: {reason}"
-        ) from error
-
-
 class Mask(CallInputs, keras.layers.Layer):  # type: ignore[misc]
     """M, a T x T matrix of non-negative factors per head, as a linear operator.
 

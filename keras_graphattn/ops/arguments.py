@@ -130,6 +130,11 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+def is_one_of(value: Any, allowed: Sequence[str | None]) -> bool:
+    """Whether a value, of whatever type, is one of some names."""
+    return (value is None or isinstance(value, str)) and value in allowed
+
+
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     """Whether a value is a list or another sequence; text and bytes are none."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))

@@ -13,7 +13,6 @@ norm is above about 170 sqrt(H) then vanish.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from keras_graphattn.ops.precision import at_least_float32, hidden_logit
 from keras_graphattn.ops.wide import larger, largest
 
 Tensor = Any
-FeatureMap = Callable[[Tensor], Tensor]
 
 OFFSET = 1e-3  # keeps features positive where a ReLU is 0
 LARGEST_EXPONENT = 60.0  # of a key's feature under the fixed factor
@@ -45,13 +43,6 @@ def elu_features(x: Tensor) -> Tensor:
     Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, Eq. 7.
     """
     return ops.elu(at_least_float32(x)) + 1.0
-
-
-FEATURE_MAPS: dict[str, FeatureMap] = {
-    "relu": relu_features,
-    "squared_relu": squared_relu_features,
-    "elu": elu_features,
-}
 
 
 def orthogonal_features(

@@ -163,8 +163,9 @@ def plain_attention_coefficients(steps: list[Step]) -> list[float]:
     slope, offset, _ = steps[0]
     if slope == 0.0:
         raise ValueError(
-            "With alpha + beta = -2 the first Jacobi polynomial is a constant, and no filter of "
-            "order 1 is plain attention. Change alpha or beta."
+            "P_1 of this basis is a constant, so no sum of P_0 and P_1 is plain attention. "
+            "Received: slope=0.0 in the first step. For Jacobi polynomials, change alpha or beta: "
+            "their sum must not be -2."
         )
     return [-offset / slope, 1.0 / slope] + [0.0] * (len(steps) - 1)
 

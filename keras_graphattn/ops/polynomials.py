@@ -9,7 +9,6 @@ filter of AGF) and polynomials of an operator (`keras_graphattn.ops.polynomial_f
 """
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 from keras import ops
@@ -102,7 +101,7 @@ def recurrence(
     check_order(order)
     if not isinstance(basis, str) or basis not in BASES:
         raise ValueError(f"`basis` must be one of {list(BASES)}. Received: basis={basis!r}")
-    numbers = _check_jacobi(alpha, beta)
+    numbers = check_jacobi(0.0 if alpha is None else alpha, 0.0 if beta is None else beta)
     if basis != "jacobi":
         if any(numbers):
             raise ValueError(
@@ -112,20 +111,22 @@ def recurrence(
         if basis == "monomial":
             return [Step(1.0, 0.0, 0.0)] * order
         return _jacobi(order, *((0.0, 0.0) if basis == "legendre" else (-0.5, -0.5)))
-    for name, value in zip(("alpha", "beta"), numbers, strict=True):
-        if value <= -1:
-            warnings.warn(
-                f"{name}={value} is outside (-1, inf): the Jacobi polynomials are defined "
-                "there but no longer orthogonal. The AGF paper uses such values; so may you.",
-                stacklevel=3,
-            )
     return _jacobi(order, *numbers)
 
 
-def _check_jacobi(alpha: float | None, beta: float | None) -> tuple[float, float]:
+def check_jacobi(alpha: float, beta: float) -> tuple[float, float]:
+    """Returns the parameters of Jacobi polynomials as floats.
+
+    Raises:
+        ValueError: If one is not a finite number, or too large for float32.
+
+    Example:
+
+    >>> check_jacobi(1, -0.5)
+    (1.0, -0.5)
+    """
     numbers = []
     for name, given in (("alpha", alpha), ("beta", beta)):
-        given = 0.0 if given is None else given
         if isinstance(given, bool) or not isinstance(given, (int, float)):
             raise ValueError(f"`{name}` must be a number. Received: {name}={given!r}")
         if not is_finite(given):

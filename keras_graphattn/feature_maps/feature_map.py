@@ -1,0 +1,153 @@
+"""The base of all feature maps phi of kernel attention, phi(q) . phi(k) >= 0."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.serialization import restored
+
+Tensor = Any
+
+
+class FeatureMap:
+    """A map phi from queries and keys to non-negative features.
+
+    A subclass writes `__call__`, which is all that a map without weights needs. Register it with
+    `keras.saving.register_keras_serializable`, so that layers with it can be saved.
+
+    A map with random directions also writes `weights`, `query_features` and `key_features`. The
+    layer keeps the directions as weights that are not trained, so that they are saved with it.
+
+    Example:
+
+    >>> @keras.saving.register_keras_serializable(package="mine")
+    ... class Exponential(FeatureMap):
+    ...     def __call__(self, x):
+    ...         return keras.ops.exp(x)
+    >>> Exponential().num_features(num_heads=2, key_dim=8)
+    8
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """phi(x): non-negative features (B, T, N, m) of queries or keys (B, T, N, H)."""
+        raise NotImplementedError
+
+    def num_features(self, num_heads: int, key_dim: int) -> int:
+        """Number m of features of each head.
+
+        Args:
+            num_heads: Number of heads N.
+            key_dim: Size H of a head.
+        """
+        spec = keras.KerasTensor((1, 1, num_heads, key_dim), "float32")
+        return int(keras.backend.compute_output_spec(self, spec).shape[-1])
+
+    def weights(
+        self, num_heads: int, key_dim: int, seed: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """Values that a layer keeps for the map, by name. They are not trained.
+
+        Args:
+            num_heads: Number of heads N.
+            key_dim: Size H of a head.
+            seed: Seed of what is drawn at random.
+        """
+        return {}
+
+    def query_features(
+        self, query: Tensor, weights: Mapping[str, Tensor], fixed_scale: bool
+    ) -> Tensor:
+        """phi of the queries, (B, T, N, m), in at least float32.
+
+        Args:
+            query: Tensor of shape (B, T, N, H).
+            weights: The values of the layer's `weights`.
+            fixed_scale: Whether a mask hides keys. The largest feature of each query is then 1: a
+                row of attention does not depend on the scale, and a huge query cannot overflow.
+        """
+        features = at_least_float32(self(at_least_float32(query)))
+        if not fixed_scale:
+            return features
+        largest = ops.stop_gradient(ops.max(features, axis=-1, keepdims=True))
+        return features / ops.where(largest > 0.0, largest, ops.cast(1.0, features.dtype))
+
+    def key_features(
+        self,
+        key: Tensor,
+        weights: Mapping[str, Tensor],
+        mask: Tensor | None,
+        fixed_scale: bool,
+    ) -> Tensor:
+        """phi of the keys, (B, S, N, m), in at least float32, all on one scale.
+
+        Args:
+            key: Tensor of shape (B, S, N, H).
+            weights: The values of the layer's `weights`.
+            mask: Optional boolean tensor of shape (B, S): the keys that count for the scale.
+            fixed_scale: Whether a mask hides keys, so that the scale must not depend on them.
+        """
+        return at_least_float32(self(at_least_float32(key)))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "FeatureMap":
+        """The map that `get_config` described."""
+        return cls(**config)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.get_config() == other.get_config()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class FunctionMap(FeatureMap):
+    """A feature map that is a function of the user's own.
+
+    Args:
+        function: A callable, registered with Keras, from (B, T, N, H) to non-negative features
+            (B, T, N, m).
+
+    Raises:
+        ValueError: If the function is not registered.
+
+    Example:
+
+    >>> @keras.saving.register_keras_serializable(package="mine")
+    ... def squares(x):
+    ...     return x * x
+    >>> FunctionMap(squares).num_features(num_heads=1, key_dim=4)
+    4
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        name = keras.saving.get_registered_name(function)
+        if keras.saving.get_registered_object(name) is not function:
+            raise ValueError(
+                "A function as `feature_map` must be registered, so that the layer can be saved: "
+                "decorate it with @keras.saving.register_keras_serializable(). Received: "
+                f"feature_map={function!r}"
+            )
+        self.function = function
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"function": keras.saving.serialize_keras_object(self.function)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "FunctionMap":
+        return cls(restored("function", config["function"]))

@@ -1,0 +1,65 @@
+"""Graph filters: functions of the attention operator A, with coefficients learned for each head.
+
+A layer takes a filter by name, `GraphFilterAttention(8, 64, filter="chebyshev", order=4)`, or as
+an object, `GraphFilterAttention(8, 64, filter=Jacobi(4, alpha=1.0))`.
+
+A new filter is one file in this folder and one line in `FILTERS`.
+"""
+
+from typing import Any
+
+from keras_graphattn.filters.chebyshev import Chebyshev
+from keras_graphattn.filters.filter import Coefficient, Filter, NamedFilter
+from keras_graphattn.filters.first_order import FirstOrder
+from keras_graphattn.filters.inverted import Inverted
+from keras_graphattn.filters.jacobi import Jacobi
+from keras_graphattn.filters.legendre import Legendre
+from keras_graphattn.filters.monomial import Monomial
+from keras_graphattn.filters.page_rank import PageRank
+from keras_graphattn.filters.polynomial import Polynomial
+from keras_graphattn.serialization import resolve
+
+FILTERS: dict[str, type[Filter]] = {
+    "first_order": FirstOrder,
+    "monomial": Monomial,
+    "chebyshev": Chebyshev,
+    "legendre": Legendre,
+    "jacobi": Jacobi,
+    "inverted": Inverted,
+    "page_rank": PageRank,
+}
+
+
+def get(filter: Any, order: int | None = None) -> Filter:
+    """The filter that an argument means.
+
+    Args:
+        filter: A name out of `FILTERS`, a `Filter`, or the configuration of one.
+        order: The order of a filter given by its name; the filter's own default if `None`.
+
+    Raises:
+        ValueError: For anything else, and for an `order` beside a filter object.
+
+    Example:
+
+    >>> get("chebyshev", order=4).num_applications
+    4
+    """
+    return resolve("filter", filter, Filter, FILTERS, order=order)
+
+
+__all__ = [
+    "FILTERS",
+    "Chebyshev",
+    "Coefficient",
+    "Filter",
+    "FirstOrder",
+    "Inverted",
+    "Jacobi",
+    "Legendre",
+    "Monomial",
+    "NamedFilter",
+    "PageRank",
+    "Polynomial",
+    "get",
+]

@@ -1,0 +1,225 @@
+"""The base of all filters: a function of an attention operator with learned coefficients."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from keras_graphattn.filters.starts import STARTS, check_start
+from keras_graphattn.ops.arguments import is_list, numpy_of
+from keras_graphattn.ops.polynomials import check_order
+
+Tensor = Any
+Operator = Callable[[Tensor], Tensor]
+
+
+class Coefficient(NamedTuple):
+    """The weight that a layer makes for one of its filter's coefficients."""
+
+    start: np.ndarray  # (..., N), one number for each head
+    trainable: bool = True
+
+
+class Filter:
+    """A graph filter H(A): a function of the attention operator A, learned for each head.
+
+    A filter holds settings only. The layer that uses it makes the weights that `coefficients`
+    describes, and calls the filter with their values. So several layers can share one filter
+    object, and each of them learns its own coefficients.
+
+    Most subclasses derive from `Polynomial`, which needs a recurrence only, or from `NamedFilter`,
+    for a few numbers per head. A subclass of this class writes `start_values` and `__call__`, and
+    `num_applications` where that is not the order. Register it with
+    `keras.saving.register_keras_serializable`, so that layers with it can be saved.
+
+    Args:
+        order: How far the filter reaches: the degree of a polynomial, or the number of
+            applications of A. An integer of at least 1.
+        trainable_coefficients: `True` trains all coefficients and `False` none.
+        initial_coefficients: Start values in place of those of `start`.
+        start: What the filter is before training: `"plain"`, H = A; `"high_pass"`, H = I - A;
+            `"high_boost"`, H = I + (I - A); or `"band_pass"`, H = A (I - A), from order 2 on.
+            A filter takes the names in its attribute `starts`.
+
+    Raises:
+        ValueError: For values out of these ranges, and for a `start` together with
+            `initial_coefficients`.
+    """
+
+    starts: ClassVar[Sequence[str]] = tuple(STARTS)
+
+    def __init__(
+        self,
+        order: int = 3,
+        *,
+        trainable_coefficients: Any = True,
+        initial_coefficients: Any = None,
+        start: str = "plain",
+    ) -> None:
+        self.order = check_order(order)
+        self.trainable_coefficients = plain_numbers(trainable_coefficients)
+        self.initial_coefficients = plain_numbers(initial_coefficients)
+        self.start = check_start(start, initial_coefficients, order, self.starts)
+        self.trained_names()
+        self.start_values(None)
+
+    @property
+    def num_applications(self) -> int:
+        """How often a call applies A."""
+        return self.order
+
+    def coefficients(self, num_heads: int) -> dict[str, Coefficient]:
+        """The weights that a layer with this filter has, by name.
+
+        Args:
+            num_heads: Number of heads N.
+
+        Returns:
+            A dictionary from the name of each weight to its start value, of shape (..., N).
+
+        Raises:
+            ValueError: If `initial_coefficients` are for another number of heads.
+        """
+        trained = self.trained_names()
+        return {
+            name: Coefficient(start, name in trained)
+            for name, start in self.start_values(num_heads).items()
+        }
+
+    def start_values(self, num_heads: int | None) -> dict[str, np.ndarray]:
+        """Start values by the names of weights, (..., N); N is 1 where it is not known yet.
+
+        Raises:
+            ValueError: For `initial_coefficients` that the filter cannot use.
+        """
+        raise NotImplementedError
+
+    def trained_names(self) -> Sequence[str]:
+        """The names of the weights that are trained.
+
+        Raises:
+            ValueError: For `trainable_coefficients` that the filter cannot use.
+        """
+        if not isinstance(self.trainable_coefficients, bool):
+            raise ValueError(
+                "`trainable_coefficients` must be True or False. Received: "
+                f"trainable_coefficients={self.trainable_coefficients!r}"
+            )
+        return list(self.start_values(None)) if self.trainable_coefficients else []
+
+    def __call__(
+        self, apply: Operator, values: Tensor, coefficients: Mapping[str, Tensor]
+    ) -> Tensor:
+        """H(A) values.
+
+        Args:
+            apply: Callable that maps a tensor of the shape of `values` to A times it.
+            values: Tensor of token values, such as (B, T, N, D).
+            coefficients: The values of the weights by name, shaped to broadcast to `values`: here
+                (..., N, 1).
+
+        Returns:
+            A tensor of the shape and dtype of `values`.
+        """
+        raise NotImplementedError
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            "order": self.order,
+            "trainable_coefficients": self.trainable_coefficients,
+            "initial_coefficients": self.initial_coefficients,
+            "start": self.start,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Filter":
+        """The filter that `get_config` described."""
+        return cls(**config)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.get_config() == other.get_config()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.order))
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
+
+class NamedFilter(Filter):
+    """Base of filters whose coefficients have names: one number for each head and name.
+
+    A subclass writes `named_start`, `__call__` and, where it is not the order, `num_applications`.
+    The weight of a coefficient is called `<name>_coefficient`.
+
+    Args:
+        order: As for `Filter`.
+        trainable_coefficients: `True` trains all coefficients and `False` none; or a list of the
+            names of those that are trained.
+        initial_coefficients: A dictionary from names to start values, each a number or a list with
+            one number for each head. Names that it leaves out start as `start` says.
+        start: As for `Filter`.
+    """
+
+    def named_start(self) -> dict[str, float]:
+        """The start value of each coefficient by its name, for the filter's `start`."""
+        raise NotImplementedError
+
+    def start_values(self, num_heads: int | None) -> dict[str, np.ndarray]:
+        given = {} if self.initial_coefficients is None else self.initial_coefficients
+        named = self.named_start()
+        if not isinstance(given, Mapping) or not set(given) <= set(named):
+            raise ValueError(
+                f"`initial_coefficients` of {type(self).__name__} must be a dictionary with keys "
+                f"out of {list(named)}. Received: initial_coefficients={given!r}"
+            )
+        return {
+            f"{name}_coefficient": of_heads(given.get(name, start), num_heads, given)
+            for name, start in named.items()
+        }
+
+    def trained_names(self) -> Sequence[str]:
+        given, names = self.trainable_coefficients, list(self.named_start())
+        if is_list(given) and all(isinstance(name, str) for name in given):
+            if set(given) <= set(names):
+                return [f"{name}_coefficient" for name in given]
+        elif isinstance(given, bool):
+            return super().trained_names()
+        raise ValueError(
+            f"`trainable_coefficients` must be True, False or a list of names out of {names}. "
+            f"Received: trainable_coefficients={given!r}"
+        )
+
+
+def plain_numbers(given: Any) -> Any:
+    """Start values as lists and numbers that go into a configuration as they are."""
+    if isinstance(given, Mapping):
+        return {name: plain_numbers(value) for name, value in given.items()}
+    if is_list(given):
+        return [plain_numbers(value) for value in given]
+    return given.tolist() if isinstance(given, (np.ndarray, np.generic)) else given
+
+
+def of_heads(value: Any, num_heads: int | None, given: Any) -> np.ndarray:
+    """One number, or one for each head, as an array of shape (N,).
+
+    Args:
+        value: The number or numbers.
+        num_heads: Number of heads N; `None` where it is not known yet, which allows any.
+        given: What the user gave as `initial_coefficients`, for the error.
+
+    Raises:
+        ValueError: For anything that is not a finite number, or one for each head.
+    """
+    numbers = numpy_of(value)
+    numbers = numbers.astype("float64") if numbers.dtype.kind in "biuf" else np.asarray(np.nan)
+    heads = numbers.size if num_heads is None and numbers.ndim == 1 else num_heads or 1
+    if numbers.shape not in ((), (heads,)) or not np.all(np.isfinite(numbers)):
+        each = "each head" if num_heads is None else f"each of the {num_heads} heads"
+        raise ValueError(
+            f"Each of `initial_coefficients` must be a finite number, or one for {each}. "
+            f"Received: initial_coefficients={given!r}"
+        )
+    return np.broadcast_to(numbers, (heads,))

@@ -1,0 +1,45 @@
+"""Named starts of a filter: what it computes before training.
+
+Each is a polynomial c_0 I + c_1 A + c_2 A^2 of the row-stochastic A. Attention averages tokens, so
+A keeps what they have in common (low frequencies) and I - A keeps what sets each apart.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_graphattn.ops.arguments import is_one_of
+
+STARTS = {
+    "plain": (0.0, 1.0, 0.0),  # A
+    "high_pass": (1.0, -1.0, 0.0),  # I - A
+    "high_boost": (2.0, -1.0, 0.0),  # I + (I - A)
+    "band_pass": (0.0, 1.0, -1.0),  # A (I - A)
+}
+
+
+def check_start(start: Any, given: Any, order: int, allowed: Sequence[str]) -> str:
+    """Returns the name of a start if a filter can have it.
+
+    Args:
+        start: The filter's argument `start`.
+        given: The filter's argument `initial_coefficients`.
+        order: The filter's order.
+        allowed: The names that the filter allows.
+
+    Raises:
+        ValueError: For another name, for a name together with `initial_coefficients`, and for an
+            order at which the filter cannot be what the name says.
+    """
+    if not is_one_of(start, list(allowed)):
+        raise ValueError(f"`start` must be one of {list(allowed)}. Received: start={start!r}")
+    if start != "plain" and given is not None:
+        raise ValueError(
+            "`start` names coefficients and `initial_coefficients` lists them: give one of the "
+            f"two. Received: start={start!r}, initial_coefficients={given!r}"
+        )
+    if start == "band_pass" and order < 2:
+        raise ValueError(
+            f"The band-pass filter A (I - A) has degree 2. Received: start={start!r}, "
+            f"order={order}. Use an order of at least 2."
+        )
+    return str(start)
