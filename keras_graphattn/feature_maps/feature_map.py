@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.ops.wide import largest
 from keras_graphattn.serialization import restored
 
 Tensor = Any
@@ -72,8 +73,8 @@ class FeatureMap:
         features = at_least_float32(self(at_least_float32(query)))
         if not fixed_scale:
             return features
-        largest = ops.stop_gradient(ops.max(features, axis=-1, keepdims=True))
-        return features / ops.where(largest > 0.0, largest, ops.cast(1.0, features.dtype))
+        top = ops.stop_gradient(largest(features, axis=-1, keepdims=True))
+        return features / ops.where(top > 0.0, top, ops.cast(1.0, features.dtype))
 
     def key_features(
         self,
@@ -102,7 +103,7 @@ class FeatureMap:
         return cls(**config)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.get_config() == other.get_config()  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.get_config() == other.get_config()
 
     def __hash__(self) -> int:
         return hash(type(self))

@@ -40,8 +40,8 @@ class PageRank(NamedFilter):
 
     Example:
 
-    >>> {name: float(weight.start[0]) for name, weight in PageRank(restart=0.5).coefficients(1).items()}
-    {'mix_coefficient': 0.0, 'restart_coefficient': 0.0}
+    >>> PageRank(restart=0.5).named_start()
+    {'mix': 0.0, 'restart': 0.0}
 
     Source: Gasteiger et al., "Predict then Propagate: Graph Neural Networks meet Personalized
     PageRank", arXiv 1810.05997, Eq. 3-4 (the iteration). Ours: over attention, with the mix.

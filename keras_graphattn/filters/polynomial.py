@@ -35,7 +35,8 @@ class Polynomial(Filter):
     >>> @keras.saving.register_keras_serializable(package="mine")
     ... class Laguerre(Polynomial):
     ...     def recurrence(self):
-    ...         return [Step(-1 / k, (2 * k - 1) / k, (k - 1) / k) for k in range(1, self.order + 1)]
+    ...         degrees = range(1, self.order + 1)
+    ...         return [Step(-1 / k, (2 * k - 1) / k, (k - 1) / k) for k in degrees]
     >>> Laguerre(2).plain_coefficients()  # A = L_0 - L_1
     [1.0, -1.0, 0.0]
     """

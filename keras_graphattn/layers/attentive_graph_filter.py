@@ -246,8 +246,8 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
             return left
         logits = self._singular_dense(query)
         if not isinstance(self.filter, Polynomial):
-            singular_values = ops.sigmoid(at_least_float32(logits))
-            if self.filter == "singular_values":
+            singular_values = ops.sigmoid(at_least_float32(logits))  # (B, T, N, H)
+            if isinstance(self.filter, str):
                 return left * singular_values
             return filtered(self, self.filter, lambda x: singular_values * x, left)
         constant = tanh(self.theta_constant) if self.learned_constant else 1.0

@@ -4,6 +4,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.layers.kernel_features import key_features, query_features
 from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.multi_head import without_padding
@@ -25,7 +26,8 @@ class KernelDecoding:
     compute_dtype: str
     num_heads: int
     value_dim: int
-    feature_count: int
+    feature_map: FeatureMap
+    key_dim: int
     build: Any
     query_dense: Any
     key_dense: Any
@@ -57,10 +59,9 @@ class KernelDecoding:
         """
         mask: Any = mask_form(self, causal=True)
         dtype = "float64" if self.compute_dtype == "float64" else "float32"
+        heads, count = self.num_heads, self.feature_map.num_features(self.num_heads, self.key_dim)
         states = (
-            mask.get_initial_state(
-                batch_size, self.num_heads, self.feature_count, self.value_dim + (call == 0)
-            )
+            mask.get_initial_state(batch_size, heads, count, self.value_dim + (call == 0))
             for call in range(self._num_applications)
         )
         return tuple(state._replace(sums=ops.cast(state.sums, dtype)) for state in states)

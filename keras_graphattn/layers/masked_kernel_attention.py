@@ -18,9 +18,8 @@ from keras_graphattn.layers.kernel_features import (
 from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
-from keras_graphattn.ops.arguments import is_one_of
 from keras_graphattn.masks.mask import Mask
-from keras_graphattn.ops.arguments import optional, whole
+from keras_graphattn.ops.arguments import is_one_of, optional, whole
 from keras_graphattn.ops.attention_mask import all_of
 from keras_graphattn.ops.kernel_attention import (
     NormalisedOperator,
@@ -140,7 +139,8 @@ class MaskedKernelAttention(MaskCall, KernelDecoding, MultiHeadLayer):
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
         if filter is None and order is not None:
             raise ValueError(
-                f"`order` belongs to a filter. Received: filter=None, order={order!r}. Set `filter`."
+                f"`order` belongs to a filter. Received: filter=None, order={order!r}. Set "
+                "`filter`."
             )
         found = None if filter is None else filters.get(filter, order)
         if found is not None:
@@ -158,11 +158,6 @@ class MaskedKernelAttention(MaskCall, KernelDecoding, MultiHeadLayer):
             self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
         self._mark([] if self.mask is None else self.mask.weights)
         super().build(query_shape, value_shape, key_shape)
-
-    @property
-    def feature_count(self) -> int:
-        """Number m of features of each head."""
-        return self.feature_map.num_features(self.num_heads, self.key_dim)
 
     def redraw_features(self, seed: int | None = None) -> None:
         """Draws the random weights of the feature map again, such as those of `"favor"`.

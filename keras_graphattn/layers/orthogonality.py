@@ -6,8 +6,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.layers.multi_head import is_detached
-from keras_graphattn.ops.arguments import is_one_of
-from keras_graphattn.ops.arguments import is_finite
+from keras_graphattn.ops.arguments import is_finite, is_one_of
 from keras_graphattn.ops.singular import SCALINGS
 
 

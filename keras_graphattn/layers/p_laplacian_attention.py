@@ -6,9 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.ops.arguments import is_one_of
 from keras_graphattn.layers.self_attention import SelfAttention
-from keras_graphattn.ops.arguments import is_finite, is_list
+from keras_graphattn.ops.arguments import is_finite, is_list, is_one_of
 from keras_graphattn.ops.attention import scaled
 from keras_graphattn.ops.attention_mask import AttentionMask
 from keras_graphattn.ops.caching import Cache

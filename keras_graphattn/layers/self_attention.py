@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from keras import ops
 
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks, without_padding
-from keras_graphattn.ops.arguments import is_one_of
-from keras_graphattn.ops.arguments import checked, mask, optional, size, tensor, whole
+from keras_graphattn.ops.arguments import checked, is_one_of, mask, optional, size, tensor, whole
 from keras_graphattn.ops.attention_mask import AttentionMask, all_of
 from keras_graphattn.ops.caching import (
     Cache,

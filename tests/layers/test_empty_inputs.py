@@ -17,7 +17,8 @@ FREE = ("Causal", "Segments", "Entries", "Exponential", "Toeplitz", "LowRank", "
 def called(name, batch, length):
     layer = CASES[name].make()
     given = {
-        key: PER_EXAMPLE[key][:batch, :length] for key in getattr(mask_of(layer), "inputs_at_call", ())
+        key: PER_EXAMPLE[key][:batch, :length]
+        for key in getattr(mask_of(layer), "inputs_at_call", ())
     }
     if "entries" in given:
         given["entries"] = given["entries"][:, :, :length]

@@ -3,13 +3,13 @@
 import keras
 import numpy as np
 import pytest
+from keras_graphattn.layers.named_starts import STARTS
 
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     GraphFilterAttention,
     MaskedKernelAttention,
 )
-from keras_graphattn.layers.named_starts import STARTS
 from keras_graphattn.ops.polynomials import recurrence
 from tests.numerics import to_numpy
 
