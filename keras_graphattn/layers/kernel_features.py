@@ -15,6 +15,7 @@ from keras_graphattn.ops.feature_maps import (
     orthogonal_features,
 )
 from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
+from keras_graphattn.ops.wide import largest
 
 Tensor = Any
 
@@ -116,9 +117,9 @@ class KernelFeatures:
         else:
             features = self._mapped(query)
             if scaled:
-                largest = ops.stop_gradient(ops.max(features, axis=-1, keepdims=True))
+                top = ops.stop_gradient(largest(features, axis=-1, keepdims=True))
                 one = ops.cast(1.0, features.dtype)
-                features = features / ops.where(largest > 0.0, largest, one)
+                features = features / ops.where(top > 0.0, top, one)
         return _without_padding(features, mask)
 
     def _key_features(self, key: Tensor, mask: Tensor | None, fixed_scale: bool) -> Tensor:

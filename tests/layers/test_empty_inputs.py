@@ -17,7 +17,8 @@ FREE = ("Causal", "Segments", "Entries", "Exponential", "Toeplitz", "LowRank", "
 def called(name, batch, length):
     layer = CASES[name].make()
     given = {
-        key: PER_EXAMPLE[key][:batch, :length] for key in getattr(mask_of(layer), "inputs_at_call", ())
+        key: PER_EXAMPLE[key][:batch, :length]
+        for key in getattr(mask_of(layer), "inputs_at_call", ())
     }
     if "entries" in given:
         given["entries"] = given["entries"][:, :, :length]
@@ -30,9 +31,8 @@ def test_no_examples_give_no_outputs(name):
     layer, x, call = called(name, BATCH, LENGTH)
     layer(x, **call)
     randomise(layer)
-    layer, x, call = layer, x[:0], call
     call = {key: {k: value[:0] for k, value in given.items()} for key, given in call.items()}
-    assert tuple(layer(x, **call).shape) == (0, LENGTH, CHANNELS)
+    assert tuple(layer(x[:0], **call).shape) == (0, LENGTH, CHANNELS)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -44,12 +44,8 @@ def test_no_tokens_give_no_outputs_or_an_error_in_words(name):
     if mask is None or type(mask).__name__.startswith(FREE):
         assert tuple(layer(x, **call).shape) == (BATCH, 0, CHANNELS)
         return
-    try:
-        outputs = layer(x, **call)
-    except ValueError as error:
-        assert "Received" in str(error)
-    else:
-        assert tuple(outputs.shape) == (BATCH, 0, CHANNELS)
+    with pytest.raises(ValueError, match="Received"):  # its matrix has a size of its own
+        layer(x, **call)
 
 
 @pytest.mark.parametrize("name", ["graph filter", "p-Laplacian, dense", "AGF, causal"])
