@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from keras_graphattn import layers, masks, ops
+from keras_graphattn import feature_maps, filters, layers, masks, ops
 from tests.fuzz.attacks import REFUSALS, names_argument
 from tests.fuzz.cases_of_classes import GRAPH, SIGNAL, WIDTH, B, T
 from tests.fuzz.cases_of_ops import FOREST_ARRAYS
@@ -65,6 +65,8 @@ def test_the_option_is_named(name, option, wrong, others):
     def make_and_run():
         if name in layers.__all__:
             getattr(layers, name)(**RIGHT, **others, **{option: wrong})(TOKENS, TOKENS)
+        elif name in (*filters.__all__, *feature_maps.__all__):
+            getattr(filters if name in filters.__all__ else feature_maps, name)(**{option: wrong})
         else:
             getattr(masks, name)(**others, **{option: wrong}).apply(SIGNAL)
 

@@ -224,7 +224,7 @@ def test_refuses_softmax_attention_of_another_shape():
         ({"filter": "ones", "order": 3}, r"has no polynomial. Received: order=3"),
         ({"filter": "singular_values", "learned_constant": True}, "learned_constant=True"),
         ({"filter": "first_order", "learned_constant": True}, "weight of P_0 of a polynomial"),
-        ({"learned_constant": 1}, "`learned_constant` must be a boolean"),
+        ({"learned_constant": 1}, "`learned_constant` must be True or False"),
         ({"causal": "yes"}, "`causal` must be a boolean"),
         ({"orthogonality_scaling": "sum"}, "`orthogonality_scaling` must be one of"),
         ({"orthogonality_weight": True}, "`orthogonality_weight` must be a number"),
