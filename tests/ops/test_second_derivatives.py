@@ -32,9 +32,9 @@ from keras_graphattn.ops import (
     sparse_product,
     spectral_product,
 )
-from keras_graphattn.ops.example_walks import walk_product_of_batch
-from keras_graphattn.ops.heat import exponential_product, positive_operator, series_sizes
-from keras_graphattn.ops.tree_distances import depth_table_product_of_batch
+from keras_graphattn.ops.graphs.example_walks import walk_product_of_batch
+from keras_graphattn.ops.graphs.heat import exponential_product, positive_operator, series_sizes
+from keras_graphattn.ops.trees.distances import depth_table_product_of_batch
 from tests.numerics import BACKEND, assert_close, to_numpy
 from tests.topology_cases import (
     applied,
