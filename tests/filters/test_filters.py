@@ -8,14 +8,21 @@ from keras import ops
 
 import keras_graphattn
 from keras_graphattn import filters
-from keras_graphattn.filters import FILTERS, Filter, FirstOrder, Jacobi, PageRank, Polynomial
+from keras_graphattn.filters import (
+    FILTERS,
+    Filter,
+    FirstOrder,
+    Jacobi,
+    PageRank,
+    Polynomial,
+    Step,
+)
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     GraphFilterAttention,
     MaskedKernelAttention,
 )
 from keras_graphattn.masks import Causal
-from keras_graphattn.ops.filters.polynomials import Step
 from tests.filters import reference
 from tests.numerics import (
     assert_all_close,
