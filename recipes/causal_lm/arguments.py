@@ -3,10 +3,16 @@
 import argparse
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from recipes.causal_lm.corpus import DATASETS
 from recipes.causal_lm.tokens import LEVELS
+from recipes.common.attentions import (
+    RATE,
+    add_attention_options,
+    refuse_unused,
+    settings_of,
+)
 from recipes.common.command import (
     Parser,
     UsageError,
@@ -16,20 +22,7 @@ from recipes.common.command import (
 )
 from recipes.common.run_options import PRECISIONS, add_run_options
 
-
-class Attention(NamedTuple):
-    """What `keras_graphattn.convert` makes of an attention's name, and which options it has."""
-
-    convert: str | None
-    options: tuple[str, ...] = ()
-
-
-ATTENTIONS = {
-    "softmax": Attention(None),
-    "gfsa": Attention("graph_filter", ("order", "start")),
-    "p_laplacian": Attention("p_laplacian", ("p",)),
-    "masked_kernel": Attention("masked_kernel", ("mask", "feature_map")),
-}
+ATTENTIONS = ("softmax", "gfsa", "p_laplacian", "masked_kernel")
 
 # the option's value where nothing is given: of a small model from scratch, and of a preset
 SCRATCH = {
@@ -80,7 +73,11 @@ def published(name: str, dataset: str) -> dict[str, Any]:
             "coefficient_learning_rate_multiplier": 1.0,
         }
     return {
-        **{"attention": ["softmax", "p_laplacian"], "p": [1.5] * 4 + [2.5] * 4, "tokens": "word"},
+        **{
+            "attention": ["softmax", "p_laplacian"],
+            "exponents": [1.5] * 4 + [2.5] * 4,
+            "tokens": "word",
+        },
         **{"layers": 16, "d_model": 128, "heads": 8, "context": 256},
         **{"learning_rate": 2.5e-4, "warm_up": 2000},
     }
@@ -111,19 +108,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What each attention is converted with."""
-    name = "coefficient_learning_rate_multiplier"
-    multiplier = {name: getattr(options, name)}
-    exponents = {"p": options.p if len(options.p) > 1 else options.p[0]} if options.p else {}
-    return {
-        "softmax": {},
-        "gfsa": {"order": options.order or 3, "start": options.start or "plain", **multiplier},
-        "p_laplacian": exponents,
-        "masked_kernel": {
-            "mask": options.mask or "exponential",
-            "feature_map": options.feature_map or "relu",
-            **multiplier,
-        },
+    rate = {RATE: getattr(options, RATE)}
+    defaults = {
+        "gfsa": {"order": 3, **rate},
+        "masked_kernel": {"mask": "exponential", "feature_map": "relu", **rate},
     }
+    return {name: settings_of(name, options, defaults.get(name, {})) for name in ATTENTIONS}
 
 
 def departures(options: argparse.Namespace) -> list[str]:
@@ -137,13 +127,8 @@ def departures(options: argparse.Namespace) -> list[str]:
 
 
 def _refuse_unused(options: argparse.Namespace) -> None:
-    for attention, known in ATTENTIONS.items():
-        for name in known.options:
-            if getattr(options, name) is not None and attention not in options.attention:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is an option of {attention}; --attention is "
-                    f"{','.join(options.attention)}"
-                )
+    known = published(options.published, options.dataset) if options.published else {}
+    refuse_unused(options, ATTENTIONS, known)
     given = [name for name in SIZES if getattr(options, name) is not None]
     if options.preset and given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
@@ -167,16 +152,11 @@ def _check_sizes(options: argparse.Namespace) -> None:
         raise UsageError(
             f"--d-model {options.d_model} cannot be shared out over --heads {options.heads}"
         )
-    if options.p is not None and len(options.p) not in (1, options.heads):
+    if options.exponents is not None and len(options.exponents) not in (1, options.heads):
         raise UsageError(
-            f"--p has {len(options.p)} exponents; one for all heads, or one for each of --heads "
-            f"{options.heads}"
+            f"--exponents has {len(options.exponents)} numbers; one for all heads, or one for "
+            f"each of --heads {options.heads}"
         )
-
-
-def _exponents(text: str) -> list[float]:
-    check = number_in(1.0, math.inf)
-    return [check(one) for one in text.split(",")]
 
 
 def _parser() -> Parser:
@@ -200,7 +180,7 @@ def _parser() -> Parser:
     add("--tokens", choices=LEVELS, help="[byte; word for PTB and WikiText; preset with --preset]")
     add(
         "--attention",
-        type=names_among(tuple(ATTENTIONS)),
+        type=names_among(ATTENTIONS),
         default=["softmax", "gfsa"],
         help=f"comma-separated, of {','.join(ATTENTIONS)} [softmax,gfsa]",
     )
@@ -224,12 +204,6 @@ def _add_training(add: Any) -> None:
     above_0 = number_in(0.0, math.inf, open_low=True)
     add("--learning-rate", type=above_0, help=f"the peak {told('learning_rate')}")
     add("--warm-up", type=at_least(0), help=f"steps, before a linear decay {told('warm_up')}")
-    add(
-        "--coefficient-learning-rate-multiplier",
-        type=above_0,
-        help="the rate of gfsa's coefficients and masked_kernel's mask, over that of all other "
-        f"weights {told('coefficient_learning_rate_multiplier')}",
-    )
     add("--precision", choices=PRECISIONS, default="float32", help="[float32]")
 
 
@@ -239,10 +213,5 @@ def _add_model(add: Any) -> None:
     add("--heads", type=at_least(1), help=f"[{SCRATCH['heads']}]")
     add("--feed-forward", type=at_least(1), help=f"[{SCRATCH['feed_forward']}]")
     add("--dropout", type=number_in(0.0, 1.0), help=f"[{SCRATCH['dropout']}]")
-    add("--order", type=at_least(1), help="gfsa's K [3]")
-    starts = ("plain", "high_pass", "high_boost", "band_pass")
-    add("--start", choices=starts, help="what gfsa's filters start as [plain]")
-    add("--p", type=_exponents, help="p_laplacian's exponents, by head [1.5 for half of them, 2.5]")
-    add("--mask", choices=("exponential", "none"), help="masked_kernel's [exponential]")
-    features = ("relu", "squared_relu", "elu", "favor")
-    add("--feature-map", choices=features, help="masked_kernel's [relu]")
+    multiplier = f"{SCRATCH[RATE]:g}; with --preset {PRESET[RATE]:g}"
+    add_attention_options(add, ATTENTIONS, {RATE: multiplier, "order": "3"})

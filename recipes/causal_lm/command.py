@@ -28,7 +28,7 @@ def main(given: list[str] | None = None) -> int:
 class CausalLanguageModels(comparison.Recipe):
     """GPT-2 with another attention, from scratch or from a preset."""
 
-    attentions = tuple(arguments.ATTENTIONS)
+    attentions = arguments.ATTENTIONS
     packages = ("keras-hub",)
 
     def parse(self, given: list[str] | None) -> argparse.Namespace:

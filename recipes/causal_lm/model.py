@@ -8,8 +8,9 @@ import keras_hub
 
 import keras_graphattn
 from keras_graphattn.optimizers import with_coefficient_rates
-from recipes.causal_lm.arguments import ATTENTIONS, settings
+from recipes.causal_lm.arguments import settings
 from recipes.causal_lm.metrics import Perplexity
+from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command import UsageError
 from recipes.common.optimizers import WarmUpLinearDecay
 from recipes.common.served import served_inputs
@@ -34,7 +35,7 @@ def build(attention: str, vocabulary_size: int, options: argparse.Namespace) -> 
     verb = ATTENTIONS[attention].convert
     if verb is not None:
         try:
-            keras_graphattn.convert(model, verb, **_layer_options(attention, options))
+            keras_graphattn.convert(model, verb, **layer_arguments(settings(options)[attention]))
         except ValueError as error:
             raise UsageError(f"--attention {attention}: {error}") from error
     return model
@@ -109,11 +110,3 @@ def _no_preset(options: argparse.Namespace, error: Exception) -> UsageError:
         f"--preset {options.preset} cannot be loaded as a causal language model with its tokenizer:"
         f" {type(error).__name__}: {str(error)[:300]} (without a network, give a preset's folder)"
     )
-
-
-def _layer_options(attention: str, options: argparse.Namespace) -> dict[str, Any]:
-    found = dict(settings(options)[attention])
-    if attention == "masked_kernel":
-        exponential = keras_graphattn.masks.Exponential(causal=True)
-        found["mask"] = exponential if found["mask"] == "exponential" else None
-    return found

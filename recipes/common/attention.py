@@ -4,11 +4,13 @@ Made of core Keras layers and layers of `keras_graphattn` alone, so that a saved
 nothing but `import keras_graphattn`, under Keras' safe mode.
 """
 
+import pkgutil
+from collections.abc import Mapping
 from typing import Any
 
 from keras import backend, layers, ops
 
-import keras_graphattn
+from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command import UsageError
 
 Tensor = Any
@@ -22,18 +24,18 @@ def attend(
     name: str,
     num_heads: int,
     key_dim: int,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
 ) -> Tensor:
     """Self-attention of one kind, within a Functional model.
 
     Args:
-        attention: `"softmax"`, `"linear"`, `"gfsa"` or `"agf"`.
+        attention: A name out of `ATTENTIONS`.
         tokens: Tensor of shape (B, T, d).
         mask: Boolean tensor of shape (B, T); `False` marks padding, which no token sees.
         name: Name of the layer.
         num_heads: Number of heads.
         key_dim: Width of each head.
-        settings: Arguments of the filter, as `filter_settings` gives them for this attention.
+        settings: The attention's settings, as `settings_of` gives them.
 
     Returns:
         Tensor of shape (B, T, d).
@@ -41,8 +43,12 @@ def attend(
     Raises:
         UsageError: If the backend cannot compute it in the precision asked for.
     """
-    common = {"num_heads": num_heads, "key_dim": key_dim, "name": name}
-    return _ATTENTIONS[attention](tokens, mask, {**common, **settings})
+    arguments = {"num_heads": num_heads, "key_dim": key_dim, "name": name}
+    arguments.update(layer_arguments(settings))
+    make = pkgutil.resolve_name(ATTENTIONS[attention].layer)
+    if not isinstance(make, type):
+        return make(tokens, mask, arguments)
+    return make(**arguments)(tokens, tokens, query_mask=mask, value_mask=mask)
 
 
 def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
@@ -52,7 +58,8 @@ def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
     return total / ops.maximum(ops.sum(ops.cast(mask, "float32"), axis=1), 1.0)
 
 
-def _softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+def softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """Keras' own attention."""
     layer = layers.MultiHeadAttention(**arguments)
     if backend.backend() == "jax" and layer.compute_dtype == "float16":
         import jax
@@ -65,7 +72,7 @@ def _softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
     return layer(tokens, tokens, attention_mask=ops.expand_dims(mask, 1))
 
 
-def _linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+def linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
     """phi(Q) (phi(K)^T V), row by row over phi(Q) (phi(K)^T 1), with phi = elu + 1.
 
     Time O(n d^2); the sums over tokens are float32. Source: Katharopoulos et al., "Transformers
@@ -86,16 +93,3 @@ def _linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
     return layers.EinsumDense("btnh,nhd->btd", (None, tokens.shape[-1]), bias_axes="d", name=name)(
         outputs
     )
-
-
-def _gfsa(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
-    layer = keras_graphattn.layers.GraphFilterAttention(**arguments)
-    return layer(tokens, tokens, query_mask=mask, value_mask=mask)
-
-
-def _agf(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
-    layer = keras_graphattn.layers.AttentiveGraphFilter(**arguments)
-    return layer(tokens, tokens, query_mask=mask, value_mask=mask)
-
-
-_ATTENTIONS = {"softmax": _softmax, "linear": _linear, "gfsa": _gfsa, "agf": _agf}

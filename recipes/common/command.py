@@ -5,6 +5,7 @@ Imports no Keras: the backend must be chosen before Keras is first imported.
 
 import argparse
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -20,7 +21,18 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like all others of a recipe."""
+    """An argument parser whose errors are one line, like all others of a recipe.
+
+    `--backend` is heeded before any other option: checking one may import Keras.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = sys.argv[1:] if args is None else list(args)
+        for option, value in itertools.pairwise([*given, ""]):
+            name, _, joined = option.partition("=")
+            if name == "--backend" and (joined or value) in BACKENDS:
+                os.environ["KERAS_BACKEND"] = joined or value
+        return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see --help)")

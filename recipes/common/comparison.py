@@ -12,16 +12,16 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipes.common.attentions import OPTIONS
 from recipes.common.command import choose_backend, run_command
 from recipes.common.devices import check_devices
 from recipes.common.experiment import (
-    check_filters,
+    check_attentions,
     check_installed,
     check_settings,
     keras_configured,
     only_run_in,
 )
-from recipes.common.filters import FILTER_OPTIONS
 
 if TYPE_CHECKING:
     import keras
@@ -114,7 +114,7 @@ def compare(recipe: Recipe, arguments: list[str] | None) -> None:
         tensorboard=options.tensorboard,
     )
     choose_backend(options.backend)
-    check_filters(options.attention, recipe.filters(options))
+    check_attentions(options.attention, recipe.filters(options))
     check_devices(options)
     problem = recipe.load(options)
     with only_run_in(options.output), keras_configured(options.precision):
@@ -163,7 +163,7 @@ def _settings(recipe: Recipe, problem: Any, options: argparse.Namespace) -> dict
     """All that the numbers of one run depend on, whichever runs are asked for."""
     import keras
 
-    apart = {*_OF_THE_COMMAND, *_OF_THE_FILES, *FILTER_OPTIONS}
+    apart = {*_OF_THE_COMMAND, *_OF_THE_FILES, *OPTIONS}
     return {
         **{
             name: None if value == math.inf else value

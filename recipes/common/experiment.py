@@ -4,12 +4,14 @@ Imports no Keras by itself: functions that need it come after the backend is cho
 """
 
 import importlib.util
+import pkgutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command import UsageError
 from recipes.common.files import DamagedFileError, read_json, remove, write_json
 from recipes.common.lock import LOCK, InUseError, locked
@@ -40,15 +42,17 @@ def check_installed(*, saved_model: bool, tensorboard: bool) -> None:
         raise UsageError("--tensorboard needs: pip install tensorflow tensorboard")
 
 
-def check_filters(attentions: Sequence[str], filters: dict[str, dict[str, Any]]) -> None:
-    """Refuses filters that do not exist, where they are asked for."""
-    from keras_graphattn import layers
-
-    known = {"gfsa": layers.GraphFilterAttention, "agf": layers.AttentiveGraphFilter}
-    for name in known.keys() & set(attentions):
+def check_attentions(asked: Sequence[str], settings: dict[str, dict[str, Any]]) -> None:
+    """Refuses settings that the layers refuse."""
+    for name in asked:
+        make = pkgutil.resolve_name(ATTENTIONS[name].layer)
+        if not isinstance(make, type):
+            continue
+        p = settings[name].get("p")
+        heads = len(p) if isinstance(p, list) else 1
         try:
             with warnings.catch_warnings(action="ignore"):  # the layer warns when it is made
-                known[name](num_heads=1, key_dim=1, **filters[name])
+                make(num_heads=heads, key_dim=1, **layer_arguments(settings[name]))
         except ValueError as error:
             raise UsageError(f"--attention {name}: {error}") from error
 

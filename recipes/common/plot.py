@@ -11,14 +11,11 @@ from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
+from recipes.common.attentions import ATTENTIONS, label
 from recipes.common.chance import Chance
 from recipes.common.files import atomically
 from recipes.common.runs import Run
 
-COLOURS = {
-    **{"softmax": "#999999", "linear": "#009e73", "gfsa": "#0072b2", "agf": "#d55e00"},
-    **{"p_laplacian": "#cc79a7", "masked_kernel": "#009e73"},
-}
 BELOW = "softmax"  # drawn wider and first: what coincides with it stays visible
 SHARES = ("accuracy", "f1")  # metrics from 0 to 1
 LEGEND = "#555555"
@@ -78,7 +75,7 @@ def _draw_metric(panel: plt.Axes, metric: str, runs: list[Run]) -> None:
             run.state.best_epoch,
             run.state.best[metric],
             "o",
-            color=COLOURS[run.attention],
+            color=ATTENTIONS[run.attention].colour,
             markeredgecolor="white",
             markersize=11 if run.attention == BELOW else 7,
             zorder=3,
@@ -109,7 +106,7 @@ def _draw(
         curves = [np.array(values_of(run), "float") for run in own]
         wide = 5.0 if attention == BELOW else 2.2
         width = wide if len(own) == 1 else wide / 3
-        style = {"color": COLOURS[attention], "marker": marker}
+        style = {"color": ATTENTIONS[attention].colour, "marker": marker}
         for curve in curves:
             steps = np.arange(first, first + len(curve))
             alpha = 1.0 if len(own) == 1 else 0.5
@@ -146,7 +143,9 @@ def _legend(runs: list[Run], chance: Chance | None) -> list[Line2D]:
     for name, own in groups:
         seeds = f" ({len(own)} seeds)" if len(own) > 1 else f" (seed {own[0].seed})"
         wide = 5.0 if name == BELOW else 2.2
-        handles.append(Line2D([], [], color=COLOURS[name], linewidth=wide, label=name + seeds))
+        handles.append(
+            Line2D([], [], color=ATTENTIONS[name].colour, linewidth=wide, label=label(name) + seeds)
+        )
     if any(len(own) > 1 for _, own in groups):
         handles.append(Line2D([], [], color=LEGEND, linewidth=2.5, label="mean of the seeds"))
         handles.append(Line2D([], [], color=LEGEND, linewidth=0.8, label="one seed"))

@@ -6,6 +6,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from recipes.common.attentions import (
+    MULTIPLIER,
+    RATE,
+    add_attention_options,
+    given_options,
+    refuse_unused,
+    settings_of,
+)
 from recipes.common.command import (
     Parser,
     UsageError,
@@ -13,16 +21,10 @@ from recipes.common.command import (
     names_among,
     number_in,
 )
-from recipes.common.filters import (
-    ATTENTIONS,
-    FILTER_OPTIONS,
-    add_filter_options,
-    filter_settings,
-    refuse_unused_filter_options,
-)
 from recipes.common.run_options import PRECISIONS, add_run_options
 from recipes.long_range_arena.tasks import TASKS, preset
 
+ATTENTIONS = ("softmax", "linear", "gfsa", "agf")
 BLOCKWISE_FROM = 513  # tokens from which GFSA forms its matrix in blocks of rows
 
 
@@ -32,7 +34,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     What is not given is taken from the preset of the task.
     """
     options = _parser().parse_args(arguments)
-    refuse_unused_filter_options(options)
+    refuse_unused(options, ATTENTIONS, {})
     source = TASKS[options.task].source
     if options.data_dir is not None and source == "made":
         raise UsageError(f"--data-dir: the data of --task {options.task} is made, not read")
@@ -56,7 +58,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def filters(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The filter's arguments for each attention: those given, else the published ones."""
     as_published = options.preset == "paper"
-    settings = filter_settings(options, TASKS[options.task].filter, as_published)
+    defaults = TASKS[options.task].filter.defaults(one_rate=as_published)
+    settings = {name: settings_of(name, options, defaults.get(name, {})) for name in ATTENTIONS}
     if options.max_length >= BLOCKWISE_FROM:
         settings["gfsa"]["attention_path"] = "blockwise"
     return settings
@@ -75,8 +78,7 @@ def departures(options: argparse.Namespace, epochs: int) -> list[str]:
         for name, value in known.items()
         if value is not None and getattr(options, name) != value
     ]
-    given = {name: getattr(options, name) for name in FILTER_OPTIONS}
-    return changed + [f"{name} {value}" for name, value in given.items() if value is not None]
+    return changed + [f"{name} {value}" for name, value in given_options(options).items()]
 
 
 def _parser() -> Parser:
@@ -100,7 +102,11 @@ def _parser() -> Parser:
     add("--cache-dir", type=Path, default=cache, help=f"where data that is made is kept [{cache}]")
     add_run_options(add, "long_range_arena/<task>-<preset>", saved_model=False)
     _add_sizes(parser.add_argument_group("sizes, in place of the preset's").add_argument)
-    add_filter_options(parser.add_argument_group("filters").add_argument)
+    add_attention_options(
+        parser.add_argument_group("attentions").add_argument,
+        ATTENTIONS,
+        {RATE: f"{MULTIPLIER:g}; 1 with --preset paper"},
+    )
     return parser
 
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
 from recipes.common.chance import Chance, of_accuracy, refuse_one_class
-from recipes.common.filters import ATTENTIONS
 from recipes.common.notes import absent_note, settings_note
 from recipes.common.ragged import Problem, majority_level
 from recipes.long_range_arena import arguments
@@ -28,7 +27,7 @@ def main(given: list[str] | None = None) -> int:
 class LongRangeArena(comparison.Recipe):
     """Attention layers on a task of the arena."""
 
-    attentions = ATTENTIONS
+    attentions = arguments.ATTENTIONS
 
     def parse(self, given: list[str] | None) -> argparse.Namespace:
         options = arguments.parse(given)

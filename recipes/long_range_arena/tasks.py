@@ -8,7 +8,7 @@ come from (Skyformer, arXiv 2111.00035): 2 layers, 2 heads of 32, feed-forward 1
 
 from typing import Any, NamedTuple
 
-from recipes.common.filters import PublishedFilter
+from recipes.common.attentions import PublishedFilter
 
 STEPS = 50_000
 MODEL = {"layers": 2, "d_model": 64, "heads": 2, "key_dim": 32, "feed_forward": 128, "dropout": 0.1}

@@ -6,6 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+from recipes.common.attentions import (
+    RATE,
+    add_attention_options,
+    refuse_unused,
+    settings_of,
+)
 from recipes.common.command import (
     Parser,
     UsageError,
@@ -16,8 +22,7 @@ from recipes.common.command import (
 from recipes.common.run_options import PRECISIONS, add_run_options
 from recipes.text_classification.tasks import TASKS
 
-CONVERTED = {"gfsa": "graph_filter", "p_laplacian": "p_laplacian"}  # names that `convert` takes
-ATTENTIONS = ("softmax", *CONVERTED)
+ATTENTIONS = ("softmax", "gfsa", "p_laplacian")
 SMALL = {"vocabulary": 4000, "layers": 2, "d_model": 64, "heads": 2, "feed_forward": 128}
 
 # Choi et al., arXiv 2312.04234: the training of its GLUE experiments. The authors' runs train w_K
@@ -44,19 +49,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.published:
         parser.set_defaults(**published(options))
         options = parser.parse_args(arguments)
-    users = dict.fromkeys(("order", "constant", "start", "trained_coefficients"), "gfsa")
-    for name, attention in {**users, "exponents": "p_laplacian"}.items():
-        given = getattr(options, name)
-        if given not in (None, parser.get_default(name)) and attention not in options.attention:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is an option of {attention} attention; --attention "
-                f"is {','.join(options.attention)}"
-            )
-    if options.start != "plain" and options.constant:
-        raise UsageError(
-            f"--start {options.start} sets w_0, and so does --constant {options.constant:g}: give "
-            "one of the two"
-        )
+    refuse_unused(options, ATTENTIONS, published(options) if options.published else {})
     for name, value in SMALL.items():
         if options.preset is None and getattr(options, name) is None:
             setattr(options, name, value)
@@ -94,18 +87,9 @@ def departures(options: argparse.Namespace) -> list[str]:
 
 
 def filters(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The arguments of the converted layers for each attention."""
-    p = options.exponents
-    start: dict[str, Any] = {"initial_coefficients": {"identity": options.constant}}
-    return {
-        "softmax": {},
-        "gfsa": {
-            "order": options.order,
-            **(start if options.start == "plain" else {"start": options.start}),
-            "trainable_coefficients": options.trained_coefficients,
-        },
-        "p_laplacian": {"p": p[0] if p is not None and len(p) == 1 else p},
-    }
+    """The settings of the converted layers for each attention."""
+    defaults = {"gfsa": {"order": 3}}
+    return {name: settings_of(name, options, defaults.get(name, {})) for name in ATTENTIONS}
 
 
 def check_packages() -> None:
@@ -167,22 +151,4 @@ def _add_training(add: Any) -> None:
 
 def _add_filters(add: Any) -> None:
     add("--where", default="all", help="layers: all, even, odd, first:2, last:2, 0,3 or a pattern")
-    add("--order", type=at_least(1), default=3, help="gfsa: K")
-    starts = ("plain", "high_pass", "high_boost", "band_pass")
-    add("--start", choices=starts, default="plain", help="gfsa: what the filters start as")
-    add("--constant", type=float, default=0.0, help="gfsa: w_0 at the start")
-    add(
-        "--trained-coefficients",
-        type=names_among(("identity", "linear", "power")),
-        default=["identity", "linear", "power"],
-        help="gfsa: which are learned",
-    )
-    add("--exponents", type=_numbers, help="p_laplacian: p, one or as many as heads [1.5 and 2.5]")
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        found = [float(number) for number in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from error
-    return found
+    add_attention_options(add, ATTENTIONS, {"order": "3"}, without=(RATE,))

@@ -130,7 +130,8 @@ class TextClassification(comparison.Recipe):
             notes.append(settings_note(PAPER, results["published"]["departures"]))
             notes += absent_note(PAPER, REPORTED, [row["attention"] for row in results["table"]])
             if "gfsa" in results["settings"]["filters"]:
-                notes.append(f"{PAPER} chooses K from 2 to 10 for each task; here {options.order}.")
+                order = options.order or 3
+                notes.append(f"{PAPER} chooses K from 2 to 10 for each task; here {order}.")
             if options.preset not in arguments.PUBLISHED_PRESETS:
                 notes.append(f"the model is none of {PAPER}, which has BERT, RoBERTa, ALBERT base.")
         return notes

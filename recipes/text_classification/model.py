@@ -10,11 +10,12 @@ import keras_hub
 import keras_graphattn
 from keras_graphattn.hub.carriers import conversions_of
 from keras_graphattn.optimizers import with_coefficient_rates
+from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command import UsageError
 from recipes.common.measures import CrossEntropy, SquaredError
 from recipes.common.optimizers import WarmUpLinearDecay
 from recipes.common.served import served_inputs
-from recipes.text_classification.arguments import CONVERTED, filters
+from recipes.text_classification.arguments import filters
 from recipes.text_classification.data import Problem, preset_name, refused_preset
 
 
@@ -36,11 +37,10 @@ def build(problem: Problem, attention: str, options: argparse.Namespace) -> Any:
         )
     if attention == "softmax":
         return classifier
-    settings = dict(filters(options)[attention])
+    verb = ATTENTIONS[attention].convert
     try:
-        return keras_graphattn.convert(
-            classifier, CONVERTED[attention], where=_where(options.where), **settings
-        )
+        settings = layer_arguments(filters(options)[attention])
+        return keras_graphattn.convert(classifier, verb, where=_where(options.where), **settings)
     except ValueError as error:
         raise UsageError(f"--attention {attention}: {error}") from error
 

@@ -5,6 +5,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+from recipes.common.attentions import (
+    MULTIPLIER,
+    RATE,
+    PublishedFilter,
+    add_attention_options,
+    given_options,
+    refuse_unused,
+    settings_of,
+)
 from recipes.common.command import (
     Parser,
     UsageError,
@@ -12,15 +21,9 @@ from recipes.common.command import (
     names_among,
     number_in,
 )
-from recipes.common.filters import (
-    ATTENTIONS,
-    FILTER_OPTIONS,
-    PublishedFilter,
-    add_filter_options,
-    filter_settings,
-    refuse_unused_filter_options,
-)
 from recipes.common.run_options import PRECISIONS, add_run_options
+
+ATTENTIONS = ("softmax", "linear", "gfsa", "agf")
 
 # Wi et al., arXiv 2505.08516 (IJCAI 2025), the settings of its time-series experiments
 PUBLISHED_AGF = {
@@ -64,7 +67,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             )
         parser.set_defaults(**PUBLISHED_TRAINING)
         options = parser.parse_args(arguments)
-    refuse_unused_filter_options(options)
+    refuse_unused(options, ATTENTIONS, {})
     if options.output is None:
         options.output = Path("results/time_series") / options.dataset
     return options
@@ -78,7 +81,8 @@ def filters(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     published = PUBLISHED_AGF.get(options.dataset, ELSEWHERE)
     if not options.published:
         published = published._replace(learned_constant=False)
-    return filter_settings(options, published, options.published)
+    defaults = published.defaults(one_rate=options.published)
+    return {name: settings_of(name, options, defaults.get(name, {})) for name in ATTENTIONS}
 
 
 def departures(options: argparse.Namespace) -> list[str]:
@@ -90,8 +94,7 @@ def departures(options: argparse.Namespace) -> list[str]:
         for name, value in PUBLISHED_TRAINING.items()
         if name != "attention" and getattr(options, name) != value
     ]
-    given = {name: getattr(options, name) for name in FILTER_OPTIONS}
-    return changed + [f"{name} {value}" for name, value in given.items() if value is not None]
+    return changed + [f"{name} {value}" for name, value in given_options(options).items()]
 
 
 def _parser() -> Parser:
@@ -138,4 +141,4 @@ def _add_model(add: Any) -> None:
     add("--key-dim", type=at_least(1), default=64, help="width of each head")
     add("--feed-forward", type=at_least(1), default=256)
     add("--dropout", type=number_in(0.0, 1.0), default=0.3)
-    add_filter_options(add)
+    add_attention_options(add, ATTENTIONS, {RATE: f"{MULTIPLIER:g}; 1 with --published"})

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.common import comparison
 from recipes.common.chance import Chance, of_accuracy, refuse_one_class
-from recipes.common.filters import ATTENTIONS
 from recipes.common.notes import absent_note, settings_note
 from recipes.time_series import arguments
 from recipes.time_series.data import Problem, load, validation_split
@@ -27,7 +26,7 @@ def main(given: list[str] | None = None) -> int:
 class TimeSeries(comparison.Recipe):
     """Attention layers on a data set of the UEA archive."""
 
-    attentions = ATTENTIONS
+    attentions = arguments.ATTENTIONS
     packages = ("aeon",)
 
     def parse(self, given: list[str] | None) -> argparse.Namespace:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from recipes.causal_lm import arguments as causal_arguments
-from recipes.common.filters import ATTENTIONS
 from recipes.common.ragged import Problem, Ragged, Split
 from recipes.long_range_arena import arguments as arena_arguments
 from recipes.long_range_arena import model as arena
@@ -15,6 +14,7 @@ from recipes.text_classification import arguments as text_arguments
 from recipes.text_classification.tasks import TASKS
 from recipes.time_series import arguments as series_arguments
 from recipes.time_series import model as time_series
+from recipes.time_series.arguments import ATTENTIONS
 from recipes.time_series.data import Problem as SeriesProblem
 from recipes.time_series.data import Split as SeriesSplit
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recipes.common.filters import ATTENTIONS
 from recipes.common.optimizers import WarmUpLinearDecay
 from recipes.common.ragged import majority_level
 from recipes.long_range_arena.arguments import filters, parse
@@ -17,6 +16,7 @@ from recipes.long_range_arena.command import main
 from recipes.long_range_arena.data import listops_rules, load
 from recipes.long_range_arena.model import build
 from recipes.long_range_arena.tasks import TASKS
+from recipes.time_series.arguments import ATTENTIONS
 from tests.recipes.command_line import assert_one_error_line
 
 BACKEND = keras.backend.backend()
@@ -51,7 +51,8 @@ def test_published_settings():
         assert options.learning_rate == rate
         settings = filters(options)["agf"]
         assert settings["orthogonality_weight"] == weight / 2
-        assert (settings["order"], settings["alpha"], settings["beta"]) == (order, alpha, beta)
+        jacobi = {"name": "jacobi", "order": order, "alpha": alpha, "beta": beta}
+        assert settings["filter"] == jacobi
     listops = listops_rules(parse(["--preset", "paper"]))
     assert listops == (10, 10, 500, 2000)
 

@@ -273,9 +273,7 @@ def test_coefficients_learn_at_their_own_rate():
 
 def test_one_start_is_given():
     assert filters(parse(["--start", "high_pass"]))["gfsa"] == {
-        "order": 3,
-        "start": "high_pass",
-        "trainable_coefficients": ["identity", "linear", "power"],
+        "filter": {"name": "first_order", "order": 3, "start": "high_pass"}
     }
     with pytest.raises(UsageError, match="--constant"):
         parse(["--start", "high_pass", "--constant", "0.1"])
@@ -291,7 +289,7 @@ def test_one_start_is_given():
         ("--preset minilm --layers 2", ["--layers", "minilm"]),
         ("--d-model 9", ["--d-model 9", "--heads 2"]),
         ("--where last:9 --epochs 1", ["last:9"]),
-        ("--exponents 0.5 --attention p_laplacian", ["p_laplacian", "0.5"]),
+        ("--exponents 0.5 --attention p_laplacian", ["--exponents", "0.5"]),
         ("--validation-fraction 0.001", ["--validation-fraction"]),
         ("--data-dir nowhere", ["nowhere", "train.tsv"]),
         ("--learning-rate 0", ["--learning-rate"]),

@@ -1,7 +1,6 @@
 import sys
 import types
 
-import numpy as np
 import pytest
 
 from recipes.common.command import UsageError
@@ -157,9 +156,12 @@ def test_published_settings():
         assert (found.weight_decay, found.coefficient_learning_rate) == (0.0, 2e-5)
         assert departures(found) == []
         assert filters(found)["gfsa"] == {
-            "order": 3,
-            "initial_coefficients": {"identity": constant},
-            "trainable_coefficients": ["power"],
+            "filter": {
+                "name": "first_order",
+                "order": 3,
+                "initial_coefficients": {"identity": constant},
+                "trainable_coefficients": ["power"],
+            }
         }
     albert = options("cola", None, "--preset", "albert_base_en_uncased", "--published")
     assert albert.constant == 0.05
@@ -172,7 +174,4 @@ def test_published_settings():
 
 def test_identity_start_without_the_published_constant():
     settings = filters(options("cola"))["gfsa"]
-    assert settings["initial_coefficients"] == {"identity": 0.0}
-    np.testing.assert_array_equal(
-        sorted(settings["trainable_coefficients"]), ["identity", "linear", "power"]
-    )
+    assert settings == {"filter": {"name": "first_order", "order": 3}}

@@ -18,7 +18,7 @@ OTHER = "torch" if BACKEND != "torch" else "jax"
         ("--seeds -1", ["-1"]),
         ("--order 0", ["--order", "'0'", "at least 1"]),
         ("--attention agf --alpha -1 --beta -1", ["divides by zero", "alpha=-1.0"]),
-        ("--attention agf --basis legendre --alpha 0.5", ["alpha", "legendre"]),
+        ("--attention agf --filter legendre --alpha 0.5", ["alpha", "legendre"]),
         ("--attention agf --alpha nan", ["alpha", "nan"]),
         ("--attention softmax --order 2", ["--order", "agf and gfsa", "softmax"]),
         ("--attention gfsa --orthogonality-weight 1", ["--orthogonality-weight", "gfsa"]),

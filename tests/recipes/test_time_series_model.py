@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recipes.common.filters import ATTENTIONS
-from recipes.time_series.arguments import PUBLISHED_AGF, departures, filters, parse
+from recipes.time_series.arguments import ATTENTIONS, PUBLISHED_AGF, departures, filters, parse
 from recipes.time_series.data import load
 from recipes.time_series.model import build
 
@@ -80,26 +79,22 @@ def test_an_empty_series_gives_numbers(model, problem):
 def test_filter_settings_are_the_published_ones_unless_given():
     settings = filters(parse(["--dataset", "PEMS-SF"]))
     rate = {"coefficient_learning_rate_multiplier": 50.0}
-    assert settings["gfsa"] == {"order": 3, **rate}
+    assert settings["gfsa"] == {"filter": {"name": "first_order", "order": 3}, **rate}
     assert settings["agf"] == {
-        "order": 5,
-        "basis": "jacobi",
-        "alpha": 1.5,
-        "beta": 2.0,
+        "filter": {"name": "jacobi", "order": 5, "alpha": 1.5, "beta": 2.0},
         "learned_constant": False,
         "orthogonality_weight": 0.05,  # 0.1 over two layers
         **rate,
     }
-    given = "--order 2 --basis legendre --orthogonality-weight 0.4 --layers 4"
+    given = "--order 2 --filter legendre --orthogonality-weight 0.4 --layers 4"
     given += " --start high_pass --coefficient-learning-rate-multiplier 3"
     settings = filters(parse(given.split()))
-    both = {"start": "high_pass", "coefficient_learning_rate_multiplier": 3.0}
-    assert settings["gfsa"] == {"order": 2, **both}
+    both = {
+        "filter": {"name": "legendre", "order": 2, "start": "high_pass"},
+        "coefficient_learning_rate_multiplier": 3.0,
+    }
+    assert settings["gfsa"] == both
     assert settings["agf"] == {
-        "order": 2,
-        "basis": "legendre",
-        "alpha": None,
-        "beta": None,
         "learned_constant": False,
         "orthogonality_weight": 0.1,
         **both,
@@ -121,10 +116,7 @@ def test_published_names_the_ten_sets_settings():
         order, weight, alpha, beta = map(float, numbers.split(","))
         options = parse(["--published", "--dataset", name])
         assert filters(options)["agf"] == {
-            "order": order,
-            "basis": "jacobi",
-            "alpha": alpha,
-            "beta": beta,
+            "filter": {"name": "jacobi", "order": order, "alpha": alpha, "beta": beta},
             "learned_constant": name in ("Handwriting", "Heartbeat", "JapaneseVowels"),
             "orthogonality_weight": weight / 2,
         }
