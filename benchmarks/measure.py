@@ -18,14 +18,14 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `recipes` is, which nobody installs
 
-from recipes.common.command import (  # some for the benchmarks alone
+from recipes.common.command.parsing import (  # some for the benchmarks alone
     Parser,  # noqa: F401
     UsageError,
     at_least,
     number_in,
     run_command,
 )
-from recipes.common.program import run_program
+from recipes.common.command.program import run_program
 
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 RETURN_PAGES = {"MALLOC_MMAP_THRESHOLD_": "65536"}

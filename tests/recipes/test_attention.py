@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recipes.common import attention
-from recipes.time_series.arguments import ATTENTIONS
+from recipes.common.training import layers as attention
+from recipes.time_series.__main__ import RECIPE
 
+ATTENTIONS = RECIPE.attentions
 RANDOM = np.random.default_rng(3)
 TOKENS = RANDOM.normal(size=(3, 7, 6)).astype("float32")
 MASK = np.array([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])

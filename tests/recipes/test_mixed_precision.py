@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from recipes.common.command import UsageError
-from recipes.common.experiment import keras_configured
+from recipes.common.command.checks import keras_configured
+from recipes.common.command.parsing import UsageError
 from tests.numerics import BACKEND, randomise, relative_rms, to_numpy
 from tests.recipes.models import LONGEST, MODELS, batch_for
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes.common.chance import Chance
-from recipes.common.kept import Run
-from recipes.common.plot import draw
-from recipes.common.resume import ACCURACY, Criterion, RunState
+from recipes.common.data.chance import Chance
+from recipes.common.output.kept import Run
+from recipes.common.output.plot import draw
+from recipes.common.training.resume import ACCURACY, Criterion, RunState
 
 PERPLEXITY = Criterion("perplexity", lower_is_better=True)
 CHANCE = Chance("always the most frequent class", {"validation": 0.2, "test": 0.3})
