@@ -13,6 +13,7 @@ import keras_graphattn
 from keras_graphattn.hub.sites import attention_sites, walk
 from tests.hub.containers import (
     CONTAINERS,
+    INPUTS,
     LAYERS,
     OPTIONS,
     SERIES,
