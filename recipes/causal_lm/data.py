@@ -63,7 +63,7 @@ def read(dataset: str, place: Path | None, *, raw: bool = False) -> Corpus:
         wanted = " or ".join(", ".join(names) for names in FILES.get(dataset, (("a text file",),)))
         raise UsageError(
             f"--dataset {dataset} is read from files: give --data-dir with {wanted} "
-            "(tensorflow-datasets has tiny_shakespeare alone)"
+            "(tensorflow-datasets has only tiny_shakespeare)"
         )
     if dataset == "text":
         return split(_read(_text_file(place)))

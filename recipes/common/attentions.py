@@ -126,8 +126,8 @@ def settings_of(
     filter = filter_name(attention, options)
     defaults = {name: value for name, value in defaults.items() if value is not None}
     if filter != own.filter and not _is_polynomial(filter):
-        apart = ("order", "learned_constant")  # filters of other kinds have their own orders
-        defaults = {name: value for name, value in defaults.items() if name not in apart}
+        of_polynomials = ("order", "learned_constant")
+        defaults = {name: x for name, x in defaults.items() if name not in of_polynomials}
     values = {**defaults, **{name: given[name] for name in own.options if name in given}}
     found = {} if filter is None else {"filter": _filter_settings(str(filter), values)}
     if "exponents" in values:

@@ -46,7 +46,7 @@ def test_unknown_kinds_are_refused(wrong):
     ("backend", "devices", "wrong", "words"),
     [
         ("torch", 1, "--distribute", "on torch, Keras' fit trains on one device"),
-        ("tensorflow", 2, "--distribute model:2", "Keras splits weights on jax alone"),
+        ("tensorflow", 2, "--distribute model:2", "Keras splits weights only on jax"),
         ("jax", 8, "--distribute model:3", "8 devices cannot be grouped by 3"),
         ("jax", 8, "--distribute --batch-size 12", "12 cannot be shared out over 8 devices"),
         ("jax", 8, "--distribute model:2 --batch-size 6", "over 4 groups of 2 devices"),

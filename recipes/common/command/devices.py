@@ -40,7 +40,7 @@ def check_devices(options: argparse.Namespace) -> None:
         )
     if backend == "tensorflow" and options.distribute != "data":
         raise UsageError(
-            f"--distribute {options.distribute}: Keras splits weights on jax alone; use "
+            f"--distribute {options.distribute}: Keras splits weights only on jax; use "
             "--backend jax, or --distribute data"
         )
     count, each = len(keras.distribution.list_devices()), _devices_of_a_model(options)

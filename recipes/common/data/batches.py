@@ -176,7 +176,7 @@ class Windows(keras.utils.PyDataset):
     training that was interrupted goes on with the very batches that it would have seen.
 
     Args:
-        tokens: Token numbers of shape (T,), T > context. The first one is context alone.
+        tokens: Token numbers of shape (T,), T > context. The first one is context only.
         context: Tokens of each window.
         batch_size: Windows of every batch.
         stride: Tokens from one window to the next; the context by default.

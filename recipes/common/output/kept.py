@@ -21,7 +21,7 @@ class Run:
     state: RunState
     parameters: int
     similarity: list[float]  # mean token similarity before the blocks and after each, if measured
-    reported: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the best epoch alone
+    reported: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the best epoch only
     criterion: Criterion = ACCURACY
 
     @property

@@ -66,7 +66,7 @@ def softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
 
         if jax.default_backend() == "cpu":  # "The precision 'F16_F16_F32' is not supported"
             raise UsageError(
-                "JAX computes Keras' softmax attention in float16 on accelerators alone: give "
+                "JAX computes Keras' softmax attention in float16 only on accelerators: give "
                 "--precision mixed_bfloat16, another --attention or another --backend"
             )
     return layer(tokens, tokens, attention_mask=ops.expand_dims(mask, 1))

@@ -102,7 +102,7 @@ class KeepRun(keras.callbacks.Callback):
         history_file: Where the metrics of all epochs are written as CSV.
         state: The run's state, as read from the folder; continued here.
         batches: The training batches, told which epoch begins.
-        test_batches: Evaluated after every epoch into `test_*` metrics, for the record alone:
+        test_batches: Evaluated after every epoch into `test_*` metrics, for the record only:
             nothing is chosen by them. None where the test is taken once, after training.
         epochs: Number of epochs at most.
         patience: Epochs without a better `score` after which training ends.
@@ -142,7 +142,7 @@ class KeepRun(keras.callbacks.Callback):
             test = self.model.evaluate(self.test_batches, verbose=0, return_dict=True)
             logs.update({f"test_{name}": value for name, value in test.items()})
         for name in [name for name in logs if name.startswith(("val_", "test_"))]:
-            if name.endswith("_orthogonality"):  # layers measure it in training alone
+            if name.endswith("_orthogonality"):  # layers measure it only in training
                 del logs[name]
         metrics = {name: float(value) for name, value in logs.items()}
         state = self.state

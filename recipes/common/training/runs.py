@@ -23,7 +23,7 @@ class Training(NamedTuple):
     validation_batches: Batches
     test_batches: Batches | None  # evaluated after every epoch, for the record
     measure: Callable[[], Sequence[float]] | None = None  # token similarities, after training
-    report: Callable[[], dict[str, Any]] | None = None  # what is told of the best epoch alone
+    report: Callable[[], dict[str, Any]] | None = None  # what is told of the best epoch only
 
 
 def train_run(
@@ -58,19 +58,8 @@ def _train_run(
     criterion: Criterion,
 ) -> Run:
     name = run_name(attention, seed)
-    folder = output / "runs" / name
-    history_file = output / "histories" / f"{name}.csv"
-    try:
-        state, known = read_run(output, attention, seed, criterion)
-    except DamagedRunError as error:
-        print(f"{name}: begins anew, for {error}", flush=True)
-        remove(folder)
-        remove(output / "tensorboard" / name)
-        known = None
+    known = _finished_before(attention, seed, output, criterion)
     if known is not None:
-        if not history_file.exists():
-            write_csv(history_file, state.history)
-        print(f"{name}: finished before")
         return known
     keras.utils.set_random_seed(seed)
     training = prepare()
@@ -86,7 +75,7 @@ def _train_run(
         training.batches,
         training.validation_batches,
         training.test_batches,
-        folder=folder,
+        folder=output / "runs" / name,
         history_file=output / "histories" / f"{name}.csv",
         epochs=options.epochs,
         patience=options.patience,
@@ -99,8 +88,28 @@ def _train_run(
         "similarity": list(training.measure()) if training.measure else [],
         "reported": training.report() if training.report else {},
     }
+    folder = output / "runs" / name
     write_json(folder / "run.json", found)
     return Run(attention, seed, folder, state, criterion=criterion, **found)
+
+
+def _finished_before(attention: str, seed: int, output: Path, criterion: Criterion) -> Run | None:
+    """The run if it is finished; what is damaged of it is removed."""
+    name = run_name(attention, seed)
+    history_file = output / "histories" / f"{name}.csv"
+    try:
+        state, known = read_run(output, attention, seed, criterion)
+    except DamagedRunError as error:
+        print(f"{name}: begins anew, for {error}", flush=True)
+        remove(output / "runs" / name)
+        remove(output / "tensorboard" / name)
+        return None
+    if known is None:
+        return None
+    if not history_file.exists():
+        write_csv(history_file, state.history)
+    print(f"{name}: finished before")
+    return known
 
 
 def best_run(runs: list[Run]) -> Run:
