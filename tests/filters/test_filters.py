@@ -15,7 +15,7 @@ from keras_graphattn.layers import (
     MaskedKernelAttention,
 )
 from keras_graphattn.masks import Causal
-from keras_graphattn.ops.polynomials import Step
+from keras_graphattn.ops.filters.polynomials import Step
 from tests.filters import reference
 from tests.numerics import (
     assert_all_close,
