@@ -16,8 +16,8 @@ from recipes.causal_lm.data import Problem, no_preset, per_word
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.batches import Windows
-from recipes.common.output.kept import Run
 from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.kept import Run
 from recipes.common.training.layers import served_inputs
 from recipes.common.training.optimizers import WarmUpLinearDecay
 from recipes.common.training.runs import Training

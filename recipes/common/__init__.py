@@ -1,9 +1,10 @@
-"""What the recipes share.
+"""What the recipes share. Each part imports from those above it, `recipe` from all.
 
 * `attentions`: all attentions that are compared, with their names, looks, layers and options.
-* `recipe`: the outline of every recipe's command, and what a recipe declares.
+* `storage`: files that are whole or not there, locks of folders.
 * `command`: options, checks before any training, Ctrl-C, several devices.
 * `data`: sequences, batches, data that is made or downloaded.
 * `training`: layers, metrics, learning rates, runs that can be killed and go on.
-* `output`: files, kept runs, table, notes, plot.
+* `output`: table, notes, plot, the best model.
+* `recipe`: the outline of every recipe's command, and what a recipe declares.
 """

@@ -205,8 +205,8 @@ def _train_and_report(
     options: argparse.Namespace,
 ) -> None:
     from recipes.common.output import report
-    from recipes.common.output.kept import finished_runs
     from recipes.common.output.plot import plot
+    from recipes.common.training.kept import finished_runs
     from recipes.common.training.runs import best_run, train_run
 
     output, model = options.output, recipe.model

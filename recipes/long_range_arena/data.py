@@ -18,8 +18,8 @@ from recipes.common.data import listops, pathfinder
 from recipes.common.data.chance import refuse_one_class
 from recipes.common.data.ragged import Problem, Ragged, Split
 from recipes.common.data.tfds import load_tfds
-from recipes.common.output.files import atomically
-from recipes.common.output.lock import locked
+from recipes.common.storage.files import atomically
+from recipes.common.storage.lock import locked
 
 VERSION = 1  # of what is made: another one makes everything anew
 GREY = np.array([0.2989, 0.5870, 0.1140])  # ITU-R BT.601

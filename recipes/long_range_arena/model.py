@@ -17,8 +17,8 @@ from keras import layers, ops
 from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.data.batches import Buckets, bucket_lengths
 from recipes.common.data.ragged import Problem
-from recipes.common.output.kept import Run
 from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.kept import Run
 from recipes.common.training.layers import attend, masked_mean
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay

@@ -15,9 +15,9 @@ from recipes.common.command.attention_options import add_attention_options
 from recipes.common.command.options import add_run_options, add_shared
 from recipes.common.command.parsing import Parser, UsageError, at_least, number_in
 from recipes.common.command.program import run_program
-from recipes.common.output.files import folder_atomically
 from recipes.common.output.notes import absent_note, coefficient_notes, data_told, settings_note
 from recipes.common.recipe import Recipe
+from recipes.common.storage.files import folder_atomically
 from recipes.text_classification.data import TASKS
 
 if TYPE_CHECKING:

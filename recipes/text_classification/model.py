@@ -20,8 +20,8 @@ from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.batches import Buckets
-from recipes.common.output.kept import Run
 from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.kept import Run
 from recipes.common.training.layers import served_inputs
 from recipes.common.training.measures import CrossEntropy, SquaredError
 from recipes.common.training.optimizers import WarmUpLinearDecay

@@ -16,8 +16,8 @@ from keras import layers, ops
 from keras_graphattn.analysis import token_similarity
 from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.data.batches import Batches
-from recipes.common.output.kept import Run
 from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.kept import Run
 from recipes.common.training.layers import attend, masked_mean
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import radam

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from keras_graphattn import filters
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
-from recipes.common.output.lock import LOCK, locked
+from recipes.common.storage.lock import LOCK, locked
 from tests.recipes.command_line import assert_one_error_line
 from tests.recipes.conftest import write_ts
 
@@ -129,6 +130,17 @@ def test_every_attention_is_one_of_the_registry_and_others_fail_at_parsing(name)
     assert set(recipe.settings(options)) == set(recipe.attentions)
     with pytest.raises(UsageError, match=", ".join(recipe.attentions)):
         recipe.parse([*given, "--attention", "nothing"])
+
+
+def test_parts_of_what_recipes_share_import_from_those_above_them():
+    common = ROOT / "recipes" / "common"
+    order = re.findall(r"^\* `(\w+)`", (common / "__init__.py").read_text(), re.MULTILINE)
+    for path in common.rglob("*.py"):
+        part = path.relative_to(common).parts[0].removesuffix(".py")
+        for line in path.read_text().splitlines():
+            found = re.match(r"from recipes\.common\.(\w+)", line)
+            if found and part != "__init__":
+                assert order.index(found[1]) <= order.index(part), f"{path}: {line}"
 
 
 def test_attentions_look_different():

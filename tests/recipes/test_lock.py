@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from recipes.common.output import lock as locks
-from recipes.common.output.lock import LOCK, InUseError, locked
+from recipes.common.storage import lock as locks
+from recipes.common.storage.lock import LOCK, InUseError, locked
 from recipes.time_series.__main__ import RECIPE
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """
 import sys, time
 from pathlib import Path
-from recipes.common.output.lock import locked
+from recipes.common.storage.lock import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)

@@ -6,7 +6,7 @@ import shutil
 import keras
 import pytest
 
-from recipes.common.output.kept import DamagedRunError, finished_runs, read_run
+from recipes.common.training.kept import DamagedRunError, finished_runs, read_run
 from recipes.time_series.__main__ import RECIPE
 
 SLOW = pytest.mark.slow if keras.backend.backend() != "torch" else lambda test: test

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from recipes.common.data.chance import Chance
-from recipes.common.output.kept import Run
 from recipes.common.output.plot import draw
+from recipes.common.training.kept import Run
 from recipes.common.training.resume import ACCURACY, Criterion, RunState
 
 PERPLEXITY = Criterion("perplexity", lower_is_better=True)

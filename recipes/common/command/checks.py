@@ -13,8 +13,8 @@ from typing import Any
 
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
-from recipes.common.output.files import DamagedFileError, read_json, remove, write_json
-from recipes.common.output.lock import LOCK, InUseError, locked
+from recipes.common.storage.files import DamagedFileError, read_json, remove, write_json
+from recipes.common.storage.lock import LOCK, InUseError, locked
 
 WRITTEN = (
     "settings.json",

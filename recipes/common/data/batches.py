@@ -10,9 +10,15 @@ import keras
 import numpy as np
 
 from recipes.common.command.parsing import UsageError
-from recipes.common.training.measures import filled_weights
 
 ROUND_TO = 16
+
+
+def filled_weights(real: int, size: int) -> np.ndarray:
+    """Weights of a batch of `size` rows, of which the first `real` are no filling."""
+    weights = np.zeros(size, "float32")
+    weights[:real] = size / real
+    return weights
 
 
 class Batches(keras.utils.PyDataset):

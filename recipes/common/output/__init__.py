@@ -1,1 +1,1 @@
-"""What a recipe writes: files that are whole or not there, kept runs, table, notes and plot."""
+"""What a finished comparison shows: table, notes under it, plot, the best model."""

@@ -6,8 +6,6 @@ from typing import Any
 
 from recipes.common.attentions import label
 
-DISTANCE, POWER = "coefficient_distance", "mean_absolute_power_coefficient"
-
 
 def settings_note(paper: str, departures: Sequence[str]) -> str:
     """Says that the settings are a paper's, and which of them are not.
@@ -28,6 +26,8 @@ def absent_note(paper: str, reported: Iterable[str], attentions: Iterable[str]) 
 
 def coefficient_notes(results: dict[str, Any]) -> list[str]:
     """One line under the table for each attention with coefficients: means over its seeds."""
+    from recipes.common.training.coefficients import DISTANCE, POWER
+
     notes = []
     for row in results["table"]:
         runs = [run for run in results["runs"] if run["attention"] == row["attention"]]

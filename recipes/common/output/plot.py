@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from recipes.common.attentions import ATTENTIONS, label
 from recipes.common.data.chance import Chance
-from recipes.common.output.files import atomically
+from recipes.common.storage.files import atomically
 from recipes.common.training.runs import Run
 
 BELOW = "softmax"  # drawn wider and first: what coincides with it stays visible

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from recipes.common.attentions import label
-from recipes.common.output.files import atomically, folder_atomically, write_json
+from recipes.common.storage.files import atomically, folder_atomically, write_json
 from recipes.common.training.runs import Run, best_run, table
 
 

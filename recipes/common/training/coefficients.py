@@ -7,7 +7,8 @@ import keras
 import numpy as np
 
 from keras_graphattn.optimizers import MARK
-from recipes.common.output.notes import DISTANCE, POWER
+
+DISTANCE, POWER = "coefficient_distance", "mean_absolute_power_coefficient"
 
 
 def coefficient_report(model: keras.Model) -> Callable[[], dict[str, float]]:

@@ -1,6 +1,6 @@
 """The loss and the metrics of a model whose last batch is filled up with rows of weight 0.
 
-`filled_weights` gives the real rows of a batch weights that add up to its size. So the mean over
+The real rows of a batch have weights that add up to its size (`filled_weights`). So the mean over
 all rows is the mean over the real ones, also where the rows are shared out over devices that hold
 different numbers of real ones. Metrics count every real row once.
 """
@@ -8,14 +8,6 @@ different numbers of real ones. Metrics count every real row once.
 from typing import Any
 
 import keras
-import numpy as np
-
-
-def filled_weights(real: int, size: int) -> np.ndarray:
-    """Weights of a batch of `size` rows, of which the first `real` are no filling."""
-    weights = np.zeros(size, "float32")
-    weights[:real] = size / real
-    return weights
 
 
 def loss_and_metrics() -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_graphattn.analysis import StopAtNonFiniteLoss
 from recipes.common.data.batches import Batches
-from recipes.common.output.files import atomically, check_room, read_json, write_csv, write_json
+from recipes.common.storage.files import atomically, check_room, read_json, write_csv, write_json
 
 
 class Criterion(NamedTuple):

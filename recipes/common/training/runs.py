@@ -10,8 +10,8 @@ import keras
 
 from recipes.common.command.devices import on_devices, share_weights
 from recipes.common.data.batches import Batches
-from recipes.common.output.files import remove, write_csv, write_json
-from recipes.common.output.kept import DamagedRunError, Run, read_run, run_name
+from recipes.common.storage.files import remove, write_csv, write_json
+from recipes.common.training.kept import DamagedRunError, Run, read_run, run_name
 from recipes.common.training.resume import ACCURACY, Criterion, fit_resumably, score
 
 

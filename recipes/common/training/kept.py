@@ -7,7 +7,7 @@ from typing import Any
 
 import h5py
 
-from recipes.common.output.files import DamagedFileError, read_json
+from recipes.common.storage.files import DamagedFileError, read_json
 from recipes.common.training.resume import ACCURACY, Criterion, RunState, weights_file
 
 
