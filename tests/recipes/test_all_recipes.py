@@ -166,6 +166,15 @@ def test_a_new_filter_is_an_option_of_every_recipe(name, monkeypatch):
         recipe.parse([*given, "--filter", "unheard"])
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_help_names_every_filter_and_every_attention(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        recipe_of(name).parse(["--help"])
+    assert ended.value.code == 0
+    words = re.findall(r"[\w-]+", capsys.readouterr().out)
+    assert {*filters.FILTERS, *recipe_of(name).attentions, "--output"} <= set(words)
+
+
 def test_a_filter_of_another_kind_has_its_own_order():
     recipe = recipe_of("time_series")
     options = recipe.parse(["--attention", "gfsa,agf", "--filter", "inverted"])
