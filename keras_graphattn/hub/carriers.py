@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.hub.attentions import is_attention
 from keras_graphattn.hub.compiling import compile_methods
 from keras_graphattn.hub.internals import change_class
 from keras_graphattn.hub.sites import attention_sites, is_task, walk
@@ -108,7 +109,7 @@ def class_now(layer: Any) -> type:
     Keras' own containers save the layers in them as objects and stay as they are.
     """
     plain = plain_class(type(layer))
-    if _is_container_of_keras(plain) or isinstance(layer, keras.layers.MultiHeadAttention):
+    if _is_container_of_keras(plain) or is_attention(layer):
         return type(layer)
     if not conversions_of(layer).entries:
         return plain
@@ -140,6 +141,8 @@ def apply_conversions(owner: Any) -> None:
     waiting: Conversions | None = getattr(owner, "_graph_attention", None)
     sites = [] if waiting is None else attention_sites(owner)
     if waiting is None or len(sites) < waiting.num_sites:
+        return
+    if not all(site.is_ready for site in sites):
         return
     for entry in waiting.entries:
         plain = [sites[index] for index in entry.sites if not sites[index].is_converted]

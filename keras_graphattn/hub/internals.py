@@ -4,7 +4,8 @@ Keras has no public way to replace a sublayer of a built layer (keras#18601). Ea
 what it relies on; tests/hub/test_internals.py tells which of them a new release has broken.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -59,6 +60,26 @@ def scope_of(layer: Any) -> AbstractContextManager[Any]:
 def change_class(layer: Any, new_class: type) -> None:
     """Changes the class of an instance in place; everything that points at it stays valid."""
     object.__setattr__(layer, "__class__", new_class)
+
+
+@contextmanager
+def unlocked(layer: Any) -> Iterator[None]:
+    """Lets a built layer get further weights within this context."""
+    was_locked = layer._tracker.locked
+    layer._tracker.unlock()
+    try:
+        yield
+    finally:
+        if was_locked:
+            layer._tracker.lock()
+
+
+def remove_attribute(layer: Any, name: str) -> None:
+    """Takes an attribute of a layer away, and what Keras and the backend know of a weight in it."""
+    held = getattr(layer, name)
+    if isinstance(held, keras.Variable):
+        layer._untrack_variable(held)
+    super(keras.Layer, layer).__delattr__(name)  # Keras' own collects garbage for each weight
 
 
 def forget_compiled(model: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_graphattn.hub.attentions import attention_name
+from keras_graphattn.hub.attentions import attention_name, is_attention
 from keras_graphattn.hub.carriers import class_now, forget_conversions, make_carriers
 from keras_graphattn.hub.compiling import settle_optimizer
 from keras_graphattn.hub.holders import holders_of
@@ -212,8 +212,7 @@ def _owners(model: Any) -> list[Owner]:
         if is_reachable(layer) and not is_task(layer):
             owners.append(Owner(layer, attention_sites(layer)))
             return
-        is_attention = isinstance(layer, keras.layers.MultiHeadAttention)
-        if is_backbone(layer) or direct_sites(layer) or is_attention:
+        if is_backbone(layer) or direct_sites(layer) or is_attention(layer):
             raise ValueError(refusal(layer))
         for child in sublayers(layer):
             visit(child)
