@@ -6,6 +6,7 @@ from keras import ops
 
 from keras_graphattn.ops.arguments import checked, mask, optional, tensor
 from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.ops.wide import largest
 
 Tensor = Any
 
@@ -39,7 +40,7 @@ def token_similarity(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         mask = ops.ones_like(tokens[..., 0], dtype="bool")
     mask = ops.cast(mask, "bool")
     tokens = ops.where(mask[..., None], tokens, 0.0)
-    scale = ops.max(ops.abs(tokens), axis=-1, keepdims=True)  # no squares over- or underflow
+    scale = largest(ops.abs(tokens), axis=-1, keepdims=True)  # no squares over- or underflow
     tokens = tokens / ops.where(scale > 0, scale, 1.0)
     norm = ops.sqrt(ops.sum(ops.square(tokens), axis=-1, keepdims=True))
     unit = tokens / ops.where(norm > 0, norm, 1.0)

@@ -44,8 +44,7 @@ class FeatureMap:
             num_heads: Number of heads N.
             key_dim: Size H of a head.
         """
-        spec = keras.KerasTensor((1, 1, num_heads, key_dim), "float32")
-        return int(keras.backend.compute_output_spec(self, spec).shape[-1])
+        return int(self(ops.zeros((1, 1, num_heads, key_dim), "float32")).shape[-1])
 
     def weights(
         self, num_heads: int, key_dim: int, seed: int | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.hub.adapters import holder_config
 from keras_graphattn.hub.attentions import is_attention
 from keras_graphattn.hub.compiling import compile_methods
 from keras_graphattn.hub.internals import change_class
@@ -160,7 +161,7 @@ def _subclass(plain: Any, name: str) -> type:
     @functools.wraps(plain.get_config)
     def get_config(self: Any) -> dict[str, Any]:
         carried = {"of": _identity(plain), **conversions_of(self).get_config()}
-        return {**plain.get_config(self), KEY: carried}
+        return {**holder_config(plain, self), KEY: carried}
 
     def from_config(cls: Any, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         config = dict(config)

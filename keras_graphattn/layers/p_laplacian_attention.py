@@ -141,6 +141,7 @@ class PLaplacianAttention(SelfAttention):
         positions = ops.arange(ops.shape(key)[1])
         weights = self._weights(query, key, (value, value), attention_mask, positions, positions)
         outputs = apply_weights(self._dropped(weights, training), value)
+        outputs = self._zero_blind_rows(outputs, attention_mask)
         return outputs, ops.cast(weights, self.compute_dtype)
 
     def _attend_lean(

@@ -33,6 +33,7 @@ from keras_graphattn.ops.attention_mask import (
     attention_mask,
     block_mask,
     split_mask,
+    zero_blind_rows,
 )
 from keras_graphattn.ops.blocks import map_query_blocks
 from keras_graphattn.ops.distances import pair_distances
@@ -147,7 +148,7 @@ def p_laplacian_attention(
         length,
         block_size,
     )
-    return ops.cast(outputs, values.dtype)
+    return zero_blind_rows(ops.cast(outputs, values.dtype), mask, block_size)
 
 
 @checked(

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_graphattn import layers, masks
+from keras_graphattn.filters import Jacobi
 from tests import reference_topology
 from tests.numerics import BACKEND, randomise
 
@@ -56,14 +57,14 @@ CAUSAL = {"use_causal_mask": True}
 CASES = {
     "gfa": filtered("open", GFA),
     "gfa_monomial": filtered("open", GFA, filter="monomial", order=2),
-    "gfa_jacobi": filtered("open", GFA, filter="jacobi", alpha=1.0, beta=-0.5),
+    "gfa_jacobi": filtered("open", GFA, filter=Jacobi(alpha=1.0, beta=-0.5)),
     "gfa_causal": filtered("open", GFA, CAUSAL),
     "gfa_blockwise": filtered("open but jax", GFA, attention_path="blockwise"),
     "gfa_fused": filtered("open but jax", GFA, attention_path="fused"),
     "p_laplacian": filtered("open but jax", P_LAPLACIAN, p=2.5),
     "p_laplacian_heads": filtered("open but jax", P_LAPLACIAN, p=[1.5, 2.0]),
     "agf": filtered("open", AGF),
-    "agf_chebyshev": filtered("open", AGF, basis="chebyshev", order=4),
+    "agf_chebyshev": filtered("open", AGF, filter="chebyshev", order=4),
     "agf_causal": filtered("open but jax", AGF, causal=True),
     "high_frequency": filtered("open", layers.ScaledHighFrequencyAttention),
     "contra_norm": filtered("open", layers.ContraNorm, scale=0.3),

@@ -19,26 +19,13 @@ COMMON = {
     "seed": 1,
     "coefficient_learning_rate_multiplier": 10.0,
 }
-FILTER = {
-    "filter": "jacobi",
-    "order": 2,
-    "alpha": 0.5,
-    "beta": 0.5,
-    "trainable_coefficients": True,
-    "initial_coefficients": [0.0, 1.0, 0.5],
-    "start": "plain",
-}
+FILTER = {"filter": "jacobi", "order": 2}
 
 LAYERS = {
     "AttentiveGraphFilter": {
         **COMMON,
-        "filter": "polynomial",
-        "order": 2,
-        "basis": "jacobi",
-        "alpha": 0.5,
-        "beta": 0.5,
+        **FILTER,
         "learned_constant": True,
-        "start": "plain",
         "causal": True,
         "orthogonality_weight": 0.1,
         "orthogonality_scaling": "mean",
@@ -58,7 +45,6 @@ LAYERS = {
         **FILTER,
         "mask": masks.Causal(),
         "feature_map": "favor",
-        "num_features": 4,
         "path": "chunked",
         "feature_chunk": 2,
     },

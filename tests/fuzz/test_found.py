@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from keras_graphattn import layers, masks, ops
+from keras_graphattn import feature_maps, filters, layers, masks, ops
 from tests.fuzz.attacks import REFUSALS, names_argument
 from tests.fuzz.cases_of_classes import GRAPH, SIGNAL, WIDTH, B, T
 from tests.fuzz.cases_of_ops import FOREST_ARRAYS
@@ -25,15 +25,16 @@ OPTIONS = [
     ("GraphFilterAttention", "attention_axes", 7, {}),
     ("GraphFilterAttention", "sliding_window", HUGE, {}),
     ("GraphFilterAttention", "block_size", HUGE, {}),
-    ("GraphFilterAttention", "alpha", PAIR, {"filter": "chebyshev"}),
-    ("GraphFilterAttention", "beta", TOO_LARGE_FOR_A_FLOAT, {"filter": "jacobi"}),
-    ("GraphFilterAttention", "initial_coefficients", {"linear": TOO_LARGE_FOR_A_FLOAT}, {}),
-    ("GraphFilterAttention", "initial_coefficients", b"wron", {"filter": "monomial"}),
-    ("GraphFilterAttention", "initial_coefficients", list("1234"), {"filter": "monomial"}),
+    ("Jacobi", "alpha", PAIR, {}),
+    ("Jacobi", "beta", TOO_LARGE_FOR_A_FLOAT, {}),
+    ("FirstOrder", "initial_coefficients", {"linear": TOO_LARGE_FOR_A_FLOAT}, {}),
+    ("Monomial", "initial_coefficients", b"wron", {}),
+    ("Monomial", "initial_coefficients", list("1234"), {}),
+    ("PageRank", "restart", 1.0, {}),
     ("ScaledHighFrequencyAttention", "attention_axes", -1, {}),
     ("ScaledHighFrequencyAttention", "dropout", TOO_LARGE_FOR_A_FLOAT, {}),
     ("MaskedKernelAttention", "flash_attention", PAIR, {}),
-    ("MaskedKernelAttention", "num_features", HUGE, {"feature_map": "favor"}),
+    ("Favor", "num_features", HUGE, {}),
     ("MaskedKernelAttention", "feature_chunk", HUGE, {}),
     ("PLaplacianAttention", "p", b"ab", {}),
     ("PLaplacianAttention", "p", TOO_LARGE_FOR_A_FLOAT, {}),
@@ -64,6 +65,8 @@ def test_the_option_is_named(name, option, wrong, others):
     def make_and_run():
         if name in layers.__all__:
             getattr(layers, name)(**RIGHT, **others, **{option: wrong})(TOKENS, TOKENS)
+        elif name in (*filters.__all__, *feature_maps.__all__):
+            getattr(filters if name in filters.__all__ else feature_maps, name)(**{option: wrong})
         else:
             getattr(masks, name)(**others, **{option: wrong}).apply(SIGNAL)
 

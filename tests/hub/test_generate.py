@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.filters import FirstOrder
 from tests.hub.models import VOCABULARY, outputs, random_backbone
 from tests.numerics import BACKEND
 
@@ -175,7 +176,9 @@ def test_a_generate_function_from_before_is_dropped():
     model.compile(sampler="greedy")
     model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=None)
     assert model.generate_function is not None
-    keras_graphattn.convert(model, "graph_filter", initial_coefficients={"linear": -1.0})
+    keras_graphattn.convert(
+        model, "graph_filter", filter=FirstOrder(initial_coefficients={"linear": -1.0})
+    )
     assert model.generate_function is None
     found = model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=None)
     np.testing.assert_array_equal(found["token_ids"], greedy_without_cache(model, inputs))
@@ -183,7 +186,9 @@ def test_a_generate_function_from_before_is_dropped():
 
 def test_a_bart_decoder_decodes_with_its_two_caches():
     model = keras_hub.models.BartSeq2SeqLM(random_backbone("bart"))
-    keras_graphattn.convert(model, "graph_filter", order=4, initial_coefficients={"power": 0.5})
+    keras_graphattn.convert(
+        model, "graph_filter", filter=FirstOrder(4, initial_coefficients={"power": 0.5})
+    )
     ids = prompt(8, (3, 3))
     inputs = {
         "encoder_token_ids": prompt(5, (5, 4), seed=1)["token_ids"],

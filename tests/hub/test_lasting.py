@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import keras_graphattn
+from keras_graphattn.filters import FirstOrder
 from tests.hub.models import (
     BACKBONES,
     assert_equal_outputs,
@@ -24,10 +25,12 @@ from tests.numerics import BACKEND
 
 COEFFICIENT = "transformer_layer_0/self_attention_layer/power_coefficient"
 
+MOVED = FirstOrder(4, initial_coefficients={"power": [0.5, -0.3]})
+
 
 def converted(name="bert", **options):
     backbone = random_backbone(name)
-    options = options or {"order": 4, "initial_coefficients": {"power": [0.5, -0.3]}}
+    options = options or {"filter": MOVED}
     return keras_graphattn.convert(backbone, "graph_filter", **options)
 
 
@@ -76,7 +79,7 @@ print(type(task).__name__, type(backbone).__name__, type(fine).__name__)
 def test_loads_in_a_fresh_process_whichever_is_imported_first(imports, tmp_path):
     task = keras_hub.models.BertTextClassifier(converted(), num_classes=2)
     keras_graphattn.revert(task)
-    keras_graphattn.convert(task, order=4, initial_coefficients={"power": [0.5, -0.3]})
+    keras_graphattn.convert(task, filter=MOVED)
     inputs = random_inputs(task.backbone)
     task.save_to_preset(str(tmp_path / "task"))
     task.save(tmp_path / "task.keras")
@@ -179,7 +182,7 @@ def test_lora_before_conversion():
 def test_int8(tmp_path):
     """By file and by the preset of a task; KerasHub 0.32 loses the dtypes of a backbone's own."""
     task = keras_hub.models.BertMaskedLM(random_backbone("bert"))
-    options = {"order": 4, "initial_coefficients": {"power": [0.5, -0.3]}}
+    options = {"filter": MOVED}
     backbone = keras_graphattn.convert(task, "graph_filter", **options).backbone
     inputs = random_inputs(backbone)
     exact = outputs(backbone, inputs)

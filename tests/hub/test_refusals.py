@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import keras_graphattn
+from keras_graphattn.filters import FirstOrder
 from keras_graphattn.hub import reach, register_attention
 from keras_graphattn.hub.attentions import attention_name
 from keras_graphattn.hub.reach import BACKBONES as REACHED
@@ -44,7 +45,7 @@ def two_widths():
     ("attention", "options"),
     [
         ("p_laplacian", {"p": [1.5, 2.5]}),
-        ("graph_filter", {"initial_coefficients": {"power": [0.1, 0.2]}}),
+        ("graph_filter", {"filter": FirstOrder(initial_coefficients={"power": [0.1, 0.2]})}),
     ],
 )
 def test_a_refusal_at_a_later_layer_leaves_the_model_alone(attention, options):

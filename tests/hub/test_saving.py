@@ -14,6 +14,7 @@ from keras_graphattn.hub.sites import attention_sites, walk
 from tests.hub.containers import (
     ATTENTIONS,
     CONTAINERS,
+    INPUTS,
     LAYERS,
     OPTIONS,
     SERIES,
@@ -185,8 +186,7 @@ def test_weights_of_the_original_fit_its_conversion_or_are_refused(name, tmp_pat
         np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
 
 
-# KerasHub 0.32 cannot load its own layers of these by configuration.
-BROKEN = ("vit", "deit", "llama", "llama3")
+BROKEN = ("vit", "deit")  # KerasHub 0.32 cannot load its own layers of these by configuration
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import keras_graphattn
+from keras_graphattn.filters import FirstOrder
 from keras_graphattn.hub import reach
 from keras_graphattn.hub.reach import is_reachable
 from keras_graphattn.hub.selection import select
@@ -174,7 +175,9 @@ def test_a_compiled_model_forgets_what_it_compiled():
     )
     task.fit(inputs, np.array([0, 1]), batch_size=2, verbose=0)
     before = task.predict(inputs, verbose=0)
-    keras_graphattn.convert(task, initial_coefficients={"linear": -1.0, "power": 0.5}, order=3)
+    keras_graphattn.convert(
+        task, filter=FirstOrder(initial_coefficients={"linear": -1.0, "power": 0.5})
+    )
     after = task.predict(inputs, verbose=0)
     assert np.abs(after - before).max() > 1e-3
     np.testing.assert_allclose(after, outputs(task, inputs)[0], atol=1e-5)
@@ -233,7 +236,7 @@ def test_layers_of_ones_own_once_they_are_reached(tmp_path):
         with pytest.raises(ValueError, match=r"Block 'block'.*keras_graphattn.hub.reach"):
             keras_graphattn.convert(model)
     reach(Block)
-    keras_graphattn.convert(model, initial_coefficients={"power": 0.5})
+    keras_graphattn.convert(model, filter=FirstOrder(initial_coefficients={"power": 0.5}))
     x = np.random.default_rng(0).standard_normal((2, 5, 8)).astype("float32")
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")

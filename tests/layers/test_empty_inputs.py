@@ -31,9 +31,8 @@ def test_no_examples_give_no_outputs(name):
     layer, x, call = called(name, BATCH, LENGTH)
     layer(x, **call)
     randomise(layer)
-    layer, x, call = layer, x[:0], call
     call = {key: {k: value[:0] for k, value in given.items()} for key, given in call.items()}
-    assert tuple(layer(x, **call).shape) == (0, LENGTH, CHANNELS)
+    assert tuple(layer(x[:0], **call).shape) == (0, LENGTH, CHANNELS)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -45,12 +44,8 @@ def test_no_tokens_give_no_outputs_or_an_error_in_words(name):
     if mask is None or type(mask).__name__.startswith(FREE):
         assert tuple(layer(x, **call).shape) == (BATCH, 0, CHANNELS)
         return
-    try:
-        outputs = layer(x, **call)
-    except ValueError as error:
-        assert "Received" in str(error)
-    else:
-        assert tuple(outputs.shape) == (BATCH, 0, CHANNELS)
+    with pytest.raises(ValueError, match="Received"):  # its matrix has a size of its own
+        layer(x, **call)
 
 
 @pytest.mark.parametrize("name", ["graph filter", "p-Laplacian, dense", "AGF, causal"])

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keras_graphattn.filters import FILTERS, FirstOrder, Monomial
 from keras_graphattn.layers import GraphFilterAttention
 from tests import reference_dense
 from tests.numerics import (
@@ -27,6 +28,11 @@ EXACT = ["monomial", "chebyshev", "legendre", "jacobi"]
 JACOBI = {"alpha": 0.5, "beta": -0.25}
 
 
+def named(name, order=3, **options):
+    """A filter; that of Jacobi with parameters."""
+    return FILTERS[name](order, **(JACOBI if name == "jacobi" else {}), **options)
+
+
 def built(*, length=7, random=True, **options):
     options.setdefault("dtype", "float32")
     layer = GraphFilterAttention(HEADS, KEY, name="layer", **options)
@@ -42,12 +48,14 @@ def tokens(length=7, batch=2, seed=0):
 
 
 def twin(layer, mask=None, keys=None):
-    basis = None if layer.filter == "first_order" else layer.filter
+    basis = type(layer.filter).__name__.lower()
+    basis = None if basis == "firstorder" else basis
+    alpha, beta = (getattr(layer.filter, name, 0.0) for name in ("alpha", "beta"))
     mask = None if mask is None else torch.tensor(mask, dtype=torch.float64)
 
     def function(x, weights):
         return reference_dense.graph_filter_layer(
-            x, weights, layer.order, basis, mask, layer.alpha or 0.0, layer.beta or 0.0, keys
+            x, weights, layer.order, basis, mask, alpha, beta, keys
         )
 
     return function
@@ -66,8 +74,7 @@ def check(layer, x, mask=None, **call_arguments):
 @pytest.mark.parametrize("length", [1, 2, 63, 197])
 @pytest.mark.parametrize("graph_filter", EXACT)
 def test_exact_filters_agree_with_naive_twin(graph_filter, length):
-    jacobi = JACOBI if graph_filter == "jacobi" else {}
-    layer = built(filter=graph_filter, order=3, length=length, **jacobi)
+    layer = built(filter=named(graph_filter), length=length)
     assert tuple(layer.filter_coefficients.shape) == (4, HEADS)
     check(layer, tokens(length))
 
@@ -108,11 +115,10 @@ def test_all_options_agree_under_masks(data, length, path, graph_filter, window,
 
 @pytest.mark.parametrize("graph_filter", EXACT)
 def test_exact_filters_start_as_plain_attention(graph_filter):
-    jacobi = JACOBI if graph_filter == "jacobi" else {}
     softmax = keras.layers.MultiHeadAttention(HEADS, KEY, name="layer")
     softmax.build((None, 7, FEATURES), (None, 7, FEATURES))
     randomise(softmax)
-    layer = built(filter=graph_filter, order=4, random=False, **jacobi)
+    layer = built(filter=named(graph_filter, 4), random=False)
     copy_weights(softmax, layer)
     x = tokens()
     assert_close(to_numpy(layer(x)), to_numpy(softmax(x, x)), 1e-6)
@@ -163,9 +169,9 @@ def test_half_precision_stays_close_on_lean_paths(path, dtype):
         assert_close(to_numpy(outputs), expected.numpy(), tolerance)
 
 
-@pytest.mark.parametrize("options", [{}, {"filter": "jacobi", **JACOBI}])
+@pytest.mark.parametrize("options", [{"order": 4}, {"filter": named("jacobi", 4)}])
 def test_filter_matrix_is_returned_on_request(options):
-    layer, x = built(order=4, **options), tokens()
+    layer, x = built(**options), tokens()
     mask = np.broadcast_to(np.tri(7), (2, HEADS, 7, 7))
     _, expected = twin(layer, mask)(torch.tensor(x).double(), reference_weights(layer))
     arguments = {"use_causal_mask": True, "return_filter_matrix": True}
@@ -184,7 +190,10 @@ def test_filter_matrix_is_returned_on_request(options):
 
 def test_some_coefficients_are_trained_and_start_where_told():
     initial = {"identity": -0.05, "power": [0.1, 0.2, 0.3, 0.4]}
-    layer = built(trainable_coefficients=["power"], initial_coefficients=initial, random=False)
+    layer = built(
+        filter=FirstOrder(trainable_coefficients=["power"], initial_coefficients=initial),
+        random=False,
+    )
     np.testing.assert_allclose(to_numpy(layer.identity_coefficient), -0.05)
     np.testing.assert_allclose(to_numpy(layer.linear_coefficient), 1.0)
     np.testing.assert_allclose(to_numpy(layer.power_coefficient), initial["power"])
@@ -194,10 +203,7 @@ def test_some_coefficients_are_trained_and_start_where_told():
 
     start = [0.5, np.arange(4.0), 0.25]
     layer = built(
-        filter="monomial",
-        order=2,
-        trainable_coefficients=False,
-        initial_coefficients=start,
+        filter=Monomial(2, trainable_coefficients=False, initial_coefficients=start),
         random=False,
     )
     np.testing.assert_allclose(
@@ -207,7 +213,7 @@ def test_some_coefficients_are_trained_and_start_where_told():
     assert GraphFilterAttention.from_config(layer.get_config()).get_config() == layer.get_config()
 
 
-def identity_layer(dropout_on, coefficients, **options):
+def identity_layer(dropout_on, filter):
     """One head over values that are the identity and A = 1/n: the outputs show the matrix."""
     length = 6
     layer = GraphFilterAttention(
@@ -217,8 +223,7 @@ def identity_layer(dropout_on, coefficients, **options):
         seed=3,
         use_bias=False,
         dropout_on=dropout_on,
-        initial_coefficients=coefficients,
-        **options,
+        filter=filter,
     )
     layer.build((None, length, length))
     for dense in (layer.value_dense, layer.output_dense):
@@ -228,17 +233,23 @@ def identity_layer(dropout_on, coefficients, **options):
     return layer, np.eye(length, dtype="float32")[None]
 
 
-@pytest.mark.parametrize("options", [{}, {"filter": "monomial", "order": 2}])
-def test_dropout_on_the_filter_drops_entries_of_its_matrix(options):
-    start = [0.5, 1.0, 2.0] if options else {"identity": 0.5, "power": 1.5}
-    layer, x = identity_layer("filter", start, **options)
+@pytest.mark.parametrize(
+    "filter",
+    [
+        FirstOrder(initial_coefficients={"identity": 0.5, "power": 1.5}),
+        Monomial(2, initial_coefficients=[0.5, 1.0, 2.0]),
+    ],
+    ids=["first_order", "monomial"],
+)
+def test_dropout_on_the_filter_drops_entries_of_its_matrix(filter):
+    layer, x = identity_layer("filter", filter)
     matrix = to_numpy(layer(x, return_filter_matrix=True)[1])[0, 0]
     dropped = to_numpy(layer(x, training=True))[0]
     ratios = np.unique((dropped / matrix).round(4))
     assert set(ratios) == {0.0, 2.0}
     assert_close(to_numpy(layer(x, training=False))[0], matrix, 1e-6)
 
-    layer, x = identity_layer("attention", start, **options)
+    layer, x = identity_layer("attention", filter)
     on_attention = to_numpy(layer(x, training=True))[0]
     assert len(np.unique((on_attention / matrix).round(4))) > 2
 
@@ -290,8 +301,12 @@ def test_lengths_may_be_unknown_in_a_graph(path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"filter": "jacobi", **JACOBI, "order": 2, "trainable_coefficients": False},
-        {"initial_coefficients": {"power": 0.2}, "trainable_coefficients": ["power"]},
+        {"filter": named("jacobi", 2, trainable_coefficients=False)},
+        {
+            "filter": FirstOrder(
+                initial_coefficients={"power": 0.2}, trainable_coefficients=["power"]
+            )
+        },
         {"attention_path": "blockwise", "block_size": 2, "num_key_value_heads": 2},
         {"attention_path": "fused", "flash_attention": False},
         {"dropout": 0.1, "dropout_on": "filter"},
@@ -330,19 +345,14 @@ def test_flash_attention_is_handed_to_the_kernel(monkeypatch):
     ("options", "message"),
     [
         ({"filter": "fourier"}, r"`filter` must be one of.*'fourier'"),
-        ({"alpha": 1.0}, r'`alpha` and `beta` belong to filter="jacobi"'),
-        ({"filter": "legendre", "alpha": 1.0}, "`alpha` and `beta` belong to"),
-        ({"filter": "jacobi", "alpha": -1.0, "beta": -1.0, "order": 2}, "divides by zero"),
-        ({"trainable_coefficients": ["quadratic"]}, r"trainable_coefficients.*'identity'"),
-        ({"trainable_coefficients": "power"}, "trainable_coefficients"),
-        ({"filter": "monomial", "trainable_coefficients": ["power"]}, "must be True, False. Rec"),
-        ({"initial_coefficients": {"square": 1.0}}, r"initial_coefficients.*dictionary"),
-        ({"initial_coefficients": [0.0, 1.0, 0.0]}, r"initial_coefficients.*dictionary"),
-        ({"initial_coefficients": {"power": [1.0, 2.0]}}, "one for each of the 4 heads"),
-        ({"initial_coefficients": {"power": float("nan")}}, "finite number"),
-        ({"initial_coefficients": {"power": "one"}}, "finite number"),
-        ({"filter": "monomial", "initial_coefficients": [1.0]}, "list of 4 entries"),
-        ({"filter": "monomial", "initial_coefficients": {"power": 1.0}}, "list of 4 entries"),
+        ({"filter": 3}, "`filter` must be one of"),
+        ({"filter": Monomial, "order": 2}, "`filter` must be one of"),
+        ({"filter": Monomial(2), "order": 2}, "`order` belongs to a `filter` given by its name"),
+        ({"order": 0}, "`order` is the degree"),
+        (
+            {"filter": FirstOrder(initial_coefficients={"power": [1.0, 2.0]})},
+            "one for each of the 4 heads",
+        ),
         ({"dropout_on": "values"}, '`dropout_on` must be "attention" or "filter"'),
         ({"attention_path": "sparse"}, "`attention_path` must be one of"),
         ({"attention_path": "blockwise", "dropout": 0.1}, "only attention_path=.dense. forms"),
@@ -392,13 +402,12 @@ def test_refuses_more_than_one_axis_where_a_path_has_one():
 )
 def test_agrees_with_naive_twin_at_length(graph_filter, path, length):
     layer = built(
-        filter=graph_filter,
+        filter=named(graph_filter),
         attention_path=path,
         sliding_window=300,
         num_key_value_heads=2,
         block_size=128,
         length=length,
-        **(JACOBI if graph_filter == "jacobi" else {}),
     )
     seen = np.random.default_rng(1).random((1, length)) > 0.2
     mask = seen[:, None, None, :] & np.tri(length, dtype=bool)

@@ -7,6 +7,7 @@ from keras import ops
 
 import keras_graphattn.layers
 from benchmarks.precision import outputs_and_gradients
+from keras_graphattn.filters import FirstOrder
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     GraphFilterAttention,
@@ -89,7 +90,11 @@ def test_outputs_and_gradients_are_finite(case, score):
 def test_paths_and_decoding_agree(score):
     found = {}
     for path in GraphFilterAttention._paths:
-        options = {"attention_path": path, "block_size": 5, "initial_coefficients": {"power": 0.5}}
+        options = {
+            "attention_path": path,
+            "block_size": 5,
+            "filter": FirstOrder(initial_coefficients={"power": 0.5}),
+        }
         layer, x = built(GraphFilterAttention, options, score)
         x = ops.convert_to_tensor(x)
         found[path] = to_numpy(layer(x, use_causal_mask=True, value_mask=PADDED))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
+from keras_graphattn.feature_maps import Favor
 from keras_graphattn.layers import MaskedKernelAttention
 from keras_graphattn.masks import Causal, Exponential, LowRank, Product, Segments
 from tests import reference, reference_dense, reference_kernel
@@ -273,7 +274,7 @@ def squares(x):
     ("mask", "options"),
     [
         (lambda: None, {"feature_map": squares}),
-        (lambda: Exponential(3, causal=True), {"feature_map": "favor", "num_features": 7}),
+        (lambda: Exponential(3, causal=True), {"feature_map": Favor(7)}),
         (lambda: Product([Causal(), Segments(), Exponential()]), {"filter": "legendre"}),
         (lambda: Product([LowRank(2, 9), Causal()]), {"filter": "first_order", "path": "dense"}),
     ],
@@ -319,11 +320,10 @@ BAD = [
     ({"mask": "causal"}, "`mask` must be a mask"),
     ({"feature_map": "cosine"}, "`feature_map` must be one of"),
     ({"feature_map": lambda x: x}, "must be registered"),
-    ({"num_features": 8}, "`num_features`"),
     ({"path": "fft"}, "`path` must be one of"),
     ({"mask": Causal(), "path": "linear"}, "`path` must be one of"),
     ({"feature_chunk": 0}, "`feature_chunk`"),
-    ({"initial_coefficients": {"power": 1.0}}, "belong to a filter"),
+    ({"order": 2}, "belongs to a filter"),
     ({"filter": "cubic"}, "`filter` must be one of"),
     ({"sliding_window": 3}, "cannot honour `sliding_window`"),
     ({"flash_attention": True}, "flash attention"),

@@ -3,8 +3,9 @@
 import keras
 import numpy as np
 import pytest
-from keras_graphattn.layers.named_starts import STARTS
 
+from keras_graphattn.filters import FILTERS, Chebyshev, FirstOrder, Jacobi, Monomial
+from keras_graphattn.filters.starts import STARTS
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     GraphFilterAttention,
@@ -21,15 +22,15 @@ FORMULAS = {
     "high_boost": lambda A, identity: 2.0 * identity - A,
     "band_pass": lambda A, identity: A @ (identity - A),
 }
-FILTERS = [
-    {"filter": "first_order", "order": 1},
-    {"filter": "first_order", "order": 2},
-    {"filter": "first_order", "order": 5},
-    {"filter": "monomial", "order": 3},
-    {"filter": "chebyshev", "order": 1},
-    {"filter": "legendre", "order": 4},
-    {"filter": "jacobi", "order": 3, "alpha": 1.5, "beta": -0.5},
+CASES = [
+    *(("first_order", order) for order in (1, 2, 5)),
+    *(("monomial", 3), ("chebyshev", 1), ("legendre", 4), ("jacobi", 3), ("inverted", 1)),
 ]
+
+
+def named(name, order, start):
+    options = {"alpha": 1.5, "beta": -0.5} if name == "jacobi" else {}
+    return FILTERS[name](order, start=start, **options)
 
 
 def test_every_start_has_a_formula():
@@ -37,13 +38,13 @@ def test_every_start_has_a_formula():
 
 
 @pytest.mark.parametrize("start", FORMULAS)
-@pytest.mark.parametrize("options", FILTERS, ids=str)
-def test_filters_start_as_named(start, options):
-    if start == "band_pass" and options["order"] == 1:
-        with pytest.raises(ValueError, match="order of at least 2"):
-            GraphFilterAttention(2, 3, start=start, **options)
+@pytest.mark.parametrize(("name", "order"), CASES)
+def test_filters_start_as_named(start, name, order):
+    if start not in FILTERS[name].starts or (start == "band_pass" and order == 1):
+        with pytest.raises(ValueError, match=r"order of at least 2|`start` must be one of"):
+            named(name, order, start)
         return
-    layer = GraphFilterAttention(2, 3, start=start, **options)
+    layer = GraphFilterAttention(2, 3, filter=named(name, order, start))
     _, scores, matrix = layer(
         TOKENS, TOKENS, return_attention_scores=True, return_filter_matrix=True
     )
@@ -55,7 +56,7 @@ def test_filters_start_as_named(start, options):
 @pytest.mark.parametrize("start", ["high_pass", "band_pass"])
 def test_masked_kernels_start_as_named(start):
     plain = MaskedKernelAttention(2, 3, filter="chebyshev", order=2)
-    layer = MaskedKernelAttention(2, 3, filter="chebyshev", order=2, start=start)
+    layer = MaskedKernelAttention(2, 3, filter=Chebyshev(2, start=start))
     _, scores = plain(TOKENS, return_attention_scores=True)
     layer.build(TOKENS.shape)
     layer.copy_projections_from(plain)
@@ -68,7 +69,7 @@ def test_masked_kernels_start_as_named(start):
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (1.5, -1.5), (-1.9, -1.8)])
 @pytest.mark.filterwarnings("ignore:.*orthogonal")
 def test_agf_starts_with_large_singular_values_damped(alpha, beta):
-    layer = AttentiveGraphFilter(2, 3, order=3, alpha=alpha, beta=beta, start="high_pass")
+    layer = AttentiveGraphFilter(2, 3, filter=Jacobi(3, alpha, beta, start="high_pass"))
     layer.build(TOKENS.shape)
     theta = to_numpy(layer.theta)
     slope, offset, _ = recurrence("jacobi", 3, alpha, beta)[0]
@@ -78,36 +79,34 @@ def test_agf_starts_with_large_singular_values_damped(alpha, beta):
     np.testing.assert_allclose(np.diff(g), -abs(slope) / 8.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [GraphFilterAttention, MaskedKernelAttention])
-def test_a_start_together_with_coefficients_is_refused(make):
+def test_a_start_together_with_coefficients_is_refused():
     with pytest.raises(ValueError, match="give one of the two"):
-        make(2, 3, filter="first_order", start="high_pass", initial_coefficients={"identity": 1.0})
+        FirstOrder(start="high_pass", initial_coefficients={"identity": 1.0})
     with pytest.raises(ValueError, match="`start` must be one of"):
-        make(2, 3, filter="first_order", start="sharp")
+        FirstOrder(start="sharp")
 
 
-def test_starts_without_a_polynomial_are_refused():
-    with pytest.raises(ValueError, match="belong to a filter"):
-        MaskedKernelAttention(2, 3, start="high_pass")
-    for options in ({"learned_constant": True}, {"filter": "ones"}):
-        with pytest.raises(ValueError, match="weight of P_0 is 1"):
-            AttentiveGraphFilter(2, 3, start="high_pass", **options)
-    with pytest.raises(ValueError, match="`start` must be one of"):
-        AttentiveGraphFilter(2, 3, start="band_pass")
+def test_starts_that_singular_values_do_not_have_are_refused():
+    with pytest.raises(ValueError, match="weight of P_0 is 1"):
+        AttentiveGraphFilter(2, 3, filter=Jacobi(start="high_pass"), learned_constant=True)
+    with pytest.raises(ValueError, match="`start` of a filter of singular values"):
+        AttentiveGraphFilter(2, 3, filter=Jacobi(start="band_pass"))
+    with pytest.raises(ValueError, match="weights theta of its own"):
+        AttentiveGraphFilter(2, 3, filter=Jacobi(1, initial_coefficients=[1.0, 0.0]))
 
 
 @pytest.mark.parametrize(
     "layer",
     [
-        GraphFilterAttention(2, 3, start="high_boost"),
-        MaskedKernelAttention(2, 3, filter="monomial", start="high_pass"),
-        AttentiveGraphFilter(2, 3, start="high_pass"),
+        GraphFilterAttention(2, 3, filter=FirstOrder(start="high_boost")),
+        MaskedKernelAttention(2, 3, filter=Monomial(start="high_pass")),
+        AttentiveGraphFilter(2, 3, filter=Jacobi(start="high_pass")),
     ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_starts_are_in_the_configuration(layer):
     restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-    assert restored.start == layer.start
+    assert restored.filter == layer.filter
     for one in (layer, restored):
         one.build(TOKENS.shape)
     pairs = zip(layer.coefficients, restored.coefficients, strict=True)

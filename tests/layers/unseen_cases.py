@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_graphattn import layers, masks
+from keras_graphattn.filters import Jacobi
 
 BATCH, LENGTH, CHANNELS, HEADS, SIZE = 2, 16, 6, 2, 4
 SPLIT = 10  # tokens from here on are padding, the future, another segment or component
@@ -68,7 +69,7 @@ KERNEL = layers.MaskedKernelAttention
 
 CASES: dict[str, Case] = {
     "graph filter": dense(GFA),
-    "graph filter, Jacobi": dense(GFA, filter="jacobi", alpha=1.0, order=2),
+    "graph filter, Jacobi": dense(GFA, filter=Jacobi(2, alpha=1.0)),
     "graph filter, blockwise": dense(GFA, attention_path="blockwise", block_size=5),
     "graph filter, Chebyshev, blockwise": dense(
         GFA, filter="chebyshev", order=2, attention_path="blockwise", block_size=5

@@ -6,9 +6,9 @@ import pytest
 import torch
 from keras import ops
 
+from keras_graphattn.feature_maps import FEATURE_MAPS
 from keras_graphattn.masks import Causal, Exponential
 from keras_graphattn.ops.feature_maps import (
-    FEATURE_MAPS,
     favor_key_features,
     favor_query_features,
     orthogonal_features,
@@ -36,17 +36,17 @@ def heads(length, scale=1.0, seed=0, size=SIZE):
     return (scale * generator.standard_normal((1, length, HEADS, size))).astype("float32")
 
 
-@pytest.mark.parametrize("name", FEATURE_MAPS)
+@pytest.mark.parametrize("name", [name for name in FEATURE_MAPS if name != "favor"])
 def test_maps_by_name(name):
     x = heads(5)
-    value, gradients = value_and_gradients(FEATURE_MAPS[name], x)
+    value, gradients = value_and_gradients(FEATURE_MAPS[name](), x)
     expected, expected_gradients = reference_value_and_gradients(
         lambda x: reference_kernel.features(x, name), x
     )
     assert_close(value, expected, 1e-6)
     assert_all_close(gradients, expected_gradients, 1e-6)
     assert (value > 0).all()
-    half = FEATURE_MAPS[name](ops.cast(x, "bfloat16"))
+    half = FEATURE_MAPS[name]()(ops.cast(x, "bfloat16"))
     assert keras.backend.standardize_dtype(half.dtype) == "float32"
 
 

@@ -6,6 +6,7 @@ import scipy.special
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keras_graphattn.filters import Jacobi
 from keras_graphattn.ops import BASES, polynomial, recurrence
 from tests import reference
 from tests.numerics import (
@@ -82,11 +83,11 @@ def test_gradient_is_the_finite_difference():
 @pytest.mark.parametrize("alpha", [-2.0, -1.5, -1.0])
 def test_parameters_outside_the_orthogonal_range_warn_and_stay_finite(alpha):
     with pytest.warns(UserWarning, match="outside"):
-        steps = recurrence("jacobi", 5, alpha, 1.5)
+        steps = Jacobi(5, alpha, 1.5).recurrence()
     assert np.isfinite(np.array(steps)).all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        recurrence("jacobi", 5, -0.99, 1.5)
+        Jacobi(5, -0.99, 1.5)
 
 
 @pytest.mark.parametrize(("alpha", "beta", "degree"), [(-1, -1, 2), (-2, 0, 2), (-1.5, -1.5, 3)])

@@ -70,6 +70,20 @@ def served_names() -> list[str]:
     return sorted({name for adapter in ADAPTERS for name in adapter.classes})
 
 
+def holder_config(plain: Any, layer: Any) -> dict[str, Any]:
+    """The configuration of a layer that holds attention: its own, or what an adapter tells.
+
+    Args:
+        plain: The class of the layer while it is not converted.
+        layer: The layer.
+    """
+    for adapter in reversed(ADAPTERS):
+        if plain.__name__ in adapter.holder_configs:
+            return adapter.holder_configs[plain.__name__](layer)
+    config: dict[str, Any] = plain.get_config(layer)
+    return config
+
+
 __all__ = [
     "ADAPTERS",
     "AttentionAdapter",
@@ -83,6 +97,7 @@ __all__ = [
     "StockAdapter",
     "adapter_of",
     "adapters_named",
+    "holder_config",
     "register_adapter",
     "served_names",
 ]

@@ -5,7 +5,7 @@ heads are, whether they are causal, what their cache holds, and which class take
 each attention. `convert` asks adapters only, and knows no class of KerasHub itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 Tensor = Any
@@ -52,6 +52,8 @@ class AttentionAdapter:
         layers: Names in `keras_hub.layers` of the layers that hold such layers.
         inner_layers: Names of layers inside of those backbones, which have no public names.
         has_cache: Whether the layers take `cache` and return it as the last of their results.
+        holder_configs: For each holder whose own `get_config` fails, by the name of its class, the
+            function that tells its configuration.
     """
 
     classes: Sequence[str] = ()
@@ -59,6 +61,7 @@ class AttentionAdapter:
     layers: Sequence[str] = ()
     inner_layers: Sequence[str] = ()
     has_cache: bool = False
+    holder_configs: ClassVar[Mapping[str, Callable[[Any], dict[str, Any]]]] = {}
     replacements: ClassVar[Mapping[str, type]] = {}  # by the name of the attention
 
     def __init__(self) -> None:

@@ -8,6 +8,8 @@ rotated keys; what a filter keeps beyond it, `attend_cached` adds.
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import keras
+
 from keras_graphattn.hub.adapters.adapter import Sizes
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
 from keras_graphattn.hub.converted import ConvertedAttention
@@ -51,6 +53,28 @@ class LlamaHook:
         )
 
 
+DECODER = (
+    *("intermediate_dim", "num_query_heads", "num_key_value_heads", "dropout"),
+    *("rope_max_wavelength", "rope_position_scaling_factor", "rope_frequency_adjustment_factor"),
+    *("rope_low_freq_factor", "rope_high_freq_factor", "rope_pretraining_sequence_length"),
+    "layer_norm_epsilon",
+)
+
+
+def decoder_config(layer: Any) -> dict[str, Any]:
+    """The arguments of a `LlamaTransformerDecoder`.
+
+    Its own `get_config` reads `rope_scaling_factor`, an attribute that it does not have
+    (KerasHub 0.32). So models made of its layers could not be saved or cloned.
+    """
+    return {
+        **keras.Layer.get_config(layer),
+        **{name: getattr(layer, name) for name in DECODER},
+        "activation": keras.activations.serialize(layer.activation),
+        "kernel_initializer": keras.initializers.serialize(layer.kernel_initializer),
+    }
+
+
 class LlamaAdapter(InPlaceAdapter):
     """For `LlamaAttention`, the attention of Llama 2 and 3."""
 
@@ -59,6 +83,7 @@ class LlamaAdapter(InPlaceAdapter):
     inner_layers: Sequence[str] = ("LlamaTransformerDecoder",)
     module = "keras_hub."
     has_cache = True
+    holder_configs: ClassVar[Mapping[str, Any]] = {"LlamaTransformerDecoder": decoder_config}
     hook = LlamaHook
     replacements: ClassVar[Mapping[str, type[ConvertedAttention]]] = {
         "graph_filter": ConvertedGraphFilter,

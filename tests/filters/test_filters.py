@@ -1,0 +1,278 @@
+"""Every filter of the registry, against its naive twin and in every layer."""
+
+import keras
+import numpy as np
+import pytest
+import torch
+from keras import ops
+
+import keras_graphattn
+from keras_graphattn import filters
+from keras_graphattn.filters import FILTERS, Filter, FirstOrder, Jacobi, PageRank, Polynomial
+from keras_graphattn.layers import (
+    AttentiveGraphFilter,
+    GraphFilterAttention,
+    MaskedKernelAttention,
+)
+from keras_graphattn.masks import Causal
+from keras_graphattn.ops.polynomials import Step
+from tests.filters import reference
+from tests.numerics import (
+    assert_all_close,
+    assert_close,
+    randomise,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+
+HEADS, SIZE, LENGTH, FEATURES = 3, 4, 7, 6
+random = np.random.default_rng(0)
+TOKENS = random.normal(size=(2, LENGTH, FEATURES)).astype("float32")
+
+
+@keras.saving.register_keras_serializable(package="filter_tests")
+class Laguerre(Polynomial):
+    """A filter of the user's own, in no registry."""
+
+    def recurrence(self):
+        return [Step(-1 / k, (2 * k - 1) / k, (k - 1) / k) for k in range(1, self.order + 1)]
+
+
+def made(name, order=None):
+    if name == "laguerre":
+        return Laguerre(order or 3)
+    if name == "jacobi":
+        return Jacobi(order or 3, 0.5, -0.25)
+    if order is not None and FILTERS[name]().order == 1:
+        return FILTERS[name]()
+    return FILTERS[name]() if order is None else FILTERS[name](order)
+
+
+EVERY = [*FILTERS, "laguerre"]
+
+
+def drawn(filter):
+    """Random weights of a filter, by name."""
+    found = filter.coefficients(HEADS)
+    return {name: random.normal(size=c.start.shape) for name, c in found.items()}
+
+
+def stochastic(length=LENGTH):
+    matrix = np.exp(random.normal(size=(2, HEADS, length, length)))
+    return matrix / matrix.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("length", [1, 2, 63])
+@pytest.mark.parametrize("name", FILTERS)
+def test_agrees_with_its_naive_twin_in_values_and_gradients(name, length):
+    filter = made(name)
+    weights, A = drawn(filter), stochastic(length)
+    values = random.normal(size=(2, length, HEADS, SIZE))
+
+    def fast(matrix, values, *coefficients):
+        def apply(x):
+            return ops.einsum("bnts,bsnh->btnh", matrix, x)
+
+        shaped = {
+            name: ops.expand_dims(x, -1) for name, x in zip(weights, coefficients, strict=True)
+        }
+        return filter(apply, values, shaped)
+
+    def naive(matrix, values, *coefficients):
+        H = reference.matrix(filter, matrix, dict(zip(weights, coefficients, strict=True)))
+        return torch.einsum("bnts,bsnh->btnh", H, values)
+
+    value, gradients = value_and_gradients(fast, A, values, *weights.values())
+    expected, slopes = reference_value_and_gradients(naive, A, values, *weights.values())
+    assert_close(value, expected, 2e-6)
+    assert_all_close(gradients, slopes, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", EVERY)
+def test_half_precision_is_that_of_the_signal(name, dtype):
+    filter, values = made(name), random.normal(size=(2, LENGTH, HEADS, SIZE))
+    weights = {key: x[..., None].astype("float32") for key, x in drawn(filter).items()}
+    A = ops.convert_to_tensor(stochastic(), dtype)
+
+    def apply(x):
+        return ops.einsum("bnts,bsnh->btnh", ops.cast(A, x.dtype), x)
+
+    half = filter(apply, ops.convert_to_tensor(values, dtype), weights)
+    whole = filter(apply, ops.convert_to_tensor(values, "float32"), weights)
+    assert keras.backend.standardize_dtype(half.dtype) == dtype
+    scale = np.abs(to_numpy(whole)).max()
+    error = np.abs(to_numpy(half) - to_numpy(whole)).max()
+    assert error < {"float16": 4e-3, "bfloat16": 3e-2}[dtype] * scale
+
+
+@pytest.mark.parametrize("order", [1, 2, 5])
+@pytest.mark.parametrize("name", EVERY)
+def test_starts_as_plain_attention_and_counts_its_applications(name, order):
+    filter, calls = made(name, order), []
+    A = stochastic().astype("float32")
+
+    def apply(x):
+        calls.append(x)
+        return ops.einsum("bnts,bsnh->btnh", A, x)
+
+    values = random.normal(size=(2, LENGTH, HEADS, SIZE)).astype("float32")
+    start = {
+        key: c.start[..., None].astype("float32") for key, c in filter.coefficients(HEADS).items()
+    }
+    found = to_numpy(filter(apply, values, start))
+    np.testing.assert_allclose(found, np.einsum("bnts,bsnh->btnh", A, values), atol=2e-6)
+    assert len(calls) == filter.num_applications
+
+
+LAYERS = {
+    "dense": lambda filter: GraphFilterAttention(HEADS, SIZE, filter=filter),
+    "blockwise": lambda filter: GraphFilterAttention(
+        HEADS, SIZE, filter=filter, attention_path="blockwise", block_size=3
+    ),
+    "fused": lambda filter: GraphFilterAttention(
+        HEADS, SIZE, filter=filter, attention_path="fused"
+    ),
+    "kernel": lambda filter: MaskedKernelAttention(HEADS, SIZE, filter=filter),
+    "causal kernel": lambda filter: MaskedKernelAttention(
+        HEADS, SIZE, filter=filter, mask=Causal(), path="chunked"
+    ),
+    "singular": lambda filter: AttentiveGraphFilter(HEADS, SIZE, filter=filter),
+    "causal singular": lambda filter: AttentiveGraphFilter(HEADS, SIZE, filter=filter, causal=True),
+}
+
+
+@pytest.mark.parametrize("place", LAYERS)
+@pytest.mark.parametrize("name", EVERY)
+def test_every_layer_takes_it_trains_it_and_saves_it(name, place, tmp_path):
+    inputs = keras.Input((LENGTH, FEATURES))
+    layer = LAYERS[place](made(name))
+    model = keras.Model(inputs, layer(inputs))
+    randomise(layer)
+    before = [to_numpy(v) for v in layer.coefficients if v.trainable]
+    model.compile(keras.optimizers.SGD(1.0), "mse")
+    model.fit(TOKENS, random.normal(size=TOKENS.shape), verbose=0)
+    after = [to_numpy(v) for v in layer.coefficients if v.trainable]
+    moved = [np.abs(one - other).max() for one, other in zip(before, after, strict=True)]
+    assert min(moved) > 1e-7
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert again.layers[-1].filter == layer.filter
+    np.testing.assert_array_equal(to_numpy(again(TOKENS)), to_numpy(model(TOKENS)))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_paths_agree(name):
+    layers = {place: LAYERS[place](made(name)) for place in ("dense", "blockwise", "fused")}
+    for layer in layers.values():
+        layer.build(TOKENS.shape)
+    randomise(layers["dense"])
+    for layer in layers.values():
+        layer.set_weights(layers["dense"].get_weights())
+    outputs = {
+        place: to_numpy(layer(TOKENS, use_causal_mask=True)) for place, layer in layers.items()
+    }
+    for found in outputs.values():
+        np.testing.assert_allclose(found, outputs["dense"], atol=2e-6 * np.abs(found).max())
+
+
+@pytest.mark.parametrize("place", ["dense", "causal kernel", "causal singular"])
+@pytest.mark.parametrize("name", EVERY)
+def test_decoding_is_the_causal_full_pass(name, place):
+    layer = LAYERS[place](made(name))
+    layer.build(TOKENS.shape)
+    randomise(layer)
+    full = to_numpy(layer(TOKENS, use_causal_mask=True))
+    if place == "dense":
+        state, indices = layer.get_initial_cache(2, LENGTH), True
+    else:
+        state, indices = layer.get_initial_state(2), False
+    found, at = [], 0
+    for count in (3, 1, 1, 2):
+        step = [at] if indices else []
+        outputs, state = layer.decode(TOKENS[:, at : at + count], state, *step)
+        found.append(to_numpy(outputs))
+        at += count
+    found = np.concatenate(found, axis=1)
+    np.testing.assert_allclose(found, full, atol=1e-5 * np.abs(full).max())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_converted_models_start_as_the_original(name):
+    encoder = pytest.importorskip("keras_hub").layers.TransformerEncoder(8, num_heads=2)
+    inputs = keras.Input((LENGTH, FEATURES))
+    model = keras.Model(inputs, encoder(inputs))
+    expected = to_numpy(model(TOKENS))
+    given = made(name) if name == "laguerre" else name
+    keras_graphattn.convert(model, "graph_filter", filter=given)
+    np.testing.assert_allclose(to_numpy(model(TOKENS)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_configurations_come_back_equal(name):
+    filter = made(name)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(filter))
+    assert again == filter
+    assert hash(again) == hash(filter)
+    assert filter != made(name if name == "page_rank" else "page_rank", 7)
+    assert type(filter).__name__ in repr(filter)
+    assert filters.get(keras.saving.serialize_keras_object(filter)) == filter
+
+
+def test_layers_that_share_a_filter_have_coefficients_of_their_own():
+    filter = FirstOrder(4)
+    first, second = (GraphFilterAttention(HEADS, SIZE, filter=filter) for _ in range(2))
+    for layer in (first, second):
+        layer.build(TOKENS.shape)
+    first.power_coefficient.assign(np.ones(HEADS))
+    assert to_numpy(second.power_coefficient).tolist() == [0.0] * HEADS
+
+
+@pytest.mark.parametrize(("order", "restart"), [(1, 0.5), (4, 0.5), (8, 0.15), (20, 0.15)])
+def test_page_rank_is_as_near_its_limit_as_it_says(order, restart):
+    filter = PageRank(order, restart, initial_coefficients={"mix": 1.0})
+    A, values = stochastic(), random.normal(size=(2, LENGTH, HEADS, SIZE))
+    start = {key: c.start[..., None] for key, c in filter.coefficients(HEADS).items()}
+    matrix = restart * np.linalg.inv(np.eye(LENGTH) - (1 - restart) * A)
+    limit = np.einsum("bnts,bsnh->btnh", matrix, values)
+    found = filter(
+        lambda x: ops.einsum("bnts,bsnh->btnh", A.astype("float32"), x),
+        values.astype("float32"),
+        start,
+    )
+    remainder = np.abs(to_numpy(found) - limit).max()
+    assert remainder <= 2 * (1 - restart) ** order * np.abs(values).max() + 1e-5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: filters.get("fourier"), r"`filter` must be one of.*'fourier'"),
+        (lambda: filters.get(Filter), "`filter` must be one of"),
+        (lambda: filters.get(Jacobi(2), order=2), "belongs to a `filter` given by its name"),
+        (lambda: filters.get({"class_name": "Nothing", "config": {}}), "cannot be restored"),
+        (lambda: Jacobi(2, -1.0, -1.0), "divides by zero at degree 2"),
+        (lambda: Jacobi(3, -1.5, -1.5), "divides by zero at degree 3"),
+        (lambda: Jacobi(1, alpha=float("nan")), "`alpha` must be finite"),
+        (lambda: Jacobi(1, beta="1"), "`beta` must be a number"),
+        (lambda: Jacobi(1, -1.0, -1.0), "P_1 of this basis is a constant"),
+        (lambda: FirstOrder(trainable_coefficients=["quadratic"]), r"names out of \['identity'"),
+        (lambda: FirstOrder(trainable_coefficients="power"), "`trainable_coefficients`"),
+        (lambda: Jacobi(trainable_coefficients=["power"]), "must be True or False. Received"),
+        (lambda: FirstOrder(initial_coefficients={"square": 1.0}), "must be a dictionary"),
+        (lambda: FirstOrder(initial_coefficients=[0.0, 1.0, 0.0]), "must be a dictionary"),
+        (lambda: FirstOrder(initial_coefficients={"power": float("nan")}), "finite number"),
+        (lambda: FirstOrder(initial_coefficients={"power": "one"}), "finite number"),
+        (lambda: Jacobi(initial_coefficients=[1.0]), "list of 4 entries"),
+        (lambda: Jacobi(initial_coefficients={"power": 1.0}), "list of 4 entries"),
+        (lambda: Jacobi(1, initial_coefficients=[1.0, [1.0, 2.0]]).coefficients(3), "3 heads"),
+        (lambda: filters.get("inverted", order=2), "filter of order 1"),
+        (lambda: PageRank(restart=0.0), "`restart` must be a finite number above 0 and below 1"),
+        (lambda: PageRank(start="high_pass"), "`start` must be one of"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*is outside")
+def test_wrong_arguments_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
