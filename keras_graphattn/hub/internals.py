@@ -63,13 +63,20 @@ def change_class(layer: Any, new_class: type) -> None:
 
 
 @contextmanager
-def unlocked(layer: Any) -> Iterator[None]:
-    """Lets a built layer get further weights within this context."""
-    was_locked = layer._tracker.locked
+def growing(layer: Any, trains: bool) -> Iterator[None]:
+    """Lets a built layer get further weights within this context.
+
+    Args:
+        layer: The layer.
+        trains: Whether the weights are trainable even though the layer is frozen.
+    """
+    was_locked, was_trainable = layer._tracker.locked, layer._trainable
     layer._tracker.unlock()
+    layer._trainable = was_trainable or trains
     try:
         yield
     finally:
+        layer._trainable = was_trainable
         if was_locked:
             layer._tracker.lock()
 

@@ -31,16 +31,22 @@ def register_adapter(adapter: AttentionAdapter) -> None:
     Raises:
         ValueError: For anything else.
 
-    Example: attention of a class `TinyAttention`, whose `attend(query, key, value)` attends.
+    Example: a layer class `TinyAttention` that attends in its method `mix(query, key, value)`.
 
     >>> from keras_graphattn.hub.adapters import ConvertedGraphFilter, InPlaceAdapter
     >>> class TinyHook:
-    ...     def attend(self, query, key, value, mask=None):
-    ...         return super().attend(query, key, value, mask)
+    ...     def mix(self, query, key, value):
+    ...         return self.attend(query, key, value)
     >>> class TinyAdapter(InPlaceAdapter):
     ...     classes = ("TinyAttention",)
     ...     hook = TinyHook
     ...     replacements = {"graph_filter": ConvertedGraphFilter}
+    ...     def sizes(self, layer):
+    ...         return Sizes(layer.heads, layer.heads, layer.size, layer.size, layer.scale)
+    ...     def projections(self, layer):
+    ...         return {"query": layer.query, "key": layer.key, "value": layer.value}
+    ...     def is_causal(self, parent, layer):
+    ...         return False
     >>> register_adapter(TinyAdapter())
     """
     if not isinstance(adapter, AttentionAdapter):

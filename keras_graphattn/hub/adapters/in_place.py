@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Shell
 from keras_graphattn.hub.converted import ConvertedAttention
-from keras_graphattn.hub.internals import change_class, scope_of, unlocked
+from keras_graphattn.hub.internals import change_class, growing, scope_of
 from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER, positive
 
 Tensor = Any
@@ -100,16 +100,13 @@ class InPlaceAdapter(AttentionAdapter):
     def put(self, site: Any, prepared: Any) -> None:
         layer = site.layer
         new_class, settings, multiplier, shell = prepared
+        found = self.projections(layer).values()
+        has_lora = any(getattr(projection, "lora_enabled", False) for projection in found)
         change_class(layer, new_class)
         try:
-            with unlocked(layer), scope_of(layer):
+            with growing(layer, trains=has_lora), scope_of(layer):
                 layer.start(settings, multiplier)
             layer.converted_from = shell
-            has_lora = any(
-                getattr(p, "lora_enabled", False) for p in self.projections(layer).values()
-            )
-            if not layer.trainable and not has_lora:
-                layer.trainable = False  # of the new weights too
         except BaseException:
             self.revert(site)
             raise
