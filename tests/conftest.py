@@ -1,6 +1,7 @@
 """Shared set-up: one backend per process (KERAS_BACKEND), the same random data every run."""
 
 import os
+from collections import Counter
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -15,7 +16,7 @@ settings.register_profile(
     "default",
     deadline=None,
     derandomize=True,
-    max_examples=10 if keras.backend.backend() == "jax" else 15,  # every example compiles there
+    max_examples=15 if keras.backend.backend() == "torch" else 10,  # others compile or trace each
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -26,13 +27,35 @@ def pytest_configure(config: pytest.Config) -> None:
         leave_costly_passes_out()
 
 
+MANY_CASES = 6  # of one test; beyond it, the fast suite of a compiling backend takes every third
+OFFSET = {"jax": 1, "tensorflow": 2}  # so that the two take different ones
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`slow_on` names backends on which a test takes long, mostly jax, which compiles each case."""
+    """Marks as slow what the fast suite of this backend leaves to `make test-slow`.
+
+    `slow_on` names backends on which a test takes long. And of a test with many cases, jax and
+    TensorFlow, which compile or trace each of them, run every third; torch runs them all.
+    """
+    backend = keras.backend.backend()
+    seen: dict[str, int] = {}
     for item in items:
         slow = [name for mark in item.iter_markers("slow_on") for name in mark.args]
-        if keras.backend.backend() in slow:
+        if backend in slow:
             item.add_marker(pytest.mark.slow)
+    counts = Counter(_function(item) for item in items)
+    for item in items:
+        function = _function(item)
+        seen[function] = seen.get(function, -1) + 1
+        many = counts[function] > MANY_CASES
+        if backend in OFFSET and many and seen[function] % 3 != OFFSET[backend]:
+            item.add_marker(pytest.mark.slow)
+
+
+def _function(item: pytest.Item) -> str:
+    """The name of a test without its case; tests that are slow anyway do not count."""
+    return "" if item.get_closest_marker("slow") else item.nodeid.partition("[")[0]
 
 
 def pytest_report_header() -> str:

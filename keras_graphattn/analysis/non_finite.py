@@ -1,4 +1,4 @@
-"""Training that stops where its numbers end, and says where that began."""
+"""Training that stops at its first NaN or infinite loss, and says where that came from."""
 
 import math
 from typing import Any
@@ -12,18 +12,19 @@ Tensor = Any
 
 
 class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
-    """Stops training at the first NaN or infinite loss or weight, with the step and the layer.
+    """Stops training at the first NaN or infinite loss, and names the step and the layer.
 
-    Copies of the weights from before the last two steps are kept, on the device. When the loss is
-    not finite, the last are put back, the batch runs once more, layer by layer, and the first
-    layer whose output is not finite is named. If those weights are not finite themselves, it was
-    a gradient of the step before, and the layer nearest to the output that has such weights is
-    named: gradients run from there. The model is left with the weights from before that step.
+    A step costs no more than with `keras.callbacks.TerminateOnNaN`: the loss is looked at, and
+    nothing is copied. The weights are copied once for each epoch, on the device. When the loss is
+    not finite, these are put back and the batch runs once more, layer by layer: the first layer
+    whose output is not finite is named, or the loss. If all of them are finite, a gradient was
+    not, in this step or in one before it: then the layer nearest to the output whose weights had
+    become NaN or infinite is named, since gradients run from there. The model is left with the
+    weights from the start of the epoch.
 
     Args:
         batches: The training batches, such as a `keras.utils.PyDataset`: `batches[step]` is what
-            `fit` trains on in that step. Without them the step is named, and a layer only where
-            weights tell it.
+            `fit` trains on in that step. Without them only the step is named.
 
     Raises:
         FloatingPointError: In `fit`. Steps and epochs count from 1.
@@ -52,78 +53,72 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
             )
         super().__init__()
         self.batches = batches
-        self._epoch, self._step, self._epoch_of_step = 0, 0, 0
-        self._previous = (0, 0)
-        self._before: list[Any] | None = None  # this step
-        self._earlier: list[Any] | None = None  # the step before
+        self._epoch = 0
+        self._kept: list[Any] = []  # the weights at the start of the epoch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._synchronise()
-        self._earlier, self._before = self._before, [_copied(w) for w in self.model.weights]
-        self._previous, self._step = (self._epoch_of_step, self._step), batch
-        self._epoch_of_step = self._epoch
+        self._kept = [_copied(weight) for weight in self.model.weights]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         loss = float((logs or {}).get("loss", 0.0))
-        if math.isfinite(loss):
-            return
-        self._synchronise()
-        layers = self._layers_not_finite(self._before)
-        if not layers:
-            self._put_back(self._before)
-            self._stop(f"the loss is {loss}", self._origin())
-        if self._earlier is None:
-            self._stop("weights are not finite at the start", f"a weight of {_named(layers[0])}")
-        self._epoch_of_step, self._step = self._previous
-        self._put_back(self._earlier)
-        self._stop("weights are not finite after it", f"the gradient of {_named(layers[-1])}")
+        if not math.isfinite(loss):
+            self._stop(f"step {batch + 1}", f"the loss is {loss}", batch)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._synchronise()
-        layers = self._layers_not_finite([w.value for w in self.model.weights])
-        if layers and self._before is not None:
-            self._put_back(self._before)
-            self._stop("weights are not finite after it", f"the gradient of {_named(layers[-1])}")
+        if self._layers_not_finite():
+            self._stop("the last step", "weights are not finite", None)
 
     def _synchronise(self) -> None:
         """On JAX, `fit` holds the weights outside the model."""
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
 
-    def _layers_not_finite(self, values: list[Any] | None) -> list[Any]:
-        """The layers, in the model's order, with weights that are not finite in `values`."""
-        pairs = zip(self.model.weights, values or [], strict=False)
-        wrong = {id(w) for w, v in pairs if not _finite(keras.ops.convert_to_numpy(v))}
+    def _layers_not_finite(self) -> list[Any]:
+        """The layers, in the model's order, with weights that are not finite now."""
+        wrong = {id(w) for w in self.model.weights if not _finite(keras.ops.convert_to_numpy(w))}
         return [x for x in walk(self.model) if any(id(w) in wrong for w in _own_weights(x))]
 
-    def _put_back(self, values: list[Any] | None) -> None:
-        for weight, value in zip(self.model.weights, values or [], strict=False):
+    def _stop(self, where: str, what: str, step: int | None) -> None:
+        """Puts the weights from the start of the epoch back and raises the error."""
+        self._synchronise()
+        layers = self._layers_not_finite()
+        for weight, value in zip(self.model.weights, self._kept, strict=False):
             weight.assign(value)
-
-    def _origin(self) -> str:
-        """What was not finite first: the inputs, the output of a layer, or the loss."""
-        if self.batches is None:
-            return "unknown without the batches (argument `batches`)"
-        batch = self.batches[self._step]
-        inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-        if not all(_finite(np.asarray(x)) for x in keras.tree.flatten(inputs)):
-            return "the inputs of the batch"
-        found = _first_non_finite(self.model, inputs)
-        return "the loss, of finite outputs" if found is None else f"the output of {_named(found)}"
-
-    def _stop(self, what: str, origin: str) -> None:
+        origin = self._origin_in_batch(step)
+        if step is not None and self.batches is None:
+            origin = "unknown without the batches (argument `batches`)"
+        elif origin is None:
+            origin = f"the gradient of {_named(layers[-1])}" if layers else "unknown"
         self.model.stop_training = True
-        step, epoch = self._step + 1, self._epoch_of_step + 1
         raise FloatingPointError(
-            f"Training stopped at step {step} of epoch {epoch}, {what}. Not finite first: {origin}"
+            f"Training stopped at {where} of epoch {self._epoch + 1}, {what}. Not finite first: "
+            f"{origin}"
         )
 
+    def _origin_in_batch(self, step: int | None) -> str | None:
+        """What is not finite first when the step's batch runs with the kept weights, if it is."""
+        if self.batches is None or step is None:
+            return None
+        inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(self.batches[step])
+        if not all(_finite(np.asarray(x)) for x in keras.tree.flatten(inputs)):
+            return "the inputs of the batch"
+        found, outputs = _first_non_finite(self.model, inputs)
+        if found is not None:
+            return f"the output of {_named(found)}"
+        targets, weights = (
+            None if x is None else keras.tree.map_structure(keras.ops.convert_to_tensor, x)
+            for x in (targets, weights)
+        )
+        loss = self.model.compute_loss(inputs, targets, outputs, weights, training=True)
+        finite = _finite(keras.ops.convert_to_numpy(loss))
+        return None if finite else "the loss, of finite outputs"
 
-def _first_non_finite(model: Any, inputs: Any) -> Any:
-    """The layer whose output is not finite first when the model runs; None if all are."""
+
+def _first_non_finite(model: Any, inputs: Any) -> tuple[Any, Any]:
+    """The layer whose output is not finite first when the model runs, or None; and the outputs."""
     found: list[Any] = []
 
     def watched(layer: Any, call: Any) -> Any:
@@ -140,11 +135,12 @@ def _first_non_finite(model: Any, inputs: Any) -> Any:
     try:
         for layer in layers:
             vars(layer)["call"] = watched(layer, layer.call)
-        model(keras.tree.map_structure(keras.ops.convert_to_tensor, inputs), training=True)
+        tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+        outputs = model(tensors, training=True)
     finally:
         for layer in layers:
             vars(layer).pop("call", None)
-    return found[0] if found else None
+    return (found[0] if found else None), outputs
 
 
 def _copied(weight: Any) -> Tensor:

@@ -16,8 +16,8 @@ class Monomial(Polynomial):
 
     Example:
 
-    >>> Monomial(2).coefficients(num_heads=1)["filter_coefficients"].start.ravel().tolist()
-    [0.0, 1.0, 0.0]
+    >>> Monomial(2).coefficients(num_heads=8)["filter_coefficients"].start.shape
+    (3, 8)
 
     Source: the exact filter that Choi et al., arXiv 2312.04234, approximate in Eq. 5.
     """

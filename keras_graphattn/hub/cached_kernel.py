@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.hub.cached import CachedSelfAttention, last_row
+from keras_graphattn.layers.kernel_features import key_features, query_features
 from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.multi_head import Masks
@@ -54,12 +55,12 @@ class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  
     def _decode_rows(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
     ) -> tuple[Tensor, Tensor]:
-        query_features = self._query_features(query, None, scaled=True)
-        key_features = self._key_features(key, None, fixed_scale=True)
+        phi_query = query_features(self, query, None, fixed_scale=True)
+        phi_key = key_features(self, key, None, fixed_scale=True)
         rows = index + ops.arange(ops.shape(query)[1])
         form: Any = mask_form(self, causal=True)
         factors = form.rows(rows, key.shape[1])
-        matrix = ops.einsum("btnm,bsnm->bnts", query_features, key_features)
+        matrix = ops.einsum("btnm,bsnm->bnts", phi_query, phi_key)
         matrix = matrix * ops.cast(factors, matrix.dtype)
         matrix = ops.where(mask, matrix, ops.cast(0.0, matrix.dtype))
         total = ops.sum(matrix, axis=-1, keepdims=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse.csgraph import connected_components, laplacian
 
 from keras_graphattn.ops.arguments import checked, numpy_of, one_of, optional, whole
 from keras_graphattn.ops.edge_lists import check_entries_once, edges_of_graph
@@ -95,19 +95,14 @@ def graph_operator(adjacency: Any, operator: str) -> tuple[Any, float, float]:
     >>> laplacian.toarray().tolist()
     [[1.0, -1.0], [-1.0, 1.0]]
     """
-    degrees = np.asarray(adjacency.sum(axis=1)).ravel()
     if operator == "adjacency":
         radius = spectral_radius(adjacency)
         return adjacency, -radius, radius
-    if operator == "laplacian":
-        diagonal = scipy.sparse.diags_array(degrees)
+    if operator in ("laplacian", "normalized_laplacian"):
+        is_normalised = operator == "normalized_laplacian"
+        matrix = _sorted(laplacian(adjacency, normed=is_normalised, form="array"))
         # no eigenvalue of D - A exceeds the largest of D + A
-        return _sorted(diagonal - adjacency), 0.0, spectral_radius(_sorted(diagonal + adjacency))
-    if operator == "normalized_laplacian":
-        scale = np.where(degrees > 0, np.maximum(degrees, 1e-300) ** -0.5, 0.0)
-        scaled = scipy.sparse.diags_array(scale) @ adjacency @ scipy.sparse.diags_array(scale)
-        matrix = scipy.sparse.diags_array((degrees > 0).astype("float64")) - scaled
-        return _sorted(matrix), 0.0, 2.0
+        return matrix, 0.0, 2.0 if is_normalised else spectral_radius(abs(matrix))
     raise ValueError(
         '`operator` must be "laplacian", "normalized_laplacian" or "adjacency". Received: '
         f"operator={operator!r}"

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import scipy.fft
 from keras import ops
 
 from keras_graphattn.ops.precision import at_least_float32
@@ -35,20 +36,7 @@ def fast_fourier_length(length: int) -> int:
     >>> fast_fourier_length(127), fast_fourier_length(511)
     (128, 512)
     """
-    best = 1 << max(1, (length - 1).bit_length())
-    for power_of_5 in _powers(5, best):
-        for power_of_3 in _powers(3, best // power_of_5):
-            odd = power_of_5 * power_of_3
-            twos = max(1, (-(-length // odd) - 1).bit_length())
-            best = min(best, odd << twos)
-    return best
-
-
-def _powers(base: int, limit: int) -> list[int]:
-    found = [1]
-    while found[-1] * base <= limit:
-        found.append(found[-1] * base)
-    return found
+    return 2 * int(scipy.fft.next_fast_len(max(1, -(-length // 2)), real=True))
 
 
 def toeplitz_product(table: Tensor, x: Tensor, grid_shape: Shape | None = None) -> Tensor:

@@ -54,7 +54,7 @@ def test_names_the_step_and_the_layer_whose_output_was_first():
     text = stopped(model, Batches(fourth=-1.0))
     assert text.startswith("Training stopped at step 4 of epoch 1, the loss is nan.")
     assert "the output of 'logarithm' (Logarithm)" in text
-    for weight in model.weights:  # those from before the step
+    for weight in model.weights:  # those from the start of the epoch
         assert np.isfinite(keras.ops.convert_to_numpy(weight)).all()
 
 
@@ -76,7 +76,7 @@ def test_names_the_layer_of_a_gradient_that_is_not_finite():
 
     last = keras.layers.Dense(3, kernel_initializer="zeros", name="last")
     text = stopped(model_of(last, loss=steep), Batches())
-    assert "step 1 of epoch 1, weights are not finite after it" in text
+    assert "step 2 of epoch 1, the loss is nan" in text
     assert text.endswith("the gradient of 'last' (Dense)")
 
 
@@ -93,6 +93,28 @@ def test_finite_training_is_left_alone():
     again.fit(Batches(), shuffle=False, callbacks=[StopAtNonFiniteLoss(Batches())], verbose=0)
     for weight, other in zip(model.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(weight, other)
+
+
+def test_a_last_step_that_breaks_the_weights_is_seen_at_the_end_of_the_epoch():
+    def steep(target, outputs):
+        return keras.ops.sqrt(keras.ops.sum(keras.ops.square(outputs)))
+
+    class One(Batches):
+        num_batches = 1
+
+    last = keras.layers.Dense(3, kernel_initializer="zeros", name="last")
+    text = stopped(model_of(last, loss=steep), One())
+    assert "the last step of epoch 1, weights are not finite" in text
+    assert text.endswith("the gradient of 'last' (Dense)")
+
+
+def test_weights_are_copied_once_for_an_epoch(monkeypatch):
+    copies = []
+    copy = keras.ops.copy
+    monkeypatch.setattr("keras.ops.copy", lambda x: copies.append(x) or copy(x))
+    model = model_of()
+    model.fit(Batches(), callbacks=[StopAtNonFiniteLoss(Batches())], epochs=2, verbose=0)
+    assert len(copies) == 2 * len(model.weights)
 
 
 def test_refuses_batches_that_have_no_items():

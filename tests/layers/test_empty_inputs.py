@@ -41,11 +41,19 @@ def test_no_tokens_give_no_outputs_or_an_error_in_words(name):
     layer(x, **call)
     _, x, call = called(name, BATCH, 0)
     mask = mask_of(layer)
+    found = outcome(layer, x, call)
     if mask is None or type(mask).__name__.startswith(FREE):
-        assert tuple(layer(x, **call).shape) == (BATCH, 0, CHANNELS)
-        return
-    with pytest.raises(ValueError, match="Received"):  # its matrix has a size of its own
-        layer(x, **call)
+        assert found == x.shape
+    else:  # its matrix may have a size of its own
+        assert found == x.shape or "Received" in found
+
+
+def outcome(layer, x, call):
+    """The shape of the outputs, or the error's message."""
+    try:
+        return tuple(layer(x, **call).shape)
+    except ValueError as error:
+        return str(error)
 
 
 @pytest.mark.parametrize("name", ["graph filter", "p-Laplacian, dense", "AGF, causal"])

@@ -312,7 +312,7 @@ def test_redrawing_random_features():
     before = to_numpy(layer(x))
     layer.redraw_features(seed=5)
     assert (to_numpy(layer(x)) != before).any()
-    with pytest.raises(ValueError, match="random features"):
+    with pytest.raises(ValueError, match="draws weights at random"):
         built().redraw_features()
 
 
