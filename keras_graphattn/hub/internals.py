@@ -47,6 +47,11 @@ def replace_sublayer(parent: Any, attribute: str, new: Any) -> None:
         )
 
 
+def scale_and_window(attention: Any) -> tuple[float, int | None]:
+    """The factor of the scores, and the sliding window, of Keras' multi-head attention."""
+    return float(attention._inverse_sqrt_key_dim), attention._sliding_window
+
+
 def scope_of(layer: Any) -> AbstractContextManager[Any]:
     """The name scope in which `layer` was built, so that a layer built now gets paths like it."""
     parent_path = layer.path.rpartition("/")[0] if layer.path else ""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import keras
 
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Shell, Sizes
-from keras_graphattn.hub.internals import replace_sublayer, scope_of
+from keras_graphattn.hub.internals import replace_sublayer, scale_and_window, scope_of
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
@@ -69,14 +69,15 @@ class StockAdapter(AttentionAdapter):
             )
 
     def sizes(self, layer: Any) -> Sizes:
+        scale, window = scale_and_window(layer)
         return Sizes(
-            layer.num_heads,
-            getattr(layer, "num_key_value_heads", None) or layer.num_heads,
-            layer.key_dim,
-            layer.value_dim,
-            float(layer._inverse_sqrt_key_dim),
-            layer._sliding_window,
-            layer.dropout,
+            num_heads=layer.num_heads,
+            num_key_value_heads=layer.num_heads,
+            key_dim=layer.key_dim,
+            value_dim=layer.value_dim,
+            scale=scale,
+            window=window,
+            dropout=layer.dropout,
         )
 
     def projections(self, layer: Any) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class StockAdapter(AttentionAdapter):
     def _unbuilt(self, site: Any, request: Any) -> Any:
         source = site.layer
         new_class: Any = self.replacement(request.attention)
-        config = source.get_config()
+        config = keras.layers.MultiHeadAttention.get_config(source)  # not a subclass's own
         config.update(dtype=source.dtype_policy, trainable=True)
         config["coefficient_learning_rate_multiplier"] = FINE_TUNING_MULTIPLIER
         if config.get("attention_axes") in (None, (1,), [1]):
