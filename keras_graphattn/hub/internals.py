@@ -94,6 +94,28 @@ def remove_attribute(layer: Any, name: str) -> None:
     super(keras.Layer, layer).__delattr__(name)  # Keras' own collects garbage for each weight
 
 
+_OF_THE_OBJECT = ("_inbound_nodes", "_outbound_nodes")  # its places in graphs of layers
+_BOUND = ("build", "quantize")  # Keras wraps them in each instance, bound to that instance
+
+
+def exchange(first: Any, second: Any) -> None:
+    """Two built layers change bodies: class, weights, sublayers, settings.
+
+    So the class of `first` changes in place, and everything that points at it stays valid. A
+    second exchange takes the first one back.
+    """
+    bodies = vars(first), vars(second)
+    classes = type(first), type(second)
+    kept = [{name: body[name] for name in _OF_THE_OBJECT if name in body} for body in bodies]
+    for layer, body, new_class, own in zip(
+        (first, second), reversed(bodies), reversed(classes), kept, strict=True
+    ):
+        object.__setattr__(layer, "__dict__", {**body, **own})
+        change_class(layer, new_class)
+        for name in _BOUND:
+            vars(layer)[name] = getattr(new_class, name).__get__(layer)
+
+
 def forget_compiled(model: Any) -> None:
     """Drops compiled train, test, predict and generate functions, which hold the old graph."""
     for name in ("train_function", "test_function", "predict_function", "generate_function"):

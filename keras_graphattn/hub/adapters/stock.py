@@ -2,8 +2,9 @@
 
 A new layer of this package takes the projections of the old one as they are: the very same
 sublayers with their variables, paths, quantisation and LoRA factors. No weight is copied, so
-there are never two sets of them. The old layer, kept as a shell around the same projections, goes
-back as it was.
+there are never two sets of them. Then the two exchange their bodies: the layer in the model stays
+the same object and has the new class, and the other one keeps what it was for `revert`. A layer
+that is not built is replaced by the new one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,12 @@ from typing import Any, ClassVar
 import keras
 
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Shell, Sizes
-from keras_graphattn.hub.internals import replace_sublayer, scale_and_window, scope_of
+from keras_graphattn.hub.internals import (
+    exchange,
+    replace_sublayer,
+    scale_and_window,
+    scope_of,
+)
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
@@ -100,7 +106,7 @@ class StockAdapter(AttentionAdapter):
             )
             if not source.trainable and not has_lora:
                 new.trainable = False
-        new.converted_from = Shell(self, request, source)
+        new.converted_from = Shell(self, request)
         return new
 
     def _unbuilt(self, site: Any, request: Any) -> Any:
@@ -116,12 +122,21 @@ class StockAdapter(AttentionAdapter):
         return new_class(**{**config, **request.own_options()})
 
     def put(self, site: Any, prepared: Any) -> None:
-        replace_sublayer(site.parent, site.attribute, prepared)
+        layer = site.layer
+        if not layer.built:
+            prepared.converted_from = Shell(self, prepared.converted_from.request, layer)
+            replace_sublayer(site.parent, site.attribute, prepared)
+            return
+        exchange(layer, prepared)
+        layer.converted_from = Shell(self, layer.converted_from.request, prepared)
 
     def revert(self, site: Any) -> None:
-        """Puts the layer that was replaced back, with the projections as they are now."""
+        """Makes the layer the one that it was, with the projections as they are now."""
         layer, source = site.layer, site.layer.converted_from.layer
-        if layer.built and not source.built:
+        if source.built:
+            exchange(layer, source)
+            return
+        if layer.built:
             found = projections_of(layer)
             with scope_of(layer):
                 source.build(
