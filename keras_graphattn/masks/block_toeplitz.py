@@ -103,7 +103,7 @@ class BlockToeplitz(FourierMask):
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         before = (self.num_prefix_tokens, 0)
-        matrix = toeplitz_matrix(parameters["table"])
+        matrix = toeplitz_matrix(parameters["table"])  # (N, G, G) for G tokens of the grid
         return ops.pad(matrix, ((0, 0), before, before), constant_values=1.0)[None]
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
@@ -127,6 +127,7 @@ class BlockToeplitz(FourierMask):
             return block_toeplitz_rows(table, start // size, count // size, self.grid_shape)[None]
         lines = (count + size - 2) // size + 1  # enough, even if the block starts inside a line
         rows = block_toeplitz_rows(table, start // size, lines, self.grid_shape)
+        # of the whole lines, keep the rows that were asked for: (N, lines s, G) -> (N, R, T)
         kept = ops.maximum(positions - before, 0) - start // size * size
         rows = ops.pad(ops.take(rows, kept, axis=1), ((0, 0), (0, 0), (before, 0)))
         return self._with_prefix(rows, positions)[None]
@@ -155,6 +156,7 @@ class BlockToeplitz(FourierMask):
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         if not isinstance(x.shape[1], int):
             x = ops.reshape(x, (-1, self.length, *x.shape[2:]))
+        # (B, P, N, D) and (B, T - P, N, D) for P prefix tokens
         before, grid = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         outputs = toeplitz_product(parameters["table"], grid, self.grid_shape)
         if self.num_prefix_tokens == 0:

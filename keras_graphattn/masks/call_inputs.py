@@ -51,7 +51,7 @@ class CallInputs:
         return check_values(inputs, length)
 
     def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Tensor | None]:
-        """The same for values that are not known yet: `bounded_inputs`."""
+        """Keeps values that are not known yet in bounds, as `bounded_inputs` does."""
         return bounded_inputs(inputs, length)
 
     def check_inputs(self, length: int | None = None, **inputs: Any) -> None:

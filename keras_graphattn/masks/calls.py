@@ -1,7 +1,6 @@
 """The steps of a call of a mask: check the signal and the inputs, choose a path, compute, mark.
 
-These functions are the same for all masks. What differs between masks is in the methods that
-subclasses of `Mask` write.
+These functions are the same for all masks. They call the methods that subclasses of `Mask` write.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -114,8 +113,8 @@ def matrix_of_call(
         prepared: The checked inputs.
 
     Returns:
-        A tensor of shape (1 or B, 1 or N, R, T). It is float64 if the mask's weights are or,
-        without weights, the mask itself is; else float32.
+        A tensor of shape (1 or B, 1 or N, R, T). It is float64 if the mask's weights or its
+        `dtype` are float64, else float32.
     """
     _, parameters, inputs = in_one_dtype((), mask.parameters(), prepared.tensors)
     dtype = widest_dtype(parameters.values(), mask.compute_dtype)

@@ -96,7 +96,7 @@ class ChunkedMask(Mask):
         )
         state = state._replace(sums=ops.cast(state.sums, x.dtype))
         form = self.form(parameters, inputs)
-        outputs = chunked_attention(query, key, x, **form._asdict(), state=state)
+        outputs = chunked_attention(query, key, x, **form._asdict(), state=state)  # (B, t, N, D)
         state = advanced_state(state, key, x, decay=form.decay, segment_ids=form.segment_ids)
         state = state._replace(sums=marked(state.sums, wrong))
         return ops.cast(marked(outputs, wrong), dtype), state

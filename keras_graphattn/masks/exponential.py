@@ -106,7 +106,7 @@ class Exponential(ChunkedMask):
 
     def parameters(self) -> Tensors:
         names = ["log_rates", "log_weights"] if self.num_decays > 1 else ["log_rates"]
-        return {name: at_least_float32(getattr(self, name)) for name in names}
+        return {name: at_least_float32(getattr(self, name)) for name in names}  # (N, R) each
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         weights = ops.exp(parameters["log_weights"]) if self.num_decays > 1 else None

@@ -70,6 +70,7 @@ class Hypercube(TopologyMask):
         self.log_time = self._add_parameter("log_time", np.log(start))
 
     def parameters(self) -> Tensors:
+        # (N,), or (d, N) with a time per bit
         return {"time": ops.exp(in_float32({"time": self.log_time})["time"])}
 
     def _check_length(self, length: int) -> None:

@@ -35,8 +35,8 @@ def check_values(inputs: Arrays, length: int | None, max_depth: int | None = Non
 
     Args:
         inputs: Arrays by the names of `Mask.inputs_at_call`; other names are ignored.
-        length: Number of tokens T, where it is known.
-        max_depth: The most ancestors that a node of a tree may have, where there is a limit.
+        length: Number of tokens T, if it is known.
+        max_depth: The most ancestors that a node of a tree may have, if there is a limit.
 
     Returns:
         `True` if the arrays can be used as they are. `False` if an edge is given twice.
@@ -61,7 +61,7 @@ def _first(wrong: Array) -> tuple[int, ...] | None:
 
 def _outside(ids: Array, low: int, high: int) -> Array:
     """Which ids are below `low` or above `high`, for any integer type."""
-    # Unsigned ids are never negative, and NumPy refuses to compare some of them with -1.
+    # Unsigned ids are never negative.
     found: Array = ids > high if ids.dtype.kind == "u" else (ids < low) | (ids > high)
     return found
 
@@ -219,7 +219,7 @@ def bounded_inputs(
     Args:
         inputs: Tensors by the names of `Mask.inputs_at_call`; others are not changed.
         length: Number of tokens T, a number or an integer tensor.
-        max_depth: The most ancestors that a node of a tree may have, where there is a limit.
+        max_depth: The most ancestors that a node of a tree may have, if there is a limit.
 
     Returns:
         The inputs, and booleans of shape (B,), or `None` if no entry can be wrong.

@@ -46,11 +46,12 @@ class Factored(Mask):
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         left, right = self.factors(length, parameters)
-        rows = ops.einsum("nir,njr->nij", ops.take(left, positions, axis=1), right)
+        left = ops.take(left, positions, axis=1)  # (N, R, rank)
+        rows = ops.einsum("nir,njr->nij", left, right)  # (N, R, T)
         return rows[None]
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
-        ones = ops.ones_like(x[..., :1])
+        ones = ops.ones_like(x[..., :1])  # (B, T, N, 1): one feature that is 1 everywhere
         return unmasked_attention(*self.widened(ones, ones, parameters), x)
 
     def _attend(
@@ -114,7 +115,7 @@ class LowRank(Factored):
 
     def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
         left, right = (parameters[name][:, :length] for name in ("log_left", "log_right"))
-        return ops.exp(left), ops.exp(right)
+        return ops.exp(left), ops.exp(right)  # (N, T, rank) each
 
     def _check_length(self, length: int) -> None:
         if length > self.length:

@@ -177,10 +177,11 @@ class RandomWalk(TopologyMask):
             features = self._features_of_batch(parameters, inputs)  # (B, N, T, T)
             return ops.einsum("bnvi,bnwi->bnvw", features, features)
         count, steps = self._features.steps.shape[0], self._features.length
+        # F_l of each step: (T, L, T)
         parts = self._features.steps.matrix.toarray().reshape((count, steps, count))
         decay = parameters["decay"]
         powers = decay[None] ** ops.arange(steps, dtype=decay.dtype)[:, None]  # (L, N)
-        scale = walk_scale(self._features, decay, self.normalization)
+        scale = walk_scale(self._features, decay, self.normalization)  # (T, N)
         visits = ops.convert_to_tensor(parts, dtype=decay.dtype)
         features = ops.einsum("vli,ln,vn->nvi", visits, powers, scale)  # (N, T, T)
         return ops.einsum("nvi,nwi->nvw", features, features)[None]

@@ -96,6 +96,7 @@ class Toeplitz(FourierMask):
                 f"`initial_slopes` must be a number or one for each of {self.num_heads} heads. "
                 f"Received: initial_slopes={self.initial_slopes!r}"
             ) from None
+        # one for each offset: (2 max_length - 1,), or (max_length,) if causal
         distances = np.abs(np.arange(0 if self.causal else 1 - self.max_length, self.max_length))
         self.log_factors = self._add_logarithms("log_factors", -slopes[:, None] * distances)
 

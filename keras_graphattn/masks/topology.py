@@ -54,7 +54,7 @@ class TopologyMask(Mask):
         """M times the same columns (T, R), for every sequence and head: (B, T, N, R)."""
         batch = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
         shape = (batch, length, self.num_heads, ops.shape(columns)[1])
-        signal = ops.broadcast_to(columns[None, :, None, :], shape)
+        signal = ops.broadcast_to(columns[None, :, None, :], shape)  # (B, T, N, R)
         return self._signal(signal, self._own_path(), parameters, inputs)
 
     def _check_length(self, length: int) -> None:

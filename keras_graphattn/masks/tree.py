@@ -289,12 +289,13 @@ class Tree(TopologyMask):
         if self._forest is None:
             parents = inputs["parents"]
             weights = inputs.get("edge_weights")
+            # (B, T, T) each
             distances, same = distances_of_batch(parents, weights, self._depth(parents))
         else:
             known = np.isfinite(self._distances)
             dtype = widest_dtype(parameters.values())
             distances = ops.convert_to_tensor(np.where(known, self._distances, 0.0), dtype=dtype)
-            same = ops.convert_to_tensor(known)
+            same = ops.convert_to_tensor(known)  # (1, T, T)
         if self.function == "exponential":
             distances = ops.cast(distances, parameters["rate"].dtype)
             rate, offset = (parameters[name][None, :, None, None] for name in ("rate", "offset"))

@@ -226,7 +226,7 @@ def _matrix_value(
     matrix = ops.transpose(matrix, (1, 0, 2))  # (N, n, n)
     squarings = int(math.log2(sizes.parts))
     before = min(squarings, int(math.log2(LONGEST_PART / LONGEST_PART_OF_MATRIX)))
-    parts = sizes.parts / 2**before  # the decay of a series: squaring it would square its error
+    parts = sizes.parts / 2**before  # then its rounding is squared as often as in a series
     decay = decay_of(time / parts, operator.shift, sizes.longest / parts)[:, None, None]
     for k in range(squarings + 1):
         matrix = matrix * decay if k == before else matrix

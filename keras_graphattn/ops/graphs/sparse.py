@@ -176,7 +176,7 @@ class SparseMatrix:
         return found
 
     def product(self, like: Tensor) -> Product:
-        """Returns x -> matrix x for x of shape (columns, ...), without a gradient of its own.
+        """Returns x -> matrix x for x of shape (columns, ...), without a custom gradient.
 
         Constants are made only once, for the device and dtype of `like`.
         """

@@ -45,13 +45,13 @@ class SpinePlan:
     Attributes:
         spine: Moves the nodes of spines to their places, (rows, n).
         legs: Sums the leaves off the spine by place, (rows, n); `None` if there are none.
-        beside: 1 for the leaves off the spine, else 0: (n,), in the user's order.
+        is_leaf: 1 for the leaves off the spine, else 0: (n,), in the user's order.
         spines: (count, places) of each class of trees, in the order of the rows.
     """
 
     spine: SparseMatrix
     legs: SparseMatrix | None
-    beside: Array
+    is_leaf: Array
     spines: list[tuple[int, int]]
 
 
@@ -127,15 +127,15 @@ def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
     if plan.legs is None:
         products = _toeplitz_products(on, [here] * len(plan.spines), plan.spines)
         return sparse_product(plan.spine.transpose, products)
-    beside = sparse_product(plan.legs, x)
+    leaves = sparse_product(plan.legs, x)
     # A tree of one node has no neighbours. Adding and subtracting f(1) would round away its f(0).
     near = [near * float(places > 1) for _, places in plan.spines]
-    both = _toeplitz_products(on + beside, near, plan.spines)
+    both = _toeplitz_products(on + leaves, near, plan.spines)
     on = both + _toeplitz_products(on, [here - values for values in near], plan.spines)
-    beside = both + _toeplitz_products(beside, [far - values for values in near], plan.spines)
+    leaves = both + _toeplitz_products(leaves, [far - values for values in near], plan.spines)
     found = sparse_product(plan.spine.transpose, on)
-    found = found + sparse_product(plan.legs.transpose, beside)
-    of_leaves = ops.convert_to_tensor(plan.beside, dtype=x.dtype)[:, None, None]
+    found = found + sparse_product(plan.legs.transpose, leaves)
+    of_leaves = ops.convert_to_tensor(plan.is_leaf, dtype=x.dtype)[:, None, None]
     return found + of_leaves * (here[0] - far[0])[None, :, None] * x
 
 
@@ -163,13 +163,13 @@ def _spine(forest: Forest) -> Array | None:
     degree = np.bincount(forest.parents[~is_root], minlength=forest.size) + ~is_root
     inner: Array = (degree > 1) | is_root
     joined = inner & ~is_root
-    beside = np.bincount(forest.parents[joined], minlength=forest.size) + joined
-    if beside[inner].max() > 2:
+    neighbours = np.bincount(forest.parents[joined], minlength=forest.size) + joined
+    if neighbours[inner].max() > 2:
         return None
     leaves = nodes[~inner]
     above = forest.parents[leaves]  # never decreasing
     number = np.arange(len(leaves)) - np.searchsorted(above, above)
-    inner[leaves[number < 2 - beside[above]]] = True  # the ends of the spine
+    inner[leaves[number < 2 - neighbours[above]]] = True  # the ends of the spine
     return inner
 
 
