@@ -78,7 +78,7 @@ def _put(name, place, value):
     return change
 
 
-def _circle(inputs):
+def _cycle(inputs):
     inputs["parents"][BAD, [2, 4, 5]] = [4, 5, 2]
 
 
@@ -115,7 +115,7 @@ WRONG = {
         "below -1": (_put("parents", (3,), -2), f"node 3 has parent -2, but {NODES}"),
         "of the batch": (_of_batch("parents"), f"has parent .*, but {NODES}.*within the example"),
         "own parent": (_put("parents", (3,), 3), "node 3 is its own parent"),
-        "circle": (_circle, r"nodes [245], [245], [245] are a circle"),
+        "cycle": (_cycle, r"nodes [245], [245], [245] form a cycle"),
     },
     "edges": {
         "too large": (_put("edges", (0,), (2, 7)), rf"edge 0 is \(2, 7\), but {NODES}"),

@@ -24,6 +24,8 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
+from keras_graphattn.checks.known_values import known_value
+
 Sizes = dict[str, tuple[int, str]]  # letter -> size, and the argument that it is known from
 Rule = Callable[[str, Any, Sizes], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -318,32 +320,9 @@ def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
     return ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
-def known_values(value: Any) -> np.ndarray | None:
-    """The numbers of an array or tensor, or None while a program is traced, built or compiled.
-
-    On an accelerator this waits for the tensor and copies it.
-    """
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, keras.KerasTensor) or _is_compiling():
-        return None
-    try:
-        return np.asarray(ops.convert_to_numpy(value))
-    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # a tensor without numbers
-        return None
-
-
-def _is_compiling() -> bool:
-    if keras.backend.backend() != "torch":
-        return False
-    import torch
-
-    return bool(torch.compiler.is_compiling())
-
-
 def _check_zeros_and_ones(name: str, value: Any) -> None:
     """Refuses a mask of floating-point numbers that says something else, such as a bias of -1e9."""
-    known = known_values(value)
+    known = known_value(value)
     if known is None:
         return
     wrong = np.argwhere((known != 0) & (known != 1))
