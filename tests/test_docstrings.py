@@ -28,7 +28,7 @@ def test_examples_of_a_module(name, tmp_path, monkeypatch):
     assert runner.summarize(verbose=False).failed == 0
 
 
-FOLDERS = ("analysis", "export", "hub", "layers", "masks", "ops")
+FOLDERS = ("analysis", "export", "feature_maps", "filters", "hub", "layers", "masks", "ops")
 
 
 def test_everything_public_has_an_example():
@@ -42,6 +42,12 @@ def test_everything_public_has_an_example():
     for name in keras_graphattn.__all__:
         public = getattr(keras_graphattn, name)
         assert not callable(public) or ">>> " in public.__doc__, name
+
+
+def test_filters_have_sources_and_name_their_weights():
+    for filter in keras_graphattn.filters.FILTERS.values():
+        for part in ("Args:", ">>> ", "arXiv"):
+            assert part in filter.__doc__, (filter, part)
 
 
 def test_layers_have_examples_and_sources():

@@ -23,8 +23,8 @@ if os.environ["KERAS_BACKEND"] == "tensorflow":
 
 import numpy as np
 
-from recipes.long_range_arena.command import main as long_range_arena
-from recipes.time_series.command import main as time_series
+from recipes.long_range_arena.__main__ import RECIPE as long_range_arena
+from recipes.time_series.__main__ import RECIPE as time_series
 from tests.recipes.conftest import write_ts
 
 MODEL = (
@@ -33,11 +33,11 @@ MODEL = (
 )
 RECIPES = {
     "time_series": (
-        time_series,
+        time_series.main,
         f"--dataset Tiny --data-dir {FOLDER} --epochs 4 --skip-saved-model {MODEL}",
     ),
     "long_range_arena": (
-        long_range_arena,
+        long_range_arena.main,
         f"--task listops --cache-dir {FOLDER} --max-length 60 --train-examples 40 "
         f"--evaluation-examples 16 --epochs 3 --warm-up 2 {MODEL}",
     ),

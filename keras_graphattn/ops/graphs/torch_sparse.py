@@ -1,4 +1,4 @@
-"""Sums and sparse products by torch's own kernels: the only file of the ops that knows torch.
+"""Sums and sparse products by torch's own kernels.
 
 `keras.ops.segment_sum` on torch is 12 to 64 times slower than what stands here.
 """
