@@ -41,7 +41,7 @@ def token_similarity(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         mask = ops.ones_like(tokens[..., 0], dtype="bool")
     mask = ops.cast(mask, "bool")
     tokens = ops.where(mask[..., None], tokens, 0.0)
-    scale = largest(ops.abs(tokens), axis=-1, keepdims=True)  # so that no square overflows
+    scale = largest(ops.abs(tokens), axis=-1, keepdims=True)  # no square over- or underflows
     tokens = tokens / ops.where(scale > 0, scale, 1.0)
     norm = ops.sqrt(ops.sum(ops.square(tokens), axis=-1, keepdims=True))  # (B, T, 1)
     unit = tokens / ops.where(norm > 0, norm, 1.0)  # (B, T, d); a token of zeros stays 0

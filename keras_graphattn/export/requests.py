@@ -95,7 +95,7 @@ class PredictRequests:
     def of_folder(
         cls, folder: str | os.PathLike[str], model: str | None = None, signature: str = DEFAULT
     ) -> "PredictRequests":
-        """Reads the signature from the folder of an exported version, as `served/reviews/1`.
+        """Reads the signature from the folder of a version, such as `served/reviews/1`.
 
         Args:
             folder: The version's folder.

@@ -65,8 +65,8 @@ def export_saved_model(
             first requests wait for this. Give one batch or a list of batches, each a dictionary
             from inputs to arrays of shape (B, ...). If the model has only one input, a batch may
             be the array itself. Each batch is written to `assets.extra`, once for every signature
-            that accepts its shapes. The model runs on each batch before, because a server refuses
-            a version whose warm-up fails. By default, there is no warm-up.
+            that accepts its shapes. The export first runs the model on each batch, because a
+            server refuses a version whose warm-up fails. By default, there is no warm-up.
 
     Returns:
         The path of the version's folder.
@@ -94,7 +94,7 @@ def export_saved_model(
             "`export_saved_model` writes a TensorFlow graph, which needs TensorFlow. "
             "Install it with `pip install keras-graphattn[serving]`."
         )
-    signatures = served_signatures(model, signature)  # errors early
+    signatures = served_signatures(model, signature)  # before anything is written
     directory = Path(directory)
     requests = None if warmup is None else warmup_requests(model, signatures, warmup)
     direct = keras.backend.backend() in ("tensorflow", "jax")
