@@ -1,4 +1,4 @@
-"""Every example in a public docstring runs and prints what it says."""
+"""Every example in a public docstring runs and prints the stated output."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""`--distribute`: the recipes on several devices have the numbers of one."""
+"""`--distribute`: recipes give the same numbers on several devices as on one."""
 
 import json
 import os

@@ -1,9 +1,9 @@
-"""Run in a process of its own: the recipes on several devices of a CPU, beside one, as JSON.
+"""Compares recipes on several devices of a CPU with one; run in a separate process.
 
     KERAS_BACKEND=<backend> python train_recipes.py FOLDER KINDS
 
-KINDS is a comma-separated list of values of `--distribute`. The result, `found.json`, holds for
-each recipe and kind the largest difference of any metric after any epoch.
+KINDS is a comma-separated list of values of `--distribute`. The result is `found.json`. It holds
+the largest difference of any metric after any epoch, for each recipe and kind.
 """
 
 # ruff: noqa: E402

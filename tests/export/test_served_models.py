@@ -1,4 +1,4 @@
-"""Each recipe's model and converted KerasHub models, served: equal to Keras at 1e-5."""
+"""Served models of each recipe, and served converted KerasHub models, equal Keras to 1e-5."""
 
 import keras
 import pytest

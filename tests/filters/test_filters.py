@@ -258,7 +258,7 @@ def test_page_rank_is_as_near_its_limit_as_it_says(order, restart):
     [
         (lambda: filters.get("fourier"), r"`filter` must be one of.*'fourier'"),
         (lambda: filters.get(Filter), "`filter` must be one of"),
-        (lambda: filters.get(Jacobi(2), order=2), "belongs to a `filter` given by its name"),
+        (lambda: filters.get(Jacobi(2), order=2), "may only be given if `filter` is a name"),
         (lambda: filters.get({"class_name": "Nothing", "config": {}}), "cannot be restored"),
         (lambda: Jacobi(2, -1.0, -1.0), "divides by zero at degree 2"),
         (lambda: Jacobi(3, -1.5, -1.5), "divides by zero at degree 3"),
