@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_graphattn.hub.sites import walk
-from keras_graphattn.layers.multi_head import MultiHeadLayer
+from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
 from keras_graphattn.optimizers import with_coefficient_rates, without_coefficient_rates
 
 

@@ -7,7 +7,7 @@ import keras
 from keras_graphattn.hub.attentions import attentions_made_by, replaced_names
 from keras_graphattn.hub.reach import reached_names
 from keras_graphattn.hub.sites import is_backbone, walk
-from keras_graphattn.layers.multi_head import MultiHeadLayer
+from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
 
 INSTEAD = (
     "In a model of one's own, use a layer of keras_graphattn.layers where the model is built: "

@@ -13,7 +13,7 @@ import keras
 
 from keras_graphattn.hub.attentions import is_reached
 from keras_graphattn.hub.internals import layer_attributes, sublayers
-from keras_graphattn.layers.multi_head import MultiHeadLayer
+from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
 
 # Layers whose stock attention looks at other tokens than it answers for (learned probes).
 POOLING = ("SigLIPMultiHeadAttentionPooling",)

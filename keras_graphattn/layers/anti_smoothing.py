@@ -15,7 +15,7 @@ from keras_graphattn.checks.arguments import (
     check_shape,
     number,
 )
-from keras_graphattn.layers.multi_head import DenseSelfAttention
+from keras_graphattn.layers.parts.multi_head import DenseSelfAttention
 from keras_graphattn.ops.precision.float32 import (
     at_least_float32,
     masked_softmax,

@@ -6,12 +6,12 @@ import keras
 from keras import ops
 
 from keras_graphattn.filters import Filter, Polynomial
-from keras_graphattn.layers.copying import copy_projections
-from keras_graphattn.layers.filter_weights import add_coefficients, filtered
-from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
-from keras_graphattn.layers.orthogonality import OrthogonalityMetric, check_orthogonality
-from keras_graphattn.layers.singular_decoding import SingularDecoding
-from keras_graphattn.layers.singular_options import (
+from keras_graphattn.layers.parts.copying import copy_projections
+from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
+from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer
+from keras_graphattn.layers.parts.orthogonality import OrthogonalityMetric, check_orthogonality
+from keras_graphattn.layers.parts.singular_decoding import SingularDecoding
+from keras_graphattn.layers.parts.singular_options import (
     singular_filter,
     start_of_theta,
     token_mask,

@@ -6,8 +6,8 @@ import keras
 
 from keras_graphattn import filters
 from keras_graphattn.checks.arguments import flag, is_one_of
-from keras_graphattn.layers.filter_weights import add_coefficients, filtered
-from keras_graphattn.layers.self_attention import SelfAttention
+from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
+from keras_graphattn.layers.parts.self_attention import SelfAttention
 from keras_graphattn.ops.filters.operator_filters import Operator, filter_matrix
 from keras_graphattn.ops.softmax.attention import attention_matrix, fused_operator
 from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator

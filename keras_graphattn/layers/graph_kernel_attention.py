@@ -5,8 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.layers.mask_call import MaskCall
-from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
+from keras_graphattn.layers.parts.mask_call import MaskCall
+from keras_graphattn.layers.parts.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.ops.precision.float32 import (
     at_least_float32,

@@ -8,17 +8,17 @@ from keras import ops
 
 from keras_graphattn import feature_maps, filters
 from keras_graphattn.checks.arguments import is_one_of, optional, whole
-from keras_graphattn.layers.copying import copy_projections
-from keras_graphattn.layers.filter_weights import add_coefficients, filtered
-from keras_graphattn.layers.kernel_decoding import KernelDecoding
-from keras_graphattn.layers.kernel_features import (
+from keras_graphattn.layers.parts.copying import copy_projections
+from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
+from keras_graphattn.layers.parts.kernel_decoding import KernelDecoding
+from keras_graphattn.layers.parts.kernel_features import (
     add_feature_weights,
     key_features,
     query_features,
 )
-from keras_graphattn.layers.mask_call import MaskCall
-from keras_graphattn.layers.mask_forms import mask_form
-from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
+from keras_graphattn.layers.parts.mask_call import MaskCall
+from keras_graphattn.layers.parts.mask_forms import mask_form
+from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.ops.kernel.attention import (
     NormalisedOperator,

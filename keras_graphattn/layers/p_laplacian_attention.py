@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.checks.arguments import is_finite, is_list, is_one_of
-from keras_graphattn.layers.self_attention import SelfAttention
+from keras_graphattn.layers.parts.self_attention import SelfAttention
 from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
 from keras_graphattn.ops.softmax.attention import scaled
 from keras_graphattn.ops.softmax.caching import Cache

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.layers.multi_head import projections_of
+from keras_graphattn.layers.parts.multi_head import projections_of
 
 
 def copy_projections(target: Any, source: Any) -> None:

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.checks.arguments import is_finite, is_one_of
-from keras_graphattn.layers.multi_head import is_detached
+from keras_graphattn.layers.parts.multi_head import is_detached
 from keras_graphattn.ops.singular.attention import SCALINGS
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from keras import ops
 
 from keras_graphattn.checks.arguments import checked, is_one_of, mask, optional, size, tensor, whole
-from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks, without_padding
+from keras_graphattn.layers.parts.multi_head import DenseSelfAttention, Masks, without_padding
 from keras_graphattn.ops.softmax.caching import (
     Cache,
     a_cache,

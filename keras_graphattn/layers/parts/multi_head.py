@@ -14,9 +14,9 @@ from keras import ops
 from keras_graphattn.checks.arguments import check_dtype_policy, flag, optional
 from keras_graphattn.checks.layer_calls import check_call, names_of_call
 from keras_graphattn.checks.layer_options import check_options
-from keras_graphattn.layers.coefficient_rate import CoefficientRate
-from keras_graphattn.layers.conversion_mark import ConversionMark
-from keras_graphattn.layers.first_call import undone_if_refused
+from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
+from keras_graphattn.layers.parts.conversion_mark import ConversionMark
+from keras_graphattn.layers.parts.first_call import undone_if_refused
 from keras_graphattn.ops.precision.float32 import masked_softmax, zero_where_masked
 from keras_graphattn.ops.softmax.attention import score_operands
 from keras_graphattn.ops.softmax.masks import all_of

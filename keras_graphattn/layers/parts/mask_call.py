@@ -4,7 +4,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.layers.multi_head import Masks
+from keras_graphattn.layers.parts.multi_head import Masks
 
 Tensor = Any
 

@@ -1,0 +1,1 @@
+"""Parts that several layers share, or that keep the file of one layer short."""
