@@ -22,7 +22,7 @@ from keras_graphattn.hub.internals import (
 from keras_graphattn.hub.sites import Site
 from keras_graphattn.hub.spec import Request
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
-from keras_graphattn.layers.parts.multi_head import build_around, projections_of
+from keras_graphattn.layers.parts.projections import build_around, projections_of
 from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER
 
 GIVEN_BY_THE_MODEL = (

@@ -1,1 +1,1 @@
-"""Parts that several layers share, or that keep the file of one layer short."""
+"""Base classes and functions that the public layers are built from."""

@@ -1,27 +1,27 @@
-"""A mark in files of weights: they cannot be loaded into the attention that was replaced."""
+"""A mark in weight files, so that a converted layer's file does not load into the original layer.
+
+A converted layer without weights of its own has the same weights as the layer that it replaced,
+but computes something else with them. Its file of weights therefore holds a mark, and Keras
+refuses to load the file into a layer that does not know the mark. Files of the original layer
+have no mark and load into both layers.
+"""
 
 from typing import Any
 
 import numpy as np
 
 
-class ConversionMark:
-    """For layers that `convert` puts in the place of others, and that may add no weights.
+def mark_of(layer: Any) -> str:
+    """The name of the mark: that of the layer's class, the same with and without a cache."""
+    return type(layer).__name__.removeprefix("Cached")
 
-    The weights of a converted layer without weights of its own would fit the original layer,
-    which computes something else with them. So a file of them has a mark in the place of the
-    layer's weights, and Keras refuses to load it into a layer that does not know the mark. Files
-    of the original layer have none, and load into both.
-    """
 
-    def _conversion_mark(self) -> str:
-        return type(self).__name__.removeprefix("Cached")
+def add_mark(layer: Any, store: Any) -> None:
+    """Adds the mark to the stored variables of a converted layer that has no weights of its own."""
+    if hasattr(layer, "converted_from") and not list(store.keys()):
+        store[mark_of(layer)] = np.ones((1,), "float32")
 
-    def save_own_variables(self, store: Any) -> None:
-        super().save_own_variables(store)  # type: ignore[misc]
-        if hasattr(self, "converted_from") and not list(store.keys()):
-            store[self._conversion_mark()] = np.ones((1,), "float32")
 
-    def load_own_variables(self, store: Any) -> None:
-        names = [name for name in store.keys() if name != self._conversion_mark()]  # noqa: SIM118
-        super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]
+def without_mark(layer: Any, store: Any) -> dict[str, Any]:
+    """The stored variables of a layer, without the mark."""
+    return {name: store[name] for name in store.keys() if name != mark_of(layer)}  # noqa: SIM118
