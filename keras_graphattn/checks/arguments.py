@@ -23,11 +23,17 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
-Sizes = dict[str, tuple[int, str]]  # letter -> size, and the argument that has it
+from keras_graphattn.checks.dtypes import FLOATS
+from keras_graphattn.checks.dtypes import check_dtype_policy as check_dtype_policy
+from keras_graphattn.checks.dtypes import dtype_name as dtype_name
+from keras_graphattn.checks.dtypes import float_dtype as float_dtype
+from keras_graphattn.checks.shapes import Sizes as Sizes
+from keras_graphattn.checks.shapes import check_broadcast as check_broadcast
+from keras_graphattn.checks.shapes import check_shape as check_shape
+
 Rule = Callable[[str, Any, Sizes], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 PLAIN_CONTAINERS = (np.ndarray, list, tuple, dict, set)
 PLAIN = (np.ndarray, np.generic, list, tuple, int, float, complex)
 
@@ -263,37 +269,6 @@ def instance(
     return check
 
 
-def float_dtype(name: str, value: Any, sizes: Sizes | None = None) -> str:
-    """The name of a floating-point type."""
-    try:
-        found = keras.backend.standardize_dtype(value)
-    except (TypeError, ValueError, AttributeError):
-        found = None
-    if value is None or found not in FLOATS:
-        raise ValueError(f"`{name}` must be one of {list(FLOATS)}. Received: {name}={value!r}")
-    return str(found)
-
-
-def check_dtype_policy(dtype: Any) -> None:
-    """Raises a `ValueError` for a value that is neither a dtype nor a dtype policy of Keras."""
-    kinds = (keras.dtype_policies.DTypePolicy, keras.dtype_policies.DTypePolicyMap)
-    try:
-        is_policy = isinstance(keras.dtype_policies.get(dtype), kinds)
-    except Exception:
-        is_policy = False
-    if not is_policy:
-        raise ValueError(f"`dtype` must be a dtype or a dtype policy. Received: dtype={dtype!r}")
-
-
-@functools.cache
-def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of the backend or of NumPy; cached, as every call needs it."""
-    try:
-        return str(keras.backend.standardize_dtype(dtype))
-    except (TypeError, ValueError):
-        return str(dtype)
-
-
 def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
     """Returns the value as a tensor of the kind `"number"`, `"integer"`, `"boolean"` or `"tensor"`.
 
@@ -380,65 +355,3 @@ def _checked_tensor(shapes: tuple[str, ...], kind: str, name: str, value: Any, s
     value = as_tensor(name, value, kind)
     check_shape(name, value, shapes, sizes)
     return value
-
-
-def check_shape(name: str, value: Any, shapes: tuple[str, ...], sizes: Sizes) -> None:
-    """Raises a `ValueError` if the tensor has none of the shapes; else records its sizes."""
-    if not shapes or getattr(value.shape, "rank", 0) is None:
-        return
-    shape = tuple(value.shape)
-    for pattern in shapes:
-        found = _matched(shape, _letters(pattern), sizes)
-        if found is not None:
-            for letter, size in found.items():
-                sizes.setdefault(letter, (size, name))
-            return
-    wanted = " or ".join(f"({', '.join(p.replace('?', '').split())})" for p in shapes)
-    letters = {letter.rstrip("?") for pattern in shapes for letter in pattern.split()}
-    known = [f"{x}={sizes[x][0]} as in `{sizes[x][1]}`" for x in sorted(letters & set(sizes))]
-    known_as = f" with {', '.join(known)}" if known else ""
-    broadcast = ", or sizes of 1 that broadcast" if any("?" in p for p in shapes) else ""
-    raise ValueError(
-        f"`{name}` must have shape {wanted}{broadcast}{known_as}. Received: {name}.shape={shape}"
-    )
-
-
-def check_broadcast(name: str, value: Any, of: str, whole_tensor: Any) -> None:
-    """Raises a `ValueError` if a tensor does not broadcast to the shape of another."""
-    shape, wanted = tuple(value.shape), tuple(whole_tensor.shape)
-    pairs = zip(reversed(shape), reversed(wanted), strict=False)
-    wrong = (isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs)
-    if len(shape) > len(wanted) or any(wrong):
-        raise ValueError(
-            f"`{name}` must broadcast to the shape of `{of}`, {wanted}. Received: "
-            f"{name}.shape={shape}"
-        )
-
-
-@functools.cache
-def _letters(pattern: str) -> list[tuple[str, str]]:
-    """The letters of a pattern, each with and without its question mark."""
-    return [(letter, letter.rstrip("?")) for letter in pattern.split()]
-
-
-def _matched(
-    shape: tuple[Any, ...], letters: list[tuple[str, str]], sizes: Sizes
-) -> dict[str, int] | None:
-    """The sizes that a shape gives to new letters, or `None` if it does not fit."""
-    if letters and letters[-1][0] == "...":
-        letters, shape = letters[:-1], shape[: len(letters) - 1]
-    elif letters and letters[0][0] == "...":
-        letters = letters[1:]
-        shape = shape[len(shape) - len(letters) :] if len(shape) >= len(letters) else ()
-    if len(shape) != len(letters):
-        return None
-    found: dict[str, int] = {}
-    for size, (letter, name) in zip(shape, letters, strict=True):
-        if not isinstance(size, int) or name == "_" or (size == 1 and name != letter):
-            continue
-        wanted = int(name) if name.isdigit() else found.get(name, sizes.get(name, (size,))[0])
-        if size != wanted:
-            return None
-        if not name.isdigit():
-            found[name] = size
-    return found

@@ -38,7 +38,7 @@ class GraphKernelAttention(MaskLayer):
         value_dim: Size of each head for value; `key_dim` by default.
         dropout: Dropout probability of A.
         mask: A mask of `keras_graphattn.masks`, such as `RandomWalk(graph)`. `RandomWalk()` takes
-            walks with each call. The layer makes the mask's weights, one set for each head.
+            walks with each call. The layer builds the mask for its number of heads.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` except `attention_axes`,
             and `coefficient_learning_rate_multiplier`, 1 by default: under
             `keras_graphattn.optimizers.with_coefficient_rates`, the mask's weights learn this

@@ -52,8 +52,8 @@ class MaskedKernelAttention(MaskLayer):
         key_dim: Size H of each head for query and key.
         value_dim: Size of each head for value; `key_dim` by default.
         dropout: Dropout probability of the heads' outputs, as there is no attention matrix.
-        mask: A mask of `keras_graphattn.masks`, or `None`: every factor is 1. The layer makes the
-            mask's weights, one set for each head.
+        mask: A mask of `keras_graphattn.masks`, or `None`: every factor is 1. The layer builds
+            the mask for its number of heads.
         feature_map: A map of `keras_graphattn.feature_maps`, such as `Favor(num_features=64)`, or
             its name: `"relu"`, `"squared_relu"`, `"elu"`, or `"favor"` (positive orthogonal random
             features, an unbiased estimate of softmax attention); or a function registered with
