@@ -2,7 +2,7 @@
 
 A layer may attend over several axes of an input (B, ..., d). `AttentionAxes` moves the attention
 axes together into one axis T, and all others into one batch axis. So `ops` sees (B, T, N, H)
-only. Inputs (B, T, d) have this form already and pass through unchanged.
+only. Inputs (B, T, d) with attention over T have this form already and pass through unchanged.
 """
 
 import math
@@ -31,8 +31,8 @@ class AttentionAxes(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the input has the shape (B, T, d)."""
-        return len(self.sizes) == 2
+        """Whether the input has the shape (B, T, d), with attention over T."""
+        return len(self.sizes) == 2 and self.axes == (1,)
 
     @property
     def scores_rank(self) -> int:
