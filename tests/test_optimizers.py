@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from keras_graphattn import layers, masks
-from keras_graphattn.layers.multi_head import MultiHeadLayer, projections_of
+from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
+from keras_graphattn.layers.parts.projections import projections_of
 from keras_graphattn.optimizers import (
     MARK,
     applies_coefficient_rates,

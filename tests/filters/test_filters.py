@@ -265,7 +265,7 @@ def test_page_rank_is_as_near_its_limit_as_it_says(order, restart):
         (lambda: Jacobi(1, alpha=float("nan")), "`alpha` must be finite"),
         (lambda: Jacobi(1, beta="1"), "`beta` must be a number"),
         (lambda: Jacobi(1, -1.0, -1.0), "P_1 of this basis is a constant"),
-        (lambda: FirstOrder(trainable_coefficients=["quadratic"]), r"names out of \['identity'"),
+        (lambda: FirstOrder(trainable_coefficients=["quadratic"]), r"names from \['identity'"),
         (lambda: FirstOrder(trainable_coefficients="power"), "`trainable_coefficients`"),
         (lambda: Jacobi(trainable_coefficients=["power"]), "must be True or False. Received"),
         (lambda: FirstOrder(initial_coefficients={"square": 1.0}), "must be a dictionary"),

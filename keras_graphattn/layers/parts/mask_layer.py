@@ -1,19 +1,30 @@
-"""The call of the layers that hold a mask of `keras_graphattn.masks`."""
+"""The base of the layers that hold a mask of `keras_graphattn.masks`."""
 
 from typing import Any
 
 from keras import ops
 
-from keras_graphattn.layers.multi_head import Masks
+from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer
+from keras_graphattn.masks.mask import Mask
 
 Tensor = Any
 
 
-class MaskCall:
-    """Multi-head attention's call, and `mask_inputs`: what the mask needs at each call."""
+class MaskLayer(MultiHeadLayer):
+    """Base of the layers with a mask of factors.
 
-    _call: Any
-    mask: Any
+    It builds the mask, adds `mask_inputs` (the tensors that the mask needs at each call) to the
+    call of multi-head attention, and takes broken tokens out of the inputs.
+    """
+
+    mask: Mask | None
+
+    def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
+        if self.mask is not None:
+            if not self.mask.built:
+                self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
+            self._mark(self.mask.weights)
+        super().build(query_shape, value_shape, key_shape)
 
     def call(
         self,
@@ -37,10 +48,11 @@ class MaskCall:
     def _without_broken(
         self, query: Tensor, value: Tensor, key: Tensor, masks: Masks
     ) -> tuple[Tensor, Tensor, Tensor, Masks]:
-        """The inputs with zeros for tokens that hold NaN or infinity, and which these are.
+        """Returns the inputs with zeros for tokens that hold NaN or infinity, and marks these.
 
-        A mask keeps segments, components and the future apart by factors of 0, and 0 times NaN is
-        NaN. So broken tokens are taken out here, and the rows that see one become NaN at the end.
+        A mask separates segments, components and the future by factors of 0, and 0 times NaN is
+        NaN. So broken tokens are taken out here. Rows that see a broken token become NaN at the
+        end.
         """
         if self.mask is None or not self.mask.hides_keys:
             return query, value, key, masks
@@ -50,10 +62,10 @@ class MaskCall:
         for other in finite[1:]:
             whole = ops.logical_and(whole, other)  # (B, T, 1)
         clean = {id(x): ops.where(whole, x, ops.cast(0.0, x.dtype)) for x in tensors}
-        masks = masks._replace(broken=ops.logical_not(whole[..., 0]))
+        masks = masks._replace(broken=ops.logical_not(whole[..., 0]))  # (B, T)
         return clean[id(query)], clean[id(value)], clean[id(key)], masks
 
     def compute_output_spec(
         self, *args: Any, mask_inputs: dict[str, Tensor] | None = None, **kwargs: Any
     ) -> Any:
-        return super().compute_output_spec(*args[:10], **kwargs)  # type: ignore[misc]
+        return super().compute_output_spec(*args[:10], **kwargs)

@@ -1,10 +1,10 @@
-"""Copying projections from softmax attention."""
+"""Copies projections from softmax attention."""
 
 from typing import Any
 
 import keras
 
-from keras_graphattn.layers.multi_head import projections_of
+from keras_graphattn.layers.parts.projections import projections_of
 
 
 def copy_projections(target: Any, source: Any) -> None:
@@ -12,20 +12,22 @@ def copy_projections(target: Any, source: Any) -> None:
 
     Args:
         target: A layer of this package with the projections of multi-head attention.
-        source: A built `keras.layers.MultiHeadAttention`, or subclass of it, of the same sizes.
-            If `target` is not built yet, it is built for inputs like those of `source`.
+        source: A built `keras.layers.MultiHeadAttention`, or a subclass, of the same sizes. If
+            `target` is not built yet, it is built for inputs like those of `source`.
 
     Raises:
-        ValueError: If `source` is no such layer, is not built or is quantised, or if any shape
-            differs. Nothing is copied then.
+        ValueError: If `source` is another kind of layer, is not built or is quantised, or if any
+            shape differs. Then nothing is copied.
     """
     if not isinstance(source, keras.layers.MultiHeadAttention):
         raise ValueError(
-            "Projections are copied from a keras.layers.MultiHeadAttention. Received: "
+            "Projections can be copied from a keras.layers.MultiHeadAttention only. Received: "
             f"{type(source).__name__}"
         )
     if not source.built:
-        raise ValueError(f"'{source.name}' is not built and has no weights to copy. Call it first.")
+        raise ValueError(
+            f"'{source.name}' is not built, so it has no weights to copy. Call it first."
+        )
     found = projections_of(source)
     quantised = [name for name, p in found.items() if getattr(p, "quantization_mode", None)]
     if quantised:
@@ -36,6 +38,7 @@ def copy_projections(target: Any, source: Any) -> None:
         target.build(
             *((None, None, found[name].kernel.shape[0]) for name in ("query", "value", "key"))
         )
+    # collect all differences before the first copy, so that an error leaves `target` unchanged
     pairs, differences = [], []
     wanted = projections_of(target)
     for name in sorted(wanted | found):

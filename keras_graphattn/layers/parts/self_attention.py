@@ -1,7 +1,7 @@
-"""What the dense self-attention layers share: paths of different memory, heads in groups, decoding.
+"""The base of self-attention layers with several paths, grouped heads and decoding.
 
-A path changes memory and speed, never a number: "dense" forms the attention matrix, "blockwise"
-forms it for a block of query rows at a time, "fused" leaves it to the backend's kernel.
+A path changes memory and speed only, not the numbers: "dense" forms the attention matrix,
+"blockwise" forms it for a block of query rows at a time, and "fused" uses the backend's kernel.
 """
 
 from typing import Any, ClassVar
@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 from keras import ops
 
 from keras_graphattn.checks.arguments import checked, is_one_of, mask, optional, size, tensor, whole
-from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks, without_padding
+from keras_graphattn.layers.parts.dense import attend_densely, check_same_length, mask_of_call
+from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer, without_padding
+from keras_graphattn.layers.parts.projections import build_grouped
 from keras_graphattn.ops.softmax.caching import (
     Cache,
     a_cache,
@@ -18,16 +20,16 @@ from keras_graphattn.ops.softmax.caching import (
     step_mask,
     update_keys,
 )
-from keras_graphattn.ops.softmax.masks import AttentionMask, all_of
+from keras_graphattn.ops.softmax.masks import AttentionMask, zero_masked_rows
 
 Tensor = Any
 
 
-class SelfAttention(DenseSelfAttention):
+class SelfAttention(MultiHeadLayer):
     """Base of `GraphFilterAttention` and `PLaplacianAttention`.
 
-    Subclasses say what happens on the dense path (`_compute_attention`), on the others
-    (`_attend_lean`) and for the rows of new tokens (`_decode_rows`).
+    A subclass implements the dense path (`_compute_attention`), the other paths (`_attend_lean`)
+    and the rows of new tokens in decoding (`_decode_rows`).
     """
 
     _paths: ClassVar[tuple[str | None, ...]] = ("dense", "blockwise")
@@ -52,7 +54,7 @@ class SelfAttention(DenseSelfAttention):
             )
         if attention_path not in (None, "dense") and self.dropout > 0.0:
             raise ValueError(
-                "Dropout falls on the entries of the attention matrix, which only "
+                "Dropout drops entries of the attention matrix, which only "
                 f'attention_path="dense" forms. Received: attention_path={attention_path!r}, '
                 f"dropout={self.dropout}"
             )
@@ -66,13 +68,14 @@ class SelfAttention(DenseSelfAttention):
         if self.num_key_value_heads is None:
             super()._build_projections(query_shape, value_shape, key_shape)
         else:
-            self._build_grouped(query_shape, value_shape, key_shape, self.num_key_value_heads)
+            groups = self.num_key_value_heads
+            build_grouped(self, query_shape, value_shape, key_shape, groups)
 
     def _in_all_heads(self, x: Tensor) -> Tensor:
         """Keys or values (B, S, num_key_value_heads, H), repeated to `num_heads` heads."""
         if self.num_key_value_heads is None:
             return x
-        return ops.repeat(x, self.num_heads // self.num_key_value_heads, axis=2)
+        return ops.repeat(x, self.num_heads // self.num_key_value_heads, axis=2)  # (B, S, N, H)
 
     def _attend(
         self,
@@ -85,12 +88,8 @@ class SelfAttention(DenseSelfAttention):
     ) -> tuple[Tensor, Tensor | None]:
         projected = self._projected(query, value, key, masks)
         if self._path_of(return_attention_scores) == "dense":
-            mask = self._join_masks(query, value, masks)
-            outputs, scores = self._compute_attention(
-                *projected, mask, training, return_attention_scores
-            )
-            return outputs, scores
-        return self._attend_lean(*projected, self._attention_mask(masks)), None
+            return attend_densely(self, query, projected, masks, return_attention_scores, training)
+        return self._attend_lean(*projected, mask_of_call(self, query, masks)), None
 
     def _projected(
         self, query: Tensor, value: Tensor, key: Tensor, masks: Masks
@@ -108,7 +107,11 @@ class SelfAttention(DenseSelfAttention):
         return outputs
 
     def _path_of(self, return_attention_scores: bool) -> str:
-        """The path of one call; refuses to return what the path never forms."""
+        """The path of one call.
+
+        Raises:
+            ValueError: If the caller asks for scores that the path never forms.
+        """
         if return_attention_scores and self.attention_path != "dense":
             raise ValueError(
                 f"The {self.attention_path} path never forms the attention matrix and cannot "
@@ -124,23 +127,18 @@ class SelfAttention(DenseSelfAttention):
         """Per-head outputs (B, T, N, value_dim) without an n x n matrix."""
         raise NotImplementedError
 
-    def _attention_mask(self, masks: Masks) -> AttentionMask:
-        """The masks of one call in pieces, the sliding window among them."""
-        keys = all_of(masks.value, masks.key)
-        return AttentionMask(masks.attention, masks.query, keys, masks.causal, self.sliding_window)
-
     @checked(batch_size=size(0), max_length=whole(0))
     def get_initial_cache(self, batch_size: int, max_length: int) -> Cache:
         """An empty cache for `decode`, of a fixed size.
 
         Args:
             batch_size: Number of sequences.
-            max_length: Number of tokens, prompt and all, that the cache can hold.
+            max_length: Number of tokens that the cache can hold, with the prompt.
 
         Returns:
             A dictionary of tensors: `key` of shape (batch_size, max_length, heads, key_dim);
             `signals` of shape (batch_size, signals, max_length, num_heads, value_dim): the
-            values, and what a filter applied A to beyond them; `padding_mask` of shape
+            values, and all further signals to which a filter applies A; `padding_mask` of shape
             (batch_size, max_length).
         """
         return initial_cache(
@@ -156,6 +154,7 @@ class SelfAttention(DenseSelfAttention):
 
     @property
     def _num_signals(self) -> int:
+        """Number of signals in the cache: how often a filter applies A."""
         return 1
 
     @checked(
@@ -166,14 +165,14 @@ class SelfAttention(DenseSelfAttention):
     ) -> tuple[Tensor, Cache]:
         """Causal self-attention of new tokens over all tokens so far.
 
-        Equal to the rows of the new tokens in a full pass with `use_causal_mask=True`; a new
-        token costs O(max_length) in place of O(max_length^2).
+        The outputs equal the rows of the new tokens in a full pass with `use_causal_mask=True`. A
+        new token costs O(max_length) instead of O(max_length^2).
 
         Args:
             tokens: Tensor of shape (B, t, d): a prompt, or the next token, or several.
-            cache: The cache of `get_initial_cache`, or of the step before.
-            index: Position of the first of the new tokens, an integer or a scalar tensor.
-                What the cache held from there on is written over or not looked at.
+            cache: The cache that `get_initial_cache` or the previous step returned.
+            index: Position of the first new token, an integer or a scalar tensor. From there on,
+                the contents of the cache are overwritten or not used.
             padding_mask: Optional boolean tensor of shape (B, t); `False` marks padding on
                 either side, which no later token sees.
 
@@ -181,7 +180,8 @@ class SelfAttention(DenseSelfAttention):
             The outputs, of shape (B, t, d), and the new cache.
 
         Raises:
-            ValueError: If the tokens do not fit in the cache, where `index` is a Python integer.
+            ValueError: If the tokens do not fit in the cache. Checked only if `index` is a Python
+                integer.
 
         Example:
 
@@ -197,8 +197,10 @@ class SelfAttention(DenseSelfAttention):
         if not self.built:
             self.build(tokens.shape)
         tokens = without_padding(tokens, padding_mask)
+        # the cache's keys (B, L, N, H) with those of the new tokens
         cache, padding_mask = update_keys(cache, self.key_dense(tokens), index, padding_mask)
-        mask = step_mask(cache, index, padding_mask, self.sliding_window)
+        mask = step_mask(cache, index, padding_mask, self.sliding_window)  # (B, 1, t, L)
+        # outputs (B, t, N, D), signals (B, num_signals, L, N, D)
         outputs, signals = self._decode_rows(
             self.query_dense(tokens),
             self._in_all_heads(cache["key"]),
@@ -207,8 +209,7 @@ class SelfAttention(DenseSelfAttention):
             cache,
             index,
         )
-        sees = ops.transpose(ops.any(mask, axis=-1), (0, 2, 1))[..., None]
-        outputs = ops.where(sees, outputs, ops.cast(0.0, outputs.dtype))
+        outputs = zero_masked_rows(outputs, mask)
         return self._project_out(outputs, tokens), {**cache, "signals": signals}
 
     def _decode_rows(
@@ -219,11 +220,12 @@ class SelfAttention(DenseSelfAttention):
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
         super()._check_shapes(query_shape, value_shape, key_shape)
+        check_same_length(self, query_shape, value_shape)
         if len(query_shape) != 3 and not (
             self.attention_path == "dense" and self.num_key_value_heads is None
         ):
             raise ValueError(
-                'attention_path other than "dense" and `num_key_value_heads` are for inputs of '
+                'An attention_path other than "dense", and `num_key_value_heads`, need inputs of '
                 f"shape (batch, length, features). Received: query.shape={tuple(query_shape)}, "
                 f"attention_path={self.attention_path!r}, "
                 f"num_key_value_heads={self.num_key_value_heads}"

@@ -1,4 +1,4 @@
-"""How fast a layer's coefficients learn: the half of a layer that says it to optimizers."""
+"""How fast a layer's coefficients learn: a base of our layers and of converted ones."""
 
 from typing import Any
 
@@ -6,10 +6,11 @@ from keras_graphattn.optimizers import MARK, positive
 
 
 class CoefficientRate:
-    """The option `coefficient_learning_rate_multiplier` of all multi-head layers.
+    """The option `coefficient_learning_rate_multiplier` of all attention layers.
 
-    A coefficient is every weight that a layer has itself, beside its projections, and every weight
-    of its mask. Variables carry the multiplier, so that it holds in any model; optimizers of
+    A coefficient is a weight that the layer itself owns, next to its projections, or a weight of
+    its mask. `coefficient_learning_rate_multiplier` sets how fast coefficients learn. Variables
+    carry the multiplier, so it holds in any model. The optimizers of
     `keras_graphattn.optimizers` read it.
     """
 
@@ -39,7 +40,7 @@ class CoefficientRate:
 
     @property
     def coefficients(self) -> list[Any]:
-        """The weights that learn at the coefficients' rate; none before the layer is built."""
+        """The weights that learn at the coefficients' rate; empty before the layer is built."""
         return [variable for variable in self.weights if hasattr(variable, MARK)]
 
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:

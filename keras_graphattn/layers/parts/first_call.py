@@ -1,4 +1,4 @@
-"""A refused first call leaves a layer as it was: without weights, to be built by the next call."""
+"""Undoes the build of a layer if its first call raises, so that the next call builds it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import keras
 
 
 class _State(NamedTuple):
-    """A layer, whether it was built, and what Keras had tracked in it."""
+    """A layer, whether it was built, and the objects that Keras tracked in it."""
 
     layer: Any
     built: bool
@@ -21,20 +21,20 @@ def _state(layer: Any) -> _State:
 
 
 def _restore(state: _State) -> None:
-    """Takes variables and sublayers that the layer did not have out of it."""
+    """Removes variables and sublayers that the layer did not have before."""
     layer = state.layer
     layer._tracker.unlock()
     new: dict[int, Any] = {}
     for name, (_, store) in layer._tracker.config.items():
         before = {id(value) for value in state.tracked[name]}
         new.update({id(value): value for value in store if id(value) not in before})
-    on_torch = vars(layer).get("_modules", {})  # where sublayers are there
+    on_torch = vars(layer).get("_modules", {})  # sublayers are there on torch
     for name, value in [*vars(layer).items(), *on_torch.items()]:
         if id(value) in new:
             delattr(layer, name)
     for value in new.values():
         if isinstance(value, keras.Variable):
-            layer._untrack_variable(value)  # which tells torch as well
+            layer._untrack_variable(value)  # torch forgets it as well
         else:
             layer._tracker.untrack(value)
     layer.built = state.built
@@ -42,13 +42,13 @@ def _restore(state: _State) -> None:
 
 @contextmanager
 def undone_if_refused(layer: Any) -> Iterator[None]:
-    """Takes back what an exception leaves behind of the build of a layer, and of those in it.
+    """If the body raises, undoes the build of a layer and of the layers in it.
 
-    Without it, weights that were made before the error would stay, and the next call would make
-    a second set of them.
+    Otherwise weights that were made before the error would stay, and the next call would make a
+    second set of them.
 
     Args:
-        layer: The layer that is called within this context. Nothing is done if it is built.
+        layer: The layer that the body calls. A built layer stays as it is.
     """
     if layer.built:
         yield

@@ -1,4 +1,10 @@
-"""A mark in files of weights: they cannot be loaded into the attention that was replaced."""
+"""A mark in weight files, so that a converted layer's file does not load into the original layer.
+
+A converted layer without weights of its own has the same weights as the layer that it replaced,
+but computes something else with them. Its file of weights therefore holds a mark, and Keras
+refuses to load the file into a layer that does not know the mark. Files of the original layer
+have no mark and load into both layers.
+"""
 
 from typing import Any
 
@@ -6,15 +12,10 @@ import numpy as np
 
 
 class ConversionMark:
-    """For layers that `convert` puts in the place of others, and that may add no weights.
-
-    The weights of a converted layer without weights of its own would fit the original layer,
-    which computes something else with them. So a file of them has a mark in the place of the
-    layer's weights, and Keras refuses to load it into a layer that does not know the mark. Files
-    of the original layer have none, and load into both.
-    """
+    """A base of layers that `convert` puts into models."""
 
     def _conversion_mark(self) -> str:
+        """The name of the mark: that of the layer's class, the same with and without a cache."""
         return type(self).__name__.removeprefix("Cached")
 
     def save_own_variables(self, store: Any) -> None:

@@ -1,4 +1,4 @@
-"""What `AttentiveGraphFilter` accepts: its forms of g(S) and the masks it can honour."""
+"""The options of `AttentiveGraphFilter`: its forms of g(S) and the masks that it accepts."""
 
 from typing import Any
 
@@ -20,12 +20,13 @@ def singular_filter(filter: Any, order: int | None, learned_constant: bool) -> F
     """The filter g of the singular values, or the name of an ablation.
 
     Args:
-        filter: A filter, its name or its configuration, or a name out of `ABLATIONS`.
-        order: The order of a filter given by its name; 4 if `None`, where the filter has an order.
+        filter: A filter, its name or its configuration, or a name from `ABLATIONS`.
+        order: The order of a filter given by its name. `None` means 4 for a polynomial, and the
+            filter's own default otherwise.
         learned_constant: Whether the weight of P_0 is learned.
 
     Raises:
-        ValueError: For what g cannot be.
+        ValueError: For a filter or an order that g cannot have.
     """
     flag("learned_constant", learned_constant)
     if isinstance(filter, str) and filter in ABLATIONS:
@@ -46,7 +47,7 @@ def singular_filter(filter: Any, order: int | None, learned_constant: bool) -> F
         _check_polynomial(found, learned_constant)
     elif learned_constant:
         raise ValueError(
-            "`learned_constant` is the weight of P_0 of a polynomial. Received: "
+            "`learned_constant` learns the weight of P_0 of a polynomial. Received: "
             f"learned_constant=True, filter={found!r}. Leave it out."
         )
     return found
@@ -55,8 +56,8 @@ def singular_filter(filter: Any, order: int | None, learned_constant: bool) -> F
 def _check_polynomial(filter: Polynomial, learned_constant: bool) -> None:
     if filter.initial_coefficients is not None:
         raise ValueError(
-            "AttentiveGraphFilter learns weights theta of its own for a polynomial, which start "
-            f"at 0. Received: initial_coefficients={filter.initial_coefficients!r}. Leave them out."
+            "AttentiveGraphFilter learns its own weights theta for a polynomial, which start at "
+            f"0. Received: initial_coefficients={filter.initial_coefficients!r}. Leave them out."
         )
     if filter.start not in STARTS:
         raise ValueError(
@@ -65,25 +66,30 @@ def _check_polynomial(filter: Polynomial, learned_constant: bool) -> None:
         )
     if filter.start != "plain" and learned_constant:
         raise ValueError(
-            "A named start is one of a polynomial whose weight of P_0 is 1. Received: "
-            f"start={filter.start!r}, learned_constant=True. Leave one of the two out."
+            "A named start needs a polynomial whose weight of P_0 is 1. Received: "
+            f"start={filter.start!r}, learned_constant=True. Leave out one of the two."
         )
 
 
 def start_of_theta(filter: Polynomial) -> np.ndarray:
     """Raw theta_1 ... theta_K of g(S) = P_0 + sum_k tanh(theta_k) P_k(S) at the filter's start."""
     theta = np.zeros(filter.order)
+    # a decreasing P_1 needs the opposite sign for the same effect on large singular values
     falls = filter.recurrence()[0].slope < 0.0
     theta[0] = np.arctanh(STARTS[filter.start]) * (-1.0 if falls else 1.0)
     return theta
 
 
 def token_mask(attention_mask: Tensor | None) -> Tensor | None:
-    """(B, 1, S) -> (B, S); anything that depends on the query position is refused."""
+    """An attention mask (B, 1, S) or (B, 1, 1, S) as a mask of tokens (B, S).
+
+    Raises:
+        ValueError: For a mask that depends on the query position.
+    """
     if attention_mask is None:
         return None
     shape = tuple(attention_mask.shape)
-    if len(shape) == 4 and shape[1] == 1:
+    if len(shape) == 4 and shape[1] == 1:  # (B, 1, 1, S)
         attention_mask = ops.squeeze(attention_mask, 1)
     if len(attention_mask.shape) != 3 or attention_mask.shape[1] != 1:
         raise ValueError(
@@ -92,4 +98,4 @@ def token_mask(attention_mask: Tensor | None) -> Tensor | None:
             f"queries. Received: attention_mask.shape={shape}. Pass padding as `query_mask` "
             "and `value_mask`, or use GraphFilterAttention."
         )
-    return ops.squeeze(attention_mask, 1)
+    return ops.squeeze(attention_mask, 1)  # (B, S)

@@ -1,4 +1,4 @@
-"""A layer's mask joined with causality and with the entries of a call, made once per layer."""
+"""A layer's mask, joined with causality and with the entries of a call; made once per layer."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from keras_graphattn.ops.precision.own_gradient import kept_with
 
 
 def mask_form(layer: Any, *, causal: bool = False, entries: bool = False) -> Mask | None:
-    """The mask of a layer times a causal one, and times the entries that come with a call.
+    """The mask of a layer, times a causal mask and times the entries of a call if asked for.
 
-    The weights are shared with the layer's mask, and the form is kept with the layer.
+    The form shares the weights of the layer's mask. It is made once and kept with the layer.
 
     Args:
         layer: A layer with a `mask`, which may be `None`.
         causal: Whether each position sees only itself and those before it.
-        entries: Whether the call brings a matrix of its own, as `entries`.
+        entries: Whether the call has a matrix of factors, under the name `entries`.
     """
     mask: Mask | None = layer.mask
     if entries:
