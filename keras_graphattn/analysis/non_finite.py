@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_graphattn.hub.sites import walk
+from keras_graphattn.keras_internals import walk
 
 Tensor = Any
 

@@ -17,7 +17,7 @@ import keras
 from keras_graphattn.checks import distribution as arguments
 from keras_graphattn.distribution.table import Row, Table
 from keras_graphattn.feature_maps import Favor
-from keras_graphattn.hub.sites import walk
+from keras_graphattn.keras_internals import walk
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.masks.mask import Mask
 

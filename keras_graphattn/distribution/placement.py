@@ -6,7 +6,7 @@ import keras
 
 from keras_graphattn.checks import distribution as arguments
 from keras_graphattn.distribution.layout import check_layout_map
-from keras_graphattn.hub.internals import compiled_metrics, layouts_of, place_again
+from keras_graphattn.keras_internals import compiled_metrics, layouts_of, place_again
 
 
 def distribute(model: Any) -> Any:

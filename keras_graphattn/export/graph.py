@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_graphattn.export.signature import DEFAULT, Signature, served_signatures
-from keras_graphattn.hub.sites import walk
+from keras_graphattn.keras_internals import walk
 
 Model = Any
 Tensor = Any

@@ -19,7 +19,7 @@ from keras_graphattn.hub.adapters import (
     register_adapter,
     served_names,
 )
-from keras_graphattn.hub.internals import subclasses_of
+from keras_graphattn.keras_internals import subclasses_of
 from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
 
 # Names in papers and in other libraries, written as `_simple` writes them.

@@ -16,10 +16,10 @@ import keras
 from keras_graphattn.hub.adapters import holder_config
 from keras_graphattn.hub.attentions import is_attention
 from keras_graphattn.hub.compiling import compile_methods
-from keras_graphattn.hub.internals import change_class
-from keras_graphattn.hub.sites import attention_sites, is_task, walk
+from keras_graphattn.hub.sites import attention_sites, is_task
 from keras_graphattn.hub.spec import Conversion, Conversions, Request
 from keras_graphattn.hub.surgery import added_variables, align_caches, convert_sites
+from keras_graphattn.keras_internals import change_class, walk
 
 PACKAGE = "keras_graphattn"
 PREFIX = "GraphAttention"

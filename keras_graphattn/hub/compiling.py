@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_graphattn.hub.attentions import is_ours
-from keras_graphattn.hub.sites import walk
+from keras_graphattn.keras_internals import walk
 from keras_graphattn.optimizers import with_coefficient_rates, without_coefficient_rates
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.hub.internals import sublayers
-from keras_graphattn.hub.sites import attention_sites, walk
+from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.keras_internals import sublayers, walk
 
 
 def holders_of(model: Any) -> list[Any]:

@@ -18,8 +18,8 @@ from keras_graphattn.hub.carriers import (
     register,
     task_carrier,
 )
-from keras_graphattn.hub.internals import subclasses_of
 from keras_graphattn.hub.sites import is_backbone_class, is_task_class
+from keras_graphattn.keras_internals import subclasses_of
 
 _REACHED: set[type] = set()
 

@@ -5,7 +5,8 @@ from typing import Any
 from keras_graphattn.hub.adapters import adapter_of, served_names
 from keras_graphattn.hub.attentions import attentions_made_by, is_attention, is_ours
 from keras_graphattn.hub.reach import reached_names
-from keras_graphattn.hub.sites import is_backbone, walk
+from keras_graphattn.hub.sites import is_backbone
+from keras_graphattn.keras_internals import walk
 
 INSTEAD = (
     "In a model of one's own, use a layer of keras_graphattn.layers where the model is built: "

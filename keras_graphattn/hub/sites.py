@@ -6,12 +6,11 @@ it. Cross-attention is no site: the filter of a matrix that is not square is und
 """
 
 import sys
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from keras_graphattn.hub.adapters import AttentionAdapter, adapter_of
 from keras_graphattn.hub.attentions import is_attention, is_ours, is_reached
-from keras_graphattn.hub.internals import layer_attributes, sublayers
+from keras_graphattn.keras_internals import layer_attributes, walk
 
 # Layers whose stock attention looks at other tokens than it answers for (learned probes).
 POOLING = ("SigLIPMultiHeadAttentionPooling",)
@@ -70,17 +69,6 @@ def attention_sites(owner: Any) -> list[Site]:
         for site in direct_sites(layer):
             found.setdefault(id(site.layer), site)
     return list(found.values())
-
-
-def walk(layer: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """The layer and all layers in it, depth first, each once."""
-    seen = set() if seen is None else seen
-    if id(layer) in seen:
-        return
-    seen.add(id(layer))
-    yield layer
-    for child in sublayers(layer):
-        yield from walk(child, seen)
 
 
 def is_backbone_class(cls: type) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 
 from keras_graphattn.hub.adapters import adapter_of
 from keras_graphattn.hub.cached import CacheSlots, widened
-from keras_graphattn.hub.internals import change_class, is_distributed, makes_distributed
 from keras_graphattn.hub.sites import Site
 from keras_graphattn.hub.spec import Request
+from keras_graphattn.keras_internals import change_class, is_distributed, makes_distributed
 
 GIVEN_BY_THE_MODEL = (
     *("num_heads", "key_dim", "value_dim", "use_bias", "output_shape", "attention_axes"),

@@ -9,25 +9,10 @@ from keras_graphattn.hub.attentions import attention_name, is_attention
 from keras_graphattn.hub.carriers import class_now, forget_conversions, make_carriers
 from keras_graphattn.hub.compiling import settle_optimizer
 from keras_graphattn.hub.holders import holders_of
-from keras_graphattn.hub.internals import (
-    change_class,
-    forget_compiled,
-    forget_slots,
-    fresh_optimizer,
-    sublayers,
-    track_again,
-)
 from keras_graphattn.hub.reach import is_reachable
 from keras_graphattn.hub.refusals import check_registered, nothing_to_convert, refusal
 from keras_graphattn.hub.selection import listing, select
-from keras_graphattn.hub.sites import (
-    Site,
-    attention_sites,
-    direct_sites,
-    is_backbone,
-    is_task,
-    walk,
-)
+from keras_graphattn.hub.sites import Site, attention_sites, direct_sites, is_backbone, is_task
 from keras_graphattn.hub.spec import Request
 from keras_graphattn.hub.surgery import (
     added_variables,
@@ -37,6 +22,15 @@ from keras_graphattn.hub.surgery import (
     revert_site,
 )
 from keras_graphattn.hub.table import Row, Table, multiplier_of, note_on_optimizer
+from keras_graphattn.keras_internals import (
+    change_class,
+    forget_compiled,
+    forget_slots,
+    fresh_optimizer,
+    sublayers,
+    track_again,
+    walk,
+)
 
 
 class Owner(NamedTuple):

@@ -11,7 +11,7 @@ from keras_graphattn.hub import reach, register_attention
 from keras_graphattn.hub.adapters import ConvertedGraphFilter
 from keras_graphattn.hub.attentions import attention_name
 from keras_graphattn.hub.reach import backbone_names
-from keras_graphattn.hub.sites import walk
+from keras_graphattn.keras_internals import walk
 from keras_graphattn.layers import GraphFilterAttention
 from tests.hub.containers import SERIES, answers, encoder
 from tests.hub.models import BACKBONES, outputs, random_backbone, random_inputs

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.hub.sites import attention_sites, walk
+from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.keras_internals import walk
 from tests.hub.containers import (
     ATTENTIONS,
     CONTAINERS,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Shell
 from keras_graphattn.hub.converted import ConvertedAttention
-from keras_graphattn.hub.internals import change_class, growing, scope_of
+from keras_graphattn.keras_internals import change_class, growing, scope_of
 from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER, positive
 
 Tensor = Any

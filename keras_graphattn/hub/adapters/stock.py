@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import keras
 
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Shell, Sizes
-from keras_graphattn.hub.internals import (
+from keras_graphattn.keras_internals import (
     exchange,
     replace_sublayer,
     scale_and_window,

@@ -18,6 +18,17 @@ def sublayers(layer: Any) -> list[Any]:
     return list(layer._layers)
 
 
+def walk(layer: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """The layer and all layers in it, depth first, each once."""
+    seen = set() if seen is None else seen
+    if id(layer) in seen:
+        return
+    seen.add(id(layer))
+    yield layer
+    for child in sublayers(layer):
+        yield from walk(child, seen)
+
+
 def layer_attributes(layer: Any) -> dict[str, Any]:
     """The sublayers that are attributes, by name. On torch they are in `_modules`."""
     found = {name: value for name, value in vars(layer).items() if isinstance(value, keras.Layer)}
@@ -43,7 +54,7 @@ def replace_sublayer(parent: Any, attribute: str, new: Any) -> None:
         raise RuntimeError(
             f"Keras {keras.__version__} kept '{attribute}' of {type(parent).__name__} when it was "
             "to be replaced. This release of Keras tracks sublayers in a way that "
-            "keras_graphattn.hub.internals does not know."
+            "keras_graphattn.keras_internals does not know."
         )
 
 
