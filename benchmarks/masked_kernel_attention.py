@@ -127,7 +127,7 @@ def parse(arguments=None):
     kinds = [*masks, "one-sided exponential", "unmasked", "algorithm"]
     parser.add_argument("--masks", nargs="+", default=masks, choices=kinds)
     parser.add_argument("--lengths", type=positive, nargs="+", default=[1024, 4096])
-    parser.add_argument("--forward", action="store_true", help="time the forward pass alone")
+    parser.add_argument("--forward", action="store_true", help="time only the forward pass")
     parser.add_argument("--no-dense", action="store_true", help="leave quadratic cases out")
     parser.add_argument("--performer", action="store_true", help="add performer-pytorch, on torch")
     add_options(parser, seconds=30.0)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `recipes` is, which nobody installs
 
-from recipes.common.command.parsing import (  # some for the benchmarks alone
+from recipes.common.command.parsing import (  # some only for the benchmarks
     Parser,  # noqa: F401
     UsageError,
     at_least,
@@ -32,7 +32,7 @@ KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 RETURN_PAGES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
-INTERRUPTED = "interrupted: results are written at the end, so there are none"
+INTERRUPTED = "interrupted: results are written at the end, so nothing was written"
 positive = at_least(1)
 seconds_of = number_in(0.0, math.inf)
 
@@ -197,7 +197,7 @@ def run_child(options, case):
 
 
 def memory_of(options, name, length, keys=()):
-    """Peak memory in MiB of a process that runs the case `name` alone; of none, where it is ""."""
+    """Peak memory in MiB of a process that runs only the case `name`; of no case if it is ""."""
     arguments = ["--child", name, "--lengths", str(length)]
     for key in ("batch_size", "heads", "key_dim", "dtype", "compile", *keys):
         value, flag = getattr(options, key), f"--{key.replace('_', '-')}"

@@ -10,7 +10,7 @@ Run it on eight devices made out of one CPU, or on the GPUs and TPU cores that t
 
 Keras shares out batches, weights and other tensors on JAX (`keras.distribution`), and batches on
 TensorFlow (`tf.distribute`). On torch, `fit` trains on one device; a Keras model is a
-`torch.nn.Module` there, for `DistributedDataParallel` in a loop of one's own.
+`torch.nn.Module` there, for `DistributedDataParallel` in your own loop.
 """
 
 import keras

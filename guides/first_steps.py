@@ -5,7 +5,7 @@ Accelerator: None
 
 Attention multiplies the tokens by a matrix A whose rows sum to one: a low-pass filter on the
 graph of tokens. Apply it layer after layer and all tokens grow alike. A *graph filter* puts a
-polynomial of A in its place; the coefficients are learned, one set per head.
+polynomial of A there instead; the coefficients are learned, one set per head.
 """
 
 """

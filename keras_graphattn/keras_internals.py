@@ -1,4 +1,4 @@
-"""The private attributes of Keras and KerasHub that conversion needs. They are in here alone.
+"""The private attributes of Keras and KerasHub that conversion needs. They are only in here.
 
 Keras has no public way to replace a sublayer of a built layer (keras#18601). Each function names
 what it relies on; tests/hub/test_internals.py tells which of them a new release has broken.
@@ -39,7 +39,7 @@ def layer_attributes(layer: Any) -> dict[str, Any]:
 
 
 def replace_sublayer(parent: Any, attribute: str, new: Any) -> None:
-    """Makes `new` the sublayer `attribute` of a built layer, in the place of the old one."""
+    """Makes `new` the sublayer `attribute` of a built layer, instead of the old one."""
     old = getattr(parent, attribute)
     tracker = parent._tracker
     tracker.replace_tracked_value("layers", old, new)
@@ -181,7 +181,7 @@ def layouts_of(distribution: Any) -> Any:
 
 
 def place_again(variable: Any, distribution: Any) -> None:
-    """Gives a variable the layout that it would have been made with: Keras sets it then alone."""
+    """Gives a variable the layout that it would have been made with: Keras sets it only then."""
     variable._layout = None
     variable._layout = distribution.get_variable_layout(variable)
     variable.assign(variable.value)

@@ -2,7 +2,7 @@
 
     python guides/serving/stand_in.py FOLDER [--model NAME]
 
-loads the highest version in FOLDER by TensorFlow alone, runs its warm-up requests, prints the
+loads the highest version in FOLDER with TensorFlow only, runs its warm-up requests, prints the
 addresses of its gRPC and REST interfaces, and answers `Predict` until its standard input closes.
 It batches nothing, watches no folder and is no server for production.
 """

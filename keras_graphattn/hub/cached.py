@@ -182,17 +182,17 @@ class CachedSelfAttention(CachedCall):
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class CachedGraphFilterAttention(CachedSelfAttention, GraphFilterAttention):  # type: ignore[misc]
-    """`GraphFilterAttention` in the place of KerasHub's `CachedMultiHeadAttention`."""
+    """`GraphFilterAttention` that replaces KerasHub's `CachedMultiHeadAttention`."""
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class CachedPLaplacianAttention(CachedSelfAttention, PLaplacianAttention):  # type: ignore[misc]
-    """`PLaplacianAttention` in the place of KerasHub's `CachedMultiHeadAttention`."""
+    """`PLaplacianAttention` that replaces KerasHub's `CachedMultiHeadAttention`."""
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ignore[misc]
-    """`AttentiveGraphFilter` in the place of KerasHub's `CachedMultiHeadAttention`.
+    """`AttentiveGraphFilter` that replaces KerasHub's `CachedMultiHeadAttention`.
 
     The decoder's mask joins padding and causality; the causal form knows the second by itself,
     and reads the first off the mask's last row, which sees all tokens but padding.

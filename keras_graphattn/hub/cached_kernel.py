@@ -28,7 +28,7 @@ class _Rows(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  # type: ignore[misc]
-    """`MaskedKernelAttention` in the place of KerasHub's `CachedMultiHeadAttention`.
+    """`MaskedKernelAttention` that replaces KerasHub's `CachedMultiHeadAttention`.
 
     The decoder's mask joins padding and causality: as `use_causal_mask` and a mask of keys they
     keep the mask's own path, without pairs of positions. Decoding forms the rows of new tokens

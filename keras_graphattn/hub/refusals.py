@@ -9,7 +9,7 @@ from keras_graphattn.hub.sites import is_backbone
 from keras_graphattn.keras_internals import walk
 
 INSTEAD = (
-    "In a model of one's own, use a layer of keras_graphattn.layers where the model is built: "
+    "In your own model, use a layer of keras_graphattn.layers where the model is built: "
     "GraphFilterAttention takes the arguments of keras.layers.MultiHeadAttention and starts with "
     "its outputs."
 )

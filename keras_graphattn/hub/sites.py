@@ -1,7 +1,7 @@
 """Where attention is in a model: the sites that `convert` can select, owner by owner.
 
 An owner is what is saved as one object with its configuration: a KerasHub backbone, or a layer
-such as `TransformerEncoder` in a model of one's own. Its sites are the self-attention layers in
+such as `TransformerEncoder` in your own model. Its sites are the self-attention layers in
 it. Cross-attention is no site: the filter of a matrix that is not square is undefined.
 """
 

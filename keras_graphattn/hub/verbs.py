@@ -34,14 +34,14 @@ from keras_graphattn.keras_internals import (
 
 
 class Owner(NamedTuple):
-    """A backbone, or a layer of a model of one's own, with its self-attention layers."""
+    """A backbone, or a layer of your own model, with its self-attention layers."""
 
     layer: Any
     sites: list[Site]
 
 
 def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **options: Any) -> Any:
-    """Puts graph attention in the place of a model's self-attention, in place.
+    """Replaces a model's self-attention by graph attention, in place.
 
     All weights stay what and where they are. With `"graph_filter"`, and with `"p_laplacian"` and
     `p=2`, the converted model starts with the outputs of the original. `"p_laplacian"` with other
@@ -158,7 +158,7 @@ def inspect(model: Any) -> Table:
 
     Returns:
         A list of rows with the fields `index`, `path`, `class_name`, `parameters_added` and
-        `coefficient_learning_rate_multiplier` (`None` where there is none), which prints as a
+        `coefficient_learning_rate_multiplier` (`None` without coefficients), which prints as a
         table. Its `note` says so where the model is compiled with an optimizer that does not
         apply the multipliers.
 

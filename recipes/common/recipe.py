@@ -65,7 +65,7 @@ class Recipe(abc.ABC):
         """Published settings that were asked for, by option: defaults in place of the usual ones.
 
         Raises:
-            UsageError: If there are none.
+            UsageError: If no finished run is found.
         """
         return {}
 

@@ -195,7 +195,7 @@ class TextClassification(Recipe):
                 order = options.order or 3
                 notes.append(f"{PAPER} chooses K from 2 to 10 for each task; here {order}.")
             if options.preset not in PUBLISHED_PRESETS:
-                notes.append(f"the model is none of {PAPER}, which has BERT, RoBERTa, ALBERT base.")
+                notes.append(f"{PAPER} does not use this model; it has BERT, RoBERTa, ALBERT base.")
         return notes
 
 

@@ -2,7 +2,7 @@
 
 Each function takes queries and keys and returns a callable that applies the attention matrix
 A = softmax(Q K^T * scale) to signals of shape (B, S, N, H), as the filters of
-`keras_graphattn.ops` want it. They differ in memory alone:
+`keras_graphattn.ops` want it. They differ only in memory:
 
     softmax_operator      A formed once, applied many times      O(n^2), fastest on repeats
     BlockwiseOperator    A formed again for each application    O(n * block), on any backend

@@ -2,10 +2,10 @@
 
 The Gram form |v_i|^2 + |v_j|^2 - 2 v_i . v_j is one product of matrices, but it is wrong by the
 rounding of |v_i|^2 + |v_j|^2, which drowns the distance of equal or nearly equal tokens. Where a
-distance is small beside that, it is the sum of the squared differences in its place. That takes
+distance is small next to that, it is the sum of the squared differences instead. That takes
 much longer, so it is done only if a call has such a pair.
 
-Which of the two a pair gets depends on its own two tokens alone.
+Which of the two a pair gets depends only on its own two tokens.
 """
 
 from collections.abc import Callable

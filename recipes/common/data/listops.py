@@ -107,7 +107,7 @@ def _levels(random: np.random.Generator, trees: int, rules: Rules) -> list[_Leve
         if depth == rules.max_depth:
             operator[:] = False
         elif depth == 1 and rules.min_length >= 1:
-            operator[:] = True  # a digit alone, of length 1, would be refused
+            operator[:] = True  # a single digit, of length 1, would be refused
         arguments = np.where(operator, random.integers(2, rules.max_arguments + 1, len(tree)), 0)
         levels.append(
             _Level(

@@ -120,7 +120,7 @@ class _Canvas:
         self.dashes: list[tuple[np.ndarray, ...]] = []
 
     def keep(self, images: np.ndarray) -> None:
-        """Goes on with some of the images (a boolean array) alone."""
+        """Goes on with some of the images (a boolean array) only."""
         self.taken, self.images = self.taken[images], int(images.sum())
         self.dashes = [tuple(part[images] for part in dash) for dash in self.dashes]
 
@@ -179,7 +179,7 @@ class _Canvas:
         return ends[rows, chosen], angles[rows, chosen], free.any(axis=1)
 
     def _free(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Whether dashes (images, candidates, 2) lie on free cells alone."""
+        """Whether dashes (images, candidates, 2) lie on free cells only."""
         free = np.ones(end.shape[:2], bool)
         rows = np.arange(self.images)[:, None]
         for share in self.shares:
@@ -216,7 +216,7 @@ def _curves(random: np.random.Generator, images: int, rules: Rules) -> Curves:
 
 
 def _free_place(canvas: _Canvas) -> np.ndarray:
-    """A free place in each image; any place where there is none."""
+    """A free place in each image; any place if no place is free."""
     cells = canvas.taken.shape[1]
     draws = np.where(canvas.taken, -1.0, canvas.random.random(canvas.taken.shape, "float32"))
     chosen = draws.reshape(canvas.images, cells * cells).argmax(axis=1)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-PADDING = 0  # the token that is none: all real tokens are 1 or more
+PADDING = 0  # no token: all real tokens are 1 or more
 
 
 @dataclasses.dataclass

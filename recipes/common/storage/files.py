@@ -29,7 +29,7 @@ def atomically(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
-    """Yields a name beside `path` to write a folder to; puts it in the place of `path` after."""
+    """Yields a name beside `path` to write a folder to; then replaces `path` by it."""
     writing = path.with_name(f".writing-{path.name}")
     remove(writing)
     with atomically(path):
@@ -94,7 +94,7 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder; nothing happens where there is none."""
+    """Removes a file or a folder; does nothing if it does not exist."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -52,7 +52,7 @@ def attend(
 
 
 def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the tokens that are not padding, in float32; 0 where there is none."""
+    """Mean over the tokens that are not padding, in float32; 0 without such tokens."""
     mask = ops.expand_dims(mask, -1)
     total = ops.sum(ops.where(mask, ops.cast(tokens, "float32"), 0.0), axis=1)
     return total / ops.maximum(ops.sum(ops.cast(mask, "float32"), axis=1), 1.0)
