@@ -39,7 +39,8 @@ def prepared_signal(mask: "Mask", x: Tensor, inputs: Tensors, sizes: Sizes) -> P
     if shape[2] != mask.num_heads:
         raise ValueError(
             f"This {type(mask).__name__} was built for {mask.num_heads} heads. Received: a "
-            f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}"
+            f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another mask "
+            "for another number of heads."
         )
     found = mask._checked_inputs(inputs, sizes)
     return mask._without_wrong_entries(inputs, found, ops.shape(x)[1])

@@ -157,7 +157,7 @@ class GraphDiffusion(TopologyMask):
         if self.max_time < longest or (learn_time and self.max_time == longest):
             raise ValueError(
                 "`max_time` must be larger than every initial time. Received: "
-                f"max_time={max_time!r}, initial_time={initial_time!r}"
+                f"max_time={max_time!r}, initial_time={initial_time!r}. Use a larger `max_time`."
             )
         self.spectral_bound = spectral_bound
         self._read(graph, edge_weights, num_nodes, spectral_bound)

@@ -330,7 +330,7 @@ class Mask(CallInputs, keras.layers.Layer):  # type: ignore[misc]
         """
         raise no_state_error(self)
 
-    # For `keras_graphattn.masks.calls`
+    # Hooks of `keras_graphattn.masks.calls`
 
     def _check_built(self) -> None:
         """Raises a `ValueError` if the mask has no weights yet."""

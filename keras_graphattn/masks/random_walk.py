@@ -152,7 +152,7 @@ class RandomWalk(TopologyMask):
             raise ValueError(
                 f"Powers of `decay` and of |f_v| must be between e^-{limit:g} and e^{limit:g}. "
                 f"Received: decay={self.decay!r}, normalization={self.normalization!r}, for walks "
-                f"of {steps} nodes."
+                f"of {steps} nodes. Use a decay nearer to 1, or shorter walks."
             )
 
     def parameters(self) -> Tensors:

@@ -181,14 +181,15 @@ class Tree(TopologyMask):
             if given is not None or self.initial_table is not None:
                 raise ValueError(
                     '`max_distance` and `initial_table` belong to function="table". Received: '
-                    f"function={self.function!r}"
+                    f'function={self.function!r}. Leave them out, or use function="table".'
                 )
             return None
         if self.initial_table is not None:
             last = len(self.initial_table) - 1
             if given not in (None, last):
                 raise ValueError(
-                    f"`initial_table` ends at distance {last}. Received: max_distance={given}"
+                    f"`initial_table` ends at distance {last}. Received: max_distance={given}. "
+                    "Leave `max_distance` out."
                 )
             return last
         if given is not None:

@@ -19,7 +19,7 @@ def read_forest(forest: Any, edge_weights: Any, num_nodes: int | None) -> Forest
     if has_parents and num_nodes not in (None, len(forest)):
         raise ValueError(
             f"`forest` must have one parent for each node. Received: {len(forest)} parents and "
-            f"num_nodes={num_nodes}"
+            f"num_nodes={num_nodes}. Leave `num_nodes` out."
         )
     try:
         if has_parents:

@@ -190,7 +190,8 @@ def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Any:
         )
     if graph.dtype.kind not in "biuf":
         raise ValueError(
-            f"The matrix of a `graph` must have real numbers. Received: dtype {graph.dtype}"
+            f"The matrix of a `graph` must have real numbers. Received: dtype {graph.dtype}. "
+            "Convert it, for example with `graph.astype('float64')`."
         )
     check_entries_once(graph)
     matrix = _sorted(graph)

@@ -44,14 +44,14 @@ class SpinePlan:
 
     Attributes:
         spine: Moves the nodes of spines to their places, (rows, n).
-        legs: Sums the leaves off the spine by place, (rows, n); `None` without such leaves.
-        is_leaf: 1 for the leaves off the spine, else 0: (n,), in the user's order.
+        legs: Sums the leaves off the spine by place, (rows, n); `None` if there are none.
+        beside: 1 for the leaves off the spine, else 0: (n,), in the user's order.
         spines: (count, places) of each class of trees, in the order of the rows.
     """
 
     spine: SparseMatrix
     legs: SparseMatrix | None
-    is_leaf: Array
+    beside: Array
     spines: list[tuple[int, int]]
 
 
@@ -135,7 +135,7 @@ def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
     leaves = both + _toeplitz_products(leaves, [far - values for values in near], plan.spines)
     found = sparse_product(plan.spine.transpose, on)
     found = found + sparse_product(plan.legs.transpose, leaves)
-    of_leaves = ops.convert_to_tensor(plan.is_leaf, dtype=x.dtype)[:, None, None]
+    of_leaves = ops.convert_to_tensor(plan.beside, dtype=x.dtype)[:, None, None]
     return found + of_leaves * (here[0] - far[0])[None, :, None] * x
 
 
