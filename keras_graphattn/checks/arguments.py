@@ -27,6 +27,7 @@ from keras_graphattn.checks.dtypes import FLOATS
 from keras_graphattn.checks.dtypes import check_dtype_policy as check_dtype_policy
 from keras_graphattn.checks.dtypes import dtype_name as dtype_name
 from keras_graphattn.checks.dtypes import float_dtype as float_dtype
+from keras_graphattn.checks.known_values import known_value
 from keras_graphattn.checks.shapes import Sizes as Sizes
 from keras_graphattn.checks.shapes import check_broadcast as check_broadcast
 from keras_graphattn.checks.shapes import check_shape as check_shape
@@ -276,6 +277,10 @@ def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
         TypeError: For a value that is neither a tensor nor an array.
         ValueError: For a dtype of another kind.
     """
+    if type(value) is float and kind == "number":
+        return ops.convert_to_tensor(
+            value, "float32"
+        )  # through an array it takes five times longer
     if isinstance(value, PLAIN):
         value = _as_array(name, value)
     elif not hasattr(value, "shape") or not hasattr(value, "dtype") or scipy.sparse.issparse(value):
@@ -295,32 +300,9 @@ def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
     return ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
-def known_values(value: Any) -> np.ndarray | None:
-    """The numbers of an array or tensor, or None while a program is traced, built or compiled.
-
-    On an accelerator this waits for the tensor and copies it.
-    """
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, keras.KerasTensor) or _is_compiling():
-        return None
-    try:
-        return np.asarray(ops.convert_to_numpy(value))
-    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # a tensor without numbers
-        return None
-
-
-def _is_compiling() -> bool:
-    if keras.backend.backend() != "torch":
-        return False
-    import torch
-
-    return bool(torch.compiler.is_compiling())
-
-
 def _check_zeros_and_ones(name: str, value: Any) -> None:
     """Refuses a floating-point mask with numbers other than 0 and 1, such as a bias of -1e9."""
-    known = known_values(value)
+    known = known_value(value)
     if known is None:
         return
     wrong = np.argwhere((known != 0) & (known != 1))

@@ -14,7 +14,13 @@ Operator = Callable[[Tensor], Tensor]
 
 
 class Coefficient(NamedTuple):
-    """The weight that a layer makes for one of its filter's coefficients."""
+    """The weight that a layer makes for one of its filter's coefficients.
+
+    Example:
+
+    >>> Coefficient(np.zeros(4)).trainable
+    True
+    """
 
     start: np.ndarray  # (..., N), one number for each head
     trainable: bool = True
@@ -44,6 +50,13 @@ class Filter:
     Raises:
         ValueError: For values outside these ranges, and for a `start` together with
             `initial_coefficients`.
+
+    Example:
+
+    >>> from keras_graphattn.filters import Chebyshev
+    >>> filter = Chebyshev(2)
+    >>> filter.num_applications, list(filter.coefficients(num_heads=8))
+    (2, ['filter_coefficients'])
     """
 
     starts: ClassVar[Sequence[str]] = tuple(STARTS)
@@ -162,6 +175,18 @@ class NamedFilter(Filter):
         initial_coefficients: A dictionary from names to start values, each a number or a list with
             one number for each head. Names that it leaves out start at the value for `start`.
         start: As for `Filter`.
+
+    Example:
+
+    >>> @keras.saving.register_keras_serializable(package="mine")
+    ... class Scaled(NamedFilter):  # H = s A
+    ...     starts = ("plain",)
+    ...     def named_start(self):
+    ...         return {"scale": 1.0}
+    ...     def __call__(self, apply, values, coefficients):
+    ...         return coefficients["scale_coefficient"] * apply(values)
+    >>> list(Scaled(1).coefficients(num_heads=8))
+    ['scale_coefficient']
     """
 
     def named_start(self) -> dict[str, float]:

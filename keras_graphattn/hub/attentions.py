@@ -1,8 +1,8 @@
 """The attentions that `convert` knows by name, and what they can take the place of.
 
-A later attention, or a backbone with an attention class of its own, is one call of
+The adapters of `keras_graphattn.hub.adapters` hold them. A later attention is one call of
 `register_attention`: the name that `convert` takes, the class that is replaced, the class that
-replaces it.
+takes its place.
 """
 
 import difflib
@@ -11,23 +11,16 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.hub.cached import (
-    CachedAttentiveGraphFilter,
-    CachedGraphFilterAttention,
-    CachedPLaplacianAttention,
+from keras_graphattn.hub.adapters import (
+    ADAPTERS,
+    StockAdapter,
+    adapter_of,
+    adapters_named,
+    register_adapter,
+    served_names,
 )
-from keras_graphattn.hub.cached_kernel import CachedMaskedKernelAttention
 from keras_graphattn.hub.internals import subclasses_of
-from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
-from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
-from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
-from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
-from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
-
-STOCK = "MultiHeadAttention"
-CACHED = ("CachedMultiHeadAttention", "WhisperCachedMultiHeadAttention")
-
-_ATTENTIONS: dict[tuple[str, str], type] = {}
+from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
 
 # Names in papers and in other libraries, written as `_simple` writes them.
 ALIASES = {
@@ -62,42 +55,49 @@ def register_attention(attention: str, replaced: str, replacement: type) -> None
 
     Args:
         attention: The name that `convert` takes.
-        replaced: Name of the class of layers that are replaced, such as `"MultiHeadAttention"`:
-            a subclass of `keras.layers.MultiHeadAttention`, since its projections are kept.
-        replacement: The layer class: a subclass of this package's `MultiHeadLayer` that is called
-            like the class it replaces.
+        replaced: Name of the class of layers that are replaced: one that an adapter serves, such
+            as `"MultiHeadAttention"` or `"LlamaAttention"`, or any subclass of
+            `keras.layers.MultiHeadAttention`.
+        replacement: The class that takes its place. For `keras.layers.MultiHeadAttention` and its
+            subclasses, whose projections are kept: a subclass of this package's `MultiHeadLayer`
+            that is called like the class it replaces. For other layers, which change their class:
+            a subclass of `keras_graphattn.hub.adapters.ConvertedAttention`.
 
     Raises:
-        ValueError: For names that are none, for a replaced class without the projections of
-            `keras.layers.MultiHeadAttention`, and for another replacement.
+        ValueError: For invalid names, for a class that no adapter serves, and for a replacement
+            that does not fit.
 
     Example:
 
+    >>> from keras_graphattn.hub.adapters import ConvertedGraphFilter
     >>> from keras_graphattn.layers import GraphFilterAttention
     >>> register_attention("graph_filter", "MultiHeadAttention", GraphFilterAttention)
+    >>> register_attention("graph_filter", "LlamaAttention", ConvertedGraphFilter)
     """
     for name, given in (("attention", attention), ("replaced", replaced)):
         if not isinstance(given, str):
             raise ValueError(f"`{name}` must be a name. Received: {name}={given!r}")
-    if not isinstance(replacement, type) or not issubclass(replacement, MultiHeadLayer):
-        raise ValueError(
-            "`replacement` must be a class of layers like those of keras_graphattn.layers. "
-            f"Received: replacement={replacement!r}"
-        )
+    adapter = next(iter(adapters_named(replaced)), None)
+    if adapter is not None:
+        adapter.check_replacement(replacement)
+        adapter.attentions[attention] = replacement
+        return
     known = [cls for cls in subclasses_of(keras.Layer) if cls.__name__ == replaced]
     if known and not any(issubclass(cls, keras.layers.MultiHeadAttention) for cls in known):
         raise ValueError(
-            "`replaced` must be the name of a subclass of keras.layers.MultiHeadAttention: its "
-            f"projections are kept as they are. Received: replaced={replaced!r}, which is "
-            f"{known[0].__module__}.{replaced}. Use layers of keras_graphattn.layers where such a "
-            "model is built."
+            "`replaced` must be the name of a class that an adapter serves "
+            f"({', '.join(served_names())}), or of a subclass of keras.layers.MultiHeadAttention. "
+            f"Received: replaced={replaced!r}, which is {known[0].__module__}.{replaced}. Write an "
+            "adapter for it, and call keras_graphattn.hub.register_adapter first."
         )
-    _ATTENTIONS[attention, replaced] = replacement
+    adapter = StockAdapter((replaced,), {attention: replacement})
+    adapter.check_replacement(replacement)
+    register_adapter(adapter)
 
 
 def attention_names() -> list[str]:
     """The names that `convert` takes."""
-    return sorted({attention for attention, _ in _ATTENTIONS})
+    return sorted({name for adapter in ADAPTERS for name in adapter.attentions})
 
 
 def attention_name(attention: Any) -> str:
@@ -119,15 +119,20 @@ def attention_name(attention: Any) -> str:
     raise ValueError((message + HINTS.get(simple, hint)).strip())
 
 
-def replaced_names() -> list[str]:
-    """The names of the classes of layers that some attention can take the place of."""
-    return sorted({name for _, name in _ATTENTIONS})
-
-
 def is_reached(layer: Any) -> bool:
     """Whether some attention can take the place of this layer."""
+    return not is_ours(layer) and adapter_of(layer) is not None
+
+
+def is_ours(layer: Any) -> bool:
+    """Whether this is attention of this package, made by `convert` or not."""
+    return isinstance(layer, CoefficientRate)
+
+
+def is_attention(layer: Any) -> bool:
+    """Whether this is an attention layer itself, in which no other is looked for."""
     is_stock = isinstance(layer, keras.layers.MultiHeadAttention)
-    return is_stock and type(layer).__name__ in replaced_names()
+    return is_stock or is_ours(layer) or is_reached(layer)
 
 
 def attentions_made_by(cls: type) -> tuple[list[str], list[str]]:
@@ -150,35 +155,9 @@ def attentions_made_by(cls: type) -> tuple[list[str], list[str]]:
         waiting.extend(base for base in current.__bases__ if issubclass(base, keras.Layer))
         for function in filter(inspect.isfunction, vars(current).values()):
             function = inspect.unwrap(function)
-            stock.update(set(function.__code__.co_names) & set(replaced_names()))
+            stock.update(set(function.__code__.co_names) & set(served_names()))
             named = (function.__globals__.get(name) for name in function.__code__.co_names)
             made = [x for x in named if isinstance(x, type) and issubclass(x, keras.Layer)]
             waiting.extend(made)
             others.update(x.__name__ for x in made if "Attention" in x.__name__)
     return sorted(stock), sorted(others - stock)
-
-
-def replacement_for(attention: str, layer: Any) -> type:
-    """The class that takes the place of `layer`.
-
-    Raises:
-        ValueError: If there is no attention of this name, or none for this class of layer.
-    """
-    found = _ATTENTIONS.get((attention_name(attention), type(layer).__name__))
-    if found is None:
-        raise ValueError(
-            f"attention={attention!r} cannot take the place of {type(layer).__name__}. Register "
-            "a layer class that can with keras_graphattn.hub.register_attention."
-        )
-    return found
-
-
-register_attention("graph_filter", STOCK, GraphFilterAttention)
-register_attention("p_laplacian", STOCK, PLaplacianAttention)
-register_attention("attentive_graph_filter", STOCK, AttentiveGraphFilter)
-register_attention("masked_kernel", STOCK, MaskedKernelAttention)
-for _name in CACHED:
-    register_attention("graph_filter", _name, CachedGraphFilterAttention)
-    register_attention("p_laplacian", _name, CachedPLaplacianAttention)
-    register_attention("attentive_graph_filter", _name, CachedAttentiveGraphFilter)
-    register_attention("masked_kernel", _name, CachedMaskedKernelAttention)

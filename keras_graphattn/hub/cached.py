@@ -8,6 +8,7 @@ slots that they do not use (`widened`).
 """
 
 import functools
+import inspect
 from typing import Any
 
 import keras
@@ -46,19 +47,24 @@ def last_row(mask: Tensor) -> Tensor:
     return mask[..., -1, :][..., None, :]
 
 
-class CachedCall:
-    """The call of `CachedMultiHeadAttention`, for a self-attention layer of this package.
-
-    Subclasses say in `_attend_cached` what the new tokens make of the cache.
-    """
+class CacheSlots:
+    """What decoding layers tell of their cache to the others, whose caches are stacked with it."""
 
     cache_slots: int = 2  # of all layers of the model: the widest counts
-    _project_out: Any
 
     @property
     def needed_slots(self) -> int:
         """Slots that this layer itself needs: keys, values and what the filter keeps."""
         return 2
+
+
+class CachedCall(CacheSlots):
+    """The call of `CachedMultiHeadAttention`, for a self-attention layer of this package.
+
+    Subclasses say in `_attend_cached` what the new tokens make of the cache.
+    """
+
+    _project_out: Any
 
     def call(
         self,
@@ -89,7 +95,7 @@ class CachedCall:
                 f"return_attention_scores={return_attention_scores}"
             )
         cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
-        mask = _step_mask(attention_mask, query, cache, cache_update_index)
+        mask = step_mask(attention_mask, query, cache, cache_update_index)
         outputs, cache = self._attend_cached(query, value, key, cache, mask, cache_update_index)
         return self._project_out(outputs, query), cache
 
@@ -126,7 +132,7 @@ class CachedCall:
         raise NotImplementedError
 
 
-def _step_mask(mask: Tensor | None, query: Tensor, cache: Tensor, index: Any) -> Tensor:
+def step_mask(mask: Tensor | None, query: Tensor, cache: Tensor, index: Any) -> Tensor:
     """The mask of the new tokens against the whole cache, (B or 1, 1, t, S)."""
     if mask is None:
         rows = index + ops.arange(ops.shape(query)[1])
@@ -256,27 +262,25 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
 
 @functools.cache
 def widened(plain: type) -> type:
-    """A cached attention class that passes on the cache slots which it does not use."""
+    """A class of attention with a cache, which passes on the cache slots that it does not use."""
     plain_call: Any = plain.call  # type: ignore[attr-defined]
+    signature = inspect.signature(plain_call)
 
     @functools.wraps(plain_call)
-    def call(
-        self: Any,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        cache: Tensor | None = None,
-        cache_update_index: Any = None,
-        **arguments: Any,
-    ) -> Any:
-        used = None if cache is None else cache[:, :2]
-        results = plain_call(
-            self, query, value, key, attention_mask, used, cache_update_index, **arguments
-        )
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs)
+        cache = given.arguments.get("cache")
         if cache is None:
-            return results
+            return plain_call(self, *args, **kwargs)
+        given.arguments["cache"] = cache[:, :2]
+        results = plain_call(*given.args, **given.kwargs)
         rest = open_slots(cache, self.cache_slots)[:, 2:]
         return (*results[:-1], ops.concatenate([results[-1], rest], axis=1))
 
-    return type(plain.__name__, (plain,), {"call": call, "cache_slots": 2, "plain_class": plain})
+    namespace = {
+        "call": call,
+        "cache_slots": 2,
+        "plain_class": plain,
+        "__module__": plain.__module__,
+    }
+    return type(plain.__name__, (plain,), namespace)

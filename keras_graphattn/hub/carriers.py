@@ -13,6 +13,8 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.hub.adapters import holder_config
+from keras_graphattn.hub.attentions import is_attention
 from keras_graphattn.hub.compiling import compile_methods
 from keras_graphattn.hub.internals import change_class
 from keras_graphattn.hub.sites import attention_sites, is_task, walk
@@ -108,7 +110,7 @@ def class_now(layer: Any) -> type:
     Keras' own containers save the layers in them as objects and stay as they are.
     """
     plain = plain_class(type(layer))
-    if _is_container_of_keras(plain) or isinstance(layer, keras.layers.MultiHeadAttention):
+    if _is_container_of_keras(plain) or is_attention(layer):
         return type(layer)
     if not conversions_of(layer).entries:
         return plain
@@ -141,6 +143,8 @@ def apply_conversions(owner: Any) -> None:
     sites = [] if waiting is None else attention_sites(owner)
     if waiting is None or len(sites) < waiting.num_sites:
         return
+    if not all(site.is_ready for site in sites):
+        return
     for entry in waiting.entries:
         plain = [sites[index] for index in entry.sites if not sites[index].is_converted]
         convert_sites(plain, [entry.request] * len(plain))
@@ -157,7 +161,7 @@ def _subclass(plain: Any, name: str) -> type:
     @functools.wraps(plain.get_config)
     def get_config(self: Any) -> dict[str, Any]:
         carried = {"of": _identity(plain), **conversions_of(self).get_config()}
-        return {**plain.get_config(self), KEY: carried}
+        return {**holder_config(plain, self), KEY: carried}
 
     def from_config(cls: Any, config: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         config = dict(config)

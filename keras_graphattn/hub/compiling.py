@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.hub.attentions import is_ours
 from keras_graphattn.hub.sites import walk
-from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
 from keras_graphattn.optimizers import with_coefficient_rates, without_coefficient_rates
 
 
@@ -38,7 +38,7 @@ def settle_optimizer(model: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return
-    if any(isinstance(layer, MultiHeadLayer) for layer in walk(model)):
+    if any(is_ours(layer) for layer in walk(model)):
         with_coefficient_rates(optimizer)
     else:
         without_coefficient_rates(optimizer)

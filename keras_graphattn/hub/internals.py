@@ -4,7 +4,8 @@ Keras has no public way to replace a sublayer of a built layer (keras#18601). Ea
 what it relies on; tests/hub/test_internals.py tells which of them a new release has broken.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -46,6 +47,11 @@ def replace_sublayer(parent: Any, attribute: str, new: Any) -> None:
         )
 
 
+def scale_and_window(attention: Any) -> tuple[float, int | None]:
+    """The factor of the scores, and the sliding window, of Keras' multi-head attention."""
+    return float(attention._inverse_sqrt_key_dim), attention._sliding_window
+
+
 def scope_of(layer: Any) -> AbstractContextManager[Any]:
     """The name scope in which `layer` was built, so that a layer built now gets paths like it."""
     parent_path = layer.path.rpartition("/")[0] if layer.path else ""
@@ -59,6 +65,55 @@ def scope_of(layer: Any) -> AbstractContextManager[Any]:
 def change_class(layer: Any, new_class: type) -> None:
     """Changes the class of an instance in place; everything that points at it stays valid."""
     object.__setattr__(layer, "__class__", new_class)
+
+
+@contextmanager
+def growing(layer: Any, trains: bool) -> Iterator[None]:
+    """Lets a built layer get further weights within this context.
+
+    Args:
+        layer: The layer.
+        trains: Whether the weights are trainable even though the layer is frozen.
+    """
+    was_locked, was_trainable = layer._tracker.locked, layer._trainable
+    layer._tracker.unlock()
+    layer._trainable = was_trainable or trains
+    try:
+        yield
+    finally:
+        layer._trainable = was_trainable
+        if was_locked:
+            layer._tracker.lock()
+
+
+def remove_attribute(layer: Any, name: str) -> None:
+    """Takes an attribute of a layer away, and what Keras and the backend know of a weight in it."""
+    held = getattr(layer, name)
+    if isinstance(held, keras.Variable):
+        layer._untrack_variable(held)
+    super(keras.Layer, layer).__delattr__(name)  # Keras' own collects garbage for each weight
+
+
+_OF_THE_OBJECT = ("_inbound_nodes", "_outbound_nodes")  # its places in graphs of layers
+_BOUND = ("build", "quantize")  # Keras wraps them in each instance, bound to that instance
+
+
+def exchange(first: Any, second: Any) -> None:
+    """Two built layers change bodies: class, weights, sublayers, settings.
+
+    So the class of `first` changes in place, and everything that points at it stays valid. A
+    second exchange takes the first one back.
+    """
+    bodies = vars(first), vars(second)
+    classes = type(first), type(second)
+    kept = [{name: body[name] for name in _OF_THE_OBJECT if name in body} for body in bodies]
+    for layer, body, new_class, own in zip(
+        (first, second), reversed(bodies), reversed(classes), kept, strict=True
+    ):
+        object.__setattr__(layer, "__dict__", {**body, **own})
+        change_class(layer, new_class)
+        for name in _BOUND:
+            vars(layer)[name] = getattr(new_class, name).__get__(layer)
 
 
 def forget_compiled(model: Any) -> None:

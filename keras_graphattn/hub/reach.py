@@ -5,7 +5,8 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.hub.attentions import attentions_made_by, replaced_names
+from keras_graphattn.hub.adapters import ADAPTERS, served_names
+from keras_graphattn.hub.attentions import attentions_made_by
 from keras_graphattn.hub.carriers import (
     PACKAGE,
     PREFIX,
@@ -20,33 +21,30 @@ from keras_graphattn.hub.carriers import (
 from keras_graphattn.hub.internals import subclasses_of
 from keras_graphattn.hub.sites import is_backbone_class, is_task_class
 
-BACKBONES = (
-    *("BertBackbone", "RobertaBackbone", "XLMRobertaBackbone", "DistilBertBackbone"),
-    *("ElectraBackbone", "AlbertBackbone", "BartBackbone", "ViTBackbone", "DeiTBackbone"),
-    *("CLIPBackbone", "SigLIPBackbone", "DINOV2Backbone", "GPT2Backbone", "OPTBackbone"),
-    "WhisperBackbone",
-)
-LAYERS = ("TransformerEncoder", "TransformerDecoder")
-INNER_LAYERS = (  # of the backbones above; KerasHub has no public names for most of them
-    *("WhisperEncoder", "WhisperDecoder", "ViTEncoder", "ViTEncoderBlock"),
-    *("DeiTEncoder", "DeiTEncoderBlock", "CLIPVisionEncoder", "CLIPTextEncoder"),
-    *("CLIPEncoderLayer", "SigLIPVisionEncoder", "SigLIPTextEncoder", "SigLIPEncoderLayer"),
-    *("DINOV2Encoder", "DINOV2Layer", "DINOV2Attention"),
-)
-
 _REACHED: set[type] = set()
+
+
+def _names(kind: str) -> list[str]:
+    """The names that the adapters give of `"backbones"`, `"layers"` or `"inner_layers"`."""
+    return [name for adapter in ADAPTERS for name in getattr(adapter, kind)]
+
+
+def backbone_names() -> list[str]:
+    """The names of KerasHub's backbones that `convert` reaches."""
+    return _names("backbones")
 
 
 def reach(plain: Any) -> type:
     """Makes a class of backbones or layers convertible.
 
-    `convert` takes the stock and cached multi-head attention in attributes of such a layer for
-    self-attention. What is in an instance shows when `convert` sees it: an instance that holds
-    no such attention is refused then.
+    `convert` takes the attention in attributes of such a layer for self-attention, where an
+    adapter serves its class. What is in an instance shows when `convert` sees it: an instance
+    that holds no such attention is refused then.
 
     Args:
         plain: A subclass of `keras_hub.models.Backbone`, or of `keras.layers.Layer`, whose
-            self-attention is stock or cached multi-head attention kept in attributes.
+            self-attention is stock or cached multi-head attention, or of another class that an
+            adapter serves, kept in attributes.
 
     Returns:
         The subclass that a converted instance is of. What is saved can be loaded wherever this
@@ -81,13 +79,14 @@ def reach(plain: Any) -> type:
 
 def _reach(plain: type) -> type:
     _REACHED.add(plain)
-    is_named = is_backbone_class(plain) and plain.__name__ not in INNER_LAYERS
+    is_named = is_backbone_class(plain) and plain.__name__ not in _names("inner_layers")
     return named_carrier(plain) if is_named else carrier(plain)
 
 
 def _check_class(plain: type) -> None:
     """Refuses classes that cannot hold attention that `convert` replaces."""
-    if plain.__module__.startswith("keras.") or issubclass(plain, keras.layers.MultiHeadAttention):
+    is_stock = issubclass(plain, keras.layers.MultiHeadAttention)
+    if plain.__module__.startswith("keras.") or is_stock or plain.__name__ in served_names():
         raise ValueError(
             "`plain` must be a class whose instances hold multi-head attention in attributes. "
             f"Received: plain={plain!r}, a layer of Keras, or attention itself."
@@ -100,8 +99,8 @@ def _check_class(plain: type) -> None:
     stock, others = attentions_made_by(plain)
     if others and not stock:
         raise ValueError(
-            f"{plain.__name__} makes no stock or cached multi-head attention: its attention is "
-            f"of class {', '.join(others)}, and convert replaces {', '.join(replaced_names())}. "
+            f"{plain.__name__} makes no attention that convert replaces: its attention is "
+            f"of class {', '.join(others)}. It replaces {', '.join(served_names())}. "
             f"Received: plain={plain!r}"
         )
 
@@ -133,13 +132,14 @@ def _reach_preprocessing(plain: Any) -> None:
 def reach_keras_hub() -> None:
     """Registers the subclasses for KerasHub; runs when KerasHub is imported."""
     keras_hub = sys.modules["keras_hub"]
-    for name in BACKBONES:
+    for name in backbone_names():
         if hasattr(keras_hub.models, name):
             _reach(getattr(keras_hub.models, name))
-    for name in LAYERS:
+    for name in _names("layers"):
         _reach(getattr(keras_hub.layers, name))
+    inner = _names("inner_layers")
     for known in subclasses_of(keras.Layer):
-        if known.__name__ in INNER_LAYERS and known.__module__.startswith("keras_hub."):
+        if known.__name__ in inner and known.__module__.startswith("keras_hub."):
             _reach(known)
     registered: set[Any] = set(keras.saving.get_custom_objects().values())
     for known in registered:
@@ -159,4 +159,4 @@ def reach_keras_cv() -> None:
 def reached_names() -> list[str]:
     """The public names of the classes that are reached."""
     names = {cls.__name__ for cls in _REACHED}
-    return [name for name in (*BACKBONES, *LAYERS) if name in names]
+    return [name for name in (*backbone_names(), *_names("layers")) if name in names]

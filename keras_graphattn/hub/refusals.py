@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import keras
-
-from keras_graphattn.hub.attentions import attentions_made_by, replaced_names
+from keras_graphattn.hub.adapters import adapter_of, served_names
+from keras_graphattn.hub.attentions import attentions_made_by, is_attention, is_ours
 from keras_graphattn.hub.reach import reached_names
 from keras_graphattn.hub.sites import is_backbone, walk
-from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
 
 INSTEAD = (
     "In a model of one's own, use a layer of keras_graphattn.layers where the model is built: "
@@ -27,12 +25,12 @@ def refusal(layer: Any) -> str:
             "backbone with stock or cached multi-head attention call "
             "keras_graphattn.hub.reach(<its class>)."
         )
-    if isinstance(layer, MultiHeadLayer):
+    if is_ours(layer):
         return (
             f"{name} '{layer.name}' is a layer of the model itself and graph attention already: "
             "there is nothing to convert in it or to revert."
         )
-    if isinstance(layer, keras.layers.MultiHeadAttention):
+    if is_attention(layer):
         return (
             f"{name} '{layer.name}' is a layer of the model itself. convert replaces attention "
             f"inside of KerasHub's and KerasCV's backbones and layers: {reached}. {INSTEAD}"
@@ -54,18 +52,17 @@ def nothing_to_convert(model: Any) -> str:
         )
     return (
         f"{name} has no self-attention that convert reaches: it replaces "
-        f"{', '.join(replaced_names())} in KerasHub's and KerasCV's backbones and layers "
+        f"{', '.join(served_names())} in KerasHub's and KerasCV's backbones and layers "
         f"({', '.join(reached_names())}). {INSTEAD}"
     )
 
 
 def check_registered(model: Any) -> None:
-    """Refuses layers that were registered as replaced by name, but lack the projections."""
+    """Refuses layers that have the name of a class that is replaced, but are of another."""
     for layer in walk(model):
-        is_stock = isinstance(layer, keras.layers.MultiHeadAttention)
-        if type(layer).__name__ in replaced_names() and not is_stock:
+        if type(layer).__name__ in served_names() and adapter_of(layer) is None:
             raise ValueError(
                 f"'{layer.path or layer.name}' is of class {type(layer).__name__}, which "
-                "register_attention names as replaced, but it is no subclass of "
-                "keras.layers.MultiHeadAttention: its projections cannot be kept."
+                "convert replaces by name, but it is no such class of Keras or KerasHub: its "
+                "projections cannot be kept."
             )

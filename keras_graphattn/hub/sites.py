@@ -9,11 +9,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import keras
-
-from keras_graphattn.hub.attentions import is_reached
+from keras_graphattn.hub.adapters import AttentionAdapter, adapter_of
+from keras_graphattn.hub.attentions import is_attention, is_ours, is_reached
 from keras_graphattn.hub.internals import layer_attributes, sublayers
-from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
 
 # Layers whose stock attention looks at other tokens than it answers for (learned probes).
 POOLING = ("SigLIPMultiHeadAttentionPooling",)
@@ -41,21 +39,27 @@ class Site(NamedTuple):
         return hasattr(self.layer, "converted_from")
 
     @property
-    def is_causal(self) -> bool:
-        """Whether the parent lets tokens see only themselves and tokens before them."""
-        if any(base.__name__ == "TransformerDecoder" for base in type(self.parent).__mro__):
-            return True
-        return bool(getattr(self.parent, "use_causal_mask", False))
+    def adapter(self) -> AttentionAdapter:
+        """What knows how the layer there is converted, or was."""
+        found = adapter_of(self.layer)
+        if found is None:
+            raise ValueError(f"No adapter serves {type(self.layer).__name__}: '{self.path}'.")
+        return found
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the layer there is converted, or can be now."""
+        return self.is_converted or self.adapter.is_ready(self.layer)
 
 
 def direct_sites(layer: Any) -> list[Site]:
     """The sites that are attributes of this very layer."""
-    if type(layer).__name__ in POOLING or isinstance(layer, keras.layers.MultiHeadAttention):
+    if type(layer).__name__ in POOLING or is_attention(layer):
         return []
     return [
         Site(layer, name)
         for name, child in layer_attributes(layer).items()
-        if "cross" not in name and (is_reached(child) or isinstance(child, MultiHeadLayer))
+        if "cross" not in name and (is_reached(child) or is_ours(child))
     ]
 
 

@@ -12,6 +12,12 @@ class Request(NamedTuple):
     attention: str
     options: dict[str, Any]
 
+    def own_options(self) -> dict[str, Any]:
+        """The options in objects of their own: a mask with weights is not shared by layers."""
+        serialized = keras.saving.serialize_keras_object(dict(self.options))
+        options: dict[str, Any] = keras.saving.deserialize_keras_object(serialized)
+        return options
+
 
 class Conversion(NamedTuple):
     """A request, and the indices of the self-attention layers that it was made for."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_graphattn.hub.attentions import attention_name
+from keras_graphattn.hub.attentions import attention_name, is_attention
 from keras_graphattn.hub.carriers import class_now, forget_conversions, make_carriers
 from keras_graphattn.hub.compiling import settle_optimizer
 from keras_graphattn.hub.holders import holders_of
@@ -75,7 +75,7 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
             preset of a task that is made around a converted backbone later loads as the backbone
             only.
         attention: `"graph_filter"` (or `"gfsa"`), `"p_laplacian"` (`"p-lat"`),
-            `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`.
+            `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`. For Llama: the first two.
         where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
             an index or a list of indices; or a regular expression that is searched for in the
             paths of the attention layers. `inspect` shows indices and paths.
@@ -88,8 +88,9 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
 
     Raises:
         ValueError: If `where` matches no attention layer, or one that is converted already; for
-            models without self-attention that is reached; for options that the new layers refuse,
-            or that are the model's to decide.
+            models without self-attention that is reached; for an attention that cannot take the
+            place of the model's layers; for options that the new layers refuse, or that are the
+            model's to decide.
 
     Example:
 
@@ -212,8 +213,7 @@ def _owners(model: Any) -> list[Owner]:
         if is_reachable(layer) and not is_task(layer):
             owners.append(Owner(layer, attention_sites(layer)))
             return
-        is_attention = isinstance(layer, keras.layers.MultiHeadAttention)
-        if is_backbone(layer) or direct_sites(layer) or is_attention:
+        if is_backbone(layer) or direct_sites(layer) or is_attention(layer):
             raise ValueError(refusal(layer))
         for child in sublayers(layer):
             visit(child)

@@ -120,16 +120,8 @@ class PLaplacianAttention(SelfAttention):
             **kwargs,
         )
         self.p = list(p) if is_list(p) else p
-        self.exponents = _exponents(self.p, num_heads)
-        if not _is_number(epsilon) or not 0 < epsilon < MOST_EPSILON:
-            raise ValueError(
-                f"`epsilon` must be a number greater than 0 and below {MOST_EPSILON:g}. Received: "
-                f"epsilon={epsilon!r}"
-            )
-        if not is_one_of(diagonal, ("smooth", "drop")):
-            raise ValueError(
-                f'`diagonal` must be "smooth" or "drop". Received: diagonal={diagonal!r}'
-            )
+        self.exponents = exponents(self.p, num_heads)
+        check_distances(epsilon, diagonal)
         self.epsilon = float(epsilon)
         self.diagonal = diagonal
 
@@ -152,7 +144,7 @@ class PLaplacianAttention(SelfAttention):
         positions = ops.arange(ops.shape(key)[1])
         # (B, N, T, T)
         weights = self._weights(query, key, (value, value), mask, positions, positions)
-        outputs = _apply(self._dropped(weights, training), value)
+        outputs = apply_weights(self._dropped(weights, training), value)
         outputs = zero_masked_rows(outputs, mask)
         return outputs, ops.cast(weights, self.compute_dtype)
 
@@ -181,7 +173,7 @@ class PLaplacianAttention(SelfAttention):
         rows = index + ops.arange(ops.shape(query)[1])
         # (B, N, t, L): rows of the new tokens only
         weights = self._weights(query, key, (signal[:, 0], values), mask, rows, columns)
-        return _apply(weights, values), signals
+        return apply_weights(weights, values), signals
 
     def _weights(
         self,
@@ -216,25 +208,40 @@ class PLaplacianAttention(SelfAttention):
         }
 
 
-def _apply(weights: Tensor, values: Tensor) -> Tensor:
+def apply_weights(weights: Tensor, values: Tensor) -> Tensor:
     """The weights (B, N, T, S) times the values (B, S, N, D), summed in float32."""
     outputs = ops.einsum("bnts,bsnh->btnh", at_least_float32(weights), at_least_float32(values))
     return ops.cast(outputs, values.dtype)
+
+
+def check_distances(epsilon: Any, diagonal: Any) -> None:
+    """Refuses values of `epsilon` and `diagonal` that the layer cannot use."""
+    if not _is_number(epsilon) or not 0 < epsilon < MOST_EPSILON:
+        raise ValueError(
+            f"`epsilon` must be a number greater than 0 and below {MOST_EPSILON:g}. Received: "
+            f"epsilon={epsilon!r}"
+        )
+    if not is_one_of(diagonal, ("smooth", "drop")):
+        raise ValueError(f'`diagonal` must be "smooth" or "drop". Received: diagonal={diagonal!r}')
 
 
 def _is_number(x: Any) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and is_finite(x)
 
 
-def _exponents(p: Any, num_heads: int) -> list[float]:
-    """One exponent for each head."""
+def exponents(p: Any, num_heads: int) -> list[float]:
+    """One exponent for each head, from `p` as the layer takes it.
+
+    Raises:
+        ValueError: For anything else than a number of at least 1, or a list of one for each head.
+    """
     if p is None:
         first = (num_heads + 1) // 2
         return [1.5] * first + [2.5] * (num_heads - first)
-    exponents = p if isinstance(p, list) else [p] * num_heads
-    if len(exponents) != num_heads or not all(_is_number(x) and x >= 1 for x in exponents):
+    found = p if isinstance(p, list) else [p] * num_heads
+    if len(found) != num_heads or not all(_is_number(x) and x >= 1 for x in found):
         raise ValueError(
             f"`p` must be a number of at least 1, or a list with such a number for each of the "
             f"{num_heads} heads. Received: p={p!r}"
         )
-    return [float(x) for x in exponents]
+    return [float(x) for x in found]

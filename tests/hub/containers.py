@@ -134,6 +134,10 @@ def masked_task():
     return keras_hub.models.GPT2CausalLM(random_backbone("gpt2"))
 
 
+def llama_task():
+    return keras_hub.models.LlamaCausalLM(random_backbone("llama"))
+
+
 def functional(layer, *shape):
     x = keras.Input(shape or (5, 8))
     return keras.Model(x, keras.layers.Dense(2)(layer(x)))
@@ -169,6 +173,8 @@ CONTAINERS = {
     "nested_functional": (nested_functional, SERIES),
     "task": (task, INPUTS),
     "causal_task": (masked_task, without_segments()),
+    "llama": (lambda: random_backbone("llama"), without_segments()),
+    "llama_task": (llama_task, without_segments()),
     "sequential": (
         lambda: keras.Sequential([keras.Input((5, 8)), encoder(), Tower(1)]),
         SERIES,
@@ -183,6 +189,8 @@ CONTAINERS = {
     "tower": (lambda: called(BuiltTower(), SERIES), SERIES),
 }
 
+ATTENTIONS = dict.fromkeys(CONTAINERS, tuple(OPTIONS))
+ATTENTIONS["llama"] = ATTENTIONS["llama_task"] = ("graph_filter", "p_laplacian")
 LATER = {"composed": composed, "cut": cut}  # made of the tensors of a backbone that is converted
 LAYERS = ("encoder", "tower")  # the others are models
 

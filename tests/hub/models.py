@@ -62,6 +62,12 @@ def whisper():
     )
 
 
+def llama(kind=models.LlamaBackbone, **options):
+    widths = {name: WIDTHS[name] for name in ("num_layers", "intermediate_dim")}
+    heads = {"num_query_heads": 4, "num_key_value_heads": 2, "hidden_dim": 16}
+    return kind(vocabulary_size=VOCABULARY, **widths, **{**heads, **options})
+
+
 BACKBONES = {
     "bert": functools.partial(text, models.BertBackbone),
     "roberta": functools.partial(text, models.RobertaBackbone),
@@ -82,6 +88,15 @@ BACKBONES = {
     "gpt2": functools.partial(text, models.GPT2Backbone),
     "opt": functools.partial(text, models.OPTBackbone),
     "whisper": whisper,
+    "llama": llama,
+    "llama3": functools.partial(
+        llama,
+        models.Llama3Backbone,
+        rope_frequency_adjustment_factor=8.0,
+        rope_low_freq_factor=1.0,
+        rope_high_freq_factor=4.0,
+        rope_pretraining_sequence_length=16,
+    ),
 }
 SITES = {"bart": 4, "clip": 4, "siglip": 4, "whisper": 4}  # two towers of two; two for the others
 MASKED = [name for name in BACKBONES if name not in ("vit", "deit", "clip", "siglip", "dinov2")]

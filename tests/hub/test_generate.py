@@ -15,16 +15,25 @@ CASES = {
     "graph_filter": ("graph_filter", "all", {"order": 4}),
     "even": ("graph_filter", "even", {"order": 4}),
     "chebyshev": ("graph_filter", "all", {"order": 3, "filter": "chebyshev"}),
+    "page_rank": ("graph_filter", "all", {"order": 4, "filter": "page_rank"}),
     "p_laplacian": ("p_laplacian", "all", {}),
     "attentive_graph_filter": ("attentive_graph_filter", "all", {"order": 3}),
     "masked_kernel": ("masked_kernel", "all", {"filter": "first_order"}),
 }
 
 
+KINDS = {
+    "gpt2": keras_hub.models.GPT2CausalLM,
+    "opt": keras_hub.models.OPTCausalLM,
+    "llama": keras_hub.models.LlamaCausalLM,
+    "llama3": keras_hub.models.Llama3CausalLM,
+}
+LLAMA = ("graph_filter", "even", "chebyshev", "page_rank", "p_laplacian")
+
+
 def causal_lm(name, case, randomise=True):
     attention, where, options = CASES[case]
-    kind = {"gpt2": keras_hub.models.GPT2CausalLM, "opt": keras_hub.models.OPTCausalLM}[name]
-    model = kind(random_backbone(name))
+    model = KINDS[name](random_backbone(name))
     keras_graphattn.convert(model, attention, where, **options)
     generator = np.random.default_rng(3)
     for variable in model.backbone.weights:
@@ -63,30 +72,46 @@ def decoded(model, inputs):
     return np.concatenate(found, axis=1)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_cached_decoding_equals_the_uncached_forward(case):
-    model, inputs = causal_lm("gpt2", case), prompt(6, (6, 6))
+@pytest.mark.parametrize(
+    ("name", "case"), [*(("gpt2", case) for case in CASES), *(("llama", case) for case in LLAMA)]
+)
+def test_cached_decoding_equals_the_uncached_forward(name, case):
+    model, inputs = causal_lm(name, case), prompt(6, (6, 6))
     (expected,) = outputs(model, inputs)
     np.testing.assert_allclose(
         decoded(model, inputs), expected, rtol=0, atol=1e-5 * np.abs(expected).max()
     )
 
 
-def test_layers_left_as_they_were_pass_on_the_third_slot():
-    model, ids = causal_lm("gpt2", "even"), ops.convert_to_tensor(prompt()["token_ids"])
+# A V is per query head: in Llama, with 4 query heads for 2 heads of keys, it takes two slots.
+@pytest.mark.parametrize(("name", "slots"), [("gpt2", 3), ("llama", 4)])
+def test_layers_left_as_they_were_pass_on_the_further_slots(name, slots):
+    backbone, ids = random_backbone(name), ops.convert_to_tensor(prompt()["token_ids"])
+    plain = [type(layer._self_attention_layer) for layer in backbone.transformer_layers]
+    model = keras_graphattn.convert(KINDS[name](backbone), "graph_filter", "even", order=4)
     _, cache = model._build_cache(ids)
-    assert tuple(cache.shape) == (2, 2, 3, LENGTH, 2, 4)
+    assert tuple(cache.shape) == (2, 2, slots, LENGTH, 2, 4)
     keras_graphattn.revert(model)
     _, cache = model._build_cache(ids)
     assert tuple(cache.shape) == (2, 2, 2, LENGTH, 2, 4)
-    assert type(model.backbone.transformer_layers[1]._self_attention_layer) is (
-        keras_hub.layers.CachedMultiHeadAttention
-    )
+    now = [type(layer._self_attention_layer) for layer in backbone.transformer_layers]
+    assert now == plain
 
 
-@pytest.mark.parametrize(
-    ("name", "case"), [("gpt2", "graph_filter"), ("gpt2", "even"), ("opt", "graph_filter")]
-)
+def test_p_laplacian_attention_leaves_the_cache_of_llama_as_it_is():
+    model, ids = causal_lm("llama", "p_laplacian"), ops.convert_to_tensor(prompt()["token_ids"])
+    _, cache = model._build_cache(ids)
+    assert tuple(cache.shape) == (2, 2, 2, LENGTH, 2, 4)
+
+
+GREEDY = [
+    *(("gpt2", "graph_filter"), ("gpt2", "even"), ("opt", "graph_filter")),
+    *(("llama", "graph_filter"), ("llama", "even"), ("llama", "p_laplacian")),
+    pytest.param("llama3", "graph_filter", marks=pytest.mark.slow_on("jax", "tensorflow")),
+]
+
+
+@pytest.mark.parametrize(("name", "case"), GREEDY)
 def test_greedy_generation_gives_the_tokens_of_the_uncached_forward(name, case):
     model, inputs = causal_lm(name, case), prompt()
     model.compile(sampler="greedy", run_eagerly=BACKEND == "tensorflow" and case == "even")
@@ -126,10 +151,12 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_samplers_that_leave_no_choice_are_greedy(sampler):
-    """Each sampler runs on three slots; with a single candidate it finds the greedy tokens."""
-    model, inputs = causal_lm("gpt2", "graph_filter"), prompt(8, (3, 3))
+@pytest.mark.parametrize(
+    ("name", "sampler"), [*(("gpt2", sampler) for sampler in SAMPLERS), ("llama", "beam")]
+)
+def test_samplers_that_leave_no_choice_are_greedy(name, sampler):
+    """Each sampler runs on further slots; with a single candidate it finds the greedy tokens."""
+    model, inputs = causal_lm(name, "graph_filter"), prompt(8, (3, 3))
     model.compile(sampler=SAMPLERS[sampler](), run_eagerly=BACKEND == "tensorflow")
     found = model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=None)
     np.testing.assert_array_equal(found["token_ids"], greedy_without_cache(model, inputs))

@@ -8,8 +8,9 @@ import pytest
 import keras_graphattn
 from keras_graphattn.filters import FirstOrder
 from keras_graphattn.hub import reach, register_attention
+from keras_graphattn.hub.adapters import ConvertedGraphFilter
 from keras_graphattn.hub.attentions import attention_name
-from keras_graphattn.hub.reach import BACKBONES as REACHED
+from keras_graphattn.hub.reach import backbone_names
 from keras_graphattn.hub.sites import walk
 from keras_graphattn.layers import GraphFilterAttention
 from tests.hub.containers import SERIES, answers, encoder
@@ -167,26 +168,33 @@ def test_a_model_of_ones_own_hears_what_to_do_instead(verb, make, message):
 
 
 def test_reach_refuses_what_holds_no_stock_attention():
-    for plain in (models.LlamaBackbone, models.T5Backbone, models.DebertaV3Backbone):
-        with pytest.raises(ValueError, match=f"{plain.__name__} makes no stock.*its attention is"):
+    for plain in (models.MistralBackbone, models.T5Backbone, models.DebertaV3Backbone):
+        with pytest.raises(ValueError, match=f"{plain.__name__} makes no .*its attention is"):
             reach(plain)
     for plain in (keras.layers.Dense, keras.layers.MultiHeadAttention, keras.Model):
         with pytest.raises(ValueError, match="a layer of Keras"):
             reach(plain)
-    with pytest.raises(ValueError, match=r"reach\(LlamaBackbone|tasks are converted with"):
-        reach(models.LlamaCausalLM)
+    with pytest.raises(ValueError, match=r"reach\(MistralBackbone|tasks are converted with"):
+        reach(models.MistralCausalLM)
 
 
 def test_reach_takes_all_that_convert_reaches():
-    for name in REACHED:
+    for name in backbone_names():
         plain = getattr(models, name)
         assert issubclass(reach(plain), plain)
         assert reach(reach(plain)) is reach(plain)
 
 
-def test_register_attention_refuses_classes_without_the_projections():
-    with pytest.raises(ValueError, match=r"LlamaAttention'.*keras_hub.*llama_attention"):
+def test_register_attention_refuses_classes_that_no_adapter_serves():
+    with pytest.raises(ValueError, match=r"T5MultiHeadAttention'.*keras_hub.*register_adapter"):
+        register_attention("graph_filter", "T5MultiHeadAttention", GraphFilterAttention)
+
+
+def test_register_attention_refuses_what_does_not_fit_the_adapter():
+    with pytest.raises(ValueError, match=r"LlamaAttention must be a subclass of.*in place"):
         register_attention("graph_filter", "LlamaAttention", GraphFilterAttention)
+    with pytest.raises(ValueError, match=r"like those of keras_graphattn.layers"):
+        register_attention("graph_filter", "MultiHeadAttention", ConvertedGraphFilter)
 
 
 class OtherAttention(keras.layers.MultiHeadAttention):

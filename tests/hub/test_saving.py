@@ -12,6 +12,7 @@ import pytest
 import keras_graphattn
 from keras_graphattn.hub.sites import attention_sites, walk
 from tests.hub.containers import (
+    ATTENTIONS,
     CONTAINERS,
     INPUTS,
     LAYERS,
@@ -44,6 +45,9 @@ FAST = [
     *((name, "saved", "p_laplacian") for name in ("task", "sequential", "time_distributed")),
     *((name, "saved", "p_laplacian") for name in ("layer", "subclassed", "own_functional")),
     ("cut", "saved", "p_laplacian"),
+    *(("llama", way, "graph_filter") for way in ("cloned", "pickled", "deep_copied")),
+    ("llama_task", "saved", "graph_filter"),
+    ("llama_task", "saved", "p_laplacian"),
     ("tower", "pickled", "p_laplacian"),
 ]
 
@@ -51,9 +55,11 @@ FAST = [
 def cases():
     found = []
     for name, way, attention in itertools.product(CONTAINERS, WAYS, OPTIONS):
+        if attention not in ATTENTIONS[name]:
+            continue
         if name in LAYERS and way in ("saved", "cloned", "cloned_by_layer"):
             continue  # for models only
-        if name == "causal_task" and way in ("cloned", "cloned_by_layer"):
+        if name in ("causal_task", "llama_task") and way in ("cloned", "cloned_by_layer"):
             continue  # Keras' clone of a plain one has other weights: its embedding is not tied
         marks = [] if (name, way, attention) in FAST else [pytest.mark.slow]
         found.append(pytest.param(name, way, attention, marks=marks))
@@ -170,7 +176,7 @@ def test_weights_of_the_original_fit_its_conversion_or_are_refused(name, tmp_pat
     expected = answers(keras_graphattn.convert(plain, "p_laplacian", p=2.0), inputs)
     keras_graphattn.revert(plain).save_weights(tmp_path / "plain.weights.h5")
     other = keras_graphattn.convert(CONTAINERS[name][0](), "p_laplacian", p=2.0)
-    if name in ("nested_backbone", "task", "causal_task"):
+    if name in ("nested_backbone", "task", "causal_task", "llama_task"):
         # Keras' paths have the class of the inner backbone in them, which has a name of its own.
         with pytest.raises(ValueError, match=r"could not be loaded"):
             other.load_weights(tmp_path / "plain.weights.h5")

@@ -86,7 +86,11 @@ def test_two_attentions_in_one_model_and_a_second_conversion_refused(tmp_path):
 def test_no_weight_is_made_or_copied():
     backbone = BACKBONES["bert"]()
     before = {v.path: v for v in backbone.weights}
+    layers = [layer._self_attention_layer for layer in backbone.transformer_layers]
+    plain = type(layers[0])
     keras_graphattn.convert(backbone)
+    assert [layer._self_attention_layer for layer in backbone.transformer_layers] == layers
+    assert {type(layer) for layer in layers} == {GraphFilterAttention}
     after = {v.path: v for v in backbone.weights}
     assert all(after[path] is variable for path, variable in before.items())
     added = sorted(after.keys() - before.keys())
@@ -94,6 +98,7 @@ def test_no_weight_is_made_or_copied():
     assert all(path.startswith("transformer_layer_") for path in added)
     keras_graphattn.revert(backbone)
     assert {v.path for v in backbone.weights} == before.keys()
+    assert {type(layer) for layer in layers} == {plain}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +123,7 @@ def test_refuses_backbones_with_their_own_attention_by_name():
     models = keras_hub.models
     widths = {"vocabulary_size": 30, "num_layers": 1, "hidden_dim": 8, "intermediate_dim": 8}
     refused = [
-        models.LlamaBackbone(num_query_heads=2, num_key_value_heads=2, **widths),
+        models.MistralBackbone(num_query_heads=2, num_key_value_heads=2, **widths),
         models.T5Backbone(num_heads=2, **widths),
         models.DebertaV3Backbone(num_heads=2, **widths),
     ]

@@ -238,7 +238,7 @@ def test_theta_learns_through_fit():
     [
         ({"order": 0}, r"`order`.*at least 1.*order=0"),
         ({"filter": "hermite"}, r"`filter` must be one of.*'hermite'"),
-        ({"filter": Jacobi(4), "order": 3}, "`order` belongs to a `filter` given by its name"),
+        ({"filter": Jacobi(4), "order": 3}, "`order` may only be given if `filter` is a name"),
         ({"orthogonality_weight": -1}, "`orthogonality_weight`.*at least 0"),
         ({"orthogonality_weight": float("nan")}, "`orthogonality_weight`.*at least 0"),
         ({"attention_axes": 1}, "does not support `attention_axes`"),

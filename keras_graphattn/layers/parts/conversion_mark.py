@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 
-def mark_of(layer: Any) -> str:
-    """The name of the mark: that of the layer's class, the same with and without a cache."""
-    return type(layer).__name__.removeprefix("Cached")
+class ConversionMark:
+    """A base of layers that `convert` puts into models."""
 
+    def _conversion_mark(self) -> str:
+        """The name of the mark: that of the layer's class, the same with and without a cache."""
+        return type(self).__name__.removeprefix("Cached")
 
-def add_mark(layer: Any, store: Any) -> None:
-    """Adds the mark to the stored variables of a converted layer that has no weights of its own."""
-    if hasattr(layer, "converted_from") and not list(store.keys()):
-        store[mark_of(layer)] = np.ones((1,), "float32")
+    def save_own_variables(self, store: Any) -> None:
+        super().save_own_variables(store)  # type: ignore[misc]
+        if hasattr(self, "converted_from") and not list(store.keys()):
+            store[self._conversion_mark()] = np.ones((1,), "float32")
 
-
-def without_mark(layer: Any, store: Any) -> dict[str, Any]:
-    """The stored variables of a layer, without the mark."""
-    return {name: store[name] for name in store.keys() if name != mark_of(layer)}  # noqa: SIM118
+    def load_own_variables(self, store: Any) -> None:
+        names = [name for name in store.keys() if name != self._conversion_mark()]  # noqa: SIM118
+        super().load_own_variables({name: store[name] for name in names})  # type: ignore[misc]

@@ -14,12 +14,12 @@ from keras_graphattn.checks.arguments import check_dtype_policy, flag, optional
 from keras_graphattn.checks.layer_calls import check_call, names_of_call
 from keras_graphattn.checks.layer_options import check_options
 from keras_graphattn.layers.parts.attention_axes import AttentionAxes
-from keras_graphattn.layers.parts.conversion_mark import add_mark, without_mark
+from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
+from keras_graphattn.layers.parts.conversion_mark import ConversionMark
 from keras_graphattn.layers.parts.first_call import undone_if_refused
 from keras_graphattn.layers.parts.projections import Adopted, adopt, projections_of
 from keras_graphattn.ops.precision.float32 import zero_where_masked
 from keras_graphattn.ops.softmax.masks import all_of
-from keras_graphattn.optimizers import MARK, positive
 
 Tensor = Any
 
@@ -41,16 +41,11 @@ def without_padding(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else zero_where_masked(x, mask[..., None])
 
 
-class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
+class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAttention):  # type: ignore[misc]
     """Base of all layers: the projections and the call contract of multi-head attention.
 
     A subclass computes in `_attend` the outputs of each head, between the input projections and
     the output projection.
-
-    A coefficient is a weight that the layer itself owns, next to its projections, or a weight of
-    its mask. `coefficient_learning_rate_multiplier` sets how fast coefficients learn. Variables
-    carry the multiplier, so it holds in any model. The optimizers of
-    `keras_graphattn.optimizers` read it.
     """
 
     _adopted: Adopted | None = None
@@ -59,7 +54,6 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         self,
         *args: Any,
         flash_attention: bool | None = None,
-        coefficient_learning_rate_multiplier: float = 1.0,
         **kwargs: Any,
     ) -> None:
         if optional(flag)("flash_attention", flash_attention, {}):
@@ -69,10 +63,7 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
             )
         positional = zip(("num_heads", "key_dim", "value_dim", "dropout"), args, strict=False)
         check_options(dict(positional) | kwargs)
-        name = "coefficient_learning_rate_multiplier"
-        multiplier = positive(name, coefficient_learning_rate_multiplier, {})
         super().__init__(*args, **kwargs)
-        self._multiplier: float = multiplier
         # Keras wraps `build` in each instance, too.
         self.build = self._undone_if_refused(self.build)  # type: ignore[method-assign]
         self._flash_attention = False
@@ -95,34 +86,6 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
     def from_config(cls, config: dict[str, Any]) -> Any:
         check_dtype_policy(config.get("dtype"))  # Keras reads it before `__init__` can check it
         return super().from_config(config)
-
-    @property
-    def coefficient_learning_rate_multiplier(self) -> float:
-        """How many times as fast as other weights the coefficients learn; may be set.
-
-        It takes effect under `keras_graphattn.optimizers.with_coefficient_rates`, when the model
-        is compiled.
-        """
-        return self._multiplier
-
-    @coefficient_learning_rate_multiplier.setter
-    def coefficient_learning_rate_multiplier(self, multiplier: float) -> None:
-        self._multiplier = positive("coefficient_learning_rate_multiplier", multiplier, {})
-        self._mark(self.coefficients)
-
-    @property
-    def coefficients(self) -> list[Any]:
-        """The weights that learn at the coefficients' rate; empty before the layer is built."""
-        return [variable for variable in self.weights if hasattr(variable, MARK)]
-
-    def add_weight(self, *args: Any, **kwargs: Any) -> Any:
-        variable = super().add_weight(*args, **kwargs)
-        self._mark([variable])
-        return variable
-
-    def _mark(self, variables: list[Any]) -> None:
-        for variable in variables:
-            setattr(variable, MARK, self._multiplier)
 
     @property
     def score_scale(self) -> float:
@@ -297,14 +260,3 @@ class MultiHeadLayer(keras.layers.MultiHeadAttention):  # type: ignore[misc]
                 f"features, must not be one of them. Received: attention_axes={list(axes)}, "
                 f"query.shape={tuple(query_shape)}"
             )
-
-    def save_own_variables(self, store: Any) -> None:
-        super().save_own_variables(store)
-        add_mark(self, store)
-
-    def load_own_variables(self, store: Any) -> None:
-        super().load_own_variables(without_mark(self, store))
-
-    def get_config(self) -> dict[str, Any]:
-        name = "coefficient_learning_rate_multiplier"
-        return {**super().get_config(), name: self._multiplier}

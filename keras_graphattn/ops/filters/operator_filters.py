@@ -69,10 +69,11 @@ def first_order_filter(
     identity, linear, power = (at_least_float32(c) for c in (identity, linear, power))
     # A V and A A V; K = 1 needs the first only
     once, twice = (apply(values), None) if order == 1 else _twice(apply, values)
-    result = identity * at_least_float32(values)
-    result += (linear + power * float(2 - order)) * at_least_float32(once)
+    # `once` and `twice` lie alike in memory, often unlike `values`: these two come first
+    result = (linear + power * float(2 - order)) * at_least_float32(once)
     if twice is not None:
         result += (power * float(order - 1)) * at_least_float32(twice)
+    result += identity * at_least_float32(values)
     return ops.cast(result, values.dtype)
 
 

@@ -24,7 +24,13 @@ BASES = ("monomial", "chebyshev", "legendre", "jacobi")
 
 
 class Step(NamedTuple):
-    """One step of the recurrence: P_k = (slope * x + offset) P_{k-1} - previous P_{k-2}."""
+    """One step of the recurrence: P_k = (slope * x + offset) P_{k-1} - previous P_{k-2}.
+
+    Example:
+
+    >>> Step(slope=2.0, offset=0.0, previous=1.0)  # of the Chebyshev polynomials T_k, k > 1
+    Step(slope=2.0, offset=0.0, previous=1.0)
+    """
 
     slope: float
     offset: float

@@ -1,0 +1,109 @@
+"""All adapters: one file each, and one entry in the list below."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Sizes
+from keras_graphattn.hub.adapters.cached import CachedAdapter
+from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
+from keras_graphattn.hub.adapters.llama import LlamaAdapter
+from keras_graphattn.hub.adapters.stock import StockAdapter
+from keras_graphattn.hub.converted import ConvertedAttention
+from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
+from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
+
+ADAPTERS: list[AttentionAdapter] = [
+    StockAdapter(),
+    CachedAdapter(),
+    LlamaAdapter(),
+]
+
+
+def register_adapter(adapter: AttentionAdapter) -> None:
+    """Makes a class of attention layers known to `convert`.
+
+    What holds such layers is made known by `keras_graphattn.hub.reach`.
+
+    Args:
+        adapter: An instance of a subclass of `AttentionAdapter`, in most cases of
+            `InPlaceAdapter`. Where two adapters serve a layer, the later one is asked.
+
+    Raises:
+        ValueError: For anything else.
+
+    Example: a layer class `TinyAttention` that attends in its method `mix(query, key, value)`.
+
+    >>> from keras_graphattn.hub.adapters import ConvertedGraphFilter, InPlaceAdapter
+    >>> class TinyHook:
+    ...     def mix(self, query, key, value):
+    ...         return self.attend(query, key, value)
+    >>> class TinyAdapter(InPlaceAdapter):
+    ...     classes = ("TinyAttention",)
+    ...     hook = TinyHook
+    ...     replacements = {"graph_filter": ConvertedGraphFilter}
+    ...     def sizes(self, layer):
+    ...         return Sizes(layer.heads, layer.heads, layer.size, layer.size, layer.scale)
+    ...     def projections(self, layer):
+    ...         return {"query": layer.query, "key": layer.key, "value": layer.value}
+    ...     def is_causal(self, parent, layer):
+    ...         return False
+    >>> register_adapter(TinyAdapter())
+    """
+    if not isinstance(adapter, AttentionAdapter):
+        raise ValueError(
+            "`adapter` must be an instance of a subclass of "
+            f"keras_graphattn.hub.adapters.AttentionAdapter. Received: adapter={adapter!r}"
+        )
+    ADAPTERS.append(adapter)
+
+
+def adapter_of(layer: Any) -> AttentionAdapter | None:
+    """The adapter of an attention layer, converted or not; `None` where there is none."""
+    shell = getattr(layer, "converted_from", None)
+    if shell is not None:
+        found: AttentionAdapter = shell.adapter
+        return found
+    return next((adapter for adapter in reversed(ADAPTERS) if adapter.serves(layer)), None)
+
+
+def adapters_named(name: str) -> Sequence[AttentionAdapter]:
+    """The adapters for classes of this name, the latest first."""
+    return [adapter for adapter in reversed(ADAPTERS) if name in adapter.classes]
+
+
+def served_names() -> list[str]:
+    """The names of the classes of attention layers that some adapter serves."""
+    return sorted({name for adapter in ADAPTERS for name in adapter.classes})
+
+
+def holder_config(plain: Any, layer: Any) -> dict[str, Any]:
+    """The configuration of a layer that holds attention: its own, or what an adapter tells.
+
+    Args:
+        plain: The class of the layer while it is not converted.
+        layer: The layer.
+    """
+    for adapter in reversed(ADAPTERS):
+        if plain.__name__ in adapter.holder_configs:
+            return adapter.holder_configs[plain.__name__](layer)
+    config: dict[str, Any] = plain.get_config(layer)
+    return config
+
+
+__all__ = [
+    "ADAPTERS",
+    "AttentionAdapter",
+    "CachedAdapter",
+    "ConvertedAttention",
+    "ConvertedGraphFilter",
+    "ConvertedPLaplacian",
+    "InPlaceAdapter",
+    "LlamaAdapter",
+    "Sizes",
+    "StockAdapter",
+    "adapter_of",
+    "adapters_named",
+    "holder_config",
+    "register_adapter",
+    "served_names",
+]

@@ -1,0 +1,135 @@
+"""The base of all adapters: what `convert` has to know about one class of attention layers.
+
+An adapter says which classes of layers it serves, where their projections are, how large their
+heads are, whether they are causal, what their cache holds, and which class takes their place for
+each attention. `convert` asks adapters only, and knows no class of KerasHub itself.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+Tensor = Any
+
+
+class Sizes(NamedTuple):
+    """The numbers that an attention layer was made with."""
+
+    num_heads: int
+    num_key_value_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float  # the factor of the scores Q K^T
+    window: int | None = None  # |t - s| < window, where the layer itself applies it
+    dropout: float = 0.0
+
+    @property
+    def groups(self) -> int:
+        """How many query heads share one head of keys and values."""
+        return self.num_heads // self.num_key_value_heads
+
+
+class Shell:
+    """What a converted layer keeps for `revert`. Keras does not track what is in here.
+
+    Args:
+        adapter: The adapter that made the conversion.
+        request: What asked for it.
+        layer: The layer that was replaced; `None` where the layer itself changed its class.
+    """
+
+    def __init__(self, adapter: "AttentionAdapter", request: Any, layer: Any = None) -> None:
+        self.adapter = adapter
+        self.request = request
+        self.layer = layer
+
+
+class AttentionAdapter:
+    """Base of adapters. Most derive from `InPlaceAdapter`, which writes the last four methods.
+
+    Attributes:
+        classes: Names of the classes of attention layers that the adapter serves.
+        backbones: Names in `keras_hub.models` of the backbones that hold such layers.
+        layers: Names in `keras_hub.layers` of the layers that hold such layers.
+        inner_layers: Names of layers inside of those backbones, which have no public names.
+        has_cache: Whether the layers take `cache` and return it as the last of their results.
+        holder_configs: For each holder whose own `get_config` fails, by the name of its class, the
+            function that tells its configuration.
+    """
+
+    classes: Sequence[str] = ()
+    backbones: Sequence[str] = ()
+    layers: Sequence[str] = ()
+    inner_layers: Sequence[str] = ()
+    has_cache: bool = False
+    holder_configs: ClassVar[Mapping[str, Callable[[Any], dict[str, Any]]]] = {}
+    replacements: ClassVar[Mapping[str, type]] = {}  # by the name of the attention
+
+    def __init__(self) -> None:
+        self.attentions: dict[str, type] = dict(self.replacements)
+
+    def serves(self, layer: Any) -> bool:
+        """Whether this adapter is for this layer, which is not converted."""
+        return type(layer).__name__ in self.classes and self.fits(type(layer))
+
+    def fits(self, cls: type) -> bool:
+        """Whether a class of one of the names in `classes` is the class that is meant."""
+        raise NotImplementedError
+
+    def check_replacement(self, replacement: Any) -> None:
+        """Refuses a class that cannot take the place of these layers.
+
+        Raises:
+            ValueError: With the base that the class must have.
+        """
+        raise NotImplementedError
+
+    def sizes(self, layer: Any) -> Sizes:
+        """The numbers of heads and their sizes."""
+        raise NotImplementedError
+
+    def projections(self, layer: Any) -> dict[str, Any]:
+        """The projections of a built layer, by name, `"query"` among them."""
+        raise NotImplementedError
+
+    def is_causal(self, parent: Any, layer: Any) -> bool:
+        """Whether the parent lets tokens see only themselves and tokens before them."""
+        raise NotImplementedError
+
+    def is_ready(self, layer: Any) -> bool:
+        """Whether the layer can be converted now."""
+        return True
+
+    def prepared(self, site: Any, request: Any) -> Any:
+        """What `put` needs. Whatever can be refused is refused here, before anything changes.
+
+        Args:
+            site: Where the layer is.
+            request: The name of the attention and its options.
+
+        Raises:
+            ValueError: For options that cannot be used.
+        """
+        raise NotImplementedError
+
+    def put(self, site: Any, prepared: Any) -> None:
+        """Makes the conversion."""
+        raise NotImplementedError
+
+    def revert(self, site: Any) -> None:
+        """Takes the conversion back; all weights but the added ones stay as they are."""
+        raise NotImplementedError
+
+    def replacement(self, attention: str) -> type:
+        """The class for an attention.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        found = self.attentions.get(attention)
+        if found is None:
+            raise ValueError(
+                f"attention={attention!r} cannot take the place of {' or '.join(self.classes)}. "
+                f"Expected one of {sorted(self.attentions)}. Register a class for it with "
+                "keras_graphattn.hub.register_attention."
+            )
+        return found

@@ -1,0 +1,150 @@
+"""What an attention layer of another package becomes: the base of the classes it changes to.
+
+A converted layer is an instance of a subclass of its own class. `InPlaceAdapter` makes that
+subclass of three: a class of this kind, which attends; the adapter's hook, which says where the
+original attends; and the original.
+"""
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from keras_graphattn.hub.cached import CacheSlots, open_slots, step_mask, write_slot
+from keras_graphattn.hub.grouped_cache import in_all_heads
+from keras_graphattn.hub.internals import remove_attribute
+from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
+from keras_graphattn.layers.parts.conversion_mark import ConversionMark
+
+Tensor = Any
+
+
+class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
+    """Base of the classes that attend in a converted layer.
+
+    A subclass writes `settings_from`, `attend` and `attend_rows`; `add_coefficients` where it has
+    weights; and `num_signals` where it keeps more than the values of past tokens.
+    """
+
+    adapter: ClassVar[Any]
+    plain_class: ClassVar[type]
+    settings: Any
+
+    @classmethod
+    def settings_from(cls, sizes: Any, **options: Any) -> dict[str, Any]:
+        """The settings of a layer, from the options of `convert`. Its keywords are the options.
+
+        Args:
+            sizes: The `Sizes` of the layer.
+            **options: What `convert` was given.
+
+        Raises:
+            ValueError: For options that cannot be used.
+        """
+        raise NotImplementedError
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Outputs (B, T, N, H) of all tokens.
+
+        Args:
+            query: Tensor of shape (B, T, N, H).
+            key: Tensor of shape (B, T, N, H).
+            value: Tensor of shape (B, T, N, H).
+            mask: Optional mask of shape (T, T), (B, T, T) or (B, N, T, T); true is visible.
+        """
+        raise NotImplementedError
+
+    def attend_rows(
+        self, query: Tensor, value: Tensor, cache: Tensor, mask: Tensor, index: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs (B, t, N, H) of new tokens, and the cache with their further signals.
+
+        Args:
+            query: Tensor of shape (B, t, N, H).
+            value: The new tokens' values, (B, t, N, H).
+            cache: The cache (B, slots, S, Nkv, H), the new keys and values in it.
+            mask: Boolean tensor of shape (B or 1, 1, t, S).
+            index: Position of the first new token.
+        """
+        raise NotImplementedError
+
+    def add_coefficients(self) -> None:
+        """Makes the weights of the layer that the original does not have."""
+
+    @property
+    def num_signals(self) -> int:
+        """How many signals of past tokens the layer keeps, their values among them."""
+        return 1
+
+    @property
+    def sizes(self) -> Any:
+        """The `Sizes` of the layer."""
+        return self.adapter.sizes(self)
+
+    @property
+    def num_heads(self) -> int:
+        """Number of query heads: each has coefficients of its own."""
+        return int(self.sizes.num_heads)
+
+    @property
+    def needed_slots(self) -> int:
+        """Keys and values, and Nq / Nkv slots for each further signal: those are per query head."""
+        return 2 + (self.num_signals - 1) * int(self.sizes.groups)
+
+    def start(self, settings: dict[str, Any], multiplier: float) -> None:
+        """Gives the layer its settings and its new weights; its class has changed already."""
+        self._multiplier = multiplier
+        self.settings = SimpleNamespace(**settings)
+        self.add_coefficients()
+
+    def stop(self) -> None:
+        """Takes settings and new weights away again."""
+        added = {id(variable) for variable in self.coefficients}
+        ours = ("settings", "converted_from", "cache_slots", "_multiplier", "_coefficient_names")
+        for name, held in list(vars(self).items()):
+            if name in ours or id(held) in added:
+                remove_attribute(self, name)
+
+    def attend_cached(
+        self, inputs: Tensor, mask: Tensor | None, cache: Tensor, index: Any, training: bool | None
+    ) -> tuple[Tensor, Tensor]:
+        """The layer's result for new tokens, (B, t, d), and the next cache.
+
+        Args:
+            inputs: The new tokens, (B, t, d).
+            mask: Optional mask of shape (B, t, S) against the whole cache.
+            cache: The cache, (B, slots, S, Nkv, H): keys, values, further signals.
+            index: Position of the first new token.
+            training: Whether to apply dropout.
+        """
+        if index is None:
+            raise ValueError(
+                f"{type(self).__name__} decodes self-attention: with `cache` it needs "
+                "`cache_update_index`. Received: cache_update_index=None"
+            )
+        cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
+        mask = step_mask(mask, inputs, cache, index)
+        query, key, value = self.adapter.projected(self, inputs, index)
+        slots = [write_slot(cache[:, slot], x, index) for slot, x in enumerate((key, value))]
+        cache = ops.concatenate([ops.stack(slots, axis=1), cache[:, 2:]], axis=1)
+        value = in_all_heads(value, self.sizes.groups)
+        outputs, cache = self.attend_rows(query, value, cache, mask, index)
+        return self.adapter.output(self, outputs, training), cache
+
+    def get_config(self) -> dict[str, Any]:
+        """What the layer is; to look at, since a converted layer is not made from it."""
+        config = keras.Layer.get_config(self)
+        options = self.converted_from.request.options  # type: ignore[attr-defined]
+        serialized = keras.saving.serialize_keras_object(options)
+        return {**config, "coefficient_learning_rate_multiplier": self._multiplier, **serialized}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        raise ValueError(
+            f"{cls.__name__} is made by keras_graphattn.convert from a built "
+            f"{cls.plain_class.__name__} only. Received: config={config!r}. Save and load the "
+            "model or the backbone that it is in."
+        )
