@@ -42,11 +42,11 @@ def model(heads=4, width=16, vocabulary=64, classes=3):
 def test_other_backends_are_refused():
     layer = GraphFilterAttention(2, 4)
     layer.build((1, 4, 8))
-    with pytest.raises(ValueError, match=rf"on the backend jax alone. Received: .*{BACKEND}"):
+    with pytest.raises(ValueError, match=rf"on the backend jax only. Received: .*{BACKEND}"):
         layout_map(layer, None)
-    with pytest.raises(ValueError, match=rf"on the backend jax alone. Received: .*{BACKEND}"):
+    with pytest.raises(ValueError, match=rf"on the backend jax only. Received: .*{BACKEND}"):
         distribute(layer)
-    with pytest.raises(ValueError, match=rf"on the backend jax alone. Received: .*{BACKEND}"):
+    with pytest.raises(ValueError, match=rf"on the backend jax only. Received: .*{BACKEND}"):
         SequenceParallel(None)
 
 

@@ -287,7 +287,7 @@ def test_right_arguments(name, written, version):
 def test_other_backends_refuse_right_and_wrong_arguments(name):
     for wrong in (None, *ARGUMENTS[name].values()):
         arguments = {**ARGUMENTS[name], next(iter(ARGUMENTS[name])): wrong}
-        with pytest.raises(ValueError, match=f"jax alone. Received: the backend {BACKEND}"):
+        with pytest.raises(ValueError, match=f"jax only. Received: the backend {BACKEND}"):
             getattr(distribution, name)(**arguments)
 
 

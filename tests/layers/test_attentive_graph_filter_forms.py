@@ -211,7 +211,7 @@ def test_refuses_softmax_attention_of_another_shape():
     attention.build((None, 7, FEATURES), (None, 7, FEATURES))
     with pytest.raises(ValueError, match=r"query/bias: \(2, 4\) here, None there.*value/kernel"):
         layer.copy_projections_from(attention)
-    with pytest.raises(ValueError, match=r"MultiHeadAttention. Received: Dense"):
+    with pytest.raises(ValueError, match=r"MultiHeadAttention only. Received: Dense"):
         layer.copy_projections_from(keras.layers.Dense(3))
     for weight, old in zip(layer.weights, before, strict=True):
         np.testing.assert_array_equal(to_numpy(weight), old)
