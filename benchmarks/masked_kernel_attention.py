@@ -34,12 +34,12 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
     """Kernel attention under a mask as a function of query, key and value."""
     from keras import ops
 
-    from keras_graphattn.ops.feature_maps import relu_features
-    from keras_graphattn.ops.kernel_attention import (
+    from keras_graphattn.ops.kernel.attention import (
         NormalisedOperator,
         sum_over_features,
         unmasked_attention,
     )
+    from keras_graphattn.ops.kernel.features import relu_features
 
     def function(query, key, value):
         query, key = relu_features(query), relu_features(key)

@@ -160,7 +160,7 @@ def chosen_path(mask, options):
         return mask._own_path(options.columns)
     import keras
 
-    from keras_graphattn.ops.tree_choice import COSTS, sweep_path
+    from keras_graphattn.ops.trees.choice import COSTS, sweep_path
 
     way = f"{keras.backend.backend()} {options.compile}"
     way = way if way in COSTS else keras.backend.backend()

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.ops.arguments import number, optional
+from keras_graphattn.checks.arguments import number, optional
 
 FINE_TUNING_MULTIPLIER = 100.0  # what `convert` gives its layers: 5e-3 where all else has 5e-5
 MARK = "learning_rate_multiplier"  # the attribute of a variable that its layer sets

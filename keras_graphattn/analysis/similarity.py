@@ -4,9 +4,9 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.arguments import checked, mask, optional, tensor
-from keras_graphattn.ops.precision import at_least_float32
-from keras_graphattn.ops.wide import largest
+from keras_graphattn.checks.arguments import checked, mask, optional, tensor
+from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.wide import largest
 
 Tensor = Any
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.distribution import arguments
+from keras_graphattn.checks import distribution as arguments
 from keras_graphattn.distribution.table import Row, Table
 from keras_graphattn.feature_maps import Favor
 from keras_graphattn.hub.sites import walk

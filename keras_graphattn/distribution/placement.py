@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.distribution import arguments
+from keras_graphattn.checks import distribution as arguments
 from keras_graphattn.distribution.layout import check_layout_map
 from keras_graphattn.hub.internals import compiled_metrics, layouts_of, place_again
 

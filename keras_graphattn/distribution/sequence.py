@@ -4,8 +4,8 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.distribution import arguments
-from keras_graphattn.ops.arguments import optional, whole
+from keras_graphattn.checks import distribution as arguments
+from keras_graphattn.checks.arguments import optional, whole
 
 
 class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]

@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.checks.arguments import Sizes, checked, folder, number, optional, text, whole
 from keras_graphattn.export.batches import checked_batch
 from keras_graphattn.export.signature import DEFAULT, Specs
-from keras_graphattn.ops.arguments import Sizes, checked, folder, number, optional, text, whole
 
 Array = Any
 Message = Any

@@ -10,13 +10,13 @@ from typing import Any
 
 import keras
 
+from keras_graphattn.checks.arguments import checked, folder, optional
 from keras_graphattn.export.graph import write_graph
 from keras_graphattn.export.requests import VERSION
 from keras_graphattn.export.scratch import locked_scratch
 from keras_graphattn.export.signature import DEFAULT, served_signatures
 from keras_graphattn.export.through_tensorflow import write_graph_through_tensorflow
 from keras_graphattn.export.warmup import warmup_requests, write_warmup
-from keras_graphattn.ops.arguments import checked, folder, optional
 
 Model = Any
 

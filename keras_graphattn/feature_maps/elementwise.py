@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_graphattn.feature_maps.feature_map import FeatureMap
-from keras_graphattn.ops.feature_maps import elu_features, relu_features, squared_relu_features
+from keras_graphattn.ops.kernel.features import elu_features, relu_features, squared_relu_features
 
 Tensor = Any
 

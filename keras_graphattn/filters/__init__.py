@@ -17,6 +17,7 @@ from keras_graphattn.filters.legendre import Legendre
 from keras_graphattn.filters.monomial import Monomial
 from keras_graphattn.filters.page_rank import PageRank
 from keras_graphattn.filters.polynomial import Polynomial
+from keras_graphattn.ops.filters.polynomials import Step
 from keras_graphattn.serialization import resolve
 
 FILTERS: dict[str, type[Filter]] = {
@@ -61,5 +62,6 @@ __all__ = [
     "NamedFilter",
     "PageRank",
     "Polynomial",
+    "Step",
     "get",
 ]

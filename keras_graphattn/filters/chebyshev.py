@@ -3,7 +3,7 @@
 import keras
 
 from keras_graphattn.filters.polynomial import Polynomial
-from keras_graphattn.ops.polynomials import Step, recurrence
+from keras_graphattn.ops.filters.polynomials import Step, recurrence
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")

@@ -5,9 +5,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from keras_graphattn.checks.arguments import is_list, numpy_of
 from keras_graphattn.filters.starts import STARTS, check_start
-from keras_graphattn.ops.arguments import is_list, numpy_of
-from keras_graphattn.ops.polynomials import check_order
+from keras_graphattn.ops.filters.polynomials import check_order
 
 Tensor = Any
 Operator = Callable[[Tensor], Tensor]

@@ -7,7 +7,7 @@ import keras
 
 from keras_graphattn.filters.filter import NamedFilter, Operator
 from keras_graphattn.filters.starts import STARTS
-from keras_graphattn.ops.filters import first_order_filter
+from keras_graphattn.ops.filters.operator_filters import first_order_filter
 
 Tensor = Any
 

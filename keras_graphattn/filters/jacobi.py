@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from keras_graphattn.filters.polynomial import Polynomial
-from keras_graphattn.ops.polynomials import Step, check_jacobi, recurrence
+from keras_graphattn.ops.filters.polynomials import Step, check_jacobi, recurrence
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")

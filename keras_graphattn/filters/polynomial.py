@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from keras_graphattn.checks.arguments import is_list
 from keras_graphattn.filters.filter import Filter, Operator, of_heads
 from keras_graphattn.filters.starts import STARTS
-from keras_graphattn.ops.arguments import is_list
-from keras_graphattn.ops.filters import plain_attention_coefficients, polynomial_filter
-from keras_graphattn.ops.polynomials import Step
+from keras_graphattn.ops.filters.operator_filters import (
+    plain_attention_coefficients,
+    polynomial_filter,
+)
+from keras_graphattn.ops.filters.polynomials import Step
 
 Tensor = Any
 

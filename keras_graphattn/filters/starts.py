@@ -7,7 +7,7 @@ A keeps what they have in common (low frequencies) and I - A keeps what sets eac
 from collections.abc import Sequence
 from typing import Any
 
-from keras_graphattn.ops.arguments import is_one_of
+from keras_graphattn.checks.arguments import is_one_of
 
 STARTS = {
     "plain": (0.0, 1.0, 0.0),  # A

@@ -18,13 +18,13 @@ from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.multi_head import Masks
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
-from keras_graphattn.ops.causal_singular import causal_singular_value_attention
-from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
-from keras_graphattn.ops.singular import (
+from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
+from keras_graphattn.ops.singular.attention import (
     left_singular_vectors,
     right_singular_vectors,
     singular_value_matrix,
 )
+from keras_graphattn.ops.singular.causal import causal_singular_value_attention
 
 Tensor = Any
 

@@ -10,7 +10,7 @@ from keras_graphattn.layers.kernel_features import key_features, query_features
 from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.multi_head import Masks
-from keras_graphattn.ops.caching import Cache, CachedOperator
+from keras_graphattn.ops.softmax.caching import Cache, CachedOperator
 
 Tensor = Any
 

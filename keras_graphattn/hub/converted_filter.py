@@ -5,14 +5,14 @@ from typing import Any
 import keras
 
 from keras_graphattn import filters
+from keras_graphattn.checks.arguments import is_one_of, whole
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.grouped_cache import GroupedOperator, in_all_heads
 from keras_graphattn.layers.filter_weights import add_coefficients, filtered
-from keras_graphattn.ops.arguments import is_one_of, whole
-from keras_graphattn.ops.attention import attention_matrix, fused_operator, matrix_operator
-from keras_graphattn.ops.attention_mask import AttentionMask, four_dimensional, zero_blind_rows
-from keras_graphattn.ops.blockwise import BlockwiseOperator
-from keras_graphattn.ops.filters import Operator
+from keras_graphattn.ops.filters.operator_filters import Operator
+from keras_graphattn.ops.softmax.attention import attention_matrix, fused_operator, matrix_operator
+from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator
+from keras_graphattn.ops.softmax.masks import AttentionMask, four_dimensional, zero_blind_rows
 
 Tensor = Any
 PATHS = ("dense", "blockwise", "fused")

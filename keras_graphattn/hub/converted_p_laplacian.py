@@ -5,14 +5,18 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.checks.arguments import is_list, whole
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.grouped_cache import in_all_heads
 from keras_graphattn.layers.p_laplacian_attention import apply_weights, check_distances, exponents
-from keras_graphattn.ops.arguments import is_list, whole
-from keras_graphattn.ops.attention import scaled
-from keras_graphattn.ops.attention_mask import AttentionMask, four_dimensional
-from keras_graphattn.ops.p_laplacian import p_laplacian_attention, p_laplacian_weights, scores_of
-from keras_graphattn.ops.precision import zero_where_masked
+from keras_graphattn.ops.precision.float32 import zero_where_masked
+from keras_graphattn.ops.softmax.attention import scaled
+from keras_graphattn.ops.softmax.masks import AttentionMask, four_dimensional
+from keras_graphattn.ops.softmax.p_laplacian import (
+    p_laplacian_attention,
+    p_laplacian_weights,
+    scores_of,
+)
 
 Tensor = Any
 

@@ -8,10 +8,20 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.checks.arguments import (
+    Sizes,
+    as_tensor,
+    check_dtype_policy,
+    check_shape,
+    number,
+)
 from keras_graphattn.layers.multi_head import DenseSelfAttention
-from keras_graphattn.ops.arguments import Sizes, as_tensor, check_dtype_policy, check_shape, number
-from keras_graphattn.ops.precision import at_least_float32, masked_softmax, zero_where_masked
-from keras_graphattn.ops.wide import matmul
+from keras_graphattn.ops.precision.float32 import (
+    at_least_float32,
+    masked_softmax,
+    zero_where_masked,
+)
+from keras_graphattn.ops.precision.wide import matmul
 
 Tensor = Any
 

@@ -16,10 +16,9 @@ from keras_graphattn.layers.singular_options import (
     start_of_theta,
     token_mask,
 )
-from keras_graphattn.ops.attention_mask import all_of
-from keras_graphattn.ops.causal_singular import causal_singular_value_attention
-from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
-from keras_graphattn.ops.singular import (
+from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
+from keras_graphattn.ops.precision.wide import tanh
+from keras_graphattn.ops.singular.attention import (
     attend_to_context,
     left_singular_vectors,
     orthogonality_penalty,
@@ -28,7 +27,8 @@ from keras_graphattn.ops.singular import (
     singular_value_filter,
     singular_value_matrix,
 )
-from keras_graphattn.ops.wide import tanh
+from keras_graphattn.ops.singular.causal import causal_singular_value_attention
+from keras_graphattn.ops.softmax.masks import all_of
 
 Tensor = Any
 

@@ -5,14 +5,14 @@ from typing import Any
 import keras
 
 from keras_graphattn import filters
+from keras_graphattn.checks.arguments import flag, is_one_of
 from keras_graphattn.layers.filter_weights import add_coefficients, filtered
 from keras_graphattn.layers.self_attention import SelfAttention
-from keras_graphattn.ops.arguments import flag, is_one_of
-from keras_graphattn.ops.attention import attention_matrix, fused_operator
-from keras_graphattn.ops.attention_mask import AttentionMask, zero_blind_rows
-from keras_graphattn.ops.blockwise import BlockwiseOperator
-from keras_graphattn.ops.caching import Cache, CachedOperator
-from keras_graphattn.ops.filters import Operator, filter_matrix
+from keras_graphattn.ops.filters.operator_filters import Operator, filter_matrix
+from keras_graphattn.ops.softmax.attention import attention_matrix, fused_operator
+from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator
+from keras_graphattn.ops.softmax.caching import Cache, CachedOperator
+from keras_graphattn.ops.softmax.masks import AttentionMask, zero_blind_rows
 
 Tensor = Any
 

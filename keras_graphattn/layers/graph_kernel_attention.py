@@ -8,13 +8,13 @@ from keras import ops
 from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks
 from keras_graphattn.masks.mask import Mask
-from keras_graphattn.ops.attention import score_operands
-from keras_graphattn.ops.precision import (
+from keras_graphattn.ops.precision.float32 import (
     at_least_float32,
     masked_softmax,
     nan_where,
     zero_where_masked,
 )
+from keras_graphattn.ops.softmax.attention import score_operands
 from keras_graphattn.serialization import restored
 
 Tensor = Any

@@ -4,15 +4,15 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.checks.arguments import checked, optional, size, tensor
+from keras_graphattn.checks.arguments import mask as mask_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.layers.kernel_features import key_features, query_features
 from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.multi_head import without_padding
 from keras_graphattn.masks.mask import Mask
-from keras_graphattn.ops.arguments import checked, optional, size, tensor
-from keras_graphattn.ops.arguments import mask as mask_of
-from keras_graphattn.ops.attention_mask import all_of
-from keras_graphattn.ops.kernel_attention import NormalisedOperator
+from keras_graphattn.ops.kernel.attention import NormalisedOperator
+from keras_graphattn.ops.softmax.masks import all_of
 
 Tensor = Any
 State = tuple[Any, ...]

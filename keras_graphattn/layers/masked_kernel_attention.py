@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn import feature_maps, filters
+from keras_graphattn.checks.arguments import is_one_of, optional, whole
 from keras_graphattn.layers.copying import copy_projections
 from keras_graphattn.layers.filter_weights import add_coefficients, filtered
 from keras_graphattn.layers.kernel_decoding import KernelDecoding
@@ -19,14 +20,13 @@ from keras_graphattn.layers.mask_call import MaskCall
 from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
 from keras_graphattn.masks.mask import Mask
-from keras_graphattn.ops.arguments import is_one_of, optional, whole
-from keras_graphattn.ops.attention_mask import all_of
-from keras_graphattn.ops.kernel_attention import (
+from keras_graphattn.ops.kernel.attention import (
     NormalisedOperator,
     masked_scores,
     unmasked_attention,
 )
-from keras_graphattn.ops.precision import nan_where
+from keras_graphattn.ops.precision.float32 import nan_where
+from keras_graphattn.ops.softmax.masks import all_of
 from keras_graphattn.serialization import restored
 
 Tensor = Any

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_graphattn.layers.call_arguments import check_call, names_of_call
+from keras_graphattn.checks.arguments import check_dtype_policy, flag, optional
+from keras_graphattn.checks.layer_calls import check_call, names_of_call
+from keras_graphattn.checks.layer_options import check_options
 from keras_graphattn.layers.coefficient_rate import CoefficientRate
 from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.layers.first_call import undone_if_refused
-from keras_graphattn.layers.options import check_options
-from keras_graphattn.ops.arguments import check_dtype_policy, flag, optional
-from keras_graphattn.ops.attention import score_operands
-from keras_graphattn.ops.attention_mask import all_of
-from keras_graphattn.ops.precision import masked_softmax, zero_where_masked
+from keras_graphattn.ops.precision.float32 import masked_softmax, zero_where_masked
+from keras_graphattn.ops.softmax.attention import score_operands
+from keras_graphattn.ops.softmax.masks import all_of
 
 Tensor = Any
 

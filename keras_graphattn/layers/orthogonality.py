@@ -5,9 +5,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.checks.arguments import is_finite, is_one_of
 from keras_graphattn.layers.multi_head import is_detached
-from keras_graphattn.ops.arguments import is_finite, is_one_of
-from keras_graphattn.ops.singular import SCALINGS
+from keras_graphattn.ops.singular.attention import SCALINGS
 
 
 class OrthogonalityMetric(keras.metrics.Mean):  # type: ignore[misc]

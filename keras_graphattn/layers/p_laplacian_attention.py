@@ -6,18 +6,18 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.checks.arguments import is_finite, is_list, is_one_of
 from keras_graphattn.layers.self_attention import SelfAttention
-from keras_graphattn.ops.arguments import is_finite, is_list, is_one_of
-from keras_graphattn.ops.attention import scaled
-from keras_graphattn.ops.attention_mask import AttentionMask
-from keras_graphattn.ops.caching import Cache
-from keras_graphattn.ops.p_laplacian import (
+from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
+from keras_graphattn.ops.softmax.attention import scaled
+from keras_graphattn.ops.softmax.caching import Cache
+from keras_graphattn.ops.softmax.masks import AttentionMask
+from keras_graphattn.ops.softmax.p_laplacian import (
     MOST_EPSILON,
     p_laplacian_attention,
     p_laplacian_weights,
     scores_of,
 )
-from keras_graphattn.ops.precision import at_least_float32, zero_where_masked
 
 Tensor = Any
 

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 from keras import ops
 
+from keras_graphattn.checks.arguments import checked, is_one_of, mask, optional, size, tensor, whole
 from keras_graphattn.layers.multi_head import DenseSelfAttention, Masks, without_padding
-from keras_graphattn.ops.arguments import checked, is_one_of, mask, optional, size, tensor, whole
-from keras_graphattn.ops.attention_mask import AttentionMask, all_of
-from keras_graphattn.ops.caching import (
+from keras_graphattn.ops.softmax.caching import (
     Cache,
     a_cache,
     initial_cache,
@@ -19,6 +18,7 @@ from keras_graphattn.ops.caching import (
     step_mask,
     update_keys,
 )
+from keras_graphattn.ops.softmax.masks import AttentionMask, all_of
 
 Tensor = Any
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.checks.arguments import checked, optional, size, tensor
+from keras_graphattn.checks.arguments import mask as mask_of
 from keras_graphattn.layers.multi_head import without_padding
-from keras_graphattn.ops.arguments import checked, optional, size, tensor
-from keras_graphattn.ops.arguments import mask as mask_of
-from keras_graphattn.ops.causal_singular import causal_singular_value_attention
-from keras_graphattn.ops.running_sums import RunningSum, empty_running_sum
-from keras_graphattn.ops.singular import left_singular_vectors
+from keras_graphattn.ops.singular.attention import left_singular_vectors
+from keras_graphattn.ops.singular.causal import causal_singular_value_attention
+from keras_graphattn.ops.singular.running_sums import RunningSum, empty_running_sum
 
 Tensor = Any
 

@@ -6,8 +6,8 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn import filters
+from keras_graphattn.checks.arguments import flag
 from keras_graphattn.filters import Filter, Polynomial
-from keras_graphattn.ops.arguments import flag
 
 Tensor = Any
 

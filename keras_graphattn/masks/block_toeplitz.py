@@ -8,12 +8,12 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_graphattn.checks.arguments import is_list, is_whole, one_of, whole
 from keras_graphattn.masks.fourier import FourierMask
 from keras_graphattn.masks.mask import Tensors
-from keras_graphattn.ops.arguments import is_list, is_whole, one_of, whole
-from keras_graphattn.ops.precision import at_least_float32
-from keras_graphattn.ops.toeplitz import table_shape, toeplitz_product
-from keras_graphattn.ops.toeplitz_rows import block_toeplitz_rows, toeplitz_matrix
+from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.toeplitz.fourier import table_shape, toeplitz_product
+from keras_graphattn.ops.toeplitz.rows import block_toeplitz_rows, toeplitz_matrix
 
 Tensor = Any
 

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_graphattn.checks.arguments import Rule, Sizes, check_shape, integers, tensor, whole
 from keras_graphattn.masks.input_checks import (
     bounded_inputs,
     check_values,
     harmless,
     known_value,
 )
-from keras_graphattn.ops.arguments import Rule, Sizes, check_shape, integers, tensor, whole
 
 Tensor = Any
 Tensors = dict[str, Tensor]

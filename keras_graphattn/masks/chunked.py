@@ -8,7 +8,7 @@ from keras import ops
 from keras_graphattn.masks.input_checks import marked
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.masks.precision import in_one_dtype
-from keras_graphattn.ops.chunked_attention import (
+from keras_graphattn.ops.kernel.chunks import (
     Decay,
     advanced_state,
     chunked_attention,

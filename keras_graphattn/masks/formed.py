@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
-from keras_graphattn.ops.blocks import map_query_blocks
-from keras_graphattn.ops.kernel_attention import masked_scores
+from keras_graphattn.ops.kernel.attention import masked_scores
+from keras_graphattn.ops.softmax.blocks import map_query_blocks
 
 if TYPE_CHECKING:
     from keras_graphattn.masks.mask import Mask, Tensors

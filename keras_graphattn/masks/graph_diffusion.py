@@ -9,6 +9,7 @@ import scipy.sparse
 import scipy.special
 from keras import ops
 
+from keras_graphattn.checks.arguments import flag, number, one_of, optional
 from keras_graphattn.masks.input_checks import either
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.topology import (
@@ -18,8 +19,7 @@ from keras_graphattn.masks.topology import (
     in_float32,
     to_nodes,
 )
-from keras_graphattn.ops.arguments import flag, number, one_of, optional
-from keras_graphattn.ops.diffusion import (
+from keras_graphattn.ops.graphs.diffusion import (
     chebyshev_coefficients,
     chebyshev_matrix,
     chebyshev_terms,
@@ -28,14 +28,14 @@ from keras_graphattn.ops.diffusion import (
     spectral_product,
     spectral_product_of_batch,
 )
-from keras_graphattn.ops.example_topology import largest_eigenvalue_bound
-from keras_graphattn.ops.graphs import (
+from keras_graphattn.ops.graphs.example_topology import largest_eigenvalue_bound
+from keras_graphattn.ops.graphs.graphs import (
     graph_edges,
     graph_operator,
     read_graph,
     spectrum_by_component,
 )
-from keras_graphattn.ops.heat import (
+from keras_graphattn.ops.graphs.heat import (
     LONGEST_PART_OF_MATRIX,
     PositiveOperator,
     check_exponent,
@@ -45,8 +45,8 @@ from keras_graphattn.ops.heat import (
     positive_operator,
     series_sizes,
 )
-from keras_graphattn.ops.sparse import SparseMatrix
-from keras_graphattn.ops.spectral_bounds import BOUND_SLACK, check_degrees, checked_bound
+from keras_graphattn.ops.graphs.sparse import SparseMatrix
+from keras_graphattn.ops.graphs.spectral_bounds import BOUND_SLACK, check_degrees, checked_bound
 
 Tensor = Any
 

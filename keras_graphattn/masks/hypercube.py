@@ -8,7 +8,11 @@ from keras import ops
 
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.topology import TopologyMask, finite, in_float32, whole_number
-from keras_graphattn.ops.hypercube import hypercube_dimension, hypercube_product, hypercube_rows
+from keras_graphattn.ops.toeplitz.hypercube import (
+    hypercube_dimension,
+    hypercube_product,
+    hypercube_rows,
+)
 
 Tensor = Any
 

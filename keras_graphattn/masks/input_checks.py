@@ -11,9 +11,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.ops.arguments import PLAIN, numpy_of
-from keras_graphattn.ops.edge_lists import disagreeing, repeated_edges
-from keras_graphattn.ops.example_topology import (
+from keras_graphattn.checks.arguments import PLAIN, numpy_of
+from keras_graphattn.ops.graphs.edge_lists import disagreeing, repeated_edges
+from keras_graphattn.ops.graphs.example_topology import (
     any_of_example,
     bounded_ids,
     edges_once,

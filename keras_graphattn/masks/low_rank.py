@@ -7,10 +7,10 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_graphattn.checks.arguments import flag, optional, whole
 from keras_graphattn.masks.mask import Mask, Tensors
-from keras_graphattn.ops.arguments import flag, optional, whole
-from keras_graphattn.ops.kernel_attention import unmasked_attention
-from keras_graphattn.ops.precision import at_least_float32
+from keras_graphattn.ops.kernel.attention import unmasked_attention
+from keras_graphattn.ops.precision.float32 import at_least_float32
 
 Tensor = Any
 

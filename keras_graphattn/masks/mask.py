@@ -12,11 +12,7 @@ from typing import Any, ClassVar, cast
 import keras
 from keras import ops
 
-from keras_graphattn.masks.call_inputs import CallInputs, Prepared
-from keras_graphattn.masks.formed import formed_product
-from keras_graphattn.masks.input_checks import marked
-from keras_graphattn.masks.precision import in_one_dtype, widest_dtype
-from keras_graphattn.ops.arguments import (
+from keras_graphattn.checks.arguments import (
     Sizes,
     as_tensor,
     check_dtype_policy,
@@ -24,7 +20,11 @@ from keras_graphattn.ops.arguments import (
     integers,
     whole,
 )
-from keras_graphattn.ops.kernel_attention import sum_over_features
+from keras_graphattn.masks.call_inputs import CallInputs, Prepared
+from keras_graphattn.masks.formed import formed_product
+from keras_graphattn.masks.input_checks import marked
+from keras_graphattn.masks.precision import in_one_dtype, widest_dtype
+from keras_graphattn.ops.kernel.attention import sum_over_features
 
 Tensor = Any
 Tensors = dict[str, Tensor]

@@ -13,8 +13,8 @@ from keras_graphattn.masks.input_checks import either
 from keras_graphattn.masks.low_rank import Factored
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.masks.precision import widest_dtype
-from keras_graphattn.ops.chunked_attention import Decay
-from keras_graphattn.ops.kernel_attention import sum_over_features, unmasked_attention
+from keras_graphattn.ops.kernel.attention import sum_over_features, unmasked_attention
+from keras_graphattn.ops.kernel.chunks import Decay
 from keras_graphattn.serialization import restored
 
 Tensor = Any

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_graphattn.checks.arguments import flag, number, numpy_of
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.topology import (
     TopologyMask,
@@ -15,10 +16,9 @@ from keras_graphattn.masks.topology import (
     to_nodes,
     whole_number,
 )
-from keras_graphattn.ops.arguments import flag, number, numpy_of
-from keras_graphattn.ops.example_walks import walk_product_of_batch
-from keras_graphattn.ops.graphs import graph_edges, read_graph
-from keras_graphattn.ops.walks import (
+from keras_graphattn.ops.graphs.example_walks import walk_product_of_batch
+from keras_graphattn.ops.graphs.graphs import graph_edges, read_graph
+from keras_graphattn.ops.graphs.walks import (
     WalkFeatures,
     collapsed,
     expected_features,

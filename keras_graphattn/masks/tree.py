@@ -7,6 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_graphattn.checks.arguments import numpy_of, one_of, optional, whole
 from keras_graphattn.masks.input_checks import bounded_inputs, check_values
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.precision import widest_dtype
@@ -18,8 +19,15 @@ from keras_graphattn.masks.topology import (
     to_nodes,
     whole_number,
 )
-from keras_graphattn.ops.arguments import numpy_of, one_of, optional, whole
-from keras_graphattn.ops.forests import (
+from keras_graphattn.ops.trees.choice import distance_path, sweep_path, way_of_running
+from keras_graphattn.ops.trees.distances import (
+    depth_table_product,
+    depth_table_product_of_batch,
+    distances_of_batch,
+)
+from keras_graphattn.ops.trees.doubling import doubling_plan, doubling_plan_of_batch
+from keras_graphattn.ops.trees.exponential import check_exponents, exponential_tree_product
+from keras_graphattn.ops.trees.forests import (
     Forest,
     farthest_distance,
     forest_diameter,
@@ -27,17 +35,9 @@ from keras_graphattn.ops.forests import (
     forest_from_graph,
     forest_from_parents,
 )
-from keras_graphattn.ops.tree_choice import distance_path, sweep_path, way_of_running
-from keras_graphattn.ops.tree_distances import (
-    depth_table_product,
-    depth_table_product_of_batch,
-    distances_of_batch,
-)
-from keras_graphattn.ops.tree_doubling import doubling_plan, doubling_plan_of_batch
-from keras_graphattn.ops.tree_hankel import CentroidPlan, centroid_plan, centroid_product
-from keras_graphattn.ops.tree_levels import TreePlan, level_plan, scan_plan
-from keras_graphattn.ops.tree_spines import SpinePlan, is_caterpillar, spine_plan, spine_product
-from keras_graphattn.ops.trees import check_exponents, exponential_tree_product
+from keras_graphattn.ops.trees.hankel import CentroidPlan, centroid_plan, centroid_product
+from keras_graphattn.ops.trees.levels import TreePlan, level_plan, scan_plan
+from keras_graphattn.ops.trees.spines import SpinePlan, is_caterpillar, spine_plan, spine_product
 
 Tensor = Any
 
@@ -55,7 +55,7 @@ class Tree(TopologyMask):
     head.
 
     Which path "auto" takes was measured (benchmarks/tree_and_graph_masks.py; the numbers are in
-    `keras_graphattn.ops.tree_choice`). Sweeps: unrolled `levels` for bushy trees, as they work on
+    `keras_graphattn.ops.trees.choice`). Sweeps: unrolled `levels` for bushy trees, as they work on
     each node once and a step per level is cheap up to some hundred levels. For deep ones `scan` on
     jax and under XLA, whose compiled loops cost less than a microsecond a level, and `doubling` on
     torch and on TensorFlow without XLA, whose loops cost tens to hundreds. Any f: `spines` where

@@ -1,47 +1,39 @@
 """Pure functions on tensors: no weights, any Keras backend."""
 
-from keras_graphattn.ops.attention import (
-    attention_matrix,
-    fused_operator,
-    matrix_operator,
-    softmax_operator,
-)
-from keras_graphattn.ops.attention_mask import AttentionMask, joined_mask, zero_blind_rows
-from keras_graphattn.ops.blocks import map_query_blocks
-from keras_graphattn.ops.blockwise import BlockwiseOperator
-from keras_graphattn.ops.caching import CachedOperator, initial_cache, step_mask, update_keys
-from keras_graphattn.ops.causal_singular import causal_singular_value_attention
-from keras_graphattn.ops.diffusion import (
-    chebyshev_coefficients,
-    chebyshev_matrix,
-    chebyshev_terms,
-    spectral_product,
-)
-from keras_graphattn.ops.distances import squared_distances
-from keras_graphattn.ops.filters import (
+from keras_graphattn.ops.filters.operator_filters import (
     filter_matrix,
     first_order_filter,
     plain_attention_coefficients,
     polynomial_filter,
 )
-from keras_graphattn.ops.forests import (
-    Forest,
-    forest_distances,
-    forest_from_graph,
-    forest_from_parents,
+from keras_graphattn.ops.filters.polynomials import (
+    BASES,
+    check_basis,
+    check_order,
+    polynomial,
+    recurrence,
 )
-from keras_graphattn.ops.graphs import graph_operator, read_graph, transition_matrix
-from keras_graphattn.ops.hypercube import hypercube_product
-from keras_graphattn.ops.p_laplacian import p_laplacian_attention, p_laplacian_weights
-from keras_graphattn.ops.polynomials import BASES, check_basis, check_order, polynomial, recurrence
-from keras_graphattn.ops.precision import (
+from keras_graphattn.ops.graphs.diffusion import (
+    chebyshev_coefficients,
+    chebyshev_matrix,
+    chebyshev_terms,
+    spectral_product,
+)
+from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph, transition_matrix
+from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product, sum_rows
+from keras_graphattn.ops.graphs.walks import (
+    expected_features,
+    features_of_walks,
+    random_walks,
+    walk_product,
+)
+from keras_graphattn.ops.precision.float32 import (
     at_least_float32,
     hidden_logit,
     masked_softmax,
     zero_where_masked,
 )
-from keras_graphattn.ops.running_sums import RunningSum, empty_running_sum
-from keras_graphattn.ops.singular import (
+from keras_graphattn.ops.singular.attention import (
     attend_to_context,
     left_singular_vectors,
     orthogonality_penalty,
@@ -51,19 +43,38 @@ from keras_graphattn.ops.singular import (
     singular_value_filter,
     singular_value_matrix,
 )
-from keras_graphattn.ops.sparse import SparseMatrix, sparse_product, sum_rows
-from keras_graphattn.ops.tree_distances import depth_table_product
-from keras_graphattn.ops.tree_doubling import doubling_plan, doubling_plan_of_batch
-from keras_graphattn.ops.tree_hankel import centroid_plan, centroid_product
-from keras_graphattn.ops.tree_levels import level_plan, scan_plan
-from keras_graphattn.ops.tree_spines import spine_plan, spine_product
-from keras_graphattn.ops.trees import exponential_tree_product
-from keras_graphattn.ops.walks import (
-    expected_features,
-    features_of_walks,
-    random_walks,
-    walk_product,
+from keras_graphattn.ops.singular.causal import causal_singular_value_attention
+from keras_graphattn.ops.singular.running_sums import RunningSum, empty_running_sum
+from keras_graphattn.ops.softmax.attention import (
+    attention_matrix,
+    fused_operator,
+    matrix_operator,
+    softmax_operator,
 )
+from keras_graphattn.ops.softmax.blocks import map_query_blocks
+from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator
+from keras_graphattn.ops.softmax.caching import (
+    CachedOperator,
+    initial_cache,
+    step_mask,
+    update_keys,
+)
+from keras_graphattn.ops.softmax.distances import squared_distances
+from keras_graphattn.ops.softmax.masks import AttentionMask, joined_mask, zero_blind_rows
+from keras_graphattn.ops.softmax.p_laplacian import p_laplacian_attention, p_laplacian_weights
+from keras_graphattn.ops.toeplitz.hypercube import hypercube_product
+from keras_graphattn.ops.trees.distances import depth_table_product
+from keras_graphattn.ops.trees.doubling import doubling_plan, doubling_plan_of_batch
+from keras_graphattn.ops.trees.exponential import exponential_tree_product
+from keras_graphattn.ops.trees.forests import (
+    Forest,
+    forest_distances,
+    forest_from_graph,
+    forest_from_parents,
+)
+from keras_graphattn.ops.trees.hankel import centroid_plan, centroid_product
+from keras_graphattn.ops.trees.levels import level_plan, scan_plan
+from keras_graphattn.ops.trees.spines import spine_plan, spine_product
 
 __all__ = [
     "BASES",

@@ -8,14 +8,21 @@ from keras import ops
 
 import keras_graphattn
 from keras_graphattn import filters
-from keras_graphattn.filters import FILTERS, Filter, FirstOrder, Jacobi, PageRank, Polynomial
+from keras_graphattn.filters import (
+    FILTERS,
+    Filter,
+    FirstOrder,
+    Jacobi,
+    PageRank,
+    Polynomial,
+    Step,
+)
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     GraphFilterAttention,
     MaskedKernelAttention,
 )
 from keras_graphattn.masks import Causal
-from keras_graphattn.ops.polynomials import Step
 from tests.filters import reference
 from tests.numerics import (
     assert_all_close,
@@ -233,7 +240,8 @@ def test_layers_that_share_a_filter_have_coefficients_of_their_own():
 def test_page_rank_is_as_near_its_limit_as_it_says(order, restart):
     filter = PageRank(order, restart, initial_coefficients={"mix": 1.0})
     A, values = stochastic(), random.normal(size=(2, LENGTH, HEADS, SIZE))
-    start = {key: c.start[..., None] for key, c in filter.coefficients(HEADS).items()}
+    found = filter.coefficients(HEADS)
+    start = {key: c.start[..., None].astype("float32") for key, c in found.items()}
     matrix = restart * np.linalg.inv(np.eye(LENGTH) - (1 - restart) * A)
     limit = np.einsum("bnts,bsnh->btnh", matrix, values)
     found = filter(

@@ -11,7 +11,7 @@ from keras_graphattn.layers import (
     GraphFilterAttention,
     MaskedKernelAttention,
 )
-from keras_graphattn.ops.polynomials import recurrence
+from keras_graphattn.ops.filters.polynomials import recurrence
 from tests.numerics import to_numpy
 
 random = np.random.default_rng(0)

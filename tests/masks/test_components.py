@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_graphattn.layers import GraphKernelAttention
 from keras_graphattn.masks import GraphDiffusion, Product, RandomWalk, Toeplitz, Tree
-from keras_graphattn.ops.graphs import graph_operator, read_graph
+from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph
 from tests.numerics import assert_close, to_numpy, value_and_gradients
 
 COUNT, HEADS = 24, 2

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_graphattn.masks import GraphDiffusion, RandomWalk, Tree
-from keras_graphattn.ops.graphs import read_graph
+from keras_graphattn.ops.graphs.graphs import read_graph
 from tests import reference_topology as reference
 from tests.call_inputs import MASKS, batch_for, made
 from tests.numerics import BACKEND, assert_close, to_numpy, value_and_gradients

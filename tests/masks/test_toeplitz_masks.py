@@ -7,7 +7,7 @@ import torch
 
 from keras_graphattn.layers import MaskedKernelAttention
 from keras_graphattn.masks import BlockToeplitz, Causal, Product, Toeplitz
-from keras_graphattn.ops.feature_maps import (
+from keras_graphattn.ops.kernel.features import (
     favor_key_features,
     favor_query_features,
     orthogonal_features,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_graphattn.ops import chunk_states
-from keras_graphattn.ops.chunked_attention import (
+from keras_graphattn.ops.kernel.chunks import (
     Decay,
     advanced_state,
     chunked_attention,

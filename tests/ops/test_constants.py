@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from keras_graphattn.masks import GraphDiffusion, RandomWalk, Tree
-from keras_graphattn.ops import torch_sparse
-from keras_graphattn.ops.sparse import RowNumbers, SparseMatrix, sparse_product, sum_rows
+from keras_graphattn.ops.graphs import torch_sparse
+from keras_graphattn.ops.graphs.sparse import RowNumbers, SparseMatrix, sparse_product, sum_rows
 from tests import reference_topology as reference
 from tests.numerics import BACKEND, to_numpy
 

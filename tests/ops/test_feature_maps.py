@@ -8,15 +8,15 @@ from keras import ops
 
 from keras_graphattn.feature_maps import FEATURE_MAPS
 from keras_graphattn.masks import Causal, Exponential
-from keras_graphattn.ops.feature_maps import (
-    favor_key_features,
-    favor_query_features,
-    orthogonal_features,
-)
-from keras_graphattn.ops.kernel_attention import (
+from keras_graphattn.ops.kernel.attention import (
     NormalisedOperator,
     sum_over_features,
     unmasked_attention,
+)
+from keras_graphattn.ops.kernel.features import (
+    favor_key_features,
+    favor_query_features,
+    orthogonal_features,
 )
 from tests import reference, reference_kernel
 from tests.masks.test_chunked_masks import signals

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_graphattn.masks import GraphDiffusion, Hypercube, RandomWalk
-from keras_graphattn.ops.diffusion import chebyshev_terms
-from keras_graphattn.ops.graphs import (
+from keras_graphattn.ops.graphs.diffusion import chebyshev_terms
+from keras_graphattn.ops.graphs.graphs import (
     graph_edges,
     graph_operator,
     read_graph,
     spectral_radius,
 )
-from keras_graphattn.ops.sparse import SparseMatrix, sparse_product, sum_rows
-from keras_graphattn.ops.walks import random_walks
+from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product, sum_rows
+from keras_graphattn.ops.graphs.walks import random_walks
 from tests import reference_topology as reference
 from tests.numerics import assert_close, to_numpy, value_and_gradients
 

@@ -32,9 +32,9 @@ from keras_graphattn.ops import (
     sparse_product,
     spectral_product,
 )
-from keras_graphattn.ops.example_walks import walk_product_of_batch
-from keras_graphattn.ops.heat import exponential_product, positive_operator, series_sizes
-from keras_graphattn.ops.tree_distances import depth_table_product_of_batch
+from keras_graphattn.ops.graphs.example_walks import walk_product_of_batch
+from keras_graphattn.ops.graphs.heat import exponential_product, positive_operator, series_sizes
+from keras_graphattn.ops.trees.distances import depth_table_product_of_batch
 from tests.numerics import BACKEND, assert_close, to_numpy
 from tests.topology_cases import (
     applied,
@@ -127,11 +127,11 @@ SPECTRAL = chebyshev_matrix(CYCLE, -2.0, 2.0)
 DIFFUSION = positive_operator(read_graph([[i, (i + 1) % 7] for i in range(7)]), "laplacian")
 SIZES = series_sizes(DIFFUSION.radius, 1.0, 1e-6)
 WALKS = RANDOM.integers(-1, 7, (2, 7, 2, 3)).astype("int32")
-TREES = ("trees._product_with_gradient",)
-SERIES = ("symmetric_series.SymmetricSeries",)
+TREES = ("trees.exponential._product_with_gradient",)
+SERIES = ("graphs.symmetric_series.SymmetricSeries",)
 
 CASES = {
-    "twice": Case(twice(), attention_arrays(), ("blockwise._twice",)),
+    "twice": Case(twice(), attention_arrays(), ("softmax.blockwise._twice",)),
     "twice, causal, padded": Case(twice(causal=True, keys=True), attention_arrays()),
     "twice, all masks": Case(
         twice(causal=True, keys=True, queries=True, entries=True, window=True), attention_arrays()
@@ -148,31 +148,33 @@ CASES = {
     "tree, depths": Case(
         lambda x, table: depth_table_product(x, table, FOREST),
         (NODES[0], TABLE),
-        (*SERIES, "tree_distances._series_of_forest"),
+        (*SERIES, "trees.distances._series_of_forest"),
     ),
     "trees of a batch, depths": Case(
         lambda x, table: depth_table_product_of_batch(x, table, ops.convert_to_tensor(BATCH)),
         (normal(14, HEADS, WIDTH), TABLE),
-        (*SERIES, "tree_distances"),
+        (*SERIES, "trees.distances"),
     ),
     "spectral": Case(
         lambda x, coefficients: spectral_product(x, coefficients, SPECTRAL),
         (NODES[0], TABLE),
-        (*SERIES, "diffusion._chebyshev_series"),
+        (*SERIES, "graphs.diffusion._chebyshev_series"),
     ),
-    "sparse": Case(lambda x: sparse_product(MATRIX, x) ** 2, (NODES[0],), ("sparse.SparseMatrix",)),
+    "sparse": Case(
+        lambda x: sparse_product(MATRIX, x) ** 2, (NODES[0],), ("graphs.sparse.SparseMatrix",)
+    ),
     "diffusion": Case(
         lambda x, time: exponential_product(x, time, DIFFUSION, SIZES),
         (NODES[0], np.array([0.4, 0.9], "float32")),
-        ("heat.PositiveOperator",),
+        ("graphs.heat.PositiveOperator",),
     ),
     "walks of a batch": Case(
         lambda x, decay: walk_product_of_batch(x, decay, ops.convert_to_tensor(WALKS)),
         (normal(2, 7, HEADS, WIDTH), np.array([0.6, 0.8], "float32")),
-        ("example_walks",),
+        ("graphs.example_walks",),
     ),
     "p-Laplacian": Case(
-        p_laplacian(7), attention_arrays(), ("distances", "p_laplacian._reweighted")
+        p_laplacian(7), attention_arrays(), ("softmax.distances", "softmax.p_laplacian._reweighted")
     ),
     "p-Laplacian, blockwise": Case(p_laplacian(3), attention_arrays()),
 }
@@ -218,13 +220,14 @@ def test_every_gradient_of_our_own_has_a_case():
 
 
 def sites_of_own_gradients():
-    """`module.function` of each use of `MAKERS` in the package."""
+    """`folder.module.function` of each use of `MAKERS` in the package."""
     found = set()
     for path in Path(keras_graphattn.__file__).parent.rglob("*.py"):
         for statement in ast.parse(path.read_text()).body:
             uses = [ast.unparse(node).endswith(MAKERS) for node in names_in(statement)]
             if any(uses) and path.stem not in MACHINERY:
-                found.add(".".join(filter(None, (path.stem, getattr(statement, "name", None)))))
+                name = getattr(statement, "name", None)
+                found.add(".".join(filter(None, (path.parent.name, path.stem, name))))
     return found
 
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_graphattn.ops.tiled_toeplitz import tiled_toeplitz_product
-from keras_graphattn.ops.toeplitz import fast_fourier_length, table_shape, toeplitz_product
-from keras_graphattn.ops.toeplitz_rows import block_toeplitz_rows, toeplitz_matrix, toeplitz_rows
+from keras_graphattn.ops.toeplitz.fourier import fast_fourier_length, table_shape, toeplitz_product
+from keras_graphattn.ops.toeplitz.rows import block_toeplitz_rows, toeplitz_matrix, toeplitz_rows
+from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product
 from tests import reference_toeplitz as reference
 from tests.numerics import (
     BACKEND,

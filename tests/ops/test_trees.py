@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_graphattn.masks import Tree
-from keras_graphattn.ops.forests import (
+from keras_graphattn.ops.trees.centroids import centroid_incidences
+from keras_graphattn.ops.trees.choice import COSTS, distance_path, sweep_path, way_of_running
+from keras_graphattn.ops.trees.forests import (
     forest_diameter,
     forest_distances,
     forest_from_graph,
     forest_from_parents,
 )
-from keras_graphattn.ops.tree_centroids import centroid_incidences
-from keras_graphattn.ops.tree_choice import COSTS, distance_path, sweep_path, way_of_running
-from keras_graphattn.ops.tree_spines import is_caterpillar, spine_plan
+from keras_graphattn.ops.trees.spines import is_caterpillar, spine_plan
 from tests import reference_topology as reference
 from tests.numerics import BACKEND
 

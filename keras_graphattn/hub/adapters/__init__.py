@@ -58,7 +58,7 @@ def register_adapter(adapter: AttentionAdapter) -> None:
 
 
 def adapter_of(layer: Any) -> AttentionAdapter | None:
-    """The adapter of an attention layer, converted or not; `None` where there is none."""
+    """The adapter of an attention layer, converted or not; `None` where none serves it."""
     shell = getattr(layer, "converted_from", None)
     if shell is not None:
         found: AttentionAdapter = shell.adapter

@@ -123,7 +123,7 @@ class AttentionAdapter:
         """The class for an attention.
 
         Raises:
-            ValueError: If there is none.
+            ValueError: If it has no class for it.
         """
         found = self.attentions.get(attention)
         if found is None:

@@ -1,0 +1,111 @@
+"""
+Title: Graph filters, and one of your own
+Description: Choose a filter by name, set it up as an object, write a new one and use it everywhere.
+Accelerator: None
+
+A graph filter is a function of the attention operator A, such as a polynomial with learned
+coefficients. `keras_graphattn.filters` has several. All of them start as plain attention.
+"""
+
+"""
+## By name or as an object
+
+A layer takes a filter by its name, with its order. Everything else belongs to the filter's own
+constructor: which coefficients are trained, what they start as, the parameters of a basis.
+"""
+
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from keras_graphattn.filters import FILTERS, FirstOrder, Jacobi, Polynomial, Step
+from keras_graphattn.layers import (
+    AttentiveGraphFilter,
+    GraphFilterAttention,
+    MaskedKernelAttention,
+)
+
+keras.utils.set_random_seed(0)
+print("filters with a name:", ", ".join(FILTERS))
+
+by_name = GraphFilterAttention(4, 8, filter="chebyshev", order=4)
+as_object = GraphFilterAttention(4, 8, filter=Jacobi(4, alpha=1.0, beta=0.5))
+only_power = GraphFilterAttention(4, 8, filter=FirstOrder(3, trainable_coefficients=["power"]))
+high_pass = GraphFilterAttention(4, 8, filter=FirstOrder(3, start="high_pass"))
+for layer in (by_name, as_object, only_power, high_pass):
+    layer.build((None, 8, 32))
+    count = sum(int(np.prod(v.shape)) for v in layer.coefficients if v.trainable)
+    print(f"{type(layer.filter).__name__}: {count} trained coefficients")
+
+"""
+## The same words in every layer
+
+`MaskedKernelAttention` filters an operator that never forms the matrix. `AttentiveGraphFilter`
+takes the polynomials of a filter for its singular values.
+"""
+
+linear_time = MaskedKernelAttention(4, 8, filter="page_rank", order=4)
+singular = AttentiveGraphFilter(4, 8, filter="legendre", order=3)
+tokens = keras.random.normal((2, 8, 32))
+print("outputs:", linear_time(tokens).shape, singular(tokens).shape)
+
+"""
+## A filter of your own
+
+A polynomial basis needs its three-term recurrence only: P_k = (slope x + offset) P_{k-1} -
+previous P_{k-2}. Here are the Laguerre polynomials. Register the class with Keras, so that models
+with it can be saved.
+"""
+
+
+@keras.saving.register_keras_serializable(package="guide")
+class Laguerre(Polynomial):
+    """H = sum_k c_k L_k(A), L_k the Laguerre polynomials."""
+
+    def recurrence(self):
+        degrees = range(1, self.order + 1)
+        return [Step(-1 / k, (2 * k - 1) / k, (k - 1) / k) for k in degrees]
+
+
+digits = load_digits()
+images = (digits.images / 16.0).astype("float32")
+x_train, x_test, y_train, y_test = train_test_split(
+    images, digits.target, test_size=0.3, random_state=0, stratify=digits.target
+)
+
+
+def transformer(filter):
+    """One block over the eight rows of an image."""
+    inputs = keras.Input((8, 8), name="rows")
+    x = keras.layers.Dense(32)(inputs)
+    positions = keras.layers.Embedding(8, 32)
+    x = x + positions(keras.ops.cumsum(keras.ops.ones_like(inputs[:, :, 0]), axis=1) - 1)
+    normed = keras.layers.LayerNormalization()(x)
+    x = x + GraphFilterAttention(4, 8, filter=filter, name="attention")(normed, normed)
+    hidden = keras.layers.Dense(64, activation="gelu")(keras.layers.LayerNormalization()(x))
+    pooled = keras.layers.GlobalAveragePooling1D()(x + keras.layers.Dense(32)(hidden))
+    return keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(pooled))
+
+
+model = transformer(Laguerre(3))
+model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+model.fit(x_train, y_train, epochs=10, batch_size=64, verbose=0)
+_, accuracy = model.evaluate(x_test, y_test, verbose=0)
+print(f"Laguerre filter: test accuracy {accuracy:.3f}")
+
+learned = keras.ops.convert_to_numpy(model.get_layer("attention").filter_coefficients)
+print("coefficients of the first head:", np.round(learned[:, 0], 3))
+
+"""
+It works in every layer, in `keras_graphattn.convert(model, filter=Laguerre(3))`, and in a file:
+"""
+
+with tempfile.TemporaryDirectory() as folder:
+    model.save(Path(folder) / "digits.keras")
+    again = keras.saving.load_model(Path(folder) / "digits.keras")
+difference = again.predict(x_test, verbose=0) - model.predict(x_test, verbose=0)
+print(f"largest difference after loading: {np.abs(difference).max():.1e}")

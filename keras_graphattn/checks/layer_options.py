@@ -1,0 +1,75 @@
+"""The options that our layers share with `keras.layers.MultiHeadAttention`, checked by name."""
+
+from typing import Any
+
+import keras
+
+from keras_graphattn.checks.arguments import (
+    check_dtype_policy,
+    flag,
+    is_list,
+    is_whole,
+    number,
+    optional,
+    whole,
+)
+
+MAKERS = {
+    "kernel_initializer": keras.initializers.get,
+    "bias_initializer": keras.initializers.get,
+    "kernel_regularizer": keras.regularizers.get,
+    "bias_regularizer": keras.regularizers.get,
+    "activity_regularizer": keras.regularizers.get,
+    "kernel_constraint": keras.constraints.get,
+    "bias_constraint": keras.constraints.get,
+}
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raises a `ValueError` that names the first option that cannot be used.
+
+    Args:
+        options: Arguments of `keras.layers.MultiHeadAttention`, by name.
+    """
+    optional(whole())("sliding_window", options.get("sliding_window"), {})
+    _check_axes(options.get("attention_axes"))
+    for name in ("num_heads", "key_dim", "value_dim"):
+        size = options.get(name)
+        if isinstance(size, bool) or (isinstance(size, int) and size >= 2**31):
+            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={size!r}")
+    if "dropout" in options:
+        number()("dropout", options["dropout"], {})
+    check_dtype_policy(options.get("dtype"))
+    for name in ("use_bias", "use_gate"):
+        if name in options:
+            flag(name, options[name])
+    seed = options.get("seed")
+    if not isinstance(seed, keras.random.SeedGenerator):
+        optional(whole(0))("seed", seed, {})
+    shape = options.get("output_shape")
+    if shape is not None:
+        for size in shape if is_list(shape) and len(shape) else [shape]:
+            whole()("output_shape", size, {})
+    for name, make in MAKERS.items():
+        given = options.get(name)
+        if given is None and (name not in options or not name.endswith("initializer")):
+            continue
+        if given is None:
+            raise ValueError(f"`{name}` must be an initializer. Received: {name}=None")
+        try:
+            make(options[name])
+        except Exception as error:
+            raise ValueError(
+                f"`{name}` cannot be used. Received: {name}={options[name]!r}. The cause: {error}"
+            ) from error
+
+
+def _check_axes(axes: Any) -> None:
+    given = axes if is_list(axes) else [] if axes is None else [axes]
+    if (axes is not None and not given) or not all(
+        is_whole(axis) and -(2**31) < axis < 2**31 for axis in given
+    ):
+        raise ValueError(
+            "`attention_axes` must be None, the number of an axis, or a list of such. Received: "
+            f"attention_axes={axes!r}"
+        )

@@ -1,0 +1,212 @@
+"""Orthogonal polynomials by their three-term recurrence.
+
+All bases of the package are written as
+
+    P_0(x) = 1,  P_1(x) = a_1 x + b_1,  P_k(x) = (a_k x + b_k) P_{k-1}(x) - c_k P_{k-2}(x)
+
+so one table of numbers (`recurrence`) serves polynomials of a number (`polynomial`, the
+filter of AGF) and polynomials of an operator (`keras_graphattn.ops.polynomial_filter`).
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from keras_graphattn.checks.arguments import checked, is_finite, tensor
+
+Tensor = Any
+
+MOST_STEPS = 1000  # each is a step of the graph
+LARGEST_PARAMETER = 1e30  # of Jacobi's polynomials: float32 ends at 3e38
+
+BASES = ("monomial", "chebyshev", "legendre", "jacobi")
+
+
+class Step(NamedTuple):
+    """One step of the recurrence: P_k = (slope * x + offset) P_{k-1} - previous P_{k-2}."""
+
+    slope: float
+    offset: float
+    previous: float
+
+
+def basis_steps(name: str, value: Any, sizes: Any = None) -> list[Step]:
+    """The rule of a basis: a list of steps, as `recurrence` makes it."""
+    is_list = isinstance(value, (list, tuple)) and len(value) > 0
+    if not is_list or not all(isinstance(step, Step) for step in value):
+        raise ValueError(
+            f"`{name}` must be a list of steps, as `recurrence` makes it. Received: "
+            f"{name}={value!r}"
+        )
+    return list(value)
+
+
+def check_order(order: int, name: str = "order") -> int:
+    """Returns `order` if it is an integer of at least 1, else raises `ValueError`.
+
+    Example:
+
+    >>> check_order(3)
+    3
+    """
+    if isinstance(order, bool) or not isinstance(order, int) or not 1 <= order <= MOST_STEPS:
+        raise ValueError(
+            f"`{name}` is the degree of a polynomial filter and must be an integer of at "
+            f"least 1, and at most {MOST_STEPS}. Received: {name}={order!r}"
+        )
+    return order
+
+
+def check_basis(
+    basis: str, order: int, alpha: float | None = None, beta: float | None = None
+) -> None:
+    """Raises `ValueError` for a basis, order or Jacobi parameters that cannot be used.
+
+    Example:
+
+    >>> check_basis("jacobi", 3, alpha=0.5, beta=0.5)
+    """
+    recurrence(basis, order, alpha, beta)
+
+
+def recurrence(
+    basis: str, order: int, alpha: float | None = None, beta: float | None = None
+) -> list[Step]:
+    """The recurrence coefficients of P_1 ... P_order.
+
+    Args:
+        basis: `"monomial"` (x^k), `"legendre"` (Jacobi with alpha = beta = 0), `"chebyshev"`
+            (Jacobi with alpha = beta = -1/2, in Jacobi's normalisation, as the AGF paper
+            uses it), or `"jacobi"`.
+        order: Degree K of the last polynomial, at least 1.
+        alpha: First Jacobi parameter (the papers' a); `"jacobi"` only, 0 by default.
+        beta: Second Jacobi parameter (the papers' b); `"jacobi"` only, 0 by default.
+
+    Returns:
+        A list of `order` steps; step k - 1 makes P_k.
+
+    Raises:
+        ValueError: For an unknown basis, a wrong order, or parameters for which the
+            recurrence divides by zero.
+
+    Source: Wi et al., arXiv 2505.08516, Eq. 22-26 (the sign of Eq. 24 mended; equal to
+    `scipy.special.eval_jacobi`).
+
+    Example:
+
+    >>> recurrence("legendre", 2)[1]  # P_2 = (3 x P_1 - P_0) / 2
+    Step(slope=1.5, offset=0.0, previous=0.5)
+    """
+    check_order(order)
+    if not isinstance(basis, str) or basis not in BASES:
+        raise ValueError(f"`basis` must be one of {list(BASES)}. Received: basis={basis!r}")
+    numbers = check_jacobi(0.0 if alpha is None else alpha, 0.0 if beta is None else beta)
+    if basis != "jacobi":
+        if any(numbers):
+            raise ValueError(
+                f'`alpha` and `beta` belong to basis="jacobi"; the basis {basis!r} has none. '
+                f"Received: alpha={alpha!r}, beta={beta!r}"
+            )
+        if basis == "monomial":
+            return [Step(1.0, 0.0, 0.0)] * order
+        return _jacobi(order, *((0.0, 0.0) if basis == "legendre" else (-0.5, -0.5)))
+    return _jacobi(order, *numbers)
+
+
+def check_jacobi(alpha: float, beta: float) -> tuple[float, float]:
+    """Returns the parameters of Jacobi polynomials as floats.
+
+    Raises:
+        ValueError: If one is not a finite number, or too large for float32.
+
+    Example:
+
+    >>> check_jacobi(1, -0.5)
+    (1.0, -0.5)
+    """
+    numbers = []
+    for name, given in (("alpha", alpha), ("beta", beta)):
+        if isinstance(given, bool) or not isinstance(given, (int, float)):
+            raise ValueError(f"`{name}` must be a number. Received: {name}={given!r}")
+        if not is_finite(given):
+            raise ValueError(f"`{name}` must be finite. Received: {name}={given!r}")
+        if abs(given) > LARGEST_PARAMETER:
+            raise ValueError(
+                f"`{name}` must lie between -{LARGEST_PARAMETER:g} and {LARGEST_PARAMETER:g}. "
+                f"Received: {name}={given!r}"
+            )
+        numbers.append(float(given))
+    return numbers[0], numbers[1]
+
+
+def _jacobi(order: int, alpha: float, beta: float) -> list[Step]:
+    total = alpha + beta
+    steps = [Step((total + 2) / 2, (alpha - beta) / 2, 0.0)]
+    for k in range(2, order + 1):
+        if math.isclose(k + total, 0.0, abs_tol=1e-9) or math.isclose(
+            2 * k + total, 2.0, abs_tol=1e-9
+        ):
+            raise ValueError(
+                f"The Jacobi recurrence divides by zero at degree {k} for alpha + beta = "
+                f"{total:g}. Received: alpha={alpha}, beta={beta}, order={order}. Change "
+                f"alpha or beta a little, or use order={k - 1}."
+            )
+        denominator = 2 * k * (k + total)
+        lower = 2 * k + total - 2
+        steps.append(
+            Step(
+                slope=(2 * k + total) * (2 * k + total - 1) / denominator,
+                offset=(2 * k + total - 1) * (alpha**2 - beta**2) / (denominator * lower),
+                previous=2
+                * (k + alpha - 1)
+                * (k + beta - 1)
+                * (2 * k + total)
+                / (denominator * lower),
+            )
+        )
+    return steps
+
+
+@checked(x=tensor(), coefficients=tensor("_"), steps=basis_steps)
+def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
+    """Evaluates `sum_k coefficients[k] P_k(x)` element by element, by Clenshaw's method.
+
+    Args:
+        x: Tensor of any shape.
+        coefficients: Tensor of shape (K + 1,): the weights of P_0 ... P_K.
+        steps: The basis, as `recurrence(basis, K, ...)` gives it.
+
+    Returns:
+        A tensor of the shape of `x`.
+
+    Example:
+
+    >>> steps = recurrence("monomial", 2)
+    >>> value = polynomial(np.array([2.0]), np.array([1.0, 0.0, 3.0]), steps)
+    >>> keras.ops.convert_to_numpy(value).tolist()
+    [13.0]
+    """
+    x, coefficients = ops.convert_to_tensor(x), ops.convert_to_tensor(coefficients)
+    order = len(steps)
+    if coefficients.shape[0] != order + 1:
+        raise ValueError(
+            f"A polynomial of degree {order} has {order + 1} coefficients. Received: "
+            f"coefficients.shape={tuple(coefficients.shape)}"
+        )
+    # b_k = c_k + (slope_{k+1} x + offset_{k+1}) b_{k+1} - previous_{k+2} b_{k+2}; what is the same
+    # for all x (b_K at first) is added up before it meets x: fewer passes over memory
+    later = None  # b_{k+2}
+    last = coefficients[order]  # b_{k+1}
+    for k in range(order - 1, -1, -1):
+        step, constant = steps[k], coefficients[k]
+        if later is not None and steps[k + 1].previous != 0.0:
+            constant = constant - steps[k + 1].previous * later
+        if k == order - 1:
+            current = (constant + step.offset * last) + (step.slope * last) * x
+        elif step.offset == 0.0:
+            current = constant + step.slope * x * last
+        else:
+            current = constant + (step.slope * x + step.offset) * last
+        last, later = current, last
+    return last

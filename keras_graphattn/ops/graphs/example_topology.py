@@ -1,0 +1,165 @@
+"""Topologies that come with a batch, made safe inside compiled code.
+
+Compiled code cannot raise an error for a wrong number. Here every index is kept within its own
+example, so that a wrong one never reaches a neighbour in the batch, and the functions say which
+examples hold a wrong entry. The masks put NaN in the outputs of these, and of no others.
+"""
+
+from typing import Any
+
+from keras import backend, ops
+
+from keras_graphattn.ops.graphs.edge_lists import SAME_WEIGHT
+from keras_graphattn.ops.graphs.sparse import sum_rows
+from keras_graphattn.ops.trees.doubling import flat_parents
+
+Tensor = Any
+
+MOST_STEPS = 31  # of pointer doubling where the length is not known: no int32 counts further
+NARROW = ("int8", "int16", "uint8", "uint16")
+WIDEST_KEY = 46340  # its square is the last below 2^31
+
+
+def bounded_ids(ids: Tensor, low: int, high: Any) -> tuple[Tensor, Tensor]:
+    """Ids in int32, and which of them lie within low <= id < high; the others become -1.
+
+    They are compared before they are cast, as a cast of a wide integer can bring it back in range.
+
+    Args:
+        ids: Integer tensor of any shape and type.
+        low: The least id that is right, -1 or below.
+        high: The first id that is too large, a number or an integer tensor.
+
+    Returns:
+        An int32 tensor and a boolean tensor, both of the shape of `ids`.
+    """
+    dtype = backend.standardize_dtype(ids.dtype)
+    if dtype in NARROW:
+        ids, dtype = ops.cast(ids, "int32"), "int32"
+    right = ids < ops.cast(high, dtype)
+    if not dtype.startswith("uint"):
+        right = ops.logical_and(right, ids >= ops.cast(low, dtype))
+    known = ops.cast(ops.where(right, ids, ops.zeros_like(ids)), "int32")
+    return ops.where(right, known, ops.cast(-1, "int32")), right
+
+
+def any_of_example(entries: Tensor) -> Tensor:
+    """Which examples have a `True` entry: (B, ...) -> (B,)."""
+    return ops.any(entries, axis=tuple(range(1, len(entries.shape))))
+
+
+def example_flags(flags: Tensor, like: Tensor) -> Tensor:
+    """Flags (B,) with axes of size 1, to go with the axes of `like`, (B, ...)."""
+    return ops.reshape(flags, (-1, *[1] * (len(like.shape) - 1)))
+
+
+def trees_without_root(parents: Tensor, depth: int | None, max_depth: int | None) -> Tensor:
+    """Which examples hold a circle, or nodes with more ancestors than `max_depth`.
+
+    A node that still has a parent after 2^k > T steps up goes round in a circle: ceil(log2(T))
+    gathers of one integer per node.
+
+    Args:
+        parents: int32 tensor of shape (B, T), between -1 and T - 1.
+        depth: The most ancestors that a node can have, T - 1 or `max_depth`; `None` where that is
+            not known.
+        max_depth: The most ancestors that a node may have, where there is such a limit.
+
+    Returns:
+        A boolean tensor of shape (B,).
+    """
+    jump, has_parent = flat_parents(parents)
+    ancestors = ops.cast(has_parent, "int32")
+    steps = MOST_STEPS if depth is None else int(depth).bit_length()
+    for _ in range(steps):
+        if max_depth is not None:  # more than depth already, it may grow to 2 * depth and no more
+            ancestors = ancestors + ops.take(ancestors, jump, axis=0)
+        jump = ops.take(jump, jump, axis=0)
+    wrong = ops.take(ops.cast(has_parent, "int32"), jump, axis=0) > 0
+    if max_depth is not None:
+        wrong = ops.logical_or(wrong, ancestors > max_depth)
+    return any_of_example(ops.reshape(wrong, ops.shape(parents)))
+
+
+def edges_once(
+    edges: Tensor, edge_weights: Tensor | None, length: Any
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Each edge once, however often and in whichever direction it is given.
+
+    Args:
+        edges: int32 tensor of shape (B, E, 2), between -1 and T - 1; -1 marks padding.
+        edge_weights: Optional tensor of shape (B, E).
+        length: Number of nodes T.
+
+    Returns:
+        The edges sorted, smaller node first, repeated ones turned into padding; their weights, the
+        mean of those given, so that each of them has its part of the gradient; and which examples
+        give one edge two weights, (B,).
+    """
+    last = ops.cast(length, "int32")
+    known = ops.all(edges >= 0, axis=-1)
+    low = ops.where(known, ops.min(edges, axis=-1), last)
+    high = ops.where(known, ops.max(edges, axis=-1), last)
+    order = _order_of_pairs(low, high, length)
+    low, high = (ops.take_along_axis(ends, order, axis=1) for ends in (low, high))
+    again = ops.logical_and(
+        ops.equal(low[:, 1:], low[:, :-1]), ops.equal(high[:, 1:], high[:, :-1])
+    )
+    again = ops.concatenate([ops.zeros_like(low[:, :1], dtype="bool"), again], axis=1)
+    known = low < last
+    first = ops.logical_and(known, ops.logical_not(again))
+    found = ops.where(first[..., None], ops.stack([low, high], axis=-1), ops.cast(-1, "int32"))
+    if edge_weights is None:
+        return found, None, ops.zeros_like(low[:, 0], dtype="bool")
+    weights = ops.where(known, ops.take_along_axis(edge_weights, order, axis=1), 0.0)
+    batch, count = ops.shape(low)
+    start = ops.arange(batch, dtype="int32")[:, None] * count
+    runs = ops.maximum(ops.cumsum(ops.cast(first, "int32"), axis=1) - 1, 0) + start
+    runs = ops.reshape(runs, (-1,))
+    sums = ops.stack([weights, ops.cast(known, weights.dtype)], axis=-1)
+    sums = ops.take(sum_rows(ops.reshape(sums, (-1, 2)), runs, batch * count), runs, axis=0)
+    mean = ops.reshape(sums[:, 0] / ops.maximum(sums[:, 1], 1.0), (batch, count))
+    before = ops.concatenate([weights[:, :1], weights[:, :-1]], axis=1)
+    apart = ops.abs(weights - before) > SAME_WEIGHT * ops.maximum(weights, before)
+    conflict = ops.logical_and(ops.logical_and(again, known), apart)
+    return found, ops.where(first, mean, 1.0), any_of_example(conflict)
+
+
+def _order_of_pairs(low: Tensor, high: Tensor, length: Any) -> Tensor:
+    """The places of the pairs (B, E) in order; both are between 0 and `length`."""
+    if isinstance(length, int) and length < WIDEST_KEY:
+        return ops.argsort(low * (length + 1) + high, axis=1)
+    order = ops.argsort(high, axis=1)
+    later = ops.argsort(ops.take_along_axis(low, order, axis=1), axis=1)  # stable on all backends
+    return ops.take_along_axis(order, later, axis=1)
+
+
+def largest_eigenvalue_bound(
+    edges: Tensor, edge_weights: Tensor | None, length: Any, operator: str
+) -> Tensor:
+    """A bound of each example's largest eigenvalue by the degrees of its edges' ends.
+
+    Args:
+        edges: int32 tensor of shape (B, E, 2), each edge once; -1 marks padding.
+        edge_weights: Optional tensor of shape (B, E).
+        length: Number of nodes T.
+        operator: `"laplacian"`: the largest d_u + d_v; `"adjacency"`: the largest sqrt(d_u d_v).
+
+    Returns:
+        A float32 tensor of shape (B,), 0 without edges.
+    """
+    batch, count = ops.shape(edges)[:2]
+    known = ops.all(edges >= 0, axis=-1)
+    weights = ops.cast(known, "float32")
+    if edge_weights is not None:
+        weights = ops.where(known, ops.cast(edge_weights, "float32"), 0.0)
+    start = ops.arange(batch, dtype="int32")[:, None, None] * length
+    ends = ops.reshape(ops.where(known[..., None], edges + start, start), (-1,))
+    spread = ops.reshape(ops.repeat(weights, 2, axis=1), (-1,))
+    degrees = ops.take(sum_rows(spread, ends, batch * length), ends, axis=0)
+    degrees = ops.reshape(degrees, (batch, count, 2))
+    if operator == "adjacency":
+        bounds = ops.sqrt(degrees[..., 0]) * ops.sqrt(degrees[..., 1])
+    else:
+        bounds = degrees[..., 0] + degrees[..., 1]
+    return ops.max(ops.where(known, bounds, 0.0), axis=1, initial=0.0)

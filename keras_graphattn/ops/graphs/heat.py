@@ -1,0 +1,310 @@
+"""exp(t S) x on a graph by a series of positive terms: right in every row and far entry.
+
+S is -L or A. For c at least as large as each diagonal entry of L, B = S + c I has no negative
+entry, and
+
+    exp(t S) x = e^(-c t) sum_k t^k / k! B^k x
+
+adds positive multiples of what walks of k steps carry. Nothing cancels, so the error of a row is
+relative to that row, however small it is next to others, and to |M| |x|. A Chebyshev series needs
+about half the terms, but its terms cancel: its error is relative to the largest row.
+
+A long time is cut into equal parts, exp(t S) = exp(t S / 2^p)^(2^p), as e^(c t) would overflow.
+
+Source: Choromanski et al., arXiv 2107.07999, Eq. 4; the series as for the matrix exponential of a
+Markov chain (uniformization).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import scipy.special
+from keras import ops
+
+from keras_graphattn.ops.graphs.diffusion import OperatorOfBatch
+from keras_graphattn.ops.graphs.graphs import spectral_radius
+from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
+from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
+
+Tensor = Any
+
+LONGEST_PART = 32.0  # t rho of one series: sums in it are up to e^32 times the signal
+LONGEST_PART_OF_MATRIX = 4.0  # of the series whose result is squared as a matrix
+MOST_TERMS = 2000
+LARGEST_EXPONENT = 64.0  # of exp(t A), so that float32 holds it, signals and sums included
+
+
+@dataclass(frozen=True, eq=False)
+class PositiveOperator:
+    """B = S + c I, with no negative entry.
+
+    Attributes:
+        matrix: B, of shape (n, n).
+        shift: c, a number of 12 bits.
+        radius: Bound of the largest eigenvalue of B.
+    """
+
+    matrix: SparseMatrix
+    shift: float
+    radius: float
+
+    @cached_property
+    def unshifted(self) -> "PositiveOperator":
+        """The same with c = 0: S = B."""
+        return PositiveOperator(self.matrix, 0.0, self.radius)
+
+    @cached_property
+    def _made(self) -> dict[Any, FunctionWithGradient]:
+        return {}
+
+    def exponential(self, sizes: "SeriesSizes") -> FunctionWithGradient:
+        """x, t -> (exp(t S) x,)"""
+        return self._function(_value, _gradient, sizes)
+
+    def matrix_exponential(self, sizes: "SeriesSizes") -> FunctionWithGradient:
+        """t -> (exp(t S),)"""
+        return self._function(_matrix_value, _matrix_gradient, sizes)
+
+    def _function(self, value: Any, gradient: Any, sizes: "SeriesSizes") -> FunctionWithGradient:
+        """Made once: what is compiled for it is kept with it."""
+        if (value, sizes) not in self._made:
+            both = (partial(function, self, sizes) for function in (value, gradient))
+            self._made[value, sizes] = FunctionWithGradient(*both)
+        return self._made[value, sizes]
+
+
+@dataclass(frozen=True)
+class SeriesSizes:
+    """How much of the series is computed.
+
+    Attributes:
+        terms: Number of products with B in each part of the time.
+        parts: Number of parts, a power of 2.
+        longest: The longest time.
+    """
+
+    terms: int
+    parts: int
+    longest: float
+
+
+def positive_operator(adjacency: Any, operator: str) -> PositiveOperator:
+    """B of a graph.
+
+    Args:
+        adjacency: The graph, as `keras_graphattn.ops.graphs.graphs.read_graph` returns it.
+        operator: `"laplacian"` or `"normalized_laplacian"`, S = -L; or `"adjacency"`, S = A.
+
+    Example:
+
+    >>> from keras_graphattn.ops.graphs.graphs import read_graph
+    >>> operator = positive_operator(read_graph([[0, 1], [1, 2]]), "laplacian")
+    >>> operator.shift, operator.matrix.matrix.toarray().tolist()
+    (2.0, [[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
+    """
+    degrees = np.asarray(adjacency.sum(axis=1)).ravel()
+    if operator == "adjacency":
+        return PositiveOperator(SparseMatrix(adjacency, True), 0.0, spectral_radius(adjacency))
+    if operator == "laplacian":
+        shift = twelve_bits_from(max(float(degrees.max(initial=0.0)), 1e-6))
+        matrix = adjacency + scipy.sparse.diags_array(shift - degrees)
+        return PositiveOperator(SparseMatrix(matrix, True), shift, shift)
+    scale = np.where(degrees > 0, np.where(degrees > 0, degrees, 1.0) ** -0.5, 0.0)
+    scaled = scipy.sparse.diags_array(scale) @ adjacency @ scipy.sparse.diags_array(scale)
+    matrix = scaled + scipy.sparse.diags_array((degrees == 0).astype("float64"))
+    return PositiveOperator(SparseMatrix(matrix, True), 1.0, 1.0)
+
+
+def check_exponent(radius: float, time: float) -> None:
+    """Raises a `ValueError` where exp(t A) is too large for float32, signals included."""
+    if radius * time > LARGEST_EXPONENT:
+        raise ValueError(
+            f"exp(t A) is too large for float32 beyond t |A| = {LARGEST_EXPONENT:g}. Received: "
+            f"times up to {time:g}, an adjacency matrix of radius {radius:g}. Use shorter times, "
+            "or a Laplacian."
+        )
+
+
+def series_sizes(
+    radius: float, time: float, tolerance: float, longest_part: float = LONGEST_PART
+) -> SeriesSizes:
+    """How many terms and parts a time needs.
+
+    Args:
+        radius: Bound of the largest eigenvalue of B.
+        time: The longest time.
+        tolerance: What the dropped terms add up to at most, relative to each row of M.
+        longest_part: Largest `radius` times the time of one part.
+
+    Raises:
+        ValueError: For a tolerance that is not between 0 and 1, or more than 2000 terms.
+    """
+    if not 0.0 < tolerance < 1.0:
+        raise ValueError(f"`tolerance` must be between 0 and 1. Received: {tolerance!r}")
+    parts, mean = 1, radius * time
+    if mean <= MOST_TERMS:
+        parts = 2 ** max(0, math.ceil(math.log2(max(mean / longest_part, 1e-9))))
+        counts = np.arange(1, MOST_TERMS + 1)
+        # a Poisson variable exceeds `terms` with the probability that the dropped terms weigh
+        enough = scipy.special.pdtrc(counts, mean / parts) <= 0.1 * tolerance / parts
+        terms = int(counts[np.argmax(enough)])
+    in_turn = parts if longest_part == LONGEST_PART else 1
+    if mean > MOST_TERMS or terms * in_turn > MOST_TERMS:
+        raise ValueError(
+            "The series needs more than 2000 terms. Received: times up to "
+            f"{time:g} on a graph whose operator reaches {radius:g}, tolerance={tolerance:g}. Use "
+            "shorter times or a larger tolerance."
+        )
+    return SeriesSizes(terms, parts, time)
+
+
+def exponential_product(
+    x: Tensor, time: Tensor, operator: PositiveOperator, sizes: SeriesSizes
+) -> Tensor:
+    """exp(t S) x, with gradients of any order for both.
+
+    Args:
+        x: Tensor of shape (n, N, C): nodes, heads, columns.
+        time: Tensor of shape (N,), of the dtype of `x`: t of each head, at most `sizes.longest`.
+        operator: B, which holds S.
+        sizes: From `series_sizes`.
+
+    Returns:
+        A tensor of shape (n, N, C). Its error in a row is at most the tolerance and about
+        1e-7 (1 + 0.1 t rho) in float32, relative to that row of M |x|.
+    """
+
+    (found,) = operator.exponential(sizes)(x, time)
+    return found
+
+
+def _value(
+    operator: PositiveOperator, sizes: SeriesSizes, x: Tensor, time: Tensor
+) -> tuple[tuple[Tensor], tuple[()]]:
+    return (_series(x, time, operator, sizes),), ()
+
+
+def _gradient(
+    operator: PositiveOperator,
+    sizes: SeriesSizes,
+    tensors: tuple[Tensor, Tensor],
+    kept: tuple[()],
+    upstream: tuple[Tensor],
+) -> tuple[Tensor, Tensor]:
+    x, time = tensors
+    back = exponential_product(upstream[0], time, operator, sizes)
+    moved = sparse_product(operator.matrix, x) - operator.shift * x  # S x
+    return back, ops.sum(back * moved, axis=(0, 2))
+
+
+def exponential_matrix(time: Tensor, operator: PositiveOperator, sizes: SeriesSizes) -> Tensor:
+    """exp(t S) itself, of shape (N, n, n): a short series, squared log2(`sizes.parts`) times.
+
+    Args:
+        time: Tensor of shape (N,).
+        operator: B, which holds S.
+        sizes: From `series_sizes` with `LONGEST_PART_OF_MATRIX`.
+    """
+    (found,) = operator.matrix_exponential(sizes)(time)
+    return found
+
+
+def _matrix_value(
+    operator: PositiveOperator, sizes: SeriesSizes, time: Tensor
+) -> tuple[tuple[Tensor], tuple[Tensor]]:
+    count, heads = operator.matrix.shape[0], time.shape[0]
+    identity = ops.broadcast_to(ops.eye(count, dtype=time.dtype)[:, None], (count, heads, count))
+    short = SeriesSizes(sizes.terms, 1, sizes.longest / sizes.parts)
+    matrix = exponential_product(identity, time / sizes.parts, operator.unshifted, short)
+    matrix = ops.transpose(matrix, (1, 0, 2))
+    squarings = int(math.log2(sizes.parts))
+    before = min(squarings, int(math.log2(LONGEST_PART / LONGEST_PART_OF_MATRIX)))
+    parts = sizes.parts / 2**before  # as in a series: rounding of a decay is squared as often
+    decay = decay_of(time / parts, operator.shift, sizes.longest / parts)[:, None, None]
+    for k in range(squarings + 1):
+        matrix = matrix * decay if k == before else matrix
+        matrix = matrix @ matrix if k < squarings else matrix
+    return (matrix,), (matrix,)
+
+
+def _matrix_gradient(
+    operator: PositiveOperator,
+    sizes: SeriesSizes,
+    tensors: tuple[Tensor],
+    kept: tuple[Tensor],
+    upstream: tuple[Tensor],
+) -> tuple[Tensor]:
+    columns, upstream_columns = (ops.transpose(x[0], (1, 0, 2)) for x in (kept, upstream))
+    moved = sparse_product(operator.matrix, columns) - operator.shift * columns  # S M
+    return (ops.sum(upstream_columns * moved, axis=(0, 2)),)
+
+
+def _series(x: Tensor, time: Tensor, operator: PositiveOperator, sizes: SeriesSizes) -> Tensor:
+    """All parts of the time, each by Horner's rule."""
+    product = operator.matrix.product(x)
+    time = time / sizes.parts
+    decay = decay_of(time, operator.shift, sizes.longest / sizes.parts)[None, :, None]
+    orders = ops.convert_to_tensor(np.arange(sizes.terms, 0, -1)[:, None], dtype=time.dtype)
+    factors = time[None, :] / orders
+
+    def part(index: Any, x: Tensor) -> Tensor:
+        def term(k: Any, y: Tensor) -> Tensor:
+            factor = factors[k] if isinstance(k, int) else ops.take(factors, k, axis=0)
+            return x + factor[None, :, None] * product(y)
+
+        return decay * ops.fori_loop(0, sizes.terms, term, x)
+
+    return part(0, x) if sizes.parts == 1 else ops.fori_loop(0, sizes.parts, part, x)
+
+
+def exponential_product_of_batch(
+    x: Tensor, time: Tensor, operator: OperatorOfBatch, length: Any, sizes: SeriesSizes
+) -> Tensor:
+    """`exponential_product` for one graph per example, unrolled: gradients for its weights too.
+
+    Args:
+        x: Tensor of shape (B T, N, C).
+        time: Tensor of shape (N,).
+        operator: From `keras_graphattn.ops.graphs.diffusion.graph_operator_of_batch`.
+        length: Number of nodes T of each example.
+        sizes: From `series_sizes`, for the largest radius that an example can have.
+
+    Returns:
+        A tensor of the shape of `x`.
+    """
+    time = time / sizes.parts
+    shift, rest = ops.zeros((1, 1), x.dtype), None
+    if operator.diagonal is not None:
+        largest = ops.max(ops.reshape(operator.diagonal, (-1, length)), axis=1, keepdims=True)
+        shift = ops.stop_gradient(largest) + ops.zeros((1, length), x.dtype)
+        shift = ops.reshape(shift, (-1, 1))
+        rest = (shift - operator.diagonal[:, None])[:, :, None]
+    decay = decay_of(time[None, :], shift, sizes.longest / sizes.parts)[:, :, None]
+    for _ in range(sizes.parts):
+        total = x
+        for order in range(sizes.terms, 0, -1):
+            image = operator.neighbours(total)
+            image = image if rest is None else image + rest * total
+            total = x + (time / order)[None, :, None] * image
+        x = decay * total
+    return x
+
+
+def decay_of(time: Tensor, shift: Any, longest: float) -> Tensor:
+    """e^(-c t) to the last bit, which the rounding of c t would lose for a large c t.
+
+    The leading 12 bits of t times the 12 bits of c are exact in float32.
+    """
+    unit = 2.0 ** (math.ceil(math.log2(longest)) - 12)
+    leading = ops.stop_gradient(ops.cast(ops.cast(time / unit, "int32"), time.dtype) * unit)
+    return ops.exp(-shift * leading) * ops.exp(-shift * (time - leading))
+
+
+def twelve_bits_from(number: float) -> float:
+    """The smallest number of 12 bits from `number` on."""
+    unit = 2.0 ** (math.floor(math.log2(number)) - 11)
+    return math.ceil(number / unit) * unit

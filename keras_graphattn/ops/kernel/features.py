@@ -1,0 +1,142 @@
+"""Feature maps phi of kernel attention: phi(q) . phi(k) >= 0 in place of exp(q . k).
+
+`relu`, `squared_relu` and `elu` are taken entry by entry. FAVOR+ draws random features whose
+product is an unbiased estimate of exp(q . k / sqrt(H)).
+
+A factor on all features of one query cancels in the normaliser, so queries are scaled to a largest
+feature of 1. For keys only one common factor cancels. Where every query sees every key, that is
+the largest feature of all keys. Where a mask hides keys, the factor must not depend on them: a
+causal layer would see the future through its rounding, and a state of past keys would be on
+another scale than the keys to come. There the factor is fixed, exp(`favor_shift`), which depends
+on the random features alone and keeps every key below exp(60). It costs range: keys whose squared
+norm is above about 170 sqrt(H) then vanish.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_graphattn.ops.precision.float32 import at_least_float32, hidden_logit
+from keras_graphattn.ops.precision.wide import larger, largest
+
+Tensor = Any
+
+OFFSET = 1e-3  # keeps features positive where a ReLU is 0
+LARGEST_EXPONENT = 60.0  # of a key's feature under the fixed factor
+
+
+def relu_features(x: Tensor) -> Tensor:
+    """relu(x) + 0.001, in float32."""
+    return ops.relu(at_least_float32(x)) + OFFSET
+
+
+def squared_relu_features(x: Tensor) -> Tensor:
+    """relu(x)^2 + 0.001, in float32."""
+    return ops.square(ops.relu(at_least_float32(x))) + OFFSET
+
+
+def elu_features(x: Tensor) -> Tensor:
+    """elu(x) + 1, in float32.
+
+    Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, Eq. 7.
+    """
+    return ops.elu(at_least_float32(x)) + 1.0
+
+
+def orthogonal_features(
+    num_heads: int, key_dim: int, num_features: int, seed: int | None = None
+) -> np.ndarray:
+    """Directions of FAVOR+: Gaussian vectors, orthogonal in blocks of `key_dim`.
+
+    Args:
+        num_heads: Number of heads N, each with directions of its own.
+        key_dim: Size H of a head.
+        num_features: Number m of directions.
+        seed: Seed of the draw.
+
+    Returns:
+        A float32 array of shape (N, H, m). Each direction is distributed as N(0, I).
+
+    Source: Choromanski et al., "Rethinking Attention with Performers", arXiv 2009.14794, Sec. 2.4.
+    """
+    generator = np.random.default_rng(seed)
+    blocks = -(-num_features // key_dim)
+    gaussian = generator.standard_normal((num_heads, blocks, key_dim, key_dim))
+    orthogonal, triangular = np.linalg.qr(gaussian)
+    signs = np.sign(np.diagonal(triangular, axis1=-2, axis2=-1))
+    orthogonal = orthogonal * signs[..., None, :]  # uniform: LAPACK prefers some signs
+    orthogonal = np.moveaxis(orthogonal, 1, 2).reshape((num_heads, key_dim, blocks * key_dim))
+    lengths = np.linalg.norm(generator.standard_normal((num_heads, num_features, key_dim)), axis=-1)
+    return np.asarray(orthogonal[..., :num_features] * lengths[:, None, :], dtype="float32")
+
+
+def favor_shift(directions: Tensor) -> Tensor:
+    """What the fixed factor takes off the exponents of all keys, per head: (N, 1).
+
+    An exponent w . x - |x|^2 / 2 is at most |w|^2 / 2. The shift brings that to
+    `LARGEST_EXPONENT`, so that nothing overflows; it is 0 for heads of up to about 100 channels.
+    """
+    longest = largest(ops.sum(ops.square(directions), axis=1), axis=1, keepdims=True)
+    return larger(0.5 * longest - LARGEST_EXPONENT, 0.0)
+
+
+def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
+    """FAVOR+ features of the queries, the largest of each query being 1.
+
+    Args:
+        query: Tensor of shape (B, T, N, H).
+        directions: Tensor of shape (N, H, m), from `orthogonal_features`.
+
+    Returns:
+        A positive tensor of shape (B, T, N, m), at least float32.
+
+    Source: Choromanski et al., arXiv 2009.14794, Lemma 1 and Eq. 8.
+    """
+    exponents = _exponents(query, directions)
+    return ops.exp(exponents - ops.stop_gradient(largest(exponents, axis=-1, keepdims=True)))
+
+
+def favor_key_features(
+    key: Tensor, directions: Tensor, mask: Tensor | None = None, fixed_scale: bool = False
+) -> Tensor:
+    """FAVOR+ features of the keys, all on one scale.
+
+    Args:
+        key: Tensor of shape (B, S, N, H).
+        directions: Tensor of shape (N, H, m), from `orthogonal_features`.
+        mask: Optional boolean tensor of shape (B, S): the keys that count for the scale. The
+            features of the others are no use.
+        fixed_scale: Whether the scale is `favor_shift`, which no key has a part in, in place of
+            the largest feature of all keys. Needed wherever a mask hides some keys.
+
+    Returns:
+        A positive tensor of shape (B, S, N, m), at least float32.
+
+    Example:
+
+    >>> directions = orthogonal_features(num_heads=1, key_dim=4, num_features=4096, seed=0)
+    >>> x = np.array([0.5, 0.25, 0.0, -0.5], "float32").reshape((1, 1, 1, 4))
+    >>> features = favor_key_features(x, directions, fixed_scale=True)
+    >>> kernel = keras.ops.mean(features * features)  # of exp(x . x / sqrt(4))
+    >>> bool(abs(float(kernel) / np.exp(0.5625 / 2) - 1) < 0.1)
+    True
+    """
+    exponents = _exponents(key, directions)
+    if fixed_scale:
+        return ops.exp(exponents - favor_shift(ops.cast(directions, exponents.dtype)))
+    if mask is not None:
+        mask = ops.cast(mask, "bool")[:, :, None, None]
+        hidden = ops.cast(hidden_logit(exponents.dtype), exponents.dtype)
+        exponents = ops.where(mask, exponents, hidden)
+    scale = ops.stop_gradient(largest(exponents, axis=(1, 3), keepdims=True))
+    return ops.exp(exponents - scale)
+
+
+def _exponents(x: Tensor, directions: Tensor) -> Tensor:
+    """w . x' - |x'|^2 / 2 with x' = x / H^(1/4)."""
+    x = at_least_float32(x) * math.pow(x.shape[-1], -0.25)
+    directions = ops.cast(directions, x.dtype)
+    half_square = 0.5 * ops.sum(ops.square(x), axis=-1, keepdims=True)
+    return ops.einsum("btnh,nhm->btnm", x, directions) - half_square

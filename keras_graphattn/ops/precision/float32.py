@@ -1,0 +1,148 @@
+"""Where numbers are kept safe: masked softmax and the float32 islands.
+
+Every mask constant and every change of precision in the package goes through this
+file. Masks are boolean to the end and applied with `where`; a row that may see
+nothing is exactly zero, never a uniform average and never NaN.
+"""
+
+from typing import Any
+
+from keras import ops
+
+from keras_graphattn.checks.arguments import (
+    check_broadcast,
+    checked,
+    dtype_name,
+    float_dtype,
+    mask,
+    optional,
+    tensor,
+)
+
+Tensor = Any
+
+_LARGEST_FLOAT16 = 65504.0
+_LARGE_NEGATIVE = -1e30  # float32 only: scores are float32 when this is used
+
+
+@checked(x=tensor())
+def at_least_float32(x: Tensor) -> Tensor:
+    """Casts half precision to float32 and leaves float32 and float64 as they are.
+
+    Example:
+
+    >>> keras.backend.standardize_dtype(at_least_float32(np.ones(2, "float16")).dtype)
+    'float32'
+    """
+    x = ops.convert_to_tensor(x)
+    return x if dtype_name(x.dtype) in ("float32", "float64") else ops.cast(x, "float32")
+
+
+def finite_scores(scores: Tensor) -> Tensor:
+    """Scores in at least float32, those that overflowed half precision at its largest number.
+
+    A product of a query and a key can be infinite in float16, and a softmax of two infinite
+    scores is NaN. At the largest number of the dtype they share the row.
+    """
+    scores = ops.convert_to_tensor(scores)
+    if dtype_name(scores.dtype) != "float16":
+        return at_least_float32(scores)
+    return ops.clip(ops.cast(scores, "float32"), -_LARGEST_FLOAT16, _LARGEST_FLOAT16)
+
+
+def hidden_logit(dtype: str = "float32") -> float:
+    """The finite logit of an entry that a mask hides: its exponential beside any other is 0.
+
+    Raises:
+        ValueError: For half precision, where it would not be finite.
+
+    Example:
+
+    >>> hidden_logit()
+    -1e+30
+    """
+    if float_dtype("dtype", dtype) not in ("float32", "float64"):
+        raise ValueError(f"`dtype` of logits must be float32 or float64. Received: dtype={dtype!r}")
+    return _LARGE_NEGATIVE
+
+
+@checked(scores=tensor(), mask=optional(mask()))
+def masked_softmax(
+    scores: Tensor, mask: Tensor | None = None, axis: int | tuple[int, ...] = -1
+) -> Tensor:
+    """Softmax over the entries that a mask lets through, in float32 inside.
+
+    Args:
+        scores: Tensor of logits, any shape.
+        mask: Optional boolean tensor that broadcasts to `scores`; `True` keeps an entry.
+        axis: The axis, or tuple of axes, that sums to one.
+
+    Returns:
+        A tensor of the shape and dtype of `scores`. Masked entries are exactly 0; where
+        a whole slice is masked, all of it is 0.
+
+    Example:
+
+    >>> weights = masked_softmax(np.zeros((1, 4)), np.array([[True, True, False, False]]))
+    >>> keras.ops.convert_to_numpy(weights).tolist()
+    [[0.5, 0.5, 0.0, 0.0]]
+    """
+    scores = ops.convert_to_tensor(scores)
+    rank, axes = len(scores.shape), axis if isinstance(axis, (tuple, list)) else (axis,)
+    known = (isinstance(a, int) and not isinstance(a, bool) and -rank <= a < rank for a in axes)
+    if not axes or not all(known):
+        raise ValueError(
+            f"`axis` must be one or more of the {rank} axes of `scores`. Received: axis={axis!r}"
+        )
+    dtype = scores.dtype
+    scores = finite_scores(scores)
+    if mask is not None:
+        check_broadcast("mask", mask, "scores", scores)
+        mask = ops.cast(mask, "bool")
+        scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))
+    if len(axes) == 1:
+        weights = ops.softmax(scores, axis=axes[0])
+    else:  # Keras' own needs lengths that are known, and at most five axes on TensorFlow
+        axes = tuple(axes)
+        top = ops.max(scores, axis=axes, keepdims=True, initial=_LARGE_NEGATIVE)
+        top = ops.stop_gradient(top)
+        exponentials = ops.exp(scores - top)
+        weights = exponentials / ops.sum(exponentials, axis=axes, keepdims=True)
+    if mask is not None:
+        weights = ops.where(mask, weights, ops.cast(0.0, weights.dtype))
+    return ops.cast(weights, dtype)
+
+
+@checked(broken=mask(), x=tensor())
+def nan_where(broken: Tensor, x: Tensor) -> Tensor:
+    """NaN in the entries that `broken` marks; the gradient passes as if it were not there.
+
+    Args:
+        broken: Boolean tensor that broadcasts to `x`.
+        x: Tensor of any shape.
+
+    Example:
+
+    >>> x = nan_where(np.array([True, False]), np.array([1.0, 2.0], "float32"))
+    >>> keras.ops.convert_to_numpy(x).tolist()
+    [nan, 2.0]
+    """
+    x = ops.convert_to_tensor(x)
+    nothing = ops.cast(0.0, x.dtype)
+    return x + ops.where(ops.cast(broken, "bool"), ops.cast(float("nan"), x.dtype), nothing)
+
+
+@checked(x=tensor(), mask=optional(mask()))
+def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Puts exact zeros (not products with zero: NaN stays out) where `mask` is `False`.
+
+    Example:
+
+    >>> x = zero_where_masked(np.array([1.0, np.nan], "float32"), np.array([True, False]))
+    >>> keras.ops.convert_to_numpy(x).tolist()
+    [1.0, 0.0]
+    """
+    if mask is None:
+        return x
+    check_broadcast("mask", mask, "x", x)
+    return ops.where(ops.cast(mask, "bool"), x, ops.cast(0.0, x.dtype))

@@ -1,0 +1,154 @@
+"""Functions of tensors with a gradient of their own: right at any order, compiled once on jax.
+
+A gradient of its own often needs results of the forward pass. TensorFlow and jax know how these
+depend on the arguments, torch does not: there, a second derivative would take them for constants
+and be wrong without a word. So on torch a gradient that will be differentiated itself computes
+them again from the arguments. Nothing else is computed twice.
+
+On jax each `FunctionWithGradient` is compiled once for the shapes that it meets. Make it once and
+keep it: a new one for each call is compiled at each call.
+
+Forward mode (`jax.jvp`, `torch.func.jvp`, `tf.autodiff.ForwardAccumulator`) is right on tensorflow
+and torch. jax refuses it with a `TypeError`; its `jvp` of a gradient is right.
+"""
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import keras
+from keras import ops
+
+Tensor = Any
+Tensors = tuple[Tensor, ...]
+
+
+def compiled_once(function: Callable[..., Any], *settings: Hashable) -> Callable[..., Any]:
+    """`function(*settings, ...)` as a function of tensors, on jax compiled once for equal settings.
+
+    Without this, loops over closures are compiled at each call that jax does not trace.
+
+    Args:
+        function: A function of a module, not a closure: it is kept for good.
+        *settings: Its first arguments, what is not a tensor.
+
+    Example:
+
+    >>> import operator
+    >>> float(compiled_once(operator.mul, 2.0)(np.float32(3.0)))
+    6.0
+    """
+    if keras.backend.backend() != "jax":
+        return functools.partial(function, *settings)
+    return _compiled(function, settings)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(function: Callable[..., Any], settings: tuple[Hashable, ...]) -> Callable[..., Any]:
+    import jax
+
+    compiled: Callable[..., Any] = jax.jit(functools.partial(function, *settings))
+    return compiled
+
+
+def kept_with(owner: Any, make: Callable[[Any], Any]) -> Any:
+    """What `make(owner)` returned the first time, kept for as long as `owner` lives.
+
+    Example:
+
+    >>> class Owner:
+    ...     pass
+    >>> def make(owner):
+    ...     return object()
+    >>> owner = Owner()
+    >>> kept_with(owner, make) is kept_with(owner, make)
+    True
+    """
+    kept = owner.__dict__.setdefault("_kept", {})
+    if make not in kept:
+        kept[make] = make(owner)
+    return kept[make]
+
+
+class FunctionWithGradient:
+    """A function of tensors whose gradient is another function.
+
+    Args:
+        value: Callable of the tensors. Returns a tuple of outputs, and a tuple of what the
+            gradient needs of the forward pass. It must be differentiable and capture no tensor
+            that needs a gradient.
+        gradient: Callable of the tensors (a tuple), of what `value` left for it and of the
+            gradients of the outputs (a tuple). Returns a tuple with one gradient for each tensor;
+            `None` for what has none, such as a mask. It must be differentiable too.
+
+    Example:
+
+    >>> def value(x):
+    ...     square_root = keras.ops.sqrt(x)
+    ...     return (square_root,), (square_root,)
+    >>> def gradient(tensors, kept, upstream):
+    ...     return (upstream[0] / (2.0 * kept[0]),)
+    >>> (root,) = FunctionWithGradient(value, gradient)(np.array([4.0], "float32"))
+    >>> float(root[0])
+    2.0
+    """
+
+    def __init__(
+        self,
+        value: Callable[..., tuple[Tensors, Tensors]],
+        gradient: Callable[[Tensors, Tensors, Tensors], tuple[Tensor | None, ...]],
+    ) -> None:
+        self.value = value
+        self.gradient = gradient
+
+    def __call__(self, *tensors: Tensor) -> Tensors:
+        outputs: Tensors = self._run(*(ops.convert_to_tensor(tensor) for tensor in tensors))
+        return outputs
+
+    @functools.cached_property
+    def _run(self) -> Callable[..., Tensors]:
+        makers = {"jax": _on_jax, "tensorflow": _on_tensorflow, "torch": _on_torch}
+        return makers[keras.backend.backend()](self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"value": self.value, "gradient": self.gradient}  # what is compiled stays behind
+
+
+def _on_jax(function: FunctionWithGradient) -> Callable[..., Tensors]:
+    import jax
+
+    run = jax.custom_vjp(lambda *tensors: function.value(*tensors)[0])
+
+    def forward(*tensors: Tensor) -> tuple[Tensors, tuple[Tensors, Tensors]]:
+        outputs, kept = function.value(*tensors)
+        return outputs, (tensors, kept)
+
+    def backward(saved: tuple[Tensors, Tensors], upstream: Tensors) -> tuple[Tensor | None, ...]:
+        return function.gradient(*saved, upstream)
+
+    run.defvjp(forward, backward)
+    compiled: Callable[..., Tensors] = jax.jit(run)
+    return compiled
+
+
+def _on_tensorflow(function: FunctionWithGradient) -> Callable[..., Tensors]:
+    @ops.custom_gradient  # type: ignore[untyped-decorator]
+    def run(*tensors: Tensor) -> Any:
+        outputs, kept = function.value(*tensors)
+
+        def gradient(*upstream: Tensor) -> tuple[Tensor | None, ...]:
+            return function.gradient(tensors, kept, upstream)
+
+        return outputs, gradient
+
+    def as_tuple(*tensors: Tensor) -> Tensors:
+        outputs = run(*tensors)
+        return tuple(outputs) if isinstance(outputs, (list, tuple)) else (outputs,)
+
+    return as_tuple
+
+
+def _on_torch(function: FunctionWithGradient) -> Callable[..., Tensors]:
+    from keras_graphattn.ops.precision.torch_gradient import with_gradient
+
+    return lambda *tensors: with_gradient(function.value, function.gradient, *tensors)

@@ -1,0 +1,197 @@
+"""Sums of exp(l_s) and exp(l_s) values_s over all tokens so far, at any logits, chunk by chunk.
+
+Each sum is kept from the largest logit among its tokens, so that nothing overflows. Sums over
+chunks are added up in groups: there is no loop over time, and no (T, H, D) tensor.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from keras import ops
+
+from keras_graphattn.checks.arguments import Sizes, checked, size, tensor, whole
+from keras_graphattn.ops.precision.float32 import hidden_logit
+from keras_graphattn.ops.precision.wide import larger, largest
+
+Tensor = Any
+
+GROUP = 32  # chunks in a group; up to twice as many and one are summed at once
+
+
+class RunningSum(NamedTuple):
+    """Sums of exp(l_s - maximum) and exp(l_s - maximum) values_s over tokens seen so far.
+
+    With leading axes (B, N) and, between chunks, one more for the chunk.
+
+    Example:
+
+    >>> state = empty_running_sum(batch_size=1, num_heads=2, key_dim=3, value_dim=4)
+    >>> tuple(state.normaliser.shape), tuple(state.context.shape)
+    ((1, 2, 3), (1, 2, 3, 4))
+    """
+
+    maximum: Tensor  # (..., H)
+    normaliser: Tensor  # (..., H)
+    context: Tensor  # (..., H, D)
+
+
+def running_sum(name: str, value: Any, sizes: Sizes) -> RunningSum:
+    """The rule of a state: a `RunningSum` that fits the logits and the values."""
+    if not isinstance(value, RunningSum):
+        raise ValueError(
+            f"`{name}` must be a RunningSum, from `empty_running_sum` or an earlier call. "
+            f"Received: {name}={value!r}"
+        )
+    shapes = {"maximum": "B N H", "normaliser": "B N H", "context": "B N H D"}
+    parts = value._asdict()
+    return RunningSum(
+        *(tensor(shapes[part])(f"{name}.{part}", x, sizes) for part, x in parts.items())
+    )
+
+
+@checked(batch_size=size(0), num_heads=whole(), key_dim=whole(), value_dim=whole())
+def empty_running_sum(
+    batch_size: int, num_heads: int, key_dim: int, value_dim: int, dtype: str = "float32"
+) -> RunningSum:
+    """The sums over no token at all.
+
+    Args:
+        batch_size: Number of sequences B.
+        num_heads: Number of heads N.
+        key_dim: Size H of each head for U, V and S.
+        value_dim: Size D of each head for the values.
+        dtype: Dtype of the sums, at least float32.
+
+    Returns:
+        A `RunningSum` of shapes (B, N, H), (B, N, H) and (B, N, H, D): all that `decode` has to
+        keep, whatever the length.
+
+    Example:
+
+    >>> state = empty_running_sum(batch_size=1, num_heads=2, key_dim=3, value_dim=4)
+    >>> float(keras.ops.sum(state.normaliser))
+    0.0
+    """
+    lowest, shape = hidden_logit(dtype), (batch_size, num_heads, key_dim)
+    return RunningSum(
+        ops.full(shape, lowest, dtype),
+        ops.zeros(shape, dtype),
+        ops.zeros((*shape, value_dim), dtype),
+    )
+
+
+def least_logit(dtype: str) -> float:
+    """What counts as no token at all: the logits of padding are far below it, and vanish."""
+    return 0.5 * hidden_logit(dtype)
+
+
+def cut_into_chunks(x: Tensor, size: int, fill: float) -> Tensor:
+    """(B, N, T, ...) -> (B, N, T / size, size, ...), filled up at the end."""
+    batch, heads, length, *others = ops.shape(x)
+    missing = -length % size
+    if not isinstance(missing, int) or missing > 0:
+        tail = ops.full((batch, heads, missing, *others), fill, x.dtype)
+        x = ops.concatenate([x, tail], axis=2)
+    return ops.reshape(x, (batch, heads, (length + missing) // size, size, *others))
+
+
+def map_sums(function: Callable[..., Tensor], *sums: RunningSum) -> RunningSum:
+    """The function of the maxima, of the normalisers and of the contexts."""
+    return RunningSum(*(function(*parts) for parts in zip(*sums, strict=True)))
+
+
+def sums_before_and_after(
+    logits: Tensor, values: Tensor, state: RunningSum
+) -> tuple[RunningSum, RunningSum]:
+    """The sums over all tokens before each chunk, and over all tokens.
+
+    Args:
+        logits: Logits in chunks, of shape (B, N, C, c, H); those of padding are `hidden_logit`.
+        values: Values in chunks, of shape (B, N, C, c, D).
+        state: The sums over the tokens before the first chunk.
+
+    Returns:
+        Sums with the shapes (B, N, C, H) and (B, N, C, H, D); and without the axis C.
+    """
+    least = ops.cast(least_logit(logits.dtype), logits.dtype)
+    maximum = largest(ops.stop_gradient(logits), axis=3, keepdims=True)
+    maximum = larger(maximum, least)  # above the logits of padding
+    exponentials = ops.exp(logits - maximum)
+    normaliser = ops.sum(exponentials, axis=3)
+    context = ops.einsum("bncsh,bncsd->bnchd", exponentials, values)
+    chunks = RunningSum(maximum[:, :, :, 0], normaliser, context)
+    chunks = map_sums(
+        lambda first, others: ops.concatenate([first[:, :, None], others], axis=2), state, chunks
+    )
+    sums = _sums_over_chunks(chunks)
+    return map_sums(lambda x: x[:, :, :-1], sums), map_sums(lambda x: x[:, :, -1], sums)
+
+
+def _sums_over_chunks(sums: RunningSum) -> RunningSum:
+    """Sums over chunks 0 ... c for every c, the chunk axis being the third."""
+    count, heads = sums.maximum.shape[2], sums.maximum.shape[1]
+    if count is not None and count <= 2 * GROUP + 1:
+        return _dense_prefix_sums(sums)
+    # Inside groups, which stand beside the heads; then over the groups, by the same function
+    fills = RunningSum(hidden_logit(sums.maximum.dtype), 0.0, 0.0)
+    groups = map_sums(
+        lambda part, fill: _merge_axes(cut_into_chunks(part, GROUP, fill)), sums, fills
+    )
+    inside = _dense_prefix_sums(groups)
+    totals = map_sums(lambda part: _split_heads(part[:, :, -1], heads), inside)
+    totals = _dense_prefix_sums(totals) if count is None else _sums_over_chunks(totals)
+    before = map_sums(
+        lambda part, fill: _merge_axes(
+            ops.concatenate([ops.full_like(part[:, :, :1], fill), part[:, :, :-1]], axis=2)
+        )[:, :, None],
+        totals,
+        fills,
+    )
+    joined = map_sums(lambda part: _split_heads(part, heads), _add(before, inside))
+    count = ops.shape(sums.maximum)[2]
+
+    def joined_groups(part: Tensor) -> Tensor:
+        batch, heads, groups, size, *others = ops.shape(part)
+        return ops.reshape(part, (batch, heads, groups * size, *others))[:, :, :count]
+
+    return map_sums(joined_groups, joined)
+
+
+def _add(first: RunningSum, second: RunningSum) -> RunningSum:
+    """Sums over the tokens of both."""
+    maximum = larger(first.maximum, second.maximum)
+    scales = (ops.exp(first.maximum - maximum), ops.exp(second.maximum - maximum))
+    return RunningSum(
+        maximum,
+        first.normaliser * scales[0] + second.normaliser * scales[1],
+        first.context * scales[0][..., None] + second.context * scales[1][..., None],
+    )
+
+
+def _merge_axes(x: Tensor) -> Tensor:
+    """(B, N, G, ...) -> (B, N G, ...)."""
+    shape = ops.shape(x)
+    return ops.reshape(x, (shape[0], shape[1] * shape[2], *shape[3:]))
+
+
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, N G, ...) -> (B, N, G, ...)."""
+    shape = ops.shape(x)
+    return ops.reshape(x, (shape[0], heads, shape[1] // heads, *shape[2:]))
+
+
+def _dense_prefix_sums(sums: RunningSum) -> RunningSum:
+    """Prefix sums by one lower-triangular matrix per feature."""
+    count = ops.shape(sums.maximum)[2]
+    maxima = ops.stop_gradient(ops.transpose(sums.maximum, (0, 1, 3, 2)))  # (B, N, H, C)
+    order = ops.arange(count)
+    seen = order[None, :] <= order[:, None]
+    low = ops.cast(hidden_logit(maxima.dtype), maxima.dtype)
+    relative = ops.where(seen, maxima[:, :, :, None, :], low)  # (B, N, H, C, C)
+    running = largest(relative, axis=-1)
+    weights = ops.where(seen, ops.exp(relative - running[..., None]), ops.cast(0.0, relative.dtype))
+    return RunningSum(
+        ops.transpose(running, (0, 1, 3, 2)),
+        ops.einsum("bnhij,bnjh->bnih", weights, sums.normaliser),
+        ops.einsum("bnhij,bnjhd->bnihd", weights, sums.context),
+    )

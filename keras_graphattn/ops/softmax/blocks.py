@@ -1,0 +1,190 @@
+"""Work on a few query rows at a time: O(n * block) memory, backward pass included."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_graphattn.checks.arguments import checked, function, tensors, whole
+from keras_graphattn.checks.arguments import length as length_of
+
+Tensor = Any
+BlockFunction = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+
+
+@checked(
+    function=function,
+    by_row=tensors("_ T ..."),
+    whole=tensors(),
+    length=length_of("T"),
+    block_size=whole(),
+)
+def map_query_blocks(
+    function: BlockFunction,
+    by_row: Mapping[str, Tensor],
+    whole: Mapping[str, Tensor],
+    length: Any,
+    block_size: int,
+) -> Tensor:
+    """Calls `function` for each block of query rows and joins what it returns.
+
+    The intermediate tensors of a block are not kept for the backward pass but computed again,
+    so nothing of size n x n is ever alive. `function` must not capture tensors that need a
+    gradient (TensorFlow's rematerialisation drops it in silence): they come as arguments.
+
+    Args:
+        function: Callable of `rows`, an integer tensor of shape (block,) with the positions of
+            the block's rows, and `tensors`, a dictionary with the block's part of each tensor
+            of `by_row` and with all of each tensor of `whole`. Returns a (B, block, ...) tensor.
+        by_row: Tensors of shape (B, T, ...), cut into blocks. Rows beyond T are zeros.
+        whole: Tensors that every block sees entirely.
+        length: T, the number of query rows.
+        block_size: Number of query rows at a time, at least 1.
+
+    Returns:
+        A tensor of shape (B, T, ...).
+
+    Example:
+
+    >>> x = np.arange(6.0, dtype="float32").reshape((1, 6, 1))
+    >>> doubled = map_query_blocks(lambda rows, tensors: 2.0 * tensors["x"], {"x": x}, {}, 6, 4)
+    >>> keras.ops.convert_to_numpy(doubled).ravel().tolist()
+    [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    """
+    if not by_row and not whole:
+        raise ValueError("`by_row` and `whole` must hold a tensor. Received: none in either")
+    if fits_one_block(length, block_size):
+        return function(ops.arange(length), {**by_row, **whole})
+    rows = cut_rows(length, block_size)
+    blocks = [cut_into_blocks(_without_booleans(x), block_size) for x in by_row.values()]
+    names = (*by_row, *whole)
+    is_mask = [_is_boolean(x) for x in (*by_row.values(), *whole.values())]
+
+    def one_block(block_rows: Tensor, *tensors: Tensor) -> Tensor:
+        masks_restored = (
+            ops.cast(x, "bool") if mask else x for x, mask in zip(tensors, is_mask, strict=True)
+        )
+        return function(block_rows, dict(zip(names, masks_restored, strict=True)))
+
+    rematerialised = keras.remat(one_block)
+    shared = [_without_booleans(x) for x in whole.values()]
+    joined = map_in_turn(lambda block: rematerialised(*block, *shared), (rows, *blocks))
+    return join_blocks(joined, length)
+
+
+def map_in_turn(function: Callable[[Any], Tensor], blocks: Any) -> Tensor:
+    """`keras.ops.map` with one block alive at a time; TensorFlow would run ten at once."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.map(function, blocks)
+    import tensorflow as tf
+
+    output = function(tf.nest.map_structure(lambda x: x[0], blocks))
+    return tf.map_fn(
+        function,
+        blocks,
+        parallel_iterations=1,
+        fn_output_signature=tf.TensorSpec.from_tensor(output),
+    )
+
+
+def loop_in_turn(count: Any, body: Callable[[Tensor, Any], Any], start: Any) -> Any:
+    """`keras.ops.fori_loop` from 0 to `count` with one step alive at a time, on TensorFlow too."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.fori_loop(0, count, body, start)
+    import tensorflow as tf
+
+    _, result = tf.while_loop(
+        lambda index, state: index < count,
+        lambda index, state: (index + 1, body(index, state)),
+        (0, start),
+        parallel_iterations=1,
+    )
+    return result
+
+
+def loop_over_blocks(
+    count: Any, body: Callable[[Tensor, Any], tuple[Any, Tensor]], start: Any, like: Tensor
+) -> tuple[Any, Tensor]:
+    """`keras.ops.scan` over 0 ... count - 1 with one step alive at a time, and all derivatives.
+
+    Args:
+        count: Number of steps.
+        body: Callable of a step's number and of what is carried. Returns what is carried on, and
+            a tensor.
+        start: What is carried first.
+        like: A tensor of the shape and dtype of those that `body` returns.
+
+    Returns:
+        What is carried last, and the tensors of all steps, (count, ...).
+    """
+    backend = keras.backend.backend()
+    if backend == "torch":
+        carried, blocks = start, []
+        for index in range(count):
+            carried, block = body(index, carried)
+            blocks.append(block)
+        return carried, ops.stack(blocks)
+    if backend != "tensorflow":
+        found: tuple[Any, Tensor] = ops.scan(
+            lambda carried, index: body(index, carried), start, ops.arange(count)
+        )
+        return found
+    import tensorflow as tf
+
+    def step(index: Tensor, carried: Any, blocks: Any) -> Any:
+        carried, block = body(index, carried)
+        return index + 1, carried, blocks.write(index, block)
+
+    blocks = tf.TensorArray(like.dtype, count, element_shape=like.shape)
+    _, carried, blocks = tf.while_loop(
+        lambda index, *_: index < count,
+        step,
+        (tf.constant(0), start, blocks),
+        parallel_iterations=1,
+    )
+    return carried, blocks.stack()
+
+
+def fits_one_block(length: Any, block_size: int) -> bool:
+    """Whether there is nothing to cut; `False` for a length not known before the run."""
+    return isinstance(length, int) and length <= block_size
+
+
+def number_of_blocks(length: Any, block_size: int) -> Any:
+    """How many blocks hold `length` rows: an integer, or a tensor if `length` is one."""
+    return (length + (-length) % block_size) // block_size
+
+
+def cut_rows(length: Any, block_size: int) -> Tensor:
+    """The positions 0, 1, ... of each block's rows, beyond `length` in the last: (count, block)."""
+    count = number_of_blocks(length, block_size)
+    return ops.reshape(ops.arange(count * block_size), (count, block_size))
+
+
+def cut_into_blocks(x: Tensor, block_size: int) -> Tensor:
+    """(B, T, ...) -> (count, B, block_size, ...), filled up with zeros."""
+    batch, length, *others = ops.shape(x)
+    count = number_of_blocks(length, block_size)
+    missing = (-length) % block_size
+    if not (isinstance(missing, int) and missing == 0):
+        zeros = ops.zeros((batch, missing, *others), dtype=x.dtype)
+        x = ops.concatenate([x, zeros], axis=1)
+    x = ops.reshape(x, (batch, count, block_size, *others))
+    return ops.transpose(x, (1, 0, *range(2, len(x.shape))))
+
+
+def join_blocks(blocks: Tensor, length: Any) -> Tensor:
+    """(count, B, block_size, ...) -> (B, length, ...), what `cut_into_blocks` cut."""
+    blocks = ops.transpose(blocks, (1, 0, *range(2, len(blocks.shape))))
+    batch, count, size, *others = ops.shape(blocks)
+    return ops.reshape(blocks, (batch, count * size, *others))[:, :length]
+
+
+def _is_boolean(x: Tensor) -> bool:
+    return bool(keras.backend.standardize_dtype(x.dtype) == "bool")
+
+
+def _without_booleans(x: Tensor) -> Tensor:
+    """Masks as integers: TensorFlow's loops cannot sum the gradients of booleans."""
+    return ops.cast(x, "uint8") if _is_boolean(x) else x

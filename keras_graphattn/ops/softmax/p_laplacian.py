@@ -1,0 +1,299 @@
+"""Attention re-weighted by the distances between values (p-LaT), by blocks of query rows.
+
+    out_i = sum_j softmax_j(q_i . k_j * scale) (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2) v_j
+
+In float32 inside. A row depends on nothing that it may not see: neither its weights nor its
+rounding. What is done entry by entry has a gradient of its own, from softmax to re-weighted
+matrix in one: it is most of the work, and that way it takes half the passes over n x n numbers.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_graphattn.checks.arguments import (
+    Sizes,
+    checked,
+    flag,
+    mask,
+    number,
+    optional,
+    scale_of_scores,
+    tensor,
+    whole,
+)
+from keras_graphattn.ops.precision.float32 import (
+    at_least_float32,
+    finite_scores,
+    masked_softmax,
+    zero_where_masked,
+)
+from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
+from keras_graphattn.ops.softmax.attention import scaled
+from keras_graphattn.ops.softmax.blocks import map_query_blocks
+from keras_graphattn.ops.softmax.distances import pair_distances
+from keras_graphattn.ops.softmax.masks import (
+    AttentionMask,
+    all_of,
+    attention_mask,
+    block_mask,
+    split_mask,
+    zero_blind_rows,
+)
+
+Tensor = Any
+Tensors = tuple[Tensor, ...]
+
+MOST_EPSILON = 1e19  # its square is the largest that float32 holds
+_LEAST_SHARE = 1.0 / 16.0  # times the exponent: an error of 1e-6 or so in the weight
+
+
+def exponents(name: str, value: Any, sizes: Sizes) -> list[float]:
+    """The rule of p: one number of at least 1 for each head."""
+    numbers = value if isinstance(value, (list, tuple)) or np.ndim(value) == 1 else ()
+    heads = sizes["N"][0] if "N" in sizes else len(numbers)
+    if not len(numbers) or len(numbers) != heads:
+        raise ValueError(
+            f"`{name}` must be a list of numbers of at least 1, one for each of {heads} heads. "
+            f"Received: {name}={value!r}"
+        )
+    return [float(number(least=1.0)(name, one, sizes)) for one in numbers]
+
+
+def value_pair(name: str, value: Any, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """The rule of the values of rows and of columns."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise ValueError(f"`{name}` must be those of rows and of columns. Received: {value!r}")
+    rows = tensor("B T N D")(f"{name}[0]", value[0], sizes)
+    return rows, tensor("B S N D")(f"{name}[1]", value[1], sizes)
+
+
+@checked(
+    query=tensor("B T N H"),
+    key=tensor("B T N H"),
+    values=tensor("B T N D"),
+    p=exponents,
+    mask=optional(attention_mask("T", "T")),
+    epsilon=number(above=0.0, below=MOST_EPSILON),
+    drop_diagonal=flag,
+    scale=optional(scale_of_scores),
+    block_size=whole(),
+)
+def p_laplacian_attention(
+    query: Tensor,
+    key: Tensor,
+    values: Tensor,
+    p: Sequence[float],
+    mask: AttentionMask | None = None,
+    *,
+    epsilon: float = 0.1,
+    drop_diagonal: bool = False,
+    scale: float | None = None,
+    block_size: int = 512,
+) -> Tensor:
+    """p-Laplacian attention in O(n * block_size) memory, forward and backward.
+
+    Args:
+        query: Tensor of shape (B, T, N, H).
+        key: Tensor of shape (B, T, N, H).
+        values: Tensor of shape (B, T, N, D); its own distances re-weight the attention.
+        p: One exponent for each of the N heads.
+        mask: What each query may see; everything by default.
+        epsilon: Smoothing length of the distances, greater than 0.
+        drop_diagonal: Whether heads with p != 2 leave a token's own value out of its sum.
+        scale: Factor of the scores; 1 / sqrt(H) by default.
+        block_size: Number of query rows at a time.
+
+    Returns:
+        A tensor of the shape and dtype of `values`; rows with nothing to see are 0.
+
+    Example:
+
+    >>> query, key, values = (keras.random.normal((2, 10, 2, 8)) for _ in range(3))
+    >>> outputs = p_laplacian_attention(query, key, values, p=[1.5, 2.5], block_size=4)
+    >>> tuple(outputs.shape)
+    (2, 10, 2, 8)
+
+    Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
+    """
+    mask = AttentionMask() if mask is None else mask
+    query, key, values = without_padding(query, key, values, mask.queries, mask.keys)
+    mask_by_row, mask_whole = split_mask(mask)
+    length = ops.shape(key)[1]
+    centre = _common_centre(values, mask)
+    if centre is not None:
+        mask_whole["centre"] = centre
+
+    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        weights = p_laplacian_weights(
+            scores_of(tensors["query"], tensors["key"]),
+            (tensors["row_values"], tensors["values"]),
+            p,
+            block_mask(mask, tensors, rows, tensors["columns"]),
+            rows[:, None] == tensors["columns"][None, :],
+            epsilon=epsilon,
+            drop_diagonal=drop_diagonal,
+            centre=tensors.get("centre"),
+        )
+        return ops.einsum("bnts,bsnh->btnh", weights, at_least_float32(tensors["values"]))
+
+    outputs = map_query_blocks(
+        rows_of_block,
+        {**mask_by_row, "query": scaled(query, scale), "row_values": values},
+        {**mask_whole, "key": key, "values": values, "columns": ops.arange(length)},
+        length,
+        block_size,
+    )
+    return zero_blind_rows(ops.cast(outputs, values.dtype), mask, block_size)
+
+
+@checked(
+    scores=tensor("B N T S"),
+    values=value_pair,
+    p=exponents,
+    mask=optional(mask("B? N? T? S?")),
+    diagonal=mask("T S"),
+    epsilon=number(above=0.0, below=MOST_EPSILON),
+    drop_diagonal=flag,
+    centre=optional(tensor("B 1 N D")),
+)
+def p_laplacian_weights(
+    scores: Tensor,
+    values: tuple[Tensor, Tensor],
+    p: Sequence[float],
+    mask: Tensor | None,
+    diagonal: Tensor,
+    *,
+    epsilon: float,
+    drop_diagonal: bool,
+    centre: Tensor | None = None,
+) -> Tensor:
+    """The re-weighted matrix of some query rows: softmax times distance to the power p - 2.
+
+    Args:
+        scores: Scaled logits of shape (B, N, T, S).
+        values: Values of the rows, (B, T, N, D), and of the columns, (B, S, N, D).
+        p: One exponent for each of the N heads.
+        mask: Optional boolean tensor that broadcasts to `scores`.
+        diagonal: Boolean tensor of shape (T, S): where row and column are the same token.
+        epsilon: Smoothing length of the distances, greater than 0.
+        drop_diagonal: Whether heads with p != 2 get zeros on the diagonal.
+        centre: Optional tensor of shape (B, 1, N, D) near the values, of what every row may see.
+            It changes no weight; with it, values far from 0 take no longer than others.
+
+    Returns:
+        A float32 tensor of shape (B, N, T, S). Masked entries are exactly 0.
+
+    Example:
+
+    >>> values = keras.random.normal((1, 3, 1, 2))
+    >>> weights = p_laplacian_weights(
+    ...     np.zeros((1, 1, 3, 3), "float32"), (values, values), [2.0], None, np.eye(3, dtype=bool),
+    ...     epsilon=0.1, drop_diagonal=False,
+    ... )
+    >>> softmax = keras.ops.convert_to_numpy(weights)[0, 0, 0]  # as p = 2
+    >>> softmax.astype(float).round(4).tolist()
+    [0.3333, 0.3333, 0.3333]
+    """
+    scores = finite_scores(scores)
+    exponents = ops.reshape(
+        ops.convert_to_tensor([(x - 2) / 2 for x in p], scores.dtype), (-1, 1, 1)
+    )
+    re_weighted = ops.convert_to_tensor([x != 2.0 for x in p])[:, None, None]
+    apart = ops.logical_not(ops.cast(diagonal, "bool"))  # tokens that are not the same
+    if 2.0 in p:
+        apart = ops.logical_and(apart, re_weighted)
+    relevant = all_of(apart, mask)
+    distances = pair_distances(
+        *values,
+        ops.abs(exponents[:, 0]) * _LEAST_SHARE,
+        smoothing=epsilon**2,
+        relevant=relevant,
+        centre=centre,
+    )
+    weights = _re_weighted(scores, distances, exponents, relevant, mask, epsilon**2)
+    if not drop_diagonal:
+        return weights
+    dropped = ops.logical_and(re_weighted, ops.cast(diagonal, "bool"))
+    return ops.where(dropped, ops.cast(0.0, weights.dtype), weights)
+
+
+def _re_weighted(
+    scores: Tensor,
+    distances: Tensor,
+    exponents: Tensor,
+    relevant: Tensor,
+    mask: Tensor | None,
+    least: float,
+) -> Tensor:
+    """softmax(scores) * distances^exponents, with `least` for those that are not `relevant`."""
+    masks = [] if mask is None else [mask]
+    (weights,) = _reweighted(least)(scores, distances, exponents, relevant, *masks)
+    return weights
+
+
+@functools.lru_cache(maxsize=256)
+def _reweighted(least: float) -> FunctionWithGradient:
+    return FunctionWithGradient(functools.partial(_value_of_weights, least), _gradient_of_weights)
+
+
+def _value_of_weights(
+    least: float,
+    scores: Tensor,
+    distances: Tensor,
+    exponents: Tensor,
+    relevant: Tensor,
+    *masks: Tensor,
+) -> tuple[Tensors, Tensors]:
+    softmax = masked_softmax(scores, *masks)
+    distances = ops.where(relevant, distances, ops.cast(least, distances.dtype))
+    weights = softmax * ops.exp(exponents * ops.log(distances))
+    return (weights,), (softmax, weights, distances)
+
+
+def _gradient_of_weights(
+    tensors: Tensors, kept: Tensors, upstream: Tensors
+) -> tuple[Tensor | None, ...]:
+    softmax, weights, distances = kept
+    _, _, exponents, relevant, *masks = tensors
+    products = upstream[0] * weights
+    to_scores = products - softmax * ops.sum(products, axis=-1, keepdims=True)
+    slopes = ops.where(relevant, exponents, ops.cast(0.0, exponents.dtype)) / distances
+    return to_scores, products * slopes, None, None, *(None for _ in masks)
+
+
+def scores_of(query: Tensor, key: Tensor) -> Tensor:
+    """Scaled queries times keys, (B, N, T, S), in float32 where float16 could not hold them."""
+    if keras.backend.standardize_dtype(query.dtype) == "float16":
+        query, key = at_least_float32(query), at_least_float32(key)
+    return ops.einsum("btnh,bsnh->bnts", query, key)
+
+
+def without_padding(
+    query: Tensor, key: Tensor, values: Tensor, queries: Tensor | None, keys: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros in the padding of (B, T, ...) tensors: NaN times a weight of 0 would be NaN."""
+
+    def zeroed(x: Tensor, mask: Tensor | None) -> Tensor:
+        x = ops.convert_to_tensor(x)
+        if mask is None:
+            return x
+        ones = (1,) * (len(x.shape) - 2)
+        return zero_where_masked(x, ops.reshape(mask, (*ops.shape(mask), *ones)))
+
+    return zeroed(query, queries), zeroed(key, keys), zeroed(values, keys)
+
+
+def _common_centre(values: Tensor, mask: AttentionMask) -> Tensor | None:
+    """The mean of the values, (B, 1, N, D), where all rows see the same of them; else none."""
+    if mask.entries is not None or mask.causal or mask.window is not None:
+        return None
+    values = at_least_float32(values)
+    if mask.keys is None:
+        return ops.mean(values, axis=1, keepdims=True)
+    count = ops.sum(ops.cast(mask.keys, values.dtype), axis=1)[:, None, None, None]
+    return ops.sum(values, axis=1, keepdims=True) / ops.maximum(count, 1.0)

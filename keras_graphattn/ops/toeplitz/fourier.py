@@ -1,0 +1,129 @@
+"""Products with Toeplitz matrices, and those of grids, by one real FFT; nothing of size n x n.
+
+An entry of such a matrix depends on where the query stands relative to the key alone: on one
+offset along a sequence, on one offset per axis of a grid. A *table* holds one number per offset.
+A sequence is a grid of one axis.
+
+A grid whose rows are stored 2 s - 1 apart, s their length, has a different distance in memory for
+every offset. So the table of a grid, read in memory order, is the table of one long sequence, and
+the product with a block-Toeplitz matrix of any rank is one convolution in one dimension: exact,
+and cheaper than a transform for each axis.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import scipy.fft
+from keras import ops
+
+from keras_graphattn.ops.precision.float32 import at_least_float32
+
+Tensor = Any
+Shape = Sequence[int]
+
+
+def table_shape(grid_shape: Shape) -> tuple[int, ...]:
+    """How many offsets each axis of a grid has: `2 s - 1`, from `-(s - 1)` to `s - 1`."""
+    return tuple(2 * size - 1 for size in grid_shape)
+
+
+def fast_fourier_length(length: int) -> int:
+    """The smallest even number from `length` on with no prime factor above 5.
+
+    Example:
+
+    >>> fast_fourier_length(127), fast_fourier_length(511)
+    (128, 512)
+    """
+    return 2 * int(scipy.fft.next_fast_len(max(1, -(-length // 2)), real=True))
+
+
+def toeplitz_product(table: Tensor, x: Tensor, grid_shape: Shape | None = None) -> Tensor:
+    """`y_i = sum_j table[i - j] x_j`, in O(n log n) for each column, differentiable in both.
+
+    The error is about 1e-7 of the largest entry of a column, in every row of it: rows of the
+    result that are far smaller than the largest have few right digits.
+
+    Args:
+        table: Tensor of shape (N, 2 s_1 - 1, ..., 2 s_d - 1): for each head the factor of each
+            offset, from `-(s - 1)` to `s - 1` along each axis. N may be 1, to serve all heads.
+        x: Tensor of shape (B, T, N, D), the tokens of the grid in row-major order.
+        grid_shape: `(s_1, ..., s_d)`, whose product is T. `None`: a sequence, `(T,)`.
+
+    Returns:
+        A tensor of the shape and dtype of `x`; at least float32 inside.
+
+    Raises:
+        ValueError: If the shapes do not fit each other.
+
+    Example:
+
+    >>> lower = np.array([[0.0, 0.0, 1.0, 1.0, 1.0]], "float32")  # 1 where i >= j
+    >>> x = np.array([1.0, 2.0, 3.0], "float32").reshape(1, 3, 1, 1)
+    >>> keras.ops.convert_to_numpy(toeplitz_product(lower, x)).ravel().round(4).tolist()
+    [1.0, 3.0, 6.0]
+
+    Source: Choromanski et al., arXiv 2107.07999, Lemma 3.3 (a FFT per axis there; one here).
+    """
+    table, x = at_least_float32(table), ops.convert_to_tensor(x)
+    dtype = x.dtype
+    grid_shape = _checked_grid(table, x, grid_shape)
+    length = fast_fourier_length(math.prod(table_shape(grid_shape)))
+    kernel = [part[:, None] for part in ops.rfft(_wrapped(table, length), fft_length=length)]
+    columns = ops.transpose(at_least_float32(x), (0, 2, 3, 1))
+    signal = ops.rfft(_spread(columns, grid_shape), fft_length=length)
+    real = signal[0] * kernel[0] - signal[1] * kernel[1]
+    imaginary = signal[0] * kernel[1] + signal[1] * kernel[0]
+    product = _gathered(ops.irfft((real, imaginary), fft_length=length), grid_shape)
+    return ops.cast(ops.transpose(product, (0, 3, 1, 2)), dtype)
+
+
+def _checked_grid(table: Tensor, x: Tensor, grid_shape: Shape | None) -> Shape:
+    length, heads = x.shape[1], x.shape[2]
+    grid_shape = (length,) if grid_shape is None else tuple(grid_shape)
+    if None in grid_shape:
+        raise ValueError(
+            "A Toeplitz product by FFT needs a fixed length. Received: "
+            f"x.shape={tuple(x.shape)}. Give `x` a static second axis."
+        )
+    expected = table_shape(grid_shape)
+    if (
+        math.prod(grid_shape) != length
+        or tuple(table.shape[1:]) != expected
+        or table.shape[0] not in (1, heads)
+    ):
+        raise ValueError(
+            f"For a grid of shape {grid_shape}, `x` must have shape (B, {math.prod(grid_shape)}, "
+            f"N, D) and `table` (N, {', '.join(map(str, expected))}). "
+            f"Received: x.shape={tuple(x.shape)}, table.shape={tuple(table.shape)}"
+        )
+    return grid_shape
+
+
+def _wrapped(table: Tensor, length: int) -> Tensor:
+    """(N, ...) -> (N, length): offset 0 first, negative ones at the end, zeros between."""
+    heads, offsets = table.shape[0], math.prod(table.shape[1:])
+    flat, centre = ops.reshape(table, (heads, offsets)), offsets // 2
+    zeros = ops.zeros((heads, length - offsets), dtype=table.dtype)
+    return ops.concatenate([flat[:, centre:], zeros, flat[:, :centre]], axis=-1)
+
+
+def _spread(columns: Tensor, grid_shape: Shape) -> Tensor:
+    """(B, N, D, T) -> (B, N, D, positions): every axis but the first filled up to 2 s - 1."""
+    if len(grid_shape) == 1:
+        return columns
+    *others, _ = ops.shape(columns)
+    wide = (grid_shape[0], *table_shape(grid_shape[1:]))
+    columns = ops.reshape(columns, (*others, *grid_shape))
+    widths = [(0, full - size) for full, size in zip(wide, grid_shape, strict=True)]
+    return ops.reshape(ops.pad(columns, [(0, 0)] * 3 + widths), (*others, math.prod(wide)))
+
+
+def _gathered(columns: Tensor, grid_shape: Shape) -> Tensor:
+    """The inverse of `_spread`: picks the positions that hold tokens."""
+    *others, _ = ops.shape(columns)
+    wide = (grid_shape[0], *table_shape(grid_shape[1:]))
+    columns = ops.reshape(columns[..., : math.prod(wide)], (*others, *wide))
+    columns = columns[(..., *(slice(size) for size in grid_shape))]
+    return ops.reshape(columns, (*others, math.prod(grid_shape)))

@@ -1,0 +1,118 @@
+"""Toeplitz products in tiles: as exact in every row as if the row were computed alone.
+
+One long FFT mixes all tokens, with an error of 1e-7 of the largest. That is a leak: in a causal
+product from the future into the past, and in any product into rows whose own sum is far smaller
+than the largest one, as kernel features have it. Here the sequence is cut into tiles. A tile and
+its two neighbours are multiplied out; for each pair of tiles further apart the product is taken
+between the spectra of tiles, frequency by frequency. So zeros of the table stay exact zeros, and
+the error of a row is relative to what the row sees. The cost is O(n^1.5).
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.toeplitz.rows import skewed, toeplitz_rows
+
+Tensor = Any
+
+
+def tile_size(length: int) -> int:
+    """About the square root of the length: a power of 2 from 64 on."""
+    return max(64, 1 << round(math.log2(max(length, 1)) / 2))
+
+
+def tiled_toeplitz_product(table: Tensor, x: Tensor, size: int | None = None) -> Tensor:
+    """`y_i = sum_j table[i - j] x_j`, exact row by row, differentiable in both.
+
+    Args:
+        table: Tensor of shape (N, 2 T - 1), for offsets from `-(T - 1)` to `T - 1`.
+        x: Tensor of shape (B, T, N, D).
+        size: Number of tokens of a tile; `tile_size(T)` by default.
+
+    Returns:
+        A tensor of the shape and dtype of `x`; at least float32 inside.
+
+    Example:
+
+    >>> lower = np.array([[0.0, 0.0, 1.0, 1.0, 1.0]], "float32")  # 1 where i >= j
+    >>> x = np.array([1.0, 2.0, 1e30], "float32").reshape(1, 3, 1, 1)
+    >>> keras.ops.convert_to_numpy(tiled_toeplitz_product(lower, x)).ravel()[:2].tolist()
+    [1.0, 3.0]
+    """
+    table, x = at_least_float32(table), ops.convert_to_tensor(x)
+    batch, length, heads, width = ops.shape(x)
+    size = tile_size(length) if size is None else size
+    count = -(-length // size)
+    padding = count * size - length
+    table = ops.pad(table, ((0, 0), (padding, padding)))
+    signal = ops.pad(at_least_float32(x), ((0, 0), (0, padding), (0, 0), (0, 0)))
+    tiles = ops.transpose(ops.reshape(signal, (batch, count, size, heads, width)), (0, 3, 4, 1, 2))
+    product = _near(table, tiles)
+    if count > 2:
+        product = product + _far(table, tiles)
+    product = ops.transpose(product, (0, 3, 4, 1, 2))
+    product = ops.reshape(product, (batch, count * size, heads, width))
+    return ops.cast(product[:, :length], x.dtype)
+
+
+def _near(table: Tensor, tiles: Tensor) -> Tensor:
+    """Products of each tile (B, N, D, tiles, size) with its own and its neighbours' block."""
+    count, size = tiles.shape[-2:]
+    if count == 1:
+        return ops.einsum(
+            "nij,bndtj->bndti", _in_heads(toeplitz_rows(table, 0, size), tiles), tiles
+        )
+    # Rows of the middle tile of three; the table reaches over two at least.
+    offsets = np.arange(-(2 * size - 1), 2 * size) + table.shape[1] // 2
+    band = toeplitz_rows(ops.take(table, offsets, axis=1), 0, 2 * size)
+    own, later = band[:, :size, :size], band[:, :size, size:]
+    earlier = band[:, size:, :size]
+    own, later, earlier = (_in_heads(block, tiles) for block in (own, later, earlier))
+    beside = [(0, 0)] * 3
+    return (
+        ops.einsum("nij,bndtj->bndti", own, tiles)
+        + ops.pad(
+            ops.einsum("nij,bndtj->bndti", earlier, tiles[..., :-1, :]), [*beside, (1, 0), (0, 0)]
+        )
+        + ops.pad(
+            ops.einsum("nij,bndtj->bndti", later, tiles[..., 1:, :]), [*beside, (0, 1), (0, 0)]
+        )
+    )
+
+
+def _far(table: Tensor, tiles: Tensor) -> Tensor:
+    """Products between tiles that are two or more apart, by their spectra."""
+    count, size = tiles.shape[-2:]
+    apart = np.arange(-(count - 1), count)[::-1, None]  # as rows of `toeplitz_rows`: reversed
+    within = np.concatenate([np.arange(size), [0], np.arange(-(size - 1), 0)])[None]
+    counted = (np.abs(apart) > 1) & (np.arange(2 * size) != size)[None]
+    indices = np.where(counted, apart * size + within + table.shape[1] // 2, 0)
+    kernel = ops.reshape(
+        ops.take(table, indices.ravel().astype("int32"), axis=1), (-1, *indices.shape)
+    )
+    kernel = ops.where(ops.convert_to_tensor(counted), kernel, ops.cast(0.0, kernel.dtype))
+    blocks = [_pairs(part, count) for part in ops.rfft(kernel, fft_length=2 * size)]
+    real, imaginary = ops.rfft(tiles, fft_length=2 * size)
+    blocks = [_in_heads(part, tiles) for part in blocks]
+
+    def product(block: Tensor, spectrum: Tensor) -> Tensor:
+        return ops.einsum("nfij,bndjf->bndif", block, spectrum)
+
+    spectrum = (
+        product(blocks[0], real) - product(blocks[1], imaginary),
+        product(blocks[0], imaginary) + product(blocks[1], real),
+    )
+    return ops.irfft(spectrum, fft_length=2 * size)[..., :size]
+
+
+def _pairs(spectra: Tensor, count: int) -> Tensor:
+    """(N, 2 tiles - 1, frequencies), offsets falling, -> (N, frequencies, tiles, tiles)."""
+    return skewed(ops.transpose(spectra, (0, 2, 1)), count)
+
+
+def _in_heads(block: Tensor, tiles: Tensor) -> Tensor:
+    return ops.broadcast_to(block, (tiles.shape[1], *block.shape[1:]))

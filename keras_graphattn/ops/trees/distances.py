@@ -1,0 +1,150 @@
+"""Any function of the number of edges between two nodes of a tree, by tables of depths.
+
+Let E_v[l] be the sum of x over nodes at depth l below v, and H_v[l] that over nodes at distance l:
+
+    E_v[l] = sum of E_c[l - 1] over children c,      H_v[l] = E_v[l] + H_parent[l - 1] - E_v[l - 2]
+
+so the matrices "at distance l" follow from each other: O(n) for each distance, O(n diameter) in
+all, right for shallow trees. For deep ones see `keras_graphattn.ops.trees.centroids`.
+
+Source: Choromanski et al., arXiv 2107.07999, Lemma 6.2.
+"""
+
+from typing import Any
+
+from keras import ops
+
+from keras_graphattn.checks.arguments import checked, instance, tensor
+from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
+from keras_graphattn.ops.graphs.symmetric_series import Carry, SymmetricSeries
+from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.own_gradient import kept_with
+from keras_graphattn.ops.trees.doubling import flat_parents
+from keras_graphattn.ops.trees.forests import Forest
+
+Tensor = Any
+
+
+@checked(
+    x=tensor("n N C"),
+    table=tensor("K N"),
+    forest=instance(Forest, "a Forest", "n", lambda found: found.size),
+)
+def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
+    """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
+
+    Args:
+        x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
+        table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
+        forest: The trees; edge weights are not looked at.
+
+    Returns:
+        A tensor of shape (n, N, C), with gradients for `x` and `table`.
+
+    Example:
+
+    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
+    >>> forest = forest_from_parents([-1, 0, 1])
+    >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
+    >>> table = np.array([[7.0], [5.0], [3.0]], "float32")
+    >>> keras.ops.convert_to_numpy(depth_table_product(x, table, forest)).ravel().tolist()
+    [7.0, 5.0, 3.0]
+    """
+    table = ops.cast(table, x.dtype)
+    signal = ops.take(x, forest.order.astype("int32"), axis=0)
+    if forest.height == 0:
+        found = signal * table[0][None, :, None]
+    else:
+        found = kept_with(forest, _series_of_forest)(signal, table)
+    return ops.take(found, forest.position.astype("int32"), axis=0)
+
+
+def _series_of_forest(forest: Forest) -> SymmetricSeries:
+    roots = int(forest.starts[1])
+    parents = RowNumbers(forest.parents[roots:])
+
+    def step(carry: Carry) -> Carry:
+        near, below, before = carry  # H[l], E[l], E[l - 1]
+        deeper = sum_rows(below[roots:], parents, forest.size, ordered=True)
+        above = parents.of(near) - before[roots:]
+        far = ops.concatenate([deeper[:roots], deeper[roots:] + above], axis=0)
+        return far, deeper, below
+
+    return SymmetricSeries(_start, step)
+
+
+def depth_table_product_of_batch(x: Tensor, table: Tensor, parents: Tensor) -> Tensor:
+    """`depth_table_product` for one forest per example.
+
+    Args:
+        x: float32 tensor of shape (B T, N, C).
+        table: Tensor of shape (K + 1, N).
+        parents: Integer tensor of shape (B, T), -1 at roots and padding.
+
+    Returns:
+        A tensor of shape (B T, N, C).
+    """
+    rows, has_parent = flat_parents(parents)
+    child = ops.cast(has_parent, x.dtype)[:, None, None]
+    return _series_of_batch(x, table, ops.cast(rows, x.dtype), child)
+
+
+def _step_of_batch(carry: Carry, rows: Tensor, child: Tensor) -> Carry:
+    near, below, before = carry
+    rows = ops.cast(rows, "int32")
+    deeper = sum_rows(child * below, rows, ops.shape(rows)[0])
+    return deeper + child * (ops.take(near, rows, axis=0) - before), deeper, below
+
+
+def distances_of_batch(
+    parents: Tensor, edge_weights: Tensor | None, depth: int
+) -> tuple[Tensor, Tensor]:
+    """All distances, and who shares a tree: O(T^2 log T) additions, no product of matrices.
+
+    With N[i, parent(i)] = 1 and L = (I - N)^-1, which says who is an ancestor of whom, the edges
+    that the ways of two nodes to the root have in common weigh L diag(w) L^T. Each of the two
+    factors is a sweep down the trees by pointer doubling, over all columns at once.
+
+    Args:
+        parents: Integer tensor of shape (B, T), -1 at roots and padding.
+        edge_weights: Optional tensor of shape (B, T); 1 by default.
+        depth: No node has more ancestors than this.
+
+    Returns:
+        Distances (B, T, T), 0 across trees, and booleans (B, T, T).
+    """
+    batch, length = ops.shape(parents)
+    roots, has_parent = flat_parents(parents)
+    weights = ops.cast(has_parent, "float32")
+    if edge_weights is not None:
+        weights = ops.where(has_parent, ops.reshape(at_least_float32(edge_weights), (-1,)), 0.0)
+    beyond = ops.cast(batch * length, "int32")  # one more row, of zeros, above all roots
+    jump = ops.where(has_parent, roots, beyond)
+    jump = ops.concatenate([jump, ops.reshape(beyond, (1,))], axis=0)
+    tables = []  # the ancestors 1, 2, 4, ... edges up
+    for _ in range(int(depth).bit_length()):
+        tables.append(jump)
+        jump, roots = ops.take(jump, jump, axis=0), ops.take(roots, roots, axis=0)
+
+    def down(x: Tensor) -> Tensor:
+        x = ops.pad(x, ((0, 1), (0, 0)))
+        for table in tables:
+            x = x + ops.take(x, table, axis=0)
+        return x[:-1]
+
+    heights = ops.reshape(down(weights[:, None]), (batch, length))
+    own = ops.reshape(weights, (batch, length, 1)) * ops.eye(length, dtype=weights.dtype)[None]
+    ways = ops.reshape(down(ops.reshape(own, (-1, length))), (batch, length, length))
+    turned = ops.reshape(ops.transpose(ways, (0, 2, 1)), (-1, length))
+    common = ops.reshape(down(turned), (batch, length, length))
+    roots = ops.reshape(roots, (batch, length))
+    same_tree = ops.equal(roots[:, :, None], roots[:, None, :])
+    distances = heights[:, :, None] + heights[:, None, :] - 2.0 * common
+    return ops.where(same_tree, distances, 0.0), same_tree
+
+
+def _start(x: Tensor) -> Carry:
+    return x, x, ops.zeros_like(x)
+
+
+_series_of_batch = SymmetricSeries(_start, _step_of_batch)

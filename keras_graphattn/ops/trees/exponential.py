@@ -1,0 +1,146 @@
+"""Trees with f(z) = exp(a z + b): the product with [f(dist(i, j))] in two sweeps, O(n).
+
+With N[i, parent(i)] = g_i = exp(a w_i) (0 at roots) and L = (I - N)^-1, a sweep up and a sweep down
+give what is below each node i and what is around its subtree, seen from its parent p:
+
+    s = L^T x,      o_i = (s_p - g_i s_i) + g_p o_p,      M x = s + g o
+
+The operator is symmetric: its backward pass is the same two sweeps over the cotangent y', with s'
+and o', and
+
+    dg_i = s'_i . o_i + s_i . o'_i
+
+gives the gradients of a, of b and of edge weights. No backend differentiates a scan for this. All
+terms are positive for positive x, so that each row is exact by itself: see `_sweeps`.
+
+Source: Choromanski et al., arXiv 2107.07999, Lemma 3.5. Ours: forests at once, the gradient.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_graphattn.checks.arguments import checked, instance, tensor
+from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient, kept_with
+from keras_graphattn.ops.trees.forests import Array
+from keras_graphattn.ops.trees.levels import TreePlan
+from keras_graphattn.ops.trees.siblings import sums_of_siblings
+
+Tensor = Any
+Tensors = tuple[Tensor, ...]
+
+
+def _nodes_of(plan: TreePlan) -> int | None:
+    """Number of nodes, where the plan is of a forest known before."""
+    return None if plan.position is None else len(plan.position)
+
+
+def check_exponents(rate: Array, offset: Array, farthest: float, dtype: str) -> None:
+    """Raises a `ValueError` where exp(a z + b) is too large for the dtype, at any distance z."""
+    largest = np.maximum(rate, 0.0) * farthest
+    limit = 640.0 if dtype == "float64" else 80.0
+    if (np.maximum(largest, largest + offset) > limit).any():
+        raise ValueError(
+            f"exp(a z + b) overflows: a z, b and their sum must stay below {limit:g} for all "
+            f"distances z, here up to {farthest:g}. Received: initial_rate={rate.tolist()}, "
+            f"initial_offset={offset.tolist()}"
+        )
+
+
+@checked(
+    x=tensor("n N C"),
+    rate=tensor("N"),
+    offset=tensor("N"),
+    plan=instance(TreePlan, "what `level_plan` and its like make", "n", _nodes_of),
+)
+def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: TreePlan) -> Tensor:
+    """[exp(rate dist(i, j) + offset)] x within each tree, 0 across trees.
+
+    Args:
+        x: float32 tensor of shape (n, N, C): nodes, heads, columns.
+        rate: Tensor of shape (N,), a of each head.
+        offset: Tensor of shape (N,), b of each head.
+        plan: How to sweep: `level_plan`, `scan_plan` or `doubling_plan` of a forest, or
+            `doubling_plan_of_batch`.
+
+    Returns:
+        A tensor of shape (n, N, C).
+
+    Example:
+
+    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
+    >>> from keras_graphattn.ops.trees.levels import level_plan
+    >>> plan = level_plan(forest_from_parents([-1, 0, 1]))
+    >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
+    >>> rate = np.log([0.5]).astype("float32")
+    >>> y = exponential_tree_product(x, rate, np.zeros(1, "float32"), plan)
+    >>> keras.ops.convert_to_numpy(y).ravel().astype(float).round(4).tolist()
+    [1.0, 0.5, 0.25]
+    """
+    x = ops.convert_to_tensor(x)
+    rate, offset = ops.convert_to_tensor(rate), ops.convert_to_tensor(offset)
+    weights = ops.cast(ops.convert_to_tensor(plan.weights), rate.dtype)[:, None]
+    has_parent = ops.convert_to_tensor(plan.has_parent)[:, None]
+    decay = ops.where(has_parent, ops.exp(rate * weights), 0.0)
+    return _symmetric_product(x, decay, plan) * ops.exp(offset)[None, :, None]
+
+
+def _symmetric_product(x: Tensor, decay: Tensor, plan: TreePlan) -> Tensor:
+    """s + g o, for x (n, N, C) in the user's order and the decays (rows, N) of a plan."""
+    owner = plan if plan.of is None else plan.of
+    (found,) = kept_with(owner, _product_with_gradient)(x, decay, *plan.tensors)
+    return found
+
+
+def _product_with_gradient(owner: Any) -> FunctionWithGradient:
+    """The product by a plan, or by what makes a plan of tensors."""
+    return FunctionWithGradient(partial(_value, owner), partial(_gradient, owner))
+
+
+def _plan_of(owner: Any, topology: Tensors) -> TreePlan:
+    plan: TreePlan = owner if isinstance(owner, TreePlan) else owner(*topology)
+    return plan
+
+
+def _value(owner: Any, x: Tensor, decay: Tensor, *topology: Tensor) -> tuple[Tensors, Tensors]:
+    plan = _plan_of(owner, topology)
+    below, near, above = _sweeps(x, decay[..., None], plan)
+    return (_moved(below + above, plan.position),), (below, near, above)
+
+
+def _gradient(
+    owner: Any, tensors: Tensors, kept: Tensors, upstream: Tensors
+) -> tuple[Tensor | None, ...]:
+    _, decay, *topology = tensors
+    plan, (below, near, above) = _plan_of(owner, tuple(topology)), kept
+    other_below, other_near, other_above = _sweeps(upstream[0], decay[..., None], plan)
+    terms = other_below * (near + ops.take(above, plan.parents, axis=0))
+    terms = terms + below * (other_near + ops.take(other_above, plan.parents, axis=0))
+    other = _moved(other_below + other_above, plan.position)
+    return other, ops.sum(terms, axis=-1), *(None for _ in topology)
+
+
+def _sweeps(x: Tensor, decay: Tensor, plan: TreePlan) -> tuple[Tensor, Tensor, Tensor]:
+    """s, o - g_p o_p and g o in the layout of the plan, p the parent of each node.
+
+    o_i = x_p + the siblings' g s + g_p o_p, so a sum of what it is made of.
+    Where no decay is above 1, s_p - g_i s_i is as exact as that sum, and faster.
+    """
+    x = _moved(x, plan.order)
+    below = plan.up(x, decay)
+    carried = decay * below
+
+    def by_sum() -> Tensor:
+        return ops.take(x, plan.parents, axis=0) + sums_of_siblings(carried, plan)
+
+    def by_difference() -> Tensor:
+        return ops.take(below, plan.parents, axis=0) - carried
+
+    near = ops.cond(ops.any(decay > 1.0), by_sum, by_difference)
+    return below, near, plan.down(decay * near, decay)
+
+
+def _moved(x: Tensor, places: Any) -> Tensor:
+    return x if places is None else ops.take(x, places, axis=0)

@@ -1,0 +1,190 @@
+"""Any function of the number of edges between two nodes of a deep tree, in O(n log^2 n).
+
+The centroid decomposition turns the mask into sparse sums and Hankel products (see
+`keras_graphattn.ops.trees.centroids`). Branches and components with about as many distances share
+one product: a matrix product with the Hankel matrix of f for few distances, FFTs beyond.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+from keras import ops
+
+from keras_graphattn.checks.arguments import checked, instance, tensor
+from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
+from keras_graphattn.ops.toeplitz.fourier import fast_fourier_length
+from keras_graphattn.ops.trees.centroids import centroid_incidences
+from keras_graphattn.ops.trees.forests import Array, Forest
+
+Tensor = Any
+
+LARGEST_MATRIX = 256  # distances up to which a Hankel matrix beats FFTs
+
+
+@dataclass(frozen=True, eq=False)
+class CentroidPlan:
+    """The decomposition as two constant sparse matrices and shapes.
+
+    Attributes:
+        gather: Sums of nodes by branch and distance from the centroid, (rows, n).
+        join: Sums of those by component and distance, (component rows, rows).
+        branches: (count, distances) of each class of branches, in the order of the rows of
+            `gather`; distances start at 1. The centroids' own rows come last.
+        components: The same for the rows of `join`; distances start at 0.
+    """
+
+    gather: SparseMatrix
+    join: SparseMatrix
+    branches: list[tuple[int, int]]
+    components: list[tuple[int, int]]
+
+
+@checked(forest=instance(Forest, "a Forest"))
+def centroid_plan(forest: Forest) -> CentroidPlan:
+    """The plan of `centroid_product`, O(n log n) numbers.
+
+    Example:
+
+    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
+    >>> centroid_plan(forest_from_parents([-1, 0, 1])).gather.shape[1]  # nodes
+    3
+    """
+    node, distance, component, branch = centroid_incidences(forest)
+    own = distance == 0
+    component_rows, components = padded_rows(component, distance)
+    branch_rows, branches = padded_rows(branch[~own], distance[~own] - 1)
+    rows = np.empty(len(node), "int64")
+    rows[~own] = branch_rows
+    padded = sum(count * size for count, size in branches)
+    rows[own] = padded + np.arange(int(own.sum()))
+    count = padded + int(own.sum())
+    pairs, first = np.unique(rows, return_index=True)
+    total = sum(count * size for count, size in components)
+    return CentroidPlan(
+        sums_by_row(rows, forest.order[node], (count, forest.size)),
+        sums_by_row(component_rows[first], pairs, (total, count)),
+        branches,
+        components,
+    )
+
+
+@checked(
+    x=tensor("n N C"),
+    table=tensor("K N"),
+    plan=instance(
+        CentroidPlan, "what `centroid_plan` makes", "n", lambda plan: plan.gather.shape[1]
+    ),
+)
+def centroid_product(x: Tensor, table: Tensor, plan: CentroidPlan) -> Tensor:
+    """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
+
+    Args:
+        x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
+        table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
+        plan: As `centroid_plan` makes it.
+
+    Returns:
+        A tensor of shape (n, N, C), with gradients for `x` and `table`.
+
+    Example:
+
+    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
+    >>> plan = centroid_plan(forest_from_parents([-1, 0, 1]))
+    >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
+    >>> table = np.array([[7.0], [5.0], [3.0]], "float32")
+    >>> keras.ops.convert_to_numpy(centroid_product(x, table, plan)).ravel().tolist()
+    [7.0, 5.0, 3.0]
+    """
+    sums = sparse_product(plan.gather, x)
+    table = ops.cast(table, sums.dtype)
+    whole = _hankel_products(sparse_product(plan.join, sums), table, plan.components, 0)
+    across = sparse_product(plan.join.transpose, whole)
+    padded = sum(count * size for count, size in plan.branches)
+    if padded:
+        within = _hankel_products(sums[:padded], table, plan.branches, 2)
+        across = ops.concatenate([across[:padded] - within, across[padded:]], axis=0)
+    return sparse_product(plan.gather.transpose, across)
+
+
+def padded_rows(group: Array, index: Array) -> tuple[Array, list[tuple[int, int]]]:
+    """A row for each (group, index), groups of about one size padded to the largest of them.
+
+    Args:
+        group: Number of the group.
+        index: Place in the group, from 0.
+
+    Returns:
+        The rows, and (groups, places of each) of each class of groups in the order of the rows.
+    """
+    if not len(group):
+        return np.zeros(0, "int64"), []
+    names, group = np.unique(group, return_inverse=True)
+    size = np.zeros(len(names), "int64")
+    np.maximum.at(size, group, index + 1)
+    kind = np.ceil(np.log2(size)).astype("int64")
+    largest = np.zeros(int(kind.max()) + 1, "int64")
+    np.maximum.at(largest, kind, size)
+    size = largest[kind]
+    order = np.argsort(size, kind="stable")
+    first = np.empty(len(names), "int64")
+    first[order] = np.cumsum(size[order]) - size[order]
+    kinds, counts = np.unique(size, return_counts=True)
+    shapes = [(int(count), int(kind)) for count, kind in zip(counts, kinds, strict=True)]
+    return first[group] + index, shapes
+
+
+def sums_by_row(rows: Array, columns: Array, shape: tuple[int, int]) -> SparseMatrix:
+    """The matrix that adds up the given columns of each row."""
+    ones = np.ones(len(rows), "float32")
+    return SparseMatrix(scipy.sparse.csr_array((ones, (rows, columns)), shape=shape))
+
+
+def _hankel_products(x: Tensor, table: Tensor, shapes: list[tuple[int, int]], shift: int) -> Tensor:
+    """H[d] = sum_e f(d + e + shift) x[e] in each group, for rows (group, distance)."""
+    parts, start = [], 0
+    _, heads, columns = ops.shape(x)
+    for count, size in shapes:
+        signal = ops.reshape(x[start : start + count * size], (count, size, heads, columns))
+        start += count * size
+        values = table_values(table, shift, 2 * size - 1)
+        if size <= LARGEST_MATRIX:
+            places = np.arange(size)[:, None] + np.arange(size)
+            matrix = ops.reshape(ops.take(values, places.ravel(), axis=0), (size, size, -1))
+            product = matrix_products(signal, matrix)
+        else:
+            product = _by_transform(signal, values, size)
+        parts.append(ops.reshape(product, (count * size, heads, columns)))
+    return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=0)
+
+
+def table_values(table: Tensor, first: int, count: int) -> Tensor:
+    """f(first) ... f(first + count - 1), 0 beyond the table: (count, N)."""
+    known = table[first : first + count]
+    missing = count - known.shape[0]
+    return ops.pad(known, ((0, missing), (0, 0))) if missing else known
+
+
+def matrix_products(x: Tensor, matrix: Tensor) -> Tensor:
+    """The product with one matrix (size, size, N) of each head, for x (groups, size, N, C)."""
+    if matrix.shape[2] == 1:
+        count, size, heads, columns = ops.shape(x)
+        flat = ops.reshape(x, (count, size, heads * columns))
+        return ops.reshape(matrix[None, :, :, 0] @ flat, (count, size, heads, columns))
+    return ops.einsum("den,genc->gdnc", matrix, x)
+
+
+def _by_transform(x: Tensor, values: Tensor, size: int) -> Tensor:
+    """A correlation, circular of a length that no index d + e + shift wraps around."""
+    length = fast_fourier_length(2 * size - 1)
+    signal = ops.transpose(ops.pad(x, ((0, 0), (0, length - size), (0, 0), (0, 0))), (0, 2, 3, 1))
+    kernel = ops.transpose(ops.pad(values, ((0, length - 2 * size + 1), (0, 0))))
+    kernel_real, kernel_imaginary = ops.rfft(kernel[None, :, None, :], fft_length=length)
+    real, imaginary = ops.rfft(signal, fft_length=length)
+    product = (
+        kernel_real * real + kernel_imaginary * imaginary,
+        kernel_imaginary * real - kernel_real * imaginary,
+    )
+    found = ops.irfft(product, fft_length=length)[..., :size]
+    return ops.transpose(found, (0, 3, 1, 2))

@@ -1,0 +1,188 @@
+"""Any function of the number of edges between two nodes of a caterpillar, in O(n log n).
+
+A caterpillar is a tree that is a path, its *spine*, once its leaves are gone; paths and stars are
+caterpillars. With p the place of a node on the spine, or of the node that it hangs from, and leg
+a = 0 on the spine and 1 beside it,
+
+    dist(i, j) = |p_i - p_j| + a_i + a_j
+
+but for a leaf beside the spine and itself. So the mask is made of the Toeplitz matrices T_s of
+f(|p - q| + s) for s = 0, 1, 2. With x_0 and x_1 the sums of x by place on and beside the spine,
+
+    y_0 = T_1 (x_0 + x_1) + (T_0 - T_1) x_0,      y_1 = T_1 (x_0 + x_1) + (T_2 - T_1) x_1
+
+and three products do for the four; a path needs one, T_0 x. Trees of about as many places share a
+product: by the matrix for few places, by FFT beyond.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_graphattn.checks.arguments import checked, instance, tensor
+from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
+from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
+from keras_graphattn.ops.toeplitz.rows import toeplitz_matrix
+from keras_graphattn.ops.trees.forests import Array, Forest
+from keras_graphattn.ops.trees.hankel import (
+    LARGEST_MATRIX,
+    matrix_products,
+    padded_rows,
+    sums_by_row,
+    table_values,
+)
+
+Tensor = Any
+
+
+@dataclass(frozen=True, eq=False)
+class SpinePlan:
+    """A forest of caterpillars as constant sparse matrices and shapes.
+
+    Attributes:
+        spine: Puts the nodes of spines on their places, (rows, n).
+        legs: Sums of the leaves beside them by place, (rows, n); `None` where there are none.
+        beside: 1 for the leaves beside the spine, else 0: (n,), in the user's order.
+        spines: (count, places) of each class of trees, in the order of the rows.
+    """
+
+    spine: SparseMatrix
+    legs: SparseMatrix | None
+    beside: Array
+    spines: list[tuple[int, int]]
+
+
+def is_caterpillar(forest: Forest) -> bool:
+    """Whether every tree is a path once its leaves are gone."""
+    return _spine(forest) is not None
+
+
+@checked(forest=instance(Forest, "a Forest"))
+def spine_plan(forest: Forest) -> SpinePlan:
+    """The plan of `spine_product`.
+
+    Raises:
+        ValueError: If one of the trees is no caterpillar.
+
+    Example:
+
+    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
+    >>> spine_plan(forest_from_parents([-1, 0, 1])).spine.shape[1]  # nodes
+    3
+    """
+    spine = _spine(forest)
+    if spine is None:
+        raise ValueError(
+            "Each tree of `forest` must be a path once its leaves are gone. Received: another "
+            'tree. Use the path "centroids" or "depths".'
+        )
+    root, place = _roots_and_places(forest, spine)
+    rows, spines = padded_rows(root, place)
+    count = sum(number * places for number, places in spines)
+    legs = sums_by_row(rows[~spine], forest.order[~spine], (count, forest.size))
+    return SpinePlan(
+        sums_by_row(rows[spine], forest.order[spine], (count, forest.size)),
+        None if spine.all() else legs,
+        (~spine)[forest.position].astype("float32"),
+        spines,
+    )
+
+
+@checked(
+    x=tensor("n N C"),
+    table=tensor("K N"),
+    plan=instance(SpinePlan, "what `spine_plan` makes", "n", lambda plan: plan.spine.shape[1]),
+)
+def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
+    """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
+
+    Args:
+        x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
+        table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
+        plan: As `spine_plan` makes it.
+
+    Returns:
+        A tensor of shape (n, N, C), with gradients for `x` and `table`.
+
+    Example:
+
+    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
+    >>> plan = spine_plan(forest_from_parents([-1, 0, 1]))
+    >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
+    >>> table = np.array([[7.0], [5.0], [3.0]], "float32")
+    >>> keras.ops.convert_to_numpy(spine_product(x, table, plan)).ravel().tolist()
+    [7.0, 5.0, 3.0]
+
+    Source: ours; Choromanski et al., arXiv 2107.07999, have the path as a Toeplitz matrix.
+    """
+    x = ops.convert_to_tensor(x)
+    table = ops.cast(table, x.dtype)
+    longest = max(places for _, places in plan.spines)
+    here, near, far = (table_values(table, shift, longest) for shift in range(3))
+    on = sparse_product(plan.spine, x)
+    if plan.legs is None:
+        products = _toeplitz_products(on, [here] * len(plan.spines), plan.spines)
+        return sparse_product(plan.spine.transpose, products)
+    beside = sparse_product(plan.legs, x)
+    # a tree of one node keeps its own factor: beside those of neighbours it would be lost
+    near = [near * float(places > 1) for _, places in plan.spines]
+    both = _toeplitz_products(on + beside, near, plan.spines)
+    on = both + _toeplitz_products(on, [here - values for values in near], plan.spines)
+    beside = both + _toeplitz_products(beside, [far - values for values in near], plan.spines)
+    found = sparse_product(plan.spine.transpose, on)
+    found = found + sparse_product(plan.legs.transpose, beside)
+    of_leaves = ops.convert_to_tensor(plan.beside, dtype=x.dtype)[:, None, None]
+    return found + of_leaves * (here[0] - far[0])[None, :, None] * x
+
+
+def _toeplitz_products(x: Tensor, values: list[Tensor], spines: list[tuple[int, int]]) -> Tensor:
+    """y[p] = sum_q values[|p - q|] x[q] in each tree, for rows (tree, place)."""
+    parts, start = [], 0
+    _, heads, columns = ops.shape(x)
+    for (count, places), of_class in zip(spines, values, strict=True):
+        signal = ops.reshape(x[start : start + count * places], (count, places, heads, columns))
+        start += count * places
+        offsets = np.abs(np.arange(1 - places, places)).astype("int32")
+        table = ops.transpose(ops.take(of_class, offsets, axis=0))
+        if places <= LARGEST_MATRIX:
+            product = matrix_products(signal, ops.transpose(toeplitz_matrix(table), (1, 2, 0)))
+        else:
+            product = toeplitz_product(table, signal)
+        parts.append(ops.reshape(product, (count * places, heads, columns)))
+    return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=0)
+
+
+def _spine(forest: Forest) -> Array | None:
+    """Which nodes are on a spine, as long as can be; `None` for a forest of other trees."""
+    nodes = np.arange(forest.size)
+    is_root = forest.parents == nodes
+    degree = np.bincount(forest.parents[~is_root], minlength=forest.size) + ~is_root
+    inner: Array = (degree > 1) | is_root
+    joined = inner & ~is_root
+    beside = np.bincount(forest.parents[joined], minlength=forest.size) + joined
+    if beside[inner].max() > 2:
+        return None
+    leaves = nodes[~inner]
+    above = forest.parents[leaves]  # never decreasing
+    number = np.arange(len(leaves)) - np.searchsorted(above, above)
+    inner[leaves[number < 2 - beside[above]]] = True  # the ends of the spine
+    return inner
+
+
+def _roots_and_places(forest: Forest, spine: Array) -> tuple[Array, Array]:
+    """Each node's root, and its place from one end of the spine: that of its parent off it."""
+    top, end = forest.parents, np.where(spine, np.arange(forest.size), forest.parents)
+    first = np.full(forest.size, forest.size)  # of the two arms of each root, by the first node
+    arms = np.flatnonzero(spine & (forest.depth == 1))
+    np.minimum.at(first, forest.parents[arms], arms)
+    arm = np.where(forest.depth > 1, forest.parents, np.arange(forest.size))
+    while not np.array_equal(arm[arm], arm):
+        arm = arm[arm]
+    while not np.array_equal(top[top], top):
+        top = top[top]
+    place = np.where(first[top] == arm, -forest.depth, forest.depth)[end]
+    lowest = np.zeros(forest.size, "int64")
+    np.minimum.at(lowest, top, place)
+    return top, place - lowest[top]
