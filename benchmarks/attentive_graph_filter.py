@@ -98,7 +98,7 @@ def cases(options, length):
     """Each case by name: a function and its arrays."""
     import keras
 
-    shape = (options.batch, length, options.heads, options.size)
+    shape = (options.batch_size, length, options.heads, options.key_dim)
     signals = [keras.random.normal(shape, dtype=options.dtype, seed=i) for i in range(4)]
     found = {}
     if options.kind in ("core", "both"):
@@ -106,8 +106,8 @@ def cases(options, length):
     if options.kind in ("layer", "both"):
         policy = options.dtype if options.dtype == "float32" else f"mixed_{options.dtype}"
         keras.config.set_dtype_policy(policy)
-        tokens = keras.random.normal((*shape[:2], options.heads * options.size), seed=0)
-        layers = layer_cases(options.heads, options.size, options.order)
+        tokens = keras.random.normal((*shape[:2], options.heads * options.key_dim), seed=0)
+        layers = layer_cases(options.heads, options.key_dim, options.order)
         for name, (function, layer) in layers.items():
             weights = [keras.ops.convert_to_tensor(v) for v in layer.trainable_variables]
             found[name] = (function, [tokens, *weights])
@@ -182,7 +182,7 @@ def main():
                 settings[key] = round(exponent(rows, case, column, 1024), 3)
                 print(key, settings[key])
     stem = f"attentive_graph_filter_{settings['backend']}_{settings['device']}_{options.compile}"
-    write_results(options.out, f"{stem}_{options.dtype}", settings, rows)
+    write_results(options.output, f"{stem}_{options.dtype}", settings, rows)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=jax python benchmarks/dense_attention.py --lengths 128 512 2048
     KERAS_BACKEND=tensorflow python benchmarks/dense_attention.py --compile xla --memory
-    KERAS_BACKEND=jax python benchmarks/dense_attention.py --kind block --batch 8 --heads 12
+    KERAS_BACKEND=jax python benchmarks/dense_attention.py --kind block --batch-size 8 --heads 12
 
 Every case of a length is built first; then they take turns. Runs unchanged on a GPU.
 """
@@ -152,8 +152,8 @@ def cases(options, length):
     """Each case by name: a function and its arrays."""
     import keras
 
-    heads, size = options.heads, options.size
-    shape = (options.batch, length, heads, size)
+    heads, size = options.heads, options.key_dim
+    shape = (options.batch_size, length, heads, size)
     signals = [keras.random.normal(shape, dtype=options.dtype, seed=i) for i in range(3)]
     found = {}
     if options.kind in ("core", "both"):
@@ -163,7 +163,7 @@ def cases(options, length):
         keras.config.set_dtype_policy(
             options.dtype if options.dtype == "float32" else f"mixed_{options.dtype}"
         )
-        tokens = keras.random.normal((options.batch, length, heads * size), seed=0)
+        tokens = keras.random.normal((options.batch_size, length, heads * size), seed=0)
         for name, (function, layer) in make(heads, size, options.causal).items():
             weights = [keras.ops.convert_to_tensor(v) for v in layer.trainable_variables]
             found[name] = (function, [tokens, *weights])
@@ -209,7 +209,7 @@ def main():
         rows += new
         print(table(new, settings), flush=True)
     stem = f"dense_attention_{settings['backend']}_{settings['device']}_{options.compile}"
-    write_results(options.out, f"{stem}_{options.dtype}", settings, rows)
+    write_results(options.output, f"{stem}_{options.dtype}", settings, rows)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def cases(options, length):
     from keras_graphattn.masks import Causal, Exponential, Segments
 
     is_torch = keras.backend.backend() == "torch"
-    ids = np.arange(length)[None].repeat(options.batch, 0) // max(1, length // 5)
+    ids = np.arange(length)[None].repeat(options.batch_size, 0) // max(1, length // 5)
     ids = keras.ops.convert_to_tensor(ids.astype("int32"))
     kinds = {
         "causal": (Causal(), {}),
@@ -96,7 +96,7 @@ def cases(options, length):
     }
     found = {}
     for name, (mask, inputs) in kinds.items():
-        mask.build((None, length, options.heads, options.size))
+        mask.build((None, length, options.heads, options.key_dim))
         found[name] = {"dense": attend_by(mask, "dense", **inputs)}
         found[name]["blockwise"] = attend_by(mask, "blockwise", **inputs)
         found[name]["chunked"] = attend_by(mask, "chunked", **inputs)
@@ -117,7 +117,7 @@ def cases(options, length):
 def arrays_of(options, length):
     import keras
 
-    shape = (options.batch, length, options.heads, options.size)
+    shape = (options.batch_size, length, options.heads, options.key_dim)
     return [keras.random.normal(shape, dtype=options.dtype, seed=i) for i in range(3)]
 
 
@@ -188,7 +188,7 @@ def main():
             print(table(new, settings), flush=True)
     print(exponents(rows, column))
     stem = f"masked_kernel_attention_{settings['backend']}_{settings['device']}_{options.compile}"
-    write_results(options.out, f"{stem}_{'_'.join(options.masks)}", settings, rows)
+    write_results(options.output, f"{stem}_{'_'.join(options.masks)}", settings, rows)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,16 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `recipes` is, which nobody installs
 
-from recipes.common.command import (  # some for the benchmarks alone
+from recipes.common.command.parsing import (  # some for the benchmarks alone
     Parser,  # noqa: F401
     UsageError,
     at_least,
     number_in,
     run_command,
 )
-from recipes.common.program import run_program
+from recipes.common.command.program import run_program
 
+RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"  # which git ignores
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 RETURN_PAGES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
@@ -44,9 +45,9 @@ def run(main):
 def check_folder(options):
     """Makes the folder of the results before anything is measured."""
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
+        options.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write to --out {options.out}: {error.strerror}") from error
+        raise UsageError(f"cannot write to --output {options.output}: {error.strerror}") from error
 
 
 def keep_pages():
@@ -151,18 +152,24 @@ def _torch_cuda():
     return torch.cuda.is_available()
 
 
+def add_output(parser):
+    """The option of all benchmarks that write something."""
+    told = "folder to write to [results/benchmarks]"
+    parser.add_argument("--output", type=Path, default=RESULTS, help=told)
+
+
 def add_options(parser, seconds, repeats=15):
     """The options of all benchmarks of attention."""
     add = parser.add_argument
-    add("--batch", type=positive, default=1)
+    add("--batch-size", type=positive, default=1)
     add("--heads", type=positive, default=8)
-    add("--size", type=positive, default=64)
+    add("--key-dim", type=positive, default=64, help="width of each head")
     add("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     add("--compile", choices=["eager", "graph", "xla"], help="[eager on torch, else graph]")
     add("--repeats", type=positive, default=repeats)
     add("--seconds", type=seconds_of, default=seconds, help="for the cases that take turns")
     add("--memory", action="store_true", help="measure peak memory too (slow)")
-    add("--out", type=Path, default=Path(__file__).parent / "results")
+    add_output(parser)
     add("--child", help=argparse.SUPPRESS)
 
 
@@ -177,7 +184,7 @@ def start(options):
         options.compile = "eager" if backend == "torch" else "graph"
     if options.compile == "xla" and backend == "torch":
         raise UsageError("--compile xla: torch has no XLA here; use --compile graph")
-    left_out = ("child", "out", "lengths", "grids", "masks")
+    left_out = ("child", "output", "lengths", "grids", "masks")
     settings = {name: value for name, value in vars(options).items() if name not in left_out}
     return {"backend": backend, "device": device_name(), **settings}
 
@@ -192,12 +199,12 @@ def run_child(options, case):
 def memory_of(options, name, length, keys=()):
     """Peak memory in MiB of a process that runs the case `name` alone; of none, where it is ""."""
     arguments = ["--child", name, "--lengths", str(length)]
-    for key in ("batch", "heads", "size", "dtype", "compile", *keys):
-        value = getattr(options, key)
+    for key in ("batch_size", "heads", "key_dim", "dtype", "compile", *keys):
+        value, flag = getattr(options, key), f"--{key.replace('_', '-')}"
         if isinstance(value, bool):
-            arguments += [f"--{key}"] * value
+            arguments += [flag] * value
         else:
-            arguments += [f"--{key}", str(value)]
+            arguments += [flag, str(value)]
     return peak_memory_of(arguments)
 
 

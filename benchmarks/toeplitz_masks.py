@@ -9,10 +9,10 @@ stands beside the faster of "blockwise" and "fft". Paths longer than `--skip` se
 """
 
 import time
-from pathlib import Path
 
 from measure import (
     Parser,
+    add_output,
     make_step,
     median_times,
     positive,
@@ -47,10 +47,10 @@ def measured(options, mask, length):
     """Milliseconds of each path that is not too slow."""
     import keras
 
-    mask.build((None, length, options.heads, options.size))
-    shape = (options.batch, length, options.heads)
+    mask.build((None, length, options.heads, options.columns))
+    shape = (options.batch_size, length, options.heads)
     features = [keras.random.uniform((*shape, options.features), seed=i) for i in (0, 1)]
-    signal = keras.random.normal((*shape, options.size), seed=2)
+    signal = keras.random.normal((*shape, options.columns), seed=2)
     factors = 0.3 * keras.random.normal(mask.log_factors.shape, seed=3)
     arrays = [*features, signal, factors]
     paths = ["fft"] if options.no_rows else ["blockwise", "fft"]
@@ -72,9 +72,9 @@ def parse(arguments=None):
     parser.add_argument("--lengths", type=positive, nargs="*", default=[])
     parser.add_argument("--grids", type=positive, nargs="*", default=[])
     parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--batch", type=positive, default=1)
+    parser.add_argument("--batch-size", type=positive, default=1)
     parser.add_argument("--heads", type=positive, default=2)
-    parser.add_argument("--size", type=positive, default=32, help="columns of the signal")
+    parser.add_argument("--columns", type=positive, default=32, help="columns of the signal")
     parser.add_argument("--features", type=positive, default=32)
     parser.add_argument(
         "--compile", choices=["eager", "graph", "xla"], help="[eager on torch, else graph]"
@@ -83,7 +83,7 @@ def parse(arguments=None):
     parser.add_argument("--seconds", type=float, default=12.0, help="for one length")
     parser.add_argument("--skip", type=float, default=10.0, help="seconds a path may take")
     parser.add_argument("--no-rows", action="store_true", help="leave quadratic paths out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_output(parser)
     options = parser.parse_args(arguments)
     if not options.lengths and not options.grids:
         parser.error("give --lengths or --grids")
@@ -96,7 +96,7 @@ def main():
     for name, length, mask in masks_of(options):
         times = measured(options, mask, length)
         best = min((t for path, t in times.items() if path in ("blockwise", "fft")), default=1.0)
-        chosen = mask.choose_path(length, options.features, options.size)
+        chosen = mask.choose_path(length, options.features, options.columns)
         new = [
             {
                 "case": path,
@@ -113,7 +113,7 @@ def main():
     kind = "grids" if options.grids else "causal" if options.causal else "lengths"
     numbers = [{k: v for k, v in r.items() if k not in ("mask", "auto takes")} for r in rows]
     stem = f"toeplitz_masks_{settings['backend']}_{settings['device']}_{options.compile}_{kind}"
-    write_results(options.out, stem, settings, numbers)
+    write_results(options.output, stem, settings, numbers)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ small enough, the dense mask, M formed beforehand.
 
 import math
 import time
-from pathlib import Path
 
 import numpy as np
 from measure import (
     Parser,
+    add_output,
     at_least,
     check_folder,
     device_name,
@@ -223,7 +223,7 @@ def parse(arguments=None):
     parser.add_argument("--expm", action="store_true", help="time expm_multiply too (slow)")
     parser.add_argument("--repeats", type=positive, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="for one topology")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_output(parser)
     return parser.parse_args(arguments)
 
 
@@ -258,7 +258,7 @@ def main():
     stem = f"tree_and_graph_masks-{backend}-{options.kind}"
     for row in rows:
         del row["chosen"]
-    write_results(options.out, stem, settings, rows)
+    write_results(options.output, stem, settings, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,16 @@
 """Graph-filter and sub-quadratic masked attention for Keras 3, on any backend."""
 
-from keras_graphattn import analysis, distribution, hub, layers, masks, ops, optimizers
+from keras_graphattn import (
+    analysis,
+    distribution,
+    feature_maps,
+    filters,
+    hub,
+    layers,
+    masks,
+    ops,
+    optimizers,
+)
 from keras_graphattn.distribution import layout_map
 from keras_graphattn.export import export_saved_model
 from keras_graphattn.hub import convert, inspect, revert
@@ -12,6 +22,8 @@ __all__ = [
     "convert",
     "distribution",
     "export_saved_model",
+    "feature_maps",
+    "filters",
     "hub",
     "inspect",
     "layers",

@@ -1,9 +1,9 @@
-"""A learning rate of their own for filter coefficients, under any Keras optimizer.
+"""A separate learning rate for filter coefficients, under any Keras optimizer.
 
 A coefficient is a number of the order of 1. At 5e-5, the usual rate of fine-tuning, Adam moves a
-weight by about 5e-5 in a step: hundreds of steps leave every filter where it started. Each layer
-of this package therefore says how many times as fast its coefficients learn
-(`coefficient_learning_rate_multiplier`), and optimizers of this module do as the layers say.
+weight by about 5e-5 in a step. So hundreds of steps hardly change a filter. Each layer of this
+package therefore has a `coefficient_learning_rate_multiplier`: how many times as fast as other
+weights its coefficients learn. The optimizers of this module apply it.
 """
 
 import functools
@@ -13,20 +13,20 @@ import keras
 
 from keras_graphattn.checks.arguments import number, optional
 
-FINE_TUNING_MULTIPLIER = 100.0  # what `convert` gives its layers: 5e-3 where all else has 5e-5
-MARK = "learning_rate_multiplier"  # the attribute of a variable that its layer sets
+FINE_TUNING_MULTIPLIER = 100.0  # of layers made by `convert`: 5e-3 if other weights have 5e-5
+MARK = "learning_rate_multiplier"  # an attribute of variables; their layer sets it
 
 positive = number(above=0.0)
 
 
 def learning_rate_multiplier(variable: Any) -> float:
-    """How many times as fast as other weights a variable is to learn, as its layer says.
+    """How many times as fast as other weights a variable learns, as set by its layer.
 
     Args:
         variable: A Keras variable.
 
     Returns:
-        The multiplier; 1.0 for any variable that is no coefficient of this package's layers.
+        The multiplier; 1.0 for a variable that is not a coefficient of this package's layers.
 
     Example:
 
@@ -38,12 +38,12 @@ def learning_rate_multiplier(variable: Any) -> float:
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class CoefficientRates:
-    """The half of an optimizer that gives coefficients their own rate; `with_coefficient_rates`.
+    """The part of an optimizer that gives coefficients their own rate; `with_coefficient_rates`.
 
-    The other half is the class of any Keras optimizer. Each update step of a coefficient gets the
-    learning rate times the coefficient's multiplier. All else is the optimizer's own and the same
-    for all weights: clipping (the multiplier does not change the global norm), weight decay (at
-    the model's rate), moving averages, gradient accumulation, constraints, saved state.
+    It is mixed into the class of any Keras optimizer. Each update step of a coefficient gets the
+    learning rate times the coefficient's multiplier. All other features of the optimizer stay the
+    same for all weights: clipping (the multiplier does not change the global norm), weight decay
+    (at the model's rate), moving averages, gradient accumulation, constraints, saved state.
     """
 
     coefficient_learning_rate_multiplier: float | None = None
@@ -62,7 +62,10 @@ class CoefficientRates:
         super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
     def _parallel_update_step(self, gradients: Any, variables: Any, learning_rate: Any) -> None:
-        """On torch, Keras updates all variables at once: those of one rate, then, the others."""
+        """Updates many variables: at once those of the most frequent rate, the others one by one.
+
+        Keras calls it on torch.
+        """
         factors = [self._factor(variable) for variable in variables]
         usual = max(set(factors), key=lambda factor: (factors.count(factor), -factor))
         together = [index for index, factor in enumerate(factors) if factor == usual]
@@ -76,7 +79,7 @@ class CoefficientRates:
                 self.update_step(gradients[index], variables[index], learning_rate)
 
     def _factor(self, variable: Any) -> float:
-        # on tensorflow, `variable` may be what the Keras variable holds
+        # on tensorflow, `variable` may be the backend's variable inside the Keras variable
         own = self._trainable_variables[self._get_variable_index(variable)]
         given = self.coefficient_learning_rate_multiplier
         return given if given is not None and hasattr(own, MARK) else learning_rate_multiplier(own)
@@ -98,29 +101,29 @@ class CoefficientRates:
 def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> Any:
     """Makes an optimizer give filter coefficients their own learning rate.
 
-    Models and layers that `keras_graphattn.convert` has made do so in `compile`. For all other
-    models (one composed of a converted backbone's tensors, one with layers of this package, a
-    training loop of one's own) this is the line to write:
+    Models and layers made by `keras_graphattn.convert` call this function in `compile`. Call it
+    yourself for all other models: a model composed of a converted backbone's tensors, a model with
+    layers of this package, or your own training loop.
 
         model.compile(keras_graphattn.optimizers.with_coefficient_rates("adam"), ...)
 
-    An update step of a coefficient gets the learning rate, whatever the schedule or callback says
-    it is, times the multiplier. Weight decay keeps the model's rate, and clipping sees the
-    gradients as they are. The optimizer keeps its state, which is that of a plain one:
+    An update step of a coefficient gets the current learning rate, with any schedule or callback,
+    times the multiplier. Weight decay keeps the model's rate, and clipping sees the unchanged
+    gradients. The optimizer keeps its state, which is the state of a plain optimizer. So
     checkpoints fit both.
 
     Args:
         optimizer: A Keras optimizer, its name, or its configuration. An optimizer is changed in
-            place, and of a `LossScaleOptimizer` or `MultiOptimizer` those that are inside.
-        multiplier: What the rate is multiplied with, a positive number, for all coefficients;
-            by default for each what its layer says (`coefficient_learning_rate_multiplier`:
-            1 in a layer made by its constructor, 100 in one made by `convert`).
+            place. For a `LossScaleOptimizer` or `MultiOptimizer`, the inner optimizers are changed.
+        multiplier: The factor of the rate, a positive number, for all coefficients. By default
+            each coefficient has the `coefficient_learning_rate_multiplier` of its layer: 1 in a
+            layer made by its constructor, 100 in a layer made by `convert`.
 
     Returns:
         The optimizer; still an instance of its class.
 
     Raises:
-        ValueError: For what is no Keras optimizer, and for a multiplier that is not positive.
+        ValueError: For an invalid optimizer, and for a multiplier that is not positive.
 
     Example:
 
@@ -132,7 +135,8 @@ def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> A
     found = None if optimizer is None else keras.optimizers.get(optimizer)
     if found is None:
         raise ValueError(
-            "`optimizer` must be a Keras optimizer or its name. Received: optimizer=None"
+            "`optimizer` must be a Keras optimizer, its name or its configuration. Received: "
+            "optimizer=None"
         )
     if _is_loss_scaling(found):
         with_coefficient_rates(found.inner_optimizer, multiplier)
@@ -148,13 +152,13 @@ def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> A
 
 
 def without_coefficient_rates(optimizer: Any) -> Any:
-    """Undoes `with_coefficient_rates`, in place: one rate for all weights, as Keras has it.
+    """Undoes `with_coefficient_rates` in place: all weights have one rate again, as in Keras.
 
     Args:
         optimizer: A Keras optimizer.
 
     Returns:
-        The optimizer, of its own class.
+        The optimizer, an instance of its plain class again.
 
     Example:
 
@@ -172,7 +176,7 @@ def without_coefficient_rates(optimizer: Any) -> Any:
 
 
 def applies_coefficient_rates(optimizer: Any) -> bool:
-    """Whether an optimizer gives filter coefficients their own learning rate.
+    """Returns whether an optimizer gives filter coefficients their own learning rate.
 
     Example:
 
@@ -188,7 +192,7 @@ def _is_loss_scaling(optimizer: Any) -> bool:
 
 
 def _change_members(optimizer: Any, multiplier: float | None) -> None:
-    """Changes the optimizers inside a `MultiOptimizer`, some of which it makes when it is built."""
+    """Changes the optimizers inside a `MultiOptimizer`. It makes some of them when it is built."""
     for member in getattr(optimizer, "optimizers", ()):
         with_coefficient_rates(member, multiplier)
 
@@ -200,7 +204,7 @@ def _class_with_rates(plain: type) -> type:
         (CoefficientRates, plain),
         {"__module__": __name__, "__doc__": f"`{plain.__name__}` with coefficient rates."},
     )
-    # All such classes are saved under one name, that of the class whose `from_config` makes them.
+    # All such classes are saved under one name: `CoefficientRates.from_config` makes them.
     for cls in (new, CoefficientRates):
         keras.saving.register_keras_serializable("keras_graphattn", "CoefficientRates")(cls)
     return new

@@ -1,4 +1,4 @@
-"""Objects inside a layer's configuration: made from a name, an object or a configuration."""
+"""Objects in a layer's configuration, created from a name, an object or a configuration."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ def restored(name: str, given: Any) -> Any:
     """Deserialises a configuration dictionary; other values are returned unchanged.
 
     Args:
-        name: The argument's name, for the error.
+        name: The argument's name, for the error message.
         given: Any value.
 
     Raises:
@@ -37,21 +37,21 @@ def resolve(
     registry: Mapping[str, type[Found]],
     **options: Any,
 ) -> Found:
-    """The object that an argument means: a name of a registry, an object, or a configuration.
+    """Returns the object for an argument that may be a name, an object or a configuration.
 
     Args:
-        name: The argument's name, for errors.
-        given: A key of `registry`, an instance of `base`, or its configuration.
-        base: The class of the objects.
-        registry: The classes that have names.
-        **options: Arguments of the class, for a `given` that is a name. Those that are `None` are
-            left out.
+        name: The argument's name, for error messages.
+        given: A key of `registry`, an instance of `base`, or the configuration of an instance.
+        base: The class of the object.
+        registry: Maps each name to its class.
+        **options: Arguments of the class. They are used only if `given` is a name. Options that
+            are `None` are left out.
 
     Returns:
         An instance of `base`.
 
     Raises:
-        ValueError: For anything else, and for options beside an object.
+        ValueError: If `given` is anything else, or if it is not a name and options are given.
     """
     options = {key: value for key, value in options.items() if value is not None}
     if isinstance(given, str) and given in registry:
@@ -66,8 +66,8 @@ def resolve(
     if options:
         received = ", ".join(f"{key}={value!r}" for key, value in options.items())
         raise ValueError(
-            f"{', '.join(f'`{key}`' for key in options)} belongs to a `{name}` given by its name. "
-            f"Received: {name}={given!r}, {received}. Give it to the constructor of "
+            f"{', '.join(f'`{key}`' for key in options)} may only be given if `{name}` is a name. "
+            f"Received: {name}={given!r}, {received}. Pass it to the constructor of "
             f"{type(found).__name__} instead."
         )
     return found

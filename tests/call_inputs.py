@@ -1,14 +1,14 @@
-"""Every mask that takes inputs at each call, batches for it, and what can be wrong in them."""
+"""Masks that take inputs at each call: valid batches for them, and batches with one error."""
 
 import numpy as np
 
 from keras_graphattn import masks
 from tests import reference_topology as reference
 
-BATCH, LENGTH, BAD = 3, 7, 1  # the wrong entry is always in the example BAD
+BATCH, LENGTH, BAD = 3, 7, 1  # a wrong entry is always in the example BAD
 
-SHORT = {"initial_time": 0.2, "tolerance": 1e-3}  # few terms
-OPTIONS = {  # where `cls()` is not all there is to test
+SHORT = {"initial_time": 0.2, "tolerance": 1e-3}  # few terms of the series
+OPTIONS = {  # options for classes where testing `cls()` is not enough
     "GraphDiffusion": {
         "plain, weighted": {"spectral_bound": 20.0, "edge_weights": True} | SHORT,
         "normalized": {"operator": "normalized_laplacian"} | SHORT,
@@ -25,7 +25,7 @@ WITHOUT = {"BlockToeplitz", "LowRank", "Mask", "Product", "StochasticPositions",
 
 
 def registry():
-    """Name to maker, for every mask of the package that takes inputs; new ones by themselves."""
+    """Maps names to functions that make every mask that takes inputs; finds new classes itself."""
     found = {
         "causal product": lambda: masks.Product([masks.Segments(), masks.Causal()]),
         "product": lambda: masks.Product([masks.Tree(), masks.Segments(), masks.Exponential()]),
@@ -41,7 +41,7 @@ def registry():
 
 
 MASKS = registry()
-FIRST = {type(make()): name for name, make in reversed(MASKS.items())}.values()  # of each class
+FIRST = {type(make()): name for name, make in reversed(MASKS.items())}.values()  # one of each class
 
 
 def made(name):
@@ -51,7 +51,7 @@ def made(name):
 
 
 def batch_for(mask, seed=0, length=LENGTH, batch=BATCH):
-    """Right inputs, as NumPy arrays."""
+    """Returns valid inputs, as NumPy arrays."""
     generator = np.random.default_rng(seed)
     kinds = ("star", "path", "random")[:batch]
     edges = np.full((batch, 12, 2), -1)
@@ -78,7 +78,7 @@ def _put(name, place, value):
     return change
 
 
-def _circle(inputs):
+def _cycle(inputs):
     inputs["parents"][BAD, [2, 4, 5]] = [4, 5, 2]
 
 
@@ -99,7 +99,7 @@ def _hub(inputs):
 
 
 def _of_batch(name):
-    """Numbered over the batch, as libraries that join graphs do."""
+    """Numbers nodes over the whole batch, as libraries do that join graphs."""
 
     def change(inputs):
         inputs[name][BAD] += np.where(inputs[name][BAD] >= 0, BAD * LENGTH, 0)
@@ -108,14 +108,14 @@ def _of_batch(name):
 
 
 NODES = "there are 7 nodes"
-# name of an input -> what can be wrong: (how to make it so, what the error says)
+# name of an input -> kind of error: (function that makes it, words of the message)
 WRONG = {
     "parents": {
         "too large": (_put("parents", (2,), 9), f"node 2 has parent 9, but {NODES}"),
         "below -1": (_put("parents", (3,), -2), f"node 3 has parent -2, but {NODES}"),
         "of the batch": (_of_batch("parents"), f"has parent .*, but {NODES}.*within the example"),
         "own parent": (_put("parents", (3,), 3), "node 3 is its own parent"),
-        "circle": (_circle, r"nodes [245], [245], [245] are a circle"),
+        "cycle": (_cycle, r"nodes [245], [245], [245] form a cycle"),
     },
     "edges": {
         "too large": (_put("edges", (0,), (2, 7)), rf"edge 0 is \(2, 7\), but {NODES}"),
@@ -144,7 +144,7 @@ WRONG = {
         "infinite": (_put("entries", (2, 3), np.inf), r"entry at \(1, 2, 3\) is inf"),
     },
 }
-OF_ONE = {  # what is wrong for one mask only
+OF_ONE = {  # errors of only one mask
     "Tree shallow": {"deep": (_deep, "node 6 has 6 ancestors.*max_depth=5")},
     "GraphDiffusion plain, weighted": {
         "two weights": (_two_weights, "edges 0 and 4 both join nodes"),
@@ -154,7 +154,7 @@ OF_ONE = {  # what is wrong for one mask only
 
 
 def wrong_of(name):
-    """Kind to (how to change a right batch, what the error says)."""
+    """Maps each kind of error to (function that changes a valid batch, words of the message)."""
     kinds = {
         f"{which} {kind}": found
         for which in MASKS[name]().inputs_at_call
@@ -164,7 +164,7 @@ def wrong_of(name):
 
 
 def wrong_batches(name):
-    """Kind to a batch with one wrong entry, in the example BAD."""
+    """Maps each kind of error to a batch with one wrong entry, in the example BAD."""
     right, found = batch_for(made(name)), {}
     for kind, (change, _) in wrong_of(name).items():
         found[kind] = {key: array.copy() for key, array in right.items()}

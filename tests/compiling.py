@@ -1,4 +1,4 @@
-"""How tests on jax spend less time on compiling thousands of tiny programs."""
+"""Lets tests on jax spend less time on compiling thousands of small programs."""
 
 from contextlib import contextmanager
 
@@ -6,7 +6,7 @@ import keras
 
 
 def leave_costly_passes_out():
-    """XLA compiles faster, and slower programs. The slow tests run with all of its passes."""
+    """Makes XLA compile faster, to slower programs. The slow tests run with all passes."""
     if keras.backend.backend() == "jax":
         import jax
 
@@ -15,7 +15,7 @@ def leave_costly_passes_out():
 
 @contextmanager
 def compiled_once(folder):
-    """Equal models, of which these tests make many, share what was compiled."""
+    """Compiles equal models only once, because these tests make many of them."""
     if keras.backend.backend() != "jax":
         yield
         return

@@ -1,11 +1,11 @@
-"""Shared set-up: one backend per process (KERAS_BACKEND), the same random data every run."""
+"""Shared set-up: one backend per process (KERAS_BACKEND), the same random data in each run."""
 
 import os
 from collections import Counter
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import torch  # noqa: F401, I001  # before TensorFlow: the other order crashes in one process
+import torch  # noqa: F401, I001  # before TensorFlow: the other order crashes
 import keras
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,7 +16,7 @@ settings.register_profile(
     "default",
     deadline=None,
     derandomize=True,
-    max_examples=15 if keras.backend.backend() == "torch" else 10,  # others compile or trace each
+    max_examples=15 if keras.backend.backend() == "torch" else 10,  # others must compile each
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -27,16 +27,16 @@ def pytest_configure(config: pytest.Config) -> None:
         leave_costly_passes_out()
 
 
-MANY_CASES = 6  # of one test; beyond it, the fast suite of a compiling backend takes every third
-OFFSET = {"jax": 1, "tensorflow": 2}  # so that the two take different ones
+MANY_CASES = 6  # a test with more: jax and TensorFlow run every third in the fast suite
+OFFSET = {"jax": 1, "tensorflow": 2}  # so that the two run different cases
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as slow what the fast suite of this backend leaves to `make test-slow`.
+    """Marks as slow the tests that this backend runs only in `make test-slow`.
 
-    `slow_on` names backends on which a test takes long. And of a test with many cases, jax and
-    TensorFlow, which compile or trace each of them, run every third; torch runs them all.
+    `slow_on` names the backends on which a test takes long. If a test has many cases, jax and
+    TensorFlow run only every third, because they compile or trace each of them. Torch runs all.
     """
     backend = keras.backend.backend()
     seen: dict[str, int] = {}
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _function(item: pytest.Item) -> str:
-    """The name of a test without its case; tests that are slow anyway do not count."""
+    """The name of a test without its case; empty for tests that are slow anyway."""
     return "" if item.get_closest_marker("slow") else item.nodeid.partition("[")[0]
 
 

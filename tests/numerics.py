@@ -1,4 +1,4 @@
-"""Gradients on any backend, their float64 twins, and how far two arrays are apart."""
+"""Gradients on any backend, their references in float64, and differences between arrays."""
 
 from contextlib import contextmanager
 
@@ -16,7 +16,7 @@ def to_numpy(x):
 
 @contextmanager
 def float64_on_jax():
-    """jax knows no float64 unless it is told; the other backends do."""
+    """Enables float64 on jax; the other backends always have it."""
     if BACKEND != "jax":
         yield
         return
@@ -43,8 +43,9 @@ def assert_close(actual, expected, tolerance, floor=0.0, what="value"):
 def assert_all_close(actual, expected, tolerance, what="gradient"):
     """Compares dictionaries of arrays, each relative to its own size.
 
-    Some are sums that cancel to zero but for rounding (the bias of the keys, in a softmax): a
-    bias counts relative to its kernel, and everything relative to 1 % of the largest at least.
+    Some gradients are sums that cancel to zero, except for rounding (for example the bias of the
+    keys in a softmax). So a bias is compared relative to its kernel, and every array relative to
+    at least 1 % of the largest.
     """
     assert actual.keys() == expected.keys()
     size = {name: np.sqrt(np.mean(np.square(array))) for name, array in expected.items()}
@@ -55,18 +56,18 @@ def assert_all_close(actual, expected, tolerance, what="gradient"):
 
 
 def value_and_gradients(function, *arrays, dtype="float32", way=None):
-    """`function(*arrays)` and the gradients of `sum(value * weights)`, weights fixed and random.
+    """Returns `function(*arrays)` and the gradients of `sum(value * weights)`.
 
-    `way` is "eager", "graph" or "xla"; by default what is usual for the backend in these tests:
-    jax is compiled, the others are not.
+    The weights are fixed random numbers. `way` is "eager", "graph" or "xla". By default, jax is
+    compiled and the other backends are not.
 
-    Returns numpy arrays: the value, and a dictionary of gradients by position.
+    Returns NumPy arrays: the value, and a dictionary of gradients by position.
     """
     return differentiated(function, dtype, way)(*arrays)
 
 
 def differentiated(function, dtype="float32", way=None):
-    """`value_and_gradients` of a function, to be called with many arrays: compiled once for all."""
+    """Like `value_and_gradients`, but compiled only once, to be called with many arrays."""
 
     def loss(*inputs):
         value = function(*inputs)
@@ -108,7 +109,7 @@ def differentiated(function, dtype="float32", way=None):
 
 
 def reference_value_and_gradients(function, *arrays):
-    """The float64 twin of `value_and_gradients` for a function of torch tensors."""
+    """The float64 reference of `value_and_gradients`, for a function of torch tensors."""
     tensors = [torch.tensor(np.asarray(a, "float64"), requires_grad=True) for a in arrays]
     value = function(*tensors)
     weights = torch.tensor(_cotangent(value.shape), dtype=torch.float64)
@@ -117,7 +118,7 @@ def reference_value_and_gradients(function, *arrays):
 
 
 def layer_value_and_gradients(layer, x, **call_arguments):
-    """`layer(x, x, ...)` of a built layer, and gradients for `x` ("input") and each weight."""
+    """Returns `layer(x, x, ...)` and the gradients for `x` ("input") and for each weight."""
     names = [short_name(layer, v) for v in layer.trainable_variables]
     variables = [to_numpy(v) for v in layer.trainable_variables]
     frozen = list(layer.non_trainable_variables)
@@ -132,7 +133,7 @@ def layer_value_and_gradients(layer, x, **call_arguments):
 
 
 def layer_reference(layer, function, x):
-    """The twin of `layer_value_and_gradients` for `function(x, weights)` in float64."""
+    """The float64 reference of `layer_value_and_gradients`, for `function(x, weights)`."""
     names = [short_name(layer, v) for v in layer.trainable_variables]
     variables = [to_numpy(v) for v in layer.trainable_variables]
     value, gradients = reference_value_and_gradients(
@@ -142,14 +143,14 @@ def layer_reference(layer, function, x):
 
 
 def reference_weights(layer):
-    """All weights of a layer as float64 torch tensors by short name ("query/kernel")."""
+    """Returns all weights of a layer by short name ("query/kernel"), as float64 torch tensors."""
     return {short_name(layer, v): torch.tensor(to_numpy(v)) for v in layer.weights}
 
 
 def as_seen(layer, x):
     """`x` and the weights as a mixed-precision layer sees them: kernels and biases rounded.
 
-    What is left between a reference on these and the layer is the layer's own arithmetic.
+    Then only the layer's own arithmetic makes it differ from a reference on these numbers.
     """
     dtype = layer.compute_dtype
     weights = {

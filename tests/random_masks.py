@@ -1,4 +1,4 @@
-"""Random masks of every kind the layers take, and what they mean together."""
+"""Random masks of every kind that the layers take, and their joint meaning."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis.extra import numpy as hnp
 
 
 def draw_masks(data, *, batch, length, heads):
-    """Keyword arguments for a layer call: any subset of masks, any rank, empty rows included."""
+    """Draws arguments for a layer call: any subset of masks, any rank, also with empty rows."""
     masks = {}
     for name in ("query_mask", "value_mask", "key_mask"):
         if data.draw(st.booleans(), label=f"has {name}"):
@@ -21,7 +21,7 @@ def draw_masks(data, *, batch, length, heads):
 
 
 def joined_mask(masks, *, batch, length, heads):
-    """The boolean (B, N, T, S) meaning of `draw_masks`, entry by entry."""
+    """Joins the masks of `draw_masks` to one boolean mask (B, N, T, S), entry by entry."""
     joined = np.ones((batch, heads, length, length), bool)
     attention = masks.get("attention_mask")
     for b, n, t, s in np.ndindex(joined.shape):
@@ -37,6 +37,6 @@ def joined_mask(masks, *, batch, length, heads):
 
 
 def visible_keys(masks):
-    """The tokens (B, S) that neither `value_mask` nor `key_mask` marks as padding, or `None`."""
+    """Tokens (B, S) that neither `value_mask` nor `key_mask` marks as padding, or `None`."""
     found = [masks[name] for name in ("value_mask", "key_mask") if name in masks]
     return np.all(found, axis=0) if found else None

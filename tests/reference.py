@@ -1,7 +1,7 @@
-"""Naive references, written to be read, in float64.
+"""Naive references in float64, written to be easy to read.
 
-Torch serves here as a NumPy that can differentiate, whatever the backend under test.
-Every function takes and returns float64 torch tensors and forms everything explicitly.
+Every backend is tested against them. They use torch as a NumPy with gradients. Every function takes
+and returns float64 torch tensors and forms all matrices explicitly.
 """
 
 import math
@@ -10,7 +10,7 @@ import torch
 
 
 def softmax(scores, mask=None, dim=-1):
-    """Softmax over what the mask lets through; all zeros where it lets nothing through."""
+    """Softmax over the entries that the mask allows; zeros in rows where it allows none."""
     if mask is not None:
         scores = torch.where(mask.bool(), scores, -torch.inf)
     peak = scores.amax(dim=dim, keepdim=True)
@@ -48,7 +48,7 @@ def project_out(x, weights):
 def graph_filter_attention(x, weights, order, mask=None, keys=None):
     """The layer GraphFilterAttention: x (B, T, d), mask (B, N, T, T) of zeros and ones.
 
-    Values of tokens that `keys`, (B, T), marks as padding are 0: for their own row too.
+    Values of tokens that `keys` (B, T) marks as padding are 0, also in their own row.
     """
     query, key, value = (project(x, weights, name) for name in ("query", "key", "value"))
     value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
@@ -60,7 +60,7 @@ def graph_filter_attention(x, weights, order, mask=None, keys=None):
         weights["power_coefficient"],
         order,
     )
-    if mask is not None:  # a query that may see nothing gives nothing, the identity included
+    if mask is not None:  # rows that see nothing are 0; this includes the identity
         filtered = filtered * mask.any(dim=-1, keepdim=True)
     return project_out(torch.einsum("bnts,bsnh->btnh", filtered, value), weights), matrix
 
@@ -86,7 +86,7 @@ def _basis_polynomial(x, k, basis, alpha, beta):
 
 
 def _binomial(top, bottom):
-    """Generalised binomial coefficient: real top, non-negative integer bottom."""
+    """Generalised binomial coefficient of a real number and a non-negative integer."""
     result = 1.0
     for j in range(bottom):
         result *= (top - j) / (j + 1)
@@ -96,7 +96,7 @@ def _binomial(top, bottom):
 def attentive_graph_filter(
     x, weights, basis="jacobi", alpha=0.0, beta=0.0, query_mask=None, source_mask=None
 ):
-    """The layer AttentiveGraphFilter, its n x n matrix formed. Masks (B, T) of zeros and ones.
+    """The layer AttentiveGraphFilter with its n x n matrix. Masks (B, T) of zeros and ones.
 
     Returns the outputs, the matrix H (B, N, T, S) and the orthogonality penalty.
     """

@@ -1,4 +1,4 @@
-"""Naive references, in float64 torch, of exact filters, p-Laplacian attention and their layers."""
+"""Naive references of exact filters, p-Laplacian attention and their layers, in float64."""
 
 import torch
 
@@ -30,7 +30,7 @@ def _basis_polynomial(matrix, eye, k, basis, alpha, beta):
 def p_laplacian_matrix(query, key, value, p, epsilon, mask=None, drop_diagonal=False, keys=None):
     """softmax * (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2), of shape (B, N, T, S).
 
-    Values of tokens that `keys`, (B, S), marks as padding are 0: for their own row too.
+    Values of tokens that `keys` (B, S) marks as padding are 0, also in their own row.
     """
     matrix = attention_matrix(query, key, mask)
     value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
@@ -49,16 +49,16 @@ def apply_matrix(matrix, x):
 
 
 def projections(x, weights):
-    """Query, key and value of all heads: those of keys and values repeated where they are fewer."""
+    """Query, key and value of all heads; keys and values are repeated if they have fewer heads."""
     query, key, value = (project(x, weights, name) for name in ("query", "key", "value"))
     groups = query.shape[2] // key.shape[2]
     return query, key.repeat_interleave(groups, 2), value.repeat_interleave(groups, 2)
 
 
 def graph_filter_layer(x, weights, order, basis=None, mask=None, alpha=0.0, beta=0.0, keys=None):
-    """The layer GraphFilterAttention with any filter; the outputs and H.
+    """The layer GraphFilterAttention with any filter. Returns the outputs and H.
 
-    Values of tokens that `keys`, (B, T), marks as padding are 0: for their own row too.
+    Values of tokens that `keys` (B, T) marks as padding are 0, also in their own row.
     """
     query, key, value = projections(x, weights)
     value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
@@ -75,7 +75,7 @@ def graph_filter_layer(x, weights, order, basis=None, mask=None, alpha=0.0, beta
 
 
 def p_laplacian_layer(x, weights, p, epsilon=0.1, mask=None, drop_diagonal=False, keys=None):
-    """The layer PLaplacianAttention; the outputs and the re-weighted matrix."""
+    """The layer PLaplacianAttention. Returns the outputs and the re-weighted matrix."""
     query, key, value = projections(x, weights)
     matrix = p_laplacian_matrix(query, key, value, p, epsilon, mask, drop_diagonal, keys)
     return project_out(apply_matrix(matrix, value), weights), matrix

@@ -1,4 +1,4 @@
-"""Naive masked kernel attention, everything formed, for torch tensors in float64."""
+"""Naive masked kernel attention with all matrices formed, for torch tensors in float64."""
 
 import torch
 
@@ -6,7 +6,7 @@ from tests.reference import project, project_out
 
 
 def masked_kernel_attention(query, key, values, matrix):
-    """D^-1 [(phi(Q) phi(K)^T) o M] V, from features; rows with nothing to see are zero."""
+    """D^-1 [(phi(Q) phi(K)^T) o M] V, from features; rows that see nothing are 0."""
     weights = torch.einsum("btnm,bsnm->bnts", query, key) * matrix
     total = weights.sum(-1, keepdim=True)
     weights = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
@@ -51,7 +51,7 @@ def exponential_matrix(length, log_rates, log_weights=None):
 
 
 def features(x, feature_map, directions=None):
-    """phi(x), without the scale factors that the normaliser cancels."""
+    """phi(x) without scale factors, because the normaliser cancels them."""
     if feature_map == "favor":
         scaled = x / x.shape[-1] ** 0.25
         exponents = torch.einsum("btnh,nhm->btnm", scaled, directions)
@@ -74,7 +74,7 @@ def layer_matrix(x, weights, matrix, feature_map="relu"):
 
 
 def layer_outputs(x, weights, matrix, feature_map="relu", filtered=lambda matrix: matrix):
-    """The layer MaskedKernelAttention, everything formed; `filtered` makes H of A."""
+    """The layer MaskedKernelAttention with all matrices formed; `filtered` computes H from A."""
     attention = layer_matrix(x, weights, matrix, feature_map)
     seen = (attention.sum(-1, keepdim=True) > 0).to(attention.dtype)
     outputs = torch.einsum(

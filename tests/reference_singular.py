@@ -1,4 +1,4 @@
-"""Naive references of the singular-value layer's further forms, in float64."""
+"""Naive references of the other forms of AttentiveGraphFilter, in float64."""
 
 import torch
 
@@ -19,7 +19,7 @@ def causal_attention(left, logits, values, mask=None):
 
 
 def singular_value_layer(x, weights, filter="polynomial", causal=False, query_mask=None, mask=None):
-    """AttentiveGraphFilter with basis="jacobi", alpha = beta = 0, in each of its forms."""
+    """AttentiveGraphFilter with the Jacobi basis, alpha = beta = 0, in each of its forms."""
     left = reference.softmax(reference.project(x, weights, "query"))
     if query_mask is not None:
         left = left * query_mask[:, :, None, None]

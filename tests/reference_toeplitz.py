@@ -12,7 +12,7 @@ def toeplitz_matrix(table, grid_shape):
 
 
 def with_prefix(matrix, count):
-    """Rows and columns of ones before `matrix`."""
+    """Adds rows and columns of ones before those of `matrix`."""
     return torch.nn.functional.pad(matrix, (count, 0, count, 0), value=1.0)
 
 

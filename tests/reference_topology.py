@@ -5,7 +5,7 @@ import torch
 
 
 def random_parents(count, kind="random", seed=0, cut=0.1):
-    """Parents of a forest with nodes in no order; some are cut off, so single nodes too."""
+    """Parents of a forest, with nodes in random order. Some are cut off: single nodes occur."""
     generator = np.random.default_rng(seed)
     above = np.full(count, -1)
     reach = {"random": count, "path": 1, "deep": 4, "balanced": 0, "star": 0}.get(kind)
@@ -14,7 +14,7 @@ def random_parents(count, kind="random", seed=0, cut=0.1):
             above[node] = (node - 1) // 2
         elif kind == "star":
             above[node] = 0
-        elif kind == "caterpillar":  # half of the nodes are a path, the others hang there
+        elif kind == "caterpillar":  # half of the nodes form a path, the others are attached to it
             spine = (count + 1) // 2
             above[node] = node - 1 if node < spine else generator.integers(0, spine)
         else:
@@ -29,7 +29,7 @@ def random_parents(count, kind="random", seed=0, cut=0.1):
 
 
 def random_edges(count, degree=3.0, seed=0):
-    """Edges of a random graph; nodes without any among them."""
+    """Edges of a random graph; some nodes have no edge."""
     generator = np.random.default_rng(seed)
     rows, columns = np.triu_indices(count, 1)
     chosen = generator.random(len(rows)) < degree / max(count - 1, 1)
@@ -41,7 +41,7 @@ def parent_edges(parents):
 
 
 def shortest_paths(count, edges, weights=None):
-    """All distances by search from every node; infinite where there is no path."""
+    """All distances, by a search from every node; infinite if there is no path."""
     near = [[] for _ in range(count)]
     weights = np.ones(len(edges)) if weights is None else weights
     for (one, other), weight in zip(edges, weights, strict=True):
@@ -51,7 +51,7 @@ def shortest_paths(count, edges, weights=None):
     for start in range(count):
         found = {start: 0.0}
         waiting = [start]
-        for node in waiting:  # in a forest the first way found is the only one
+        for node in waiting:  # in a forest there is only one path
             for other, weight in near[node]:
                 if other not in found:
                     found[other] = found[node] + weight
@@ -61,7 +61,7 @@ def shortest_paths(count, edges, weights=None):
 
 
 def exponential_matrix(distances, rate, offset):
-    """exp(a dist + b) within trees, 0 across, of shape (N, T, T)."""
+    """exp(a dist + b) within trees, 0 between trees, of shape (N, T, T)."""
     distances = torch.as_tensor(distances)
     known = torch.isfinite(distances)
     factors = torch.exp(
@@ -71,7 +71,7 @@ def exponential_matrix(distances, rate, offset):
 
 
 def table_matrix(distances, table):
-    """table[dist] within trees, 0 across and beyond the table, of shape (N, T, T)."""
+    """table[dist] within trees, of shape (N, T, T); 0 between trees and beyond the table."""
     distances = torch.as_tensor(distances)
     places = torch.where(distances < len(table), distances, float(len(table))).long()
     padded = torch.cat([table, torch.zeros_like(table[:1])])
@@ -101,7 +101,7 @@ def diffusion_matrix(matrix, time, sign=-1.0):
 
 
 def positive_exponential(matrix, time, operator):
-    """exp(-t L) or exp(t A) by positive terms and squares alone: each entry right by itself."""
+    """exp(-t L) or exp(t A) by only positive terms and squares, so that each entry is exact."""
     shift = 0.0 if operator == "adjacency" else matrix.diagonal().max()
     identity = torch.eye(len(matrix), dtype=torch.float64)
     positive = matrix if operator == "adjacency" else shift * identity - matrix

@@ -1,4 +1,4 @@
-"""Every example in a public docstring runs and prints what it says."""
+"""Every example in a public docstring runs and prints the stated output."""
 
 import doctest
 import importlib
@@ -28,20 +28,26 @@ def test_examples_of_a_module(name, tmp_path, monkeypatch):
     assert runner.summarize(verbose=False).failed == 0
 
 
-ROOMS = ("analysis", "export", "hub", "layers", "masks", "ops")
+FOLDERS = ("analysis", "export", "feature_maps", "filters", "hub", "layers", "masks", "ops")
 
 
 def test_everything_public_has_an_example():
     missing = []
-    for room in map(importlib.import_module, (f"keras_graphattn.{name}" for name in ROOMS)):
-        for name in room.__all__:
-            public = getattr(room, name)
+    for folder in map(importlib.import_module, (f"keras_graphattn.{name}" for name in FOLDERS)):
+        for name in folder.__all__:
+            public = getattr(folder, name)
             if callable(public) and ">>> " not in (public.__doc__ or ""):
-                missing.append(f"{room.__name__}.{name}")
+                missing.append(f"{folder.__name__}.{name}")
     assert missing == []
     for name in keras_graphattn.__all__:
         public = getattr(keras_graphattn, name)
         assert not callable(public) or ">>> " in public.__doc__, name
+
+
+def test_filters_have_sources_and_name_their_weights():
+    for filter in keras_graphattn.filters.FILTERS.values():
+        for part in ("Args:", ">>> ", "arXiv"):
+            assert part in filter.__doc__, (filter, part)
 
 
 def test_layers_have_examples_and_sources():

@@ -1,11 +1,12 @@
-"""Coefficient rates: against NumPy, under every Keras optimizer and option, compiled and saved."""
+"""Coefficient rates: compared with NumPy, under all Keras optimizers, compiled and saved."""
 
 import keras
 import numpy as np
 import pytest
 
 from keras_graphattn import layers, masks
-from keras_graphattn.layers.multi_head import MultiHeadLayer, projections_of
+from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
+from keras_graphattn.layers.parts.projections import projections_of
 from keras_graphattn.optimizers import (
     MARK,
     applies_coefficient_rates,
@@ -32,7 +33,7 @@ def variables(marked=True, factor=FACTOR):
 
 
 def steps(optimizer, found, gradients=GRADIENTS):
-    """What the variables are after compiled steps."""
+    """Returns the variables after compiled steps."""
     optimizer.build(found)
     given = [[keras.ops.convert_to_tensor(one) for one in step] for step in gradients]
     if BACKEND == "jax":
@@ -116,7 +117,7 @@ CLASSES = {
 
 
 USUAL = ("SGD", "Adam", "AdamW", "Lion", "RMSprop", "Adafactor", "Muon", "Nadam")
-OTHERS = [pytest.mark.slow] if BACKEND == "jax" else []  # each compiles there
+OTHERS = [pytest.mark.slow] if BACKEND == "jax" else []  # JAX compiles each
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def multi(by_path):
 
 
 schedule = keras.optimizers.schedules.ExponentialDecay(RATE, 2, 0.5)
-LINEAR = {  # what moves a coefficient is linear in its gradients, and so in its rate
+LINEAR = {  # optimizers whose steps are linear in the gradients, and so in the rate
     "nesterov": lambda: keras.optimizers.SGD(RATE, momentum=0.9, nesterov=True),
     "accumulation": lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=2),
     "average": lambda: keras.optimizers.SGD(
@@ -191,7 +192,7 @@ def test_half_precision_variables_move():
     optimizer = with_coefficient_rates(keras.optimizers.SGD(5e-5))
     optimizer.build([one])
     optimizer.apply([keras.ops.ones((2,), "bfloat16")])
-    np.testing.assert_allclose(to_numpy(one), 0.98, atol=4e-3)  # bfloat16 has steps of 4e-3 here
+    np.testing.assert_allclose(to_numpy(one), 0.98, atol=4e-3)  # bfloat16 is this coarse at 1
 
 
 def test_multipliers_of_one_change_nothing():
@@ -205,7 +206,7 @@ def test_multipliers_of_one_change_nothing():
 
 def test_an_argument_overrides_what_layers_say_and_is_kept():
     optimizer = with_coefficient_rates(keras.optimizers.SGD(RATE), multiplier=3.0)
-    assert with_coefficient_rates(optimizer) is optimizer  # as `compile` of a converted model does
+    assert with_coefficient_rates(optimizer) is optimizer  # converted models' `compile` does so
     found = steps(optimizer, variables())
     total = sum(step[0] for step in GRADIENTS)
     np.testing.assert_allclose(found[0], STARTS[0] - 3.0 * RATE * total, rtol=1e-4)
@@ -216,7 +217,7 @@ def test_an_argument_overrides_what_layers_say_and_is_kept():
 
 
 class Halved(keras.optimizers.SGD):
-    """An optimizer of a user's own."""
+    """A user's own optimizer."""
 
     def update_step(self, gradient, variable, learning_rate):
         super().update_step(gradient, variable, learning_rate * 0.5)
@@ -277,7 +278,7 @@ def test_all_that_a_layer_adds_to_its_projections_carries_the_multiplier(name, o
 
 
 def small_model():
-    """Two filters, one of them AGF, in a functional model of one's own."""
+    """A functional model with two filters, one of them AGF."""
     tokens = keras.Input((4, 6))
     common = {"num_heads": 2, "key_dim": 3, "coefficient_learning_rate_multiplier": 200.0}
     filtered = layers.GraphFilterAttention(**common, order=4, name="filter")(tokens, tokens)
@@ -326,7 +327,7 @@ def test_training_at_a_rate_of_fine_tuning_moves_coefficients_and_goes_on_when_s
     whole = compiled(with_coefficient_rates(keras.optimizers.AdamW(5e-5)), jit_compile)
     start = coefficients(whole)
     fit(whole, epochs=2)
-    assert np.abs(coefficients(whole) - start).mean() > 1e-2  # 8 steps of 1e-2 at most
+    assert np.abs(coefficients(whole) - start).mean() > 1e-2  # 8 steps, each of at most 1e-2
     whole.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert applies_coefficient_rates(loaded.optimizer)
@@ -336,5 +337,5 @@ def test_training_at_a_rate_of_fine_tuning_moves_coefficients_and_goes_on_when_s
     np.testing.assert_array_equal(coefficients(loaded), coefficients(whole))
     plain = compiled(keras.optimizers.AdamW(5e-5))
     plain.optimizer.build(plain.trainable_variables)
-    plain.load_weights(tmp_path / "model.keras")  # the state is that of a plain optimizer
+    plain.load_weights(tmp_path / "model.keras")  # the saved state is that of a plain optimizer
     assert int(plain.optimizer.iterations) == 8

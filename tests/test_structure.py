@@ -1,4 +1,4 @@
-"""The shape of the code base: imports point downwards, in no circle, and files are short."""
+"""The structure of the code: imports point downwards without circles, and files are short."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ ROOT = Path(keras_graphattn.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 MOST_LINES = 350
 
-# Each folder may import from those in the lines before it, and from itself.
+# Each folder may import only from itself and from the folders in the lines before it.
 ORDER = (
     ("checks", "serialization", "version", "keras_internals"),
     ("ops",),
@@ -27,7 +27,7 @@ def module_of(path):
 
 
 def imported_by(path):
-    """The names of the package's modules that a file imports when it is loaded."""
+    """Yields the names of the package's modules that a file imports when it is loaded."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             if node.module == "keras_graphattn":

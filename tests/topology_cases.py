@@ -18,7 +18,7 @@ HEADS, WIDTH = 2, 3
 
 
 def tree(count=23, kind="random", function="exponential", weighted=True, seed=0):
-    """A tree mask with its matrix as a function of its weights."""
+    """Makes a tree mask, and its matrix as a function of its weights."""
     parents = reference.random_parents(count, kind, seed)
     weighted = weighted and function == "exponential"
     lengths = np.random.default_rng(seed).uniform(0.2, 1.5, count) if weighted else None
@@ -127,7 +127,7 @@ def arrays_of(mask, count, seed=0):
 
 
 def applied(mask, path, inputs):
-    """x and the mask's weights -> M x, to differentiate."""
+    """Returns a function from x and the mask's weights to M x, to differentiate."""
 
     def function(x, *values):
         pairs = zip(mask.trainable_variables, values, strict=True)
@@ -138,7 +138,7 @@ def applied(mask, path, inputs):
 
 
 def expected(matrix, x, weights):
-    """What the matrix, a function of the mask's weights, makes of x, and the gradients."""
+    """Returns M x and its gradients, by the matrix as a function of the mask's weights."""
 
     def naive(x, *weights):
         full = matrix(*weights)
@@ -149,10 +149,10 @@ def expected(matrix, x, weights):
 
 
 def check(mask, inputs, matrix, count, path, seed=0, way=None, floor=None):
-    """The mask's product and all gradients against those of the matrix.
+    """Compares the mask's product and all gradients with those of the matrix.
 
-    The gradient of a weight is a sum over all nodes with random signs, as a rule about |M x| in
-    size. Where it cancels, it counts relative to `floor` times that.
+    The gradient of a weight is a sum over all nodes with random signs. Its size is usually about
+    |M x|. If the sum cancels, its error is measured relative to `floor` times this size.
     """
     x, weights = arrays_of(mask, count, seed)
     function = applied(mask, path, inputs)

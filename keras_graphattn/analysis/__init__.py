@@ -1,4 +1,4 @@
-"""What attention does to tokens, measured, and what masks look like."""
+"""Tools to measure what attention does to tokens, and to draw masks."""
 
 from keras_graphattn.analysis.mask_pictures import plot_mask
 from keras_graphattn.analysis.non_finite import StopAtNonFiniteLoss

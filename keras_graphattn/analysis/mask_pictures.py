@@ -1,4 +1,4 @@
-"""Pictures of masks: the matrix of factors that a mask stands for."""
+"""Plots of masks: the matrix of factors that a mask represents."""
 
 from typing import Any
 
@@ -19,23 +19,24 @@ def plot_mask(
 ) -> Any:
     """Draws `mask.dense()` of one head: rows are queries, columns are keys, counted from 0.
 
-    Black is the factor 0, or the lowest one of a mask with negative factors; the brightest colour
-    is the highest factor. The colour bar tells which number has which colour.
+    Black is the factor 0, or the lowest factor if the mask has negative factors. The brightest
+    colour is the highest factor. The colour bar shows which colour is which number.
 
     Args:
         mask: A built mask of `keras_graphattn.masks`.
-        length: Number of tokens; may be left out where the mask or its inputs know it.
-        head: Which head to draw, where heads differ.
-        axis: A matplotlib axis to draw on; by default a new figure's.
-        colour_bar: Whether to draw a colour bar beside the matrix.
-        **inputs: The tensors that the mask needs at each call. Of a batch, the first is drawn.
+        length: Number of tokens. Optional if the mask or its inputs determine it.
+        head: Index of the head to draw, if the heads differ.
+        axis: A matplotlib axis to draw on. By default, a new figure is created.
+        colour_bar: Whether to draw a colour bar next to the matrix.
+        **inputs: The tensors that the mask needs at each call. Only the first example of a batch
+            is drawn.
 
     Returns:
         The matplotlib axis.
 
     Raises:
-        ImportError: Without matplotlib.
-        ValueError: For something that is not a mask, and for a head that it does not have.
+        ImportError: If matplotlib is not installed.
+        ValueError: If `mask` is not a mask, or if it has no head with this index.
 
     Example:
 
@@ -55,15 +56,15 @@ def plot_mask(
         raise ImportError(
             "`plot_mask` needs matplotlib, which is not installed. Run `pip install matplotlib`."
         ) from error
-    matrix = ops.convert_to_numpy(mask.dense(length, **inputs))[0]
+    matrix = ops.convert_to_numpy(mask.dense(length, **inputs))[0]  # (N or 1, T, T)
     heads = getattr(mask, "num_heads", len(matrix))
     if not 0 <= head < heads:
         raise ValueError(f"`head` must be from 0 to {heads - 1}. Received: head={head}")
     if axis is None:
         axis = Figure(figsize=(4.8, 4), layout="constrained").add_subplot()
-    factors = matrix[head if len(matrix) > 1 else 0]
+    factors = matrix[head if len(matrix) > 1 else 0]  # (T, T); one matrix may serve all heads
     lowest, highest = min(0.0, factors.min(initial=0.0)), factors.max(initial=0.0)
-    if highest <= lowest:  # nothing but zeros
+    if highest <= lowest:  # all factors are 0: avoid an empty colour range
         highest = lowest + 1.0
     image = axis.imshow(factors, vmin=lowest, vmax=highest, cmap="magma")
     axis.set(title=type(mask).__name__, xlabel="key", ylabel="query")

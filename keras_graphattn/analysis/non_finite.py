@@ -1,4 +1,4 @@
-"""Training that stops at its first NaN or infinite loss, and says where that came from."""
+"""A callback that stops training at the first NaN or infinite loss, and finds its origin."""
 
 import math
 from typing import Any
@@ -14,20 +14,23 @@ Tensor = Any
 class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
     """Stops training at the first NaN or infinite loss, and names the step and the layer.
 
-    A step costs no more than with `keras.callbacks.TerminateOnNaN`: the loss is looked at, and
-    nothing is copied. The weights are copied once for each epoch, on the device. When the loss is
-    not finite, these are put back and the batch runs once more, layer by layer: the first layer
-    whose output is not finite is named, or the loss. If all of them are finite, a gradient was
-    not, in this step or in one before it: then the layer nearest to the output whose weights had
-    become NaN or infinite is named, since gradients run from there. The model is left with the
-    weights from the start of the epoch.
+    A step costs no more than with `keras.callbacks.TerminateOnNaN`: the callback only checks the
+    loss and copies nothing. It copies the weights once per epoch, on the device.
+
+    When the loss is not finite, the callback restores these weights and runs the batch again. The
+    error names the first layer whose output is not finite, or else the loss. If the outputs and
+    the loss are all finite, a gradient was not, in this step or in an earlier one. The error then
+    names the layer whose weights became NaN or infinite. If there are several, it names the one
+    nearest to the output, because gradients flow from there. Afterwards the model has the weights
+    from the start of the epoch.
 
     Args:
-        batches: The training batches, such as a `keras.utils.PyDataset`: `batches[step]` is what
-            `fit` trains on in that step. Without them only the step is named.
+        batches: The training batches, such as a `keras.utils.PyDataset`. `batches[step]` must be
+            the batch that `fit` uses in that step. Without `batches`, the error names only the
+            step.
 
     Raises:
-        FloatingPointError: In `fit`. Steps and epochs count from 1.
+        FloatingPointError: During `fit`. The message counts steps and epochs from 1.
 
     Example:
 
@@ -48,8 +51,8 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, batches: Any = None) -> None:
         if batches is not None and not hasattr(batches, "__getitem__"):
             raise ValueError(
-                "`batches` must give the batch of a step as `batches[step]`. Received: "
-                f"batches={batches!r}. Leave it out where there is no such thing."
+                "`batches` must return the batch of a step as `batches[step]`. Received: "
+                f"batches={batches!r}. Leave it out if your batches have no index."
             )
         super().__init__()
         self.batches = batches
@@ -72,34 +75,34 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
             self._stop("the last step", "weights are not finite", None)
 
     def _synchronise(self) -> None:
-        """On JAX, `fit` holds the weights outside the model."""
+        """Updates the model's weights: on JAX, `fit` keeps them outside the model."""
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
 
     def _layers_not_finite(self) -> list[Any]:
-        """The layers, in the model's order, with weights that are not finite now."""
+        """Returns the layers, in the model's order, whose weights are now not finite."""
         wrong = {id(w) for w in self.model.weights if not _finite(keras.ops.convert_to_numpy(w))}
         return [x for x in walk(self.model) if any(id(w) in wrong for w in _own_weights(x))]
 
     def _stop(self, where: str, what: str, step: int | None) -> None:
-        """Puts the weights from the start of the epoch back and raises the error."""
+        """Restores the weights from the start of the epoch and raises the error."""
         self._synchronise()
         layers = self._layers_not_finite()
         for weight, value in zip(self.model.weights, self._kept, strict=False):
             weight.assign(value)
         origin = self._origin_in_batch(step)
         if step is not None and self.batches is None:
-            origin = "unknown without the batches (argument `batches`)"
+            origin = "unknown; pass `batches` to find it"
         elif origin is None:
             origin = f"the gradient of {_named(layers[-1])}" if layers else "unknown"
         self.model.stop_training = True
         raise FloatingPointError(
-            f"Training stopped at {where} of epoch {self._epoch + 1}, {what}. Not finite first: "
-            f"{origin}"
+            f"Training stopped at {where} of epoch {self._epoch + 1}: {what}. First non-finite "
+            f"value: {origin}"
         )
 
     def _origin_in_batch(self, step: int | None) -> str | None:
-        """What is not finite first when the step's batch runs with the kept weights, if it is."""
+        """Runs the step's batch with the restored weights; names the first non-finite value."""
         if self.batches is None or step is None:
             return None
         inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(self.batches[step])
@@ -114,11 +117,11 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
         )
         loss = self.model.compute_loss(inputs, targets, outputs, weights, training=True)
         finite = _finite(keras.ops.convert_to_numpy(loss))
-        return None if finite else "the loss, of finite outputs"
+        return None if finite else "the loss (the outputs are finite)"
 
 
 def _first_non_finite(model: Any, inputs: Any) -> tuple[Any, Any]:
-    """The layer whose output is not finite first when the model runs, or None; and the outputs."""
+    """Runs the model; returns the first layer with a non-finite output, if any, and the outputs."""
     found: list[Any] = []
 
     def watched(layer: Any, call: Any) -> Any:
@@ -134,7 +137,7 @@ def _first_non_finite(model: Any, inputs: Any) -> tuple[Any, Any]:
     layers = [layer for layer in walk(model) if layer is not model]
     try:
         for layer in layers:
-            vars(layer)["call"] = watched(layer, layer.call)
+            vars(layer)["call"] = watched(layer, layer.call)  # hides the method of the class
         tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
         outputs = model(tensors, training=True)
     finally:
@@ -144,11 +147,12 @@ def _first_non_finite(model: Any, inputs: Any) -> tuple[Any, Any]:
 
 
 def _copied(weight: Any) -> Tensor:
-    """A copy on the same device: `fit` on JAX gives away the arrays of a step."""
+    """Copies a weight on its device, because `fit` on JAX reuses the arrays of a step."""
     return keras.ops.stop_gradient(keras.ops.copy(weight.value))
 
 
 def _own_weights(layer: Any) -> list[Any]:
+    """Returns the weights of a layer without those of its sublayers."""
     inner = {id(w) for other in walk(layer) if other is not layer for w in other.weights}
     return [w for w in layer.weights if id(w) not in inner]
 
@@ -158,5 +162,6 @@ def _named(layer: Any) -> str:
 
 
 def _finite(array: Any) -> bool:
+    """Returns whether no entry is NaN or infinite; integers and text always are finite."""
     array = np.asarray(array)
     return array.dtype.kind in "biuSUO" or bool(np.isfinite(array.astype("float32")).all())

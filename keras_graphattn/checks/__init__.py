@@ -1,1 +1,1 @@
-"""Checks of arguments: errors for wrong arguments of functions, layers and calls."""
+"""Checks of the arguments of functions, layers and calls."""

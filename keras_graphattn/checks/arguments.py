@@ -1,14 +1,13 @@
-"""Arguments of public functions, checked in one place before anything is computed.
+"""Checks the arguments of public functions before anything is computed.
 
-`checked` says what each argument has to be. A wrong one gets an error that names it, with what was
-expected and what was received, and not an error of the backend from somewhere within:
+`checked` gives a rule for each argument. A wrong argument raises an error that names it, with the
+expected and the received value, instead of an error from inside the backend:
 
     @checked(query=tensor("B T N H"), key=tensor("B S N H"), mask=optional(mask("B? N? T? S?")))
 
-The letters are sizes. One letter stands for the same size in all arguments of a call; "?" allows 1
-in its place, "_" is any size, and a leading "..." any number of axes. Sizes that are not known
-before the run agree with all. Numbers that are not tensors yet become tensors, integers among them
-float32 where numbers are computed with.
+The letters are sizes. A letter has the same size in all arguments of a call. "?" allows 1 instead,
+"_" is any size, and a leading "..." is any number of axes. Sizes that are not known before the run
+fit any size. Arrays, lists and numbers become tensors. For `tensor`, integers become float32.
 """
 
 import functools
@@ -24,17 +23,24 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
-Sizes = dict[str, tuple[int, str]]  # letter -> size, and the argument that it is known from
+from keras_graphattn.checks.dtypes import FLOATS
+from keras_graphattn.checks.dtypes import check_dtype_policy as check_dtype_policy
+from keras_graphattn.checks.dtypes import dtype_name as dtype_name
+from keras_graphattn.checks.dtypes import float_dtype as float_dtype
+from keras_graphattn.checks.known_values import known_value
+from keras_graphattn.checks.shapes import Sizes as Sizes
+from keras_graphattn.checks.shapes import check_broadcast as check_broadcast
+from keras_graphattn.checks.shapes import check_shape as check_shape
+
 Rule = Callable[[str, Any, Sizes], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 PLAIN_CONTAINERS = (np.ndarray, list, tuple, dict, set)
 PLAIN = (np.ndarray, np.generic, list, tuple, int, float, complex)
 
 
 def checked(**rules: Rule) -> Callable[[Function], Function]:
-    """A decorator that checks, and makes tensors of, the arguments named in `rules`, in order."""
+    """A decorator that checks the arguments named in `rules`, in order, and makes them tensors."""
 
     def decorate(function: Function) -> Function:
         parameters = inspect.signature(function).parameters
@@ -57,12 +63,12 @@ def checked(**rules: Rule) -> Callable[[Function], Function]:
 
 
 def optional(rule: Rule) -> Rule:
-    """What `rule` accepts, or None."""
+    """A rule that accepts `None` and all that `rule` accepts."""
     return lambda name, value, sizes: None if value is None else rule(name, value, sizes)
 
 
 def tensor(*shapes: str) -> Rule:
-    """A tensor of numbers, of one of the shapes; of any without shapes."""
+    """A tensor of numbers, of one of the shapes; of any shape if none is given."""
     return functools.partial(_checked_tensor, shapes, "number")
 
 
@@ -77,7 +83,7 @@ def mask(*shapes: str) -> Rule:
 
 
 def tensors(*shapes: str) -> Rule:
-    """A dictionary of tensors, all of one of the shapes, of any type that a tensor can have."""
+    """A dictionary of tensors of any dtype, each of one of the shapes."""
 
     def check(name: str, value: Any, sizes: Sizes) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -91,7 +97,7 @@ def tensors(*shapes: str) -> Rule:
 
 
 def length(letter: str) -> Rule:
-    """The size of an axis: an integer, or whatever stands for one that is not known yet."""
+    """The size of an axis: an integer, or the backend's symbol for an unknown size."""
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
         others = (bool, float, complex, str, bytes, np.inexact, np.datetime64, *PLAIN_CONTAINERS)
@@ -102,8 +108,8 @@ def length(letter: str) -> Rule:
             return whole(0)(name, value, sizes) if not hasattr(value, "__floordiv__") else value
         known, source = sizes.get(letter, (value, ""))
         if value < 0 or value != known:
-            beside = f", as `{source}` has it" if source else ""
-            raise ValueError(f"`{name}` must be {known}{beside}. Received: {name}={value!r}")
+            reason = f", as in `{source}`" if source else ""
+            raise ValueError(f"`{name}` must be {known}{reason}. Received: {name}={value!r}")
         return value
 
     return check
@@ -131,12 +137,12 @@ def is_whole(value: Any) -> bool:
 
 
 def is_one_of(value: Any, allowed: Sequence[str | None]) -> bool:
-    """Whether a value, of whatever type, is one of some names."""
+    """Whether a value of any type is one of the allowed names."""
     return (value is None or isinstance(value, str)) and value in allowed
 
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether a value is a list or another sequence; text and bytes are none."""
+    """Whether a value is a list or another sequence, but not text or bytes."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
@@ -146,17 +152,17 @@ def _is_integer_scalar(value: Any) -> bool:
 
 
 def size(least: int = 1) -> Rule:
-    """An integer of at least `least`, or whatever stands for a size not known before the run."""
+    """An integer of at least `least`, or the backend's symbol for an unknown size."""
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
-        is_symbol = "DimExpr" in type(value).__name__  # of JAX, where an export leaves it open
+        is_symbol = "DimExpr" in type(value).__name__  # JAX's unknown size in an export
         return value if is_symbol or _is_integer_scalar(value) else whole(least)(name, value, sizes)
 
     return check
 
 
 def number(above: float | None = None, least: float | None = None, below: float = math.inf) -> Rule:
-    """A finite Python number, above, at least or below a limit where one is given."""
+    """A finite Python number; greater than `above`, at least `least` and less than `below`."""
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
         is_number = isinstance(value, (int, float, np.integer, np.floating))
@@ -177,7 +183,7 @@ scale_of_scores = number(least=-3e38, below=3e38)  # about the largest numbers o
 
 
 def is_finite(value: float) -> bool:
-    """Whether a number is finite as a float: an integer may be too large for one."""
+    """Whether a number is finite as a float. An integer may be too large for a float."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -192,7 +198,7 @@ def flag(name: str, value: Any, sizes: Sizes | None = None) -> bool:
 
 
 def switch(name: str, value: Any, sizes: Sizes | None = None) -> bool:
-    """`True` or `False`, or 1 or 0 in their place, as calls of Keras' layers take them."""
+    """`True` or `False`, or 1 or 0, which calls of Keras' layers accept as well."""
     return flag(name, bool(value) if is_whole(value) and value in (0, 1) else value)
 
 
@@ -204,7 +210,7 @@ def function(name: str, value: Any, sizes: Sizes | None = None) -> Any:
 
 
 def one_of(*allowed: Any) -> Rule:
-    """One of some names."""
+    """One of the allowed names."""
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
         if not isinstance(value, str) or value not in allowed:
@@ -217,17 +223,17 @@ def one_of(*allowed: Any) -> Rule:
 def text(name: str, value: Any, sizes: Sizes | None = None) -> str:
     """Text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise ValueError(f"`{name}` must be text, and not empty. Received: {name}={value!r}")
+        raise ValueError(f"`{name}` must be text that is not empty. Received: {name}={value!r}")
     return value
 
 
 def folder(name: str, value: Any, sizes: Sizes | None = None) -> Path:
-    """A folder of this machine, there or not."""
+    """A local folder, which need not exist."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str) or not path or "\0" in path or "://" in path:
         raise ValueError(
             f"`{name}` must be a local folder, as a string or a pathlib.Path. Received: "
-            f"{name}={value!r}. Copy folders from and to remote places."
+            f"{name}={value!r}. Copy remote folders to a local folder first."
         )
     return Path(path)
 
@@ -241,7 +247,14 @@ def scalar(name: str, value: Any, sizes: Sizes) -> Any:
 def instance(
     kind: Any, made_by: str, letter: str = "", size_of: Callable[[Any], int | None] | None = None
 ) -> Rule:
-    """An object of a class, with a word on where it comes from, and the size that it has."""
+    """An object of a class.
+
+    Args:
+        kind: The class.
+        made_by: The expected object in words, for the error message.
+        letter: The letter of the object's size.
+        size_of: A function from the object to its size.
+    """
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
         if not isinstance(value, kind):
@@ -250,51 +263,24 @@ def instance(
         known, source = sizes.setdefault(letter, (size or 0, name))
         if size is not None and known != size:
             raise ValueError(
-                f"`{name}` must be of {letter}={known}, as `{source}` is. Received: one of {size}"
+                f"`{name}` must have {letter}={known}, as in `{source}`. Received: {letter}={size}"
             )
         return value
 
     return check
 
 
-def float_dtype(name: str, value: Any, sizes: Sizes | None = None) -> str:
-    """The name of a floating-point type."""
-    try:
-        found = keras.backend.standardize_dtype(value)
-    except (TypeError, ValueError, AttributeError):
-        found = None
-    if value is None or found not in FLOATS:
-        raise ValueError(f"`{name}` must be one of {list(FLOATS)}. Received: {name}={value!r}")
-    return str(found)
-
-
-def check_dtype_policy(dtype: Any) -> None:
-    """Raises a `ValueError` for what is no dtype and no dtype policy of Keras."""
-    kinds = (keras.dtype_policies.DTypePolicy, keras.dtype_policies.DTypePolicyMap)
-    try:
-        is_policy = isinstance(keras.dtype_policies.get(dtype), kinds)
-    except Exception:
-        is_policy = False
-    if not is_policy:
-        raise ValueError(f"`dtype` must be a dtype or a dtype policy. Received: dtype={dtype!r}")
-
-
-@functools.cache
-def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of the backend or of NumPy, looked up once: calls ask for it often."""
-    try:
-        return str(keras.backend.standardize_dtype(dtype))
-    except (TypeError, ValueError):
-        return str(dtype)
-
-
 def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
-    """A tensor, its dtype checked: `"number"`, `"integer"` or `"boolean"`.
+    """Returns the value as a tensor of the kind `"number"`, `"integer"`, `"boolean"` or `"tensor"`.
 
     Raises:
-        TypeError: For what is no tensor and no array.
-        ValueError: For another dtype.
+        TypeError: For a value that is neither a tensor nor an array.
+        ValueError: For a dtype of another kind.
     """
+    if type(value) is float and kind == "number":
+        return ops.convert_to_tensor(
+            value, "float32"
+        )  # through an array it takes five times longer
     if isinstance(value, PLAIN):
         value = _as_array(name, value)
     elif not hasattr(value, "shape") or not hasattr(value, "dtype") or scipy.sparse.issparse(value):
@@ -314,45 +300,22 @@ def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
     return ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
-def known_values(value: Any) -> np.ndarray | None:
-    """The numbers of an array or tensor, or None while a program is traced, built or compiled.
-
-    On an accelerator this waits for the tensor and copies it.
-    """
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, keras.KerasTensor) or _is_compiling():
-        return None
-    try:
-        return np.asarray(ops.convert_to_numpy(value))
-    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # a tensor without numbers
-        return None
-
-
-def _is_compiling() -> bool:
-    if keras.backend.backend() != "torch":
-        return False
-    import torch
-
-    return bool(torch.compiler.is_compiling())
-
-
 def _check_zeros_and_ones(name: str, value: Any) -> None:
-    """Refuses a mask of floating-point numbers that says something else, such as a bias of -1e9."""
-    known = known_values(value)
+    """Refuses a floating-point mask with numbers other than 0 and 1, such as a bias of -1e9."""
+    known = known_value(value)
     if known is None:
         return
     wrong = np.argwhere((known != 0) & (known != 1))
     if len(wrong):
         place = wrong[0].tolist()
         raise ValueError(
-            f"`{name}` must hold 0 and 1 only: 1, or True, marks what may be seen. Received: "
+            f"`{name}` must hold 0 and 1 only: 1, or True, marks visible entries. Received: "
             f"{float(known[tuple(place)])} at {name}{place}. Compare it first, as in `mask > 0`."
         )
 
 
 def numpy_of(value: Any) -> Any:
-    """What NumPy makes of a value: an array of objects where it can make no numbers of it."""
+    """The value as a NumPy array: an array of objects if it does not consist of numbers."""
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # ragged lists, tensors in use
@@ -365,7 +328,7 @@ def _as_array(name: str, value: Any) -> Any:
         raise TypeError(f"`{name}` must be a tensor or an array of numbers. Received: {value!r}")
     if array.size == 0 and isinstance(value, (list, tuple)):
         return array.astype("float32")
-    # a list of Python numbers is of the backend's default type, as everywhere in Keras
+    # as everywhere in Keras, a list of Python numbers has the backend's default dtype
     is_list = not isinstance(value, (np.ndarray, np.generic))
     return array.astype("float32") if is_list and array.dtype == "float64" else array
 
@@ -374,65 +337,3 @@ def _checked_tensor(shapes: tuple[str, ...], kind: str, name: str, value: Any, s
     value = as_tensor(name, value, kind)
     check_shape(name, value, shapes, sizes)
     return value
-
-
-def check_shape(name: str, value: Any, shapes: tuple[str, ...], sizes: Sizes) -> None:
-    """Raises a `ValueError` for a tensor of none of the shapes; notes the sizes of its axes."""
-    if not shapes or getattr(value.shape, "rank", 0) is None:
-        return
-    shape = tuple(value.shape)
-    for pattern in shapes:
-        found = _matched(shape, _letters(pattern), sizes)
-        if found is not None:
-            for letter, size in found.items():
-                sizes.setdefault(letter, (size, name))
-            return
-    wanted = " or ".join(f"({', '.join(p.replace('?', '').split())})" for p in shapes)
-    letters = {letter.rstrip("?") for pattern in shapes for letter in pattern.split()}
-    known = [f"{x}={sizes[x][0]} as in `{sizes[x][1]}`" for x in sorted(letters & set(sizes))]
-    known_as = f" with {', '.join(known)}" if known else ""
-    broadcast = ", or sizes of 1 that broadcast" if any("?" in p for p in shapes) else ""
-    raise ValueError(
-        f"`{name}` must have shape {wanted}{broadcast}{known_as}. Received: {name}.shape={shape}"
-    )
-
-
-def check_broadcast(name: str, value: Any, of: str, whole_tensor: Any) -> None:
-    """Raises a `ValueError` for a tensor that does not broadcast to another one's shape."""
-    shape, wanted = tuple(value.shape), tuple(whole_tensor.shape)
-    pairs = zip(reversed(shape), reversed(wanted), strict=False)
-    wrong = (isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs)
-    if len(shape) > len(wanted) or any(wrong):
-        raise ValueError(
-            f"`{name}` must broadcast to the shape of `{of}`, {wanted}. Received: "
-            f"{name}.shape={shape}"
-        )
-
-
-@functools.cache
-def _letters(pattern: str) -> list[tuple[str, str]]:
-    """The letters of a pattern, each as it stands and without its mark."""
-    return [(letter, letter.rstrip("?")) for letter in pattern.split()]
-
-
-def _matched(
-    shape: tuple[Any, ...], letters: list[tuple[str, str]], sizes: Sizes
-) -> dict[str, int] | None:
-    """The new sizes that a shape brings, or None where it does not fit."""
-    if letters and letters[-1][0] == "...":
-        letters, shape = letters[:-1], shape[: len(letters) - 1]
-    elif letters and letters[0][0] == "...":
-        letters = letters[1:]
-        shape = shape[len(shape) - len(letters) :] if len(shape) >= len(letters) else ()
-    if len(shape) != len(letters):
-        return None
-    found: dict[str, int] = {}
-    for size, (letter, name) in zip(shape, letters, strict=True):
-        if not isinstance(size, int) or name == "_" or (size == 1 and name != letter):
-            continue
-        wanted = int(name) if name.isdigit() else found.get(name, sizes.get(name, (size,))[0])
-        if size != wanted:
-            return None
-        if not name.isdigit():
-            found[name] = size
-    return found

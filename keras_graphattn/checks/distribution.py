@@ -1,4 +1,4 @@
-"""Arguments of the functions for several devices, checked in one place."""
+"""Checks the arguments of the functions for several devices."""
 
 import re
 from typing import Any
@@ -11,12 +11,12 @@ mesh = instance(keras.distribution.DeviceMesh, "a keras.distribution.DeviceMesh"
 large = whole(0, below=2**63)
 
 
-def check_backend(mend: str = "Set KERAS_BACKEND=jax.") -> None:
-    """Raises a `ValueError` on another backend than JAX."""
+def check_backend(fix: str = "Set KERAS_BACKEND=jax.") -> None:
+    """Raises a `ValueError` if the backend is not JAX."""
     if keras.backend.backend() != "jax":
         raise ValueError(
-            "Keras shares weights and tensors out over devices on the backend jax alone. Received: "
-            f"the backend {keras.backend.backend()}. {mend}"
+            "Keras distributes weights and tensors over devices on the backend jax only. Received: "
+            f"the backend {keras.backend.backend()}. {fix}"
         )
 
 
@@ -45,7 +45,7 @@ def built(name: str, value: Any, sizes: Sizes) -> Any:
 
 
 def paths_in(model: Any) -> Rule:
-    """A list of regular expressions, each of which some weight's path has."""
+    """A list of regular expressions; each must match the path of a weight of the model."""
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
         if not isinstance(value, (list, tuple)):
@@ -66,7 +66,7 @@ def paths_in(model: Any) -> Rule:
 
 
 def rules_on(device_mesh: Any = None) -> Rule:
-    """A layout map for a mesh, or for any, whose rules are regular expressions."""
+    """A layout map for the given mesh, or for any mesh. Its rules must be regular expressions."""
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
         instance(keras.distribution.LayoutMap, "a keras.distribution.LayoutMap")(name, value, sizes)
@@ -74,7 +74,7 @@ def rules_on(device_mesh: Any = None) -> Rule:
         mesh(f"{name}.device_mesh", of, sizes)
         if device_mesh is not None and _described(of) != _described(device_mesh):
             raise ValueError(
-                f"`{name}` must be for the mesh {device_mesh}. Received: one for the mesh {of}"
+                f"`{name}` must be for the mesh {device_mesh}. Received: {name} for the mesh {of}"
             )
         for pattern in value:
             _compiled(name, pattern)
@@ -84,6 +84,7 @@ def rules_on(device_mesh: Any = None) -> Rule:
 
 
 def _described(device_mesh: Any) -> Any:
+    # meshes have no equality of their own
     devices = [str(device) for device in device_mesh.devices.flat]
     return tuple(device_mesh.shape), tuple(device_mesh.axis_names), devices
 
@@ -95,4 +96,6 @@ def _compiled(name: str, pattern: Any) -> "re.Pattern[str]":
         reason = f"it is of type {type(pattern).__name__}"
     except (re.error, OverflowError, RecursionError) as error:
         reason = str(error)
-    raise ValueError(f"`{name}` has {pattern!r}, which is no regular expression: {reason}")
+    raise ValueError(
+        f"`{name}` must hold regular expressions. Received: {pattern!r}, which is invalid: {reason}"
+    )

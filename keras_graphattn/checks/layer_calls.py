@@ -1,4 +1,4 @@
-"""The arguments of a call of multi-head attention, checked before anything is computed."""
+"""Checks the arguments of a call of multi-head attention before anything is computed."""
 
 import functools
 import inspect
@@ -16,22 +16,23 @@ MASK_SHAPES = {
 
 
 def check_call(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call as tensors, each checked by itself and against the others.
+    """Returns the arguments of a call as tensors, checked one by one and against each other.
 
     Raises:
-        ValueError: For sizes that do not go together, and for invalid masks and flags.
-        TypeError: For an argument that must be a tensor and is not.
+        ValueError: For sizes that do not fit each other, and for invalid masks and flags.
+        TypeError: For an argument that must be a tensor but is not.
     """
-    found, sizes = dict(given), cast("Sizes", {})
+    found, sizes = dict(given), cast("Sizes", {})  # sizes of the letters B, T, S and N
     for name in ("query", "value", "key"):
         if name == "query" or found.get(name) is not None:
             found[name] = as_tensor(name, found.get(name))
             own = "B T" if name == "query" or given.get("value") is None else "B S"
+            # query, value and key may differ in length and features, not in rank
             rest = "_ " * (len(found["query"].shape) - 2) if name != "query" else "..."
             check_shape(name, found[name], (f"{own} {rest}",), sizes)
     if found.get("value") is None and "T" in sizes:
         sizes["S"] = sizes["T"]
-    # beside a cache, keys are more than those of the call
+    # with a cache, there are more keys than in the call
     is_sequence = len(found["query"].shape) == 3 and found.get("cache") is None
     for name in ("query_mask", "value_mask", "key_mask", "attention_mask"):
         if found.get(name) is not None:
@@ -42,6 +43,20 @@ def check_call(given: dict[str, Any]) -> dict[str, Any]:
         if name in found:
             found[name] = switch(name, found[name])
     return found
+
+
+def check_one_axis(layer: Any, query_shape: Any, value_shape: Any) -> None:
+    """Refuses inputs with more dimensions than (batch, length, features).
+
+    Raises:
+        ValueError: If the query or the value has more than three dimensions.
+    """
+    if len(query_shape) > 3 or len(value_shape) > 3:
+        raise ValueError(
+            f"{type(layer).__name__} attends over one axis: inputs must have shape (batch, "
+            f"length, features). Received: query.shape={tuple(query_shape)}, "
+            f"value.shape={tuple(value_shape)}"
+        )
 
 
 @functools.cache

@@ -1,5 +1,6 @@
-"""The options that our layers share with `keras.layers.MultiHeadAttention`, checked by name."""
+"""Checks the options that our layers share with `keras.layers.MultiHeadAttention`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -26,7 +27,7 @@ MAKERS = {
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raises a `ValueError` that names the first option that cannot be used.
+    """Raises a `ValueError` for the first invalid option.
 
     Args:
         options: Arguments of `keras.layers.MultiHeadAttention`, by name.
@@ -34,7 +35,7 @@ def check_options(options: dict[str, Any]) -> None:
     optional(whole())("sliding_window", options.get("sliding_window"), {})
     _check_axes(options.get("attention_axes"))
     for name in ("num_heads", "key_dim", "value_dim"):
-        size = options.get(name)
+        size = options.get(name)  # Keras itself refuses other types
         if isinstance(size, bool) or (isinstance(size, int) and size >= 2**31):
             raise ValueError(f"`{name}` must be a positive integer. Received: {name}={size!r}")
     if "dropout" in options:
@@ -52,6 +53,7 @@ def check_options(options: dict[str, Any]) -> None:
             whole()("output_shape", size, {})
     for name, make in MAKERS.items():
         given = options.get(name)
+        # `None` is valid for a regularizer or a constraint, but not for an initializer
         if given is None and (name not in options or not name.endswith("initializer")):
             continue
         if given is None:
@@ -64,12 +66,29 @@ def check_options(options: dict[str, Any]) -> None:
             ) from error
 
 
+def refuse_options(layer: Any, given: dict[str, Any], names: Sequence[str], fix: str) -> None:
+    """Raises a `ValueError` for the first of the named options that is given.
+
+    Args:
+        layer: The layer that cannot use the options.
+        given: The options given to the layer, by name; `None` counts as not given.
+        names: The options to refuse.
+        fix: What the caller can do instead, one or more sentences.
+    """
+    for name in names:
+        if given.get(name) is not None:
+            raise ValueError(
+                f"{type(layer).__name__} does not support `{name}`. Received: "
+                f"{name}={given[name]!r}. {fix}"
+            )
+
+
 def _check_axes(axes: Any) -> None:
     given = axes if is_list(axes) else [] if axes is None else [axes]
     if (axes is not None and not given) or not all(
         is_whole(axis) and -(2**31) < axis < 2**31 for axis in given
     ):
         raise ValueError(
-            "`attention_axes` must be None, the number of an axis, or a list of such. Received: "
+            "`attention_axes` must be None, the number of an axis, or a list of them. Received: "
             f"attention_axes={axes!r}"
         )

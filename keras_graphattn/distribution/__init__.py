@@ -1,4 +1,4 @@
-"""Models on several devices: layouts for `keras.distribution`, and sequences over a mesh."""
+"""Models on several devices: layouts of weights, and sequences split over a mesh."""
 
 from keras_graphattn.distribution.layout import check_layout_map, layout_map
 from keras_graphattn.distribution.placement import distribute

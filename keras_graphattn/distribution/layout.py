@@ -1,9 +1,9 @@
-"""Which weights of a model are shared out over a mesh of devices, and which are whole on each.
+"""Layouts: which weights of a model are split over a mesh of devices, and how.
 
-A layout never changes a number: XLA puts in whatever exchange is needed. It decides about memory
-and about how much is exchanged. The rules are those of Megatron: attention is split over its
-heads, a feed-forward network over its hidden units, so that a block needs one sum over devices
-after its attention and one after its feed-forward network.
+A layout changes no results, because XLA adds the communication that is needed. It changes the
+memory per device and the amount of communication. The rules are those of Megatron: attention is
+split over its heads, and a feed-forward network over its hidden units. Then a block needs only two
+sums over devices: one after its attention and one after its feed-forward network.
 """
 
 import math
@@ -21,7 +21,7 @@ from keras_graphattn.hub.sites import walk
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.masks.mask import Mask
 
-LARGE = 2**14  # entries; smaller matrices outside attention are not worth an exchange
+LARGE = 2**14  # entries; for smaller matrices outside attention, communication costs too much
 SHARED_BY_HEADS = ("kernel", "lora_kernel_a")
 
 Axes = tuple[str | None, ...]
@@ -35,37 +35,37 @@ def layout_map(
     replicate: Sequence[str] = (),
     large: int = LARGE,
 ) -> Any:
-    """A layout for every weight of a model, for `keras.distribution.ModelParallel`.
+    """Makes a layout for every weight of a model, for `keras.distribution.ModelParallel`.
 
-    Projections to and from attention heads (`query`, `key`, `value`, `attention_output`, and
-    `gate`, `singular`, random features of layers that have them) are split over heads, in layers
-    of this package, of Keras and of KerasHub. Large matrices of `Dense`, `EinsumDense`,
-    `Embedding` and convolution layers are split along the longer of their last two axes that can
-    be shared evenly: a feed-forward network over its hidden units, an embedding over its
-    vocabulary.
-    Everything else is whole on every device: coefficients of filters, weights of masks, norms.
+    Projections to and from attention heads are split over heads, in layers of this package, of
+    Keras and of KerasHub. These are `query`, `key`, `value` and `attention_output`, and where a
+    layer has them `gate`, `singular` and the random features. Large matrices of `Dense`,
+    `EinsumDense`, `Embedding` and convolution layers are split along one of their last two axes:
+    the longer one that the devices can divide evenly. So a feed-forward network is split over its
+    hidden units, and an embedding over its vocabulary. All other weights are whole on every
+    device, such as coefficients of filters, weights of masks, and norms.
 
-    The rules are regular expressions that fit the names of another instance of the same model as
-    well, so that it can be built within the distribution's scope; `check_layout_map` tells
-    whether they do. A model that exists already is placed by `distribute`.
+    The rules are regular expressions. They also match the names in another instance of the same
+    model, so you can build that instance within the distribution's scope. `check_layout_map`
+    checks that they match. To place a model that already exists, use `distribute`.
 
     Args:
-        model: A built model or layer. Converted models count with the layers they have now.
+        model: A built model or layer. For a converted model, the current layers count.
         device_mesh: A `keras.distribution.DeviceMesh`.
-        axis: The axis of the mesh that weights are split over.
-        replicate: Regular expressions, searched for in the paths of weights: those that match
-            stay whole.
-        large: Number of entries from which a matrix outside attention is split.
+        axis: The axis of the mesh over which weights are split.
+        replicate: Regular expressions that are searched for in the paths of weights. Weights that
+            match stay whole.
+        large: A matrix outside attention is split if it has at least this number of entries.
 
     Returns:
         A `keras.distribution.LayoutMap`. Each of its rules matches at least one weight, and no
-        weight matches two.
+        weight matches two rules.
 
     Raises:
-        ValueError: On another backend than JAX, where Keras has no model parallelism; for a model
-            that is not built; for an axis that the mesh lacks; for an entry of `replicate` that
-            matches nothing; and where heads, or both axes of a large matrix, cannot be shared
-            evenly among the devices of the axis.
+        ValueError: If the backend is not JAX, because only there Keras has model parallelism. If
+            the model is not built, the mesh has no such axis, or an entry of `replicate` matches
+            nothing. If the devices of the axis cannot evenly divide the heads, or either axis of
+            a large matrix.
 
     Example:
 
@@ -91,7 +91,7 @@ def layout_map(
         for variable, axes in _layouts_of(layer, devices, axis, replicate, large):
             if wanted.setdefault(variable.path, axes) != axes:
                 raise ValueError(
-                    f"Two weights have the path {variable.path!r} and need different layouts. Give "
+                    f"Two weights have the path {variable.path!r} but need different layouts. Give "
                     "their layers different names."
                 )
     rules = keras.distribution.LayoutMap(device_mesh)
@@ -104,24 +104,26 @@ def layout_map(
 def check_layout_map(
     model: Any, rules: Any, *, replicate: Sequence[str] = (), large: int = LARGE
 ) -> Table:
-    """Whether the rules of a layout map are for this model.
+    """Checks that the rules of a layout map match this model.
 
     Args:
         model: A built model or layer.
-        rules: A `keras.distribution.LayoutMap`, of `layout_map` or written by hand.
-        replicate: Regular expressions of weights that are meant to be whole.
-        large: Number of entries from which a matrix that no rule matches is warned of.
+        rules: A `keras.distribution.LayoutMap`, from `layout_map` or written by hand.
+        replicate: Regular expressions for weights that are meant to be whole.
+        large: A matrix that no rule matches causes a warning if it has at least this number of
+            entries.
 
     Returns:
-        A table of all weights: path, shape, the axes of the mesh, entries on each device.
+        A table of all weights: path, shape, axes of the mesh, and entries on each device.
 
     Raises:
-        ValueError: If a rule matches no weight, if a weight matches several rules, or if a rule
-            has another rank than a weight that it matches, or more devices than can share it
-            evenly, or an axis of the mesh twice; for an entry of `replicate` that matches nothing.
+        ValueError: If a rule matches no weight, or a weight matches several rules. If a rule's
+            rank differs from that of a weight that it matches, its devices cannot divide the
+            weight evenly, or it uses an axis of the mesh twice. If an entry of `replicate`
+            matches nothing.
 
     Warns:
-        UserWarning: For each large matrix that no rule matches, nor `replicate`.
+        UserWarning: If neither a rule nor `replicate` matches a large matrix.
     """
     arguments.built("model", model, {})
     arguments.rules_on()("rules", rules, {})
@@ -136,8 +138,8 @@ def check_layout_map(
         axes = (None,) * len(shape) if layout is None else tuple(layout.axes)
         if len(axes) != len(shape):
             raise ValueError(
-                f"`rules` give {variable.path!r} {len(axes)} axes: {axes}. Received a weight of "
-                f"shape {shape}."
+                f"`rules` give {variable.path!r} {len(axes)} axes: {axes}. Expected one axis or "
+                f"None for each axis of the weight. Received a weight of shape {shape}."
             )
         for name in list(unused):
             if name == variable.path or re.fullmatch(name, variable.path):
@@ -145,13 +147,15 @@ def check_layout_map(
         named = [axis for axis in axes if axis is not None]
         if len(set(named)) < len(named):
             raise ValueError(
-                f"`rules` give {variable.path!r} an axis of the mesh twice. Received: {axes}"
+                f"`rules` give {variable.path!r} an axis of the mesh twice. Received: {axes}. Use "
+                "each axis at most once."
             )
         parts = [1 if a is None else _size_of(layout.device_mesh, a) for a in axes]
         if any(size % devices for size, devices in zip(shape, parts, strict=True)):
             raise ValueError(
                 f"`rules` give {variable.path!r} the axes {axes}, which are {parts} devices. "
-                f"Received a weight of shape {shape}, which they cannot share evenly."
+                f"Received a weight of shape {shape}, which they cannot divide evenly. Split "
+                "another axis, or leave the weight whole."
             )
         is_meant = id(variable) in masks or _matches(variable.path, replicate)
         if layout is None and _is_large(shape, large) and not is_meant:
@@ -160,13 +164,14 @@ def check_layout_map(
     if unused:
         raise ValueError(
             f"These rules of the layout map match no weight of '{model.name}': {sorted(unused)}. "
-            "Its weights would stay whole in silence. Make the map from a model whose layers have "
-            f"the same names; here they are like {[row.path for row in rows[:3]]}."
+            "Without an error, its weights would silently stay whole. Make the map from a model "
+            "whose layers have the same names. Here the first weights are "
+            f"{[row.path for row in rows[:3]]}."
         )
     if whole:
         warnings.warn(
-            "These large matrices are whole on every device, since no rule is for them: "
-            f"{'; '.join(whole)}. Add rules of your own, or name them in `replicate`.",
+            "These large matrices are whole on every device, because no rule matches them: "
+            f"{'; '.join(whole)}. Add rules for them, or name them in `replicate`.",
             stacklevel=3,
         )
     return Table(rows)
@@ -175,13 +180,13 @@ def check_layout_map(
 def _layouts_of(
     layer: Any, devices: int, axis: str, replicate: Sequence[str], large: int
 ) -> list[tuple[Any, Axes]]:
-    """The weights of one layer, not of its sublayers, that are split, with their layouts."""
+    """Returns the weights of one layer that are split, with their layouts; no sublayers."""
     if isinstance(layer, keras.layers.EinsumDense) and layer.built:
         letters = _head_letter(layer.equation)
         if letters is not None:
             return _of_heads(layer, letters, devices, axis, replicate)
     if isinstance(layer, MaskedKernelAttention) and isinstance(layer.feature_map, Favor):
-        is_whole = _matches(layer.directions.path, replicate)  # (N, H, m); N as in the kernels
+        is_whole = _matches(layer.directions.path, replicate)  # (N, H, m), split over N
         return [] if is_whole else [(layer.directions, (axis, None, None))]
     is_known = isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense))
     is_known = is_known or isinstance(layer, keras.layers.Embedding)
@@ -195,6 +200,7 @@ def _layouts_of(
             continue
         at = _shared_axis(variable.path, shape, devices, axis)
         found.append((variable, _only(at, len(shape), axis)))
+        # A bias of the axis that is split must be split with it.
         bias = getattr(layer, "bias", None)
         if at == len(shape) - 1 and bias is not None and tuple(bias.shape) == shape[-1:]:
             found.append((bias, (axis,)))
@@ -202,12 +208,14 @@ def _layouts_of(
 
 
 def _head_letter(equation: str) -> tuple[str, str, str] | None:
-    """Of a projection to or from heads: its kernel's and output's letters, that of the heads.
+    """Returns the letters of the kernel, of the output and of the heads in an equation, if any.
 
-    A projection to heads makes two axes where there was one (heads, channels), and one from heads
-    makes one of two. The heads come first of the two.
+    A projection to heads replaces one axis by two (heads, channels). A projection from heads
+    replaces these two by one. The heads are always the first of the two. For all other equations
+    the result is `None`.
     """
     inputs, kernel, outputs = re.split(",|->", equation.replace(".", "").replace(" ", ""))
+    # For example "abc,cde->abde": made are d and e, and c is summed.
     made = [letter for letter in outputs if letter in kernel and letter not in inputs]
     summed = [letter for letter in inputs if letter in kernel and letter not in outputs]
     if len(made) == 2 and len(summed) == 1:
@@ -224,6 +232,7 @@ def _of_heads(
     axis: str,
     replicate: Sequence[str],
 ) -> list[tuple[Any, Axes]]:
+    """Returns the weights of a projection to or from heads that are split over heads."""
     kernel, outputs, heads = letters
     found: list[tuple[Any, Axes]] = []
     for variable in _own_variables(layer):
@@ -233,6 +242,7 @@ def _of_heads(
         if variable.name in SHARED_BY_HEADS and len(variable.shape) == len(kernel):
             at = kernel.index(heads)
         elif variable.name == "bias" and heads in outputs:
+            # The bias has only the last axes of the output.
             first = min(outputs.index(letter) for letter in layer.bias_axes)
             at = outputs.index(heads) - first
         if at is None or at < 0:
@@ -240,30 +250,33 @@ def _of_heads(
         if int(variable.shape[at]) % devices:
             raise ValueError(
                 f"{variable.path!r} has {variable.shape[at]} heads, which the {devices} devices "
-                f"of the mesh axis {axis!r} cannot share evenly. Received: a weight of shape "
-                f"{tuple(variable.shape)}. Make that axis a divisor of {variable.shape[at]}, and "
-                f"give the other devices to another axis; or leave these weights whole with "
-                f"replicate=[{re.escape(layer.path)!r}]."
+                f"of the mesh axis {axis!r} cannot divide evenly. Received: a weight of shape "
+                f"{tuple(variable.shape)}. Choose a size of that axis that divides "
+                f"{variable.shape[at]}, and give the other devices to another axis. Or leave these "
+                f"weights whole with replicate=[{re.escape(layer.path)!r}]."
             )
         found.append((variable, _only(at, len(variable.shape), axis)))
     return found
 
 
 def _shared_axis(path: str, shape: tuple[int, ...], devices: int, axis: str) -> int:
-    """The longer of the last two axes, the last of equal ones, that the devices can share."""
+    """Returns the longer of the last two axes that the devices can divide evenly.
+
+    If both have the same size, it is the last one.
+    """
     last, other = len(shape) - 1, len(shape) - 2
     for at in (last, other) if shape[last] >= shape[other] else (other, last):
         if shape[at] % devices == 0:
             return at
     raise ValueError(
-        f"Neither of the last two axes of {path!r} can be shared evenly among the {devices} "
-        f"devices of the mesh axis {axis!r}. Received: a weight of shape {shape}. Take another "
-        f"mesh, pad the size, or leave the weight whole with replicate=[{re.escape(path)!r}]."
+        f"The {devices} devices of the mesh axis {axis!r} cannot divide either of the last two "
+        f"axes of {path!r} evenly. Received: a weight of shape {shape}. Use another mesh, pad the "
+        f"size, or leave the weight whole with replicate=[{re.escape(path)!r}]."
     )
 
 
 def _patterns(model: Any, wanted: dict[str, Axes]) -> dict[str, Axes]:
-    """Rules for numbered names at once, where all that they match is to be split alike."""
+    """Returns one rule for names that differ only in numbers, if they have the same layout."""
     rules: dict[str, Axes] = {}
     paths = {variable.path for variable in model.variables}
     for path, axes in wanted.items():
@@ -278,12 +291,13 @@ def _patterns(model: Any, wanted: dict[str, Axes]) -> dict[str, Axes]:
 
 
 def _numbered(name: str) -> str:
-    """A regular expression for a name with other numbers in it, or at its end."""
+    """Returns a regular expression that matches a name with any numbers in it or at its end."""
     stem = re.sub(r"_\d+$", "", name)
     return re.sub(r"\d+", lambda _: r"\d+", re.escape(stem)) + r"(_\d+)?"
 
 
 def _own_variables(layer: Any) -> list[Any]:
+    """Returns the variables of a layer without those of its sublayers."""
     within = {id(v) for child in walk(layer) if child is not layer for v in child.variables}
     return [variable for variable in layer.variables if id(variable) not in within]
 

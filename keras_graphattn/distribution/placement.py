@@ -1,4 +1,4 @@
-"""Placing a model that exists already, such as one converted or loaded outside the scope."""
+"""Places a model that already exists, such as one converted or loaded outside the scope."""
 
 from typing import Any
 
@@ -10,23 +10,23 @@ from keras_graphattn.hub.internals import compiled_metrics, layouts_of, place_ag
 
 
 def distribute(model: Any) -> Any:
-    """Places the weights of a built model as the distribution of this program says, in place.
+    """Places the weights of a built model according to the current distribution, in place.
 
-    Keras places weights when they are made: a model that was built, loaded or converted before
-    `keras.distribution.set_distribution` has all or some of them on one device, and training
-    fails. With this call it trains as if it had been built within the distribution's scope. To
-    build a model that does not fit one device's memory, build it under `keras.device("cpu")`, or
-    within the scope.
+    Keras places weights when it creates them. If a model was built, loaded or converted before
+    `keras.distribution.set_distribution`, all or some of its weights are on one device, and
+    training fails. After this call it trains like a model that was built within the
+    distribution's scope. If a model does not fit into the memory of one device, build it under
+    `keras.device("cpu")` or within the scope.
 
     Args:
-        model: A built model or layer. If it is compiled, it must not have been trained yet.
+        model: A built model or layer. It may be compiled, but not trained yet.
 
     Returns:
         The model itself.
 
     Raises:
-        ValueError: On another backend than JAX; if no distribution is set; if a rule of its layout
-            map matches no weight of the model; and if the optimizer has slots already.
+        ValueError: If the backend is not JAX, no distribution is set, a rule of its layout map
+            matches no weight of the model, or the optimizer already has slot variables.
 
     Example:
 
@@ -37,20 +37,20 @@ def distribute(model: Any) -> Any:
     ...         layer = distribute(layer)
     """
     arguments.check_backend(
-        "On tensorflow build and compile the model within the scope of a tf.distribute strategy."
+        "On tensorflow, build and compile the model in the scope of a tf.distribute strategy."
     )
     arguments.built("model", model, {})
     distribution = keras.distribution.distribution()
     if distribution is None:
         raise ValueError(
             "No distribution is set. Call keras.distribution.set_distribution(...) first, or call "
-            "this within the distribution's scope: training needs it as well."
+            "this within the distribution's scope. Training needs the distribution as well."
         )
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and optimizer.built:
         raise ValueError(
-            f"The optimizer of '{model.name}' has slots already, on the devices where the weights "
-            "were. Place the model before it is trained, or compile it with a new optimizer."
+            f"The optimizer of '{model.name}' already has slot variables, on the devices where the "
+            "weights were. Place the model before training, or compile it with a new optimizer."
         )
     rules = layouts_of(distribution)
     if rules is not None:
@@ -61,7 +61,7 @@ def distribute(model: Any) -> Any:
 
 
 def _compiled_state(model: Any) -> list[Any]:
-    """What `compile` made: the optimizer's counters and the sums of metrics."""
+    """Returns the variables that `compile` created: the optimizer's, and those of metrics."""
     optimizer = getattr(model, "optimizer", None)
     found = [] if optimizer is None else list(optimizer.variables)
     found += getattr(model, "metrics_variables", ())

@@ -1,4 +1,4 @@
-"""Sequences longer than one device holds: the tokens shared out over a mesh."""
+"""Sequences that do not fit on one device: their tokens are split over a mesh."""
 
 from typing import Any
 
@@ -9,31 +9,31 @@ from keras_graphattn.checks.arguments import optional, whole
 
 
 class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
-    """A `keras.distribution` that shares out the tokens of each sequence over devices.
+    """A `keras.distribution` that splits the tokens of each sequence over devices.
 
-    Every device holds its part of the batch and of the token axis: with n tokens and p devices,
-    token tensors are (B, n / p, d) on each, in the forward and in the backward pass. What crosses
-    devices is what attention needs of other tokens, and XLA finds it:
+    Every device holds its part of the batch and of the token axis. With n tokens and p devices,
+    token tensors have the shape (B, n / p, d) on each device, in the forward and in the backward
+    pass. Devices exchange only what attention needs from other tokens. XLA finds out what that is:
 
-    * `MaskedKernelAttention` without a mask, and `AttentiveGraphFilter`: sums over tokens alone,
-      (B, N, m, D + 1) and (B, N, H, D) per application, whatever the length;
+    * `MaskedKernelAttention` without a mask, and `AttentiveGraphFilter`: only sums over tokens, of
+      shape (B, N, m, D + 1) and (B, N, H, D) per application, for any length.
     * `MaskedKernelAttention` under causal, segment and exponential masks, and the causal
       `AttentiveGraphFilter`: one such sum for each chunk of 64 (or 48) tokens, gathered on all
-      devices: m / 64 of the size of the tokens, never the tokens themselves;
-    * dense and blockwise paths, and masks by FFT, need all tokens on each device: use them on
-      lengths that one device holds.
+      devices. Their size is m / 64 of the size of the tokens. The tokens are not exchanged.
+    * Dense and blockwise paths, and masks by FFT: all tokens, on each device. Use these only for
+      lengths that fit on one device.
 
     Args:
         device_mesh: A `keras.distribution.DeviceMesh`.
-        sequence_axis: The mesh axis that tokens are shared out over.
-        batch_axis: The mesh axis that examples are shared out over; none by default.
-        layout_map: Layouts of the weights; by default all are whole on every device.
-        shortest: Inputs whose second axis is shorter are no sequences, and are not split along it
-            (labels in one-hot form, say).
+        sequence_axis: The mesh axis over which tokens are split.
+        batch_axis: The mesh axis over which examples are split. By default, they are not split.
+        layout_map: Layouts of the weights. By default, all weights are whole on every device.
+        shortest: Inputs whose second axis is shorter than this do not count as sequences (for
+            example one-hot labels). They are not split along this axis.
 
     Raises:
-        ValueError: On another backend than JAX, for axes that the mesh lacks, and for a batch
-            with a sequence that the devices cannot share evenly.
+        ValueError: If the backend is not JAX, the mesh has no such axis, or the devices cannot
+            evenly divide a sequence of a batch.
 
     Example:
 
@@ -85,10 +85,10 @@ class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
         if len(data_shape) > 1 and data_shape[1] >= self.shortest:
             if data_shape[1] % self._devices:
                 raise ValueError(
-                    f"A sequence of {data_shape[1]} tokens cannot be shared evenly among the "
-                    f"{self._devices} devices of the mesh axis {self.sequence_axis!r}. Received: "
-                    f"a batch of shape {tuple(data_shape)}. Pad the length to a multiple of "
-                    f"{self._devices}, with a mask."
+                    f"The {self._devices} devices of the mesh axis {self.sequence_axis!r} cannot "
+                    f"evenly divide a sequence of {data_shape[1]} tokens. Received: a batch of "
+                    f"shape {tuple(data_shape)}. Pad the length to a multiple of {self._devices}, "
+                    "and mask the padding."
                 )
-            axes[1] = self.sequence_axis
+            axes[1] = self.sequence_axis  # (B, T, ...): T is split
         return keras.distribution.TensorLayout(axes, self.device_mesh)

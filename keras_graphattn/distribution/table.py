@@ -1,10 +1,10 @@
-"""What `check_layout_map` returns: one row for each weight, which print as a table."""
+"""The result of `check_layout_map`: one row for each weight, printed as a table."""
 
 from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One weight and what each device holds of it."""
+    """One weight, and how much of it each device holds."""
 
     path: str
     shape: tuple[int, ...]
@@ -13,7 +13,7 @@ class Row(NamedTuple):
 
 
 class Table(list[Row]):
-    """A list of rows; `str` lays it out."""
+    """A list of rows. `str` formats it as a table."""
 
     def __str__(self) -> str:
         lines = [("path", "shape", "axes", "entries per device")]

@@ -1,4 +1,4 @@
-"""Export of trained models for TensorFlow Serving, from any backend."""
+"""Exports trained models from any backend for TensorFlow Serving."""
 
 from keras_graphattn.export.requests import PredictRequests
 from keras_graphattn.export.saved_model import export_saved_model

@@ -1,4 +1,4 @@
-"""`python -m keras_graphattn.export FILE PATH [MODULE ...]`: a `.keras` file as a SavedModel."""
+"""`python -m keras_graphattn.export FILE PATH [MODULE ...]`: makes a SavedModel of a file."""
 
 import argparse
 import importlib
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import keras
 
-import keras_graphattn  # noqa: F401  registers our classes
+import keras_graphattn  # noqa: F401  registers the classes
 from keras_graphattn.export.graph import write_graph
 from keras_graphattn.export.signature import DEFAULT
 
 
 def main() -> None:
-    """Loads FILE under safe mode, with the classes that each MODULE registers; writes PATH."""
+    """Imports each MODULE, loads FILE in safe mode, and writes the SavedModel to PATH."""
     parser = argparse.ArgumentParser(prog="python -m keras_graphattn.export", description=__doc__)
     parser.add_argument("file", type=Path, help="a model saved by Keras")
     parser.add_argument("path", type=Path, help="the folder to write")
@@ -22,7 +22,7 @@ def main() -> None:
         "--signature",
         type=json.loads,
         default=DEFAULT,
-        help="`signature` of `export_saved_model`, as JSON",
+        help="the argument `signature` of `export_saved_model`, as JSON",
     )
     arguments = parser.parse_args()
     for module in arguments.modules:

@@ -1,4 +1,4 @@
-"""Batches for a signature: arrays, tensors and lists checked and cast to its names and types."""
+"""Checks batches against a signature, and casts them to its types."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +12,16 @@ Array = Any
 
 
 def checked_batch(inputs: Any, specs: Specs, owner: str) -> dict[str, Array]:
-    """One batch as arrays of the types in `specs`.
+    """Returns one batch as arrays of the types in `specs`.
 
     Args:
-        inputs: Mapping from names to arrays; with one input also the array itself.
-        specs: Name to (shape, dtype).
-        owner: What has the inputs, for the errors.
+        inputs: Mapping from names to arrays. If there is only one input, it may be the array
+            itself.
+        specs: Mapping from each name to its (shape, dtype).
+        owner: Name of the model or signature, for error messages.
 
     Raises:
-        ValueError: If names, shapes, types or batch sizes do not fit.
+        ValueError: If names, shapes, types or batch sizes do not match.
 
     Example:
 
@@ -54,7 +55,7 @@ def _array(value: Any, name: str, dtype: str) -> Array:
     if keras.ops.is_tensor(value):
         return keras.ops.convert_to_numpy(value)
     try:
-        # NumPy's own strings end at the last byte that is not zero.
+        # NumPy's string types drop zero bytes at the end, so text is kept as Python objects.
         is_text = dtype == "string" and isinstance(value, (list, tuple, str, bytes))
         return np.asarray(value, object if is_text else None)
     except Exception as error:
@@ -67,7 +68,7 @@ def _array(value: Any, name: str, dtype: str) -> Array:
 
 
 def _cast(array: Array, dtype: str, name: str, owner: str) -> Array:
-    """Floats may lose digits and integers may change width; nothing else changes."""
+    """Casts an array. Floats may lose digits and integers may change width, nothing else."""
     cast = array
     if dtype == "string":
         cast = array.astype(object)
@@ -80,14 +81,14 @@ def _cast(array: Array, dtype: str, name: str, owner: str) -> Array:
         fits = bool(np.all(same))
     if not fits:
         raise ValueError(
-            f"{owner} takes '{name}' as {dtype}, and the values given are not that without a loss. "
-            f"Received: dtype={array.dtype}"
+            f"{owner} takes '{name}' as {dtype}. The given values cannot be cast to it without "
+            f"loss. Received: dtype={array.dtype}"
         )
     return cast
 
 
 def _may_fit(given: Any, served: Any) -> bool:
-    """Whether some values of the one type are values of the other."""
+    """Returns whether at least some values of type `given` are also values of type `served`."""
     if given.kind in "biu" and served.kind in "iu":
         return True
     if given.kind in "cSU" and served.kind != "c":

@@ -1,4 +1,4 @@
-"""A model's forward pass as a TensorFlow graph, on the TensorFlow and JAX backends."""
+"""Writes a model's forward pass as a TensorFlow graph, on the TensorFlow and JAX backends."""
 
 import itertools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Model = Any
 Tensor = Any
 Tensors = dict[str, Tensor]
 
-# The graph that JAX makes runs on these and no others, wherever it was made.
+# A graph from JAX runs only on the platforms that the export names, so it names all of these.
 JAX_PLATFORMS = ("cpu", "cuda")
 
 
@@ -27,7 +27,7 @@ def write_graph(model: Model, path: Path, signature: Any = DEFAULT) -> None:
         signature: As in `export_saved_model`.
 
     Raises:
-        ValueError: If the model has open lengths (`None`) that do not go into the graph.
+        ValueError: If the model has open lengths (`None`) and the graph cannot keep them open.
     """
     signatures = served_signatures(model, signature)
     write = _write_from_jax if keras.backend.backend() == "jax" else _write_from_tensorflow
@@ -39,14 +39,16 @@ def write_graph(model: Model, path: Path, signature: Any = DEFAULT) -> None:
             raise
         raise ValueError(
             f"The model '{model.name}' could not be exported with the open lengths (None) of its "
-            f"inputs {open_lengths}: build it with a fixed length, or fix it by `signature`, as in "
-            f"signature={{'{DEFAULT}': {{'{open_lengths[0]}': (128, ...)}}}}, and pad. "
+            f"inputs {open_lengths}. Build it with fixed lengths, or fix them with `signature`, as "
+            f"in signature={{'{DEFAULT}': {{'{open_lengths[0]}': (128, ...)}}}}, and pad the data. "
             f"The cause: {type(error).__name__}: {error}"
         ) from error
 
 
 def forward_function(model: Model, signature: Signature) -> Callable[[Tensors], Tensors]:
-    """The model at inference as a function of named tensors, half-precision outputs widened.
+    """Returns the model's inference as a function from named tensors to named tensors.
+
+    The function casts half-precision outputs to float32.
 
     Args:
         model: A built Functional or Sequential model.
@@ -88,10 +90,10 @@ def _write_from_tensorflow(model: Model, signatures: dict[str, Signature], path:
 
 
 def _lookup_tables(model: Model) -> list[Any]:
-    """Vocabularies in the model's layers, which the archive cannot find by itself.
+    """Returns the vocabularies in the model's layers, which the archive cannot find by itself.
 
-    It could if it tracked the model, but then it traces the model once more, at the lengths that
-    the model was built with, whatever the signatures fix.
+    The archive would find them if it tracked the model. But then it would also trace the model
+    with the lengths that the model was built with, and ignore those that the signatures fix.
     """
     from tensorflow.saved_model.experimental import TrackableResource
 
@@ -100,9 +102,9 @@ def _lookup_tables(model: Model) -> list[Any]:
 
 
 def _write_from_jax(model: Model, signatures: dict[str, Signature], path: Path) -> None:
-    """Like `keras.export.ExportArchive`, but the graph assigns no variable when it is called.
+    """Writes like `keras.export.ExportArchive`, but calls of the graph assign no variables.
 
-    The archive writes every state back on each request, metrics and random seeds among them.
+    The archive's graph writes all state back at each request, also metrics and random seeds.
     """
     import tensorflow as tf
 
@@ -119,6 +121,7 @@ def _write_from_jax(model: Model, signatures: dict[str, Signature], path: Path) 
 
 
 def _concrete_from_jax(model: Model, signature: Signature, variables: list[Any]) -> tuple[Any, Any]:
+    """Returns a TensorFlow function and its graph, with the first names of sizes that work."""
     failures = []
     for shapes in _symbolic_shapes(signature):
         function = _function_from_jax(model, signature, shapes, variables)
@@ -156,10 +159,11 @@ def _function_from_jax(
 
 
 def _symbolic_shapes(signature: Signature) -> list[dict[str, str]]:
-    """Names for open dimensions: first each its own, then one for each axis of all inputs.
+    """Returns two choices of names for open dimensions, in the order to try them.
 
-    The second says that, for instance, a series and its padding mask are equally long. JAX
-    cannot find that out, and the graph refuses inputs that differ.
+    The first gives each open dimension a name of its own. The second gives all inputs the same
+    name for the same axis. This tells JAX that, for example, a series and its padding mask have
+    the same length, which JAX cannot derive. That graph then refuses inputs whose lengths differ.
     """
 
     def shapes(name_of: Callable[[int], str]) -> dict[str, str]:

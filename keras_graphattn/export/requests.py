@@ -1,4 +1,4 @@
-"""Requests of the client to one signature: gRPC messages or JSON."""
+"""Builds a client's requests to one signature, as gRPC messages or JSON."""
 
 import base64
 import importlib.util
@@ -22,16 +22,17 @@ VERSION = whole(0, below=2**63)
 
 
 def _inputs(name: str, value: Any, sizes: Sizes) -> Specs:
-    """Name to (shape, dtype) of at least one input."""
+    """Checks a mapping from each input's name to its (shape, dtype); it must not be empty."""
     if not isinstance(value, Mapping) or not value:
         raise ValueError(
-            f"`{name}` must be a dictionary from each input to its (shape, dtype), such as "
+            f"`{name}` must map each input's name to its (shape, dtype), such as "
             f"{{'tokens': ((None, 3), 'int32')}}. Received: {name}={value!r}"
         )
     return {text(f"key of {name}", key): _spec(f"{name}[{key!r}]", value[key]) for key in value}
 
 
 def _spec(name: str, value: Any) -> tuple[tuple[int | None, ...], str]:
+    """Checks one (shape, dtype)."""
     try:
         shape, dtype = value
         is_list = isinstance(shape, (list, tuple))
@@ -41,8 +42,8 @@ def _spec(name: str, value: Any) -> tuple[tuple[int | None, ...], str]:
         shape, dtype = (), None
     if not shape or dtype is None:
         raise ValueError(
-            f"`{name}` must be a shape, the batch (None) first, and a dtype, such as "
-            f"((None, 3), 'int32'). Received: {value!r}"
+            f"`{name}` must be a pair of a shape and a dtype, such as ((None, 3), 'int32'). The "
+            f"first size is the batch (None). Received: {value!r}"
         )
     return shape, dtype
 
@@ -57,21 +58,23 @@ def _stub(name: str, value: Any, sizes: Sizes) -> Stub:
 
 
 class PredictRequests:
-    """Makes the requests of one signature of a served model from what preprocessing gives.
+    """Builds requests to one signature of a served model from preprocessed batches.
 
-    Preprocessing (a tokenizer, padding, scaling) stays with the client. Its outputs rarely have
-    the very types of the served inputs, and a server casts nothing: a boolean padding mask where
-    the graph has integers is refused there. Here arrays and tensors of any backend are cast where
-    that loses nothing but floating-point digits, and what the server would refuse raises.
+    The client does the preprocessing, such as tokenizing, padding and scaling. The results often
+    have other types than the served inputs, and a server does not cast. For example, it refuses a
+    boolean padding mask where the graph takes integers. This class casts arrays and tensors of any
+    backend if the cast loses nothing but floating-point digits. It raises an error for everything
+    that the server would refuse.
 
     Args:
-        inputs: Name to (shape, dtype) of each input, the batch dimension being `None`.
+        inputs: Mapping from each input's name to its (shape, dtype). The batch dimension is
+            `None`.
         model: Name of the model on the server.
         signature: Name of the signature.
-        version: Version to ask; the server's choice by default.
+        version: The model version to request. By default, the server chooses.
 
     Raises:
-        ValueError: If an argument is none of these.
+        ValueError: If an argument is invalid.
 
     Example:
 
@@ -92,16 +95,16 @@ class PredictRequests:
     def of_folder(
         cls, folder: str | os.PathLike[str], model: str | None = None, signature: str = DEFAULT
     ) -> "PredictRequests":
-        """Reads the signature from an exported version, `served/reviews/1`.
+        """Reads the signature from the folder of a version, such as `served/reviews/1`.
 
         Args:
             folder: The version's folder.
-            model: Name of the model on the server; by default that of the folder above.
+            model: Name of the model on the server. By default, the name of the parent folder.
             signature: Name of the signature.
 
         Raises:
             ValueError: If the version has no such signature, or its file is damaged.
-            OSError: If `folder` holds no SavedModel.
+            OSError: If `folder` contains no SavedModel.
         """
         from google.protobuf.message import DecodeError
         from tensorflow.core.protobuf import saved_model_pb2
@@ -113,12 +116,12 @@ class PredictRequests:
             specs = _specs(saved_model.meta_graphs[0].signature_def, signature)
         except OSError as error:
             raise type(error)(
-                f"`folder` must hold the saved_model.pb of an exported version. Received: "
-                f"folder='{folder}', where it cannot be read: {error.strerror}."
+                f"`folder` must contain the saved_model.pb of an exported version. Received: "
+                f"folder='{folder}', where this file cannot be read: {error.strerror}."
             ) from error
         except (DecodeError, IndexError, TypeError) as error:
             raise ValueError(
-                f"`folder` holds a saved_model.pb that is no SavedModel, or a damaged one. "
+                f"`folder` contains a saved_model.pb that is damaged or not a SavedModel. "
                 f"Received: folder='{folder}'. Export the version again. ({error})"
             ) from error
         return cls(specs, model or folder.parent.name, signature)
@@ -128,7 +131,7 @@ class PredictRequests:
     def of_server(
         cls, stub: Stub, model: str, signature: str = DEFAULT, timeout: float = 10.0
     ) -> "PredictRequests":
-        """Asks a running server for the signature.
+        """Gets the signature from a running server.
 
         Args:
             stub: A `PredictionServiceStub` of `tensorflow_serving.apis`.
@@ -137,9 +140,9 @@ class PredictRequests:
             timeout: Seconds to wait.
 
         Raises:
-            ValueError: If the model has no such signature, or an argument is none of these.
+            ValueError: If the model has no such signature, or an argument is invalid.
             ImportError: If `tensorflow-serving-api` is not installed.
-            grpc.RpcError: If the server does not answer, or has no such model.
+            grpc.RpcError: If the server does not answer or has no such model.
         """
         check_serving_api()
         from tensorflow_serving.apis import get_model_metadata_pb2
@@ -157,18 +160,18 @@ class PredictRequests:
 
         Args:
             inputs: Mapping from names to arrays, tensors of any backend or nested lists, each of
-                shape (B, ...); with one input also the array itself.
+                shape (B, ...). If the signature has only one input, it may be the array itself.
 
         Returns:
-            Name to NumPy array of the served type.
+            Mapping from names to NumPy arrays of the served types.
 
         Raises:
-            ValueError: If names, shapes or types are not those of the signature.
+            ValueError: If names, shapes or types do not match the signature.
         """
         return checked_batch(inputs, self.inputs, f"The signature '{self.signature}'")
 
     def grpc(self, inputs: Any) -> Message:
-        """The `PredictRequest` of one batch, for `PredictionServiceStub.Predict`.
+        """Returns the `PredictRequest` of one batch, for `PredictionServiceStub.Predict`.
 
         Args:
             inputs: As in `arrays`.
@@ -180,16 +183,17 @@ class PredictRequests:
         return predict_message(self.arrays(inputs), self.model, self.signature, self.version)
 
     def json(self, inputs: Any) -> str:
-        """The body of one batch for `POST /v1/models/<model>:predict`, in columns.
+        """Returns the body of one batch for `POST /v1/models/<model>:predict`.
 
-        The answer's `outputs` are name to values, or the values alone where there is one output.
-        Bytes are sent as the server expects them, `{"b64": ...}`.
+        The body has the column format: one array for each input. In the server's answer, `outputs`
+        maps names to values, or is only the values if there is one output. Bytes are sent as the
+        server expects them, `{"b64": ...}`.
 
         Args:
             inputs: As in `arrays`.
 
         Raises:
-            ValueError: As in `arrays`, and for complex numbers, which JSON does not have.
+            ValueError: As in `arrays`, and for complex numbers, which JSON cannot represent.
         """
         columns = {name: _column(name, array) for name, array in self.arrays(inputs).items()}
         body = {"signature_name": self.signature, "inputs": columns}
@@ -199,7 +203,8 @@ class PredictRequests:
 def _column(name: str, array: Array) -> Any:
     if array.dtype.kind == "c":
         raise ValueError(
-            f"The input '{name}' is {array.dtype}, which JSON cannot carry. Send it by `grpc`."
+            f"The input '{name}' has the dtype {array.dtype}, which JSON cannot represent. Send "
+            "it with `grpc` instead."
         )
     return array.tolist()
 
@@ -207,13 +212,13 @@ def _column(name: str, array: Array) -> Any:
 def predict_message(
     arrays: dict[str, Array], model: str, signature: str, version: int | None = None
 ) -> Message:
-    """The `PredictRequest` of arrays that have the types of the signature.
+    """Returns the `PredictRequest` of arrays that have the types of the signature.
 
     Args:
-        arrays: Name to array.
+        arrays: Mapping from names to arrays.
         model: Name of the model.
         signature: Name of the signature.
-        version: Version to ask; the server's choice by default.
+        version: The model version to request. By default, the server chooses.
 
     Raises:
         ImportError: If `tensorflow-serving-api` is not installed.
@@ -233,20 +238,20 @@ def predict_message(
 
 
 def check_serving_api() -> None:
-    """Refuses to go on without the messages of TensorFlow Serving.
+    """Checks that the message types of TensorFlow Serving are installed.
 
     Raises:
         ImportError: If `tensorflow-serving-api` is not installed.
     """
     if importlib.util.find_spec("tensorflow_serving") is None:
         raise ImportError(
-            "Requests and warm-up records are messages of TensorFlow Serving and need "
+            "Requests and warm-up records are messages of TensorFlow Serving. They need "
             "tensorflow-serving-api. Install it with `pip install keras-graphattn[serving]`."
         )
 
 
 def _specs(definitions: Any, signature: str) -> Specs:
-    """The inputs of a `SignatureDef`."""
+    """Returns name to (shape, dtype) of the inputs of one signature."""
     from tensorflow.dtypes import as_dtype
 
     if signature not in definitions:
@@ -254,7 +259,7 @@ def _specs(definitions: Any, signature: str) -> Specs:
         raise ValueError(f"The served model has no signature '{signature}'. It has: {public}")
     specs: Specs = {}
     for name, info in sorted(definitions[signature].inputs.items()):
-        sizes = (dimension.size for dimension in info.tensor_shape.dim)
+        sizes = (dimension.size for dimension in info.tensor_shape.dim)  # -1 where open
         shape = tuple(None if size < 0 else int(size) for size in sizes)
         specs[name] = (shape, as_dtype(info.dtype).name)
     return specs

@@ -1,4 +1,4 @@
-"""The public verb: a model becomes the next version in a folder that TensorFlow Serving watches."""
+"""`export_saved_model`: writes a model as the next version in a folder of TensorFlow Serving."""
 
 import errno
 import importlib.util
@@ -20,7 +20,7 @@ from keras_graphattn.export.warmup import warmup_requests, write_warmup
 
 Model = Any
 
-# What the errors of TensorFlow, of h5py and of the system have in common where a disk is full
+# Texts in the errors of TensorFlow, h5py and the operating system when a disk is full.
 FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
 
 
@@ -34,48 +34,52 @@ def export_saved_model(
 ) -> Path:
     """Writes a model as `directory/<version>`, ready for TensorFlow Serving.
 
-    A signature of the method `tensorflow/serving/predict` has one named tensor per input of the
-    model (the key of a dict of inputs, else the name given to `keras.Input`) and one per output
-    (the key of a dict of outputs, else the name of the layer that makes it, with `_1`, `_2` ...
-    where a layer makes several). The batch dimension is open; lengths given as `None` stay open
-    unless `signature` fixes them. Dropout is off, and half-precision outputs leave as float32.
-    On a server the graph needs neither Keras nor this package nor the backend that trained it.
+    The signatures have the method `tensorflow/serving/predict`. A signature has one named tensor
+    for each input of the model: the name is the key in a dict of inputs, or else the name given to
+    `keras.Input`. It also has one for each output: the name is the key in a dict of outputs, or
+    else the name of the layer that makes the output. If a layer makes several outputs, `_1`, `_2`
+    ... are added. The batch dimension is open. Lengths given as `None` stay open unless
+    `signature` fixes them. Dropout is off. Half-precision outputs are cast to float32. On a server,
+    the graph needs neither Keras, nor this package, nor the backend that trained the model.
 
-    With the TensorFlow and JAX backends the graph is made in this process; with any other
-    backend the model is saved, loaded in a TensorFlow process and exported there.
+    With the TensorFlow and JAX backends, this process makes the graph. With any other backend, the
+    model is saved, and a TensorFlow process loads and exports it.
 
-    The version is written aside, under a name that a server ignores, and renamed at the end: a
-    server that watches `directory` never sees half of it. What a killed export left aside is
-    removed by the next one.
+    The version is first written to a folder whose name servers ignore. This folder is renamed at
+    the end, so a server that watches `directory` never sees an unfinished version. If an export is
+    killed, the next export removes its unfinished folder.
 
     Args:
         model: A built Functional or Sequential model.
-        directory: Folder of the served model, made if missing; it holds one folder per version.
-        version: Version number, an integer of at least 0; one more than the highest that
-            `directory` holds by default, and 1 in an empty folder.
-        signature: Name of the signature, or a mapping from names to the shapes of some inputs,
-            without the batch, which fix open lengths: `{"short": {"tokens": (64,)}, "long":
-            {"tokens": (512,)}}`, or `None` for the model's own. All share the weights. There is
-            always a `serving_default`, which a server takes where a request names none: the
-            first one, if none has the name.
-        warmup: Batches that a server runs before it answers with this version, which else its
-            first requests wait for: one batch or a list of batches, each a dictionary from
-            inputs to arrays of shape (B, ...), or for one input the array. Each is written for
-            every signature that takes its shapes, into `assets.extra`. The model runs on each
-            first: a server refuses a version whose warm-up fails. `None` for no warm-up.
+        directory: Folder of the served model, with one folder per version. It is created if it
+            does not exist.
+        version: Version number, an integer of at least 0. By default, it is one more than the
+            highest version in `directory`, or 1 if there is no version.
+        signature: Name of the signature, or a mapping that defines several. The mapping is from
+            names to the shapes of some inputs, without the batch dimension. The shapes fix open
+            lengths: `{"short": {"tokens": (64,)}, "long": {"tokens": (512,)}}`. `None` instead of
+            the shapes keeps those of the model. All signatures share the weights. A server uses
+            `serving_default` for requests that name no signature. If no signature has this name,
+            the first one is exported under it as well.
+        warmup: Batches that a server runs before it answers with this version. Without them, the
+            first requests wait for this. Give one batch or a list of batches, each a dictionary
+            from inputs to arrays of shape (B, ...). If the model has only one input, a batch may
+            be the array itself. Each batch is written to `assets.extra`, once for every signature
+            that accepts its shapes. The export first runs the model on each batch, because a
+            server refuses a version whose warm-up fails. By default, there is no warm-up.
 
     Returns:
         The path of the version's folder.
 
     Raises:
         ValueError: If the inputs of the model are not known, a name cannot be served, a length
-            cannot stay open, a shape in `signature` is not one of the model's, a batch of
-            `warmup` fits no signature, or a class of the model is defined in `__main__`; and for
-            a `directory` that is no local one, or a `version` that is no number.
-        FileExistsError: If `version` exists: versions are never overwritten.
-        OSError: If `directory` cannot be written to.
-        ImportError: If TensorFlow, or for `warmup` tensorflow-serving-api, is not installed.
-        RuntimeError: If the TensorFlow process of another backend fails.
+            cannot stay open, a shape in `signature` does not match the model, a batch of `warmup`
+            fits no signature, or a class of the model is defined in `__main__`. Also if
+            `directory` is not a local folder, or `version` is not a valid number.
+        FileExistsError: If `version` already exists: versions are never overwritten.
+        OSError: If `directory` is not writable.
+        ImportError: If TensorFlow is not installed, or tensorflow-serving-api for `warmup`.
+        RuntimeError: If the TensorFlow process for another backend fails.
 
     Example:
 
@@ -87,10 +91,10 @@ def export_saved_model(
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
-            "export_saved_model writes a TensorFlow graph and needs TensorFlow. "
+            "`export_saved_model` writes a TensorFlow graph, which needs TensorFlow. "
             "Install it with `pip install keras-graphattn[serving]`."
         )
-    signatures = served_signatures(model, signature)  # refuses early what cannot be exported
+    signatures = served_signatures(model, signature)  # before anything is written
     directory = Path(directory)
     requests = None if warmup is None else warmup_requests(model, signatures, warmup)
     direct = keras.backend.backend() in ("tensorflow", "jax")
@@ -108,7 +112,7 @@ def export_saved_model(
 
 
 def _versions(directory: Path) -> list[int]:
-    """The versions that a server would find: names that are whole numbers."""
+    """Returns the versions that a server would find: folder names that are whole numbers."""
     names = (entry.name for entry in directory.iterdir())
     return [int(name) for name in names if name.isascii() and name.isdigit()]
 
@@ -116,14 +120,17 @@ def _versions(directory: Path) -> list[int]:
 def _check_version(directory: Path, version: int) -> None:
     if version in _versions(directory):
         raise FileExistsError(
-            f"Version {version} exists in '{directory}' and a version is never overwritten. "
-            "Leave `version` out to write the next one."
+            f"Version {version} already exists in '{directory}'. Versions are never overwritten. "
+            "Leave out `version` to write the next one."
         )
 
 
 @contextmanager
 def _scratch_folder(directory: Path) -> Iterator[Path]:
-    """A temporary folder inside `directory`, gone afterwards, with all that a failure leaves."""
+    """Makes a temporary folder inside `directory`, and removes it afterwards.
+
+    If the export fails, the folders that were created for `directory` are removed as well.
+    """
     refusal = f"Cannot write a model to `directory`='{directory}':"
     missing: list[Path] = []
     try:
@@ -133,22 +140,22 @@ def _scratch_folder(directory: Path) -> Iterator[Path]:
                 directory.mkdir(parents=True, exist_ok=True)
                 scratch = stack.enter_context(locked_scratch(directory))
             except (FileExistsError, NotADirectoryError) as error:
-                raise NotADirectoryError(f"{refusal} it, or a parent, is a file.") from error
+                raise NotADirectoryError(f"{refusal} it or a parent is a file.") from error
             except OSError as error:
                 raise type(error)(f"{refusal} {error.strerror}.") from error
             yield scratch
     except BaseException as error:
         for path in missing:
-            with suppress(OSError):  # not empty: another export has arrived meanwhile
+            with suppress(OSError):  # not empty: another export wrote to it
                 path.rmdir()
         full = next((word for word in FULL if word in str(error)), None)
         if full is None or str(error).startswith(refusal):
             raise
-        raise OSError(f"{refusal} {full}. The versions that it holds are whole.") from error
+        raise OSError(f"{refusal} {full}. Finished versions are intact.") from error
 
 
 def _publish(written: Path, directory: Path, version: int | None) -> Path:
-    """Renames the finished export to its version, in one step."""
+    """Renames the folder of the finished export to its version, in one step."""
     while True:
         number = max(_versions(directory), default=0) + 1 if version is None else version
         _check_version(directory, number)
@@ -158,4 +165,4 @@ def _publish(written: Path, directory: Path, version: int | None) -> Path:
         except OSError:
             if not target.exists():
                 raise
-            # Another export took the number meanwhile: the next round refuses or counts on.
+            # Another export took the number meanwhile: try the next one, or raise an error.

@@ -1,4 +1,4 @@
-"""Names, shapes and types of what a model takes and gives, as a server will see them."""
+"""Names, shapes and types of a model's inputs and outputs, as a server sees them."""
 
 import keyword
 import re
@@ -16,16 +16,17 @@ Specs = dict[str, tuple[tuple[int | None, ...], str]]
 
 DEFAULT = "serving_default"
 NAME = re.compile("[A-Za-z][A-Za-z0-9_]*")
-# What TensorFlow and Keras keep beside the signatures, under the same roof.
+# Attributes of the exported object that TensorFlow and Keras use themselves.
 RESERVED = ("signatures", "variables", "trainable_variables", "non_trainable_variables")
 
 
 class Signature(NamedTuple):
-    """What one signature shows of a model.
+    """The inputs and outputs of one signature.
 
     Args:
-        inputs: Name to (shape, dtype) of each input; the batch dimension is `None`.
-        input_structure: The structure of the model's inputs with names in place of tensors.
+        inputs: Mapping from each input's name to its (shape, dtype). The batch dimension is
+            `None`.
+        input_structure: The structure of the model's inputs, with names instead of tensors.
         outputs: Names of the flattened outputs.
     """
 
@@ -35,7 +36,7 @@ class Signature(NamedTuple):
 
     @property
     def open_lengths(self) -> list[str]:
-        """Names of the inputs with an open dimension besides the batch."""
+        """Names of the inputs that have an open dimension other than the batch."""
         return [name for name, (shape, _) in self.inputs.items() if None in shape[1:]]
 
 
@@ -49,7 +50,7 @@ def model_signature(model: Model) -> Signature:
         Its `Signature`.
 
     Raises:
-        ValueError: If the inputs are not known, or a name cannot be that of a served input.
+        ValueError: If the inputs are not known, or a name is not valid for a served input.
 
     Example:
 
@@ -65,11 +66,11 @@ def model_signature(model: Model) -> Signature:
     if not tensors:
         raise ValueError(
             f"The inputs of the model '{model.name}' ({type(model).__name__}) are not known. "
-            "Build a Sequential model with a keras.Input first; wrap a subclassed model: "
+            "Add a keras.Input as the first layer of a Sequential model. Wrap a subclassed model: "
             "`inputs = keras.Input(shape, name=...)`, `keras.Model(inputs, model(inputs))`."
         )
     structure = tensors[0] if sequential else model.input
-    # The name of the input's layer: unlike an automatic tensor's name it survives saving.
+    # Use the name of the input's layer: saving may change a tensor's automatic name.
     tensors = keras.tree.flatten(structure)
     layer_names = [tensor._keras_history.operation.name for tensor in tensors]
     input_structure = _names(structure, layer_names)
@@ -86,18 +87,19 @@ def model_signature(model: Model) -> Signature:
 
 
 def served_signatures(model: Model, signature: Any = DEFAULT) -> dict[str, Signature]:
-    """The signatures to export, by name, from the argument of `export_saved_model`.
+    """Returns the signatures to export, by name.
 
     Args:
         model: A built Functional or Sequential model.
-        signature: A name, or a mapping from names to `None` or to the shapes of some inputs,
-            without the batch, as `keras.Input` takes them.
+        signature: The argument of `export_saved_model`: a name, or a mapping from names to `None`
+            or to the shapes of some inputs. The shapes exclude the batch, as in `keras.Input`.
 
     Returns:
-        A `Signature` for each name, and one for `serving_default`: the first if none has the name.
+        A mapping from each name to its `Signature`. If no signature is named `serving_default`,
+        the first one is added under this name.
 
     Raises:
-        ValueError: If the model or a name cannot be served, or a shape is not that of the input.
+        ValueError: If the model or a name cannot be served, or a shape does not match the input's.
 
     Example:
 
@@ -117,7 +119,7 @@ def served_signatures(model: Model, signature: Any = DEFAULT) -> dict[str, Signa
         if not isinstance(name, str) or not NAME.fullmatch(name) or name in RESERVED:
             raise ValueError(
                 "The name of a signature must be a letter followed by letters, digits and "
-                f"underscores, and none of {', '.join(RESERVED)}. Received: {name!r}"
+                f"underscores. It must not be one of {', '.join(RESERVED)}. Received: {name!r}"
             )
     served = {name: _with_shapes(found, name, shapes) for name, shapes in wanted.items()}
     first = next(iter(served.values()))
@@ -125,7 +127,7 @@ def served_signatures(model: Model, signature: Any = DEFAULT) -> dict[str, Signa
 
 
 def _with_shapes(signature: Signature, name: str, shapes: Any) -> Signature:
-    """The signature with the open lengths of some inputs fixed."""
+    """Returns the signature after fixing the open lengths of some inputs."""
     shapes = {} if shapes is None else shapes
     if not isinstance(shapes, Mapping):
         raise ValueError(
@@ -135,7 +137,7 @@ def _with_shapes(signature: Signature, name: str, shapes: Any) -> Signature:
     unknown = [given for given in shapes if given not in signature.inputs]
     if unknown:
         raise ValueError(
-            f"The signature '{name}' names inputs that the model has not: "
+            f"The signature '{name}' names inputs that the model does not have: "
             f"{', '.join(map(repr, unknown))}. It has: {', '.join(map(repr, signature.inputs))}."
         )
     inputs = dict(signature.inputs)
@@ -144,16 +146,16 @@ def _with_shapes(signature: Signature, name: str, shapes: Any) -> Signature:
         sizes = _narrowed(shape, known)
         if sizes is None:
             raise ValueError(
-                f"The signature '{name}' gives the input '{given}' the shape {shape!r}; the "
-                f"model's is {tuple(known)} without the batch, where None may become a positive "
-                "integer and no other size may change."
+                f"The signature '{name}' gives the input '{given}' the shape {shape!r}. The "
+                f"model's shape is {tuple(known)} without the batch. Replace only None, by a "
+                "positive integer, and keep all other sizes."
             )
         inputs[given] = ((None, *sizes), dtype)
     return signature._replace(inputs=inputs)
 
 
 def _narrowed(shape: Any, known: list[int | None]) -> list[int | None] | None:
-    """`shape`, if it is `known` with some of its open sizes fixed, else None."""
+    """Returns `shape` if it equals `known` except for open sizes that it fixes, else None."""
     if not isinstance(shape, (list, tuple)) or len(shape) != len(known):
         return None
     try:
@@ -164,12 +166,12 @@ def _narrowed(shape: Any, known: list[int | None]) -> list[int | None] | None:
 
 
 def _is_functional(model: Model) -> bool:
-    """Whether the model was made of symbolic tensors; subclasses of Functional models are."""
+    """Returns whether the model was built from symbolic tensors, also for subclasses."""
     return hasattr(model, "output_names") and hasattr(model, "inputs")
 
 
 def _names(structure: Structure, names: list[str]) -> Structure:
-    """The keys of a flat dict of tensors, else `names`, in place of the tensors."""
+    """Replaces the tensors by their keys if `structure` is a flat dict, else by `names`."""
     if isinstance(structure, dict) and not any(
         keras.tree.is_nested(value) for value in structure.values()
     ):
@@ -178,7 +180,7 @@ def _names(structure: Structure, names: list[str]) -> Structure:
 
 
 def _numbered(names: list[str]) -> list[str]:
-    """`a, a, b` becomes `a, a_1, b`: a layer with several outputs gives its name to each."""
+    """Makes names unique: `a, a, b`, where a layer has two outputs, becomes `a, a_1, b`."""
     seen: Counter[str] = Counter()
     numbered = []
     for name in names:
@@ -188,7 +190,7 @@ def _numbered(names: list[str]) -> list[str]:
 
 
 def _check_names(names: list[str]) -> None:
-    """TensorFlow would rename other names in silence, or fail."""
+    """Refuses names that TensorFlow would silently change, or fail on."""
     wrong = [
         name
         for name in names
@@ -197,6 +199,6 @@ def _check_names(names: list[str]) -> None:
     if wrong:
         raise ValueError(
             "The name of a served input must be a letter followed by letters, digits and "
-            f"underscores, and no word of Python. Received: {', '.join(map(repr, wrong))}. "
-            "Rename it with `keras.Input(..., name=...)`."
+            "underscores. It must not be `self` or a keyword of Python. Received: "
+            f"{', '.join(map(repr, wrong))}. Rename it with `keras.Input(..., name=...)`."
         )

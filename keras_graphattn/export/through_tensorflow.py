@@ -1,4 +1,4 @@
-"""Export from a backend that makes no TensorFlow graph: by file, in a TensorFlow process."""
+"""Exports from backends that cannot make a TensorFlow graph, through a TensorFlow process."""
 
 import json
 import os
@@ -17,16 +17,16 @@ Model = Any
 
 SUMMARY_LINES = 12
 SUMMARY_WIDTH = 300
-# Imported anyway, or bases of layers with nothing to register
+# Modules that are imported anyway, or that only hold base classes
 KNOWN = ("keras", "keras_graphattn", "tensorflow", "torch", "builtins", "typing", "abc")
 
 
 def write_graph_through_tensorflow(model: Model, path: Path, signature: Any = DEFAULT) -> None:
-    """Writes a SavedModel of a model of any backend, in a process of its own.
+    """Writes a SavedModel of a model of any backend, in a separate process.
 
-    The model is saved beside `path` and loaded under safe mode by
-    `python -m keras_graphattn.export` with the TensorFlow backend. That process sees no GPU,
-    which belongs to this one, and imports the modules that define the model's own classes.
+    This function saves the model next to `path`. Then `python -m keras_graphattn.export` loads it
+    in safe mode with the TensorFlow backend. That process imports the modules that define the
+    model's own classes. It sees no GPU, because this process uses the GPU.
 
     Args:
         model: A built Functional or Sequential model.
@@ -35,7 +35,7 @@ def write_graph_through_tensorflow(model: Model, path: Path, signature: Any = DE
 
     Raises:
         ValueError: If a class or function of the model is defined in `__main__`.
-        RuntimeError: If the process fails; the message carries that of its last exception.
+        RuntimeError: If the process fails. The message contains that of its last exception.
     """
     modules = defining_modules(model)
     file = path.with_suffix(".keras")
@@ -65,11 +65,12 @@ def write_graph_through_tensorflow(model: Model, path: Path, signature: Any = DE
 
 
 def _plain(value: Any) -> Any:
+    """Converts what JSON does not know: NumPy's integers, and mappings that are no dicts."""
     return int(value) if isinstance(value, np.integer) else dict(value)
 
 
 def _summary(printed: str) -> str:
-    """The message of the last exception, without its traceback; else the last lines."""
+    """Returns the last exception's message without its traceback, or else the last lines."""
     lines = [line for line in printed.splitlines() if line.strip()]
     raised = [i for i, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)]
     lines = lines[raised[-1] :][:SUMMARY_LINES] if raised else lines[-SUMMARY_LINES:]
@@ -79,16 +80,18 @@ def _summary(printed: str) -> str:
 
 
 def defining_modules(model: Model) -> list[str]:
-    """The modules, besides Keras and this package, that define what a model's config names.
+    """Returns the modules that define the classes and functions in a model's config.
+
+    Keras, this package and other modules that are always imported are left out.
 
     Args:
         model: A model that can be saved.
 
     Returns:
-        Names of modules, all of them imported already.
+        Names of modules. All of them are imported already.
 
     Raises:
-        ValueError: If one of them is `__main__`, which no other process can import.
+        ValueError: If one of them is `__main__`, which another process cannot import.
 
     Example:
 
@@ -101,14 +104,14 @@ def defining_modules(model: Model) -> list[str]:
     if "__main__" in found:
         raise ValueError(
             f"The model '{model.name}' uses '{found['__main__']}', which is defined in "
-            "`__main__`: the TensorFlow process that exports it cannot import that. Move the "
-            "definition to a module and import it from there."
+            "`__main__`. The TensorFlow process that exports the model cannot import it from "
+            "there. Move the definition to a module and import it from that module."
         )
     return sorted(name for name in found if name in sys.modules)
 
 
 def _collect(config: Any, found: dict[str, str]) -> None:
-    """Adds module -> name of each serialised class or function, training (`compile`) apart."""
+    """Adds the module and name of each serialised class or function, except for training."""
     if isinstance(config, dict):
         if "class_name" in config and "config" in config:
             for module, name in _origins(config):
@@ -123,10 +126,11 @@ def _collect(config: Any, found: dict[str, str]) -> None:
 
 
 def _origins(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """Module and name of a serialised class or function, and of the classes it derives from.
+    """Returns module and name of a serialised class or function, and of its base classes.
 
-    A converted model's class is registered where the module of its plain class is imported.
-    Keras writes no module for `__main__`, and `builtins` for registered functions.
+    The base classes are needed because a converted model's class is registered when the module of
+    its plain class is imported. For `__main__`, Keras writes no module; for registered functions,
+    it writes `builtins`.
     """
     is_function = config["class_name"] == "function"
     key = config["config"] if is_function else config.get("registered_name")

@@ -1,4 +1,4 @@
-"""Warm-up requests: what a server runs through a version before it answers with it."""
+"""Warm-up requests, which a server runs on a new version before it answers with it."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from keras_graphattn.export.signature import Signature
 Model = Any
 Requests = list[tuple[str, dict[str, Any]]]
 
-# The server refuses a version with more records.
+# A server refuses a version with more records than this.
 MOST_RECORDS = 1000
 FILE = Path("assets.extra", "tf_serving_warmup_requests")
 
@@ -26,15 +26,15 @@ def warmup_requests(model: Model, signatures: dict[str, Signature], warmup: Any)
     Args:
         model: The model to export.
         signatures: Its signatures, by name.
-        warmup: A batch, or a list of batches: a mapping from inputs to arrays, or for one input
-            the array.
+        warmup: A batch or a list of batches. A batch is a mapping from inputs to arrays. If the
+            model has only one input, a batch may be the array itself.
 
     Returns:
-        Pairs of a signature's name and the arrays, by name: each batch for every signature that
-        takes its shapes.
+        Pairs of a signature's name and a mapping from inputs to arrays. There is one pair for
+        each batch and each signature that accepts its shapes.
 
     Raises:
-        ValueError: If a batch fits no signature or fails in the model, or there are too many.
+        ValueError: If a batch fits no signature, the model fails on it, or there are too many.
         ImportError: If `tensorflow-serving-api` is not installed.
     """
     check_serving_api()
@@ -49,7 +49,7 @@ def warmup_requests(model: Model, signatures: dict[str, Signature], warmup: Any)
     if len(requests) > MOST_RECORDS:
         raise ValueError(
             f"`warmup` makes {len(requests)} requests ({len(batches)} batches, "
-            f"{len(signatures)} signatures); a server takes at most {MOST_RECORDS}."
+            f"{len(signatures)} signatures). A server accepts at most {MOST_RECORDS}. Give fewer."
         )
     return requests
 
@@ -58,9 +58,9 @@ def write_warmup(requests: Requests, folder: Path, model_name: str) -> None:
     """Writes the requests as `PredictionLog` records into the SavedModel in `folder`.
 
     Args:
-        requests: What `warmup_requests` gives.
-        folder: The SavedModel.
-        model_name: Name of the model in each request; a server takes no notice of it.
+        requests: The return value of `warmup_requests`.
+        folder: The folder of the SavedModel.
+        model_name: Name of the model in each request. Servers ignore it.
     """
     from tensorflow import io
     from tensorflow_serving.apis import prediction_log_pb2
@@ -75,7 +75,7 @@ def write_warmup(requests: Requests, folder: Path, model_name: str) -> None:
 
 
 def _fitting(signatures: dict[str, Signature], batch: Any, label: str) -> list[Any]:
-    """(name, signature, arrays) of the signatures that take the batch."""
+    """Returns (name, signature, arrays) for each signature that accepts the batch."""
     fitting, refusals = [], []
     for name, signature in signatures.items():
         try:
@@ -90,12 +90,13 @@ def _fitting(signatures: dict[str, Signature], batch: Any, label: str) -> list[A
 
 
 def _run(model: Model, fitting: Any, label: str) -> None:
+    """Runs the model on one batch: a server refuses a version whose warm-up fails."""
     name, signature, arrays = fitting
     tensors = {key: keras.ops.convert_to_tensor(array) for key, array in arrays.items()}
     try:
         forward_function(model, signature)(tensors)
     except Exception as error:
         raise ValueError(
-            f"{label} has the shapes of the signature '{name}', but the model fails on it, and a "
-            f"server would refuse the version. {type(error).__name__}: {error}"
+            f"{label} has the shapes of the signature '{name}', but the model fails on it. A "
+            f"server would refuse this version. {type(error).__name__}: {error}"
         ) from error

@@ -1,7 +1,7 @@
-"""Feature maps phi of kernel attention: phi(q) . phi(k) in place of exp(q . k).
+"""Feature maps phi of kernel attention: phi(q) . phi(k) replaces exp(q . k).
 
 `MaskedKernelAttention` takes a map by name, `feature_map="relu"`, as an object,
-`feature_map=Favor(num_features=64, seed=0)`, or as a registered function of the user's own.
+`feature_map=Favor(num_features=64, seed=0)`, or as your own registered function.
 
 A new feature map is one file in this folder and one line in `FEATURE_MAPS`.
 """
@@ -22,14 +22,14 @@ FEATURE_MAPS: dict[str, type[FeatureMap]] = {
 
 
 def get(feature_map: Any) -> FeatureMap:
-    """The feature map that an argument means.
+    """The feature map for a layer's argument `feature_map`.
 
     Args:
-        feature_map: A name out of `FEATURE_MAPS`, a `FeatureMap`, the configuration of one, or a
+        feature_map: A name from `FEATURE_MAPS`, a `FeatureMap`, the configuration of one, or a
             registered function from (B, T, N, H) to non-negative features (B, T, N, m).
 
     Raises:
-        ValueError: For anything else.
+        ValueError: For other values.
 
     Example:
 

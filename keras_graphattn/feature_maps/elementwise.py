@@ -1,4 +1,4 @@
-"""Feature maps that are taken entry by entry."""
+"""Feature maps that work on each entry by itself."""
 
 from typing import Any
 

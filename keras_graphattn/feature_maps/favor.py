@@ -24,7 +24,8 @@ class Favor(FeatureMap):
     """FAVOR+: random features whose products are an unbiased estimate of softmax attention.
 
     Args:
-        num_features: Number m of random features; H log(H) by default, H the size of a head.
+        num_features: Number m of random features. H log(H) by default, where H is the size of a
+            head.
         seed: Seed of the draw; the layer's own `seed` by default.
 
     Raises:
@@ -58,8 +59,9 @@ class Favor(FeatureMap):
         self, num_heads: int, key_dim: int, seed: int | None = None
     ) -> dict[str, np.ndarray]:
         count = self.num_features(num_heads, key_dim)
+        # a seed from the caller, such as for a new draw, replaces the map's
         seed = self.seed if seed is None else seed
-        return {"directions": orthogonal_features(num_heads, key_dim, count, seed)}
+        return {"directions": orthogonal_features(num_heads, key_dim, count, seed)}  # (N, H, m)
 
     def query_features(
         self, query: Tensor, weights: Mapping[str, Tensor], fixed_scale: bool

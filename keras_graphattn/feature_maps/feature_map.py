@@ -17,11 +17,11 @@ Tensor = Any
 class FeatureMap:
     """A map phi from queries and keys to non-negative features.
 
-    A subclass writes `__call__`, which is all that a map without weights needs. Register it with
-    `keras.saving.register_keras_serializable`, so that layers with it can be saved.
+    A subclass implements `__call__`. A map without weights needs nothing else. Register the class
+    with `keras.saving.register_keras_serializable`, so that layers with it can be saved.
 
-    A map with random directions also writes `weights`, `query_features` and `key_features`. The
-    layer keeps the directions as weights that are not trained, so that they are saved with it.
+    A map with random directions also implements `weights`, `query_features` and `key_features`.
+    The layer keeps the directions as weights that are not trained, so that they are saved with it.
 
     Example:
 
@@ -44,6 +44,7 @@ class FeatureMap:
             num_heads: Number of heads N.
             key_dim: Size H of a head.
         """
+        # found by a trial, so that a subclass need not say it
         return int(self(ops.zeros((1, 1, num_heads, key_dim), "float32")).shape[-1])
 
     def weights(
@@ -54,7 +55,7 @@ class FeatureMap:
         Args:
             num_heads: Number of heads N.
             key_dim: Size H of a head.
-            seed: Seed of what is drawn at random.
+            seed: Seed of the random draw.
         """
         return {}
 
@@ -66,13 +67,15 @@ class FeatureMap:
         Args:
             query: Tensor of shape (B, T, N, H).
             weights: The values of the layer's `weights`.
-            fixed_scale: Whether a mask hides keys. The largest feature of each query is then 1: a
-                row of attention does not depend on the scale, and a huge query cannot overflow.
+            fixed_scale: Whether a mask hides keys. The largest feature of each query is then
+                scaled to 1. A row of attention does not depend on this scale, and a huge query
+                cannot overflow.
         """
         features = at_least_float32(self(at_least_float32(query)))
         if not fixed_scale:
             return features
-        top = ops.stop_gradient(largest(features, axis=-1, keepdims=True))
+        # the scale cancels in the normalised row, so it needs no gradient
+        top = ops.stop_gradient(largest(features, axis=-1, keepdims=True))  # (B, T, N, 1)
         return features / ops.where(top > 0.0, top, ops.cast(1.0, features.dtype))
 
     def key_features(
@@ -88,7 +91,7 @@ class FeatureMap:
             key: Tensor of shape (B, S, N, H).
             weights: The values of the layer's `weights`.
             mask: Optional boolean tensor of shape (B, S): the keys that count for the scale.
-            fixed_scale: Whether a mask hides keys, so that the scale must not depend on them.
+            fixed_scale: Whether a mask hides keys. The scale must then not depend on the keys.
         """
         return at_least_float32(self(at_least_float32(key)))
 
@@ -114,7 +117,7 @@ class FeatureMap:
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class FunctionMap(FeatureMap):
-    """A feature map that is a function of the user's own.
+    """A feature map made from your own function.
 
     Args:
         function: A callable, registered with Keras, from (B, T, N, H) to non-negative features
@@ -136,8 +139,8 @@ class FunctionMap(FeatureMap):
         name = keras.saving.get_registered_name(function)
         if keras.saving.get_registered_object(name) is not function:
             raise ValueError(
-                "A function as `feature_map` must be registered, so that the layer can be saved: "
-                "decorate it with @keras.saving.register_keras_serializable(). Received: "
+                "A function given as `feature_map` must be registered, so that the layer can be "
+                "saved. Decorate it with @keras.saving.register_keras_serializable(). Received: "
                 f"feature_map={function!r}"
             )
         self.function = function

@@ -32,14 +32,14 @@ FILTERS: dict[str, type[Filter]] = {
 
 
 def get(filter: Any, order: int | None = None) -> Filter:
-    """The filter that an argument means.
+    """The filter for a layer's argument `filter`.
 
     Args:
-        filter: A name out of `FILTERS`, a `Filter`, or the configuration of one.
+        filter: A name from `FILTERS`, a `Filter`, or the configuration of a filter.
         order: The order of a filter given by its name; the filter's own default if `None`.
 
     Raises:
-        ValueError: For anything else, and for an `order` beside a filter object.
+        ValueError: For other values, and for an `order` together with a filter object.
 
     Example:
 

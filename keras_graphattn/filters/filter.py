@@ -14,7 +14,13 @@ Operator = Callable[[Tensor], Tensor]
 
 
 class Coefficient(NamedTuple):
-    """The weight that a layer makes for one of its filter's coefficients."""
+    """The weight that a layer makes for one of its filter's coefficients.
+
+    Example:
+
+    >>> Coefficient(np.zeros(4)).trainable
+    True
+    """
 
     start: np.ndarray  # (..., N), one number for each head
     trainable: bool = True
@@ -23,27 +29,34 @@ class Coefficient(NamedTuple):
 class Filter:
     """A graph filter H(A): a function of the attention operator A, learned for each head.
 
-    A filter holds settings only. The layer that uses it makes the weights that `coefficients`
+    A filter holds only settings. The layer that uses it makes the weights that `coefficients`
     describes, and calls the filter with their values. So several layers can share one filter
     object, and each of them learns its own coefficients.
 
-    Most subclasses derive from `Polynomial`, which needs a recurrence only, or from `NamedFilter`,
-    for a few numbers per head. A subclass of this class writes `start_values` and `__call__`, and
-    `num_applications` where that is not the order. Register it with
+    Most new filters derive from `Polynomial`, which needs only a recurrence, or from
+    `NamedFilter`, for a few numbers per head. A direct subclass of this class implements
+    `start_values` and `__call__`, and `num_applications` if that is not the order. Register it with
     `keras.saving.register_keras_serializable`, so that layers with it can be saved.
 
     Args:
         order: How far the filter reaches: the degree of a polynomial, or the number of
             applications of A. An integer of at least 1.
         trainable_coefficients: `True` trains all coefficients and `False` none.
-        initial_coefficients: Start values in place of those of `start`.
+        initial_coefficients: Start values that replace those of `start`.
         start: What the filter is before training: `"plain"`, H = A; `"high_pass"`, H = I - A;
             `"high_boost"`, H = I + (I - A); or `"band_pass"`, H = A (I - A), from order 2 on.
-            A filter takes the names in its attribute `starts`.
+            The attribute `starts` of a filter lists the names that it accepts.
 
     Raises:
-        ValueError: For values out of these ranges, and for a `start` together with
+        ValueError: For values outside these ranges, and for a `start` together with
             `initial_coefficients`.
+
+    Example:
+
+    >>> from keras_graphattn.filters import Chebyshev
+    >>> filter = Chebyshev(2)
+    >>> filter.num_applications, list(filter.coefficients(num_heads=8))
+    (2, ['filter_coefficients'])
     """
 
     starts: ClassVar[Sequence[str]] = tuple(STARTS)
@@ -60,6 +73,7 @@ class Filter:
         self.trainable_coefficients = plain_numbers(trainable_coefficients)
         self.initial_coefficients = plain_numbers(initial_coefficients)
         self.start = check_start(start, initial_coefficients, order, self.starts)
+        # both raise for invalid options, before a layer is made
         self.trained_names()
         self.start_values(None)
 
@@ -87,7 +101,7 @@ class Filter:
         }
 
     def start_values(self, num_heads: int | None) -> dict[str, np.ndarray]:
-        """Start values by the names of weights, (..., N); N is 1 where it is not known yet.
+        """Start values by the names of weights, (..., N); N is 1 if it is not known yet.
 
         Raises:
             ValueError: For `initial_coefficients` that the filter cannot use.
@@ -151,16 +165,28 @@ class Filter:
 class NamedFilter(Filter):
     """Base of filters whose coefficients have names: one number for each head and name.
 
-    A subclass writes `named_start`, `__call__` and, where it is not the order, `num_applications`.
-    The weight of a coefficient is called `<name>_coefficient`.
+    A subclass implements `named_start` and `__call__`, and `num_applications` if that is not the
+    order. The weight of a coefficient has the name `<name>_coefficient`.
 
     Args:
         order: As for `Filter`.
         trainable_coefficients: `True` trains all coefficients and `False` none; or a list of the
             names of those that are trained.
         initial_coefficients: A dictionary from names to start values, each a number or a list with
-            one number for each head. Names that it leaves out start as `start` says.
+            one number for each head. Names that it leaves out start at the value for `start`.
         start: As for `Filter`.
+
+    Example:
+
+    >>> @keras.saving.register_keras_serializable(package="mine")
+    ... class Scaled(NamedFilter):  # H = s A
+    ...     starts = ("plain",)
+    ...     def named_start(self):
+    ...         return {"scale": 1.0}
+    ...     def __call__(self, apply, values, coefficients):
+    ...         return coefficients["scale_coefficient"] * apply(values)
+    >>> list(Scaled(1).coefficients(num_heads=8))
+    ['scale_coefficient']
     """
 
     def named_start(self) -> dict[str, float]:
@@ -173,7 +199,7 @@ class NamedFilter(Filter):
         if not isinstance(given, Mapping) or not set(given) <= set(named):
             raise ValueError(
                 f"`initial_coefficients` of {type(self).__name__} must be a dictionary with keys "
-                f"out of {list(named)}. Received: initial_coefficients={given!r}"
+                f"from {list(named)}. Received: initial_coefficients={given!r}"
             )
         return {
             f"{name}_coefficient": of_heads(given.get(name, start), num_heads, given)
@@ -188,13 +214,13 @@ class NamedFilter(Filter):
         elif isinstance(given, bool):
             return super().trained_names()
         raise ValueError(
-            f"`trainable_coefficients` must be True, False or a list of names out of {names}. "
+            f"`trainable_coefficients` must be True, False or a list of names from {names}. "
             f"Received: trainable_coefficients={given!r}"
         )
 
 
 def plain_numbers(given: Any) -> Any:
-    """Start values as lists and numbers that go into a configuration as they are."""
+    """Start values as lists and numbers, which a configuration can hold."""
     if isinstance(given, Mapping):
         return {name: plain_numbers(value) for name, value in given.items()}
     if is_list(given):
@@ -207,11 +233,11 @@ def of_heads(value: Any, num_heads: int | None, given: Any) -> np.ndarray:
 
     Args:
         value: The number or numbers.
-        num_heads: Number of heads N; `None` where it is not known yet, which allows any.
-        given: What the user gave as `initial_coefficients`, for the error.
+        num_heads: Number of heads N; `None` if it is not known yet, which allows any number.
+        given: The user's `initial_coefficients`, for the error message.
 
     Raises:
-        ValueError: For anything that is not a finite number, or one for each head.
+        ValueError: For values other than a finite number, or one for each head.
     """
     numbers = numpy_of(value)
     numbers = numbers.astype("float64") if numbers.dtype.kind in "biuf" else np.asarray(np.nan)

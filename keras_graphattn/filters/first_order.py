@@ -23,7 +23,7 @@ class FirstOrder(NamedFilter):
 
     Args:
         order: The power K, an integer of at least 1. The paper's models use 2 to 10.
-        trainable_coefficients: `True`, `False`, or a list of names out of `"identity"` (w_0),
+        trainable_coefficients: `True`, `False`, or a list of names from `"identity"` (w_0),
             `"linear"` (w_1) and `"power"` (w_K). The authors' runs train `["power"]` only.
         initial_coefficients: A dictionary from these names to start values, each a number or a
             list with one number for each head.

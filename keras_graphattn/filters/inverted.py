@@ -15,16 +15,16 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class Inverted(NamedFilter):
-    """Attention A, a low-pass filter, beside its high-pass complement I - A.
+    """A mix of attention A, a low-pass filter, and its high-pass complement I - A.
 
         H = w_low A + w_high (I - A)
 
-    It starts as plain attention: w_low = 1, w_high = 0. One application of A. The paper makes the
-    two weights from the tokens; here they are learned, one of each per head.
+    It starts as plain attention: w_low = 1, w_high = 0. It applies A once. The paper computes the
+    two weights from the tokens. Here they are learned, one of each per head.
 
     Args:
         order: Must be 1, the degree of this filter.
-        trainable_coefficients: `True`, `False`, or a list of names out of `"low_pass"` and
+        trainable_coefficients: `True`, `False`, or a list of names from `"low_pass"` and
             `"high_pass"`.
         initial_coefficients: A dictionary from these names to start values, each a number or a
             list with one number for each head.
@@ -62,8 +62,8 @@ class Inverted(NamedFilter):
         self, apply: Operator, values: Tensor, coefficients: Mapping[str, Tensor]
     ) -> Tensor:
         values = ops.convert_to_tensor(values)
-        low = at_least_float32(apply(values))
-        high = at_least_float32(values) - low
+        low = at_least_float32(apply(values))  # A V
+        high = at_least_float32(values) - low  # (I - A) V
         low_pass, high_pass = (
             at_least_float32(coefficients[f"{name}_coefficient"])
             for name in ("low_pass", "high_pass")

@@ -1,4 +1,4 @@
-"""Jacobi polynomials of A, and the two families among them that have names of their own."""
+"""Jacobi polynomials of A."""
 
 import warnings
 from typing import Any
@@ -17,7 +17,7 @@ class Jacobi(Polynomial):
         order: Degree K, an integer of at least 1.
         alpha: First Jacobi parameter (the papers' a).
         beta: Second Jacobi parameter (the papers' b). Parameters of -1 and below give polynomials
-            that are not orthogonal. The AGF paper uses some; a warning says so.
+            that are not orthogonal. The AGF paper uses some of them. The filter then warns.
         **kwargs: As for `Polynomial`.
 
     Raises:
@@ -40,7 +40,8 @@ class Jacobi(Polynomial):
             if value <= -1:
                 warnings.warn(
                     f"{name}={value} is outside (-1, inf): the Jacobi polynomials are defined "
-                    "there but no longer orthogonal. The AGF paper uses such values; so may you.",
+                    "there but no longer orthogonal. The AGF paper uses such values, so they are "
+                    "allowed.",
                     stacklevel=2,
                 )
         super().__init__(order, **kwargs)

@@ -21,8 +21,8 @@ class PageRank(NamedFilter):
         H = (1 - m) A + m R_K,    R_0 = I,  R_k = (1 - c) A R_{k-1} + c I
 
     R_K approaches the personalised PageRank matrix R = c (I - (1 - c) A)^-1, in which a token
-    attends to what it can reach in any number of steps. It takes K applications of A, and each row
-    of H sums to 1 where each row of A does.
+    attends to what it can reach in any number of steps. The filter applies A K times. Each row of
+    H sums to 1 if each row of A does.
 
     The mix m starts at 0, so the filter starts as plain attention. The entries of (R_K - R) x are
     at most 2 (1 - c)^K max|x|: 0.54 max|x| for K = 8 and c = 0.15, and 0.008 for c = 0.5.
@@ -30,9 +30,10 @@ class PageRank(NamedFilter):
     Args:
         order: Number of applications K, an integer of at least 1; 8 by default.
         restart: Start value of the probability c, between 0 and 1 (not included).
-        trainable_coefficients: `True`, `False`, or a list of names out of `"mix"` and `"restart"`.
-        initial_coefficients: A dictionary from `"mix"`, and from `"restart"`, which is the logit
-            log(c / (1 - c)), to start values, each a number or a list with one for each head.
+        trainable_coefficients: `True`, `False`, or a list of names from `"mix"` and `"restart"`.
+        initial_coefficients: A dictionary from `"mix"` and `"restart"` to start values, each a
+            number or a list with one number for each head. The value for `"restart"` is the logit
+            log(c / (1 - c)).
         start: `"plain"`.
 
     Weights:
@@ -62,8 +63,8 @@ class PageRank(NamedFilter):
         values = ops.convert_to_tensor(values)
         mix = at_least_float32(coefficients["mix_coefficient"])
         logit = at_least_float32(coefficients["restart_coefficient"])
-        restart, onwards = ops.sigmoid(logit), ops.sigmoid(-logit)
-        once = at_least_float32(apply(values))
+        restart, onwards = ops.sigmoid(logit), ops.sigmoid(-logit)  # c and 1 - c, both accurate
+        once = at_least_float32(apply(values))  # A V
         fresh = restart * at_least_float32(values)
         reached = onwards * once + fresh  # R_1 values
         for _ in range(1, self.order):

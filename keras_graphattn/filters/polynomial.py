@@ -20,7 +20,8 @@ Tensor = Any
 class Polynomial(Filter):
     """Base of exact polynomials: H = sum_k c_k P_k(A), with K applications of A.
 
-    A subclass writes `recurrence`, the steps that make P_1 ... P_K. It starts as plain attention:
+    A subclass implements `recurrence`: the steps that make P_1 ... P_K. The filter starts as plain
+    attention:
     A = (P_1 - b I) / a, where P_1(x) = a x + b.
 
     Args:
@@ -49,7 +50,7 @@ class Polynomial(Filter):
         raise NotImplementedError
 
     def plain_coefficients(self) -> list[float]:
-        """c_0 ... c_K for which the filter is what its `start` says."""
+        """The coefficients c_0 ... c_K of the filter named by `start`."""
         steps = self.recurrence()
         plain = plain_attention_coefficients(steps)  # refuses a basis that cannot be A
         if self.start == "plain":
@@ -61,6 +62,7 @@ class Polynomial(Filter):
             basis[k] = step.slope * np.roll(basis[k - 1], 1) + step.offset * basis[k - 1]
             if k > 1:
                 basis[k] -= step.previous * basis[k - 2]
+        # coefficients in the basis P_k of a polynomial given by powers of A
         found = np.linalg.solve(basis.T, np.asarray(STARTS[self.start][: degree + 1]))
         return [*found.tolist(), *[0.0] * (len(steps) - degree)]
 
@@ -73,7 +75,7 @@ class Polynomial(Filter):
                 f"`initial_coefficients` of {type(self).__name__}({self.order}) must be a list of "
                 f"{self.order + 1} entries. Received: initial_coefficients={given!r}"
             )
-        rows = [of_heads(entry, num_heads, given) for entry in entries]
+        rows = [of_heads(entry, num_heads, given) for entry in entries]  # K + 1 times (N,)
         widest = max(len(row) for row in rows)
         return {"filter_coefficients": np.stack([np.broadcast_to(row, (widest,)) for row in rows])}
 

@@ -1,7 +1,7 @@
 """Named starts of a filter: what it computes before training.
 
-Each is a polynomial c_0 I + c_1 A + c_2 A^2 of the row-stochastic A. Attention averages tokens, so
-A keeps what they have in common (low frequencies) and I - A keeps what sets each apart.
+Each start is a polynomial c_0 I + c_1 A + c_2 A^2 of A, whose rows sum to 1. Attention averages
+tokens. So A keeps what they have in common (low frequencies), and I - A keeps the differences.
 """
 
 from collections.abc import Sequence
@@ -18,24 +18,24 @@ STARTS = {
 
 
 def check_start(start: Any, given: Any, order: int, allowed: Sequence[str]) -> str:
-    """Returns the name of a start if a filter can have it.
+    """Returns the name of a start if the filter accepts it.
 
     Args:
         start: The filter's argument `start`.
         given: The filter's argument `initial_coefficients`.
         order: The filter's order.
-        allowed: The names that the filter allows.
+        allowed: The names that the filter accepts.
 
     Raises:
         ValueError: For another name, for a name together with `initial_coefficients`, and for an
-            order at which the filter cannot be what the name says.
+            order that is too low for the named filter.
     """
     if not is_one_of(start, list(allowed)):
         raise ValueError(f"`start` must be one of {list(allowed)}. Received: start={start!r}")
     if start != "plain" and given is not None:
         raise ValueError(
-            "`start` names coefficients and `initial_coefficients` lists them: give one of the "
-            f"two. Received: start={start!r}, initial_coefficients={given!r}"
+            "`start` names coefficients and `initial_coefficients` lists them: give only one of "
+            f"the two. Received: start={start!r}, initial_coefficients={given!r}"
         )
     if start == "band_pass" and order < 2:
         raise ValueError(

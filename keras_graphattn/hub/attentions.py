@@ -20,7 +20,7 @@ from keras_graphattn.hub.adapters import (
     served_names,
 )
 from keras_graphattn.hub.internals import subclasses_of
-from keras_graphattn.layers.coefficient_rate import CoefficientRate
+from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
 
 # Names in papers and in other libraries, written as `_simple` writes them.
 ALIASES = {

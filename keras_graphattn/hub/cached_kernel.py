@@ -6,10 +6,10 @@ import keras
 from keras import ops
 
 from keras_graphattn.hub.cached import CachedSelfAttention, last_row
-from keras_graphattn.layers.kernel_features import key_features, query_features
-from keras_graphattn.layers.mask_forms import mask_form
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
-from keras_graphattn.layers.multi_head import Masks
+from keras_graphattn.layers.parts.kernel_features import key_features, query_features
+from keras_graphattn.layers.parts.mask_forms import mask_form
+from keras_graphattn.layers.parts.multi_head import Masks
 from keras_graphattn.ops.softmax.caching import Cache, CachedOperator
 
 Tensor = Any

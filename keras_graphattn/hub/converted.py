@@ -14,8 +14,8 @@ from keras import ops
 from keras_graphattn.hub.cached import CacheSlots, open_slots, step_mask, write_slot
 from keras_graphattn.hub.grouped_cache import in_all_heads
 from keras_graphattn.hub.internals import remove_attribute
-from keras_graphattn.layers.coefficient_rate import CoefficientRate
-from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
+from keras_graphattn.layers.parts.conversion_mark import ConversionMark
 
 Tensor = Any
 

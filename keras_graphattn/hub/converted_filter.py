@@ -8,7 +8,7 @@ from keras_graphattn import filters
 from keras_graphattn.checks.arguments import is_one_of, whole
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.grouped_cache import GroupedOperator, in_all_heads
-from keras_graphattn.layers.filter_weights import add_coefficients, filtered
+from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
 from keras_graphattn.ops.filters.operator_filters import Operator
 from keras_graphattn.ops.softmax.attention import attention_matrix, fused_operator, matrix_operator
 from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator

@@ -1,11 +1,15 @@
-"""Attention layers, each a one-line replacement of `keras.layers.MultiHeadAttention`."""
+"""Attention layers, each a one-line replacement for `keras.layers.MultiHeadAttention`.
 
-from keras_graphattn.layers.anti_smoothing import ContraNorm, ScaledHighFrequencyAttention
+One file for each public layer. What they share is in the folder `parts`.
+"""
+
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
+from keras_graphattn.layers.contra_norm import ContraNorm
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.graph_kernel_attention import GraphKernelAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
+from keras_graphattn.layers.scaled_high_frequency_attention import ScaledHighFrequencyAttention
 
 __all__ = [
     "AttentiveGraphFilter",

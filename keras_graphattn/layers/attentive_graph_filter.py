@@ -5,13 +5,22 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.checks.arguments import checked, optional, size, tensor
+from keras_graphattn.checks.arguments import mask as mask_of
+from keras_graphattn.checks.layer_calls import check_one_axis
+from keras_graphattn.checks.layer_options import refuse_options
 from keras_graphattn.filters import Filter, Polynomial
-from keras_graphattn.layers.copying import copy_projections
-from keras_graphattn.layers.filter_weights import add_coefficients, filtered
-from keras_graphattn.layers.multi_head import Masks, MultiHeadLayer
-from keras_graphattn.layers.orthogonality import OrthogonalityMetric, check_orthogonality
-from keras_graphattn.layers.singular_decoding import SingularDecoding
-from keras_graphattn.layers.singular_options import (
+from keras_graphattn.layers.parts import singular_decoding
+from keras_graphattn.layers.parts.copying import copy_projections
+from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
+from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer
+from keras_graphattn.layers.parts.orthogonality import (
+    OrthogonalityMetric,
+    add_orthogonality,
+    check_orthogonality,
+)
+from keras_graphattn.layers.parts.projections import token_projection
+from keras_graphattn.layers.parts.singular_options import (
     singular_filter,
     start_of_theta,
     token_mask,
@@ -21,20 +30,20 @@ from keras_graphattn.ops.precision.wide import tanh
 from keras_graphattn.ops.singular.attention import (
     attend_to_context,
     left_singular_vectors,
-    orthogonality_penalty,
     right_singular_vectors,
     singular_value_context,
     singular_value_filter,
     singular_value_matrix,
 )
 from keras_graphattn.ops.singular.causal import causal_singular_value_attention
+from keras_graphattn.ops.singular.running_sums import RunningSum
 from keras_graphattn.ops.softmax.masks import all_of
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
+class AttentiveGraphFilter(MultiHeadLayer):
     """Attention as a learned filter of singular values, linear in the sequence length (AGF).
 
     Per head, with H the `key_dim`,
@@ -44,10 +53,10 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         S = sigmoid(X W_S + b_S)                        singular values, (T, H)
         out = (U * g(S)) @ (V^T values),   g(S) = P_0(S) + sum_{k=1..K} tanh(theta_k) P_k(S)
 
-    No T x S matrix exists: time O(n d^2), memory O(n d + d^2). `theta` starts at 0, so a new
+    No T x S matrix is formed: time O(n d^2), memory O(n d + d^2). `theta` starts at 0, so a new
     layer is efficient (softmax-softmax) attention. The causal form normalises V, at each token,
-    over the tokens up to it, by sums in chunks: linear as well, and with a state of fixed size
-    for decoding token by token (`get_initial_state`, `decode`).
+    over the tokens up to it. It uses sums in chunks, so it is linear as well. It decodes token by
+    token with a state of fixed size (`get_initial_state`, `decode`).
 
     Args:
         num_heads: Number of heads.
@@ -58,61 +67,62 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         filter: The polynomials P_k: a filter of `keras_graphattn.filters` such as
             `Jacobi(4, alpha=1.0)`, or its name: `"jacobi"` (the default), `"legendre"`,
             `"chebyshev"` or `"monomial"`. With `start="high_pass"` in its constructor, g starts as
-            P_0 - P_1 / 2 (+ where P_1 falls), so that large singular values, those of what tokens
-            have in common, count less. A filter that is no polynomial, such as `"first_order"`,
-            is applied to S entry by entry, with coefficients of its own for each head. Or one of
-            the paper's ablations, which learn no g: `"singular_values"`, g(S) = S (the paper's
-            H_SVD); or `"ones"`, g = 1, without S (H_UV).
+            P_0 - P_1 / 2 (P_0 + P_1 / 2 if P_1 falls). Large singular values then count less:
+            they carry what tokens have in common. A filter that is not a polynomial, such as
+            `"first_order"`, is applied to S entry by entry, with its own coefficients for each
+            head. The paper's ablations, which learn no g, are also accepted:
+            `"singular_values"`, g(S) = S (the paper's H_SVD); and `"ones"`, g = 1, without S
+            (H_UV).
         order: Order K of a `filter` given by its name, an integer of at least 1; 4 by default.
         learned_constant: Whether the weight of P_0 is learned too, as tanh(theta_0), instead of
-            being 1. The layer then starts at output 0, as in some of the authors' runs.
+            fixed at 1. The layer then starts at output 0, as in some of the authors' runs.
         causal: Whether each token sees only itself and tokens before it. Query and value must
             then be the same sequence.
         orthogonality_weight: Weight (the paper's gamma) of the loss on |U^T U - I| and |V^T V - I|
-            that the layer adds with `add_loss`. In training it also shows the loss, before the
-            weight, as the metric `<name of the layer>_orthogonality` (on JAX: at the end of an
-            epoch). Several layers add up: divide by their number to average as the paper's code
-            does.
+            that the layer adds with `add_loss`. In training the layer also reports the loss,
+            before the weight, as the metric `<name of the layer>_orthogonality` (on JAX: at the
+            end of an epoch). The losses of several layers add up. Divide the weight by their
+            number to average them, as the paper's code does.
         orthogonality_scaling: `"mean"`, the mean over heads and entries that the released code
-            trains with; or `"squared_length"`, the Frobenius norm over n^2 of Eq. 11, n the number
-            of tokens that are not padding. Causal layers measure V as the last token sees it.
+            trains with; or `"squared_length"`, the Frobenius norm over n^2 of Eq. 11, where n is
+            the number of tokens that are not padding. Causal layers measure V as the last token
+            sees it.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
-            `dtype`). `attention_axes`, `sliding_window` and `flash_attention` need an
-            attention matrix and are refused. And `coefficient_learning_rate_multiplier`, 1 by
-            default: how many times as fast as other weights `theta` learns under
-            `keras_graphattn.optimizers.with_coefficient_rates`.
+            `dtype`) except `attention_axes`, `sliding_window` and `flash_attention`, which need
+            an attention matrix. And `coefficient_learning_rate_multiplier`, 1 by default: under
+            `keras_graphattn.optimizers.with_coefficient_rates`, `theta` learns this many times as
+            fast as other weights.
 
     Call arguments:
-        query: Tensor of shape (B, T, d); makes U and S.
+        query: Tensor of shape (B, T, d), from which U and S are made.
         value: Tensor of shape (B, S, d'); `query` by default.
-        key: Tensor of shape (B, S, d''); makes V; `value` by default.
+        key: Tensor of shape (B, S, d''), from which V is made; `value` by default.
         query_mask: Boolean tensor of shape (B, T); `False` marks padding, whose rows of U are 0.
         value_mask, key_mask: Boolean tensors of shape (B, S); padding is left out of the softmax
-            over tokens. All masks are taken from the inputs' Keras masks when not given.
+            over tokens. By default all masks are the inputs' Keras masks.
         attention_mask: Boolean tensor of shape (B, 1, S): a mask of key positions. A mask that
             differs between query positions has no linear-time form and is refused.
         return_attention_scores: Whether to return the matrix H = (U * g(S)) V^T as well. It is
-            formed for this alone, in O(T S) memory.
+            formed only for this, in O(T S) memory.
         training: Whether to apply dropout.
-        use_causal_mask: Accepted by a layer made with `causal=True`, which is causal in any case;
-            refused otherwise.
+        use_causal_mask: Allowed with `causal=True` only. Such a layer is causal in any case.
 
     Returns:
-        A tensor of shape (B, T, d), or `output_shape` in place of d; with
+        A tensor of shape (B, T, d), or `output_shape` instead of d; with
         `return_attention_scores=True` also H, of shape (B, num_heads, T, S). Padded query
         positions contribute exactly 0 to the output projection.
 
     Weights:
         `theta` of shape (order,): raw values for k = 1 ... K (tanh is applied), and with
-        `learned_constant=True` the scalar `theta_constant` for k = 0, kept in the variable dtype;
-        those of a filter that is no polynomial have the names and shapes that it gives them;
-        the projections `query` (U), `key` (V), `value`, `singular` (S) and `attention_output`, all
-        but `singular` shaped as in `MultiHeadAttention`. Each form has only the weights it uses.
+        `learned_constant=True` the scalar `theta_constant` for k = 0, kept in the variable dtype.
+        A filter that is not a polynomial gives its weights their names and shapes. The
+        projections are `query` (U), `key` (V), `value`, `singular` (S) and `attention_output`. All
+        but `singular` have the shapes of `MultiHeadAttention`. Each form has only the weights that
+        it uses.
 
     Raises:
-        ValueError: For sizes and filters that cannot be used, and for masks that the layer cannot
-            honour.
+        ValueError: For invalid sizes and filters, and for masks that the layer cannot apply.
 
     Example:
 
@@ -122,7 +132,7 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
     (4, 10, 16)
 
     Source: Wi et al., "Learning Advanced Self-Attention for Linear Transformers in the Singular
-    Value Domain", arXiv 2505.08516 (IJCAI 2025), Eq. 7-11 and 22-26 (the sign of Eq. 24 mended).
+    Value Domain", arXiv 2505.08516 (IJCAI 2025), Eq. 7-11 and 22-26 (the sign of Eq. 24 corrected).
     The causal form and decoding are ours.
     """
 
@@ -141,12 +151,8 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
         orthogonality_scaling: str = "mean",
         **kwargs: Any,
     ) -> None:
-        for name in ("attention_axes", "sliding_window"):
-            if kwargs.get(name) is not None:
-                raise ValueError(
-                    f"AttentiveGraphFilter has no attention matrix and cannot honour `{name}`. "
-                    f"Received: {name}={kwargs[name]!r}. Leave it out."
-                )
+        refused = ["attention_axes", "sliding_window"]
+        refuse_options(self, kwargs, refused, "Leave it out: there is no attention matrix.")
         found = singular_filter(filter, order, learned_constant)
         if not isinstance(causal, bool):
             raise ValueError(f"`causal` must be a boolean. Received: causal={causal!r}")
@@ -179,7 +185,7 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
             )
         super().build(query_shape, value_shape, key_shape)
         if self.filter != "ones":
-            self._singular_dense = self._token_projection("singular", self.key_dim)
+            self._singular_dense = token_projection(self, "singular", self.key_dim)
             self._singular_dense.build(query_shape)
             self._singular_dense.supports_masking = True
 
@@ -197,14 +203,14 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
     def copy_projections_from(self, attention: Any) -> None:
         """Starts from softmax attention: copies `query`, `key`, `value` and `attention_output`.
 
-        The gate is copied as well where both have one. `singular`, `theta` and what the copied
-        projections mean are the layer's own: key weights now make logits over tokens.
+        The gate is copied as well if both layers have one. `singular` and `theta` are not copied.
+        The copied projections have another meaning here: key weights now make logits over tokens.
 
         Args:
             attention: A built `keras.layers.MultiHeadAttention`, or subclass, of the same sizes.
 
         Raises:
-            ValueError: If `attention` is no such layer, or not built, or of other sizes.
+            ValueError: If `attention` is another kind of layer, is not built, or has other sizes.
         """
         copy_projections(self, attention)
 
@@ -219,20 +225,21 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
     ) -> tuple[Tensor, Tensor | None]:
         if masks.causal and not self.causal:
             raise ValueError(
-                "This AttentiveGraphFilter normalises over the whole sequence and has no causal "
-                "form. Received: use_causal_mask=True. Make the layer with causal=True."
+                "This AttentiveGraphFilter normalises over the whole sequence and is not causal. "
+                "Received: use_causal_mask=True. Make the layer with causal=True."
             )
         source_mask = all_of(masks.value, masks.key, token_mask(masks.attention))
-        left = left_singular_vectors(self.query_dense(query), masks.query)
-        logits, values = self.key_dense(key), self.value_dense(value)
+        left = left_singular_vectors(self.query_dense(query), masks.query)  # U, (B, T, N, H)
+        logits, values = self.key_dense(key), self.value_dense(value)  # (B, S, N, H or D)
         if self.orthogonality_weight:
-            self._add_orthogonality(left, logits, masks.query, source_mask, training)
+            add_orthogonality(self, left, logits, masks.query, source_mask, training)
         filtered = self._filtered(left, query)
         dropped = self._dropped(filtered, training)
         if self.causal:
+            # (B, T, N, D)
             outputs, _ = causal_singular_value_attention(dropped, logits, values, source_mask)
         else:
-            context = singular_value_context(logits, values, source_mask)
+            context = singular_value_context(logits, values, source_mask)  # (B, N, H, D)
             outputs = attend_to_context(dropped, context, self.compute_dtype)
         if masks.query is not None:  # 0 times NaN is not 0
             outputs = zero_where_masked(outputs, masks.query[:, :, None, None])
@@ -252,27 +259,13 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
             return filtered(self, self.filter, lambda x: singular_values * x, left)
         constant = tanh(self.theta_constant) if self.learned_constant else 1.0
         constant = ops.reshape(ops.cast(constant, self.theta.dtype), (1,))
-        coefficients = ops.concatenate([constant, tanh(self.theta)])
+        coefficients = ops.concatenate([constant, tanh(self.theta)])  # (K + 1,)
         return left * singular_value_filter(logits, coefficients, self.filter.recurrence())
 
-    def _add_orthogonality(
-        self,
-        left: Tensor,
-        logits: Tensor,
-        query_mask: Tensor | None,
-        source_mask: Tensor | None,
-        training: bool | None,
-    ) -> None:
-        right = right_singular_vectors(logits, source_mask)
-        penalty = orthogonality_penalty(left, query_mask, self.orthogonality_scaling)
-        penalty += orthogonality_penalty(right, source_mask, self.orthogonality_scaling)
-        self.add_loss(self.orthogonality_weight * penalty)
-        if training and self._orthogonality is not None:
-            self._orthogonality.update_state(ops.stop_gradient(penalty))
-
     def _matrix(self, filtered: Tensor, logits: Tensor, source_mask: Tensor | None) -> Tensor:
-        """H itself: to look at."""
-        if self.causal:  # what the operator makes of the identity
+        """The matrix H itself, (B, N, T, S), for inspection."""
+        if self.causal:  # apply the operator to the identity
+            # (1, T, 1, T), broadcast to (B, T, N, T)
             eye = ops.eye(ops.shape(logits)[1], dtype=filtered.dtype)[None, :, None, :]
             eye = eye * ops.ones_like(filtered[:, :, :, :1])
             matrix, _ = causal_singular_value_attention(filtered, logits, eye, source_mask)
@@ -281,6 +274,55 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
             right = right_singular_vectors(logits, source_mask)
             matrix = singular_value_matrix(filtered, right)
         return ops.cast(matrix, self.compute_dtype)
+
+    @checked(batch_size=size(0))
+    def get_initial_state(self, batch_size: int) -> RunningSum:
+        """The state of `decode` before the first token, of the same size at any length.
+
+        Args:
+            batch_size: Number of sequences.
+
+        Returns:
+            A named tuple of float32 tensors: `maximum` and `normaliser` of shape
+            (batch_size, num_heads, key_dim), `context` of shape
+            (batch_size, num_heads, key_dim, value_dim).
+
+        Raises:
+            ValueError: If the layer is not causal.
+        """
+        return singular_decoding.initial_state(self, batch_size)
+
+    @checked(tokens=tensor("B t d"), padding_mask=optional(mask_of("B t")))
+    def decode(
+        self, tokens: Tensor, state: RunningSum, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, RunningSum]:
+        """Outputs of new tokens, given the sums over all tokens before them.
+
+        The outputs equal the rows of the new tokens in a full pass. A new token costs the same at
+        any length. Dropout and the orthogonality loss are for training and are not applied.
+
+        Args:
+            tokens: Tensor of shape (B, t, d): a prompt, or the next token, or several.
+            state: The state that `get_initial_state` or the previous step returned.
+            padding_mask: Optional boolean tensor of shape (B, t); `False` marks padding on either
+                side, which no later token sees.
+
+        Returns:
+            The outputs, of shape (B, t, d), and the new state.
+
+        Raises:
+            ValueError: If the layer is not causal or `tokens` has another rank.
+
+        Example:
+
+        >>> layer = AttentiveGraphFilter(num_heads=2, key_dim=8, causal=True)
+        >>> state = layer.get_initial_state(batch_size=1)
+        >>> outputs, state = layer.decode(keras.random.normal((1, 5, 16)), state)
+        >>> outputs, state = layer.decode(keras.random.normal((1, 1, 16)), state)
+        >>> tuple(outputs.shape)
+        (1, 1, 16)
+        """
+        return singular_decoding.decode(self, tokens, state, padding_mask)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
@@ -292,12 +334,7 @@ class AttentiveGraphFilter(SingularDecoding, MultiHeadLayer):
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
         super()._check_shapes(query_shape, value_shape, key_shape)
-        if len(query_shape) != 3 or len(value_shape) != 3:
-            raise ValueError(
-                "AttentiveGraphFilter attends over one axis: inputs must have shape (batch, "
-                f"length, features). Received: query.shape={tuple(query_shape)}, "
-                f"value.shape={tuple(value_shape)}"
-            )
+        check_one_axis(self, query_shape, value_shape)
         lengths = (query_shape[1], value_shape[1])
         if self.causal and None not in lengths and lengths[0] != lengths[1]:
             raise ValueError(

@@ -6,13 +6,14 @@ import keras
 
 from keras_graphattn import filters
 from keras_graphattn.checks.arguments import flag, is_one_of
-from keras_graphattn.layers.filter_weights import add_coefficients, filtered
-from keras_graphattn.layers.self_attention import SelfAttention
+from keras_graphattn.layers.parts.dense import with_causal
+from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
+from keras_graphattn.layers.parts.self_attention import SelfAttention
 from keras_graphattn.ops.filters.operator_filters import Operator, filter_matrix
-from keras_graphattn.ops.softmax.attention import attention_matrix, fused_operator
+from keras_graphattn.ops.softmax.attention import attention_matrix, fused_operator, matrix_operator
 from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator
 from keras_graphattn.ops.softmax.caching import Cache, CachedOperator
-from keras_graphattn.ops.softmax.masks import AttentionMask, zero_blind_rows
+from keras_graphattn.ops.softmax.masks import AttentionMask, zero_blind_rows, zero_masked_rows
 
 Tensor = Any
 
@@ -27,41 +28,42 @@ class GraphFilterAttention(SelfAttention):
 
     to the values instead of A. The three coefficients are learned, one of each per head, and
     start at 0, 1 and 0: a new layer is plain attention, with the arguments, the projections
-    and the outputs of `keras.layers.MultiHeadAttention`. A is formed once and applied twice;
-    A A is never formed.
+    and the outputs of `keras.layers.MultiHeadAttention`. The layer forms A once and applies it
+    twice. It never forms A A.
 
-    This is `filter="first_order"`. Any other filter of `keras_graphattn.filters` takes its place.
+    This is `filter="first_order"`. Any other filter of `keras_graphattn.filters` can replace it.
 
     Args:
         num_heads: Number of attention heads.
         key_dim: Size of each head for query and key.
         value_dim: Size of each head for value; `key_dim` by default.
-        dropout: Dropout probability of the attention matrix; `dropout_on` says which.
+        dropout: Dropout probability of the matrix that `dropout_on` names.
         order: Order K of a `filter` given by its name, an integer of at least 1. The papers'
-            models use 2 to 10. The filter's own default if `None`; 3 for most.
+            models use 2 to 10. `None` means the filter's own default, which is 3 for most filters.
         filter: A filter of `keras_graphattn.filters`, or its name: `"first_order"` (the paper's,
             above), `"monomial"`, `"chebyshev"`, `"legendre"`, `"jacobi"`, `"inverted"` or
-            `"page_rank"`. The filter's constructor takes what else belongs to it, such as
+            `"page_rank"`. The filter's constructor takes all other settings, such as
             `FirstOrder(3, trainable_coefficients=["power"])` or `Chebyshev(4, start="high_pass")`.
         dropout_on: `"attention"` drops entries of A and filters the dropped A, as the paper's
             text and graph models do. `"filter"` drops entries of H, as its vision, speech and
-            code models do; H is then formed in training, at O(n^3), and nowhere else.
+            code models do. The layer then forms H in training, at O(n^3), and only there.
         attention_path: `"dense"` forms A. `"blockwise"` forms it for `block_size` query rows at a
             time, in both directions. `"fused"` calls `keras.ops.dot_product_attention` for each
-            application. The last two never form A: no dropout, scores or filter matrix.
+            application. The last two never form A, so they have no dropout, no scores and no
+            filter matrix.
             `"dense"` by default, `"fused"` with `flash_attention=True`.
         block_size: Number of query rows at a time on the blockwise path.
-        num_key_value_heads: Where given, the number of heads for keys and values, each shared by
-            num_heads / num_key_value_heads query heads (grouped-query attention). The projections
-            are then those of `keras.layers.GroupQueryAttention`.
-        flash_attention: On the fused path: `True` insists on the backend's flash kernel, `False`
-            forbids it, `None` follows `keras.config` and else leaves it to the backend.
+        num_key_value_heads: The number of heads for keys and values, `num_heads` by default.
+            Each of them is shared by num_heads / num_key_value_heads query heads (grouped-query
+            attention). The projections are then those of `keras.layers.GroupQueryAttention`.
+        flash_attention: On the fused path, `True` requires the backend's flash kernel and `False`
+            forbids it. `None` follows `keras.config`, and otherwise lets the backend choose.
         **kwargs: All further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, `attention_axes`, `sliding_window`, initializers, regularizers,
             constraints, `use_gate`, `seed`, `name`, `dtype`), and
-            `coefficient_learning_rate_multiplier`, 1 by default: how many times as fast as other
-            weights the coefficients learn under
-            `keras_graphattn.optimizers.with_coefficient_rates`.
+            `coefficient_learning_rate_multiplier`, 1 by default: under
+            `keras_graphattn.optimizers.with_coefficient_rates`, the coefficients learn this many
+            times as fast as other weights.
 
     Call arguments:
         query: Tensor of shape (B, T, d).
@@ -73,25 +75,25 @@ class GraphFilterAttention(SelfAttention):
             `True` lets a query position (row) see a key position (column).
         return_attention_scores: Whether to return A as well.
         training: Whether to apply dropout.
-        use_causal_mask: Whether position t sees positions 0 ... t alone.
+        use_causal_mask: Whether position t sees only positions 0 ... t.
         return_filter_matrix: Whether to return H as well (of the A without dropout). It is
-            formed for this alone, at O(n^3).
+            formed only for this, at O(n^3).
 
     Returns:
-        A tensor of shape (B, T, d), or `output_shape` in place of d. With
+        A tensor of shape (B, T, d), or `output_shape` instead of d. With
         `return_attention_scores=True` also A, with `return_filter_matrix=True` also H, in this
         order, each of shape (B, num_heads, T, T). A query position that may see nothing
         contributes exactly 0 to the output projection.
 
     Weights:
         `identity_coefficient` (w_0), `linear_coefficient` (w_1) and `power_coefficient` (w_K),
-        each of shape (num_heads,), or those that another filter names, kept in the variable
-        dtype; the projections `query`, `key`, `value` and `attention_output`.
+        each of shape (num_heads,), or those that another filter names. They are kept in the
+        variable dtype. The projections are `query`, `key`, `value` and `attention_output`.
 
     Raises:
-        ValueError: For arguments out of the ranges above, for query and value of different
+        ValueError: For arguments outside the ranges above, for query and value of different
             lengths (the filter of a matrix that is not square is undefined), for masks of the
-            wrong rank, and for a matrix asked of a path that never forms it.
+            wrong rank, and when the caller asks for a matrix that the path never forms.
 
     Example:
 
@@ -101,8 +103,8 @@ class GraphFilterAttention(SelfAttention):
     (4, 10, 16)
 
     Source: Choi et al., "Graph Convolutions Enrich the Self-Attention in Transformers!",
-    arXiv 2312.04234 (NeurIPS 2024), Eq. 4-6 and Algorithm 1. Ours: A A is replaced by a second
-    application of A, which is the same number at O(n^2 d) in place of O(n^3).
+    arXiv 2312.04234 (NeurIPS 2024), Eq. 4-6 and Algorithm 1. Ours: a second
+    application of A replaces A A, with the same result at O(n^2 d) instead of O(n^3).
     """
 
     _paths = ("dense", "blockwise", "fused")
@@ -133,7 +135,7 @@ class GraphFilterAttention(SelfAttention):
             path = "fused" if flash_attention else "dense"
         if flash_attention and not is_one_of(path, ("fused",)):
             raise ValueError(
-                "A flash kernel runs on the fused path alone. Received: flash_attention=True, "
+                "A flash kernel runs on the fused path only. Received: flash_attention=True, "
                 f'attention_path={attention_path!r}. Use attention_path="fused".'
             )
         super().__init__(num_heads, key_dim, value_dim, dropout, attention_path=path, **kwargs)
@@ -210,15 +212,16 @@ class GraphFilterAttention(SelfAttention):
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        attention_mask = self._with_causal(attention_mask, query, use_causal_mask)
-        attention_scores = self._attention_matrix(query, key, attention_mask)
+        # query, key, value (B, T, N, H); scores (B, N, T, T)
+        mask = with_causal(self, attention_mask, key, use_causal_mask)
+        attention_scores = attention_matrix(query, key, mask, self.score_scale)
         if self.dropout_on == "filter" and self.dropout > 0.0 and training:
-            dropped = self._dropped(self.filter_matrix(attention_scores), training)
-            outputs = self._apply_matrix(dropped, value)
+            dropped = self._dropped(self.filter_matrix(attention_scores), training)  # H
+            outputs = matrix_operator(dropped)(value)
         else:
-            dropped = self._dropped(attention_scores, training)
-            outputs = self._filtered(lambda x: self._apply_matrix(dropped, x), value)
-        return self._zero_blind_rows(outputs, attention_mask), attention_scores
+            apply = matrix_operator(self._dropped(attention_scores, training))
+            outputs = self._filtered(apply, value)  # (B, T, N, H)
+        return zero_masked_rows(outputs, mask), attention_scores
 
     def _attend_lean(
         self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
@@ -236,13 +239,13 @@ class GraphFilterAttention(SelfAttention):
     def _decode_rows(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
     ) -> tuple[Tensor, Tensor]:
-        matrix = attention_matrix(query, key, mask, self.score_scale)
+        matrix = attention_matrix(query, key, mask, self.score_scale)  # (B, N, t, L)
         apply = CachedOperator(matrix, cache["signals"], index)
         outputs = self._filtered(apply, value)
         return outputs, apply.signals
 
     def filter_matrix(self, attention_scores: Tensor) -> Tensor:
-        """H, the filter's matrix, from A: O(n^3), to look at.
+        """The filter's matrix H, formed from A at O(n^3), for inspection.
 
         Args:
             attention_scores: A, of shape (B, num_heads, T, T), as the layer returns it.
@@ -252,9 +255,9 @@ class GraphFilterAttention(SelfAttention):
         """
         if len(self.attention_axes) != 1:
             raise ValueError(
-                "The matrix of the filter is formed for attention over one axis. Received: "
-                f"attention_axes={self.attention_axes}. Leave `return_filter_matrix` and "
-                '`dropout_on="filter"` out.'
+                "The matrix of the filter exists only for attention over one axis. Received: "
+                f"attention_axes={self.attention_axes}. Leave out `return_filter_matrix` and "
+                '`dropout_on="filter"`.'
             )
         return filter_matrix(
             lambda apply, identity: self._filtered(apply, identity, 2), attention_scores

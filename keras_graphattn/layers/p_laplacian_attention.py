@@ -7,11 +7,13 @@ import keras
 from keras import ops
 
 from keras_graphattn.checks.arguments import is_finite, is_list, is_one_of
-from keras_graphattn.layers.self_attention import SelfAttention
+from keras_graphattn.checks.layer_calls import check_one_axis
+from keras_graphattn.layers.parts.dense import with_causal
+from keras_graphattn.layers.parts.self_attention import SelfAttention
 from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
 from keras_graphattn.ops.softmax.attention import scaled
 from keras_graphattn.ops.softmax.caching import Cache
-from keras_graphattn.ops.softmax.masks import AttentionMask
+from keras_graphattn.ops.softmax.masks import AttentionMask, zero_masked_rows
 from keras_graphattn.ops.softmax.p_laplacian import (
     MOST_EPSILON,
     p_laplacian_attention,
@@ -32,25 +34,26 @@ class PLaplacianAttention(SelfAttention):
 
     Heads with p < 2 favour tokens with similar values, heads with p > 2 dissimilar ones; p = 2 is
     plain attention. The weights are not normalised again. The layer has the arguments, weights
-    and projections of `keras.layers.MultiHeadAttention` and none of its own.
+    and projections of `keras.layers.MultiHeadAttention`, and no weights of its own.
 
     Args:
         num_heads: Number of attention heads.
         key_dim: Size of each head for query and key.
         value_dim: Size of each head for value; `key_dim` by default.
         dropout: Dropout probability of the re-weighted matrix.
-        p: Exponent of at least 1: one number, or one for each head. By default 1.5 for the first
-            half of the heads (the larger half, of an odd number) and 2.5 for the others.
-        epsilon: Smoothing length of the distances, greater than 0. The paper has none, and the
-            weight of a token on itself is epsilon^(p - 2): at p = 1.5 it is 3.2 for 0.1, 32 for
-            0.001. The choice is part of the model.
+        p: Exponent of at least 1: one number, or one for each head. By default it is 1.5 for the
+            first half of the heads (the larger half, if their number is odd) and 2.5 for the
+            others.
+        epsilon: Smoothing length of the distances, greater than 0. The paper has no such term.
+            The weight of a token on itself is epsilon^(p - 2): at p = 1.5 it is 3.2 for 0.1 and
+            32 for 0.001. So the choice is part of the model.
         diagonal: `"smooth"`, as above, or `"drop"`: heads with p other than 2 leave a token's own
             value out of its sum.
-        attention_path: `"dense"` forms the matrix, `"blockwise"` only `block_size` query rows of
-            it at a time, in both directions. By default blockwise wherever it can be: without
-            dropout, and when no scores are asked for.
+        attention_path: `"dense"` forms the whole matrix, `"blockwise"` only `block_size` query
+            rows of it at a time, in both directions. By default the layer works blockwise
+            without dropout when no scores are asked for, and densely otherwise.
         block_size: Number of query rows at a time on the blockwise path.
-        num_key_value_heads: Number of heads for keys and values, where fewer than `num_heads`.
+        num_key_value_heads: Number of heads for keys and values, `num_heads` by default.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, `sliding_window`, initializers, regularizers, constraints, `use_gate`,
             `seed`, `name`, `dtype`).
@@ -60,26 +63,26 @@ class PLaplacianAttention(SelfAttention):
         value: Tensor of shape (B, T, d'); `query` by default.
         key: Tensor of shape (B, T, d''); `value` by default.
         query_mask, value_mask, key_mask: Boolean tensors of shape (B, T); `False` marks
-            padding, which may hold anything, NaN too. Taken from the inputs' Keras masks when not
-            given. The value of a token that is padding counts as 0, for its own row too.
+            padding, which may hold anything, even NaN. By default the inputs' Keras masks. The
+            value of a padding token counts as 0, in its own row too.
         attention_mask: Boolean tensor of shape (T, T), (B, T, T) or (B, num_heads, T, T);
             `True` lets a query position (row) see a key position (column). As in Keras' own
-            layer, NaN spreads from tokens that are hidden by this mask, by causality or by the
-            window, and are not padding; finite numbers of any size do not.
-        return_attention_scores: Whether to return the re-weighted matrix as well, whose product
+            layer, NaN spreads from tokens that this mask, causality or the window hides and that
+            are not padding. Finite numbers of any size do not spread.
+        return_attention_scores: Whether to return the re-weighted matrix as well. Its product
             with the values is the output.
         training: Whether to apply dropout.
-        use_causal_mask: Whether position t sees positions 0 ... t alone.
+        use_causal_mask: Whether position t sees only positions 0 ... t.
 
     Returns:
-        A tensor of shape (B, T, d), or `output_shape` in place of d; with
+        A tensor of shape (B, T, d), or `output_shape` instead of d; with
         `return_attention_scores=True` also the matrix, of shape (B, num_heads, T, T). A query
         position that may see nothing contributes exactly 0 to the output projection.
 
     Raises:
-        ValueError: For arguments out of the ranges above, for query and value of different
-            lengths, for inputs that are not of shape (batch, length, features), and for scores
-            asked of the blockwise path.
+        ValueError: For arguments outside the ranges above, for query and value of different
+            lengths, for inputs whose shape is not (batch, length, features), and when the caller
+            asks the blockwise path for scores.
 
     Example:
 
@@ -89,8 +92,8 @@ class PLaplacianAttention(SelfAttention):
     (4, 10, 16)
 
     Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12: the product of
-    softmax and distances is element by element. Ours: `epsilon` and `diagonal`, which decide what
-    the paper leaves infinite, and the blockwise form.
+    softmax and distances is element by element. Ours: `epsilon` and `diagonal`, which define the
+    weights that are infinite in the paper, and the blockwise form.
     """
 
     _paths = (None, "dense", "blockwise")
@@ -137,11 +140,12 @@ class PLaplacianAttention(SelfAttention):
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        attention_mask = self._with_causal(attention_mask, query, use_causal_mask)
+        mask = with_causal(self, attention_mask, key, use_causal_mask)
         positions = ops.arange(ops.shape(key)[1])
-        weights = self._weights(query, key, (value, value), attention_mask, positions, positions)
+        # (B, N, T, T)
+        weights = self._weights(query, key, (value, value), mask, positions, positions)
         outputs = apply_weights(self._dropped(weights, training), value)
-        outputs = self._zero_blind_rows(outputs, attention_mask)
+        outputs = zero_masked_rows(outputs, mask)
         return outputs, ops.cast(weights, self.compute_dtype)
 
     def _attend_lean(
@@ -162,11 +166,12 @@ class PLaplacianAttention(SelfAttention):
     def _decode_rows(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
     ) -> tuple[Tensor, Tensor]:
-        signal = ops.cast(value, cache["signals"].dtype)[:, None]
+        signal = ops.cast(value, cache["signals"].dtype)[:, None]  # (B, 1, t, N, D)
         signals = ops.slice_update(cache["signals"], (0, 0, index, 0, 0), signal)
         values = zero_where_masked(signals[:, 0], ops.any(mask, axis=(1, 2))[..., None, None])
-        columns = ops.arange(ops.shape(key)[1])
+        columns = ops.arange(ops.shape(key)[1])  # all cached positions
         rows = index + ops.arange(ops.shape(query)[1])
+        # (B, N, t, L): rows of the new tokens only
         weights = self._weights(query, key, (signal[:, 0], values), mask, rows, columns)
         return apply_weights(weights, values), signals
 
@@ -179,6 +184,7 @@ class PLaplacianAttention(SelfAttention):
         rows: Tensor,
         columns: Tensor,
     ) -> Tensor:
+        """The re-weighted matrix, (B, N, rows, columns)."""
         return p_laplacian_weights(
             scores_of(scaled(query, self.score_scale), key),
             values,
@@ -190,11 +196,7 @@ class PLaplacianAttention(SelfAttention):
         )
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
-        if len(query_shape) > 3:
-            raise ValueError(
-                "PLaplacianAttention attends over one axis: inputs must have shape (batch, "
-                f"length, features). Received: query.shape={tuple(query_shape)}"
-            )
+        check_one_axis(self, query_shape, value_shape)
         super()._check_shapes(query_shape, value_shape, key_shape)
 
     def get_config(self) -> dict[str, Any]:
@@ -207,7 +209,7 @@ class PLaplacianAttention(SelfAttention):
 
 
 def apply_weights(weights: Tensor, values: Tensor) -> Tensor:
-    """The weights times the values, summed in float32."""
+    """The weights (B, N, T, S) times the values (B, S, N, D), summed in float32."""
     outputs = ops.einsum("bnts,bsnh->btnh", at_least_float32(weights), at_least_float32(values))
     return ops.cast(outputs, values.dtype)
 
@@ -239,7 +241,7 @@ def exponents(p: Any, num_heads: int) -> list[float]:
     found = p if isinstance(p, list) else [p] * num_heads
     if len(found) != num_heads or not all(_is_number(x) and x >= 1 for x in found):
         raise ValueError(
-            f"`p` must be a number of at least 1, or a list of one for each of the {num_heads} "
-            f"heads. Received: p={p!r}"
+            f"`p` must be a number of at least 1, or a list with such a number for each of the "
+            f"{num_heads} heads. Received: p={p!r}"
         )
     return [float(x) for x in found]

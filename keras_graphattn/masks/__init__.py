@@ -1,4 +1,4 @@
-"""Masks of masked kernel attention: factors per pair of positions, applied without the matrix."""
+"""Masks for masked kernel attention: one factor per pair of positions, applied without a matrix."""
 
 from keras_graphattn.masks.block_toeplitz import BlockToeplitz
 from keras_graphattn.masks.chunked import Causal, Segments

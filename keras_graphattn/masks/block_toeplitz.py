@@ -1,4 +1,4 @@
-"""Relative positions on a grid: image patches, video, any rank; with tokens in front of it."""
+"""Relative positions on a grid of any rank (image patches, video), after optional prefix tokens."""
 
 import math
 from collections.abc import Sequence
@@ -22,22 +22,22 @@ Tensor = Any
 class BlockToeplitz(FourierMask):
     """M[i, j] = exp(b[i_1 - j_1, ..., i_d - j_d]) for tokens i, j of a grid, b learned per head.
 
-    The tokens stand in row-major order. Prefix tokens (CLS, registers) come first; all their
+    The tokens are in row-major order. Prefix tokens (CLS, registers) come first, and all their
     factors are 1. The path "fft" has an error of 1e-7 of the largest row.
 
     Args:
         grid_shape: Size of each axis of the grid, such as `(14, 14)`.
-        num_prefix_tokens: Number of tokens before those of the grid.
-        form: `"offsets"`: a factor for each offset. `"distance"`: for each |i_1 - j_1| + ... +
-            |i_d - j_d|.
+        num_prefix_tokens: Number of tokens before the grid.
+        form: `"offsets"` learns a factor for each offset. `"distance"` learns a factor for each
+            |i_1 - j_1| + ... + |i_d - j_d|.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
-        `log_factors`, at 0 at the start (every factor 1), of shape (num_heads, 2 s_1 - 1, ...,
-        2 s_d - 1), or (num_heads, s_1 + ... + s_d - d + 1) by distance.
+        `log_factors`, of shape (num_heads, 2 s_1 - 1, ..., 2 s_d - 1), or (num_heads,
+        s_1 + ... + s_d - d + 1) for `form="distance"`. They start at 0: every factor is 1.
 
     Raises:
-        ValueError: For arguments out of range, and for lengths other than the number of tokens.
+        ValueError: For arguments out of range, and for lengths that are not the number of tokens.
 
     Example:
 
@@ -50,7 +50,7 @@ class BlockToeplitz(FourierMask):
     Source: Choromanski et al., arXiv 2107.07999, Definition 3.2, Lemma 3.3 and Section 5.4.
     """
 
-    # Whole lines are quicker to write than the matrix at once, at any length.
+    # At any length, writing whole lines of the grid is faster than writing the matrix at once.
     dense_limit: ClassVar[int] = 0
 
     def __init__(
@@ -71,18 +71,18 @@ class BlockToeplitz(FourierMask):
         num_prefix_tokens = whole(0)("num_prefix_tokens", num_prefix_tokens, {})
         one_of("offsets", "distance")("form", form, {})
         self.grid_shape, self.num_prefix_tokens, self.form = grid, num_prefix_tokens, form
-        if num_prefix_tokens == 0:  # blocks of whole lines need no second cut
+        if num_prefix_tokens == 0:  # blocks of whole lines need no slice afterwards
             lines = max(1, FourierMask.block_size // grid[-1])
             self.block_size = lines * grid[-1]  # type: ignore[misc]
 
     @property
     def length(self) -> int:
-        """Number of tokens, those before the grid included."""
+        """Number of tokens, prefix tokens included."""
         return self.num_prefix_tokens + math.prod(self.grid_shape)
 
     @property
     def _fourier_cost(self) -> float:
-        rank = len(self.grid_shape)  # a transform over 2^(rank - 1) as many positions
+        rank = len(self.grid_shape)  # the transform has 2^(rank - 1) times as many positions
         return 1.0 if rank == 1 else 0.65 * 2 ** (rank - 1)
 
     def build(self, input_shape: Any) -> None:
@@ -97,21 +97,22 @@ class BlockToeplitz(FourierMask):
         if self.form == "distance":
             axes = [np.abs(np.arange(1 - size, size)) for size in self.grid_shape]
             distances = sum(np.meshgrid(*axes, indexing="ij"))
+            # (N, distances) -> (N, 2 s_1 - 1, ..., 2 s_d - 1)
             factors = ops.take(factors, np.asarray(distances, dtype="int32"), axis=1)
         return {"table": factors}
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         before = (self.num_prefix_tokens, 0)
-        matrix = toeplitz_matrix(parameters["table"])
+        matrix = toeplitz_matrix(parameters["table"])  # (N, G, G) for G tokens of the grid
         return ops.pad(matrix, ((0, 0), before, before), constant_values=1.0)[None]
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         shape = table_shape(self.grid_shape)
         queries = self._places(ops.cast(positions, "int32"))
         keys = self._places(ops.arange(self.length, dtype="int32"))
-        offsets = queries[:, None] - keys[None]
+        offsets = queries[:, None] - keys[None]  # (R, T)
         table = ops.reshape(parameters["table"], (-1, math.prod(shape)))
-        rows = ops.take(table, offsets + math.prod(shape) // 2, axis=1)
+        rows = ops.take(table, offsets + math.prod(shape) // 2, axis=1)  # (N, R, T)
         return self._with_prefix(rows, positions)[None]
 
     def _block_rows(
@@ -124,14 +125,18 @@ class BlockToeplitz(FourierMask):
         start = ops.maximum(positions[0] - before, 0)
         if before == 0 and count % size == 0:
             return block_toeplitz_rows(table, start // size, count // size, self.grid_shape)[None]
-        lines = (count + size - 2) // size + 1
+        lines = (count + size - 2) // size + 1  # enough, even if the block starts inside a line
         rows = block_toeplitz_rows(table, start // size, lines, self.grid_shape)
+        # of the whole lines, keep the rows that were asked for: (N, lines s, G) -> (N, R, T)
         kept = ops.maximum(positions - before, 0) - start // size * size
         rows = ops.pad(ops.take(rows, kept, axis=1), ((0, 0), (0, 0), (before, 0)))
         return self._with_prefix(rows, positions)[None]
 
     def _places(self, positions: Tensor) -> Tensor:
-        """Where the tokens stand when lines are 2 s - 1 apart; those before the grid at 0."""
+        """The places of tokens if lines are 2 s - 1 apart; prefix tokens are at place 0.
+
+        Then the difference of two places is the index of their offset in the flat table.
+        """
         rest = ops.maximum(positions - self.num_prefix_tokens, 0)
         place, stride = 0, 1
         for size in reversed(self.grid_shape):
@@ -140,7 +145,7 @@ class BlockToeplitz(FourierMask):
         return place
 
     def _with_prefix(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Puts 1 wherever the query or the key is a prefix token; `rows` is (N, R, T)."""
+        """Sets 1 where the query or the key is a prefix token; `rows` is (N, R, T)."""
         if self.num_prefix_tokens == 0:
             return rows
         key = ops.arange(self.length, dtype="int32") < self.num_prefix_tokens
@@ -151,12 +156,13 @@ class BlockToeplitz(FourierMask):
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         if not isinstance(x.shape[1], int):
             x = ops.reshape(x, (-1, self.length, *x.shape[2:]))
+        # (B, P, N, D) and (B, T - P, N, D) for P prefix tokens
         before, grid = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
         outputs = toeplitz_product(parameters["table"], grid, self.grid_shape)
         if self.num_prefix_tokens == 0:
             return outputs
         outputs = outputs + ops.sum(before, axis=1, keepdims=True)
-        everything = ops.sum(x, axis=1, keepdims=True)
+        everything = ops.sum(x, axis=1, keepdims=True)  # (B, 1, N, D), for the prefix rows
         return ops.concatenate([ops.zeros_like(before) + everything, outputs], axis=1)
 
     def _check_length(self, length: int) -> None:

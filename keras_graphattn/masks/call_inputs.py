@@ -1,4 +1,4 @@
-"""What masks take with each call: names, shapes, and values that are checked or kept in bounds."""
+"""The tensors that masks take with each call: checks of their names, shapes and values."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_graphattn.checks.arguments import Rule, Sizes, check_shape, integers, tensor, whole
+from keras_graphattn.checks.known_values import known_value
 from keras_graphattn.masks.input_checks import (
     bounded_inputs,
     check_values,
     harmless,
-    known_value,
 )
 
 Tensor = Any
 Tensors = dict[str, Tensor]
 
-# What masks take with each call, by name; any other name is a tensor of numbers of any shape
+# The rule and the shapes of each input by name. Any other name is a tensor of numbers of any shape.
 INPUTS: dict[str, tuple[Callable[..., Rule], tuple[str, ...]]] = {
     "segment_ids": (integers, ("B T",)),
     "entries": (tensor, ("T T", "B? T T", "B? N? T T")),
@@ -25,48 +25,52 @@ INPUTS: dict[str, tuple[Callable[..., Rule], tuple[str, ...]]] = {
     "edge_weights": (tensor, ("B E",)),
     "walks": (integers, ("B T _ _",)),
 }
-LENGTHS_OF_TREES = {"edge_weights": (tensor, ("B T",))}  # beside parents, one for each node
+LENGTHS_OF_TREES = {"edge_weights": (tensor, ("B T",))}  # together with parents: one for each node
 
 
 class Prepared(NamedTuple):
-    """What came with a call, checked: the tensors, and which examples hold a wrong entry."""
+    """The checked inputs of a call: the tensors, and which examples hold a wrong entry."""
 
     tensors: Tensors
-    wrong: Tensor | None  # (B,) booleans; None where no entry is wrong
+    wrong: Tensor | None  # (B,) booleans; None if no entry is wrong
 
 
 class CallInputs:
-    """The half of `Mask` that looks at `inputs_at_call`."""
+    """Base of objects that take named tensors with each call and check them.
+
+    A subclass names its tensors in `inputs_at_call`. `Mask` is the only direct subclass.
+    """
 
     inputs_at_call: tuple[str, ...] = ()
 
     def _check_values(self, inputs: dict[str, Any], length: int | None) -> bool:
         """Raises a `ValueError` for the first wrong entry of known inputs, which are NumPy arrays.
 
-        Returns whether the inputs can be computed with as they are, as `check_values` does.
+        Returns `True` if the inputs can be used as they are, as `check_values` does.
         """
         return check_values(inputs, length)
 
     def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Tensor | None]:
-        """The same for values that are not known yet: `bounded_inputs`."""
+        """Keeps values that are not known yet in bounds, as `bounded_inputs` does."""
         return bounded_inputs(inputs, length)
 
     def check_inputs(self, length: int | None = None, **inputs: Any) -> None:
-        """Checks the values of one batch: for data pipelines, which run before compiled code.
+        """Checks the values of one batch. Use it in data pipelines, before compiled code.
 
-        A pass over the integers in NumPy, for edges a sort of them, for parents ceil(log2(T)) looks
-        at each node: little beside the product. Calls of the mask outside compiled code do the
-        same. On an accelerator they wait for the values, which compiled code does not.
+        The check reads the integers once in NumPy. It sorts edges, and it reads parents
+        ceil(log2(T)) times. This costs little compared with the product. Calls of the mask outside
+        compiled code make the same check. On an accelerator they wait for the values; compiled
+        code does not.
 
         Args:
             length: Number of tokens T. Without it, edges are not compared with the number of
                 nodes.
-            **inputs: NumPy arrays, or tensors whose values are known, of `inputs_at_call`, for a
-                whole batch.
+            **inputs: The arrays of `inputs_at_call` for a whole batch: NumPy arrays, or tensors
+                whose values are known.
 
         Raises:
-            ValueError: For missing or unknown inputs, wrong shapes, and the first wrong entry, by
-                example and entry.
+            ValueError: For missing or unknown inputs, for wrong shapes, and for a wrong entry. The
+                error names the first wrong example and entry.
 
         Example:
 
@@ -88,8 +92,9 @@ are numbered within the example, from 0; -1 marks a root.
             if given is None or given.dtype.kind not in ("iu" if rule is integers else "biuf"):
                 kind = "integers" if rule is integers else "numbers"
                 raise ValueError(
-                    f"`{name}` must be an array of {kind}, or a tensor of a known value. Received: "
-                    f"{inputs[name]!r}. Compiled code knows no values: check them before it."
+                    f"`{name}` must be an array of {kind}, or a tensor whose values are known. "
+                    f"Received: {inputs[name]!r}. Compiled code knows no values: check them before "
+                    "it."
                 )
             check_shape(name, given, shapes, sizes)
             values[name] = given
@@ -103,7 +108,7 @@ are numbered within the example, from 0; -1 marks a root.
         return found
 
     def _rules(self) -> dict[str, tuple[Callable[..., Rule], tuple[str, ...]]]:
-        """What each of `inputs_at_call` must be."""
+        """The rule and the shapes of each of `inputs_at_call`."""
         known = INPUTS | (LENGTHS_OF_TREES if "parents" in self.inputs_at_call else {})
         return {name: known.get(name, (tensor, ())) for name in self.inputs_at_call}
 
@@ -111,17 +116,23 @@ are numbered within the example, from 0; -1 marks a root.
         if set(inputs) != set(self.inputs_at_call):
             raise ValueError(
                 f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each "
-                f"call. Received: {sorted(inputs)}. A layer hands them on as `mask_inputs`."
+                f"call. Received: {sorted(inputs)}. A layer takes them as `mask_inputs`."
             )
 
-    def _judged(self, given: Tensors, found: Tensors, length: Any) -> Prepared:
-        """Inputs with no wrong entry: an error where they are known, else flags of examples."""
+    def _without_wrong_entries(self, given: Tensors, found: Tensors, length: Any) -> Prepared:
+        """Refuses wrong entries that are known; replaces and marks the others by example.
+
+        Args:
+            given: The inputs as the caller passed them.
+            found: The same inputs as tensors.
+            length: Number of tokens T.
+        """
         if not found:
             return Prepared(found, None)
         values = {name: known_value(tensor) for name, tensor in given.items()}
         known = {name: value for name, value in values.items() if value is not None}
         plain = self._check_values(known, length if isinstance(length, int) else None)
-        if plain and len(known) == len(found):
+        if plain and len(known) == len(found):  # all values are known and right
             return Prepared(found, None)
         found, wrong = self._bounded(found, length)
         return Prepared(found if wrong is None else harmless(found, wrong), wrong)

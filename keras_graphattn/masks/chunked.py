@@ -1,4 +1,4 @@
-"""Masks that go in chunks of tokens: causal, segments, exponentials, and products of these."""
+"""Masks computed in chunks of tokens: causal, segments, exponentials, and their products."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ Tensor = Any
 
 
 class Form(NamedTuple):
-    """What a mask does to tokens i and j: [j <= i] [same segment] sum_r c_r exp(-a_r |i - j|)."""
+    """The factor of tokens i and j: [j <= i] [same segment] sum_r c_r exp(-a_r |i - j|)."""
 
     causal: bool = False
     decay: Decay | None = None
@@ -29,13 +29,13 @@ class Form(NamedTuple):
 
 
 class ChunkedMask(Mask):
-    """Base of the masks with the form above: linear in the length, and a state if causal."""
+    """Base of the masks with a `Form`: linear in the length, with a state if causal."""
 
     paths: tuple[str, ...] = ("dense", "blockwise", "chunked")
 
     @property
     def num_decays(self) -> int:
-        """Number R of exponentials: the state has R m x D numbers for each head."""
+        """Number R of exponentials. The state has R m x D numbers for each head."""
         return 1
 
     @property
@@ -43,27 +43,27 @@ class ChunkedMask(Mask):
         return self.is_causal
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
-        """The mask's form, made of its weights and inputs."""
+        """Returns the mask's form, from its weights and inputs."""
         raise NotImplementedError(f"{type(self).__name__} must write `form`.")
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         form = self.form(parameters, inputs)
         order = ops.arange(length, dtype="int32")
-        distance = ops.cast(positions, "int32")[:, None] - order[None, :]
+        distance = ops.cast(positions, "int32")[:, None] - order[None, :]  # (R, T)
         rows = ops.ones((1, 1, 1, 1), "float32")
         if form.decay is not None:
-            rows = decay_matrix(form.decay, ops.abs(distance))[None]
+            rows = decay_matrix(form.decay, ops.abs(distance))[None]  # (1, N, R, T)
         if form.causal:
             rows = ops.where(distance >= 0, rows, ops.cast(0.0, rows.dtype))
         if form.segment_ids is not None:
             runs, kept = segment_runs(form.segment_ids)
             seen = ops.equal(ops.take(runs, positions, axis=1)[:, :, None], runs[:, None, :])
-            seen = ops.logical_and(seen, kept[:, None, :])
+            seen = ops.logical_and(seen, kept[:, None, :])  # (B, R, T)
             rows = ops.where(seen[:, None], rows, ops.cast(0.0, rows.dtype))
         return rows
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
-        ones = ops.ones_like(x[..., :1])
+        ones = ops.ones_like(x[..., :1])  # (B, T, N, 1): one feature that is 1 everywhere
         return self._attend(ones, ones, x, path, parameters, inputs, None)
 
     def _attend(
@@ -96,7 +96,7 @@ class ChunkedMask(Mask):
         )
         state = state._replace(sums=ops.cast(state.sums, x.dtype))
         form = self.form(parameters, inputs)
-        outputs = chunked_attention(query, key, x, **form._asdict(), state=state)
+        outputs = chunked_attention(query, key, x, **form._asdict(), state=state)  # (B, t, N, D)
         state = advanced_state(state, key, x, decay=form.decay, segment_ids=form.segment_ids)
         state = state._replace(sums=marked(state.sums, wrong))
         return ops.cast(marked(outputs, wrong), dtype), state
@@ -104,7 +104,7 @@ class ChunkedMask(Mask):
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class Causal(ChunkedMask):
-    """M[i, j] = 1 for j <= i, else 0: each token sees itself and what came before.
+    """M[i, j] = 1 for j <= i, else 0: each token sees itself and the tokens before it.
 
     Example:
 
@@ -126,14 +126,14 @@ class Causal(ChunkedMask):
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class Segments(ChunkedMask):
-    """M[i, j] = 1 where i and j lie in one segment, else 0: packing and padding.
+    """M[i, j] = 1 if i and j are in the same segment, else 0: for packing and padding.
 
-    Several sequences packed into one do not see each other, and padding is seen by nobody. The
-    segments come with each call, as an integer tensor `segment_ids` of shape (B, T): a segment is
-    a run of equal ids, so an id that comes back after another one begins a new segment, on every
-    path and also after padding. To let tokens that stand apart see each other by their ids, sort
-    them by id first, or give an `attention_mask` to the layer. A negative id marks padding: it
-    sees nothing, and nothing sees it.
+    Several sequences that are packed into one do not see each other, and no token sees padding.
+    Each call takes the segments as an integer tensor `segment_ids` of shape (B, T). A segment is a
+    run of equal ids. If an id appears again after another id or after padding, it starts a new
+    segment, on every path. To let separate runs of one id see each other, sort the tokens by id
+    first, or give an `attention_mask` to the layer. A negative id marks padding: it sees no token,
+    and no token sees it.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""A mask whose matrix the caller brings with each call."""
+"""A mask whose matrix the caller gives with each call."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class Entries(Mask):
-    """M = the tensor `entries` of the call: (T, T), (B, T, T) or (B, N, T, T).
+    """M is the tensor `entries` of the call, of shape (T, T), (B, T, T) or (B, N, T, T).
 
-    Booleans, or factors that are not negative. The matrix exists, so there is no faster path than
-    "blockwise".
+    The entries are booleans, or factors that are not negative. As the matrix exists already, the
+    only paths are "dense" and "blockwise".
 
     Example:
 
@@ -34,13 +34,13 @@ class Entries(Mask):
         rank = len(entries.shape)
         if rank not in (2, 3, 4):
             raise ValueError(
-                "The entries of a mask must have shape (T, T), (B, T, T) or (B, N, T, T). "
-                f"Received: shape={tuple(entries.shape)}"
+                "`entries` must have shape (T, T), (B, T, T) or (B, N, T, T). Received: "
+                f"entries.shape={tuple(entries.shape)}"
             )
         entries = at_least_float32(entries)
         if rank == 2:
             return entries[None, None]
-        return entries[:, None] if rank == 3 else entries
+        return entries[:, None] if rank == 3 else entries  # (1 or B, 1 or N, T, T)
 
     def _known_length(self, inputs: Tensors) -> Any:
         return ops.shape(inputs["entries"])[-1]

@@ -19,25 +19,26 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class Exponential(ChunkedMask):
-    """M[i, j] = sum_r c_r exp(-a_r |i - j|), rates and weights learned per head.
+    """M[i, j] = sum_r c_r exp(-a_r |i - j|), with rates and weights learned per head.
 
-    Linear in the length, whatever the rates; causal, it decodes token by token with a state of
-    fixed size. Rates and weights stay positive: their logarithms are learned.
+    The product is linear in the length for all rates. A causal mask decodes token by token with a
+    state of fixed size. Rates and weights stay positive, because their logarithms are learned.
 
     Args:
         num_decays: Number R of exponentials, at least 1.
         causal: Whether M[i, j] = 0 for j > i.
         initial_rates: Start values of the a_r: a positive number, or numbers that broadcast to
-            (num_heads, num_decays). By default 2^(-8 k / (N R)) for k = 1 ... N R, from the first
-            head's first to the last head's last; with one decay these are ALiBi's slopes.
+            (num_heads, num_decays). By default 2^(-8 k / (N R)) for k = 1 ... N R, where k counts
+            the rates of the first head, then of the second, and so on. With one decay these are
+            ALiBi's slopes.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
         `log_rates` and, with several decays, `log_weights`, of shape (num_heads, num_decays). The
-        weights start at 1 / R. With one decay there is none: the normaliser would cancel it.
+        weights start at 1 / R. With one decay there is no weight: the normaliser would cancel it.
 
     Raises:
-        ValueError: For a number of decays or rates that cannot be used.
+        ValueError: For an invalid number of decays or invalid rates.
 
     Example:
 
@@ -46,8 +47,8 @@ class Exponential(ChunkedMask):
     >>> keras.ops.convert_to_numpy(mask.dense(3))[0, 0].round(3).tolist()
     [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.25, 0.5, 1.0]]
 
-    Ours. The slopes are those of Press et al., "Train Short, Test Long", arXiv 2108.12409, whose
-    bias -a |i - j| on logits is this factor on kernels.
+    Source: ours. The slopes come from Press et al., "Train Short, Test Long", arXiv 2108.12409.
+    Their bias -a |i - j| on logits is this factor on kernels.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Exponential(ChunkedMask):
 
     def parameters(self) -> Tensors:
         names = ["log_rates", "log_weights"] if self.num_decays > 1 else ["log_rates"]
-        return {name: at_least_float32(getattr(self, name)) for name in names}
+        return {name: at_least_float32(getattr(self, name)) for name in names}  # (N, R) each
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         weights = ops.exp(parameters["log_weights"]) if self.num_decays > 1 else None

@@ -1,4 +1,4 @@
-"""Products with masks whose matrix is formed, all of it or a block of query rows at a time."""
+"""Products that form the matrix of a mask, whole or a block of query rows at a time."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Tensor = Any
 
+FORMED_PATHS = ("dense", "blockwise")
+
 
 def formed_product(
     mask: "Mask",
@@ -23,11 +25,11 @@ def formed_product(
     parameters: "Tensors",
     inputs: "Tensors",
 ) -> Tensor:
-    """M x or, given features, [(phi(Q) phi(K)^T) o M] x, with M formed.
+    """Forms M and returns M x or, with features, [(phi(Q) phi(K)^T) o M] x.
 
     Args:
         mask: The mask, whose `_matrix` and `_block_rows` give M.
-        path: "dense", all rows at once, or "blockwise", `mask.block_size` of them.
+        path: "dense" forms all rows at once, "blockwise" forms `mask.block_size` rows at a time.
         query: Features of the queries, (B, T, N, m), or `None`.
         key: Features of the keys, (B, T, N, m), or `None`.
         x: Signal of shape (B, T, N, D), at least float32.
@@ -48,7 +50,7 @@ def formed_product(
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         matrix = mask._block_rows(
-            ops.minimum(rows, length - 1),
+            ops.minimum(rows, length - 1),  # (R,); the last block may reach past the end
             length,
             {name: tensors[f"parameter {name}"] for name in parameters},
             {name: tensors[f"input {name}"] for name in inputs},
@@ -60,13 +62,14 @@ def formed_product(
 
 
 def _product(query: Tensor | None, key: Tensor | None, x: Tensor, matrix: Tensor) -> Tensor:
-    """The product with some rows of M, (1 or B, 1 or N, R, T)."""
+    """The product with some rows of M, of shape (1 or B, 1 or N, R, T)."""
     matrix = ops.cast(matrix, x.dtype)
     if query is not None and key is not None:
         return masked_scores(query, key, x, matrix)
-    # Axes of size 1 leave the contraction: a gradient that is summed over them after it is wrong on
-    # a CPU for more than 256 rows and columns (XLA of TensorFlow 2.21; not of JAX 0.10).
+    # Axes of size 1 take no part in the contraction. Otherwise the gradient is summed over them
+    # afterwards, and XLA of TensorFlow 2.21 gets this sum wrong on a CPU for more than 256 rows and
+    # columns (XLA of JAX 0.10 does not).
     shared = [axis for axis in (0, 1) if matrix.shape[axis] == 1]
     letters = "".join(letter for axis, letter in enumerate("bn") if axis not in shared)
-    matrix = ops.squeeze(matrix, axis=tuple(shared)) if shared else matrix
+    matrix = ops.squeeze(matrix, axis=tuple(shared)) if shared else matrix  # (B?, N?, R, T)
     return ops.einsum(f"{letters}ts,bsnd->btnd", matrix, x)

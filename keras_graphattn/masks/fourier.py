@@ -1,4 +1,4 @@
-"""What Toeplitz masks share: learned logarithms of factors, and the choice between two costs."""
+"""The base of Toeplitz masks: learned logarithms of factors, and the choice of the faster path."""
 
 from typing import Any, ClassVar
 
@@ -8,18 +8,18 @@ from keras import ops
 
 from keras_graphattn.masks.mask import DENSE_LIMIT, Mask
 
-# Length from which the FFT is faster than rows in blocks, over m D / (m + D + 32), on a CPU with
-# two cores, forward and backward, m = D = 32. `KERAS_BACKEND=<backend> python
-# benchmarks/toeplitz_masks.py --lengths 2048 4096 8192 16384 --heads 1` has the two cross between
-# 2048 and 4096 tokens on tensorflow, 4096 and 8192 on torch, 8192 and 16384 on jax.
+# The length from which the FFT is faster than rows in blocks, divided by m D / (m + D + 32). It is
+# for a CPU with two cores, forward and backward, m = D = 32. With `KERAS_BACKEND=<backend> python
+# benchmarks/toeplitz_masks.py --lengths 2048 4096 8192 16384 --heads 1` the FFT becomes faster
+# between 2048 and 4096 tokens on tensorflow, 4096 and 8192 on torch, 8192 and 16384 on jax.
 CROSSOVER = {"tensorflow": 220.0, "torch": 600.0, "jax": 1170.0}
-# For products in tiles (`--causal`): between 8192 and 16384 tokens on tensorflow and jax, and on
-# torch beyond 16384, the longest measured, carried on from how the ratio falls.
+# For products in tiles (`--causal`): between 8192 and 16384 tokens on tensorflow and jax. On torch
+# it is above 16384, the longest length measured; the number extrapolates the ratio of the times.
 CROSSOVER_IN_TILES = {"tensorflow": 1000.0, "torch": 1800.0, "jax": 1360.0}
 
 
 class FourierMask(Mask):
-    """Base of masks whose table of factors is convolved with the tokens, path "fft"."""
+    """Base of masks whose path "fft" convolves a table of factors with the tokens."""
 
     paths: tuple[str, ...] = ("dense", "blockwise", "fft")
     dense_limit: ClassVar[int] = DENSE_LIMIT
@@ -30,12 +30,12 @@ class FourierMask(Mask):
 
     @property
     def _in_tiles(self) -> bool:
-        """Whether the product is one of tiles, exact row by row, in place of one transform."""
+        """Whether the product uses tiles, exact row by row, instead of one transform."""
         return False
 
     @property
     def _fourier_cost(self) -> float:
-        """Cost of the transform relative to that of a sequence, per cost of the rows."""
+        """Cost of the transform relative to the cost of the rows; 1 for a sequence."""
         return 1.0
 
     def choose_path(
@@ -51,7 +51,7 @@ class FourierMask(Mask):
     def _faster_path(
         self, length: int | None, features: int | None, width: int | None, in_tiles: bool
     ) -> str:
-        if not isinstance(length, int):  # JAX cannot cut an open length into blocks
+        if not isinstance(length, int):  # JAX cannot cut an unknown length into blocks
             return "dense" if keras.backend.backend() == "jax" else "blockwise"
         features, width = features or 1, width or 1
         measured = CROSSOVER_IN_TILES if in_tiles else CROSSOVER

@@ -1,15 +1,19 @@
-"""Masks over graphs: how much of a token's heat reaches another along the edges."""
+"""Masks over graphs: how much heat flows from one token to another along the edges."""
 
 from functools import cached_property
 from typing import Any
 
 import keras
 import numpy as np
-import scipy.sparse
 import scipy.special
 from keras import ops
 
 from keras_graphattn.checks.arguments import flag, number, one_of, optional
+from keras_graphattn.masks.diffusion_graph import (
+    DiffusionGraph,
+    interval_of_batches,
+    read_diffusion_graph,
+)
 from keras_graphattn.masks.input_checks import either
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.topology import (
@@ -29,12 +33,7 @@ from keras_graphattn.ops.graphs.diffusion import (
     spectral_product_of_batch,
 )
 from keras_graphattn.ops.graphs.example_topology import largest_eigenvalue_bound
-from keras_graphattn.ops.graphs.graphs import (
-    graph_edges,
-    graph_operator,
-    read_graph,
-    spectrum_by_component,
-)
+from keras_graphattn.ops.graphs.graphs import graph_edges, spectrum_by_component
 from keras_graphattn.ops.graphs.heat import (
     LONGEST_PART_OF_MATRIX,
     PositiveOperator,
@@ -42,63 +41,64 @@ from keras_graphattn.ops.graphs.heat import (
     exponential_matrix,
     exponential_product,
     exponential_product_of_batch,
-    positive_operator,
     series_sizes,
 )
 from keras_graphattn.ops.graphs.sparse import SparseMatrix
-from keras_graphattn.ops.graphs.spectral_bounds import BOUND_SLACK, check_degrees, checked_bound
+from keras_graphattn.ops.graphs.spectral_bounds import BOUND_SLACK, check_degrees
 
 Tensor = Any
 
 OPERATORS = ("laplacian", "normalized_laplacian", "adjacency")
 SPECTRAL_FUNCTIONS = ("heat", "resolvent")
-RESOLVENT_ERROR = 1e-5  # of a row by its series, relative to the row's largest entry
+RESOLVENT_ERROR = 1e-5  # largest error of a row by its series, relative to its largest entry
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class GraphDiffusion(TopologyMask):
-    """M = exp(-t L) on the nodes of a graph, the time t learned per head; O(edges) per term.
+    """M = exp(-t L) on the nodes of a graph, with a learned time t per head.
 
-    L is the plain or the normalised Laplacian; with the adjacency matrix A, M = exp(t A). M is
-    never formed: M x is a series of positive terms in the sparse matrix, whose number `tolerance`
-    fixes at the longest time. `function="resolvent"` takes (I + t L)^-1 in place of the
-    exponential, by a Chebyshev series. For any other function of the operator, subclass and write
-    `spectral_function`.
+    L is the plain or the normalised Laplacian; with the adjacency matrix A, M = exp(t A). The path
+    "series" never forms M: M x is a series of positive terms in the sparse matrix, O(edges) per
+    term. `tolerance` sets the number of terms, for the longest time. With `function="resolvent"`,
+    M is (I + t L)^-1, by a Chebyshev series. For any other function of the operator, write a
+    subclass with your own `spectral_function`.
 
-    Entries between two components of the graph are exactly 0 on every path, and what one component
-    holds, NaN included, never reaches another. Every path is exact row by row: in float32 the error
-    of a row is at most `tolerance` + 1e-6 + 2e-7 t r, relative to its largest entry, r being the
-    largest degree (1 if normalised, the spectral radius of an adjacency matrix). A resolvent
-    has the path "series" only where its series is that exact (1e-5). A function of your own is
-    right to 1e-6 of its largest value.
+    Entries between two components of the graph are exactly 0 on every path. Values of one
+    component, NaN included, never reach another component. Every path is exact row by row: in
+    float32 the error of a row is at most `tolerance` + 1e-6 + 2e-7 t r, relative to its largest
+    entry. Here r is the largest degree (1 if normalised, the spectral radius of an adjacency
+    matrix). A resolvent has the path "series" only if its series is exact to 1e-5. The error of
+    your own function is at most 1e-6 of its largest value.
 
-    "auto" takes the series beyond about 128 nodes (for attention, 1024) and the matrix below:
-    measured in benchmarks/tree_and_graph_masks.py.
+    "auto" uses the matrix for up to about 128 nodes (for attention, 1024) and the series for more,
+    as benchmarks/tree_and_graph_masks.py measures.
 
     Args:
         graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
-            weights, or an object like a networkx graph. `None` where each example of a batch has
-            its own: then the calls get `edges`, integers of shape (B, E, 2), nodes numbered within
-            the example, (-1, -1) for padding. Here and there an edge counts once, however often
-            and in whichever direction it is given; an edge from a node to itself is an error.
+            weights, or an object like a networkx graph. `None` if each example of a batch has its
+            own graph: then the calls take `edges`, integers of shape (B, E, 2). Nodes are numbered
+            within the example, and (-1, -1) is padding. In both cases an edge counts once, even
+            if it is given several times or in both directions. An edge from a node to itself is
+            an error.
         edge_weights: Positive weights, one per edge of an array; 1 by default. With `graph=None`,
-            `True` makes the calls take `edge_weights` of shape (B, E), gradients included. The
-            weights of an edge that is given several times must agree.
-        num_nodes: Number of nodes, where edges do not name them all.
+            `True` makes the calls take `edge_weights` of shape (B, E), which get gradients. The
+            weights of an edge that is given several times must be equal.
+        num_nodes: Number of nodes, if the edges do not name them all.
         operator: `"laplacian"` (D - A), `"normalized_laplacian"` (I - D^-1/2 A D^-1/2, 0 at
             isolated nodes) or `"adjacency"`.
         function: `"heat"` or `"resolvent"`.
-        initial_time: Start of t, a positive number or one per head.
-        max_time: Learned times stay below this; twice the largest start by default. The number of
-            terms grows with it, to 2000 at most.
-        learn_time: Whether t is learned. `False` fixes it at its start, at the fewest terms.
-        tolerance: What the dropped terms add up to at most, relative to each row of M; 1e-6 by
-            default, 1e-14 for a float64 mask.
-        spectral_bound: Bound of the operator's largest eigenvalue. Needed with `graph=None`, unless
-            the Laplacian is normalised (2): at least the largest d_u + d_v over the edges (u, v)
-            of every graph for the plain one, sqrt(d_u d_v) for the adjacency matrix. An example
-            with a larger one is an error, as a series is wrong beyond its interval. Else taken
-            from the graph; one that is below the largest eigenvalue is refused.
+        initial_time: Start value of t, a positive number or one per head.
+        max_time: Learned times stay below this; by default, twice the largest start value. The
+            number of terms grows with it, up to 2000.
+        learn_time: Whether t is learned. `False` keeps its start value and needs fewest terms.
+        tolerance: Largest sum of the dropped terms, relative to each row of M; 1e-6 by default,
+            1e-14 for a float64 mask.
+        spectral_bound: Bound of the operator's largest eigenvalue. By default it comes from the
+            graph, and a bound below the largest eigenvalue is an error. It is needed with
+            `graph=None`, unless the Laplacian is normalised (then it is 2). For the plain
+            Laplacian it must be at least the largest d_u + d_v over the edges (u, v) of every
+            graph, for the adjacency matrix the largest sqrt(d_u d_v). An example with a larger
+            value is an error, because a series is wrong outside its interval.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
@@ -115,8 +115,8 @@ class GraphDiffusion(TopologyMask):
     >>> keras.ops.convert_to_numpy(mask.dense())[0, 0].astype(float).round(4).tolist()
     [[0.5677, 0.4323], [0.4323, 0.5677]]
 
-    Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1. Ours: the Chebyshev series,
-    other functions and operators, and one graph per example.
+    Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1. Our additions: the
+    Chebyshev series, other functions and operators, and one graph per example.
     """
 
     paths: tuple[str, ...] = ("dense", "series")
@@ -146,7 +146,7 @@ class GraphDiffusion(TopologyMask):
         if function == "resolvent" and operator == "adjacency":
             raise ValueError(
                 'The resolvent of an adjacency matrix has poles. Received: function="resolvent", '
-                'operator="adjacency". Use a Laplacian.'
+                'operator="adjacency". Use operator="laplacian" or "normalized_laplacian".'
             )
         self.operator, self.function, self.tolerance = operator, function, tolerance
         self.initial_time = finite("initial_time", initial_time, positive=True)
@@ -156,7 +156,7 @@ class GraphDiffusion(TopologyMask):
         self.max_time = number(above=0.0)("max_time", self.max_time, {})
         if self.max_time < longest or (learn_time and self.max_time == longest):
             raise ValueError(
-                "`max_time` must be above the start of every time. Received: "
+                "`max_time` must be larger than every initial time. Received: "
                 f"max_time={max_time!r}, initial_time={initial_time!r}"
             )
         self.spectral_bound = spectral_bound
@@ -164,7 +164,7 @@ class GraphDiffusion(TopologyMask):
         self._plan_series()
 
     def _plan_series(self) -> None:
-        """Fixes the number of terms, and which paths are exact."""
+        """Sets the number of terms, and the paths that are exact enough."""
         tolerance = self.tolerance
         if tolerance is None:
             tolerance = 1e-14 if self.variable_dtype == "float64" else 1e-6
@@ -187,10 +187,10 @@ class GraphDiffusion(TopologyMask):
         error = resolvent_error(high, self.max_time, self.variable_dtype)
         if self.function != "resolvent" or error <= RESOLVENT_ERROR:
             return
-        if self._adjacency is None:
+        if self._graph is None:  # then there is no path "dense" to use instead
             raise ValueError(
                 "The series of this resolvent is not exact in float32. Received: times up to "
-                f"{self.max_time:g} on an operator of up to {high:g}. Use shorter times, "
+                f"{self.max_time:g} for eigenvalues up to {high:g}. Use shorter times, "
                 'dtype="float64" or function="heat".'
             )
         self.paths = ("dense",)
@@ -203,38 +203,25 @@ class GraphDiffusion(TopologyMask):
     def _read(
         self, graph: Any, edge_weights: Any, num_nodes: int | None, bound: float | None
     ) -> None:
-        if bound is not None:
-            number(above=0.0)("spectral_bound", bound, {})
-        if graph is not None:
-            adjacency = read_graph(graph, num_nodes, edge_weights)
-            matrix, low, high = graph_operator(adjacency, self.operator)
-            self._adjacency, self.num_nodes = adjacency, adjacency.shape[0]
-            self._operator = scipy.sparse.csr_array(matrix)
-            self._positive: PositiveOperator | None = positive_operator(adjacency, self.operator)
-            high = high if bound is None else checked_bound(float(bound), matrix, high)
-            self.interval = (-high if low < 0 else 0.0, high)
+        self._graph: DiffusionGraph | None = None
+        if graph is None:
+            self.interval = interval_of_batches(edge_weights, self.operator, bound)
+            self.inputs_at_call = ("edges", "edge_weights") if edge_weights else ("edges",)
             return
-        if edge_weights is not None and not isinstance(edge_weights, bool):
-            raise ValueError(
-                "Without a graph, `edge_weights` says whether the calls bring any. Received: "
-                f"edge_weights={edge_weights!r}. Use True or None."
-            )
-        self._adjacency, self._positive = None, None
-        self.inputs_at_call = ("edges", "edge_weights") if edge_weights else ("edges",)
-        if self.operator == "normalized_laplacian":
-            bound = 2.0 if bound is None else bound
-            if bound < 2.0:
-                raise ValueError(
-                    "The eigenvalues of a normalised Laplacian reach 2, and graphs that come with "
-                    f"each call may have such. Received: spectral_bound={bound!r}. Leave it out."
-                )
-        if bound is None:
-            raise ValueError(
-                "Graphs that come with each call need a bound of the operator's spectrum. "
-                f"Received: operator={self.operator!r}, spectral_bound=None. Give one, or use "
-                'operator="normalized_laplacian", whose bound is 2.'
-            )
-        self.interval = (-float(bound) if self.operator == "adjacency" else 0.0, float(bound))
+        self._graph = read_diffusion_graph(graph, edge_weights, num_nodes, self.operator, bound)
+        self.interval = self._graph.interval
+        self.num_nodes = self._graph.adjacency.shape[0]
+
+    @property
+    def _positive(self) -> PositiveOperator | None:
+        """The operator of the series with only positive terms, if the mask uses it."""
+        return self._graph.positive if self._graph is not None and self._is_heat else None
+
+    @property
+    def _operator(self) -> Any:
+        """The sparse operator of a graph that is the same at every call."""
+        assert self._graph is not None
+        return self._graph.operator
 
     def _check_values(self, inputs: dict[str, Any], length: int | None) -> bool:
         plain = super()._check_values(inputs, length)
@@ -258,12 +245,12 @@ class GraphDiffusion(TopologyMask):
         """f of the operator's eigenvalues.
 
         Args:
-            library: `numpy` or `keras.ops`, whichever `x` belongs to.
+            library: `numpy` or `keras.ops`, depending on the type of `x`.
             x: Eigenvalues, of shape (..., 1) or (...,).
             time: t: a number, or one per head.
 
         Returns:
-            f(x), of the shape that `x * time` has.
+            f(x), of the shape of `x * time`.
         """
         if self.function == "resolvent":
             return 1.0 / (1.0 + time * x)
@@ -288,10 +275,10 @@ class GraphDiffusion(TopologyMask):
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         time = parameters["time"]
-        if self._adjacency is None:
+        if self._graph is None:
             return self._signal_of_batch(x, time, inputs)
-        nodes = to_nodes(x)
-        if self._positive is not None and self._is_heat:
+        nodes = to_nodes(x)  # (T, N, B D)
+        if self._positive is not None:
             found = exponential_product(nodes, time, self._positive, self._sizes)
         else:
             found = spectral_product(nodes, self._coefficients(time), self._chebyshev_matrix)
@@ -301,7 +288,7 @@ class GraphDiffusion(TopologyMask):
         shape, weights = ops.shape(x), inputs.get("edge_weights")
         dtype = keras.backend.standardize_dtype(x.dtype)
         apply = graph_operator_of_batch(inputs["edges"], weights, shape[1], self.operator, dtype)
-        nodes = ops.reshape(x, (-1, *shape[2:]))
+        nodes = ops.reshape(x, (-1, *shape[2:]))  # (B T, N, D): one graph of all examples
         if self._is_heat:
             found = exponential_product_of_batch(nodes, time, apply, shape[1], self._sizes)
         else:
@@ -326,23 +313,23 @@ class GraphDiffusion(TopologyMask):
         return spectrum_by_component(self._operator)
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
-        if self._adjacency is None:
+        if self._graph is None:
             columns = ops.eye(length, dtype=parameters["time"].dtype)
-            columns = self._columns(columns, length, parameters, inputs)
+            columns = self._columns(columns, length, parameters, inputs)  # (B, T, N, T)
             return ops.transpose(columns, (0, 2, 1, 3))
         time = parameters["time"]
-        if self._positive is not None and self._is_heat:
+        if self._positive is not None:
             return exponential_matrix(time, self._positive, self._matrix_sizes)[None]
         values, vectors = (ops.convert_to_tensor(a, dtype=time.dtype) for a in self._spectrum)
-        factors = self.spectral_function(ops, values[:, None], time)
+        factors = self.spectral_function(ops, values[:, None], time)  # (T, N)
         return ops.einsum("ik,kn,jk->nij", vectors, factors, vectors)[None]
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()
-        if self._adjacency is None:
+        if self._graph is None:
             config |= {"graph": None, "edge_weights": "edge_weights" in self.inputs_at_call}
         else:
-            edges, weights = graph_edges(self._adjacency)
+            edges, weights = graph_edges(self._graph.adjacency)
             config |= {"graph": edges.tolist(), "num_nodes": self.num_nodes}
             if (weights != 1.0).any():
                 config["edge_weights"] = weights.tolist()

@@ -1,4 +1,4 @@
-"""The hypercube: tokens whose positions differ in few bits are near."""
+"""The hypercube mask: two tokens are near if their positions differ in few bits."""
 
 from typing import Any
 
@@ -21,19 +21,19 @@ Tensor = Any
 class Hypercube(TopologyMask):
     """M = exp(-t L) on the hypercube of 2^d tokens, proportional to tanh(t)^Hamming(i, j).
 
-    Applied in d butterfly steps, O(n log n) for any power of 2.
+    The product takes d butterfly steps: O(n log n) for n = 2^d tokens.
 
     Args:
-        initial_time: Start of t, a positive number or one per head.
-        dimension: d, where every bit of the position is to have its own learned time; one time
-            per head for all bits by default, at any length that is a power of 2.
+        initial_time: Start value of t, a positive number or one per head.
+        dimension: d. If given, every bit of the position has its own learned time. By default all
+            bits share one time per head, at any length that is a power of 2.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
         `log_time` of shape (num_heads,), or (dimension, num_heads), lowest bit first.
 
     Raises:
-        ValueError: For times or dimensions that cannot be used, and lengths that are no power of 2.
+        ValueError: For invalid times or dimensions, and for lengths that are not a power of 2.
 
     Example:
 
@@ -70,6 +70,7 @@ class Hypercube(TopologyMask):
         self.log_time = self._add_parameter("log_time", np.log(start))
 
     def parameters(self) -> Tensors:
+        # (N,), or (d, N) with a time per bit
         return {"time": ops.exp(in_float32({"time": self.log_time})["time"])}
 
     def _check_length(self, length: int) -> None:
@@ -77,7 +78,7 @@ class Hypercube(TopologyMask):
             raise ValueError(
                 f"This Hypercube has {self.num_nodes} nodes, one for each token. Received: "
                 f"length={length}, dimension={self.dimension}. Use another `dimension`, or leave "
-                "it out for any length that is a power of 2."
+                "it out to use any length that is a power of 2."
             )
         hypercube_dimension(length)
 
@@ -87,19 +88,20 @@ class Hypercube(TopologyMask):
         return hypercube_product(x, parameters["time"])
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
-        return hypercube_rows(positions, self._fixed(length), parameters["time"])[None]
+        rows = hypercube_rows(positions, self._fixed(length), parameters["time"])  # (N, R, T)
+        return rows[None]
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         return self._rows(ops.arange(length), length, parameters, inputs)
 
     def _fixed(self, length: Any) -> int:
-        """The number of nodes, where the length of the signal is not known before the run."""
+        """The number of nodes, also if the length of the signal is only known at run time."""
         if isinstance(length, int):
             return length
         if self.num_nodes is None:
             raise ValueError(
-                "A Hypercube of any dimension needs a fixed length. Received: a signal of unknown "
-                "length. Fix the length, or give `dimension`."
+                "A Hypercube without a `dimension` needs a fixed length. Received: a signal of "
+                "unknown length. Fix the length, or give `dimension`."
             )
         return self.num_nodes
 

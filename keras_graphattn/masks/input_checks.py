@@ -1,8 +1,9 @@
-"""The values of what comes with a call: refused by example and entry, or kept where they belong.
+"""Checks of the values that come with a call: wrong entries are refused, or kept in bounds.
 
-Two halves with the same rules. `check_values` works on NumPy arrays and raises an error.
-`bounded_inputs` works on tensors whose values are not known yet, in compiled code: it keeps each
-index within its own example and says which examples are wrong. Both go by the names of the inputs.
+There are two halves with the same rules. `check_values` works on NumPy arrays and raises an error
+that names the example and the entry. `bounded_inputs` works in compiled code, on tensors whose
+values are not known yet: it keeps each index within its own example and returns which examples
+are wrong. Both find the rules of an input by its name.
 """
 
 from typing import Any
@@ -11,7 +12,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import PLAIN, numpy_of
 from keras_graphattn.ops.graphs.edge_lists import disagreeing, repeated_edges
 from keras_graphattn.ops.graphs.example_topology import (
     any_of_example,
@@ -30,46 +30,16 @@ HARMLESS = {"parents": -1, "edges": -1, "walks": -1, "segment_ids": -1, "edge_we
 INT32 = (-(2**31), 2**31 - 1)
 
 
-def known_value(given: Any) -> Array | None:
-    """The numbers of an array or tensor where they are known by now: not while code is traced.
-
-    A tensor on an accelerator is copied to the host, which waits for it.
-    """
-    if isinstance(given, PLAIN):
-        return np.asarray(numpy_of(given))
-    backend = keras.backend.backend()
-    if backend == "jax":
-        import jax
-
-        known = isinstance(given, jax.Array) and not isinstance(given, jax.core.Tracer)
-        return np.asarray(given) if known and given.is_fully_addressable else None
-    if backend == "tensorflow":
-        return np.asarray(given.numpy()) if hasattr(given, "numpy") else None
-    import torch
-
-    with keras.SymbolicScope() as scope:  # where shapes are found, Keras puts ones in each tensor
-        is_traced = scope.original_scope is not None
-    is_traced = is_traced or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if is_traced or not isinstance(given, torch.Tensor) or given.device.type == "meta":
-        return None
-    given = given.detach()
-    try:
-        given = given.float() if given.dtype == torch.bfloat16 else given
-        return np.asarray(given.cpu().numpy())
-    except RuntimeError:  # a tensor that stands for others, as under `torch.func.vmap`
-        return None
-
-
 def check_values(inputs: Arrays, length: int | None, max_depth: int | None = None) -> bool:
     """Raises a `ValueError` that names the first wrong example and entry.
 
     Args:
-        inputs: Arrays by the names of `Mask.inputs_at_call`; other names are not looked at.
-        length: Number of tokens T, where it is known.
-        max_depth: The most ancestors that a node of a tree may have, where there is a limit.
+        inputs: Arrays by the names of `Mask.inputs_at_call`; other names are ignored.
+        length: Number of tokens T, if it is known.
+        max_depth: The most ancestors that a node of a tree may have, if there is a limit.
 
     Returns:
-        Whether the arrays can be computed with as they are: no edge is given twice.
+        `True` if the arrays can be used as they are. `False` if an edge is given twice.
     """
     weights = inputs.get("edge_weights")
     weights = None if weights is None else weights.astype("float64")
@@ -85,12 +55,13 @@ def check_values(inputs: Arrays, length: int | None, max_depth: int | None = Non
 
 
 def _first(wrong: Array) -> tuple[int, ...] | None:
-    """The place of the first `True` entry."""
+    """The index of the first `True` entry, or `None`."""
     return tuple(int(i) for i in np.argwhere(wrong)[0]) if wrong.any() else None
 
 
 def _outside(ids: Array, low: int, high: int) -> Array:
-    """Which ids are below `low` or above `high`, in whatever integer type they come."""
+    """Which ids are below `low` or above `high`, for any integer type."""
+    # Unsigned ids are never negative.
     found: Array = ids > high if ids.dtype.kind == "u" else (ids < low) | (ids > high)
     return found
 
@@ -100,7 +71,7 @@ def _check_segments(ids: Array) -> None:
     if place:
         raise ValueError(
             f"`segment_ids` of example {place[0]}: token {place[1]} has the id {ids[place]}, but "
-            "ids must lie in the range of int32. Number the segments within the example."
+            "ids must be in the range of int32. Number the segments within the example."
         )
 
 
@@ -112,7 +83,7 @@ def _check_walks(walks: Array) -> None:
         raise ValueError(
             f"`walks` of example {example}: step {step} of walk {walk} from node {node} is at node "
             f"{walks[place]}, but there are {count} nodes. Nodes are numbered within the example, "
-            "from 0; -1 stands after the end of a walk."
+            "from 0; -1 fills the steps after the end of a walk."
         )
 
 
@@ -132,7 +103,7 @@ def _check_parents(parents: Array, lengths: Array | None, max_depth: int | None)
         if place:
             raise ValueError(
                 f"`edge_weights` of example {place[0]}: the edge from node {place[1]} to its "
-                f"parent has the length {lengths[place]:g}. Lengths are finite and not negative."
+                f"parent has the length {lengths[place]:g}. Lengths must be finite and at least 0."
             )
     ancestors = ancestors_of(parents)
     place = _first(ancestors < 0)
@@ -140,39 +111,40 @@ def _check_parents(parents: Array, lengths: Array | None, max_depth: int | None)
         circle = _circle_from(parents[place[0]], place[1])
         names = ", ".join(str(node) for node in circle[:8]) + (", ..." if len(circle) > 8 else "")
         way = (
-            f"nodes {names} are a circle" if len(circle) > 1 else f"node {names} is its own parent"
+            f"nodes {names} form a cycle" if len(circle) > 1 else f"node {names} is its own parent"
         )
         raise ValueError(
-            f"`parents` of example {place[0]}: node {place[1]} never reaches a root, as {way}. The "
-            "root of each tree has parent -1."
+            f"`parents` of example {place[0]}: node {place[1]} never reaches a root, because "
+            f"{way}. The root of each tree has parent -1."
         )
     place = None if max_depth is None else _first(ancestors > max_depth)
     if place:
         raise ValueError(
             f"`parents` of example {place[0]}: node {place[1]} has {ancestors[place]} ancestors, "
-            f"but the mask was made with max_depth={max_depth}. Give a larger `max_depth`."
+            f"but the mask has max_depth={max_depth}. Use a larger `max_depth`."
         )
 
 
 def ancestors_of(parents: Array) -> Array:
-    """The number of ancestors of each node, (B, T); -1 where they never end."""
+    """The number of ancestors of each node, (B, T); -1 where a cycle makes them endless."""
     batch, count = parents.shape
     nodes = np.arange(batch * count).reshape((batch, count))
     has_parent = parents >= 0
     jump = np.where(has_parent, parents + nodes[:, :1], nodes).ravel()
-    found = has_parent.ravel().astype("int64")
+    found = has_parent.ravel().astype("int64")  # (B T,)
+    # Pointer doubling: after step k, `jump` is the ancestor 2^k edges up.
     for _ in range(max(count - 1, 1).bit_length()):
         if not found[jump].any():
             break
         found = found + found[jump]
         jump = jump[jump]
-    found[found[jump] > 0] = -1
+    found[found[jump] > 0] = -1  # only a node on or below a cycle still has ancestors there
     return found.reshape((batch, count))
 
 
 def _circle_from(parents: Array, node: int) -> list[int]:
-    """The nodes of the circle that the ancestors of a node run into."""
-    for _ in range(len(parents)):
+    """The nodes of the cycle that the ancestors of a node lead to."""
+    for _ in range(len(parents)):  # after so many steps, the node is on the cycle
         node = int(parents[node])
     circle = [node]
     while int(parents[circle[-1]]) != node:
@@ -202,8 +174,8 @@ def _check_edges(edges: Array, weights: Array | None, length: int | None) -> boo
         if place:
             raise ValueError(
                 f"`edge_weights` of example {place[0]}: edge {place[1]} has the weight "
-                f"{weights[place]:g}. Weights must be finite and positive; leave out an edge by "
-                "giving it the nodes (-1, -1)."
+                f"{weights[place]:g}. Weights must be finite and positive. To leave out an edge, "
+                "give it the nodes (-1, -1)."
             )
     later, earlier = repeated_edges(edges)
     if weights is not None and len(later):
@@ -234,22 +206,23 @@ def _check_ends(edges: Array, length: int | None) -> None:
     if place:
         raise ValueError(
             f"`edges` of example {place[0]}: edge {place[1]} joins node {edges[place][0]} to "
-            "itself. An edge joins two nodes; leave it out by giving it the nodes (-1, -1)."
+            "itself. An edge must join two different nodes. To leave out an edge, give it the "
+            "nodes (-1, -1)."
         )
 
 
 def bounded_inputs(
     inputs: Tensors, length: Any, max_depth: int | None = None
 ) -> tuple[Tensors, Tensor | None]:
-    """The inputs with every index in its own example, and which examples hold a wrong entry.
+    """Keeps every index within its own example, and finds the examples with a wrong entry.
 
     Args:
-        inputs: Tensors by the names of `Mask.inputs_at_call`; others stay as they are.
+        inputs: Tensors by the names of `Mask.inputs_at_call`; others are not changed.
         length: Number of tokens T, a number or an integer tensor.
-        max_depth: The most ancestors that a node of a tree may have, where there is a limit.
+        max_depth: The most ancestors that a node of a tree may have, if there is a limit.
 
     Returns:
-        The inputs, and booleans of shape (B,), or `None` where nothing can be wrong.
+        The inputs, and booleans of shape (B,), or `None` if no entry can be wrong.
     """
     found, wrong = dict(inputs), []
     weights = inputs.get("edge_weights")
@@ -279,9 +252,10 @@ def bounded_inputs(
             right = ops.logical_and(weights >= 0.0, ops.isfinite(weights))
             wrong.append(ops.logical_and(parents >= 0, ops.logical_not(right)))
     if "edges" in inputs:
-        given, right = bounded_ids(inputs["edges"], -1, length)
+        given, right = bounded_ids(inputs["edges"], -1, length)  # (B, E, 2)
         loop = ops.equal(given[..., 0], given[..., 1])
         loop = ops.logical_and(loop, given[..., 0] >= 0)
+        # an edge with only one node of -1 is not padding
         half = ops.not_equal(given[..., 0] >= 0, given[..., 1] >= 0)
         wrong += [ops.logical_not(right), ops.logical_or(loop, half)]
         if weights is not None:
@@ -292,21 +266,21 @@ def bounded_inputs(
         wrong.append(conflict)
         if weights is not None:
             found["edge_weights"] = weights
-    flags = None
-    for entries in wrong:
+    flags = None  # (B,)
+    for entries in wrong:  # (B, ...)
         flags = either(flags, any_of_example(entries) if len(entries.shape) > 1 else entries)
     return found, flags
 
 
 def either(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Flags of two tests of the same examples; `None` is a test that nothing can fail."""
+    """Joins the flags (B,) of two tests; `None` is a test that no example can fail."""
     if first is None or second is None:
         return first if second is None else second
     return ops.logical_or(first, second)
 
 
 def harmless(inputs: Tensors, wrong: Tensor) -> Tensors:
-    """The inputs with those of wrong examples out of the way: no edges, roots only, padding."""
+    """Replaces the inputs of wrong examples: they get no edges, only roots, or padding."""
     found = dict(inputs)
     for name, number in HARMLESS.items():
         if name in inputs:
@@ -317,8 +291,8 @@ def harmless(inputs: Tensors, wrong: Tensor) -> Tensors:
 
 
 def marked(result: Tensor, wrong: Tensor | None) -> Tensor:
-    """NaN in the results (B, ...) of wrong examples, with no gradient from there."""
+    """Puts NaN into the results (B, ...) of wrong examples, which then pass no gradient."""
     if wrong is None:
         return result
-    nothing = ops.cast(float("nan"), result.dtype)
-    return ops.where(example_flags(wrong, result), nothing, result)
+    nan = ops.cast(float("nan"), result.dtype)
+    return ops.where(example_flags(wrong, result), nan, result)

@@ -16,9 +16,10 @@ Tensor = Any
 
 
 class Factored(Mask):
-    """Base of the masks M = L R^T: attention under them is kernel attention with more features.
+    """Base of the masks M = L R^T. Attention with them is kernel attention with more features.
 
-    (phi(q_i) . phi(k_j)) (L_i . R_j) is the product of phi(q_i) (x) L_i and phi(k_j) (x) R_j.
+    (phi(q_i) . phi(k_j)) (L_i . R_j) is the inner product of phi(q_i) (x) L_i and phi(k_j) (x) R_j,
+    where (x) is the outer product.
     """
 
     paths = ("dense", "blockwise", "low_rank")
@@ -34,8 +35,9 @@ class Factored(Mask):
     def widened(
         self, query_features: Tensor, key_features: Tensor, parameters: Tensors
     ) -> tuple[Tensor, Tensor]:
-        """phi(Q) (x) L and phi(K) (x) R, of shape (B, T, N, m rank)."""
+        """phi(Q) (x) L and phi(K) (x) R, each of shape (B, T, N, m rank)."""
         length = ops.shape(key_features)[1]
+        # (N, T, rank) -> (T, N, rank)
         left, right = (ops.transpose(f, (1, 0, 2)) for f in self.factors(length, parameters))
         return tuple(
             ops.concatenate([x * f[..., r : r + 1] for r in range(f.shape[-1])], axis=-1)
@@ -44,11 +46,12 @@ class Factored(Mask):
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         left, right = self.factors(length, parameters)
-        rows = ops.einsum("nir,njr->nij", ops.take(left, positions, axis=1), right)
+        left = ops.take(left, positions, axis=1)  # (N, R, rank)
+        rows = ops.einsum("nir,njr->nij", left, right)  # (N, R, T)
         return rows[None]
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
-        ones = ops.ones_like(x[..., :1])
+        ones = ops.ones_like(x[..., :1])  # (B, T, N, 1): one feature that is 1 everywhere
         return unmasked_attention(*self.widened(ones, ones, parameters), x)
 
     def _attend(
@@ -66,11 +69,11 @@ class Factored(Mask):
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class LowRank(Factored):
-    """M[i, j] = sum_r exp(l_ir + r_jr): a learned table of positions, of low rank, per head.
+    """M[i, j] = sum_r exp(l_ir + r_jr): a learned low-rank table of positions per head.
 
     Args:
         rank: Rank of the mask, at least 1.
-        length: Largest number of tokens; shorter sequences use the table's beginning.
+        length: Largest number of tokens. Shorter sequences use the first rows of the table.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
@@ -112,13 +115,13 @@ class LowRank(Factored):
 
     def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
         left, right = (parameters[name][:, :length] for name in ("log_left", "log_right"))
-        return ops.exp(left), ops.exp(right)
+        return ops.exp(left), ops.exp(right)  # (N, T, rank) each
 
     def _check_length(self, length: int) -> None:
         if length > self.length:
             raise ValueError(
                 f"This LowRank mask has {self.length} positions. Received: a sequence of {length} "
-                "tokens. Make it with a larger `length`."
+                "tokens. Use a larger `length`."
             )
 
     def get_config(self) -> dict[str, Any]:
@@ -129,24 +132,24 @@ class LowRank(Factored):
 class StochasticPositions(Factored):
     """M[i, j] = 1 + sum_k g_k cos(2 pi f_k (i - j) + theta_k), at random frequencies f_k.
 
-    Relative positions in linear time, at any length. The frequencies are drawn once, per head, and
-    gains and phases are learned; with sum_k g_k <= 1 no factor is negative. The papers draw
-    random positions mu_i and nu_j with E[mu_i . nu_j] = M[i, j] at each step. This kernel's
-    expectation has rank 2 K + 1, so it is taken exactly.
+    The mask gives relative positions in linear time, at any length. The frequencies are drawn once
+    per head; gains and phases are learned. As sum_k g_k <= 1, no factor is negative. The papers
+    draw random positions mu_i and nu_j with E[mu_i . nu_j] = M[i, j] at each step. This mask
+    computes the expectation exactly, as it has rank 2 K + 1.
 
     Args:
         num_frequencies: Number K of frequencies, at least 1.
-        trainable_frequencies: Whether the frequencies are learned, from where they were drawn.
+        trainable_frequencies: Whether the frequencies are learned; the draw is their start value.
         seed: Seed of the draw.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
         `frequencies` (per token, log-uniform between 1/2 and 1/4096), `gain_logits` and `phases`,
-        of shape (num_heads, num_frequencies). The gains are the softmax of their logits and one
-        more that is 0.
+        of shape (num_heads, num_frequencies). The gains are the softmax of their logits and of one
+        more logit, which is 0.
 
     Raises:
-        ValueError: For a number of frequencies that cannot be used.
+        ValueError: For an invalid number of frequencies.
 
     Example:
 
@@ -156,7 +159,7 @@ class StochasticPositions(Factored):
 
     Source: Liutkus et al., "Relative Positional Encoding for Transformers with Linear Complexity",
     arXiv 2105.08399, Eq. 18-20, as a mask by Choromanski et al., arXiv 2107.07999, Section 3.4.
-    Ours: the exact expectation and the bound on the gains.
+    Our additions: the exact expectation and the bound on the gains.
     """
 
     def __init__(
@@ -192,17 +195,21 @@ class StochasticPositions(Factored):
 
     def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
         frequencies, logits = parameters["frequencies"], parameters["gain_logits"]
-        gains = ops.softmax(ops.pad(logits, ((0, 0), (0, 1))), axis=-1)[:, None, :-1]
+        gains = ops.softmax(ops.pad(logits, ((0, 0), (0, 1))), axis=-1)[:, None, :-1]  # (N, 1, K)
         positions = ops.cast(ops.arange(length), frequencies.dtype)[None, :, None]
-        # the leading 12 bits of a frequency times a position are exact, and so is their fraction
+        # The product of a position and the leading 12 bits of a frequency is exact, and so is its
+        # fraction. Without this, a large position would lose the digits of the angle.
         leading = ops.stop_gradient(_truncated(frequencies * 4096.0) / 4096.0)
         turns = positions * leading[:, None, :]
-        turns = turns - _truncated(turns) + positions * (frequencies - leading)[:, None, :]
+        rest = positions * (frequencies - leading)[:, None, :]
+        turns = turns - _truncated(turns) + rest  # (N, T, K)
         angles = 2.0 * math.pi * turns
         phased = angles + parameters["phases"][:, None, :]
         ones = ops.ones_like(angles[..., :1])
         left = ops.concatenate([ones, gains * ops.cos(phased), gains * ops.sin(phased)], axis=-1)
-        right = ops.concatenate([ones, ops.cos(angles), ops.sin(angles)], axis=-1)
+        right = ops.concatenate(
+            [ones, ops.cos(angles), ops.sin(angles)], axis=-1
+        )  # (N, T, 2 K + 1)
         return left, right
 
     def get_config(self) -> dict[str, Any]:
@@ -215,5 +222,5 @@ class StochasticPositions(Factored):
 
 
 def _truncated(x: Tensor) -> Tensor:
-    """The integer part, in the dtype of `x` (`ops.floor` of torch makes float32 of float64)."""
+    """The integer part, in the dtype of `x` (on torch, `ops.floor` of float64 gives float32)."""
     return ops.stop_gradient(ops.cast(ops.cast(x, "int32"), x.dtype))

@@ -1,4 +1,4 @@
-"""One dtype for all that a mask computes with: float32, or float64 where any part of it is."""
+"""One dtype for all tensors of a mask: float64 if one of them is float64, else float32."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +11,7 @@ Tensors = dict[str, Tensor]
 
 
 def has_float64() -> bool:
-    """Whether the backend has float64: JAX only with `jax_enable_x64`, else it means float32."""
+    """Whether the backend has float64. JAX has it only with `jax_enable_x64`."""
     if keras.backend.backend() != "jax":
         return True
     import jax
@@ -20,7 +20,7 @@ def has_float64() -> bool:
 
 
 def widest_dtype(tensors: Iterable[Tensor], policy: str = "float32") -> str:
-    """`"float64"` where one of the tensors or the policy's dtype is, else `"float32"`."""
+    """`"float64"` if one of the tensors or the policy's dtype is float64, else `"float32"`."""
     dtypes = {keras.backend.standardize_dtype(x.dtype) for x in tensors} | {policy}
     return "float64" if "float64" in dtypes and has_float64() else "float32"
 
@@ -28,7 +28,7 @@ def widest_dtype(tensors: Iterable[Tensor], policy: str = "float32") -> str:
 def in_one_dtype(
     signals: tuple[Tensor, ...], parameters: Tensors, inputs: Tensors
 ) -> tuple[tuple[Tensor, ...], Tensors, Tensors]:
-    """Signals, weights and floating-point inputs of a call, all float32 or all float64."""
+    """Casts signals, weights and floating-point inputs of a call to float32, or all to float64."""
     floating = {name: x for name, x in inputs.items() if _is_floating(x)}
     dtype = widest_dtype((*signals, *parameters.values(), *floating.values()))
     return (

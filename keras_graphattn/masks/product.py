@@ -1,4 +1,4 @@
-"""Products of masks, entry by entry, below quadratic time where their forms allow it."""
+"""Products of masks, entry by entry, in less than quadratic time if their forms allow it."""
 
 import functools
 import operator
@@ -9,11 +9,12 @@ import keras
 from keras import ops
 
 from keras_graphattn.masks.chunked import Causal, ChunkedMask, Form
+from keras_graphattn.masks.feature_sums import attend_by_products
 from keras_graphattn.masks.input_checks import either
 from keras_graphattn.masks.low_rank import Factored
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.masks.precision import widest_dtype
-from keras_graphattn.ops.kernel.attention import sum_over_features, unmasked_attention
+from keras_graphattn.ops.kernel.attention import unmasked_attention
 from keras_graphattn.ops.kernel.chunks import Decay
 from keras_graphattn.serialization import restored
 
@@ -26,19 +27,19 @@ class Product(ChunkedMask):
 
     | factors | path |
     | --- | --- |
-    | any of `Causal`, `Segments`, `Exponential` | "chunked", linear; a state if causal |
-    | the same, and masks of low rank | "chunked", linear |
+    | any of `Causal`, `Segments`, `Exponential` | "chunked", linear; with a state if causal |
+    | these and masks of low rank | "chunked", linear |
     | masks of low rank, and at most one other mask | that mask's own path |
     | `Causal` and a mask with a causal form (`Toeplitz`) | that mask's own path, one-sided |
     | anything else | "blockwise" and "dense" only: quadratic time, linear memory |
 
     Args:
-        masks: Two or more masks. Products among them are taken apart.
+        masks: Two or more masks. A product among them is replaced by its factors.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Raises:
         ValueError: For fewer than two masks, for anything that is not a mask, and for two factors
-            that want a call-time input of the same name.
+            that take a call-time input of the same name.
 
     Example:
 
@@ -67,16 +68,16 @@ class Product(ChunkedMask):
         names = [name for mask in self.masks for name in mask.inputs_at_call]
         if len(set(names)) < len(names):
             raise ValueError(
-                "Two factors of a product want a tensor of the same name at each call. Received: "
-                f"masks={[type(mask).__name__ for mask in self.masks]}, which want {names}. Join "
-                "them into one."
+                "Two factors of a product take a tensor of the same name at each call. Received: "
+                f"masks={[type(mask).__name__ for mask in self.masks]}, which take {names}. Join "
+                "them into one mask."
             )
         self.inputs_at_call = tuple(names)
         self._sort()
         self.paths = (*Mask.paths, *self._own_paths())
 
     def _sort(self) -> None:
-        """Positions of the factors by kind."""
+        """Finds the positions of the factors by kind."""
         kinds: dict[str, list[int]] = {"chunked": [], "factored": [], "other": []}
         for index, mask in enumerate(self.masks):
             chunked = isinstance(mask, ChunkedMask)
@@ -198,29 +199,25 @@ class Product(ChunkedMask):
     ) -> Tensor:
         features = (query_features, key_features)
         for index in self._factored:
-            features = self.masks[index].widened(*features, self._of(index, parameters, inputs)[0])
+            mine, _ = self._of(index, parameters, inputs)
+            features = self.masks[index].widened(*features, mine)  # (B, T, N, m rank)
         if not self._others:
             if not self._chunked:
                 return unmasked_attention(*features, x)
             return super()._attend(*features, x, path, parameters, inputs, feature_chunk)
         index = self._others[0]
         other = self.masks[index]
-        mine = self._of(index, parameters, inputs)
+        parameters, inputs = self._of(index, parameters, inputs)
         if not self._chunked:
-            return other._attend(*features, x, path, *mine, feature_chunk)
-        names = [tuple(tensors) for tensors in mine]
-        tensors = (*mine[0].values(), *mine[1].values())
+            return other._attend(*features, x, path, parameters, inputs, feature_chunk)
 
-        def apply(signal: Tensor, *tensors: Tensor) -> Tensor:
-            count = len(names[0])
-            parameters = dict(zip(names[0], tensors[:count], strict=True))
-            inputs = dict(zip(names[1], tensors[count:], strict=True))
+        def product(signal: Tensor, parameters: Tensors, inputs: Tensors) -> Tensor:
             return other._causal_signal(signal, path, parameters, inputs)
 
-        return sum_over_features(apply, *features, x, tensors, feature_chunk)
+        return attend_by_products(product, *features, x, parameters, inputs, feature_chunk)
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
-        """The form of all factors that go in chunks, as one."""
+        """Returns one form for all factors that are computed in chunks."""
         joined = Form()
         for index in self._chunked:
             form = self.masks[index].form(*self._of(index, parameters, inputs))
@@ -233,7 +230,7 @@ class Product(ChunkedMask):
 
     @property
     def num_decays(self) -> int:
-        """Number of exponentials of the product."""
+        """Number of exponentials of the product: one for each choice of one per factor."""
         count = 1
         for index in self._chunked:
             count *= self.masks[index].num_decays
@@ -256,7 +253,7 @@ class Product(ChunkedMask):
 
 
 def _joined(factors: Iterable[Tensor]) -> Tensor:
-    """The product of the factors' entries, in the widest of their dtypes."""
+    """The product of the factors' entries, in their widest dtype."""
     found = list(factors)
     dtype = widest_dtype(found)
     return functools.reduce(operator.mul, (ops.cast(factor, dtype) for factor in found))
@@ -267,7 +264,7 @@ def _product(first: Decay | None, second: Decay | None) -> Decay | None:
     if first is None or second is None:
         return first if second is None else second
     heads = first.rates.shape[0]
-    rates = ops.reshape(first.rates[:, :, None] + second.rates[:, None, :], (heads, -1))
+    rates = ops.reshape(first.rates[:, :, None] + second.rates[:, None, :], (heads, -1))  # (N, R S)
     weights = None
     if first.weights is not None or second.weights is not None:
         left, right = (

@@ -34,36 +34,38 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class RandomWalk(TopologyMask):
-    """M[v, w] = f_v . f_w / (|f_v|^a |f_w|^a), f_v what walks from v meet (RWGNK).
+    """M[v, w] = f_v . f_w / (|f_v|^a |f_w|^a), where f_v describes the walks from v (RWGNK).
 
-    f_v is the mean over walks of sum_l decay^l e_(node at step l). M has low rank and is applied
-    as F (F^T x), F sparse; with `exact=True`, F is its expectation over all walks.
+    f_v is the mean over walks of sum_l decay^l e_(node at step l). M has low rank, and the product
+    is F (F^T x) with a sparse F. With `exact=True`, F is the expectation over all walks.
 
     Args:
         graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
             weights, or an object like a networkx graph.
-        edge_weights: Positive weights, one per edge of an array; steps are taken in proportion.
-        num_nodes: Number of nodes, where edges do not name them all.
-        walks: Walks to use in place of a graph: integers of shape (n, walks, length), each node's
-            walks from their start on, -1 after an end. With neither, each example of a batch has
-            its own: the calls get `walks`, integers of shape (B, T, walks, length), nodes numbered
-            within the example, -1 after an end. "features" takes them walk by walk and never forms
-            a matrix.
-        num_walks: Number of walks drawn from each node; the paper takes 50 to 100.
-        walk_length: Number of nodes of a walk, its start counted; the paper takes 3 to 10.
-        exact: Whether to take the expectation, for graphs and walks that are not too large: F
-            fills up as walks get longer.
-        decay: Decay of each step, positive: a number or one per head; the paper takes 1.
+        edge_weights: Positive weights, one per edge of an array. The probability of a step is
+            proportional to the weight of its edge.
+        num_nodes: Number of nodes, if the edges do not name them all.
+        walks: Walks to use instead of a graph: integers of shape (n, walks, length). They hold the
+            nodes of each walk from its start, and -1 after its end. With neither `graph` nor
+            `walks`, each example of a batch has its own walks: the calls take `walks`, integers of
+            shape (B, T, walks, length), with nodes numbered within the example and -1 after the
+            end. Then the path "features" goes through them walk by walk and never forms a matrix.
+        num_walks: Number of walks drawn from each node; the paper uses 50 to 100.
+        walk_length: Number of nodes of a walk, including its start; the paper uses 3 to 10.
+        exact: Whether to use the expectation over all walks. It is for small graphs and short
+            walks: F gets more entries as walks get longer.
+        decay: Decay of each step, a positive number or one per head; the paper uses 1.
         learn_decay: Whether the decay is learned.
-        normalization: The exponent a: 1 makes M a cosine, 0 leaves the inner products.
-        seed: Seed of the walks, the same on every backend.
+        normalization: The exponent a: 1 makes M a cosine, 0 keeps the inner products.
+        seed: Seed of the walks, which are the same on every backend.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
         With `learn_decay=True`, `log_decay` of shape (num_heads,).
 
     Raises:
-        ValueError: For graphs or walks that cannot be read, both given, and numbers out of range.
+        ValueError: For graphs or walks that cannot be read, for a graph together with walks, and
+            for numbers out of range.
 
     Example:
 
@@ -105,9 +107,11 @@ class RandomWalk(TopologyMask):
         self._adjacency, self._given_walks = None, None
         self._features: WalkFeatures | None = None
         if graph is not None and walks is not None:
-            raise ValueError("Walks take the place of a graph. Received: both. Leave one out.")
+            raise ValueError("`walks` replace `graph`. Received: both. Leave one of them out.")
         if exact and graph is None:
-            raise ValueError("The expectation is that of a graph's walks. Received: graph=None.")
+            raise ValueError(
+                "`exact=True` needs a graph. Received: graph=None. Give `graph` or exact=False."
+            )
         if graph is not None:
             self._adjacency = read_graph(graph, num_nodes, edge_weights)
             if exact:
@@ -134,7 +138,7 @@ class RandomWalk(TopologyMask):
             self.log_decay = self._add_parameter("log_decay", np.log(self._start))
 
     def _check_range(self) -> None:
-        """Raises a `ValueError` where powers of the decay or of |f_v| overflow."""
+        """Raises a `ValueError` if powers of the decay or of |f_v| overflow."""
         steps = self.walk_length if self._features is None else self._features.length
         exponents = [(steps - 1) * np.log(self._start)]
         if self._features is not None:
@@ -146,7 +150,7 @@ class RandomWalk(TopologyMask):
         limit = 320.0 if self.variable_dtype == "float64" else 40.0
         if any((np.abs(exponent) > limit).any() for exponent in exponents):
             raise ValueError(
-                f"Powers of `decay` and of |f_v| must stay between e^-{limit:g} and e^{limit:g}. "
+                f"Powers of `decay` and of |f_v| must be between e^-{limit:g} and e^{limit:g}. "
                 f"Received: decay={self.decay!r}, normalization={self.normalization!r}, for walks "
                 f"of {steps} nodes."
             )
@@ -160,7 +164,7 @@ class RandomWalk(TopologyMask):
         if self._features is None:
             walks = ops.cast(inputs["walks"], "int32")
             return walk_product_of_batch(x, parameters["decay"], walks, self.normalization)
-        nodes = to_nodes(x)
+        nodes = to_nodes(x)  # (T, N, B D)
         found = walk_product(nodes, parameters["decay"], self._features, self.normalization)
         return from_nodes(found, x)
 
@@ -170,15 +174,16 @@ class RandomWalk(TopologyMask):
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._features is None:
-            features = self._features_of_batch(parameters, inputs)
+            features = self._features_of_batch(parameters, inputs)  # (B, N, T, T)
             return ops.einsum("bnvi,bnwi->bnvw", features, features)
         count, steps = self._features.steps.shape[0], self._features.length
+        # F_l of each step: (T, L, T)
         parts = self._features.steps.matrix.toarray().reshape((count, steps, count))
         decay = parameters["decay"]
-        powers = decay[None] ** ops.arange(steps, dtype=decay.dtype)[:, None]
-        scale = walk_scale(self._features, decay, self.normalization)
+        powers = decay[None] ** ops.arange(steps, dtype=decay.dtype)[:, None]  # (L, N)
+        scale = walk_scale(self._features, decay, self.normalization)  # (T, N)
         visits = ops.convert_to_tensor(parts, dtype=decay.dtype)
-        features = ops.einsum("vli,ln,vn->nvi", visits, powers, scale)
+        features = ops.einsum("vli,ln,vn->nvi", visits, powers, scale)  # (N, T, T)
         return ops.einsum("nvi,nwi->nvw", features, features)[None]
 
     def _known_length(self, inputs: Tensors) -> Any:

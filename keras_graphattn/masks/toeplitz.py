@@ -22,20 +22,21 @@ Tensor = Any
 class Toeplitz(FourierMask):
     """M[i, j] = exp(b[i - j]): relative positions, with a learned table b per head.
 
-    The path "fft" takes O(n log n) with one transform of the sequence, whose error is 1e-7 of the
-    largest row. Causal masks and those that start decaying go in tiles instead, O(n^1.5): there no
-    token reaches, even by rounding, a row that may not see it.
+    The path "fft" uses one transform of the sequence, O(n log n). Its error is 1e-7 of the largest
+    row. Causal masks and masks with initial slopes use a product in tiles instead, O(n^1.5). There
+    a token never changes a row that must not see it, not even by rounding.
 
     Args:
-        max_length: Longest sequence, and so the size of the table.
+        max_length: Longest sequence, which sets the size of the table.
         causal: Whether M[i, j] = 0 for j > i.
-        initial_slopes: `None`: b starts at 0, every factor at 1. A number or one per head: b
-            starts at minus the slope times the distance. `"alibi"`: ALiBi's slopes.
+        initial_slopes: With `None`, b starts at 0 and every factor at 1. With a number, or one per
+            head, b starts at minus the slope times the distance. `"alibi"` uses ALiBi's slopes.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
         `log_factors`, of shape (num_heads, 2 max_length - 1) for the offsets from
-        `-(max_length - 1)` on, or (num_heads, max_length) for those from 0 on if causal.
+        `-(max_length - 1)` to `max_length - 1`. If causal, of shape (num_heads, max_length) for
+        the offsets from 0.
 
     Raises:
         ValueError: For arguments out of range and for sequences longer than `max_length`.
@@ -69,7 +70,7 @@ class Toeplitz(FourierMask):
 
     @classmethod
     def alibi(cls, max_length: int, causal: bool = True, **kwargs: Any) -> "Toeplitz":
-        """A mask that starts with ALiBi's slopes, 2^(-8 k / N) for the heads k = 1 ... N.
+        """Returns a mask that starts with ALiBi's slopes, 2^(-8 k / N) for heads k = 1 ... N.
 
         Source: Press et al., "Train Short, Test Long", arXiv 2108.12409.
         """
@@ -95,12 +96,13 @@ class Toeplitz(FourierMask):
                 f"`initial_slopes` must be a number or one for each of {self.num_heads} heads. "
                 f"Received: initial_slopes={self.initial_slopes!r}"
             ) from None
+        # one for each offset: (2 max_length - 1,), or (max_length,) if causal
         distances = np.abs(np.arange(0 if self.causal else 1 - self.max_length, self.max_length))
         self.log_factors = self._add_logarithms("log_factors", -slopes[:, None] * distances)
 
     def parameters(self) -> Tensors:
         factors = ops.exp(at_least_float32(self.log_factors))
-        if self.causal:
+        if self.causal:  # (N, max_length) -> (N, 2 max_length - 1)
             factors = ops.pad(factors, ((0, 0), (self.max_length - 1, 0)))
         return {"table": factors}
 
@@ -111,7 +113,7 @@ class Toeplitz(FourierMask):
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         order = ops.arange(length, dtype="int32")
-        offsets = ops.cast(positions, "int32")[:, None] - order[None, :]
+        offsets = ops.cast(positions, "int32")[:, None] - order[None, :]  # (R, T)
         return ops.take(parameters["table"], offsets + (self.max_length - 1), axis=1)[None]
 
     def _block_rows(
@@ -128,11 +130,11 @@ class Toeplitz(FourierMask):
 
     def _causal_signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         _check_fixed(x)
-        past = self._table(x.shape[1], parameters)[:, x.shape[1] - 1 :]
+        past = self._table(x.shape[1], parameters)[:, x.shape[1] - 1 :]  # (N, T)
         return tiled_toeplitz_product(ops.pad(past, ((0, 0), (x.shape[1] - 1, 0))), x)
 
     def _table(self, length: int, parameters: Tensors) -> Tensor:
-        """The middle of the table: all offsets of a sequence of `length` tokens."""
+        """The middle of the table, (N, 2 length - 1): all offsets of `length` tokens."""
         beyond = self.max_length - length
         return parameters["table"][:, beyond : beyond + 2 * length - 1]
 
@@ -140,7 +142,7 @@ class Toeplitz(FourierMask):
         if length > self.max_length:
             raise ValueError(
                 f"This Toeplitz mask has factors for at most {self.max_length} tokens. Received: "
-                f"a sequence of length {length}. Make it with a larger `max_length`."
+                f"a sequence of length {length}. Use a larger `max_length`."
             )
 
     def _known_length(self, inputs: Tensors) -> Any:

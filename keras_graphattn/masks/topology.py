@@ -1,4 +1,4 @@
-"""What masks over trees and graphs share: a fixed number of nodes, weights per head, layouts."""
+"""The base of masks over trees and graphs: number of nodes, weights per head, layouts."""
 
 from typing import Any
 
@@ -12,22 +12,22 @@ from keras_graphattn.ops.precision.float32 import at_least_float32
 
 Tensor = Any
 
-ROWS_FROM_MATRIX = 1024  # up to here, a few rows are taken from the whole matrix
+ROWS_FROM_MATRIX = 1024  # up to this length, `_rows` forms the whole matrix
 
 
 class TopologyMask(Mask):
     """A symmetric mask over the nodes of a topology, given once or with each batch."""
 
-    num_nodes: int | None = None  # known where the topology is given once
-    _topology: tuple[str, str] = ("graph", "edges")  # the arguments: once, at each call
+    num_nodes: int | None = None  # known if the topology is given once
+    _topology: tuple[str, str] = ("graph", "edges")  # the arguments that give it: once, each call
 
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None
     ) -> str:
         """The path that "auto" takes: the matrix for few nodes, else the mask's own path.
 
-        Measured on a CPU: a sweep costs what about 200 rows of the matrix cost for each column of
-        the signal. Attention in sweeps works on m D columns, on the matrix on m + D.
+        As measured on a CPU, a sweep costs about as much as 200 rows of the matrix, for each column
+        of the signal. Attention by sweeps works on m D columns, by the matrix on m + D.
         """
         limit = 128.0
         if features is not None and width is not None:
@@ -37,23 +37,24 @@ class TopologyMask(Mask):
         return self._own_path((width or 64) * (features or 1))
 
     def _own_path(self, columns: int = 64) -> str:
-        """The path that never forms M, for a signal of so many columns."""
+        """The path that never forms M, for a signal with this number of columns."""
         return self.paths[-1]
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         if isinstance(length, int) and length <= ROWS_FROM_MATRIX:
             return super()._rows(positions, length, parameters, inputs)
         dtype = widest_dtype(parameters.values())
+        # M is symmetric: its rows are its columns, which are products with unit vectors (T, R)
         columns = ops.cast(ops.equal(ops.arange(length)[:, None], positions[None]), dtype)
         return ops.transpose(self._columns(columns, length, parameters, inputs), (0, 2, 3, 1))
 
     def _columns(
         self, columns: Tensor, length: Any, parameters: Tensors, inputs: Tensors
     ) -> Tensor:
-        """M times the same columns (T, R) for every sequence and head: (B, T, N, R)."""
+        """M times the same columns (T, R), for every sequence and head: (B, T, N, R)."""
         batch = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
         shape = (batch, length, self.num_heads, ops.shape(columns)[1])
-        signal = ops.broadcast_to(columns[None, :, None, :], shape)
+        signal = ops.broadcast_to(columns[None, :, None, :], shape)  # (B, T, N, R)
         return self._signal(signal, self._own_path(), parameters, inputs)
 
     def _check_length(self, length: int) -> None:
@@ -82,22 +83,22 @@ class TopologyMask(Mask):
         return ops.convert_to_tensor(start, dtype=widest_dtype((), self.variable_dtype))
 
     def _of_heads(self, name: str, number: Any, *others: int) -> Any:
-        """A start value as an array of shape (*others, num_heads)."""
+        """Returns a start value as an array of shape (*others, num_heads)."""
         shape = (*others, self.num_heads)
         try:
             return np.broadcast_to(np.asarray(number, "float64"), shape)
         except ValueError:
             raise ValueError(
-                f"`{name}` must broadcast to {shape}, the last axis being heads. Received: "
+                f"`{name}` must broadcast to {shape}, where the last axis is heads. Received: "
                 f"{name}={number!r}"
             ) from None
 
 
 def finite(name: str, number: Any, positive: bool = False) -> Any:
-    """A number or nested list of numbers as plain Python, checked.
+    """Returns a finite number, or a nested list of finite numbers, as plain Python.
 
     Raises:
-        ValueError: For anything else.
+        ValueError: For any other value.
     """
     array = numpy_of(number)
     array = (
@@ -105,31 +106,33 @@ def finite(name: str, number: Any, positive: bool = False) -> Any:
     )
     if not np.isfinite(array).all() or (positive and (array <= 0.0).any()):
         kind = "positive finite" if positive else "finite"
-        raise ValueError(f"`{name}` must be {kind}. Received: {name}={number!r}")
+        raise ValueError(
+            f"`{name}` must be a {kind} number, or a list of them. Received: {name}={number!r}"
+        )
     return array.tolist()
 
 
 def whole_number(name: str, number: Any, least: int) -> int:
-    """An integer of at least `least`, checked.
+    """Returns an integer of at least `least`.
 
     Raises:
-        ValueError: For anything else.
+        ValueError: For any other value.
     """
     return int(whole(least)(name, number, {}))
 
 
 def to_nodes(x: Tensor) -> Tensor:
-    """(B, T, N, D) -> (T, N, B D): nodes first, all columns of a head side by side."""
+    """(B, T, N, D) -> (T, N, B D): nodes first, all columns of a head next to each other."""
     _, length, heads, _ = ops.shape(x)
     return ops.reshape(ops.transpose(x, (1, 2, 0, 3)), (length, heads, -1))
 
 
 def from_nodes(nodes: Tensor, x: Tensor) -> Tensor:
-    """The way back from `to_nodes`, to the shape of `x`."""
+    """The inverse of `to_nodes`: (T, N, B D) -> (B, T, N, D), the shape of `x`."""
     batch, length, heads, width = ops.shape(x)
     return ops.transpose(ops.reshape(nodes, (length, heads, batch, width)), (2, 0, 1, 3))
 
 
 def in_float32(weights: dict[str, Any]) -> Tensors:
-    """Weights as tensors to compute with."""
+    """Returns weights as tensors of at least float32."""
     return {name: at_least_float32(weight) for name, weight in weights.items()}

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import numpy_of, one_of, optional, whole
+from keras_graphattn.checks.arguments import one_of, optional, whole
 from keras_graphattn.masks.input_checks import bounded_inputs, check_values
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.precision import widest_dtype
@@ -19,6 +19,7 @@ from keras_graphattn.masks.topology import (
     to_nodes,
     whole_number,
 )
+from keras_graphattn.masks.tree_forest import forest_config, read_forest
 from keras_graphattn.ops.trees.choice import distance_path, sweep_path, way_of_running
 from keras_graphattn.ops.trees.distances import (
     depth_table_product,
@@ -32,8 +33,6 @@ from keras_graphattn.ops.trees.forests import (
     farthest_distance,
     forest_diameter,
     forest_distances,
-    forest_from_graph,
-    forest_from_parents,
 )
 from keras_graphattn.ops.trees.hankel import CentroidPlan, centroid_plan, centroid_product
 from keras_graphattn.ops.trees.levels import TreePlan, level_plan, scan_plan
@@ -50,47 +49,57 @@ class Tree(TopologyMask):
     """M[i, j] = f(dist(i, j)) for two nodes of one tree, 0 across trees; O(n) for exponentials.
 
     The tokens are the nodes of a forest. With `function="exponential"`, f(z) = exp(a z + b) of the
-    weighted distance, a and b learned per head: two sweeps over the forest. With
-    `function="table"`, any f of the number of edges, one learned positive value per distance and
-    head.
+    weighted distance z, with a and b learned per head. The product takes two sweeps over the
+    forest. With `function="table"`, f is any function of the number of edges: one learned positive
+    value per distance and head.
 
-    Which path "auto" takes was measured (benchmarks/tree_and_graph_masks.py; the numbers are in
-    `keras_graphattn.ops.trees.choice`). Sweeps: unrolled `levels` for bushy trees, as they work on
-    each node once and a step per level is cheap up to some hundred levels. For deep ones `scan` on
-    jax and under XLA, whose compiled loops cost less than a microsecond a level, and `doubling` on
-    torch and on TensorFlow without XLA, whose loops cost tens to hundreds. Any f: `spines` where
-    every tree is a path once its leaves are gone, as that is one to three Toeplitz products; else
-    `depths` costs a pass over the nodes for each distance and wins for diameters up to about half
-    of log2(n), `centroids` beyond. Few nodes: the matrix.
+    The path that "auto" takes follows measurements (benchmarks/tree_and_graph_masks.py; the numbers
+    are in `keras_graphattn.ops.trees.choice`). For few nodes it is the matrix. For exponentials:
+
+    - `levels`, unrolled, for bushy trees. It works on each node once, and one step per level is
+      cheap for up to some hundred levels.
+    - `scan` for deep trees on jax and under XLA, whose compiled loops cost less than a microsecond
+      per level.
+    - `doubling` for deep trees on torch, and on TensorFlow without XLA, whose loops cost tens to
+      hundreds of microseconds per level.
+
+    For a table:
+
+    - `spines` if every tree is a path once its leaves are removed. It takes one to three Toeplitz
+      products.
+    - `depths` for diameters up to about half of log2(n). It takes a pass over the nodes for each
+      distance.
+    - `centroids` for larger diameters.
 
     Args:
-        forest: Integers of shape (n,): each node's parent, -1 at roots; or a graph without
+        forest: Integers of shape (n,): each node's parent, -1 at roots. Or a graph without
             cycles: an integer array of edges of shape (E, 2), a scipy.sparse matrix of edge
-            weights, or an object like a networkx graph. `None` where each example of a batch has
-            its own: then the calls get `parents`, integers of shape (B, T), numbered within the
-            example, -1 at roots and padding. A parent out of range and a circle are errors; in
-            compiled code they put NaN in the outputs of their example (see `Mask`).
-        edge_weights: Lengths of the edges, not negative: with parents one per node, with edges
-            one per edge; 1 by default. With `forest=None`, `True` makes the calls take
-            `edge_weights` of shape (B, T) beside `parents`, gradients included.
-        num_nodes: Number of nodes, where edges do not name them all.
+            weights, or an object like a networkx graph. `None` if each example of a batch has its
+            own forest: then the calls take `parents`, integers of shape (B, T), numbered within
+            the example, -1 at roots and padding. A parent out of range and a cycle are errors; in
+            compiled code they put NaN into the outputs of their example (see `Mask`).
+        edge_weights: Lengths of the edges, not negative; 1 by default. With parents they are one
+            per node, with edges one per edge. With `forest=None`, `True` makes the calls take
+            `edge_weights` of shape (B, T) together with `parents`; they get gradients.
+        num_nodes: Number of nodes, if the edges do not name them all.
         function: `"exponential"` or `"table"`.
-        initial_rate: Start of a, a number or one per head; negative favours near nodes.
-        initial_offset: Start of b, a number or one per head.
-        initial_table: Start of f(0), f(1), ...: positive, of shape (distances,) or (distances,
-            num_heads); ones by default. M is 0 beyond the last.
-        max_distance: Last distance of the table; by default the diameter. Needed for a table with
-            `forest=None`.
-        max_depth: With `forest=None`, no node has more ancestors than this; T - 1 by default. Fewer
-            steps of pointer doubling. A node with more is an error, as above.
+        initial_rate: Start value of a, a number or one per head. Negative values favour near nodes.
+        initial_offset: Start value of b, a number or one per head.
+        initial_table: Start values of f(0), f(1), ...: positive, of shape (distances,) or
+            (distances, num_heads); ones by default. M is 0 beyond the last distance.
+        max_distance: Last distance of the table; by default the diameter. It is needed for a table
+            with `forest=None`.
+        max_depth: With `forest=None`, the most ancestors that a node may have; T - 1 by default. A
+            smaller number saves steps of pointer doubling. A node with more ancestors is an error,
+            as above.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Weights:
         `rate` and `offset` of shape (num_heads,), or `log_table` of shape (distances, num_heads).
 
     Raises:
-        ValueError: For cycles, parents out of range, weights or start values that cannot be used
-            or overflow (a z + b above 80; 640 in float64), and for edge weights with a table.
+        ValueError: For cycles, parents out of range, invalid weights or start values, start values
+            that overflow (a z + b above 80; 640 in float64), and for edge weights with a table.
 
     Example:
 
@@ -99,8 +108,8 @@ class Tree(TopologyMask):
     >>> keras.ops.convert_to_numpy(mask.dense())[0, 0].astype(float).round(4).tolist()
     [[1.0, 0.5, 0.5], [0.5, 1.0, 0.25], [0.5, 0.25, 1.0]]
 
-    Source: Choromanski et al., arXiv 2107.07999, Lemmas 3.5, 6.1 and 6.2. Ours: forests, the sweeps
-    by pointer doubling and over levels, their gradients, and one topology per example.
+    Source: Choromanski et al., arXiv 2107.07999, Lemmas 3.5, 6.1 and 6.2. Our additions: forests,
+    the sweeps by pointer doubling and over levels, their gradients, and one topology per example.
     """
 
     _topology = ("forest", "parents")
@@ -149,30 +158,19 @@ class Tree(TopologyMask):
         if forest is None:
             if edge_weights is not None and edge_weights is not True:
                 raise ValueError(
-                    "Without a forest, `edge_weights` says whether the calls bring any. Received: "
-                    f"edge_weights={edge_weights!r}. Use True or None."
+                    "Without a forest, `edge_weights` must be True if the calls take edge weights, "
+                    f"else None. Received: edge_weights={edge_weights!r}. Use True or None."
                 )
             self._forest = None
             self.inputs_at_call = ("parents", "edge_weights") if edge_weights else ("parents",)
             self.paths = ("dense", "doubling" if exponential else "depths")
             return
         if self.max_depth is not None:
-            raise ValueError("`max_depth` is known from the forest. Received both. Leave it out.")
-        has_parents = isinstance(forest, (list, tuple, np.ndarray)) and numpy_of(forest).ndim == 1
-        if has_parents and num_nodes not in (None, len(forest)):
             raise ValueError(
-                f"There is one parent for each node. Received: a `forest` of {len(forest)} parents "
-                f"and num_nodes={num_nodes}"
+                "`max_depth` is only for forests that come with each call. Received: `forest` and "
+                "`max_depth`. Leave `max_depth` out."
             )
-        try:
-            if has_parents:
-                found = forest_from_parents(forest, edge_weights)
-            else:
-                found = forest_from_graph(forest, num_nodes, edge_weights)
-        except (TypeError, ValueError) as error:
-            kind = "each node's parent" if has_parents else "a graph"
-            refusal = TypeError if isinstance(error, TypeError) else ValueError
-            raise refusal(f"`forest` was read as {kind}: {error}") from error
+        found = read_forest(forest, edge_weights, num_nodes)
         self._forest, self.num_nodes = found, found.size
         self.paths = ("dense", *(PLANS if exponential else ("depths", "centroids")))
         if not exponential and is_caterpillar(found):
@@ -197,8 +195,8 @@ class Tree(TopologyMask):
             return whole_number("max_distance", given, 0)
         if self._forest is None:
             raise ValueError(
-                "A table for trees that come with each call needs to know its last distance. "
-                "Received: max_distance=None"
+                "A table for trees that come with each call needs a last distance. Received: "
+                "max_distance=None. Give `max_distance` or `initial_table`."
             )
         return forest_diameter(self._forest)
 
@@ -264,7 +262,7 @@ class Tree(TopologyMask):
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._forest is None:
             return self._signal_of_batch(x, parameters, inputs)
-        nodes = to_nodes(x)
+        nodes = to_nodes(x)  # (T, N, B D)
         if path == "centroids":
             found = centroid_product(nodes, parameters["table"], self._centroids)
         elif path == "spines":
@@ -278,7 +276,7 @@ class Tree(TopologyMask):
 
     def _signal_of_batch(self, x: Tensor, parameters: Tensors, inputs: Tensors) -> Tensor:
         shape, parents = ops.shape(x), inputs["parents"]
-        nodes = ops.reshape(x, (-1, *shape[2:]))
+        nodes = ops.reshape(x, (-1, *shape[2:]))  # (B T, N, D): one forest of all examples
         if self.function == "table":
             found = depth_table_product_of_batch(nodes, parameters["table"], parents)
         else:
@@ -291,21 +289,22 @@ class Tree(TopologyMask):
         if self._forest is None:
             parents = inputs["parents"]
             weights = inputs.get("edge_weights")
+            # (B, T, T) each
             distances, same = distances_of_batch(parents, weights, self._depth(parents))
         else:
             known = np.isfinite(self._distances)
             dtype = widest_dtype(parameters.values())
             distances = ops.convert_to_tensor(np.where(known, self._distances, 0.0), dtype=dtype)
-            same = ops.convert_to_tensor(known)
+            same = ops.convert_to_tensor(known)  # (1, T, T)
         if self.function == "exponential":
             distances = ops.cast(distances, parameters["rate"].dtype)
             rate, offset = (parameters[name][None, :, None, None] for name in ("rate", "offset"))
-            factors = ops.exp(rate * distances[:, None] + offset)
+            factors = ops.exp(rate * distances[:, None] + offset)  # (1 or B, N, T, T)
             return ops.where(same[:, None], factors, 0.0)
-        table = ops.pad(parameters["table"], ((0, 1), (0, 0)))
+        table = ops.pad(parameters["table"], ((0, 1), (0, 0)))  # one more distance, of factor 0
         beyond = (self.max_distance or 0) + 1
         places = ops.cast(ops.round(ops.minimum(distances, float(beyond))), "int32")
-        places = ops.where(same, places, beyond)
+        places = ops.where(same, places, beyond)  # (1 or B, T, T)
         return ops.transpose(ops.take(table, places, axis=0), (0, 3, 1, 2))
 
     def _depth(self, parents: Tensor) -> int:
@@ -314,8 +313,8 @@ class Tree(TopologyMask):
             return self.max_depth if longest is None else min(self.max_depth, longest - 1)
         if longest is None:
             raise ValueError(
-                "Pointer doubling needs to know how deep the trees are where the length is not "
-                "known. Received: parents of unknown length. Give `max_depth`."
+                "Pointer doubling needs a largest depth if the length is not known. Received: "
+                "parents of unknown length. Give `max_depth`."
             )
         return int(longest) - 1
 
@@ -333,11 +332,7 @@ class Tree(TopologyMask):
         if self._forest is None:
             config |= {"forest": None, "edge_weights": "edge_weights" in self.inputs_at_call}
         else:
-            forest = self._forest
-            parents = np.where(forest.depth > 0, forest.order[forest.parents], -1)
-            config["forest"] = parents[forest.position].tolist()
-            if (forest.weights[forest.depth > 0] != 1.0).any():
-                config["edge_weights"] = forest.weights[forest.position].tolist()
+            config |= forest_config(self._forest)
         return config | {
             "function": self.function,
             "initial_rate": self.initial_rate,

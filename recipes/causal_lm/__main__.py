@@ -1,5 +1,224 @@
-"""`python -m recipes.causal_lm`."""
+"""`python -m recipes.causal_lm`: its options, the published settings, what it reports.
 
-from recipes.common.program import run_program
+Imports no Keras by itself.
+"""
 
-run_program("recipes.causal_lm.command")
+import argparse
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.causal_lm.data import DATASETS, LEVELS, WORD_DATASETS
+from recipes.common.attentions import RATE, label
+from recipes.common.command.attention_options import add_attention_options
+from recipes.common.command.options import add_run_options, add_shared
+from recipes.common.command.parsing import Parser, UsageError, at_least
+from recipes.common.command.program import run_program
+from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
+from recipes.common.recipe import Recipe
+
+if TYPE_CHECKING:
+    from recipes.causal_lm.data import Problem
+    from recipes.common.training.resume import Criterion
+
+PAPERS = {"gfsa": "arXiv 2312.04234", "p_laplacian": "arXiv 2311.03235"}
+
+# the option's value where nothing is given: of a small model from scratch, and of a preset
+SIZES = {"layers": 4, "d_model": 128, "heads": 4, "feed_forward": 512, "dropout": 0.1}
+SCRATCH = {**SIZES, "context": 128, "batch_size": 16, "learning_rate": 1e-3, "warm_up": 100}
+PRESET = {"context": 1024, "batch_size": 4, "learning_rate": 5e-5, "warm_up": 0}
+MULTIPLIERS = {"scratch": 10.0, "preset": 100.0}  # coefficients' rate, over that of other weights
+
+# Choi et al., arXiv 2312.04234: GPT-2 with GFSA, (epochs, K) by data set
+PUBLISHED_GFSA = {"ptb": (15, 7), "wikitext-2": (10, 9), "wikitext-103": (4, 3)}
+# Nguyen et al., arXiv 2311.03235: the small model on WikiText-103
+PUBLISHED_P_LAPLACIAN = {
+    "attention": ["softmax", "p_laplacian"],
+    "exponents": [1.5] * 4 + [2.5] * 4,
+    "tokens": "word",
+    "layers": 16,
+    "d_model": 128,
+    "heads": 8,
+    "context": 256,
+    "learning_rate": 2.5e-4,
+    "warm_up": 2000,
+}
+
+
+def published(paper: str, dataset: str) -> dict[str, Any]:
+    """The options that `--published` stands for.
+
+    Raises:
+        UsageError: If the paper has no such data set.
+    """
+    known = PUBLISHED_GFSA if paper == "gfsa" else {"wikitext-103": None}
+    if dataset not in known:
+        raise UsageError(
+            f"--published {paper} has settings for --dataset {', '.join(known)}; --dataset is "
+            f"{dataset}"
+        )
+    if paper == "p_laplacian":
+        return PUBLISHED_P_LAPLACIAN
+    epochs, order = PUBLISHED_GFSA[dataset]
+    return {
+        "preset": "gpt2_base_en",
+        "attention": ["softmax", "gfsa"],
+        "order": order,
+        "batch_size": 4,
+        "learning_rate": 5e-5,
+        "warm_up": 0,
+        "context": 1024,
+        "stride": 1024,
+        "epochs": epochs,
+        "patience": epochs,
+        RATE: 1.0,
+    }
+
+
+class CausalLanguageModels(Recipe):
+    """GPT-2 with another attention, from scratch or from a preset."""
+
+    name = "causal_lm"
+    description = (
+        "Trains and compares causal language models of different attention; writes perplexities, "
+        "curves, samples and the best model."
+    )
+    attentions = ("softmax", "gfsa", "p_laplacian", "masked_kernel")
+    packages = ("keras-hub",)
+
+    def add_options(self, parser: Parser) -> None:
+        add = parser.add_argument
+        add("--dataset", choices=DATASETS, default="text", help="which text")
+        add("--data-dir", type=Path, help="text: a file, or a folder with one; else the files' one")
+        add(
+            "--preset",
+            help="a KerasHub causal language model: a name such as gpt2_base_en, or a folder",
+        )
+        add(
+            "--published",
+            choices=tuple(PAPERS),
+            help="a paper's settings; options given here take their place, and are named",
+        )
+        tokens = "[byte; word for PTB and WikiText; preset with --preset]"
+        add("--tokens", choices=LEVELS, help=tokens)
+        add_run_options(parser, self.attentions, ("softmax", "gfsa"), "causal_lm/<dataset>")
+        add("--prompt", help="what the sample goes on from [the test text's first tokens]")
+        add("--sample-tokens", type=at_least(0), default=200, help="tokens of the sample")
+        told = {name: f"{SCRATCH[name]:g}; with --preset {PRESET[name]:g}" for name in PRESET}
+        training = parser.add_argument_group("training")
+        add_shared(training, {"epochs": 10, "patience": 3})
+        add = training.add_argument
+        add("--context", type=at_least(2), help=f"tokens of a window [{told['context']}]")
+        add(
+            "--stride",
+            type=at_least(1),
+            help="tokens between windows of evaluation [half a context]",
+        )
+        add_shared(training, dict.fromkeys(("batch_size", "learning_rate", "warm_up")), told)
+        add_shared(training, {"precision": "float32"})
+        sizes = {name: str(value) for name, value in SIZES.items()}
+        add_shared(parser.add_argument_group("model"), dict.fromkeys(SIZES), sizes)
+        rates = f"{MULTIPLIERS['scratch']:g}; with --preset {MULTIPLIERS['preset']:g}"
+        hints = {RATE: rates, "order": "3"}
+        add_attention_options(parser.add_argument_group("attentions"), self.attentions, hints)
+
+    def published(self, options: argparse.Namespace) -> dict[str, Any]:
+        return published(options.published, options.dataset) if options.published else {}
+
+    def refuse(self, options: argparse.Namespace) -> None:
+        given = [name for name in SIZES if getattr(options, name) is not None]
+        if options.preset and given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise UsageError(f"{flags}: the sizes of --preset {options.preset} are its own")
+        if (options.tokens == "preset") > bool(options.preset):
+            raise UsageError("--tokens preset takes the tokenizer of --preset, which is not given")
+        if options.preset and options.tokens not in (None, "preset"):
+            raise UsageError(
+                f"--tokens {options.tokens}: --preset {options.preset} has a tokenizer of its own"
+            )
+
+    def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
+        words = options.dataset in WORD_DATASETS
+        tokens = "preset" if options.preset else "word" if words else "byte"
+        return {"tokens": tokens, **(PRESET if options.preset else SCRATCH)}
+
+    def finish(self, options: argparse.Namespace) -> None:
+        if options.stride is None:
+            options.stride = max(options.context // 2, 1)
+        if options.stride > options.context:
+            raise UsageError(
+                f"--stride {options.stride} would leave out tokens: at most --context "
+                f"{options.context}"
+            )
+        if options.preset:
+            return
+        if options.d_model % options.heads:
+            raise UsageError(
+                f"--d-model {options.d_model} cannot be shared out over --heads {options.heads}"
+            )
+        if options.exponents is not None and len(options.exponents) not in (1, options.heads):
+            raise UsageError(
+                f"--exponents has {len(options.exponents)} numbers; one for all heads, or one for "
+                f"each of --heads {options.heads}"
+            )
+
+    def folder(self, options: argparse.Namespace) -> str:
+        return str(options.dataset)
+
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+        rate = {RATE: MULTIPLIERS["preset" if options.preset else "scratch"]}
+        return {
+            "gfsa": {"order": 3, **rate},
+            "masked_kernel": {"mask": "exponential", "feature_map": "relu", **rate},
+        }
+
+    def load(self, options: argparse.Namespace) -> "Problem":
+        if importlib.util.find_spec("keras_hub") is None:
+            raise UsageError("the models are KerasHub's: pip install 'keras-graphattn[hub]'")
+        problem: Problem = super().load(options)
+        self.model.prompt_tokens(problem, options)
+        return problem
+
+    def facts(self, problem: "Problem", options: argparse.Namespace) -> dict[str, Any]:
+        return {
+            "dataset": options.dataset,
+            "vocabulary": problem.vocabulary.size,
+            "tokens": {part: len(tokens) - 1 for part, tokens in problem.tokens.items()},
+            "words": {part: problem.words(part) for part in problem.tokens},
+            **({"published": {"paper": options.published}} if options.published else {}),
+        }
+
+    def criterion(self, problem: "Problem") -> "Criterion":
+        from recipes.common.training.resume import Criterion
+
+        return Criterion("perplexity", lower_is_better=True)
+
+    def title(self, problem: "Problem", options: argparse.Namespace) -> str:
+        return f"{options.dataset}, {options.preset or 'from scratch'}"
+
+    def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        unit = {"byte": "byte", "word": "word", "preset": "token of the preset"}[options.tokens]
+        notes = [
+            f"test perplexity: per {unit}, over all {results['tokens']['test']:,} of the test "
+            f"text, in windows of {options.context} at a stride of {options.stride}; taken once.",
+            f"per word: over the {results['words']['test']:,} words and ends of lines of the same "
+            "text.",
+        ]
+        if options.published:
+            paper = PAPERS[options.published]
+            attentions = [row["attention"] for row in results["table"]]
+            notes.append(settings_note(paper, results["published"]["departures"]))
+            notes += absent_note(paper, ("softmax", options.published), attentions)
+        notes += coefficient_notes(results)
+        best = results["best_model"]
+        for run in results["runs"]:
+            if (run["attention"], run["seed"]) == (best["attention"], best["seed"]):
+                name = label(run["attention"])
+                notes.append(f"a sample of {name}, seed {run['seed']}:\n{run['sample']}")
+        return notes
+
+
+RECIPE = CausalLanguageModels()
+
+if __name__ == "__main__":
+    run_program(RECIPE.main)

@@ -1,21 +1,75 @@
-"""GPT-2, from scratch or from a preset, with another attention put in by `convert`."""
+"""GPT-2, from scratch or from a preset, with another attention put in by `convert`; its training.
+
+Perplexity is the exponential of the mean cross-entropy over all tokens that are counted.
+"""
 
 import argparse
 from typing import Any
 
 import keras
 import keras_hub
+import numpy as np
 
 import keras_graphattn
 from keras_graphattn.optimizers import with_coefficient_rates
-from recipes.causal_lm.arguments import ATTENTIONS, settings
-from recipes.causal_lm.metrics import Perplexity
-from recipes.common.command import UsageError
-from recipes.common.optimizers import WarmUpLinearDecay
-from recipes.common.served import served_inputs
+from recipes.causal_lm.data import Problem, no_preset, per_word
+from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.batches import Windows
+from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.kept import Run
+from recipes.common.training.layers import served_inputs
+from recipes.common.training.optimizers import WarmUpLinearDecay
+from recipes.common.training.runs import Training
+
+PROMPT_TOKENS = 16  # of the test text at most, where no prompt is given
 
 
-def build(attention: str, vocabulary_size: int, options: argparse.Namespace) -> keras.Model:
+def prepare(
+    problem: Problem,
+    attention: str,
+    settings: dict[str, Any],
+    seed: int,
+    options: argparse.Namespace,
+) -> Training:
+    """The compiled model and the batches of one attention with one seed."""
+    tokens = problem.tokens["train"]
+    batches = Windows(tokens, options.context, options.batch_size, seed=seed)
+    task = build(attention, settings, problem.vocabulary.size, options)
+    model = trainer(task, options, options.epochs * batches.num_batches)
+    coefficients = coefficient_report(model)
+    validation, test = (
+        Windows(problem.tokens[part], options.context, options.batch_size, options.stride)
+        for part in ("validation", "test")
+    )
+
+    def report() -> dict[str, Any]:
+        found = model.evaluate(test, verbose=0, return_dict=True)
+        loss = found["cross_entropy"]
+        words = per_word(loss, test.num_predictions, problem.words("test"))
+        return {
+            "test_cross_entropy": loss,
+            "test_perplexity": found["perplexity"],
+            "test_perplexity_per_word": words,
+            "sample": sample(task, problem, options, seed),
+            **coefficients(),
+        }
+
+    return Training(model, batches, validation, None, report=report)
+
+
+def best_model(
+    run: Run, settings: dict[str, Any], problem: Problem, options: argparse.Namespace
+) -> keras.Model:
+    """The model of a run at its chosen epoch, not compiled."""
+    task = build(run.attention, settings, problem.vocabulary.size, options)
+    keras.Model(task.input, task.output).load_weights(run.weights)
+    return task
+
+
+def build(
+    attention: str, settings: dict[str, Any], vocabulary_size: int, options: argparse.Namespace
+) -> keras.Model:
     """A causal language model; logits (B, T, vocabulary) of the token after each.
 
     Its inputs are `token_ids` (B, T) and `padding_mask` (B, T); T is at most the context. A model
@@ -23,7 +77,8 @@ def build(attention: str, vocabulary_size: int, options: argparse.Namespace) -> 
     attention adds.
 
     Args:
-        attention: A name of `ATTENTIONS`.
+        attention: Name of the attention.
+        settings: Its settings.
         vocabulary_size: Number of different tokens.
         options: The command line's options.
 
@@ -34,18 +89,10 @@ def build(attention: str, vocabulary_size: int, options: argparse.Namespace) -> 
     verb = ATTENTIONS[attention].convert
     if verb is not None:
         try:
-            keras_graphattn.convert(model, verb, **_layer_options(attention, options))
+            keras_graphattn.convert(model, verb, **layer_arguments(settings))
         except ValueError as error:
             raise UsageError(f"--attention {attention}: {error}") from error
     return model
-
-
-def tokenizer(options: argparse.Namespace) -> Any:
-    """The tokenizer of `--preset`."""
-    try:
-        return keras_hub.models.Tokenizer.from_preset(options.preset)
-    except Exception as error:  # KerasHub raises whatever the network or the disk met
-        raise _no_preset(options, error) from error
 
 
 def trainer(task: keras.Model, options: argparse.Namespace, steps: int) -> keras.Model:
@@ -63,7 +110,7 @@ def trainer(task: keras.Model, options: argparse.Namespace, steps: int) -> keras
         ),
         weighted_metrics=[
             keras.metrics.SparseCategoricalCrossentropy(name="cross_entropy", from_logits=True),
-            Perplexity(name="perplexity"),
+            keras_hub.metrics.Perplexity(from_logits=True, name="perplexity"),
         ],
     )
     return model
@@ -95,7 +142,7 @@ def _from_preset(options: argparse.Namespace) -> keras.Model:
             options.preset, preprocessor=None, dtype=options.precision
         )
     except Exception as error:  # KerasHub raises whatever the network or the disk met
-        raise _no_preset(options, error) from error
+        raise no_preset(options, error) from error
     longest = getattr(model.backbone, "max_sequence_length", options.context)
     if options.context > longest:
         raise UsageError(
@@ -104,16 +151,32 @@ def _from_preset(options: argparse.Namespace) -> keras.Model:
     return model
 
 
-def _no_preset(options: argparse.Namespace, error: Exception) -> UsageError:
-    return UsageError(
-        f"--preset {options.preset} cannot be loaded as a causal language model with its tokenizer:"
-        f" {type(error).__name__}: {str(error)[:300]} (without a network, give a preset's folder)"
-    )
+def prompt_tokens(problem: Problem, options: argparse.Namespace) -> np.ndarray:
+    """The tokens that a sample goes on from.
+
+    Raises:
+        UsageError: If they leave no room in the context.
+    """
+    given = problem.tokens["test"][: 1 + min(PROMPT_TOKENS, options.context // 2)]
+    if options.prompt is not None:
+        given = np.append(given[:1], problem.vocabulary.encode(options.prompt))
+    if len(given) >= options.context:
+        raise UsageError(
+            f"--prompt has {len(given) - 1} tokens: with the one before them they fill --context "
+            f"{options.context}"
+        )
+    return given
 
 
-def _layer_options(attention: str, options: argparse.Namespace) -> dict[str, Any]:
-    found = dict(settings(options)[attention])
-    if attention == "masked_kernel":
-        exponential = keras_graphattn.masks.Exponential(causal=True)
-        found["mask"] = exponential if found["mask"] == "exponential" else None
-    return found
+def sample(task: keras.Model, problem: Problem, options: argparse.Namespace, seed: int) -> str:
+    """The prompt, and what `generate()` makes of it: drawn from the 10 most likely tokens."""
+    given = prompt_tokens(problem, options)
+    length = min(len(given) + options.sample_tokens, options.context)
+    tokens = np.zeros((1, length), "int32")
+    tokens[0, : len(given)] = given
+    if length == len(given):
+        return problem.vocabulary.decode(tokens[0, 1:])
+    inputs = {"token_ids": tokens, "padding_mask": np.arange(length)[None] < len(given)}
+    task.compile(sampler=keras_hub.samplers.TopKSampler(k=10, seed=seed))
+    found = task.generate(inputs, stop_token_ids=None)["token_ids"]
+    return problem.vocabulary.decode(keras.ops.convert_to_numpy(found)[0, 1:])

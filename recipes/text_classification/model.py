@@ -1,24 +1,130 @@
-"""The classifier: a KerasHub task, from a preset or small and from scratch, converted."""
+"""The classifier, and what a run trains and measures of it.
+
+A KerasHub task, from a preset or small and from scratch, converted.
+"""
 
 import argparse
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import keras_hub
+import numpy as np
+from keras import ops
 
 import keras_graphattn
 from keras_graphattn.hub.carriers import conversions_of
 from keras_graphattn.optimizers import with_coefficient_rates
-from recipes.common.command import UsageError
-from recipes.common.measures import CrossEntropy, SquaredError
-from recipes.common.optimizers import WarmUpLinearDecay
-from recipes.common.served import served_inputs
-from recipes.text_classification.arguments import CONVERTED, filters
-from recipes.text_classification.data import Problem, preset_name, refused_preset
+from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.batches import Buckets
+from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.kept import Run
+from recipes.common.training.layers import served_inputs
+from recipes.common.training.measures import CrossEntropy, SquaredError
+from recipes.common.training.optimizers import WarmUpLinearDecay
+from recipes.common.training.runs import Training
+from recipes.text_classification.data import (
+    Encoded,
+    Problem,
+    Task,
+    preset_name,
+    refused_preset,
+    validation_split,
+)
+
+MIN_SHARE = 0.02
 
 
-def build(problem: Problem, attention: str, options: argparse.Namespace) -> Any:
+def prepare(
+    problem: Problem,
+    attention: str,
+    settings: dict[str, Any],
+    seed: int,
+    options: argparse.Namespace,
+) -> Training:
+    """The compiled model and the batches of one attention with one seed."""
+    training, validation = validation_split(problem, options.validation_fraction, seed)
+    batches = batches_of(problem, problem.train.take(training), options, seed)
+    model = trained(build(problem, attention, settings, options))
+    compile_model(model, problem, options, options.epochs * batches.num_batches)
+    return Training(
+        model,
+        batches,
+        batches_of(problem, problem.train.take(validation), options),
+        test_batches=None,
+        report=functools.partial(report, model, problem, options, coefficient_report(model)),
+    )
+
+
+def best_model(
+    run: Run, settings: dict[str, Any], problem: Problem, options: argparse.Namespace
+) -> Any:
+    """The classifier of a run at its chosen epoch, not compiled.
+
+    It has its preprocessor: its `predict` takes texts.
+    """
+    classifier = build(problem, run.attention, settings, options)
+    trained(classifier).load_weights(run.weights)
+    classifier.preprocessor = problem.preprocessor
+    return classifier
+
+
+def report(
+    model: keras.Model,
+    problem: Problem,
+    options: argparse.Namespace,
+    coefficients: Callable[[], dict[str, float]],
+) -> dict[str, float]:
+    """The task's metrics on its dev sets, `test_<metric>` and `test_<metric>_<dev set>`.
+
+    And what `coefficients` tells.
+    """
+    found = coefficients()
+    for name, examples in problem.evaluations.items():
+        batches = batches_of(problem, examples, options)
+        values = measures(problem.task, examples.labels, outputs(model, batches))
+        suffix = f"_{name}" if name else ""
+        found.update({f"test_{metric}{suffix}": value for metric, value in values.items()})
+    return found
+
+
+def outputs(model: keras.Model, batches: Buckets) -> np.ndarray:
+    """The model's outputs in the order of the examples, float32 (N, outputs)."""
+    predicted = np.asarray(model.predict(batches, verbose=0), "float32")
+    places = np.concatenate(
+        [np.resize(members, batches.batch_size) for _, members in batches.batches]
+    )
+    ordered = np.empty((len(batches.labels), predicted.shape[-1]), "float32")
+    ordered[places] = predicted
+    return ordered
+
+
+def batches_of(
+    problem: Problem, examples: Encoded, options: argparse.Namespace, seed: int | None = None
+) -> Buckets:
+    """Examples in batches, padded to `padded_lengths`, shuffled where there is a seed."""
+    return Buckets(examples, padded_lengths(problem), options.batch_size, seed)
+
+
+def padded_lengths(problem: Problem) -> list[int]:
+    """The lengths that batches are padded to: 8, 12, 16, 24, 32, 48, ... up to the longest.
+
+    Those that fewer than one in fifty of the training examples would be padded to are left out.
+    """
+    steps = [8 * 2**octave + part for octave in range(16) for part in (0, 4 * 2**octave)]
+    bounds = [step for step in steps if step < problem.length]
+    counts = np.bincount(np.searchsorted(bounds, problem.train.lengths), minlength=len(bounds))
+    wanted = MIN_SHARE * len(problem.train)
+    kept = [bound for bound, count in zip(bounds, counts, strict=False) if count >= wanted]
+    return [*kept, problem.length]
+
+
+def build(
+    problem: Problem, attention: str, settings: dict[str, Any], options: argparse.Namespace
+) -> Any:
     """A text classifier without its preprocessor, its attention converted as asked for.
 
     The head is drawn before the conversion, which draws nothing: all attentions start with the
@@ -36,10 +142,10 @@ def build(problem: Problem, attention: str, options: argparse.Namespace) -> Any:
         )
     if attention == "softmax":
         return classifier
-    settings = dict(filters(options)[attention])
+    verb = ATTENTIONS[attention].convert
     try:
         return keras_graphattn.convert(
-            classifier, CONVERTED[attention], where=_where(options.where), **settings
+            classifier, verb, where=_where(options.where), **layer_arguments(settings)
         )
     except ValueError as error:
         raise UsageError(f"--attention {attention}: {error}") from error
@@ -57,8 +163,6 @@ def compile_model(
 
     Filter coefficients learn at `--coefficient-learning-rate`, under the same schedule.
     """
-    from recipes.text_classification.metrics import criterion_metric
-
     regression = not problem.task.classes
     if regression:
         loss = keras.losses.MeanSquaredError()
@@ -111,3 +215,86 @@ def _small(problem: Problem, options: argparse.Namespace) -> Any:
 def _where(text: str) -> Any:
     """What `convert` takes: indices for a list of numbers, else the text."""
     return [int(index) for index in text.split(",")] if re.fullmatch(r"[\d,]+", text) else text
+
+
+class Moments(keras.metrics.Metric):
+    """Pearson's correlation of labels and predictions, from their moments over real rows.
+
+    Of two classes, 0 and 1, it is the correlation of Matthews. 0 where either is constant.
+
+    Args:
+        from_logits: Whether predictions are scores of classes, of which the highest counts.
+        name: Name of the metric.
+    """
+
+    def __init__(self, from_logits: bool, name: str, **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.from_logits = from_logits
+        self.sums = self.add_variable((6,), "zeros", name="sums")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds a batch: labels (B,), predictions (B, classes) or (B, 1), weights (B,), 0 or not."""
+        true = ops.cast(ops.reshape(y_true, (-1,)), "float32")
+        chosen = ops.argmax(y_pred, axis=-1) if self.from_logits else y_pred
+        chosen = ops.cast(ops.reshape(chosen, (-1,)), "float32")
+        weight = ops.ones_like(true) if sample_weight is None else sample_weight
+        weight = ops.cast(ops.reshape(weight, (-1,)) > 0, "float32")
+        terms = ops.stack(
+            [ops.ones_like(true), true, chosen, true * true, chosen * chosen, true * chosen]
+        )
+        self.sums.assign_add(ops.sum(weight * terms, axis=1))
+
+    def result(self) -> Any:
+        count, true, chosen, true_true, chosen_chosen, true_chosen = ops.unstack(
+            ops.convert_to_tensor(self.sums), 6
+        )
+        shared = count * true_chosen - true * chosen
+        spread = (count * true_true - true**2) * (count * chosen_chosen - chosen**2)
+        return ops.where(spread > 0, shared / ops.sqrt(ops.where(spread > 0, spread, 1.0)), 0.0)
+
+
+class F1(Moments):
+    """Twice the true positives, over the positives of the labels and those of the predictions."""
+
+    def result(self) -> Any:
+        _, true, chosen, _, _, true_chosen = ops.unstack(ops.convert_to_tensor(self.sums), 6)
+        return 2.0 * true_chosen / ops.maximum(true + chosen, 1.0)
+
+
+def criterion_metric(task: Task) -> keras.metrics.Metric:
+    """The first metric of the task, in batches."""
+    name = task.metrics[0]
+    if name == "accuracy":
+        return keras.metrics.SparseCategoricalAccuracy(name=name)
+    if name == "f1":
+        return F1(True, name)
+    return Moments(bool(task.classes), name)
+
+
+def measures(task: Task, labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
+    """The task's metrics on a whole dev set, by scikit-learn and SciPy.
+
+    Args:
+        task: The task.
+        labels: Labels, (N,).
+        outputs: The model's outputs: scores of the classes (N, classes), or values (N, 1).
+    """
+    import scipy.stats
+    import sklearn.metrics
+
+    chosen = outputs.argmax(axis=-1) if task.classes else outputs[:, 0].astype("float64")
+    found = {
+        "matthews_correlation": sklearn.metrics.matthews_corrcoef,
+        "accuracy": sklearn.metrics.accuracy_score,
+        "f1": sklearn.metrics.f1_score,
+        "pearson": lambda *pair: _correlation(scipy.stats.pearsonr, *pair),
+        "spearman": lambda *pair: _correlation(scipy.stats.spearmanr, *pair),
+    }
+    return {name: float(found[name](labels, chosen)) for name in task.metrics}
+
+
+def _correlation(correlate: Any, labels: np.ndarray, chosen: np.ndarray) -> float:
+    """A correlation; 0 where either side is constant, where it is not defined."""
+    if np.ptp(labels) == 0 or np.ptp(chosen) == 0:
+        return 0.0
+    return correlate(labels, chosen)[0]

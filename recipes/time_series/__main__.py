@@ -1,5 +1,141 @@
-"""`python -m recipes.time_series`."""
+"""`python -m recipes.time_series`: its options, the published settings, what it reports.
 
-from recipes.common.program import run_program
+Imports no Keras by itself.
+"""
 
-run_program("recipes.time_series.command")
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter
+from recipes.common.command.attention_options import add_attention_options
+from recipes.common.command.options import add_run_options, add_shared
+from recipes.common.command.parsing import Parser, UsageError
+from recipes.common.command.program import run_program
+from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
+from recipes.common.recipe import Recipe
+
+if TYPE_CHECKING:
+    from recipes.common.data.chance import Chance
+    from recipes.time_series.data import Problem
+
+PAPER = "arXiv 2505.08516"
+REPORTED = ("softmax", "linear", "agf")
+
+# Wi et al., arXiv 2505.08516 (IJCAI 2025), the settings of its time-series experiments
+PUBLISHED_AGF = {
+    "EthanolConcentration": PublishedFilter(6, 0.1, 1.5, -1.5),
+    "FaceDetection": PublishedFilter(9, 0.1, 2.0, 0.5),
+    "Handwriting": PublishedFilter(3, 0.01, 1.0, 0.2, True),
+    "Heartbeat": PublishedFilter(6, 0.01, -0.5, -0.5, True),
+    "JapaneseVowels": PublishedFilter(4, 0.01, 0.0, 0.0, True),
+    "PEMS-SF": PublishedFilter(5, 0.1, 1.5, 2.0),
+    "SelfRegulationSCP1": PublishedFilter(9, 0.1, 1.5, 2.0),
+    "SelfRegulationSCP2": PublishedFilter(7, 0.1, 2.0, 1.5),
+    "SpokenArabicDigits": PublishedFilter(4, 0.1, 1.0, 0.0),
+    "UWaveGestureLibrary": PublishedFilter(10, 0.1, 2.0, 1.5),
+}
+ELSEWHERE = PublishedFilter(4, 0.01, 0.0, 0.0)
+
+# the training of the same experiments; 8 heads of 64; every epoch runs, none ends it early
+PUBLISHED_TRAINING = {
+    "attention": ["softmax", "linear", "gfsa", "agf"],
+    "epochs": 100,
+    "patience": 100,
+    "batch_size": 16,
+    "learning_rate": 1e-3,
+    "layers": 2,
+    "d_model": 512,
+    "heads": 8,
+    "key_dim": 64,
+}
+
+
+class TimeSeries(Recipe):
+    """Attention layers on a data set of the UEA archive."""
+
+    name = "time_series"
+    description = (
+        "Trains and compares attention layers on time series of the UEA archive; writes a table, "
+        "curves and the best model for serving."
+    )
+    attentions = ("softmax", "linear", "gfsa", "agf")
+    packages = ("aeon",)
+
+    def add_options(self, parser: Parser) -> None:
+        parser.add_argument(
+            "--dataset", default="JapaneseVowels", help="a data set of the UEA archive"
+        )
+        parser.add_argument(
+            "--published",
+            action="store_true",
+            help="the paper's training of --dataset: all attentions, 100 epochs; options given "
+            "here are put in its place, and named beside the table",
+        )
+        parser.add_argument(
+            "--data-dir", type=Path, help="folder with NAME_TRAIN.ts and NAME_TEST.ts"
+        )
+        attentions = ("softmax", "gfsa", "agf")
+        add_run_options(parser, self.attentions, attentions, "time_series/<dataset>")
+        training = {"epochs": 15, "patience": 8, "batch_size": 16, "learning_rate": 1e-3}
+        training |= {"validation_fraction": 0.2, "precision": "float32"}
+        add_shared(parser.add_argument_group("training"), training)
+        sizes = {"layers": 2, "d_model": 512, "heads": 8, "key_dim": 64, "feed_forward": 256}
+        add_shared(parser.add_argument_group("model"), {**sizes, "dropout": 0.3})
+        rate = {RATE: f"{MULTIPLIER:g}; 1 with --published"}
+        add_attention_options(parser.add_argument_group("attentions"), self.attentions, rate)
+
+    def published(self, options: argparse.Namespace) -> dict[str, Any]:
+        if not options.published:
+            return {}
+        if options.dataset not in PUBLISHED_AGF:
+            raise UsageError(
+                f"--published has settings for {', '.join(PUBLISHED_AGF)}; "
+                f"--dataset is {options.dataset}"
+            )
+        return PUBLISHED_TRAINING
+
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+        """AGF's are the published ones; theta_0 is learned, as there, with `--published` only."""
+        filter = PUBLISHED_AGF.get(options.dataset, ELSEWHERE)
+        if not options.published:
+            filter = filter._replace(learned_constant=False)
+        return filter.defaults(one_rate=options.published)
+
+    def folder(self, options: argparse.Namespace) -> str:
+        return str(options.dataset)
+
+    def chance(self, problem: "Problem") -> "Chance":
+        from recipes.common.data.chance import of_accuracy
+
+        train = problem.train.labels
+        return of_accuracy(validation=train, training=train, test=problem.test.labels)
+
+    def facts(self, problem: "Problem", options: argparse.Namespace) -> dict[str, Any]:
+        return {
+            "dataset": problem.name,
+            "classes": problem.classes,
+            "series": {"train": len(problem.train), "test": len(problem.test)},
+            "length": problem.length,
+            "channels": problem.channels,
+        }
+
+    def title(self, problem: "Problem", options: argparse.Namespace) -> str:
+        return problem.name
+
+    def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        best = "at best test epoch: the best epoch on the test data; nothing is chosen by it."
+        notes = coefficient_notes(results)
+        if options.dataset not in PUBLISHED_AGF:
+            return [best, *notes]
+        notes = [f"{best} {PAPER} reports this figure for {options.dataset}.", *notes]
+        if options.published:
+            notes.append(settings_note(PAPER, results["published"]["departures"]))
+        attentions = [row["attention"] for row in results["table"]]
+        return notes + absent_note(PAPER, REPORTED, attentions)
+
+
+RECIPE = TimeSeries()
+
+if __name__ == "__main__":
+    run_program(RECIPE.main)

@@ -1,5 +1,6 @@
 """Time series of the UEA archive as padded arrays. Imports no Keras."""
 
+import argparse
 import dataclasses
 import difflib
 import hashlib
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from recipes.common.command import UsageError
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.chance import refuse_one_class
 
 
 @dataclasses.dataclass
@@ -63,8 +65,20 @@ class Problem:
         return digest.hexdigest()[:16]
 
 
-def load(name: str, folder: Path | None = None) -> Problem:
-    """Loads a data set through aeon.
+def load(options: argparse.Namespace) -> Problem:
+    """The data set that the options ask for, if there is something to learn in it.
+
+    Raises:
+        UsageError: When it cannot be read, has one class, or too few series to validate on.
+    """
+    problem = read(options.dataset, options.data_dir)
+    refuse_one_class(problem.train.labels, problem.classes, problem.name)
+    validation_split(problem.train.labels, options.validation_fraction, seed=0)
+    return problem
+
+
+def read(name: str, folder: Path | None = None) -> Problem:
+    """Reads a data set through aeon.
 
     Args:
         name: Its name in the UEA (or UCR) archive.
@@ -79,7 +93,7 @@ def load(name: str, folder: Path | None = None) -> Problem:
     except ImportError as error:
         raise UsageError("this recipe reads its data through aeon: pip install aeon") from error
 
-    def read(split: str) -> tuple:
+    def part(split: str) -> tuple:
         if folder is not None:
             return load_from_ts_file(str(_local_file(name, split, folder)))
         return load_classification(name, split=split.lower())
@@ -87,7 +101,7 @@ def load(name: str, folder: Path | None = None) -> Problem:
     if folder is None:
         _check_name(name)
     try:
-        return _problem(name, read("TRAIN"), read("TEST"))
+        return _problem(name, part("TRAIN"), part("TEST"))
     except UsageError:
         raise
     except Exception as error:  # aeon raises whatever its parser or the network met

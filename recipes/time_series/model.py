@@ -1,6 +1,7 @@
-"""The transformer classifier: core Keras layers and layers of `keras_graphattn` alone.
+"""The transformer classifier, and what a run trains and measures of it.
 
-So a saved model loads with nothing but `import keras_graphattn`, under Keras' safe mode.
+Core Keras layers and layers of `keras_graphattn` only: a saved model loads with nothing but
+`import keras_graphattn`, under Keras' safe mode.
 """
 
 import argparse
@@ -12,16 +13,58 @@ import keras
 import numpy as np
 from keras import layers, ops
 
+from keras_graphattn.analysis import token_similarity
 from keras_graphattn.optimizers import with_coefficient_rates
-from recipes.common.attention import attend, masked_mean
-from recipes.common.measures import loss_and_metrics
-from recipes.common.optimizers import radam
-from recipes.time_series.arguments import filters
-from recipes.time_series.data import Problem, Split, statistics
+from recipes.common.data.batches import Batches
+from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.kept import Run
+from recipes.common.training.layers import attend, masked_mean
+from recipes.common.training.measures import loss_and_metrics
+from recipes.common.training.optimizers import radam
+from recipes.common.training.runs import Training
+from recipes.time_series.data import Problem, Split, statistics, validation_split
+
+
+def prepare(
+    problem: Problem,
+    attention: str,
+    settings: dict[str, Any],
+    seed: int,
+    options: argparse.Namespace,
+) -> Training:
+    """The compiled model and the batches of one attention with one seed."""
+    training, validation = validation_split(problem.train.labels, options.validation_fraction, seed)
+    train = problem.train.take(training)
+    model = build(problem, train, attention, settings, options, seed)
+    compile_model(model, options)
+    return Training(
+        model,
+        Batches(train.inputs, train.labels, options.batch_size, seed),
+        _evaluation_batches(problem.train.take(validation), options),
+        _evaluation_batches(problem.test, options),
+        lambda: _similarities(model, problem.test, options),
+        coefficient_report(model),
+    )
+
+
+def best_model(
+    run: Run, settings: dict[str, Any], problem: Problem, options: argparse.Namespace
+) -> keras.Model:
+    """The model of a run at its chosen epoch, not compiled."""
+    training, _ = validation_split(problem.train.labels, options.validation_fraction, run.seed)
+    train = problem.train.take(training)
+    model = build(problem, train, run.attention, settings, options, run.seed)
+    model.load_weights(run.weights)
+    return model
 
 
 def build(
-    problem: Problem, train: Split, attention: str, options: argparse.Namespace, seed: int = 0
+    problem: Problem,
+    train: Split,
+    attention: str,
+    settings: dict[str, Any],
+    options: argparse.Namespace,
+    seed: int = 0,
 ) -> keras.Model:
     """A Functional classifier of series of one length, that of the longest in the data.
 
@@ -32,7 +75,8 @@ def build(
     Args:
         problem: The data set, for its shapes.
         train: The training examples, whose mean and variance standardise the series.
-        attention: `"softmax"`, `"linear"`, `"gfsa"` or `"agf"`.
+        attention: Name of the attention.
+        settings: Its settings.
         options: The command line's options.
         seed: Seed of the dropout. Without one, torch would drop by a random generator that is
             no part of the model, and resumed training would differ.
@@ -46,7 +90,16 @@ def build(
     mask = keras.Input((problem.length,), name="padding_mask", dtype="bool")
     tokens = _embed(series, mask, statistics(train), options.d_model)
     for number in range(1, options.layers + 1):
-        tokens = _block(tokens, mask, number, attention, options, drop)
+        attended = attend(
+            attention,
+            tokens,
+            mask,
+            name=f"block_{number}_attention",
+            num_heads=options.heads,
+            key_dim=options.key_dim,
+            settings=settings,
+        )
+        tokens = _rest_of_block(tokens, attended, f"block_{number}", options, drop)
     pooled = masked_mean(tokens, mask)
     probabilities = layers.Dense(
         len(problem.classes), activation="softmax", dtype="float32", name="probabilities"
@@ -88,20 +141,10 @@ def _embed(series: Any, mask: Any, moments: tuple[np.ndarray, np.ndarray], width
     )
 
 
-def _block(
-    tokens: Any, mask: Any, number: int, attention: str, options: Any, drop: Callable
+def _rest_of_block(
+    tokens: Any, attended: Any, name: str, options: argparse.Namespace, drop: Callable[..., Any]
 ) -> Any:
-    """Attention, then a feed-forward network, each added to its input and normalised after."""
-    name = f"block_{number}"
-    attended = attend(
-        attention,
-        tokens,
-        mask,
-        name=f"{name}_attention",
-        num_heads=options.heads,
-        key_dim=options.key_dim,
-        settings=filters(options)[attention],
-    )
+    """What attention found, then a feed-forward network, each added and normalised after."""
     tokens = layers.LayerNormalization(name=f"{name}_attention_norm")(
         tokens + drop(attended, f"{name}_attention_dropout")
     )
@@ -109,3 +152,17 @@ def _block(
     hidden = drop(hidden, f"{name}_hidden_dropout")
     hidden = layers.Dense(options.d_model, name=f"{name}_output")(hidden)
     return layers.LayerNormalization(name=name)(tokens + drop(hidden, f"{name}_output_dropout"))
+
+
+def _evaluation_batches(split: Split, options: argparse.Namespace) -> Batches:
+    return Batches(split.inputs, split.labels, 4 * options.batch_size)
+
+
+def _similarities(model: keras.Model, split: Split, options: argparse.Namespace) -> list[float]:
+    """Mean token similarity over the series of `split`, before the blocks and after each."""
+    tokens = [model.get_layer(name).output for name in layer_names(options)]
+    mask = model.input["padding_mask"]
+    measure = keras.Model(model.input, [token_similarity(x, mask) for x in tokens])
+    values = measure.predict(split.inputs, batch_size=4 * options.batch_size, verbose=0)
+    pairs = split.padding_mask.sum(axis=1) > 1
+    return [float(np.mean(layer[pairs])) if pairs.any() else 0.0 for layer in values]

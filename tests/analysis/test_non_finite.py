@@ -8,14 +8,14 @@ from keras_graphattn.layers import GraphFilterAttention
 
 @keras.saving.register_keras_serializable("tests")
 class Logarithm(keras.layers.Layer):
-    """NaN wherever its input is negative."""
+    """A layer whose output is NaN where its input is negative."""
 
     def call(self, x):
         return keras.ops.log(x)
 
 
 class Batches(keras.utils.PyDataset):
-    """Five batches of ones, with other inputs in the fourth."""
+    """Five batches of ones; the fourth may have other inputs."""
 
     num_batches = 5
 
@@ -52,9 +52,9 @@ def test_names_the_step_and_the_layer_whose_output_was_first():
     model = keras.Model(inputs, x)
     model.compile("sgd", "mse", jit_compile=False)
     text = stopped(model, Batches(fourth=-1.0))
-    assert text.startswith("Training stopped at step 4 of epoch 1, the loss is nan.")
+    assert text.startswith("Training stopped at step 4 of epoch 1: the loss is nan.")
     assert "the output of 'logarithm' (Logarithm)" in text
-    for weight in model.weights:  # those from the start of the epoch
+    for weight in model.weights:  # the weights from the start of the epoch
         assert np.isfinite(keras.ops.convert_to_numpy(weight)).all()
 
 
@@ -67,16 +67,16 @@ def test_names_the_inputs_and_the_loss():
 
     text = stopped(model_of(loss=broken), Batches())
     assert "step 1" in text
-    assert text.endswith("the loss, of finite outputs")
+    assert text.endswith("the loss (the outputs are finite)")
 
 
 def test_names_the_layer_of_a_gradient_that_is_not_finite():
-    def steep(target, outputs):  # finite, of an infinite slope at 0
+    def steep(target, outputs):  # finite, but its slope at 0 is infinite
         return keras.ops.sqrt(keras.ops.sum(keras.ops.square(outputs)))
 
     last = keras.layers.Dense(3, kernel_initializer="zeros", name="last")
     text = stopped(model_of(last, loss=steep), Batches())
-    assert "step 2 of epoch 1, the loss is nan" in text
+    assert "step 2 of epoch 1: the loss is nan" in text
     assert text.endswith("the gradient of 'last' (Dense)")
 
 
@@ -104,7 +104,7 @@ def test_a_last_step_that_breaks_the_weights_is_seen_at_the_end_of_the_epoch():
 
     last = keras.layers.Dense(3, kernel_initializer="zeros", name="last")
     text = stopped(model_of(last, loss=steep), One())
-    assert "the last step of epoch 1, weights are not finite" in text
+    assert "the last step of epoch 1: weights are not finite" in text
     assert text.endswith("the gradient of 'last' (Dense)")
 
 
@@ -118,5 +118,5 @@ def test_weights_are_copied_once_for_an_epoch(monkeypatch):
 
 
 def test_refuses_batches_that_have_no_items():
-    with pytest.raises(ValueError, match="`batches` must give the batch of a step"):
+    with pytest.raises(ValueError, match="`batches` must return the batch of a step"):
         StopAtNonFiniteLoss(batches=3)

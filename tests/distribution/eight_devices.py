@@ -1,8 +1,8 @@
-"""Run in a process of its own: what eight devices compute, beside what one computes, as JSON.
+"""Compares eight devices with one; run in a separate process, which writes JSON.
 
     python eight_devices.py FILE few|all
 
-Each entry of the result is `name: number`; the tests read it and say what must hold.
+Each entry of the result is `name: number`. The tests read and check these numbers.
 """
 
 import json
@@ -46,7 +46,7 @@ found = {}
 
 
 def exchanged(compiled, kinds):
-    """The entries of the largest tensor that any of these collectives makes."""
+    """Number of entries of the largest tensor that any of these collectives makes."""
     sizes = [0]
     for shapes, kind in COLLECTIVE.findall(compiled.as_text()):
         for shape in re.findall(r"\w+\[([\d,]*)\]", shapes):
@@ -56,14 +56,14 @@ def exchanged(compiled, kinds):
 
 
 def difference(actual, expected):
-    """Largest difference of any array, relative to that array, at least to 1 % of the largest."""
+    """Largest difference of any array, relative to that array, or to 1 % of the largest array."""
     pairs = [(np.asarray(a), np.asarray(e)) for a, e in zip(actual, expected, strict=True)]
     floor = 1e-2 * max(np.abs(e).max() for _, e in pairs)
     return float(max(np.abs(a - e).max() / max(np.abs(e).max(), floor) for a, e in pairs))
 
 
 def tokens_on_a_mesh(name):
-    """One layer on a sequence in eight parts: values, gradients, shapes, what is exchanged."""
+    """Runs one layer on a sequence in eight parts: values, gradients, shapes, communication."""
     keras.utils.set_random_seed(0)
     layer = LAYERS[name]()
     layer.build((1, LENGTH, FEATURES))
@@ -100,7 +100,7 @@ def tokens_on_a_mesh(name):
 
 
 def model():
-    """A block of each layer: names that Keras makes up, weights of masks, norms, embeddings."""
+    """One block for each layer, with automatic names, weights of masks, norms, embeddings."""
     keras.utils.set_random_seed(0)
     width, heads = 32, 4
     tokens = keras.Input((TOKENS,), dtype="int32")
@@ -120,7 +120,7 @@ def model():
 
 
 def trained(model):
-    """The losses of ten steps and the weights after them."""
+    """Returns the losses of ten steps and the weights after them."""
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 64, (80, TOKENS)), generator.integers(0, 2, 80)
     model.compile(

@@ -1,4 +1,4 @@
-"""Eight devices compute what one does: layouts of weights, and tokens over a mesh (jax)."""
+"""Eight devices give the results of one: layouts of weights, tokens over a mesh (jax)."""
 
 import json
 import os
@@ -29,19 +29,19 @@ def run(folder, what):
 
 
 def check_fit(found, kinds):
-    """Ten steps have the losses and weights of one device; each device holds its share."""
+    """Ten steps give the losses and weights of one device; each device holds its part."""
     for kind in kinds:
         assert found[f"{kind}_fit"] < 1e-5, kind
     assert found["model_part"] == 0.25
 
 
 def check_tokens(found, layers):
-    """A sequence in parts has the values and gradients of the whole; few numbers cross devices."""
+    """A split sequence gives equal values and gradients; devices exchange few numbers."""
     for layer in layers:
         assert found[f"{layer}_value"] < 1e-5, layer
         assert found[f"{layer}_gradient"] < 1e-5, layer
         assert found[f"{layer}_part"] == found[f"{layer}_gradient_part"] == 1 / 8, layer
-        if layer in SUMS:  # sums over tokens alone, of no more entries than FAVOR+ has features
+        if layer in SUMS:  # only sums over tokens, with no more entries than FAVOR+ has features
             assert found[f"{layer}_gathered"] == 0, layer
             assert 0 < found[f"{layer}_summed"] <= HEADS * 2 * HEAD * (HEAD + 1), layer
         else:  # one sum for each chunk
@@ -61,5 +61,5 @@ def test_all_layers_and_all_distributions(tmp_path):
     found = run(tmp_path, "all")
     check_fit(found, ["data", "model", "sequence"])
     assert found["data_part"] == 1.0
-    assert found["sequence_slots"] == 0  # the optimizer's lie where the weights do
+    assert found["sequence_slots"] == 0  # the optimizer's variables are placed like the weights
     check_tokens(found, [*SUMS, *CHUNKED])

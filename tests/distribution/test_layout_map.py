@@ -1,4 +1,4 @@
-"""Rules of layout maps, on a mesh that is never used: one device named eight times."""
+"""Rules of layout maps, on a mesh that only names one device eight times."""
 
 import re
 
@@ -128,7 +128,7 @@ def test_rules_that_match_nothing_are_an_error():
     with pytest.raises(ValueError, match=r"match no weight .*decoder/"):
         check_layout_map(built, rules)
 
-    def unnamed():  # names that Keras counts up, one rule for both would not do
+    def unnamed():  # automatic names with numbers: one rule cannot be right for both
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(16), keras.layers.Dense(4)])
 
     rules = layout_map(unnamed(), mesh((1, 2)), large=1)
@@ -150,7 +150,7 @@ def test_distribute_refuses_what_would_go_wrong():
     with distribution.scope():
         distribute(built)
         built.optimizer.build(built.trainable_variables)
-        with pytest.raises(ValueError, match="slots already"):
+        with pytest.raises(ValueError, match="already has slot variables"):
             distribute(built)
     other = keras.distribution.LayoutMap(mesh((1,), ("model",)))
     other["elsewhere/kernel"] = (None, "model")
@@ -169,7 +169,7 @@ def test_layouts_of_sequences():
     assert parallel.get_data_layout((8, 256)).axes == ("batch", "sequence")
     assert parallel.get_data_layout((8, 10)).axes == ("batch", None)
     assert parallel.num_model_replicas == 2
-    with pytest.raises(ValueError, match=r"258 tokens .* 4 devices .*\(8, 258\)"):
+    with pytest.raises(ValueError, match=r"4 devices .* 258 tokens.*\(8, 258\)"):
         parallel.get_data_layout((8, 258))
     with pytest.raises(ValueError, match=r"`sequence_axis` must be an axis .*'tokens'"):
         SequenceParallel(mesh(), sequence_axis="tokens")

@@ -1,4 +1,4 @@
-"""`--distribute`: the recipes on several devices have the numbers of one."""
+"""`--distribute`: recipes give the same numbers on several devices as on one."""
 
 import json
 import os
@@ -9,9 +9,9 @@ from pathlib import Path
 import keras
 import pytest
 
-from recipes.common.command import UsageError
-from recipes.common.devices import check_devices
-from recipes.time_series.arguments import parse
+from recipes.common.command.devices import check_devices
+from recipes.common.command.parsing import UsageError
+from recipes.time_series.__main__ import RECIPE
 from tests.numerics import BACKEND
 
 KINDS = {"jax": "data,model:4", "tensorflow": "data"}
@@ -39,14 +39,14 @@ def test_every_epoch_of_every_recipe_has_the_numbers_of_one_device(tmp_path):
 @pytest.mark.parametrize("wrong", ["pipeline", "model", "model:0", "model:two", "data:2"])
 def test_unknown_kinds_are_refused(wrong):
     with pytest.raises(UsageError, match="neither data nor model:N"):
-        parse(["--distribute", wrong])
+        RECIPE.parse(["--distribute", wrong])
 
 
 @pytest.mark.parametrize(
     ("backend", "devices", "wrong", "words"),
     [
         ("torch", 1, "--distribute", "on torch, Keras' fit trains on one device"),
-        ("tensorflow", 2, "--distribute model:2", "Keras splits weights on jax alone"),
+        ("tensorflow", 2, "--distribute model:2", "Keras splits weights only on jax"),
         ("jax", 8, "--distribute model:3", "8 devices cannot be grouped by 3"),
         ("jax", 8, "--distribute --batch-size 12", "12 cannot be shared out over 8 devices"),
         ("jax", 8, "--distribute model:2 --batch-size 6", "over 4 groups of 2 devices"),
@@ -58,10 +58,10 @@ def test_what_cannot_be_shared_out_is_refused(backend, devices, wrong, words, mo
         keras.distribution, "list_devices", lambda: [f"cpu:{n}" for n in range(devices)]
     )
     with pytest.raises(UsageError, match=words):
-        check_devices(parse(wrong.split()))
+        check_devices(RECIPE.parse(wrong.split()))
 
 
 def test_nothing_asked_for_is_nothing_done():
-    assert parse([]).distribute is False
-    assert parse(["--distribute"]).distribute == "data"
-    check_devices(parse([]))
+    assert RECIPE.parse([]).distribute is False
+    assert RECIPE.parse(["--distribute"]).distribute == "data"
+    check_devices(RECIPE.parse([]))

@@ -1,9 +1,9 @@
-"""Run in a process of its own: the recipes on several devices of a CPU, beside one, as JSON.
+"""Compares recipes on several devices of a CPU with one; run in a separate process.
 
     KERAS_BACKEND=<backend> python train_recipes.py FOLDER KINDS
 
-KINDS is a comma-separated list of values of `--distribute`. The result, `found.json`, holds for
-each recipe and kind the largest difference of any metric after any epoch.
+KINDS is a comma-separated list of values of `--distribute`. The result is `found.json`. It holds
+the largest difference of any metric after any epoch, for each recipe and kind.
 """
 
 # ruff: noqa: E402
@@ -23,8 +23,8 @@ if os.environ["KERAS_BACKEND"] == "tensorflow":
 
 import numpy as np
 
-from recipes.long_range_arena.command import main as long_range_arena
-from recipes.time_series.command import main as time_series
+from recipes.long_range_arena.__main__ import RECIPE as long_range_arena
+from recipes.time_series.__main__ import RECIPE as time_series
 from tests.recipes.conftest import write_ts
 
 MODEL = (
@@ -33,11 +33,11 @@ MODEL = (
 )
 RECIPES = {
     "time_series": (
-        time_series,
+        time_series.main,
         f"--dataset Tiny --data-dir {FOLDER} --epochs 4 --skip-saved-model {MODEL}",
     ),
     "long_range_arena": (
-        long_range_arena,
+        long_range_arena.main,
         f"--task listops --cache-dir {FOLDER} --max-length 60 --train-examples 40 "
         f"--evaluation-examples 16 --epochs 3 --warm-up 2 {MODEL}",
     ),

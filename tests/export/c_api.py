@@ -1,12 +1,12 @@
-"""Runs a SavedModel through TensorFlow's C API: no Keras, and no TensorFlow in Python.
+"""Runs a SavedModel through TensorFlow's C API, without Keras and without TensorFlow in Python.
 
-`TF_LoadSessionFromSavedModel` is the loader of a model server. As a script:
+A model server also loads with `TF_LoadSessionFromSavedModel`. Usage as a script:
 
     python c_api.py SAVED_MODEL_FOLDER INPUTS.npz OUTPUTS.npz
 
-with one array in INPUTS.npz for each input, labelled by the batch and the signature,
-`3:serving_default:series`; OUTPUTS.npz has `3:classes`, and the model is loaded once. From a
-test, `run_in_process` does it all, and `assert_served` compares.
+INPUTS.npz has one array for each input. Its label names the batch, the signature and the input,
+such as `3:serving_default:series`. OUTPUTS.npz then has `3:classes`. The script loads the model
+once. In a test, `run_in_process` runs the script, and `assert_served` compares the outputs.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class TensorInfo(NamedTuple):
 
 
 class Library:
-    """The few C functions needed, from the shared libraries of the tensorflow package."""
+    """The C functions that are needed, from the shared libraries of the tensorflow package."""
 
     def __init__(self):
         folder = Path(importlib.util.find_spec("tensorflow").origin).parent
@@ -111,7 +111,7 @@ class SavedModel:
         self.choose(signature)
 
     def choose(self, signature):
-        """Turns to another signature."""
+        """Switches to another signature."""
         self.inputs, self.outputs = signature_of(self.meta_graph, signature)
 
     def __call__(self, **inputs):
@@ -160,7 +160,7 @@ class SavedModel:
 
 
 def fields(message):
-    """The (field number, value) pairs of a serialised protocol buffer message."""
+    """Yields the (field number, value) pairs of a serialised protocol buffer message."""
     position = 0
 
     def varint():
@@ -185,7 +185,7 @@ def fields(message):
 
 
 def entries(message, number):
-    """A map<string, message> field: its keys and values."""
+    """Returns the keys and values of a map<string, message> field."""
     for key, entry in fields(message):
         if key == number:
             pair = dict(fields(entry))
@@ -193,7 +193,7 @@ def entries(message, number):
 
 
 def signature_of(meta_graph, name):
-    """Inputs and outputs of one signature of a MetaGraphDef, each as name -> TensorInfo."""
+    """Returns inputs and outputs of one signature of a MetaGraphDef, as name -> TensorInfo."""
     signatures = dict(entries(meta_graph, 5))
     assert name in signatures, (name, sorted(signatures))
     return tuple(
@@ -210,10 +210,10 @@ def tensor_info(message):
 
 
 def run_in_process(folder, batches, scratch, signatures=None):
-    """Runs batches (a list of name -> array) through a SavedModel in a process of its own.
+    """Runs batches (a list of name -> array) through a SavedModel in a separate process.
 
-    Returns the list of outputs, each name -> array. `scratch` is a folder for the arrays;
-    `signatures` names each batch's, `serving_default` if left out.
+    Returns the list of outputs, each name -> array. `scratch` is a folder for the arrays.
+    `signatures` names the signature of each batch; the default is `serving_default`.
     """
     files = [Path(scratch) / "inputs.npz", Path(scratch) / "outputs.npz"]
     signatures = signatures or ["serving_default"] * len(batches)
@@ -235,7 +235,7 @@ def run_in_process(folder, batches, scratch, signatures=None):
 
 
 def assert_served(folder, batches, expected, scratch, signatures=None, tolerance=1e-5):
-    """Whether a SavedModel gives what Keras gave: `expected` has name -> array for each batch."""
+    """Compares a SavedModel with Keras' outputs: `expected` has name -> array for each batch."""
     results = run_in_process(folder, batches, scratch, signatures)
     for batch, result, arrays in zip(batches, results, expected, strict=True):
         assert set(result) == set(arrays)

@@ -1,7 +1,7 @@
-"""Every public layer under its filters and masks, as branches of one model to export.
+"""Every public layer with its filters and masks, as branches of one model to export.
 
-A branch is open (any length in one graph), open but on jax, fixed (any length, each in a signature
-of its own) or bound to `LENGTH` by its mask.
+A branch is "open" (one graph for all lengths), "open but jax", "fixed" (any length, but each needs
+its own signature), or "bound" (its mask has the length `LENGTH`).
 """
 
 from collections.abc import Callable
@@ -26,20 +26,20 @@ class Case(NamedTuple):
     kind: type
     length: str  # "open", "open but jax", "fixed" or "bound"
     options: Callable[[], dict[str, Any]] = dict
-    inputs: tuple[str, ...] = ()  # of the mask, by the names that it has for them
+    inputs: tuple[str, ...] = ()  # names of the inputs of the mask
     padded: bool = False
     call: dict[str, Any] = {}  # noqa: RUF012
 
     @property
     def served(self):
-        """How this backend serves it: "open", "fixed" or "bound"."""
+        """Returns how this backend serves a case: "open", "fixed" or "bound"."""
         if self.length == "open but jax":
             return "fixed" if BACKEND == "jax" else "open"
         return self.length
 
 
 def kernel(length, mask, *inputs, **options):
-    """MaskedKernelAttention under a mask, which has no padding besides."""
+    """MaskedKernelAttention with a mask, but without a padding mask."""
     return Case(
         layers.MaskedKernelAttention, length, lambda: {"mask": mask(), **options}, tuple(inputs)
     )
@@ -104,13 +104,13 @@ CASES = {
     ),
     "gkat_exponential": Case(GKAT, "open", lambda: {"mask": masks.Exponential()}, (), True),
 }
-# One for each layer and way to serve: what always runs.
+# One case for each layer and way to serve. The fast tests run only these.
 CORE = ("gfa", "p_laplacian", "agf", "high_frequency", "contra_norm", "kernel", "kernel_causal")
 CORE += ("kernel_packed", "kernel_toeplitz_fft", "gkat_exponential")
 
 
 def shapes_of_inputs(length):
-    """Name to (shape without the batch, dtype) of all inputs that cases may want."""
+    """Maps the name of each possible input to its (shape without the batch, dtype)."""
     return {
         "series": ((length, CHANNELS), "float32"),
         "padding_mask": ((length,), "bool"),
@@ -123,7 +123,7 @@ def shapes_of_inputs(length):
 
 
 def model_of(names, length):
-    """One model with a branch for each case; all weights and coefficients random."""
+    """Makes a model with a branch for each case and random weights and coefficients."""
     wanted = {"series"}
     for name in names:
         wanted |= {*CASES[name].inputs, *(["padding_mask"] if CASES[name].padded else [])}
@@ -150,16 +150,16 @@ def _branch(name, inputs):
 
 
 def _edges(generator, batch, length):
-    """Random edges, some of them several times."""
+    """Random edges; some occur several times."""
     first = generator.integers(0, length, (batch, EDGES_PER_EXAMPLE))
-    if length == 1:  # an edge joins two nodes: padding
+    if length == 1:  # an edge needs two nodes, so there is only padding
         return np.full((batch, EDGES_PER_EXAMPLE, 2), -1)
     steps = generator.integers(1, length, first.shape)
     return np.stack([first, (first + steps) % length], axis=-1)
 
 
 def batch_for(model, batch, length):
-    """Random inputs of a model: series padded at their end, sorted segments, graphs."""
+    """Makes random inputs of a model: series padded at their end, sorted segments, graphs."""
     generator = np.random.default_rng(100 * batch + length)
     lengths = generator.integers(1, length + 1, (batch, 1))
     parents = [reference_topology.random_parents(length, seed=i, cut=0.25) for i in range(batch)]

@@ -1,4 +1,4 @@
-"""A layer of a user's own module, for models whose classes another process must import."""
+"""A layer in a user's own module, to test models with classes that a process must import."""
 
 import keras
 

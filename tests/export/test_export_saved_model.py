@@ -1,4 +1,4 @@
-"""Exports of whole models, run through TensorFlow's C API where there is no Keras."""
+"""Exports whole models and runs them through TensorFlow's C API, without Keras."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A gRPC PredictionService on the serving stubs, with TensorFlow and no Keras, under load."""
+"""A gRPC PredictionService on the serving stubs, with TensorFlow but no Keras, under load."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ LENGTHS = (4, 12, 31)
 
 @contextmanager
 def serving(folder, *arguments):
-    """Runs the stand-in; gives what it printed: its addresses, version and warm-up count."""
+    """Runs the substitute server and yields its output: addresses, version, warm-up count."""
     command = [sys.executable, str(STAND_IN), str(folder), *arguments]
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with subprocess.Popen(command, text=True, **pipes) as process:
@@ -57,7 +57,7 @@ def rows_of(length):
     generator = np.random.default_rng(length)
     mask = np.arange(length) < generator.integers(1, length + 1, (ROWS, 1))
     series = generator.standard_normal((ROWS, length, CHANNELS))
-    return {"series": series, "padding_mask": mask}  # of other types than those served
+    return {"series": series, "padding_mask": mask}  # these types differ from those served
 
 
 def predicted(model, rows):
@@ -93,7 +93,7 @@ def check_concurrent_requests(stub, requests, rows, expected):
 
 def check_refusals(stub, requests, rows):
     request = requests.grpc(rows)
-    request.inputs["padding_mask"].dtype = 10  # DT_BOOL, as preprocessing gave it
+    request.inputs["padding_mask"].dtype = 10  # DT_BOOL, the type that preprocessing gave
     with pytest.raises(grpc.RpcError) as refused:
         stub.Predict(request, 60)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -127,7 +127,7 @@ def test_a_server_answers_concurrent_clients(tmp_path):
     path = export_saved_model(model, folder, signature=signature, warmup=[rows[4], rows[12]])
     with serving(folder, "--model", "reviews") as server:
         assert server["version"] == 1
-        assert server["warmed_up"] == 5  # length 4 by three signatures, 12 by two
+        assert server["warmed_up"] == 5  # three signatures take length 4, two take 12
         with grpc.insecure_channel(server["grpc"]) as channel:
             stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
             requests = PredictRequests.of_server(stub, "reviews", timeout=60)

@@ -1,4 +1,4 @@
-"""What the client sends, and the warm-up records, are checked against the signature."""
+"""Requests of clients and warm-up records are checked against the signature."""
 
 import importlib.util
 import json
@@ -78,7 +78,7 @@ def test_the_only_input_needs_no_name():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"mask": np.full((4, 3), 0.5)}, "'mask' as int32, .* Received: dtype=float64"),
+        ({"mask": np.full((4, 3), 0.5)}, r"'mask' as int32\. .* Received: dtype=float64"),
         ({"mask": np.full((4, 3), 2**40)}, "'mask' as int32"),
         ({"real": np.ones((4, 3), int)}, "'real' as bool"),
         ({"series": np.full((4, 3, 2), "a")}, "'series' as float32"),

@@ -1,4 +1,4 @@
-"""Each public layer, served: equal to Keras at 1e-5 on three batch sizes and three lengths."""
+"""Each served public layer equals Keras to 1e-5, for three batch sizes and three lengths."""
 
 import inspect
 
@@ -21,7 +21,7 @@ def check(model, path, batches, folder, signatures=None):
 
 
 def predicted(model, batch):
-    """Name to array. Where `predict` makes a graph that may leave lengths open, without it."""
+    """Returns name to array, without `predict` if its graph might have open lengths."""
     outputs = model.predict_on_batch(batch) if BACKEND == "jax" else model(batch, training=False)
     return {name: keras.ops.convert_to_numpy(tensor) for name, tensor in outputs.items()}
 
@@ -60,7 +60,7 @@ def test_every_layer_and_mask_has_a_case():
         mask = case.options().get("mask")
         under |= {type(one).__name__ for one in [mask, *getattr(mask, "masks", [])]}
     public = {name for name in masks.__all__ if inspect.isclass(getattr(masks, name))}
-    assert public - {"Mask"} <= under  # the base class
+    assert public - {"Mask"} <= under  # `Mask` is the base class
 
 
 def test_one_case_of_each_layer_at_open_lengths(tmp_path):
@@ -92,8 +92,8 @@ def test_masks_of_one_length(tmp_path):
 @pytest.mark.skipif(BACKEND != "jax", reason="other backends have open lengths")
 @pytest.mark.parametrize("name", ["kernel_causal", "kernel_low_rank"])
 def test_open_lengths_that_jax_cannot_export_are_told(name, tmp_path):
-    # JAX does not know that 64 ceil(T / 64) >= T, nor where a table of positions ends at T
-    with pytest.raises(ValueError, match=r"open lengths(.|\n)*build it with a fixed length"):
+    # JAX cannot derive that 64 ceil(T / 64) >= T, or the end of a table of T positions
+    with pytest.raises(ValueError, match=r"open lengths(.|\n)*Build it with fixed lengths"):
         export_saved_model(model_of([name], None), tmp_path / "served")
 
 

@@ -1,4 +1,4 @@
-"""Each recipe's model and converted KerasHub models, served: equal to Keras at 1e-5."""
+"""Served models of each recipe, and served converted KerasHub models, equal Keras to 1e-5."""
 
 import keras
 import pytest
@@ -6,7 +6,7 @@ import pytest
 import keras_graphattn
 from keras_graphattn.export import PredictRequests, export_saved_model
 from keras_graphattn.export.signature import model_signature
-from recipes.common.served import served_inputs
+from recipes.common.training.layers import served_inputs
 from tests.export.c_api import assert_served
 from tests.numerics import BACKEND, randomise
 from tests.recipes import models as recipes

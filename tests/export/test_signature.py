@@ -1,4 +1,4 @@
-"""What a server sees of a model, and which models and names are refused."""
+"""Tests what a server sees of a model, and which models and names are refused."""
 
 import keras
 import numpy as np
@@ -86,7 +86,7 @@ def test_subclassed_models_are_refused_and_can_be_wrapped(called):
 
 
 def test_unbuilt_sequential_is_refused():
-    with pytest.raises(ValueError, match=r"not known.*keras\.Input first"):
+    with pytest.raises(ValueError, match=r"not known.*keras\.Input as the first layer"):
         model_signature(keras.Sequential([keras.layers.Dense(2)]))
 
 
@@ -102,14 +102,14 @@ def test_names_that_tensorflow_would_change_are_refused(name):
         model_signature(keras.Model(inputs, inputs + 1))
 
 
-def test_an_open_length_that_fails_says_how_to_mend(monkeypatch, tmp_path):
+def test_an_open_length_that_fails_says_how_to_fix_it(monkeypatch, tmp_path):
     def fail(*args):
         raise TypeError("a length is needed")
 
     monkeypatch.setattr(graph, "_write_from_tensorflow", fail)
     monkeypatch.setattr(graph, "_write_from_jax", fail)
     model = keras.Sequential([series(length=None), keras.layers.Dense(2)])
-    with pytest.raises(ValueError, match=r"\['series'\]: build it with a fixed length.*is needed"):
+    with pytest.raises(ValueError, match=r"\['series'\]\. Build it with fixed lengths.*is needed"):
         graph.write_graph(model, tmp_path / "saved_model")
     model = keras.Sequential([series(), keras.layers.Dense(2)])
     with pytest.raises(TypeError, match="is needed"):
@@ -119,7 +119,7 @@ def test_an_open_length_that_fails_says_how_to_mend(monkeypatch, tmp_path):
 def test_modules_of_a_model():
     activation = keras.layers.Activation(halved)
     model = keras.Sequential([series(), GraphFilterAttention(1, 2), Doubled(), activation])
-    model.compile(loss=Subclassed.call)  # what training needs does not count
+    model.compile(loss=Subclassed.call)  # classes that only training needs do not count
     assert defining_modules(model) == ["tests.export.registered_layer"]
 
 
@@ -175,12 +175,12 @@ def test_signatures_by_name_and_by_length():
         ({}, "must be a name, or a mapping"),
         (["short"], "must be a name, or a mapping"),
         ("a/b", "name of a signature must be .* Received: 'a/b'"),
-        ("variables", "none of signatures, variables"),
+        ("variables", "must not be one of signatures, variables"),
         ({1: None}, "Received: 1"),
         ({"short": (5, 3)}, "'short' must be None or a mapping"),
-        ({"short": {"serie": (5, 3)}}, "has not: 'serie'. It has: 'series', 'ids'"),
-        ({"short": {"series": (5, 4)}}, r"shape \(5, 4\); the model's is \(None, 3\)"),
-        ({"short": {"series": (5,)}}, r"the model's is \(None, 3\)"),
+        ({"short": {"serie": (5, 3)}}, "does not have: 'serie'. It has: 'series', 'ids'"),
+        ({"short": {"series": (5, 4)}}, r"shape \(5, 4\)\. The model's shape is \(None, 3\)"),
+        ({"short": {"series": (5,)}}, r"The model's shape is \(None, 3\)"),
         ({"short": {"series": (0, 3)}}, "a positive integer"),
         ({"short": {"series": (True, 3)}}, "a positive integer"),
         ({"short": {"series": 5}}, "a positive integer"),

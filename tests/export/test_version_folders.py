@@ -1,4 +1,4 @@
-"""The layout that a server watches; the graph itself is a stand-in here."""
+"""The folder layout that a server watches. A small function replaces the graph here."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ def model():
 
 @pytest.fixture
 def writer(monkeypatch):
-    """Replaces the writing of the graph; `writer.during(path)` runs half-way through it."""
+    """Replaces the writing of the graph; `writer.during(path)` runs in the middle of it."""
 
     class Writer:
         def during(self, path):
@@ -45,7 +45,7 @@ def test_versions_count_on_from_the_highest(model, writer, tmp_path):
     assert export_saved_model(model, str(directory)) == directory / "2"
     assert export_saved_model(model, directory, version=10).name == "10"
     (directory / "notes").mkdir()
-    (directory / "0012").mkdir()  # a server reads it as 12
+    (directory / "0012").mkdir()  # a server reads this as 12
     assert export_saved_model(model, directory).name == "13"
     assert export_saved_model(model, directory, version=0).name == "0"
     assert (directory / "13" / "saved_model.pb").is_file()
@@ -55,7 +55,7 @@ def test_versions_count_on_from_the_highest(model, writer, tmp_path):
 @pytest.mark.parametrize("existing", ["3", "03"])
 def test_an_existing_version_is_not_overwritten(model, writer, tmp_path, existing):
     (tmp_path / existing).mkdir()
-    with pytest.raises(FileExistsError, match=r"Version 3 exists .* never overwritten"):
+    with pytest.raises(FileExistsError, match=r"Version 3 already exists .* never overwritten"):
         export_saved_model(model, tmp_path, version=3)
     assert listing(tmp_path) == [existing]
 
@@ -97,14 +97,14 @@ def test_two_exports_at_a_time(model, writer, tmp_path):
     writer.during = lambda path: (tmp_path / "1" / "variables").mkdir(parents=True)
     assert export_saved_model(model, tmp_path).name == "2"
     writer.during = lambda path: (tmp_path / "3" / "variables").mkdir(parents=True)
-    with pytest.raises(FileExistsError, match="Version 3 exists"):
+    with pytest.raises(FileExistsError, match="Version 3 already exists"):
         export_saved_model(model, tmp_path, version=3)
     assert listing(tmp_path) == ["1", "2", "3"]
 
 
 def test_the_number_is_taken_at_the_last_moment(model, writer, tmp_path, monkeypatch):
     (tmp_path / "1" / "variables").mkdir(parents=True)
-    answers = [[], [], [1], [1]]  # the rival's folder shows up after the numbers were read
+    answers = [[], [], [1], [1]]  # the other export's folder appears after the numbers were read
     monkeypatch.setattr(saved_model, "_versions", lambda directory: answers.pop(0))
     assert export_saved_model(model, tmp_path).name == "2"
 

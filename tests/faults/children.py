@@ -6,11 +6,11 @@ from pathlib import Path
 
 def train(arguments, done):
     """The recipe's command, quietly; leaves its exit code in the file `done`."""
-    from recipes.time_series.command import main
+    from recipes.time_series.__main__ import RECIPE
 
     with open(os.devnull, "w") as silence:
         os.dup2(silence.fileno(), 1)
-        code = main(arguments)
+        code = RECIPE.main(arguments)
     Path(done).write_text(str(code))
 
 

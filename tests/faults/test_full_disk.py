@@ -7,8 +7,8 @@ import keras
 import pytest
 
 from keras_graphattn import export_saved_model
-from recipes.common.files import check_room, write_json
-from recipes.time_series.command import main
+from recipes.common.storage.files import check_room, write_json
+from recipes.time_series.__main__ import RECIPE
 from tests.faults.test_kills import contents
 from tests.recipes.conftest import tiny_arguments, tiny_folder  # noqa: F401
 
@@ -63,11 +63,11 @@ def test_a_recipe_on_a_full_disk_says_so_and_goes_on_later(request, tmp_path, ca
     arguments = [*arguments, "--attention", "softmax", "--epochs", "1", "--skip-saved-model"]
     arguments += ["--output", str(tmp_path)]
     with files_of_at_most(2_000):  # less than a checkpoint
-        assert main(arguments) == 1
+        assert RECIPE.main(arguments) == 1
     printed = capfd.readouterr().err.splitlines()
     errors = [line for line in printed if line.startswith("error:")]
     assert len(errors) == 1
     assert "File too large" in errors[0]
     assert not list(tmp_path.rglob(".writing-*"))
-    assert main(arguments) == 0
+    assert RECIPE.main(arguments) == 0
     assert (tmp_path / "results.png").exists()

@@ -26,7 +26,7 @@ START = 0.3  # seconds at least before a kill: until the child runs, nothing can
 def processes():
     """Children that have imported everything when they start, so that kills hit the work."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "keras", "recipes.time_series.command"])
+    context.set_forkserver_preload(["torch", "keras", "recipes.time_series.__main__"])
     return context
 
 

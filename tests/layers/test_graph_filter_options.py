@@ -347,7 +347,7 @@ def test_flash_attention_is_handed_to_the_kernel(monkeypatch):
         ({"filter": "fourier"}, r"`filter` must be one of.*'fourier'"),
         ({"filter": 3}, "`filter` must be one of"),
         ({"filter": Monomial, "order": 2}, "`filter` must be one of"),
-        ({"filter": Monomial(2), "order": 2}, "`order` belongs to a `filter` given by its name"),
+        ({"filter": Monomial(2), "order": 2}, "`order` may only be given if `filter` is a name"),
         ({"order": 0}, "`order` is the degree"),
         (
             {"filter": FirstOrder(initial_coefficients={"power": [1.0, 2.0]})},

@@ -14,7 +14,7 @@ from keras_graphattn.layers import (
     GraphKernelAttention,
     MaskedKernelAttention,
 )
-from keras_graphattn.layers.multi_head import MultiHeadLayer
+from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
 from keras_graphattn.masks import Causal, RandomWalk
 from tests.numerics import BACKEND, to_numpy
 

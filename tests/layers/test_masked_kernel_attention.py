@@ -323,9 +323,9 @@ BAD = [
     ({"path": "fft"}, "`path` must be one of"),
     ({"mask": Causal(), "path": "linear"}, "`path` must be one of"),
     ({"feature_chunk": 0}, "`feature_chunk`"),
-    ({"order": 2}, "belongs to a filter"),
+    ({"order": 2}, "is an option of a filter"),
     ({"filter": "cubic"}, "`filter` must be one of"),
-    ({"sliding_window": 3}, "cannot honour `sliding_window`"),
+    ({"sliding_window": 3}, "does not support `sliding_window`"),
     ({"flash_attention": True}, "flash attention"),
 ]
 
@@ -338,9 +338,9 @@ def test_refuses_bad_options(options, message):
 
 def test_refuses_what_a_path_cannot_honour():
     entries = np.ones((9, 9), bool)
-    with pytest.raises(ValueError, match=r"needs the pairs formed.*Received"):
+    with pytest.raises(ValueError, match=r"forms the pairs.*Received"):
         built(mask=Causal(), path="chunked")(tokens(), attention_mask=entries)
-    with pytest.raises(ValueError, match="this layer has none"):
+    with pytest.raises(ValueError, match="this layer has no mask"):
         built()(tokens(), mask_inputs={"segment_ids": IDS})
     with pytest.raises(ValueError, match="segment_ids"):
         built(mask=Segments())(tokens())

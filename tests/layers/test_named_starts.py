@@ -80,7 +80,7 @@ def test_agf_starts_with_large_singular_values_damped(alpha, beta):
 
 
 def test_a_start_together_with_coefficients_is_refused():
-    with pytest.raises(ValueError, match="give one of the two"):
+    with pytest.raises(ValueError, match="give only one of the two"):
         FirstOrder(start="high_pass", initial_coefficients={"identity": 1.0})
     with pytest.raises(ValueError, match="`start` must be one of"):
         FirstOrder(start="sharp")
@@ -91,7 +91,7 @@ def test_starts_that_singular_values_do_not_have_are_refused():
         AttentiveGraphFilter(2, 3, filter=Jacobi(start="high_pass"), learned_constant=True)
     with pytest.raises(ValueError, match="`start` of a filter of singular values"):
         AttentiveGraphFilter(2, 3, filter=Jacobi(start="band_pass"))
-    with pytest.raises(ValueError, match="weights theta of its own"):
+    with pytest.raises(ValueError, match="its own weights theta"):
         AttentiveGraphFilter(2, 3, filter=Jacobi(1, initial_coefficients=[1.0, 0.0]))
 
 

@@ -193,7 +193,7 @@ def test_keras_layer_test():
     ("options", "message"),
     [
         ({"p": 0.5}, r"`p` must be a number of at least 1.*Received: p=0.5"),
-        ({"p": [1.5, 2.5]}, "one for each of the 4"),
+        ({"p": [1.5, 2.5]}, "for each of the 4"),
         ({"p": "1.5"}, "`p` must be a number"),
         ({"p": [1.5, 2.5, float("inf"), 2.0]}, "`p` must be a number"),
         ({"epsilon": 0.0}, "`epsilon` must be a number greater than 0"),

@@ -1,8 +1,8 @@
-"""Every mask class with drawn settings, what it needs at a call, and its matrix in float64.
+"""Every mask class with random settings, its inputs for a call, and its matrix in float64.
 
-A case is a function of a NumPy generator and a length. It returns a mask that is built, its inputs,
-its matrix as a function of its weights (torch, float64), and what an error may be: relative to the
-largest entry of its row.
+A case is a function of a NumPy generator and a length. It returns a built mask, its inputs, its
+matrix as a function of its weights (torch, float64), and the largest allowed error. The error is
+relative to the largest entry of its row.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from tests import reference_topology as reference
 HEADS = 2
 BOUND = 5e-6
 
-# Paths with a transform, or a difference of sums: exact relative to the largest row, as they say
+# Paths with a transform or a difference of sums are exact only relative to the largest row.
 RELATIVE_TO_LARGEST = {
     ("Toeplitz", "fft"),
     ("BlockToeplitz", "fft"),
@@ -31,7 +31,7 @@ RELATIVE_TO_LARGEST = {
 @dataclass
 class Case:
     mask: Any
-    matrix: Any  # of the weights, in float64: (B or 1, N or 1, T, T)
+    matrix: Any  # function of the weights: (B or 1, N or 1, T, T), float64
     length: int
     inputs: dict = field(default_factory=dict)
     bound: float = BOUND
@@ -51,7 +51,7 @@ def hubs(generator, length):
     edges |= {(node, node + 1) for node in range(count // 2 + 2, count - 1)}
     for _ in range(count // 4):
         one, other = np.sort(generator.integers(0, count, 2))
-        if (one < count // 2 + 2) == (other < count // 2 + 2):  # two components stay apart
+        if (one < count // 2 + 2) == (other < count // 2 + 2):  # keeps two components separate
             edges.add((int(one), int(other)))
     names = generator.permutation(length)
     edges = [(one, other) for one, other in edges if one < other]
@@ -185,13 +185,13 @@ def tree(generator, length):
     distances = reference.shortest_paths(length, links, [lengths[node] for node, _ in links])
     farthest = distances[np.isfinite(distances)].max(initial=1.0)
     rates = [10.0 ** generator.uniform(-3, 1.5), -(10.0 ** generator.uniform(-3, 1.5))]
-    rates = np.minimum(rates, 60.0 / max(farthest, 1e-6))  # exp(a z) fits into float32
+    rates = np.minimum(rates, 60.0 / max(farthest, 1e-6))  # so that exp(a z) fits into float32
     mask = masks.Tree(
         parents, lengths, initial_rate=rates, initial_offset=generator.uniform(-60.0, 15.0, HEADS)
     )
     built(mask, length)
     matrix = lambda *w: reference.exponential_matrix(distances, *w)[None]  # noqa: E731
-    # the exponent itself is rounded: to 6e-8 of up to 60
+    # the exponent, up to 60, is rounded to 6e-8 of it
     return Case(mask, matrix, length, bound=1e-5)
 
 

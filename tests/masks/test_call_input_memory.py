@@ -1,4 +1,4 @@
-"""Paths that are not named for the matrix never form one, for topologies that come with a call."""
+"""With a topology per call, only the paths that are named for the matrix form one."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ OWN = [
 
 
 def largest_tensor(function, x):
-    """Number of entries of the largest tensor that comes up in a function and its gradient."""
+    """Number of entries of the largest tensor in a function and its gradient."""
     if BACKEND == "jax":
         import jax
 

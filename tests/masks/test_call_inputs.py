@@ -1,6 +1,6 @@
-"""What comes with a call: wrong entries are errors, or NaN in their example and nowhere else.
+"""Inputs of a call: a wrong entry is an error, or makes its own example NaN and no other.
 
-Over every mask of the package that takes inputs at each call, on each of its paths.
+The tests run for every mask that takes inputs at each call, on each of its paths.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ KINDS = [(name, kind) for name in MASKS for kind in wrong_of(name)]
 COMPILED = [
     pytest.param(
         *(name, path, way),
-        # what is slow to compile: one path of each class is enough every time
+        # slow to compile: the fast tests run one path of each class
         marks=[]
         if BACKEND == "torch" or (name in FIRST and path == made(name).paths[-1] and way != "xla")
         else pytest.mark.slow,
@@ -69,7 +69,7 @@ def test_an_error_names_example_and_entry(name, kind):
 
 
 def compiled(mask, path, way, monkeypatch):
-    """x, weights, inputs -> M x and gradients of a loss of the examples but BAD, compiled."""
+    """Compiled x, weights, inputs -> M x and the gradients of a loss that leaves out BAD."""
     weights = [to_numpy(w).astype("float32") for w in mask.trainable_variables]
     kept = np.isin(np.arange(BATCH), OTHERS)[:, None, None, None]
     signs = np.random.default_rng(1).standard_normal(X.shape).astype("float32")
@@ -103,7 +103,7 @@ def compiled(mask, path, way, monkeypatch):
             tensors = {key: tf.convert_to_tensor(array) for key, array in inputs.items()}
             return both(tf.constant(x), [tf.constant(w) for w in weights], tensors)
 
-    else:  # torch compiles too slowly for a test: values are kept from the eager call's eyes
+    else:  # torch compiles too slowly for a test: hide the values from the eager call
         import torch
 
         monkeypatch.setattr("keras_graphattn.masks.call_inputs.known_value", lambda given: None)
@@ -122,7 +122,7 @@ def compiled(mask, path, way, monkeypatch):
 
 
 def assert_same(actual, expected, what):
-    """Equal bit for bit; TensorFlow's threads add up the terms of a sum in any order."""
+    """Equal bit for bit, except that TensorFlow's threads add terms in any order."""
     if BACKEND != "tensorflow":
         np.testing.assert_array_equal(actual, expected, what)
         return
@@ -154,7 +154,7 @@ def test_compiled_code_marks_the_example_and_leaves_the_others(name, path, way, 
 
 @pytest.mark.parametrize("name", [n for n in MASKS if "segment_ids" in MASKS[n]().inputs_at_call])
 def test_segments_beyond_int32_are_refused(name):
-    """A cast to int32 would bring them back in range, and join runs that are two."""
+    """A cast to int32 would bring them back into range and join two different runs."""
     mask = made(name)
     inputs = batch_for(mask)
     inputs["segment_ids"] = inputs["segment_ids"].astype("int64")

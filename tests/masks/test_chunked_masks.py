@@ -1,4 +1,4 @@
-"""Causal, segment and exponential masks in chunks answer to their matrices, gradients and all."""
+"""Causal, segment and exponential masks in chunks equal their matrices, also in gradients."""
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ HEADS, FEATURES, WIDTH = 2, 3, 4
 
 
 def random_ids(length, batch=2, seed=0):
-    """Runs of very different lengths, padding among them and at the end, ids that come back."""
+    """Runs of very different lengths, with padding inside and at the end, and repeated ids."""
     generator = np.random.default_rng(seed)
     ids = np.full((batch, length), -1, "int32")
     for row in ids:
@@ -39,7 +39,7 @@ def signals(length, batch=2, seed=0):
 
 
 def made(name, length, decays=1, seed=0):
-    """A mask with random weights, its inputs, and the reference matrix of its weights."""
+    """Makes a mask with random weights, its inputs, and the reference matrix of its weights."""
     ids = random_ids(length, seed=seed)
     if name == "causal":
         return Causal(), {}, lambda: reference.causal_matrix(length)
@@ -56,7 +56,7 @@ NAMES = ["causal", "segments", "exponential", "one-sided exponential"]
 
 
 def with_weights(mask, function):
-    """`function` of arrays and of the mask's weights, to differentiate."""
+    """Makes a function of arrays and of the mask's weights, to differentiate."""
 
     def of_weights(*arrays):
         variables = mask.trainable_variables

@@ -1,4 +1,4 @@
-"""What one component of a graph or forest holds never reaches another, not even as NaN."""
+"""Values of one component of a graph or forest never reach another, not even NaN."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph
 from tests.numerics import assert_close, to_numpy, value_and_gradients
 
 COUNT, HEADS = 24, 2
-BOUND = 2e-6 + 2e-7 * 100.0  # of a series: tolerance + 1e-6 + 2e-7 t r
+BOUND = 2e-6 + 2e-7 * 100.0  # error of a series: tolerance + 1e-6 + 2e-7 t r
 EDGES = np.array(
     [(0, node) for node in range(1, 8)]
     + [(7, 8), (8, 9), (9, 10), (10, 11), (1, 2), (3, 4)]
     + [(12, node) for node in range(13, 17)]
     + [(16, 17), (17, 18), (18, 19)]
 )
-# places mixed, so that node 0 of a layout or of a class of rows is now here, now there
+# shuffled, so that node 0 of a layout or of a class of rows is not always in one component
 ORDER = np.random.default_rng(5).permutation(COUNT)
 TREE = ORDER[np.array([edge for edge in EDGES.tolist() if edge not in ([1, 2], [3, 4])])]
 SPINE = ORDER[np.array([[i, i + 1] for i in range(23) if i not in (11, 19, 20, 21, 22)])]
@@ -78,7 +78,7 @@ CASES = {
 
 
 def paths_of(name):
-    """What never forms M, and so multiplies no hidden entry with what must stay outside."""
+    """Paths that never form M, and so never multiply its zeros with hidden values."""
     return [path for path in CASES[name][0]().paths if path not in ("dense", "blockwise")]
 
 
@@ -86,7 +86,7 @@ EVERY = [(name, path) for name in CASES for path in paths_of(name)]
 
 
 def parts_of(inputs):
-    """The nodes that see each other in each of two examples, and those they must not hear of."""
+    """For each of two examples: nodes that see each other, and nodes that they must not see."""
     seen = [ORDER[:12], np.arange(12) if inputs is EXAMPLES else ORDER[:12]]
     return seen, [np.setdiff1d(np.arange(COUNT), nodes) for nodes in seen]
 
@@ -104,7 +104,7 @@ def test_entries_between_components_are_zero(name):
         assert not matrix[example][:, other][:, :, seen].any()
 
 
-VALUES = [1.0, 1e4, 1e15, np.nan, np.inf]  # what the other components are multiplied by
+VALUES = [1.0, 1e4, 1e15, np.nan, np.inf]  # factors for the values of the other components
 
 
 @pytest.mark.slow_on("jax")
@@ -136,7 +136,7 @@ def test_a_component_never_hears_of_another(name, path):
 
 @pytest.mark.parametrize("name", [name for name in CASES if "product" not in name])
 def test_graph_kernel_attention_stays_within_components(name):
-    """Keys of the other component are so close that any factor above 0 would let them in."""
+    """Keys of the other component match so well that any factor above 0 would show them."""
     make, inputs = CASES[name]
     layer = GraphKernelAttention(num_heads=HEADS, key_dim=4, mask=make())
     x = np.random.default_rng(1).standard_normal((2, COUNT, 8)).astype("float32")
@@ -151,7 +151,7 @@ def test_graph_kernel_attention_stays_within_components(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", ["laplacian", "normalized_laplacian", "adjacency"])
 def test_long_times_on_a_large_graph_are_exact_row_by_row(operator):
-    """Rows of hubs and of leaves, whose entries differ by many orders of magnitude."""
+    """Tests rows of hubs and of leaves: their entries differ by many orders of magnitude."""
     count = 2000
     generator = np.random.default_rng(0)
     edges = {(0, node) for node in range(1, 200)} | {(i, i + 1) for i in range(199, 1700)}
@@ -165,7 +165,7 @@ def test_long_times_on_a_large_graph_are_exact_row_by_row(operator):
     some = np.array([0, 1, 198, 199, 1000, 1500, 1999])
     columns = np.eye(count, dtype="float32")[:, some].reshape((1, count, 1, len(some)))
     found = to_numpy(mask.apply(columns, "series"))[0, :, 0]  # M[:, some]
-    # expm_multiply is exact relative to the largest entry; positive terms to each entry
+    # exact relative to the largest entry by expm_multiply, and to each entry by positive terms
     shift = 0.0 if operator == "adjacency" else matrix.diagonal().max()
     positive = matrix if operator == "adjacency" else shift * scipy.sparse.eye(count) - matrix
     total = np.eye(count)[:, some]
@@ -176,14 +176,14 @@ def test_long_times_on_a_large_graph_are_exact_row_by_row(operator):
             term = time / parts / k * (positive @ term)
             total = total + term
         total = total * np.exp(-shift * time / parts)
-    row_of_each = np.abs(total).max(axis=0)  # the columns are rows: M is symmetric
+    row_of_each = np.abs(total).max(axis=0)  # M is symmetric: columns equal rows
     assert (np.abs(found - total) / row_of_each).max() < BOUND
     error = np.linalg.norm(found - total, axis=0) / np.linalg.norm(total, axis=0)
     assert error.max() < BOUND
 
 
 def test_growing_factors_on_a_long_path():
-    """exp(2 z) over 20 edges, one column of M at a time: differences of sums would lose digits."""
+    """exp(2 z) over 20 edges, one column of M at a time. Differences of sums lose digits here."""
     mask = Tree(np.arange(20) - 1, initial_rate=[2.0, 0.5])
     mask.build((None, 20, 2, 1))
     distance = np.abs(np.arange(20)[:, None] - np.arange(20))
@@ -195,7 +195,7 @@ def test_growing_factors_on_a_long_path():
 
 
 def test_isolated_nodes_keep_their_factor():
-    """f(0) of a tree of one node beside f(1) that is 10^9 times as large."""
+    """A tree with one node keeps f(0), even if f(1) is 10^9 times as large."""
     mask = Tree([-1, 0, -1], function="table", initial_table=[1e-6, 1e3])
     mask.build((None, 3, 1, 1))
     x = np.ones((1, 3, 1, 1), "float32")

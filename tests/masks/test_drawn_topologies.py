@@ -1,4 +1,4 @@
-"""Masks over drawn forests and graphs of up to 1000 nodes, run eagerly and compiled."""
+"""Masks over random forests and graphs of up to 1000 nodes, eager and compiled."""
 
 import numpy as np
 import pytest
@@ -26,12 +26,12 @@ def check_forest(count, kind, seed, data, most_levels):
     paths = [p for p in mask.paths if p != "levels" or mask._forest.height < most_levels]
     path, way = data.draw(st.sampled_from(paths)), data.draw(WAYS)
     if way == "eager" and BACKEND == "jax" and count > 40:
-        way = None  # every shape of every step would be compiled by itself
+        way = None  # otherwise JAX compiles every shape of every step
     check(mask, inputs, matrix, count, path, seed, way)
 
 
 def check_graph(count, degree, seed, data):
-    """A graph with isolated nodes, against its eigenvectors where it is too large for more."""
+    """Checks a graph with isolated nodes; large ones only against their eigenvectors."""
     operator = data.draw(st.sampled_from(["laplacian", "normalized_laplacian", "adjacency"]))
     path, way = data.draw(st.sampled_from(["dense", "series"])), data.draw(WAYS)
     if count <= 40:
@@ -117,7 +117,7 @@ def test_given_walks_are_counted(shape, normalization, seed):
     ],
 )
 def test_large_trees_never_see_each_other(function, path):
-    """Long enough for transforms: two paths of 600 and 700 nodes, one after the other."""
+    """Two paths of 600 and 700 nodes, one after the other: long enough for transforms."""
     parents = np.arange(1300) - 1
     parents[600] = -1
     mask = Tree(parents, function=function)

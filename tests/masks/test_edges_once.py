@@ -1,4 +1,4 @@
-"""An edge counts once, however often and in whichever direction it is given; loops are refused."""
+"""Repeated and reversed edges count once; loops are refused."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests import reference_topology as reference
 from tests.call_inputs import MASKS, batch_for, made
 from tests.numerics import BACKEND, assert_close, to_numpy, value_and_gradients
 
-PATH = np.array([[0, 1], [1, 2], [2, 3], [4, 5]])  # a forest, so that every mask takes it
+PATH = np.array([[0, 1], [1, 2], [2, 3], [4, 5]])  # a forest, so that every mask accepts it
 READERS = {
     "tree": lambda edges, weights: Tree(edges, weights, 6),
     "laplacian": lambda edges, weights: GraphDiffusion(edges, weights, 6),
@@ -35,7 +35,7 @@ def matrix(mask, **inputs):
 @pytest.mark.parametrize("again", AGAIN)
 @pytest.mark.parametrize("name", READERS)
 def test_a_graph_given_once(name, again):
-    """Weights are of edges, so that the two directions of one have the same."""
+    """A weight belongs to an edge, so both directions of an edge have the same weight."""
     make, edges = READERS[name], AGAIN[again]
     for weights in (None, np.array([0.5, 1.5, 2.0, 0.7])):
         of_edge = [(sorted(edge) == PATH).all(axis=1).argmax() for edge in edges]
@@ -55,7 +55,7 @@ def test_what_is_refused_of_a_graph(name):
 def test_entries_of_a_sparse_matrix():
     rows, columns = np.concatenate([PATH, PATH[:, ::-1], PATH, PATH[:, ::-1]]).T
     twice = scipy.sparse.coo_array((np.ones(16), (rows, columns)), shape=(6, 6))
-    with pytest.raises(ValueError, match=r"several at \(0, 1\)\. scipy adds them up"):
+    with pytest.raises(ValueError, match=r"several at \(0, 1\)\. If scipy may add them"):
         read_graph(twice)
     twice.sum_duplicates()
     assert read_graph(twice).data.tolist() == [2.0] * 8
@@ -64,12 +64,12 @@ def test_entries_of_a_sparse_matrix():
 
 
 @pytest.mark.slow_on("jax")
-@settings(max_examples=1 if BACKEND == "jax" else 4)  # every example compiles there
+@settings(max_examples=1 if BACKEND == "jax" else 4)  # JAX compiles every example
 @given(seed=st.integers(0, 1000))
 @pytest.mark.parametrize("hidden", [False, True])
 @pytest.mark.parametrize("name", WITH_EDGES)
 def test_edges_of_a_batch(name, hidden, seed):
-    """The same matrix and the same gradients of each edge's weights, eagerly and compiled."""
+    """Matrix and gradients of each edge's weights are the same, eager and compiled."""
     mask = made(name)
     with pytest.MonkeyPatch.context() as patch:
         if hidden:
@@ -79,7 +79,9 @@ def test_edges_of_a_batch(name, hidden, seed):
 
 def _check_edges_of_a_batch(mask, generator):
     once = batch_for(mask, generator.integers(1000))
-    places = generator.permuted(np.tile(np.arange(36) % 12, (3, 1)), axis=1)  # each three times
+    places = generator.permuted(
+        np.tile(np.arange(36) % 12, (3, 1)), axis=1
+    )  # each edge three times
     again = {"edges": np.take_along_axis(once["edges"], places[..., None], axis=1)}
     flipped = generator.random((3, 36)) < 0.5
     again["edges"] = np.where(flipped[..., None], again["edges"][..., ::-1], again["edges"])
@@ -98,7 +100,9 @@ def _check_edges_of_a_batch(mask, generator):
     np.add.at(summed, (np.arange(3)[:, None], places), of_again[0])
     assert_close(summed, of_once[0], 1e-5)
     first = np.take_along_axis(of_again[0], np.argsort(places, axis=1, kind="stable")[:, :3], 1)
-    assert_close(first, first.mean(axis=1, keepdims=True).repeat(3, 1), 1e-6)  # equal parts
+    assert_close(
+        first, first.mean(axis=1, keepdims=True).repeat(3, 1), 1e-6
+    )  # the gradient is split evenly
 
 
 @pytest.mark.slow
@@ -127,12 +131,12 @@ def test_a_bound_below_the_largest_eigenvalue_is_refused(count, operator):
     with pytest.raises(ValueError, match=r"`spectral_bound` .* largest eigenvalue"):
         GraphDiffusion(edges, **options, spectral_bound=0.99 * largest)
     if operator == "normalized_laplacian":
-        with pytest.raises(ValueError, match="reach 2"):
+        with pytest.raises(ValueError, match="as large as 2"):
             GraphDiffusion(operator=operator, spectral_bound=1.9)
 
 
 def test_the_bound_of_a_batch_is_that_of_each_example():
-    """A bound that all examples but one keep: an error that names it; see also `OF_ONE`."""
+    """If one example exceeds the bound, the error names this example; see also `OF_ONE`."""
     star, path = [[0, k] for k in range(1, 6)], [[k, k + 1] for k in range(5)]
     edges = np.array([path, star])
     for operator, bound in (("laplacian", 6.0), ("adjacency", 5.0**0.5)):

@@ -1,4 +1,4 @@
-"""float64 masks compute in float64 throughout, on every path; float64 signals too."""
+"""Masks compute in float64 on every path if their weights or signals are float64."""
 
 from contextlib import contextmanager, nullcontext
 
@@ -13,12 +13,12 @@ from tests.numerics import BACKEND
 
 EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]
 LENGTH = 12
-pytestmark = [pytest.mark.slow] if BACKEND == "jax" else []  # every path compiles by itself there
+pytestmark = [pytest.mark.slow] if BACKEND == "jax" else []  # JAX compiles every path
 
 
 @contextmanager
 def float64(floatx):
-    """The policy float64, and `set_floatx` or not; on jax with its 64 bits."""
+    """Sets the policy float64, `set_floatx` optionally, and float64 on JAX."""
     if BACKEND == "jax":
         import jax
 
@@ -46,7 +46,7 @@ def error(found, right, largest):
     return (np.abs(found - right) / scale).max()
 
 
-FLOATX = ["float32"] if BACKEND == "jax" else ["float32", "float64"]  # it rules torch alone
+FLOATX = ["float32"] if BACKEND == "jax" else ["float32", "float64"]  # only torch depends on floatx
 
 
 @pytest.mark.parametrize("floatx", FLOATX)
@@ -59,7 +59,7 @@ def test_every_path(name, k, floatx):
         assert all(w.dtype == "float64" for w in mask.weights)
         weights = [torch.tensor(ops.convert_to_numpy(w)) for w in mask.trainable_variables]
         right = case.matrix(*weights).detach().numpy()
-        # exponents up to 60 times the rounding of float64, and a margin
+        # the rounding of float64 times exponents up to 60, with a margin
         bound = 1e-12 + 1e-8 * case.bound
         assert error(numpy64(mask.dense(count, **inputs)), right, False) < bound
         rows = numpy64(mask.rows([0, count - 1], count, **inputs))
@@ -82,7 +82,7 @@ def test_every_path(name, k, floatx):
 
 @pytest.mark.parametrize(("name", "k"), EVERY)
 def test_float64_signals_under_float32_masks(name, k):
-    """The weights are float32 numbers; what is computed with them is float64."""
+    """The weights are float32 numbers, but everything computed from them is float64."""
     if BACKEND == "jax":
         pytest.skip("jax has no float64 signals without its 64 bits")
     case = CASES[name][k](np.random.default_rng(1), LENGTH)

@@ -1,4 +1,4 @@
-"""Every path of every mask against its matrix in float64: row by row, and entry by entry."""
+"""Compares every path of every mask with its matrix in float64, by row and by entry."""
 
 import inspect
 
@@ -20,7 +20,7 @@ from tests.numerics import (
 )
 
 EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]
-FLOOR = 1e-36  # what float32 holds with all its digits, and some room
+FLOOR = 1e-36  # the smallest float32 numbers with full precision, with a margin
 
 
 def made(name, k, seed, length):
@@ -33,7 +33,7 @@ def expected(case):
 
 
 def assert_rows(found, right, bound, what, largest=False):
-    """Errors of entries and rows, relative to the row's largest entry and to its length."""
+    """Checks errors of entries relative to their row's largest entry, and of rows to their norm."""
     found, right = np.broadcast_arrays(found, right)
     assert np.isfinite(found).all(), what
     axes = (-2, -1) if largest else -1
@@ -49,7 +49,7 @@ def assert_rows(found, right, bound, what, largest=False):
 
 
 def check_paths(name, k, seed, length):
-    """M from its columns on each path, `dense`, `rows`; attention on each path."""
+    """Checks the columns of M on each path, `dense`, `rows`, and attention on each path."""
     case = made(name, k, seed, length)
     mask, count = case.mask, case.length
     right = expected(case)
@@ -75,7 +75,7 @@ def check_paths(name, k, seed, length):
 
 
 def check_gradients(name, k, seed, length, path):
-    """Gradients for x by row, for weights as a whole."""
+    """Checks gradients of x by row, and those of each weight as a whole."""
     case = made(name, k, seed, length)
     mask = case.mask
     x = np.random.default_rng(seed).uniform(0.0, 1.0, (case.batch, case.length, HEADS, 1))
@@ -104,11 +104,11 @@ def test_every_mask_is_here():
 @pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize(("name", "k"), EVERY)
 def test_paths(name, k):
-    for seed in range(1 if BACKEND == "jax" else 3):  # every shape compiles there
+    for seed in range(1 if BACKEND == "jax" else 3):  # JAX compiles every shape
         check_paths(name, k, seed, 24)
 
 
-@pytest.mark.slow  # other tests check some settings of each mask
+@pytest.mark.slow  # fast tests elsewhere check some settings of each mask
 @pytest.mark.parametrize(("name", "k"), EVERY)
 def test_gradients(name, k):
     for path in made(name, k, 0, 24).mask.paths[-1:]:

@@ -1,4 +1,4 @@
-"""Products, masks of low rank and given entries answer to the product of their matrices."""
+"""Products, low-rank masks and given entries equal the product of their matrices."""
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ IDS = random_ids(LENGTH)
 
 
 class Positive(Mask):
-    """A mask with a path and a causal form of its own, to multiply with: M[i, j] = a + [i = j]."""
+    """A factor with its own path and its own causal form: M[i, j] = a + [i = j]."""
 
     paths = ("dense", "blockwise", "sum")
 

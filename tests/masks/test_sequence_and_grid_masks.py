@@ -1,6 +1,6 @@
-"""Every mask of sequences and grids: M x against M at drawn lengths, compiled and not, and in use.
+"""Masks of sequences and grids: M x against M at random lengths, compiled and not, in a layer.
 
-What the entries of M are, other files test; here `dense` is the truth and the paths answer to it.
+Other files test the entries of M. Here the paths are compared with `dense`.
 """
 
 import keras
@@ -57,7 +57,7 @@ GRIDS = {
         [BlockToeplitz(shape), LowRank(2, int(np.prod(shape)))]
     ),
 }
-# On JAX every shape is compiled: a few of them always, the others among the slow tests.
+# JAX compiles every shape: the fast tests run only a few of them, the slow tests the others.
 FEW = BACKEND == "jax"
 LENGTHS = st.sampled_from([1, 63, 1000]) if FEW else st.integers(1, 1000)
 SHAPES = st.one_of(
@@ -84,7 +84,7 @@ def features(length):
 
 
 def compiled_value_and_gradients(function, *arrays):
-    """`value_and_gradients` as TensorFlow's XLA compiles it; on the others, what it is anyway."""
+    """`value_and_gradients`, on TensorFlow compiled by XLA."""
     if BACKEND != "tensorflow":
         return value_and_gradients(function, *arrays)
     import tensorflow as tf
@@ -105,7 +105,7 @@ def compiled_value_and_gradients(function, *arrays):
 
 
 def by_matrix(mask, x, inputs):
-    """dense() @ x."""
+    """Returns dense() @ x."""
     matrix = keras.ops.broadcast_to(
         mask.dense(x.shape[1], **inputs), (len(x), HEADS, x.shape[1], x.shape[1])
     )
@@ -113,7 +113,7 @@ def by_matrix(mask, x, inputs):
 
 
 def check_signals(mask, length, path="auto", compiled=False):
-    """`apply` against `dense() @ x`: the value, the gradients of x and of every weight."""
+    """Compares `apply` with `dense() @ x`: values, and gradients of x and of every weight."""
     mask, inputs = built(mask, length)
     arrays = (signal(length), *(to_numpy(w) for w in mask.trainable_variables))
     expected = value_and_gradients(
@@ -148,7 +148,7 @@ def mask_length(mask):
 
 @pytest.mark.parametrize("path", ["dense", "blockwise"])
 def test_one_matrix_of_300_rows_for_all_examples(path):
-    """XLA's sum over examples after a product, of TensorFlow 2.21, is wrong beyond 256 rows."""
+    """In TensorFlow 2.21, XLA's sum over examples after a product is wrong above 256 rows."""
     check_signals(SEQUENCES["exponential"](300), 300, path, compiled=True)
 
 
@@ -177,7 +177,7 @@ EVERY = {
 
 @pytest.mark.parametrize("name", EVERY)
 def test_attention_compiled(name):
-    """XLA on TensorFlow; on JAX, where all is compiled, also eagerly; every path of the mask."""
+    """Every path by XLA on TensorFlow; on JAX, which compiles by default, also eagerly."""
     mask = EVERY[name]()
     length = mask_length(mask) if name in GRIDS else LENGTH
     mask, inputs = built(mask, length)
@@ -200,7 +200,7 @@ def attend(mask, path, inputs):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_layer_is_the_normalised_matrix(name):
-    """D^-1 [(phi(Q) phi(K)^T) o M] V, at the default path and at the mask's own."""
+    """D^-1 [(phi(Q) phi(K)^T) o M] V, on the default path and on the mask's own path."""
     for path in dict.fromkeys(["auto", EVERY[name]().paths[-1]]):
         mask = EVERY[name]()
         length = mask_length(mask) if name in GRIDS else LENGTH
@@ -229,7 +229,7 @@ ONE_SIDED = [
 
 @pytest.mark.parametrize("name", ONE_SIDED)
 def test_no_path_sees_the_future(name):
-    """Bit for bit, at a place inside a chunk, a tile and a block."""
+    """Outputs stay equal bit for bit, at a position inside a chunk, a tile and a block."""
     length = 300
     mask, inputs = built(SEQUENCES[name](length), length)
     mask.block_size = 128
@@ -247,7 +247,7 @@ def test_no_path_sees_the_future(name):
 
 @pytest.mark.parametrize("name", ["segments", "packed, causal, exponential", "toeplitz, segments"])
 def test_no_path_sees_a_neighbour(name):
-    """Bit for bit; an id that comes back begins a new segment."""
+    """Outputs stay equal bit for bit; an id that occurs again begins a new segment."""
     length = 300
     mask, _ = built(SEQUENCES[name](length), length)
     mask.block_size = 128
@@ -268,7 +268,7 @@ def test_no_path_sees_a_neighbour(name):
 
 
 def test_nothing_is_left_out():
-    """Every class of mask is above, or among the masks of a topology, or has its own file."""
+    """Every mask class is tested here, or with the topology masks, or in its own file."""
     from keras_graphattn import masks
 
     made = {type(make()) for make in EVERY.values()}

@@ -1,4 +1,4 @@
-"""Toeplitz and block-Toeplitz masks on every path answer to their matrices, gradients and all."""
+"""Toeplitz and block-Toeplitz masks equal their matrices on every path, also in gradients."""
 
 import keras
 import numpy as np
@@ -126,7 +126,7 @@ def test_product_with_causal_is_one_sided_and_sees_no_future():
 
 
 def favor_error(mask, path, length=1024, size=64, features=32):
-    """Relative error of FAVOR+ attention with q and k of three times unit scale."""
+    """Relative error of FAVOR+ attention with q and k of scale 3."""
     generator = np.random.default_rng(3)
     q, k, v = (generator.standard_normal((1, length, HEADS, size)) for _ in range(3))
     q, k, v = (a.astype("float32") for a in (3.0 * q, 3.0 * k, v))

@@ -1,4 +1,4 @@
-"""Tree, diffusion, hypercube and walk masks answer to brute-force matrices, gradients and all."""
+"""Tree, diffusion, hypercube and walk masks equal naive matrices, also in gradients."""
 
 import json
 
@@ -138,7 +138,9 @@ def test_walks_converge_to_their_expectation():
         ]
         found = [mask._features.steps.matrix.toarray() for mask in each]
         errors.append(np.sqrt(np.mean([(f - right) ** 2 for f in found])))
-    assert 3.0 < errors[0] / errors[1] < 5.3  # sixteen times the walks, a quarter of the error
+    assert (
+        3.0 < errors[0] / errors[1] < 5.3
+    )  # sixteen times as many walks give a quarter of the error
 
 
 def test_steps_follow_edge_weights():
@@ -166,7 +168,7 @@ def test_steps_follow_edge_weights():
 )
 def test_eager_and_compiled(name, path):
     mask, inputs, matrix = CASES[name]()
-    way = "eager" if BACKEND == "jax" else "xla"  # the other tests are the other way
+    way = "eager" if BACKEND == "jax" else "xla"  # the other tests use the other one
     check(mask, inputs, matrix, length_of(mask, inputs), path, way=way)
 
 
@@ -212,7 +214,7 @@ def test_config_round_trip(name):
     mask, inputs, _ = CASES[name]()
     config = json.loads(json.dumps(keras.saving.serialize_keras_object(mask)))
     again = keras.saving.deserialize_keras_object(config, safe_mode=True)
-    assert again.built  # by the shape that the saved file remembers
+    assert again.built  # from the shape in the saved file
     for old, new in zip(mask.weights, again.weights, strict=True):
         new.assign(old)
     length = length_of(mask, inputs)

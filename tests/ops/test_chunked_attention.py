@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_graphattn.ops import chunk_states
+from keras_graphattn.ops.kernel import states
 from keras_graphattn.ops.kernel.chunks import (
     Decay,
     advanced_state,
@@ -60,7 +60,7 @@ def decay(decays, rates=RATES, weights=WEIGHTS):
 def test_any_number_of_chunks_and_groups(length, chunk, group, causal, decays, segments, seed):
     query, key, x = signals(length, seed=seed)
     ids = random_ids(length, seed=seed) if segments else None
-    before, chunk_states.GROUP = chunk_states.GROUP, max(group, 2)
+    before, states.GROUP = states.GROUP, max(group, 2)
     try:
         outputs = chunked_attention(
             *(ops.convert_to_tensor(t) for t in (query, key, x)),
@@ -70,7 +70,7 @@ def test_any_number_of_chunks_and_groups(length, chunk, group, causal, decays, s
             chunk_size=chunk,
         )
     finally:
-        chunk_states.GROUP = before
+        states.GROUP = before
     full = matrix(length, causal, decays, ids)
     expected = reference.unnormalised(*(torch.tensor(t).double() for t in (query, key, x)), full)
     assert_close(to_numpy(outputs), expected.numpy(), 1e-5, floor=1e-3)
@@ -78,7 +78,7 @@ def test_any_number_of_chunks_and_groups(length, chunk, group, causal, decays, s
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_through_groups(causal):
-    length = 2 * (2 * chunk_states.GROUP) + 5
+    length = 2 * (2 * states.GROUP) + 5
     query, key, x = signals(length)
     ids = random_ids(length)
 

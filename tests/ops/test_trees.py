@@ -157,5 +157,5 @@ def test_spines_need_caterpillars():
     balanced = forest_from_parents(np.where(nodes > 0, (nodes - 1) // 2, -1))
     assert is_caterpillar(forest_from_parents(reference.random_parents(40, "caterpillar")))
     assert not is_caterpillar(balanced)
-    with pytest.raises(ValueError, match="once its leaves are gone"):
+    with pytest.raises(ValueError, match="when its leaves are removed"):
         spine_plan(balanced)

@@ -6,15 +6,14 @@ import keras
 import numpy as np
 import pytest
 
-from recipes.causal_lm import arguments as causal_arguments
-from recipes.common.filters import ATTENTIONS
-from recipes.common.ragged import Problem, Ragged, Split
-from recipes.long_range_arena import arguments as arena_arguments
+from recipes.causal_lm.__main__ import RECIPE as causal_lm_recipe
+from recipes.common.data.ragged import Problem, Ragged, Split
 from recipes.long_range_arena import model as arena
-from recipes.text_classification import arguments as text_arguments
-from recipes.text_classification.tasks import TASKS
-from recipes.time_series import arguments as series_arguments
+from recipes.long_range_arena.__main__ import RECIPE as long_range_arena_recipe
+from recipes.text_classification.__main__ import RECIPE as text_classification_recipe
+from recipes.text_classification.data import TASKS
 from recipes.time_series import model as time_series
+from recipes.time_series.__main__ import RECIPE as time_series_recipe
 from recipes.time_series.data import Problem as SeriesProblem
 from recipes.time_series.data import Split as SeriesSplit
 
@@ -29,16 +28,18 @@ def series_model(attention):
     mask = np.arange(LONGEST) < generator.integers(1, LONGEST + 1, (6, 1))
     split = SeriesSplit(series, mask, np.arange(6, dtype="int32") % 2)
     problem = SeriesProblem("made", ["low", "high"], split, split)
-    options = series_arguments.parse(["--dataset", "made", *WIDTHS])
-    return time_series.build(problem, problem.train, attention, options)
+    options = time_series_recipe.parse(["--dataset", "made", *WIDTHS])
+    settings = time_series_recipe.settings(options)[attention]
+    return time_series.build(problem, problem.train, attention, settings, options)
 
 
 def arena_model(attention, inputs=("tokens",)):
     tokens = Ragged.of([np.arange(1, n + 1, dtype="uint8") for n in (3, LONGEST)])
     split = Split(dict.fromkeys(inputs, tokens), np.arange(2, dtype="int32"))
     problem = Problem("listops", ["no", "yes"], VOCABULARY, split, split, split)
-    options = arena_arguments.parse(["--task", "listops", *WIDTHS])
-    return arena.build(problem, attention, options)
+    options = long_range_arena_recipe.parse(["--task", "listops", *WIDTHS])
+    settings = long_range_arena_recipe.settings(options)[attention]
+    return arena.build(problem, attention, settings, options)
 
 
 def text_model(attention, task="cola"):
@@ -46,12 +47,15 @@ def text_model(attention, task="cola"):
     from recipes.text_classification import model as text
 
     widths = ["--d-model", "8", "--heads", "2", "--feed-forward", "16", "--layers", "2"]
-    options = text_arguments.parse(["--task", task, *widths, "--max-length", str(LONGEST)])
+    options = text_classification_recipe.parse(
+        ["--task", task, *widths, "--max-length", str(LONGEST)]
+    )
     tokenizer = SimpleNamespace(vocabulary_size=lambda: VOCABULARY)
     problem = SimpleNamespace(
         task=TASKS[task], preprocessor=SimpleNamespace(tokenizer=tokenizer), train=None
     )
-    return text.served(text.build(problem, attention, options), options)
+    settings = text_classification_recipe.settings(options)[attention]
+    return text.served(text.build(problem, attention, settings, options), options)
 
 
 def causal_model(attention):
@@ -59,17 +63,19 @@ def causal_model(attention):
     from recipes.causal_lm import model as causal_lm
 
     widths = ["--d-model", "8", "--heads", "2", "--feed-forward", "16", "--layers", "2"]
-    options = causal_arguments.parse([*widths, "--context", str(LONGEST)])
-    return causal_lm.served(causal_lm.build(attention, VOCABULARY, options), options)
+    options = causal_lm_recipe.parse([*widths, "--context", str(LONGEST)])
+    settings = causal_lm_recipe.settings(options)[attention]
+    model = causal_lm.build(attention, settings, VOCABULARY, options)
+    return causal_lm.served(model, options)
 
 
 MODELS = {
-    **{f"time_series_{one}": (series_model, one) for one in ATTENTIONS},
-    **{f"arena_{one}": (arena_model, one) for one in ATTENTIONS},
+    **{f"time_series_{one}": (series_model, one) for one in time_series_recipe.attentions},
+    **{f"arena_{one}": (arena_model, one) for one in long_range_arena_recipe.attentions},
     "arena_pairs": (arena_model, "agf", ("tokens_1", "tokens_2")),
-    **{f"text_{one}": (text_model, one) for one in text_arguments.ATTENTIONS},
+    **{f"text_{one}": (text_model, one) for one in text_classification_recipe.attentions},
     "text_regression": (text_model, "gfsa", "stsb"),
-    **{f"causal_lm_{one}": (causal_model, one) for one in causal_arguments.ATTENTIONS},
+    **{f"causal_lm_{one}": (causal_model, one) for one in causal_lm_recipe.attentions},
 }
 
 

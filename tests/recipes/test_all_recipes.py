@@ -1,17 +1,20 @@
 """What every recipe answers alike: to wrong options, to folders it cannot use, to one class."""
 
-import argparse
-import ast
 import importlib
 import importlib.util
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from recipes.common import comparison
-from recipes.common.lock import LOCK, locked
+from keras_graphattn import filters
+from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.command.parsing import UsageError
+from recipes.common.storage.lock import LOCK, locked
 from tests.recipes.command_line import assert_one_error_line
 from tests.recipes.conftest import write_ts
 
@@ -30,14 +33,8 @@ RECIPES = [
 
 
 def recipe_of(name):
-    """The recipe's class, and its `main`."""
-    module = importlib.import_module(f"recipes.{name}.command")
-    classes = [
-        one
-        for one in vars(module).values()
-        if isinstance(one, type) and issubclass(one, comparison.Recipe)
-    ]
-    return classes[0], module.main
+    """What the recipe declares."""
+    return importlib.import_module(f"recipes.{name}.__main__").RECIPE
 
 
 def time_series(folder, one_class):
@@ -92,9 +89,12 @@ def arguments_of(name, folder, one_class=False):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_is_a_program_of_the_same_outline(name):
     assert name in DATA, f"make tiny data for {name}"
-    tree = ast.parse((ROOT / "recipes" / name / "__main__.py").read_text())
-    call = tree.body[-1].value
-    assert (call.func.id, call.args[0].value) == ("run_program", f"recipes.{name}.command")
+    folder = ROOT / "recipes" / name
+    read = {path.name for path in folder.iterdir() if path.is_file()} - {"__init__.py"}
+    assert read == {"README.md", "__main__.py", "data.py", "model.py"}
+    assert recipe_of(name).name == name
+    code = f"import sys, recipes.{name}.__main__; assert 'keras' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -113,24 +113,80 @@ def test_every_recipe_is_a_program_of_the_same_outline(name):
 )
 def test_wrong_options_are_one_line(name, wrong, words, tmp_path, capsys):
     output = tmp_path / "output"
-    main = recipe_of(name)[1]
+    main = recipe_of(name).main
     assert_one_error_line(main, [*wrong.split(), "--output", str(output)], words, capsys)
     assert not output.exists()
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_attention_stands_in_the_table(name):
-    recipe, _ = recipe_of(name)
-    parser = importlib.import_module(f"recipes.{name}.arguments")._parser()
-    (action,) = (one for one in parser._actions if one.dest == "attention")
-    assert action.type(",".join(recipe.attentions)) == list(recipe.attentions)
-    with pytest.raises(argparse.ArgumentTypeError, match=", ".join(recipe.attentions)):
-        action.type("nothing")
+def test_every_attention_is_one_of_the_registry_and_others_fail_at_parsing(name):
+    recipe = recipe_of(name)
+    assert set(recipe.attentions) <= set(ATTENTIONS)
+    given = ["--data-dir", "x"]
+    if name == "long_range_arena":
+        given = ["--task", "text", *given]
+    options = recipe.parse([*given, "--attention", ",".join(recipe.attentions)])
+    assert options.attention == list(recipe.attentions)
+    assert set(recipe.settings(options)) == set(recipe.attentions)
+    with pytest.raises(UsageError, match=", ".join(recipe.attentions)):
+        recipe.parse([*given, "--attention", "nothing"])
+
+
+def test_parts_of_what_recipes_share_import_from_those_above_them():
+    common = ROOT / "recipes" / "common"
+    order = re.findall(r"^\* `(\w+)`", (common / "__init__.py").read_text(), re.MULTILINE)
+    for path in common.rglob("*.py"):
+        part = path.relative_to(common).parts[0].removesuffix(".py")
+        for line in path.read_text().splitlines():
+            found = re.match(r"from recipes\.common\.(\w+)", line)
+            if found and part != "__init__":
+                assert order.index(found[1]) <= order.index(part), f"{path}: {line}"
+
+
+def test_attentions_look_different():
+    assert len({one.colour for one in ATTENTIONS.values()}) == len(ATTENTIONS)
+    assert len({one.label for one in ATTENTIONS.values()}) == len(ATTENTIONS)
+    assert [one.name for one in ATTENTIONS.values()] == list(ATTENTIONS)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_new_filter_is_an_option_of_every_recipe(name, monkeypatch):
+    class Halved(filters.Chebyshev):
+        """Another filter."""
+
+    monkeypatch.setitem(filters.FILTERS, "halved", Halved)
+    recipe = recipe_of(name)
+    given = ["--data-dir", "x", "--attention", "gfsa", "--filter", "halved", "--order", "2"]
+    if name == "long_range_arena":
+        given += ["--task", "text"]
+    settings = recipe.settings(recipe.parse(given))["gfsa"]
+    assert settings["filter"] == {"name": "halved", "order": 2}
+    assert type(layer_arguments(settings)["filter"]) is Halved
+    with pytest.raises(UsageError, match="halved"):
+        recipe.parse([*given, "--filter", "unheard"])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_help_names_every_filter_and_every_attention(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        recipe_of(name).parse(["--help"])
+    assert ended.value.code == 0
+    words = re.findall(r"[\w-]+", capsys.readouterr().out)
+    assert {*filters.FILTERS, *recipe_of(name).attentions, "--output"} <= set(words)
+
+
+def test_a_filter_of_another_kind_has_its_own_order():
+    recipe = recipe_of("time_series")
+    options = recipe.parse(["--attention", "gfsa,agf", "--filter", "inverted"])
+    for name in options.attention:
+        settings = recipe.settings(options)[name]
+        assert settings["filter"] == {"name": "inverted"}
+        assert layer_arguments(settings)["filter"].order == 1
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_folders_that_cannot_be_used_are_one_line(name, tmp_path, capsys):
-    main = recipe_of(name)[1]
+    main = recipe_of(name).main
     arguments = arguments_of(name, tmp_path)
     (tmp_path / "file").write_text("")
     (tmp_path / "other").mkdir()
@@ -155,5 +211,7 @@ def test_training_data_of_one_class_is_refused(name, tmp_path, capsys):
     arguments = arguments_of(name, tmp_path, one_class=True)
     words = ["training examples are of the class", "at least two classes"]
     output = tmp_path / "output"
-    assert_one_error_line(recipe_of(name)[1], [*arguments, "--output", str(output)], words, capsys)
+    assert_one_error_line(
+        recipe_of(name).main, [*arguments, "--output", str(output)], words, capsys
+    )
     assert not output.exists()

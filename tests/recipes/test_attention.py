@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recipes.common import attention
-from recipes.common.filters import ATTENTIONS
+from recipes.common.training import layers as attention
+from recipes.time_series.__main__ import RECIPE
 
+ATTENTIONS = RECIPE.attentions
 RANDOM = np.random.default_rng(3)
 TOKENS = RANDOM.normal(size=(3, 7, 6)).astype("float32")
 MASK = np.array([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
@@ -14,17 +15,14 @@ MASK = np.array([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5]
 def make(name, dtype=None):
     tokens = keras.Input((None, 6), dtype="float32")
     mask = keras.Input((None,), dtype="bool")
-    settings = {"order": 2} if name in ("gfsa", "agf") else {}
+    filters = {"gfsa": "first_order", "agf": "jacobi"}
+    settings = {"filter": {"name": filters[name], "order": 2}} if name in filters else {}
     common = {"num_heads": 2, "key_dim": 4, "name": "attend", "settings": settings}
     outputs = attention.attend(name, tokens, mask, **common)
     model = keras.Model([tokens, mask], outputs)
     for weight in model.trainable_weights:
         weight.assign(0.5 * np.random.default_rng(len(weight.shape)).normal(size=weight.shape))
     return model
-
-
-def test_every_name_has_its_attention():
-    assert tuple(attention._ATTENTIONS) == ATTENTIONS
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)

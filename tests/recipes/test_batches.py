@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 
-from recipes.common.batches import Batches
+from recipes.common.data.batches import Batches
 
 
 def example(count=10):

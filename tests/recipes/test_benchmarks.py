@@ -48,10 +48,12 @@ def test_wrong_options_are_one_line(script):
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path):
     (tmp_path / "file").write_text("")
     for name in ("dense_attention", "tree_and_graph_masks"):
-        process = run(ROOT / "benchmarks" / f"{name}.py", "--out", str(tmp_path / "file" / "out"))
+        process = run(
+            ROOT / "benchmarks" / f"{name}.py", "--output", str(tmp_path / "file" / "out")
+        )
         errors = process.communicate(timeout=60)[1]
         assert process.returncode == 2
-        assert errors.startswith("error: cannot write to --out ")
+        assert errors.startswith("error: cannot write to --output ")
         assert errors.count("\n") == 1
 
 

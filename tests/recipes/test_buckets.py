@@ -1,7 +1,7 @@
 import numpy as np
 
-from recipes.common.buckets import Buckets, bucket_lengths
-from recipes.common.ragged import Ragged, Split, majority_level
+from recipes.common.data.batches import Buckets, bucket_lengths
+from recipes.common.data.ragged import Ragged, Split, majority_level
 
 
 def example(count=50, longest=200):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from recipes.causal_lm.command import main
-from recipes.causal_lm.tokens import Pieces
-from recipes.common import resume
+from recipes.causal_lm.__main__ import RECIPE
+from recipes.causal_lm.data import Pieces
+from recipes.common.training import resume
 from tests.compiling import compiled_once
 from tests.recipes.command_line import assert_one_error_line
 
@@ -47,7 +47,7 @@ def arguments(text_file, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def output(arguments):
-    assert main(arguments) == 0
+    assert RECIPE.main(arguments) == 0
     return Path(arguments[-1])
 
 
@@ -100,7 +100,7 @@ def test_the_best_model_reloads_and_has_the_test_perplexity(output, results):
 def test_finished_runs_are_not_trained_again(arguments, output, monkeypatch, capsys):
     before = (output / "results.json").read_bytes()
     monkeypatch.setattr(keras.Model, "fit", lambda *args, **kwargs: pytest.fail("trained again"))
-    assert main(arguments) == 0
+    assert RECIPE.main(arguments) == 0
     assert (output / "results.json").read_bytes() == before
     printed = capsys.readouterr().out
     assert "test perplexity per word" in printed
@@ -118,9 +118,9 @@ def test_training_that_was_broken_off_goes_on_to_the_same_end(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(resume.KeepRun, "on_epoch_end", break_off)
-    assert main(given) == 130
+    assert RECIPE.main(given) == 130
     monkeypatch.setattr(resume.KeepRun, "on_epoch_end", ends)
-    assert main(given) == 0
+    assert RECIPE.main(given) == 0
     found = json.loads((tmp_path / "results.json").read_text())
     for name in ("test_cross_entropy", "validation_perplexity"):
         assert found["runs"][0][name] == pytest.approx(results["runs"][0][name], rel=1e-4)
@@ -129,7 +129,7 @@ def test_training_that_was_broken_off_goes_on_to_the_same_end(
 @pytest.mark.slow
 def test_all_attentions_train_and_are_served(text_file, tmp_path):
     given = f"--data-dir {text_file} {SIZES} {TRAINING} --attention {','.join(ATTENTIONS)}"
-    assert main([*given.split(), "--output", str(tmp_path)]) == 0
+    assert RECIPE.main([*given.split(), "--output", str(tmp_path)]) == 0
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert [run["attention"] for run in runs] == list(ATTENTIONS)
     assert len({run["test_perplexity"] for run in runs}) == len(ATTENTIONS)
@@ -171,7 +171,7 @@ def preset(tmp_path_factory):
 def test_a_preset_is_converted_and_starts_as_it_was(preset, text_file, tmp_path):
     given = f"--preset {preset} --data-dir {text_file} --context 16 --batch-size 8 --epochs 1"
     given += " --learning-rate 1e-9 --sample-tokens 0 --verbose 0 --prompt 3 --skip-saved-model"
-    assert main([*given.split(), "--output", str(tmp_path)]) == 0
+    assert RECIPE.main([*given.split(), "--output", str(tmp_path)]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     plain, filtered = results["runs"]
     assert (plain["attention"], filtered["attention"]) == ("softmax", "gfsa")
@@ -197,7 +197,7 @@ def test_a_presets_tokens_come_back_line_by_line():
         ("--attention softmax,agf", ["agf", "masked_kernel"]),
         ("--attention softmax --order 2", ["--order", "gfsa", "softmax"]),
         ("--attention gfsa --feature-map elu", ["--feature-map", "masked_kernel"]),
-        ("--attention p_laplacian --p 1.5,2,2.5", ["--p has 3", "--heads 2"]),
+        ("--attention p_laplacian --p 1.5,2,2.5", ["--exponents has 3", "--heads 2"]),
         ("--attention p_laplacian --p 0.5", ["--p", "at least 1"]),
         ("--stride 17", ["--stride 17", "--context 16"]),
         ("--heads 3", ["--d-model 8", "--heads 3"]),
@@ -212,14 +212,14 @@ def test_a_presets_tokens_come_back_line_by_line():
 )
 def test_bad_input_is_one_line(wrong, words, text_file, tmp_path, capsys):
     given = f"--data-dir {text_file} {SIZES} --output {tmp_path / 'output'} {wrong}"
-    assert_one_error_line(main, given.split(), words, capsys)
+    assert_one_error_line(RECIPE.main, given.split(), words, capsys)
     assert not (tmp_path / "output").exists()
 
 
 def test_a_preset_that_cannot_be_had_is_one_line(text_file, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     given = f"--data-dir {text_file} --preset {tmp_path / 'empty'} --output {tmp_path / 'output'}"
-    assert main(given.split()) == 2
+    assert RECIPE.main(given.split()) == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert "cannot be loaded as a causal language model" in printed

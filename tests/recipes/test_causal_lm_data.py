@@ -5,11 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.causal_lm.corpus import load, split
-from recipes.causal_lm.metrics import per_word
-from recipes.causal_lm.tokens import Bytes, Words, count_words
-from recipes.causal_lm.windows import Windows
-from recipes.common.command import UsageError
+from recipes.causal_lm.data import Bytes, Words, count_words, per_word, read, split
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.batches import Windows
 
 TEXT = "the cat sat\n the dog , the cat \n\n sat"
 
@@ -33,32 +31,32 @@ def test_files_are_found_under_their_usual_names(dataset, folder, names, tmp_pat
     (tmp_path / folder).mkdir(exist_ok=True)
     for number, name in enumerate(names.split()):
         (tmp_path / folder / name).write_text(f"text {number}\r\n", newline="")
-    assert load(dataset, tmp_path) == ("text 0\n", "text 1\n", "text 2\n")
+    assert read(dataset, tmp_path) == ("text 0\n", "text 1\n", "text 2\n")
 
 
 def test_raw_files_are_for_a_presets_tokenizer(tmp_path):
     for ending in ("tokens", "raw"):
         for part in ("train", "valid", "test"):
             (tmp_path / f"wiki.{part}.{ending}").write_text(f"{part} {ending}")
-    assert load("wikitext-2", tmp_path).train == "train tokens"
-    assert load("wikitext-2", tmp_path, raw=True).train == "train raw"
+    assert read("wikitext-2", tmp_path).train == "train tokens"
+    assert read("wikitext-2", tmp_path, raw=True).train == "train raw"
 
 
 def test_what_cannot_be_read_is_told(tmp_path):
     with pytest.raises(UsageError, match=r"has no ptb\.train\.txt"):
-        load("ptb", tmp_path)
+        read("ptb", tmp_path)
     with pytest.raises(UsageError, match=r"give --data-dir with wiki\.train\.tokens"):
-        load("wikitext-2", None)
+        read("wikitext-2", None)
     with pytest.raises(UsageError, match=r"has no \*.txt in it, not 1"):
-        load("text", tmp_path)
+        read("text", tmp_path)
     (tmp_path / "one.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="not UTF-8"):
-        load("text", tmp_path)
+        read("text", tmp_path)
     (tmp_path / "two.txt").write_text(" \n")
     with pytest.raises(UsageError, match=r"has 2 \*.txt"):
-        load("text", tmp_path)
+        read("text", tmp_path)
     with pytest.raises(UsageError, match="holds no text"):
-        load("text", tmp_path / "two.txt")
+        read("text", tmp_path / "two.txt")
 
 
 def test_bytes_and_words_come_back():

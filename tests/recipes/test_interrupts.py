@@ -39,7 +39,7 @@ ACTIONS = {
 }
 PROGRAM = """
 import gc, hashlib, subprocess, sys, textwrap, time
-from recipes.common.program import run_program
+from recipes.common.command.program import run_program
 
 def ready(what=""):
     print("ready", what, flush=True)
@@ -47,8 +47,7 @@ def ready(what=""):
 def main():
     exec(textwrap.dedent(sys.argv[1]))
 
-sys.modules["action"] = sys.modules["__main__"]
-run_program("action")
+run_program(main)
 """
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.long_range_arena.listops import TOKENS, Rules, generate
+from recipes.common.data.listops import TOKENS, Rules, generate
 
 
 def evaluate(words):

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from recipes.common import lock as locks
-from recipes.common.lock import LOCK, InUseError, locked
-from recipes.time_series.command import main
+from recipes.common.storage import lock as locks
+from recipes.common.storage.lock import LOCK, InUseError, locked
+from recipes.time_series.__main__ import RECIPE
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """
 import sys, time
 from pathlib import Path
-from recipes.common.lock import locked
+from recipes.common.storage.lock import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
@@ -38,7 +38,7 @@ def test_a_second_run_into_a_folder_is_refused_in_one_line(holder, tiny_argument
     process, path = holder
     before = sorted(path.parent.iterdir())
     for more in ([], ["--overwrite"]):
-        assert main([*tiny_arguments, "--output", str(path.parent), *more]) == 2
+        assert RECIPE.main([*tiny_arguments, "--output", str(path.parent), *more]) == 2
         printed = capsys.readouterr().err
         assert printed.startswith("error: another run, ")
         assert f"process {process.pid} on host {socket.gethostname()}" in printed

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recipes.common.filters import ATTENTIONS
-from recipes.common.optimizers import WarmUpLinearDecay
-from recipes.common.ragged import majority_level
-from recipes.long_range_arena.arguments import filters, parse
-from recipes.long_range_arena.command import main
+from recipes.common.data.ragged import majority_level
+from recipes.common.training.optimizers import WarmUpLinearDecay
+from recipes.long_range_arena.__main__ import RECIPE, TASKS
 from recipes.long_range_arena.data import listops_rules, load
 from recipes.long_range_arena.model import build
-from recipes.long_range_arena.tasks import TASKS
 from tests.recipes.command_line import assert_one_error_line
 
 BACKEND = keras.backend.backend()
@@ -46,13 +43,14 @@ def test_published_settings():
         assert task.filter == (order, weight, alpha, beta, False)
         assert task.learning_rate == rate
         data = ["--data-dir", "x"] if name == "Retrieval" else []
-        options = parse(["--task", name.lower(), "--preset", "paper", *data])
+        options = RECIPE.parse(["--task", name.lower(), "--preset", "paper", *data])
         assert (options.layers, options.d_model, options.heads) == (2, 64, 2)
         assert options.learning_rate == rate
-        settings = filters(options)["agf"]
+        settings = RECIPE.settings(options)["agf"]
         assert settings["orthogonality_weight"] == weight / 2
-        assert (settings["order"], settings["alpha"], settings["beta"]) == (order, alpha, beta)
-    listops = listops_rules(parse(["--preset", "paper"]))
+        jacobi = {"name": "jacobi", "order": order, "alpha": alpha, "beta": beta}
+        assert settings["filter"] == jacobi
+    listops = listops_rules(RECIPE.parse(["--preset", "paper"]))
     assert listops == (10, 10, 500, 2000)
 
 
@@ -76,7 +74,7 @@ def test_published_settings():
 def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tmp_path, capsys):
     output = tmp_path / "output"
     folders = ["--output", str(output), "--cache-dir", str(tmp_path / "cache")]
-    assert_one_error_line(main, [*folders, *wrong.split()], words, capsys)
+    assert_one_error_line(RECIPE.main, [*folders, *wrong.split()], words, capsys)
     assert not output.exists()
 
 
@@ -93,13 +91,13 @@ def arguments(folders):
 
 @pytest.fixture(scope="module")
 def results(arguments, folders):
-    assert main(arguments) == 0
+    assert RECIPE.main(arguments) == 0
     return json.loads((Path(folders[-1]) / "results.json").read_text())
 
 
 def test_a_run_leaves_everything_behind(arguments, folders, results, capsys):
     output = Path(folders[-1])
-    problem = load(parse(arguments))
+    problem = load(RECIPE.parse(arguments))
     assert results["majority"]["test"] == majority_level(problem.test.labels)
     assert results["examples"] == {"train": 64, "validation": 32, "test": 32}
     assert [row["attention"] for row in results["table"]] == ["linear", "agf"]
@@ -112,14 +110,14 @@ def test_a_run_leaves_everything_behind(arguments, folders, results, capsys):
         assert run["test_cross_entropy"] == best["test_cross_entropy"]
     assert (output / "results.png").read_bytes().startswith(b"\x89PNG")
     before = (output / "results.json").read_bytes()
-    assert main(arguments) == 0  # finished: told again, not trained again
+    assert RECIPE.main(arguments) == 0  # finished: told again, not trained again
     printed = capsys.readouterr().out
     assert "finished before" in printed
     assert "making" not in printed
     assert "without looking at the input" in printed
     assert f"{results['majority']['test']['cross_entropy']:.4f}" in printed
     assert (output / "results.json").read_bytes() == before
-    assert main([*arguments, "--learning-rate", "0.5"]) == 2
+    assert RECIPE.main([*arguments, "--learning-rate", "0.5"]) == 2
     assert "learning_rate" in capsys.readouterr().err
 
 
@@ -132,17 +130,17 @@ def test_the_best_model_loads_with_the_package_alone(folders, results):
 
 def test_mixed_precision_trains(folders, tmp_path):
     extra = ["--precision", "mixed_bfloat16", "--attention", "gfsa", "--epochs", "1"]
-    assert main([*TINY, *folders[:2], "--output", str(tmp_path), *extra]) == 0
+    assert RECIPE.main([*TINY, *folders[:2], "--output", str(tmp_path), *extra]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert np.isfinite(results["runs"][0]["validation_cross_entropy"])
     assert keras.config.dtype_policy().name == "float32"
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", RECIPE.attentions)
 def test_padding_has_no_influence(attention, folders):
-    options = parse([*TINY, *folders, "--attention", attention])
+    options = RECIPE.parse([*TINY, *folders, "--attention", attention])
     problem = load(options)
-    model = build(problem, attention, options)
+    model = build(problem, attention, RECIPE.settings(options)[attention], options)
     for weight in model.trainable_weights:
         weight.assign(0.5 * np.random.default_rng(1).normal(size=weight.shape))
     chosen = np.argsort(problem.test.lengths)[:4]

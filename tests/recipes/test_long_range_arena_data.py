@@ -4,16 +4,16 @@ import types
 import numpy as np
 import pytest
 
-from recipes.common.command import UsageError
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.listops import Rules
 from recipes.long_range_arena import data
-from recipes.long_range_arena.arguments import parse
-from recipes.long_range_arena.listops import Rules
+from recipes.long_range_arena.__main__ import RECIPE
 
 GENERATED = "--train-examples 20 --evaluation-examples 5 --max-length 40"
 
 
 def options(text, *more):
-    return parse([*text.split(), *map(str, more)])
+    return RECIPE.parse([*text.split(), *map(str, more)])
 
 
 def test_made_data_is_kept_whole_and_made_again_when_damaged(tmp_path, monkeypatch, capsys):

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from recipes.common.command import UsageError
-from recipes.common.experiment import keras_configured
+from recipes.common.command.checks import keras_configured
+from recipes.common.command.parsing import UsageError
 from tests.numerics import BACKEND, randomise, relative_rms, to_numpy
 from tests.recipes.models import LONGEST, MODELS, batch_for
 
@@ -29,7 +29,7 @@ def make(name):
 )
 def test_outputs_are_close_to_float32_and_training_moves_every_weight(name, precision):
     if BACKEND == "jax" and (name, precision) in REFUSED:
-        with keras_configured(precision), pytest.raises(UsageError, match="accelerators alone"):
+        with keras_configured(precision), pytest.raises(UsageError, match="only on accelerators"):
             make(name)
         return
     reference = make(name)

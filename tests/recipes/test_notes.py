@@ -1,10 +1,8 @@
 """The lines under the tables speak of a paper only where it has the figure or the settings."""
 
-import importlib
-
 import pytest
 
-from recipes.common.notes import absent_note, settings_note
+from recipes.common.output.notes import absent_note, settings_note
 from tests.recipes.test_all_recipes import RECIPES, recipe_of
 
 NAMES = ("softmax", "gfsa", "agf", "p_laplacian")
@@ -27,8 +25,7 @@ def results(*attentions, departures=()):
 
 
 def notes(name, command, found):
-    recipe, _ = recipe_of(name)
-    recipe = recipe()
+    recipe = recipe_of(name)
     options = recipe.parse(command.split())
     return "\n".join(recipe.notes(found, options))
 
@@ -36,7 +33,7 @@ def notes(name, command, found):
 @pytest.mark.parametrize("name", RECIPES)
 def test_without_published_settings_no_paper_is_spoken_of(name):
     dataset = "--dataset Mine" if name == "time_series" else ""
-    attentions = importlib.import_module(f"recipes.{name}.arguments").ATTENTIONS
+    attentions = recipe_of(name).attentions
     found = notes(name, dataset, results(*[one for one in NAMES if one in attentions]))
     assert "arXiv" not in found
     assert "paper" not in found
@@ -46,7 +43,7 @@ def test_without_published_settings_no_paper_is_spoken_of(name):
 def test_time_series_say_which_figure_the_paper_reports():
     found = notes("time_series", "--dataset Heartbeat", results("softmax", "gfsa", "agf"))
     assert "arXiv 2505.08516 reports this figure for Heartbeat" in found
-    assert "not in arXiv 2505.08516: gfsa." in found
+    assert "not in arXiv 2505.08516: GFSA." in found
     assert "settings" not in found
     command = "--dataset Heartbeat --published --epochs 3 --attention agf"
     found = notes("time_series", command, results("agf", departures=["epochs 3"]))
@@ -63,7 +60,7 @@ def test_text_classification_says_what_is_not_the_papers():
     assert "none of" not in found
     command = "--published --preset minilm --attention softmax,p_laplacian"
     found = notes("text_classification", command, results("softmax", "p_laplacian"))
-    assert "not in arXiv 2312.04234: p_laplacian." in found
+    assert "not in arXiv 2312.04234: p-LaT." in found
     assert "the model is none of arXiv 2312.04234" in found
 
 
@@ -71,25 +68,25 @@ def test_language_models_name_the_paper_of_their_settings():
     command = "--published p_laplacian --dataset wikitext-103 --attention softmax,p_laplacian,gfsa"
     found = notes("causal_lm", command, results("softmax", "p_laplacian", "gfsa"))
     assert "those of arXiv 2311.03235," in found
-    assert "not in arXiv 2311.03235: gfsa." in found
+    assert "not in arXiv 2311.03235: GFSA." in found
 
 
 def test_the_arenas_paper_settings_name_what_was_changed():
-    arguments = importlib.import_module("recipes.long_range_arena.arguments")
-    options = arguments.parse(
+    recipe = recipe_of("long_range_arena")
+    options = recipe.parse(
         ["--preset", "paper", "--d-model", "128", "--epochs", "2", "--order", "4"]
     )
     changed = ["d_model 128 (published: 64)", "epochs 2 (published: 17)", "order 4"]
-    assert arguments.departures(options, epochs=17) == changed
-    plain = arguments.parse(["--preset", "paper"])
+    assert recipe.departures(options, epochs=17) == changed
+    plain = recipe.parse(["--preset", "paper"])
     plain.epochs = 17  # as the number of batches tells
-    assert arguments.departures(plain, epochs=17) == []
+    assert recipe.departures(plain, epochs=17) == []
     found = notes("long_range_arena", "--preset paper", results("agf", "gfsa"))
     assert "arXiv 2505.08516 (filters and rate) and arXiv 2111.00035 (all else), without" in found
-    assert "not in arXiv 2505.08516: gfsa." in found
+    assert "not in arXiv 2505.08516: GFSA." in found
 
 
 def test_sentences():
     assert "except for a, b;" in settings_note("X", ["a", "b"])
     assert absent_note("X", ["softmax"], ["softmax"]) == []
-    assert absent_note("X", ["softmax"], ["softmax", "gfsa", "gfsa"]) == ["not in X: gfsa."]
+    assert absent_note("X", ["softmax"], ["softmax", "gfsa", "gfsa"]) == ["not in X: GFSA."]

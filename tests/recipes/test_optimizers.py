@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recipes.common.optimizers import RectifiedLearningRate, radam
+from recipes.common.training.optimizers import RectifiedLearningRate, radam
 
 
 def rectification(t, beta_2=0.999):

@@ -6,9 +6,8 @@ import shutil
 import keras
 import pytest
 
-from recipes.common.kept import DamagedRunError, finished_runs, read_run
-from recipes.time_series.arguments import ATTENTIONS
-from recipes.time_series.command import main
+from recipes.common.training.kept import DamagedRunError, finished_runs, read_run
+from recipes.time_series.__main__ import RECIPE
 
 SLOW = pytest.mark.slow if keras.backend.backend() != "torch" else lambda test: test
 
@@ -24,7 +23,7 @@ def first(arguments, tmp_path_factory):
     output = tmp_path_factory.mktemp("first")
     for attention, seed in (("agf", "1"), ("linear", "0")):
         run = ["--attention", attention, "--seeds", seed, "--output", str(output)]
-        assert main([*arguments, *run]) == 0
+        assert RECIPE.main([*arguments, *run]) == 0
     return output
 
 
@@ -44,7 +43,7 @@ def names(output):
 def again(arguments, output, attention="linear", seed="0"):
     """The command of one run of the folder once more."""
     run = ["--attention", attention, "--seeds", seed, "--output", str(output)]
-    return main([*arguments, *run])
+    return RECIPE.main([*arguments, *run])
 
 
 def test_the_table_the_plot_and_the_best_model_are_of_all_runs(first, arguments, monkeypatch):
@@ -53,7 +52,9 @@ def test_the_table_the_plot_and_the_best_model_are_of_all_runs(first, arguments,
     assert [row["attention"] for row in results["table"]] == ["linear", "agf"]
     monkeypatch.setattr(keras.Model, "fit", lambda *args, **kwargs: pytest.fail("trained again"))
     drawn = []
-    monkeypatch.setattr("recipes.common.plot.plot", lambda path, title, runs, _: drawn.extend(runs))
+    monkeypatch.setattr(
+        "recipes.common.output.plot.plot", lambda path, title, runs, _: drawn.extend(runs)
+    )
     assert again(arguments, first, "agf", "1") == 0
     assert results_of(first) == results
     assert [run.attention for run in drawn] == ["linear", "agf"]
@@ -97,7 +98,7 @@ def test_a_damaged_run_is_found_out_and_left_out(damage, output, capsys):
     DAMAGES[damage](output / "runs" / "agf-seed1")
     with pytest.raises(DamagedRunError):
         read_run(output, "agf", 1)
-    assert [run.attention for run in finished_runs(output, ATTENTIONS)] == ["linear"]
+    assert [run.attention for run in finished_runs(output, RECIPE.attentions)] == ["linear"]
     printed = capsys.readouterr().out
     assert printed.startswith("agf-seed1: left out, for ")
     assert "--attention agf --seeds 1 trains it anew" in printed

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from recipes.long_range_arena.pathfinder import Rules, generate, make_images
+from recipes.common.data.pathfinder import Rules, generate, make_images
 
 RULES = Rules(contour_length=6, distractor_length=3)
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes.common.chance import Chance
-from recipes.common.kept import Run
-from recipes.common.plot import draw
-from recipes.common.resume import ACCURACY, Criterion, RunState
+from recipes.common.data.chance import Chance
+from recipes.common.output.plot import draw
+from recipes.common.training.kept import Run
+from recipes.common.training.resume import ACCURACY, Criterion, RunState
 
 PERPLEXITY = Criterion("perplexity", lower_is_better=True)
 CHANCE = Chance("always the most frequent class", {"validation": 0.2, "test": 0.3})
@@ -49,13 +49,13 @@ def test_epochs_are_whole_numbers_and_accuracies_go_from_0_to_1(epochs):
         assert 1 <= high < 1.1
         assert panel.get_xlabel() == "epoch"
     assert figure.axes[0].get_ylabel() == "validation accuracy"
-    assert legend(figure) == ["softmax (seed 0)", "agf (seed 0)", "chosen epoch"]
+    assert legend(figure) == ["softmax (seed 0)", "AGF (seed 0)", "chosen epoch"]
 
 
 def test_seeds_are_thin_lines_and_their_mean_is_a_thick_one():
     runs = [a_run("gfsa", 0, 3), a_run("gfsa", 2, 2), a_run("agf", 1, 3)]
     figure = drawn(runs, CHANCE)
-    names = ["gfsa (2 seeds)", "agf (seed 1)", "mean of the seeds", "one seed", "chosen epoch"]
+    names = ["GFSA (2 seeds)", "AGF (seed 1)", "mean of the seeds", "one seed", "chosen epoch"]
     assert legend(figure) == [*names, CHANCE.label]
     lines = [line for line in figure.axes[0].get_lines() if len(line.get_xdata()) > 1]
     one, other, mean, agf, chance = lines

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.common.resume import RunState, score
-from recipes.time_series.command import main
+from recipes.common.training.resume import RunState, score
+from recipes.time_series.__main__ import RECIPE
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,10 +16,11 @@ ROOT = Path(__file__).parents[2]
 KILLED = """
 import os, signal, sys
 import torch
-from recipes.time_series.command import main
+from recipes.time_series.__main__ import RECIPE
 
 where, arguments = sys.argv[1], sys.argv[2:]
-from recipes.common import batches, resume
+from recipes.common.data import batches
+from recipes.common.training import resume
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 take, write = batches.Batches.__getitem__, resume.write_json
 
@@ -37,7 +38,7 @@ if where == "mid-epoch":
     batches.Batches.__getitem__ = take_or_die
 else:
     resume.write_json = write_or_die
-sys.exit(main(arguments))
+sys.exit(RECIPE.main(arguments))
 """
 
 
@@ -66,8 +67,8 @@ def test_killed_training_continues_to_the_same_end(tiny_arguments, tmp_path):
     assert killed("between files", [*arguments, "--output", str(broken)]) == -9
     assert len(json.loads(state.read_text())["history"]) == 3
     assert not (broken / "results.json").exists()
-    assert main([*arguments, "--output", str(broken)]) == 0
-    assert main([*arguments, "--output", str(whole)]) == 0
+    assert RECIPE.main([*arguments, "--output", str(broken)]) == 0
+    assert RECIPE.main([*arguments, "--output", str(whole)]) == 0
 
     assert list(contents(broken)) == list(contents(whole))
     resumed, expected = (json.loads((one / "results.json").read_text()) for one in (broken, whole))

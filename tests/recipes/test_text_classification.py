@@ -15,15 +15,18 @@ import sklearn.metrics
 
 import keras_graphattn
 from keras_graphattn.optimizers import MARK
-from recipes.common.command import UsageError
-from recipes.common.resume import KeepRun
-from recipes.text_classification.arguments import filters, parse
-from recipes.text_classification.command import main
-from recipes.text_classification.data import load
-from recipes.text_classification.metrics import criterion_metric, measures
-from recipes.text_classification.model import build, compile_model
-from recipes.text_classification.tasks import TASKS
-from recipes.text_classification.train import padded_lengths, report, validation_split
+from recipes.common.command.parsing import UsageError
+from recipes.common.training.resume import KeepRun
+from recipes.text_classification.__main__ import RECIPE
+from recipes.text_classification.data import TASKS, load, validation_split
+from recipes.text_classification.model import (
+    build,
+    compile_model,
+    criterion_metric,
+    measures,
+    padded_lengths,
+    report,
+)
 from tests.recipes.command_line import assert_one_error_line
 
 BACKEND = keras.backend.backend()
@@ -61,7 +64,7 @@ def tiny(folder):
 @pytest.fixture(scope="module")
 def output(tiny, tmp_path_factory):
     output = tmp_path_factory.mktemp("results")
-    assert main([*tiny, "--output", str(output), "--attention", "softmax,gfsa"]) == 0
+    assert RECIPE.main([*tiny, "--output", str(output), "--attention", "softmax,gfsa"]) == 0
     return output
 
 
@@ -106,7 +109,7 @@ def test_the_best_model_takes_texts_from_its_preset(output, tiny, capsys):
     np.testing.assert_allclose(logits, again, atol=1e-5)
     assert logits.shape == (4, 2)
     run = next(run for run in results["runs"] if run["attention"] == best["attention"])
-    options = parse(tiny)
+    options = RECIPE.parse(tiny)
     problem = load(options)
     found = report(keras.Model(task.input, task.output), problem, options, dict)
     assert found["test_matthews_correlation"] == pytest.approx(run["test_matthews_correlation"])
@@ -123,12 +126,12 @@ def test_finished_runs_are_told_again_and_other_settings_refused(output, tiny, c
         "--skip-saved-model",
     ]
     before = (output / "results.json").read_bytes()
-    assert main(arguments) == 0
+    assert RECIPE.main(arguments) == 0
     printed = capsys.readouterr().out
     assert printed.count("finished before") == 2
     assert "test matthews correlation" in printed
     assert (output / "results.json").read_bytes() == before
-    assert main([*arguments, "--order", "5"]) == 2
+    assert RECIPE.main([*arguments, "--order", "5"]) == 2
     assert "filters" in capsys.readouterr().err
 
 
@@ -141,9 +144,9 @@ def test_interrupted_training_continues_to_the_same_end(output, tiny, tmp_path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(KeepRun, "on_train_batch_end", interrupt)
-        assert main(arguments) == 130
+        assert RECIPE.main(arguments) == 130
     assert len(history(tmp_path, "gfsa-seed0")) == 1
-    assert main(arguments) == 0
+    assert RECIPE.main(arguments) == 0
     whole, continued = history(output, "gfsa-seed0"), history(tmp_path, "gfsa-seed0")
     for one, other in zip(whole, continued, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
@@ -158,12 +161,12 @@ def test_pairs_with_a_value_in_mixed_precision(tiny, tmp_path):
         (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
     more = ["--task", "stsb", "--precision", "mixed_bfloat16", "--attention", "p_laplacian"]
     more += ["--epochs", "1", "--data-dir", str(tmp_path), "--output", str(tmp_path / "output")]
-    assert main([*tiny, *more, "--skip-saved-model"]) == 0
+    assert RECIPE.main([*tiny, *more, "--skip-saved-model"]) == 0
     (run,) = json.loads((tmp_path / "output" / "results.json").read_text())["runs"]
     assert np.isfinite(run["validation_squared_error"])
     assert -1 <= run["test_spearman"] <= 1
     assert keras.config.dtype_policy().name == "float32"
-    problem = load(parse([*tiny, *more]))
+    problem = load(RECIPE.parse([*tiny, *more]))
     segments = problem.train.arrays["segment_ids"]
     assert set(segments.sum(axis=1)) == {3}  # the, cat and the mark after them
 
@@ -184,8 +187,8 @@ def test_preset_of_another_model(tiny, tmp_path, capsys):
     task = keras_hub.models.DistilBertTextClassifier(backbone, 2, preprocessor)
     task.save_to_preset(str(tmp_path / "plain"))
     arguments = [*tiny[:2], "--preset", str(tmp_path / "plain"), "--max-length", "24"]
-    options = parse([*arguments, "--where", "1", "--attention", "gfsa"])
-    model = build(load(options), "gfsa", options)
+    options = RECIPE.parse([*arguments, "--where", "1", "--attention", "gfsa"])
+    model = build(load(options), "gfsa", RECIPE.settings(options)["gfsa"], options)
     assert type(model).__name__ == "GraphAttentionDistilBertTextClassifier"
     rows = [row.class_name for row in keras_graphattn.inspect(model)]
     assert rows == ["MultiHeadAttention", "GraphFilterAttention"]
@@ -194,25 +197,25 @@ def test_preset_of_another_model(tiny, tmp_path, capsys):
     model.preprocessor = preprocessor
     model.save_to_preset(str(tmp_path / "converted"))
     arguments[3] = str(tmp_path / "converted")
-    assert main([*arguments, "--output", str(tmp_path / "output")]) == 2
+    assert RECIPE.main([*arguments, "--output", str(tmp_path / "output")]) == 2
     assert "converted attention already" in capsys.readouterr().err
 
 
 def test_all_attentions_start_with_the_same_weights(tiny):
-    options = parse(tiny)
+    options = RECIPE.parse(tiny)
     problem = load(options)
     indices = np.arange(8)
     outputs = []
     for attention in ("softmax", "gfsa"):
         keras.utils.set_random_seed(3)
-        model = build(problem, attention, options)
+        model = build(problem, attention, RECIPE.settings(options)[attention], options)
         inputs = problem.train.inputs(indices, padded_lengths(problem)[-1])
         outputs.append(keras.ops.convert_to_numpy(model(inputs)))
     np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-6)
 
 
 def test_validation_is_drawn_from_training_by_the_seed(tiny):
-    problem = load(parse(tiny))
+    problem = load(RECIPE.parse(tiny))
     training, validation = validation_split(problem, 0.2, 0)
     assert sorted([*training, *validation]) == list(range(60))
     assert problem.train.labels[validation].sum() == 8
@@ -220,7 +223,7 @@ def test_validation_is_drawn_from_training_by_the_seed(tiny):
 
 
 def test_lengths_that_hardly_any_example_needs_are_left_out(tiny):
-    problem = load(parse(tiny))
+    problem = load(RECIPE.parse(tiny))
     lengths = padded_lengths(problem)
     assert lengths[-1] == problem.length
     assert set(lengths[:-1]) <= {8, 12, 16}
@@ -261,7 +264,7 @@ def test_metrics_in_batches_are_those_of_scikit_learn_and_scipy():
 def test_coefficients_learn_at_their_own_rate():
     ours, other = (keras.Variable([1.0], name=name) for name in ("power_coefficient", "kernel"))
     setattr(ours, MARK, 100.0)  # as `convert` sets it; the recipe's option has the last word
-    options = parse(["--learning-rate", "1e-3", "--coefficient-learning-rate", "2e-2"])
+    options = RECIPE.parse(["--learning-rate", "1e-3", "--coefficient-learning-rate", "2e-2"])
     options.warm_up = 0.0
     model = keras.Sequential([keras.layers.Dense(2)])
     compile_model(model, types.SimpleNamespace(task=TASKS["cola"]), options, steps=10)
@@ -272,13 +275,11 @@ def test_coefficients_learn_at_their_own_rate():
 
 
 def test_one_start_is_given():
-    assert filters(parse(["--start", "high_pass"]))["gfsa"] == {
-        "order": 3,
-        "start": "high_pass",
-        "trainable_coefficients": ["identity", "linear", "power"],
+    assert RECIPE.settings(RECIPE.parse(["--start", "high_pass"]))["gfsa"] == {
+        "filter": {"name": "first_order", "order": 3, "start": "high_pass"}
     }
     with pytest.raises(UsageError, match="--constant"):
-        parse(["--start", "high_pass", "--constant", "0.1"])
+        RECIPE.parse(["--start", "high_pass", "--constant", "0.1"])
 
 
 @pytest.mark.parametrize(
@@ -291,7 +292,7 @@ def test_one_start_is_given():
         ("--preset minilm --layers 2", ["--layers", "minilm"]),
         ("--d-model 9", ["--d-model 9", "--heads 2"]),
         ("--where last:9 --epochs 1", ["last:9"]),
-        ("--exponents 0.5 --attention p_laplacian", ["p_laplacian", "0.5"]),
+        ("--exponents 0.5 --attention p_laplacian", ["--exponents", "0.5"]),
         ("--validation-fraction 0.001", ["--validation-fraction"]),
         ("--data-dir nowhere", ["nowhere", "train.tsv"]),
         ("--learning-rate 0", ["--learning-rate"]),
@@ -301,13 +302,16 @@ def test_one_start_is_given():
 def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tiny, tmp_path, capsys):
     small = tiny if "--preset" not in wrong else tiny[:2]
     assert_one_error_line(
-        main, [*small, "--output", str(tmp_path / "output"), *wrong.split()], words, capsys
+        RECIPE.main, [*small, "--output", str(tmp_path / "output"), *wrong.split()], words, capsys
     )
 
 
 def test_preset_that_is_not_there_is_one_line(tiny, tmp_path, capsys):
     missing = Path(tmp_path) / "none"
-    assert main([*tiny[:2], "--preset", str(missing), "--output", str(tmp_path / "output")]) == 2
+    assert (
+        RECIPE.main([*tiny[:2], "--preset", str(missing), "--output", str(tmp_path / "output")])
+        == 2
+    )
     printed = capsys.readouterr().err
     assert f"--preset {missing}" in printed
     assert printed.count("\n") == 1

@@ -1,13 +1,11 @@
 import sys
 import types
 
-import numpy as np
 import pytest
 
-from recipes.common.command import UsageError
-from recipes.text_classification.arguments import departures, filters, parse
-from recipes.text_classification.tasks import TASKS
-from recipes.text_classification.texts import read_texts
+from recipes.common.command.parsing import UsageError
+from recipes.text_classification.__main__ import RECIPE
+from recipes.text_classification.data import TASKS, read_texts
 
 # first lines of the published files, one example with them, what is to be read from it
 PUBLISHED = {
@@ -49,7 +47,7 @@ PUBLISHED = {
 
 def options(task, folder=None, *more):
     given = ["--data-dir", str(folder)] if folder else []
-    return parse(["--task", task, *given, *more])
+    return RECIPE.parse(["--task", task, *given, *more])
 
 
 def write(folder, name, *lines):
@@ -155,24 +153,24 @@ def test_published_settings():
         found = options("cola", None, "--preset", preset, "--published")
         assert (found.epochs, found.batch_size, found.learning_rate) == (5, 32, 2e-5)
         assert (found.weight_decay, found.coefficient_learning_rate) == (0.0, 2e-5)
-        assert departures(found) == []
-        assert filters(found)["gfsa"] == {
-            "order": 3,
-            "initial_coefficients": {"identity": constant},
-            "trainable_coefficients": ["power"],
+        assert RECIPE.departures(found) == []
+        assert RECIPE.settings(found)["gfsa"] == {
+            "filter": {
+                "name": "first_order",
+                "order": 3,
+                "initial_coefficients": {"identity": constant},
+                "trainable_coefficients": ["power"],
+            }
         }
     albert = options("cola", None, "--preset", "albert_base_en_uncased", "--published")
     assert albert.constant == 0.05
     assert options("rte", None, "--preset", "bert_base_en", "--published").constant == 0.0
     changed = options("cola", None, "--preset", "minilm", "--published", "--epochs", "2")
-    assert departures(changed) == ["epochs 2 (published: 5)"]
+    assert RECIPE.departures(changed) == ["epochs 2 (published: 5)"]
     with pytest.raises(UsageError, match="has settings for"):
         options("cola", None, "--preset", "electra_small", "--published")
 
 
 def test_identity_start_without_the_published_constant():
-    settings = filters(options("cola"))["gfsa"]
-    assert settings["initial_coefficients"] == {"identity": 0.0}
-    np.testing.assert_array_equal(
-        sorted(settings["trainable_coefficients"]), ["identity", "linear", "power"]
-    )
+    settings = RECIPE.settings(options("cola"))["gfsa"]
+    assert settings == {"filter": {"name": "first_order", "order": 3}}

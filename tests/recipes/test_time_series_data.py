@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from recipes.common.command import UsageError
-from recipes.time_series.data import Split, load, statistics, validation_split
+from recipes.common.command.parsing import UsageError
+from recipes.time_series.data import Split, read, statistics, validation_split
 
 
 def test_japanese_vowels_comes_with_aeon():
-    problem = load("JapaneseVowels")
+    problem = read("JapaneseVowels")
     assert (len(problem.train), len(problem.test)) == (270, 370)
     assert (problem.length, problem.channels, len(problem.classes)) == (29, 12, 9)
     for split in (problem.train, problem.test):
@@ -19,7 +19,7 @@ def test_japanese_vowels_comes_with_aeon():
 
 
 def test_local_files_in_the_folder_or_in_one_of_its_name(tiny_folder, tmp_path):
-    problem = load("Tiny", tiny_folder)
+    problem = read("Tiny", tiny_folder)
     assert (len(problem.train), len(problem.test), problem.channels) == (30, 18, 3)
     assert problem.classes == ["high", "low"]
     assert np.isnan(problem.train.series).sum() == 1
@@ -28,10 +28,10 @@ def test_local_files_in_the_folder_or_in_one_of_its_name(tiny_folder, tmp_path):
     for split in ("TRAIN", "TEST"):
         text = (tiny_folder / f"Tiny_{split}.ts").read_text()
         (inside / f"Tiny_{split}.ts").write_text(text)
-    assert load("Tiny", tmp_path).digest() == problem.digest()
+    assert read("Tiny", tmp_path).digest() == problem.digest()
     changed = (inside / "Tiny_TEST.ts").read_text().replace(":high", ":low", 1)
     (inside / "Tiny_TEST.ts").write_text(changed)
-    assert load("Tiny", tmp_path).digest() != problem.digest()
+    assert read("Tiny", tmp_path).digest() != problem.digest()
 
 
 def test_validation_split_is_stratified_disjoint_and_seeded():

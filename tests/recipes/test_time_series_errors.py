@@ -1,7 +1,7 @@
 import keras
 import pytest
 
-from recipes.time_series.command import main
+from recipes.time_series.__main__ import RECIPE
 from tests.recipes.command_line import assert_one_error_line
 
 BACKEND = keras.backend.backend()
@@ -18,7 +18,7 @@ OTHER = "torch" if BACKEND != "torch" else "jax"
         ("--seeds -1", ["-1"]),
         ("--order 0", ["--order", "'0'", "at least 1"]),
         ("--attention agf --alpha -1 --beta -1", ["divides by zero", "alpha=-1.0"]),
-        ("--attention agf --basis legendre --alpha 0.5", ["alpha", "legendre"]),
+        ("--attention agf --filter legendre --alpha 0.5", ["alpha", "legendre"]),
         ("--attention agf --alpha nan", ["alpha", "nan"]),
         ("--attention softmax --order 2", ["--order", "agf and gfsa", "softmax"]),
         ("--attention gfsa --orthogonality-weight 1", ["--orthogonality-weight", "gfsa"]),
@@ -37,13 +37,13 @@ OTHER = "torch" if BACKEND != "torch" else "jax"
 def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tiny_arguments, tmp_path, capsys):
     output = tmp_path / "output"
     assert_one_error_line(
-        main, [*tiny_arguments, "--output", str(output), *wrong.split()], words, capsys
+        RECIPE.main, [*tiny_arguments, "--output", str(output), *wrong.split()], words, capsys
     )
     assert not output.exists()  # found out before anything was trained or written
 
 
 def test_unknown_archive_name_suggests_a_known_one(tmp_path, capsys):
-    assert main(["--dataset", "JapaneseVowel", "--output", str(tmp_path)]) == 2
+    assert RECIPE.main(["--dataset", "JapaneseVowel", "--output", str(tmp_path)]) == 2
     assert "did you mean JapaneseVowels?" in capsys.readouterr().err
 
 
@@ -54,7 +54,7 @@ def test_no_network_is_one_line(tmp_path, capsys, monkeypatch):
         raise OSError("Name or service not known\nand more")
 
     monkeypatch.setattr(aeon.datasets, "load_classification", no_network)
-    assert main(["--dataset", "Handwriting", "--output", str(tmp_path)]) == 2
+    assert RECIPE.main(["--dataset", "Handwriting", "--output", str(tmp_path)]) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("error: the data set Handwriting cannot be loaded")
     assert "--data-dir" in printed
@@ -66,7 +66,7 @@ def test_damaged_data_file_is_one_line(tmp_path, tiny_folder, capsys):
         text = (tiny_folder / f"Tiny_{split}.ts").read_text()
         (tmp_path / f"Tiny_{split}.ts").write_text(text.replace("@data", "@datum"))
     arguments = ["--dataset", "Tiny", "--data-dir", str(tmp_path), "--output", str(tmp_path / "o")]
-    assert main(arguments) == 2
+    assert RECIPE.main(arguments) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("error: the data set Tiny cannot be loaded")
     assert printed.count("\n") == 1
@@ -74,14 +74,14 @@ def test_damaged_data_file_is_one_line(tmp_path, tiny_folder, capsys):
 
 def test_output_that_cannot_be_written(tiny_arguments, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert main([*tiny_arguments, "--output", str(tmp_path / "file" / "inside")]) == 2
+    assert RECIPE.main([*tiny_arguments, "--output", str(tmp_path / "file" / "inside")]) == 2
     assert "cannot write to --output" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Keras trains on several devices")
 def test_distribute_needs_a_backend_that_can(tiny_arguments, tmp_path, capsys):
     output = tmp_path / "output"
-    assert main([*tiny_arguments, "--output", str(output), "--distribute"]) == 2
+    assert RECIPE.main([*tiny_arguments, "--output", str(output), "--distribute"]) == 2
     assert not output.exists()
     printed = capsys.readouterr().err
     assert printed.startswith("error: --distribute")

@@ -2,20 +2,21 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recipes.common.filters import ATTENTIONS
-from recipes.time_series.arguments import PUBLISHED_AGF, departures, filters, parse
-from recipes.time_series.data import load
+from recipes.time_series.__main__ import PUBLISHED_AGF, RECIPE
+from recipes.time_series.data import read
 from recipes.time_series.model import build
 
 
 @pytest.fixture(scope="module")
 def problem(tiny_folder):
-    return load("Tiny", tiny_folder)
+    return read("Tiny", tiny_folder)
 
 
-@pytest.fixture(scope="module", params=ATTENTIONS)
+@pytest.fixture(scope="module", params=RECIPE.attentions)
 def model(request, problem, tiny_arguments):
-    model = build(problem, problem.train, request.param, parse([*tiny_arguments, "--layers", "2"]))
+    options = RECIPE.parse([*tiny_arguments, "--layers", "2"])
+    settings = RECIPE.settings(options)[request.param]
+    model = build(problem, problem.train, request.param, settings, options)
     random = np.random.default_rng(0)
     for weight in model.weights:
         if "float" in str(weight.dtype) and "standardise" not in weight.path:
@@ -78,28 +79,24 @@ def test_an_empty_series_gives_numbers(model, problem):
 
 
 def test_filter_settings_are_the_published_ones_unless_given():
-    settings = filters(parse(["--dataset", "PEMS-SF"]))
+    settings = RECIPE.settings(RECIPE.parse(["--dataset", "PEMS-SF"]))
     rate = {"coefficient_learning_rate_multiplier": 50.0}
-    assert settings["gfsa"] == {"order": 3, **rate}
+    assert settings["gfsa"] == {"filter": {"name": "first_order", "order": 3}, **rate}
     assert settings["agf"] == {
-        "order": 5,
-        "basis": "jacobi",
-        "alpha": 1.5,
-        "beta": 2.0,
+        "filter": {"name": "jacobi", "order": 5, "alpha": 1.5, "beta": 2.0},
         "learned_constant": False,
         "orthogonality_weight": 0.05,  # 0.1 over two layers
         **rate,
     }
-    given = "--order 2 --basis legendre --orthogonality-weight 0.4 --layers 4"
+    given = "--order 2 --filter legendre --orthogonality-weight 0.4 --layers 4"
     given += " --start high_pass --coefficient-learning-rate-multiplier 3"
-    settings = filters(parse(given.split()))
-    both = {"start": "high_pass", "coefficient_learning_rate_multiplier": 3.0}
-    assert settings["gfsa"] == {"order": 2, **both}
+    settings = RECIPE.settings(RECIPE.parse(given.split()))
+    both = {
+        "filter": {"name": "legendre", "order": 2, "start": "high_pass"},
+        "coefficient_learning_rate_multiplier": 3.0,
+    }
+    assert settings["gfsa"] == both
     assert settings["agf"] == {
-        "order": 2,
-        "basis": "legendre",
-        "alpha": None,
-        "beta": None,
         "learned_constant": False,
         "orthogonality_weight": 0.1,
         **both,
@@ -119,12 +116,9 @@ def test_published_names_the_ten_sets_settings():
     for line in lines:
         name, _, numbers = line.partition(" ")
         order, weight, alpha, beta = map(float, numbers.split(","))
-        options = parse(["--published", "--dataset", name])
-        assert filters(options)["agf"] == {
-            "order": order,
-            "basis": "jacobi",
-            "alpha": alpha,
-            "beta": beta,
+        options = RECIPE.parse(["--published", "--dataset", name])
+        assert RECIPE.settings(options)["agf"] == {
+            "filter": {"name": "jacobi", "order": order, "alpha": alpha, "beta": beta},
             "learned_constant": name in ("Handwriting", "Heartbeat", "JapaneseVowels"),
             "orthogonality_weight": weight / 2,
         }
@@ -132,12 +126,12 @@ def test_published_names_the_ten_sets_settings():
         assert (options.layers, options.d_model, options.heads) == (2, 512, 8)
         assert options.patience >= options.epochs  # nothing ends it early
         assert options.attention == ["softmax", "linear", "gfsa", "agf"]
-        assert departures(options) == []
+        assert RECIPE.departures(options) == []
 
 
 def test_departures_from_the_published_settings_are_named():
     text = "--published --epochs 3 --order 2 --attention agf --batch-size 16"
-    options = parse(text.split())
+    options = RECIPE.parse(text.split())
     assert (options.epochs, options.d_model, options.attention) == (3, 512, ["agf"])
-    assert departures(options) == ["epochs 3 (published: 100)", "order 2"]
-    assert departures(parse(["--epochs", "3"])) == []
+    assert RECIPE.departures(options) == ["epochs 3 (published: 100)", "order 2"]
+    assert RECIPE.departures(RECIPE.parse(["--epochs", "3"])) == []

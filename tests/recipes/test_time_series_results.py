@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 
-from recipes.common.coefficients import coefficient_notes
-from recipes.time_series.command import main
-from recipes.time_series.data import load
+from recipes.common.output.notes import coefficient_notes
+from recipes.time_series.__main__ import RECIPE
+from recipes.time_series.data import read
 
 ATTENTIONS, SEEDS = ("gfsa", "agf"), (0, 1)
 C_API = Path(__file__).parents[1] / "export" / "c_api.py"
@@ -34,7 +34,7 @@ def arguments(tiny_arguments, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def output(arguments):
-    assert main(arguments) == 0
+    assert RECIPE.main(arguments) == 0
     return Path(arguments[-1])
 
 
@@ -45,7 +45,7 @@ def results(output):
 
 @pytest.fixture(scope="module")
 def test_split(tiny_folder):
-    return load("Tiny", tiny_folder).test
+    return read("Tiny", tiny_folder).test
 
 
 def history(output, run):
@@ -166,13 +166,13 @@ def test_best_model_reloads_where_only_the_package_is_imported(
 def test_finished_runs_are_not_trained_again(arguments, output, monkeypatch):
     before = (output / "results.json").read_bytes()
     monkeypatch.setattr(keras.Model, "fit", lambda *args, **kwargs: pytest.fail("trained again"))
-    assert main([*arguments, "--skip-saved-model"]) == 0
+    assert RECIPE.main([*arguments, "--skip-saved-model"]) == 0
     assert (output / "results.json").read_bytes() == before
 
 
 def test_other_settings_are_not_mixed_in(arguments, output, capsys):
     before = (output / "results.json").read_bytes()
-    assert main([*arguments, "--learning-rate", "0.02"]) == 2
+    assert RECIPE.main([*arguments, "--learning-rate", "0.02"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "learning_rate (was 0.03, now 0.02)" in error
@@ -188,7 +188,7 @@ def test_mixed_precision_and_overwrite(tiny_arguments, tmp_path):
     extra = ["--precision", precision, "--epochs", "2", "--overwrite"]
     if keras.backend.backend() == "jax":
         extra.append("--distribute")
-    assert main([*base, *extra]) == 0
+    assert RECIPE.main([*base, *extra]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["settings"]["precision"] == precision
     assert np.isfinite(results["runs"][0]["validation_cross_entropy"])

@@ -22,8 +22,9 @@ from keras_graphattn.hub.internals import (
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
-from keras_graphattn.layers.multi_head import MultiHeadLayer, build_around, projections_of
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
+from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
+from keras_graphattn.layers.parts.projections import build_around, projections_of
 from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER
 
 

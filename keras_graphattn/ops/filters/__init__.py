@@ -1,5 +1,5 @@
-"""Graph filters of any operator, and the polynomials that they are made of.
+"""Graph filters of any operator, and their polynomials.
 
-Entry points: `first_order_filter`, `polynomial_filter`, `recurrence`. Naive twins:
+Entry points: `first_order_filter`, `polynomial_filter`, `recurrence`. Naive forms for comparison:
 `tests/reference_dense.py` and `tests/filters/reference.py`.
 """

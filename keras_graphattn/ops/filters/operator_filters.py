@@ -1,9 +1,9 @@
 """Graph filters: polynomials of an attention operator that never see its matrix.
 
-Attention is a linear operator `x -> A x` on token signals. A filter here is a pure
-function of `apply` (a callable that applies the operator once to a signal), the values
-and the coefficients, so that it runs unchanged over a dense softmax matrix, a fused
-attention kernel or a linear-time masked kernel.
+Attention is a linear operator `x -> A x` on token signals. A filter here is a pure function of
+`apply` (a callable that applies the operator once to a signal), the values and the coefficients.
+So it works unchanged over a dense softmax matrix, a fused attention kernel or a linear-time
+masked kernel.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,9 @@ def first_order_filter(
         H = identity I + linear A + power (A + (K - 1)(A^2 - A)),    result = H values
 
     evaluated as `identity V + (linear + power (2 - K)) U + power (K - 1) A U` with U = A V:
-    two applications of the operator, never the product A A. An operator that can do two in a row
-    for less than twice the price offers `apply.twice(x)`, which returns both results.
+    two applications of the operator, and not the product A A. An operator that can apply itself
+    twice in a row for less than twice the cost has a method `apply.twice(x)`, which returns both
+    results.
 
     Args:
         apply: Callable that maps a tensor of the shape of `values` to A times it.
@@ -66,11 +67,13 @@ def first_order_filter(
     for name, given in (("identity", identity), ("linear", linear), ("power", power)):
         check_broadcast(name, given, "values", values)
     identity, linear, power = (at_least_float32(c) for c in (identity, linear, power))
+    # A V and A A V; K = 1 needs the first only
     once, twice = (apply(values), None) if order == 1 else _twice(apply, values)
-    result = identity * at_least_float32(values)
-    result += (linear + power * float(2 - order)) * at_least_float32(once)
+    # `once` and `twice` lie alike in memory, often unlike `values`: these two come first
+    result = (linear + power * float(2 - order)) * at_least_float32(once)
     if twice is not None:
         result += (power * float(order - 1)) * at_least_float32(twice)
+    result += identity * at_least_float32(values)
     return ops.cast(result, values.dtype)
 
 
@@ -89,18 +92,19 @@ def polynomial_filter(
 ) -> Tensor:
     """An exact polynomial of the operator, `sum_k coefficients[k] P_k(A) values`.
 
-    The three-term recurrence runs on the signal: P_k(A) V = (a_k A + b_k) P_{k-1}(A) V -
-    c_k P_{k-2}(A) V. K applications of the operator, no product of matrices.
+    The three-term recurrence works on the signal: P_k(A) V = (a_k A + b_k) P_{k-1}(A) V -
+    c_k P_{k-2}(A) V. It takes K applications of the operator, and no product of matrices.
 
     Args:
         apply: Callable that maps a tensor of the shape of `values` to A times it.
         values: Tensor of token values V.
         coefficients: Tensor of K + 1 coefficients; `coefficients[k]` must broadcast to `values`.
-            One per head, for values of shape (B, T, N, H): shape (K + 1, N, 1).
-        steps: The basis, as `keras_graphattn.ops.recurrence(basis, K, ...)` gives it.
+            For values of shape (B, T, N, H) and one coefficient per head, the shape is
+            (K + 1, N, 1).
+        steps: The basis, from `keras_graphattn.ops.recurrence(basis, K, ...)`.
 
     Returns:
-        A tensor of the shape and dtype of `values`; the recurrence and the sum are float32.
+        A tensor of the shape and dtype of `values`; the recurrence and the sum use float32.
 
     Raises:
         ValueError: If the number of coefficients is not `len(steps) + 1`.
@@ -125,6 +129,7 @@ def polynomial_filter(
             f"coefficients.shape={tuple(coefficients.shape)}"
         )
     check_broadcast("coefficients[k]", coefficients[0], "values", values)
+    # `signal` is P_{k-1}(A) V in the caller's dtype, `current` the same in float32
     signal, current = values, at_least_float32(values)
     result = coefficients[0] * current
     before = None
@@ -147,7 +152,7 @@ def plain_attention_coefficients(steps: list[Step]) -> list[float]:
     P_1(A) = a A + b I, so A = (P_1 - b P_0) / a.
 
     Args:
-        steps: The basis, as `keras_graphattn.ops.recurrence(basis, K, ...)` gives it.
+        steps: The basis, from `keras_graphattn.ops.recurrence(basis, K, ...)`.
 
     Returns:
         A list of K + 1 numbers.
@@ -172,7 +177,7 @@ def plain_attention_coefficients(steps: list[Step]) -> list[float]:
 
 @checked(graph_filter=function, matrix=tensor("... n n"))
 def filter_matrix(graph_filter: Callable[[Operator, Tensor], Tensor], matrix: Tensor) -> Tensor:
-    """The matrix H of a filter over A, by filtering the identity: O(n^3), to look at or drop.
+    """The matrix H of a filter over A, by filtering the identity: O(n^3).
 
     Args:
         graph_filter: Callable of `apply` and `values`, its coefficients shaped to broadcast to
@@ -192,5 +197,5 @@ def filter_matrix(graph_filter: Callable[[Operator, Tensor], Tensor], matrix: Te
     identity = ops.broadcast_to(
         ops.eye(ops.shape(matrix)[-1], dtype=matrix.dtype), ops.shape(matrix)
     )
-    # A I is A: spares the first of the filter's products
+    # A I is A: this saves the first of the filter's products
     return graph_filter(lambda x: matrix if x is identity else matmul(matrix, x), identity)

@@ -4,8 +4,8 @@ All bases of the package are written as
 
     P_0(x) = 1,  P_1(x) = a_1 x + b_1,  P_k(x) = (a_k x + b_k) P_{k-1}(x) - c_k P_{k-2}(x)
 
-so one table of numbers (`recurrence`) serves polynomials of a number (`polynomial`, the
-filter of AGF) and polynomials of an operator (`keras_graphattn.ops.polynomial_filter`).
+so polynomials of a number (`polynomial`, the filter of AGF) and polynomials of an operator
+(`keras_graphattn.ops.polynomial_filter`) use the same table of numbers (`recurrence`).
 """
 
 import math
@@ -17,14 +17,20 @@ from keras_graphattn.checks.arguments import checked, is_finite, tensor
 
 Tensor = Any
 
-MOST_STEPS = 1000  # each is a step of the graph
-LARGEST_PARAMETER = 1e30  # of Jacobi's polynomials: float32 ends at 3e38
+MOST_STEPS = 1000  # each adds operations to the compiled graph
+LARGEST_PARAMETER = 1e30  # of Jacobi polynomials; the largest float32 is about 3e38
 
 BASES = ("monomial", "chebyshev", "legendre", "jacobi")
 
 
 class Step(NamedTuple):
-    """One step of the recurrence: P_k = (slope * x + offset) P_{k-1} - previous P_{k-2}."""
+    """One step of the recurrence: P_k = (slope * x + offset) P_{k-1} - previous P_{k-2}.
+
+    Example:
+
+    >>> Step(slope=2.0, offset=0.0, previous=1.0)  # of the Chebyshev polynomials T_k, k > 1
+    Step(slope=2.0, offset=0.0, previous=1.0)
+    """
 
     slope: float
     offset: float
@@ -32,18 +38,17 @@ class Step(NamedTuple):
 
 
 def basis_steps(name: str, value: Any, sizes: Any = None) -> list[Step]:
-    """The rule of a basis: a list of steps, as `recurrence` makes it."""
+    """The rule of a basis: a list of steps, made by `recurrence`."""
     is_list = isinstance(value, (list, tuple)) and len(value) > 0
     if not is_list or not all(isinstance(step, Step) for step in value):
         raise ValueError(
-            f"`{name}` must be a list of steps, as `recurrence` makes it. Received: "
-            f"{name}={value!r}"
+            f"`{name}` must be a list of steps, made by `recurrence`. Received: {name}={value!r}"
         )
     return list(value)
 
 
 def check_order(order: int, name: str = "order") -> int:
-    """Returns `order` if it is an integer of at least 1, else raises `ValueError`.
+    """Returns `order` if it is valid; otherwise raises a `ValueError`.
 
     Example:
 
@@ -61,7 +66,7 @@ def check_order(order: int, name: str = "order") -> int:
 def check_basis(
     basis: str, order: int, alpha: float | None = None, beta: float | None = None
 ) -> None:
-    """Raises `ValueError` for a basis, order or Jacobi parameters that cannot be used.
+    """Raises a `ValueError` for an invalid basis, order or Jacobi parameters.
 
     Example:
 
@@ -84,13 +89,13 @@ def recurrence(
         beta: Second Jacobi parameter (the papers' b); `"jacobi"` only, 0 by default.
 
     Returns:
-        A list of `order` steps; step k - 1 makes P_k.
+        A list of `order` steps; entry k - 1 of the list makes P_k.
 
     Raises:
-        ValueError: For an unknown basis, a wrong order, or parameters for which the
-            recurrence divides by zero.
+        ValueError: For an unknown basis, an invalid order, or parameters for which the recurrence
+            divides by zero.
 
-    Source: Wi et al., arXiv 2505.08516, Eq. 22-26 (the sign of Eq. 24 mended; equal to
+    Source: Wi et al., arXiv 2505.08516, Eq. 22-26 (the sign of Eq. 24 corrected; equal to
     `scipy.special.eval_jacobi`).
 
     Example:
@@ -105,8 +110,8 @@ def recurrence(
     if basis != "jacobi":
         if any(numbers):
             raise ValueError(
-                f'`alpha` and `beta` belong to basis="jacobi"; the basis {basis!r} has none. '
-                f"Received: alpha={alpha!r}, beta={beta!r}"
+                '`alpha` and `beta` are options of basis="jacobi" only. Received: '
+                f"basis={basis!r}, alpha={alpha!r}, beta={beta!r}. Leave them out."
             )
         if basis == "monomial":
             return [Step(1.0, 0.0, 0.0)] * order
@@ -118,7 +123,7 @@ def check_jacobi(alpha: float, beta: float) -> tuple[float, float]:
     """Returns the parameters of Jacobi polynomials as floats.
 
     Raises:
-        ValueError: If one is not a finite number, or too large for float32.
+        ValueError: For a parameter that is not a finite number, or too large for float32.
 
     Example:
 
@@ -133,7 +138,7 @@ def check_jacobi(alpha: float, beta: float) -> tuple[float, float]:
             raise ValueError(f"`{name}` must be finite. Received: {name}={given!r}")
         if abs(given) > LARGEST_PARAMETER:
             raise ValueError(
-                f"`{name}` must lie between -{LARGEST_PARAMETER:g} and {LARGEST_PARAMETER:g}. "
+                f"`{name}` must be between -{LARGEST_PARAMETER:g} and {LARGEST_PARAMETER:g}. "
                 f"Received: {name}={given!r}"
             )
         numbers.append(float(given))
@@ -175,7 +180,7 @@ def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
     Args:
         x: Tensor of any shape.
         coefficients: Tensor of shape (K + 1,): the weights of P_0 ... P_K.
-        steps: The basis, as `recurrence(basis, K, ...)` gives it.
+        steps: The basis, from `recurrence(basis, K, ...)`.
 
     Returns:
         A tensor of the shape of `x`.
@@ -194,8 +199,8 @@ def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
             f"A polynomial of degree {order} has {order + 1} coefficients. Received: "
             f"coefficients.shape={tuple(coefficients.shape)}"
         )
-    # b_k = c_k + (slope_{k+1} x + offset_{k+1}) b_{k+1} - previous_{k+2} b_{k+2}; what is the same
-    # for all x (b_K at first) is added up before it meets x: fewer passes over memory
+    # b_k = c_k + (slope_{k+1} x + offset_{k+1}) b_{k+1} - previous_{k+2} b_{k+2}
+    # Terms that are the same for all x (at first b_K) are added up first: fewer passes over memory
     later = None  # b_{k+2}
     last = coefficients[order]  # b_{k+1}
     for k in range(order - 1, -1, -1):

@@ -1,11 +1,11 @@
-"""Functions of a graph's operator, exp(-t L) first of all, by Chebyshev series.
+"""Functions of a graph's operator, such as exp(-t L), by Chebyshev series.
 
-f(S) x = sum_k c_k T_k(S') x with S' = S moved to [-1, 1]. The coefficients are a cosine transform
-of f at the Chebyshev nodes, made inside the graph: they have gradients for whatever f depends on.
-Each term costs one sparse product. A series of exp(-t x) needs about half the terms of the Poisson
-series sum_k Poisson(k; t rho) (I - S / rho)^k.
+f(S) x = sum_k c_k T_k(S') x, where S' is S with its eigenvalues mapped to [-1, 1]. The coefficients
+are a cosine transform of f at the Chebyshev nodes. They are computed with tensors, so they have
+gradients for all that f depends on. Each term costs one sparse product. For exp(-t x) the series
+needs about half the terms of the Poisson series sum_k Poisson(k; t rho) (I - S / rho)^k.
 
-Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1; the Chebyshev series is ours.
+Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1. The Chebyshev series is ours.
 """
 
 from collections.abc import Callable
@@ -39,13 +39,13 @@ Function = Callable[[Any], Any]
 
 @checked(function=function, low=number(), high=number(), tolerance=number())
 def chebyshev_terms(function: Function, low: float, high: float, tolerance: float) -> int:
-    """How many terms approximate f on [low, high] to `tolerance` times its largest value.
+    """Returns how many terms approximate f on [low, high] to `tolerance` times max |f|.
 
     Args:
         function: f of a NumPy array.
         low: Lower end of the interval.
         high: Upper end.
-        tolerance: Bound of what the dropped terms can add up to, relative to max |f|.
+        tolerance: Largest sum of the dropped terms, relative to max |f|.
 
     Returns:
         A number of at least 2.
@@ -63,7 +63,7 @@ def chebyshev_terms(function: Function, low: float, high: float, tolerance: floa
     count = 4096
     values = np.asarray(function(_nodes(low, high, count)), "float64")
     sizes = np.abs(scipy.fft.dct(values, type=2)) / count
-    tails = np.cumsum(sizes[::-1])[::-1]
+    tails = np.cumsum(sizes[::-1])[::-1]  # the sum of |c_k| from each term on
     enough = np.flatnonzero(tails <= tolerance * np.abs(values).max())
     if not len(enough) or enough[0] > 2000:
         raise ValueError(
@@ -77,7 +77,7 @@ def chebyshev_terms(function: Function, low: float, high: float, tolerance: floa
 def chebyshev_coefficients(
     function: Function, low: Any, high: Any, terms: int, dtype: str = "float32"
 ) -> Tensor:
-    """The coefficients c_k of f on [low, high], with gradients.
+    """Returns the coefficients c_k of f on [low, high], with gradients.
 
     Args:
         function: f of a tensor of shape (terms, 1); returns (terms, N), one column per head.
@@ -96,7 +96,7 @@ def chebyshev_coefficients(
     [0.0, 1.0, 0.0]
     """
     unit = ops.convert_to_tensor(_nodes(-1.0, 1.0, terms)[:, None], dtype=dtype)
-    values = function((high + low) / 2.0 + (high - low) / 2.0 * unit)
+    values = function((high + low) / 2.0 + (high - low) / 2.0 * unit)  # (terms, N)
     angles = np.outer(np.arange(terms), (np.arange(terms) + 0.5) * np.pi / terms)
     transform = 2.0 / terms * np.cos(angles)
     transform[0] /= 2.0
@@ -105,11 +105,13 @@ def chebyshev_coefficients(
 
 @checked(matrix=an_adjacency, low=number(), high=number())
 def chebyshev_matrix(matrix: Any, low: float, high: float) -> SparseMatrix:
-    """2 S', with S' the symmetric S moved to [-1, 1]: T_{k+1} = (2 S') T_k - T_{k-1}.
+    """Returns 2 S', where S' is the symmetric S with its eigenvalues mapped to [-1, 1].
+
+    The recurrence is T_{k+1} = (2 S') T_k - T_{k-1}.
 
     Args:
         matrix: S, a scipy.sparse matrix of shape (n, n).
-        low: Lower end of the interval that holds the spectrum.
+        low: Lower end of an interval that contains the eigenvalues.
         high: Upper end, above `low`.
 
     Example:
@@ -167,9 +169,9 @@ def _chebyshev_series(doubled: SparseMatrix) -> SymmetricSeries:
 
 
 def resolvent_error(high: float, time: float, dtype: str) -> float:
-    """About the error of the Chebyshev series of (I + t L)^-1, relative to a row's diagonal.
+    """Estimates the error of the Chebyshev series of (I + t L)^-1, relative to a row's diagonal.
 
-    Rounding adds up over about sqrt(t high) terms, and a diagonal entry is at least
+    Rounding errors add up over about sqrt(t high) terms. A diagonal entry is at least
     1 / (1 + t high / 2).
     """
     rounding = 2.0**-53 if dtype == "float64" else 2.0**-24
@@ -179,13 +181,13 @@ def resolvent_error(high: float, time: float, dtype: str) -> float:
 def spectral_product_of_batch(
     x: Tensor, coefficients: Tensor, apply: Callable[[Tensor], Tensor], low: Any, high: Any
 ) -> Tensor:
-    """`spectral_product` for an operator of tensors, its terms unrolled: gradients for all of them.
+    """`spectral_product` for an operator of tensors, which get gradients: its terms are unrolled.
 
     Args:
         x: Tensor of shape (rows, N, C).
         coefficients: Tensor of shape (terms, N), at least 2 terms.
         apply: x -> S x.
-        low: Lower end of the interval that holds the spectrum.
+        low: Lower end of an interval that contains the eigenvalues.
         high: Upper end.
 
     Returns:
@@ -207,14 +209,14 @@ def graph_operator_of_batch(
     operator: str,
     dtype: str = "float32",
 ) -> "OperatorOfBatch":
-    """x -> S x for one graph per example, as tensors.
+    """Returns x -> S x for one graph per example, from tensors.
 
     Args:
         edges: Integer tensor of shape (B, E, 2), each edge once; -1 marks padding.
         edge_weights: Optional positive tensor of shape (B, E); 1 by default.
         length: Number of nodes T of each example.
         operator: `"laplacian"`, `"normalized_laplacian"` or `"adjacency"`.
-        dtype: The dtype of its numbers.
+        dtype: The dtype of the operator's numbers.
 
     Returns:
         The operator, a function of tensors (B T, N, C).
@@ -224,14 +226,14 @@ def graph_operator_of_batch(
     edges = ops.cast(edges, "int32")
     known = ops.all(edges >= 0, axis=-1)
     first = ops.arange(batch, dtype="int32")[:, None, None] * length
-    ends = ops.reshape(ops.where(known[..., None], edges + first, 0), (-1, 2))
+    ends = ops.reshape(ops.where(known[..., None], edges + first, 0), (-1, 2))  # (B E, 2)
     weights = ops.cast(known, dtype)
     if edge_weights is not None:
         weights = ops.where(known, ops.cast(edge_weights, dtype), 0.0)
     weights = ops.tile(ops.reshape(weights, (-1,)), 2)
     sources = ops.concatenate([ends[:, 0], ends[:, 1]], axis=0)
-    targets = ops.concatenate([ends[:, 1], ends[:, 0]], axis=0)
-    degrees = sum_rows(weights, targets, count)
+    targets = ops.concatenate([ends[:, 1], ends[:, 0]], axis=0)  # (2 B E,): both directions
+    degrees = sum_rows(weights, targets, count)  # (B T,)
     if operator == "normalized_laplacian":
         isolated = degrees <= 0.0
         scale = ops.where(isolated, 0.0, ops.rsqrt(ops.where(isolated, 1.0, degrees)))
@@ -251,8 +253,8 @@ class OperatorOfBatch:
 
     Attributes:
         neighbours: x -> the weighted sum over neighbours, for tensors (B T, N, C).
-        diagonal: Of a Laplacian, (B T,): S x = diagonal x - neighbours(x). `None`: S is
-            `neighbours`.
+        diagonal: The diagonal of a Laplacian, (B T,): S x = diagonal x - neighbours(x). `None` for
+            an adjacency matrix: S x = neighbours(x).
     """
 
     neighbours: Callable[[Tensor], Tensor]

@@ -1,7 +1,7 @@
-"""Lists of edges as NumPy data, for one graph or for each of a batch: each edge counts once.
+"""Lists of edges as NumPy data, for one graph or for a batch of graphs. Each edge counts once.
 
-Most libraries give an undirected edge twice, once in each direction. An edge that is given several
-times, in either direction, means the same as once. Its weights must agree.
+Most libraries give an undirected edge twice, once in each direction. Here an edge that is given
+several times, in either direction, counts once. Its weights must be equal.
 """
 
 from typing import Any
@@ -10,18 +10,18 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SAME_WEIGHT = 1e-6  # two weights of one edge agree if they differ by less, relative to the larger
+SAME_WEIGHT = 1e-6  # weights of one edge are equal up to this difference, relative to the larger
 
 
 def repeated_edges(edges: Array) -> tuple[Array, Array]:
-    """The edges that were given before.
+    """Finds the edges that are repeated.
 
     Args:
         edges: Integers of shape (B, E, 2); an edge with a negative node is padding.
 
     Returns:
-        Two arrays of the same length: places (b E + e) of edges, and for each the place of the same
-        edge just before it in the order of the list.
+        Two arrays of the same length: the places (b E + e) of repeated edges, and for each of them
+        the previous place of the same edge in the list.
 
     Example:
 
@@ -35,7 +35,7 @@ def repeated_edges(edges: Array) -> tuple[Array, Array]:
     known = np.flatnonzero(low.ravel() >= 0)
     keys = keys.ravel()[known]
     ordered = np.sort(keys)
-    if not (ordered[1:] == ordered[:-1]).any():  # the usual case needs no places
+    if not (ordered[1:] == ordered[:-1]).any():  # the usual case: skip the slower stable sort
         nothing = np.zeros(0, "int64")
         return nothing, nothing
     order = np.argsort(keys, kind="stable")
@@ -44,7 +44,7 @@ def repeated_edges(edges: Array) -> tuple[Array, Array]:
 
 
 def disagreeing(weights: Array, later: Array, earlier: Array) -> Array:
-    """Which pairs of places have weights that differ by more than rounding.
+    """Finds the pairs of places whose weights differ by more than rounding.
 
     Args:
         weights: Numbers, one for each place.
@@ -52,7 +52,7 @@ def disagreeing(weights: Array, later: Array, earlier: Array) -> Array:
         earlier: Places of the same edges.
 
     Returns:
-        The numbers of these pairs.
+        The indices of these pairs.
 
     Example:
 
@@ -64,17 +64,17 @@ def disagreeing(weights: Array, later: Array, earlier: Array) -> Array:
 
 
 def edges_of_graph(edges: Array, weights: Array) -> tuple[Array, Array]:
-    """The edges of one graph, each once.
+    """Returns the edges of one graph, each of them once.
 
     Args:
         edges: Integers of shape (E, 2), not negative.
         weights: Positive numbers of shape (E,).
 
     Returns:
-        The edges and weights without those that were given before.
+        The edges and weights without repeated edges.
 
     Raises:
-        ValueError: For an edge that is given with two weights.
+        ValueError: For an edge with two different weights.
 
     Example:
 
@@ -89,7 +89,7 @@ def edges_of_graph(edges: Array, weights: Array) -> tuple[Array, Array]:
         raise ValueError(
             f"An edge of `graph` may be given several times, with equal weights. Received: edges "
             f"{one} and {other} both join nodes {u} and {v}, with the weights {weights[one]:g} and "
-            f"{weights[other]:g} in `edge_weights`."
+            f"{weights[other]:g} in `edge_weights`. Give the edge once, or with equal weights."
         )
     kept = np.ones(len(edges), "bool")
     kept[later] = False
@@ -99,7 +99,7 @@ def edges_of_graph(edges: Array, weights: Array) -> tuple[Array, Array]:
 def check_entries_once(matrix: Any) -> None:
     """Raises a `ValueError` for a scipy.sparse matrix that has two entries in one place.
 
-    scipy adds them up, so that an edge which is given twice would count double.
+    scipy adds such entries, so an edge that is given twice would count double.
     """
     if matrix.format not in ("coo", "csr", "csc"):
         return
@@ -109,6 +109,6 @@ def check_entries_once(matrix: Any) -> None:
     if (counts > 1).any():
         row, column = divmod(int(places[np.argmax(counts > 1)]), matrix.shape[1])
         raise ValueError(
-            f"The matrix of a `graph` has one entry in each place. Received: several at ({row}, "
-            f"{column}). scipy adds them up; call `graph.sum_duplicates()` if that is right."
+            f"The matrix of a `graph` must have one entry in each place. Received: several at "
+            f"({row}, {column}). If scipy may add them, call `graph.sum_duplicates()` first."
         )

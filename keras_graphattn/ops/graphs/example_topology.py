@@ -1,8 +1,8 @@
-"""Topologies that come with a batch, made safe inside compiled code.
+"""Topologies that come with a batch, made safe for compiled code.
 
-Compiled code cannot raise an error for a wrong number. Here every index is kept within its own
-example, so that a wrong one never reaches a neighbour in the batch, and the functions say which
-examples hold a wrong entry. The masks put NaN in the outputs of these, and of no others.
+Compiled code cannot raise an error for a wrong number. So these functions keep every index within
+its own example: a wrong index never changes another example of the batch. They also return which
+examples hold a wrong entry. The masks put NaN into the outputs of only these examples.
 """
 
 from typing import Any
@@ -15,19 +15,19 @@ from keras_graphattn.ops.trees.doubling import flat_parents
 
 Tensor = Any
 
-MOST_STEPS = 31  # of pointer doubling where the length is not known: no int32 counts further
+MOST_STEPS = 31  # steps of pointer doubling if the length is not known: enough for any int32
 NARROW = ("int8", "int16", "uint8", "uint16")
-WIDEST_KEY = 46340  # its square is the last below 2^31
+WIDEST_KEY = 46340  # the largest number whose square is below 2^31
 
 
 def bounded_ids(ids: Tensor, low: int, high: Any) -> tuple[Tensor, Tensor]:
-    """Ids in int32, and which of them lie within low <= id < high; the others become -1.
+    """Returns ids in int32, and which of them satisfy low <= id < high. The others become -1.
 
-    They are compared before they are cast, as a cast of a wide integer can bring it back in range.
+    The ids are compared before the cast, because a cast can move a wide integer into the range.
 
     Args:
         ids: Integer tensor of any shape and type.
-        low: The least id that is right, -1 or below.
+        low: The least valid id, -1 or below.
         high: The first id that is too large, a number or an integer tensor.
 
     Returns:
@@ -44,26 +44,26 @@ def bounded_ids(ids: Tensor, low: int, high: Any) -> tuple[Tensor, Tensor]:
 
 
 def any_of_example(entries: Tensor) -> Tensor:
-    """Which examples have a `True` entry: (B, ...) -> (B,)."""
+    """Returns which examples have a `True` entry: (B, ...) -> (B,)."""
     return ops.any(entries, axis=tuple(range(1, len(entries.shape))))
 
 
 def example_flags(flags: Tensor, like: Tensor) -> Tensor:
-    """Flags (B,) with axes of size 1, to go with the axes of `like`, (B, ...)."""
+    """Adds axes of size 1 to flags (B,), so that they broadcast with `like`, (B, ...)."""
     return ops.reshape(flags, (-1, *[1] * (len(like.shape) - 1)))
 
 
 def trees_without_root(parents: Tensor, depth: int | None, max_depth: int | None) -> Tensor:
-    """Which examples hold a circle, or nodes with more ancestors than `max_depth`.
+    """Returns which examples hold a cycle, or nodes with more ancestors than `max_depth`.
 
-    A node that still has a parent after 2^k > T steps up goes round in a circle: ceil(log2(T))
-    gathers of one integer per node.
+    A node that still has a parent after 2^k > T steps up leads to a cycle. The test takes
+    ceil(log2(T)) gathers of one integer per node.
 
     Args:
         parents: int32 tensor of shape (B, T), between -1 and T - 1.
-        depth: The most ancestors that a node can have, T - 1 or `max_depth`; `None` where that is
-            not known.
-        max_depth: The most ancestors that a node may have, where there is such a limit.
+        depth: The most ancestors that a node can have, T - 1 or `max_depth`; `None` if it is not
+            known.
+        max_depth: The most ancestors that a node may have, if there is such a limit.
 
     Returns:
         A boolean tensor of shape (B,).
@@ -72,7 +72,7 @@ def trees_without_root(parents: Tensor, depth: int | None, max_depth: int | None
     ancestors = ops.cast(has_parent, "int32")
     steps = MOST_STEPS if depth is None else int(depth).bit_length()
     for _ in range(steps):
-        if max_depth is not None:  # more than depth already, it may grow to 2 * depth and no more
+        if max_depth is not None:  # on a cycle, the count grows to at most 2 * depth
             ancestors = ancestors + ops.take(ancestors, jump, axis=0)
         jump = ops.take(jump, jump, axis=0)
     wrong = ops.take(ops.cast(has_parent, "int32"), jump, axis=0) > 0
@@ -84,7 +84,7 @@ def trees_without_root(parents: Tensor, depth: int | None, max_depth: int | None
 def edges_once(
     edges: Tensor, edge_weights: Tensor | None, length: Any
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Each edge once, however often and in whichever direction it is given.
+    """Returns each edge once, even if it is given several times or in both directions.
 
     Args:
         edges: int32 tensor of shape (B, E, 2), between -1 and T - 1; -1 marks padding.
@@ -92,9 +92,9 @@ def edges_once(
         length: Number of nodes T.
 
     Returns:
-        The edges sorted, smaller node first, repeated ones turned into padding; their weights, the
-        mean of those given, so that each of them has its part of the gradient; and which examples
-        give one edge two weights, (B,).
+        The sorted edges, smaller node first, where repeated edges are padding. Their weights: the
+        mean of the given weights of an edge, so that each of these gets its part of the gradient.
+        And which examples give one edge two different weights, (B,).
     """
     last = ops.cast(length, "int32")
     known = ops.all(edges >= 0, axis=-1)
@@ -105,7 +105,7 @@ def edges_once(
     again = ops.logical_and(
         ops.equal(low[:, 1:], low[:, :-1]), ops.equal(high[:, 1:], high[:, :-1])
     )
-    again = ops.concatenate([ops.zeros_like(low[:, :1], dtype="bool"), again], axis=1)
+    again = ops.concatenate([ops.zeros_like(low[:, :1], dtype="bool"), again], axis=1)  # (B, E)
     known = low < last
     first = ops.logical_and(known, ops.logical_not(again))
     found = ops.where(first[..., None], ops.stack([low, high], axis=-1), ops.cast(-1, "int32"))
@@ -114,9 +114,10 @@ def edges_once(
     weights = ops.where(known, ops.take_along_axis(edge_weights, order, axis=1), 0.0)
     batch, count = ops.shape(low)
     start = ops.arange(batch, dtype="int32")[:, None] * count
+    # the number of each edge's run of equal edges
     runs = ops.maximum(ops.cumsum(ops.cast(first, "int32"), axis=1) - 1, 0) + start
     runs = ops.reshape(runs, (-1,))
-    sums = ops.stack([weights, ops.cast(known, weights.dtype)], axis=-1)
+    sums = ops.stack([weights, ops.cast(known, weights.dtype)], axis=-1)  # (B, E, 2)
     sums = ops.take(sum_rows(ops.reshape(sums, (-1, 2)), runs, batch * count), runs, axis=0)
     mean = ops.reshape(sums[:, 0] / ops.maximum(sums[:, 1], 1.0), (batch, count))
     before = ops.concatenate([weights[:, :1], weights[:, :-1]], axis=1)
@@ -126,7 +127,7 @@ def edges_once(
 
 
 def _order_of_pairs(low: Tensor, high: Tensor, length: Any) -> Tensor:
-    """The places of the pairs (B, E) in order; both are between 0 and `length`."""
+    """Returns the places of the pairs (B, E) in sorted order; both are between 0 and `length`."""
     if isinstance(length, int) and length < WIDEST_KEY:
         return ops.argsort(low * (length + 1) + high, axis=1)
     order = ops.argsort(high, axis=1)
@@ -137,7 +138,7 @@ def _order_of_pairs(low: Tensor, high: Tensor, length: Any) -> Tensor:
 def largest_eigenvalue_bound(
     edges: Tensor, edge_weights: Tensor | None, length: Any, operator: str
 ) -> Tensor:
-    """A bound of each example's largest eigenvalue by the degrees of its edges' ends.
+    """Bounds each example's largest eigenvalue by the degrees of its edges' ends.
 
     Args:
         edges: int32 tensor of shape (B, E, 2), each edge once; -1 marks padding.
@@ -146,7 +147,7 @@ def largest_eigenvalue_bound(
         operator: `"laplacian"`: the largest d_u + d_v; `"adjacency"`: the largest sqrt(d_u d_v).
 
     Returns:
-        A float32 tensor of shape (B,), 0 without edges.
+        A float32 tensor of shape (B,); 0 for an example without edges.
     """
     batch, count = ops.shape(edges)[:2]
     known = ops.all(edges >= 0, axis=-1)
@@ -157,7 +158,7 @@ def largest_eigenvalue_bound(
     ends = ops.reshape(ops.where(known[..., None], edges + start, start), (-1,))
     spread = ops.reshape(ops.repeat(weights, 2, axis=1), (-1,))
     degrees = ops.take(sum_rows(spread, ends, batch * length), ends, axis=0)
-    degrees = ops.reshape(degrees, (batch, count, 2))
+    degrees = ops.reshape(degrees, (batch, count, 2))  # of both ends of each edge
     if operator == "adjacency":
         bounds = ops.sqrt(degrees[..., 0]) * ops.sqrt(degrees[..., 1])
     else:

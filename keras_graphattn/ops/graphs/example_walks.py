@@ -1,12 +1,12 @@
-"""The kernel of walks where each example of a batch brings its own, without its matrix.
+"""The kernel of walks for batches where each example has its own walks, without its matrix.
 
-With F_l[v, i] the share of walks from v that are at node i at step l, the product is that of
-`keras_graphattn.ops.graphs.walks`,
+Let F_l[v, i] be the fraction of walks from v that are at node i at step l. The product is the one
+of `keras_graphattn.ops.graphs.walks`,
 
     M x = S F F^T S x,      F = sum_l decay^l F_l,      S = diag(1 / |f_v|^a)
 
-with each F_l applied walk by walk: O(walks length n) additions for each column of x, and never
-more memory than the walks and `length` signals.
+Here each F_l is applied walk by walk. This takes O(walks length n) additions for each column of x,
+and only the memory of the walks and of `length` signals.
 """
 
 from typing import Any
@@ -27,10 +27,10 @@ def walk_product_of_batch(
 
     Args:
         x: float32 tensor of shape (B, T, N, C).
-        decay: Tensor of shape (N,), of each head.
+        decay: Tensor of shape (N,): the decay of each head.
         walks: int32 tensor of shape (B, T, walks, length), between -1 and T - 1; -1 after the end
             of a walk.
-        normalization: The exponent a; 1 makes M a cosine, 0 leaves the inner products.
+        normalization: The exponent a: 1 makes M a cosine, 0 keeps the inner products.
 
     Returns:
         A tensor of shape (B, T, N, C), with gradients for `x` and `decay`.
@@ -45,24 +45,27 @@ def walk_product_of_batch(
         scale = scale_of_squares(squares, decay, normalization)[..., None]
     powers = decay[None] ** ops.arange(length, dtype=decay.dtype)[:, None]  # (L, N)
     powers = powers[None, :, None, :, None] / float(number)
-    # the nodes of one example as floats: a custom gradient takes no integers on some backends
+    # Nodes as floats, because on some backends a custom gradient takes no integers.
     places = ops.cast(ops.transpose(walks, (2, 0, 3, 1)), "float32")  # (walks, B, L, T)
     total = ops.sum(powers * _visits(scale * x, places), axis=1, keepdims=True)
     return scale * _met(powers * total, places)
 
 
 def walk_squares_of_batch(walks: Tensor) -> Tensor:
-    """|f_v|^2, times the walks squared, as a polynomial of the decay: (B, T, 2 length - 1).
+    """|f_v|^2 times the squared number of walks, as a polynomial of the decay.
 
-    The coefficient of decay^k counts the pairs of places in the walks of v, at steps l + l' = k,
-    that are one node.
+    The coefficient of decay^k counts pairs of places in the walks of v, at steps l + l' = k, with
+    the same node.
 
     Args:
         walks: int32 tensor of shape (B, T, walks, length), -1 after the end of a walk.
+
+    Returns:
+        The coefficients, a float32 tensor of shape (B, T, 2 length - 1).
     """
     batch, count = ops.shape(walks)[:2]
     number, length = walks.shape[2:]
-    turns = ops.transpose(walks, (2, 0, 1, 3))
+    turns = ops.transpose(walks, (2, 0, 1, 3))  # (walks, B, T, L)
 
     def add(k: Any, total: Tensor) -> Tensor:
         walk = _entry(turns, k)  # (B, T, L)
@@ -78,7 +81,7 @@ def walk_squares_of_batch(walks: Tensor) -> Tensor:
 
 
 def _visits(x: Tensor, places: Tensor) -> Tensor:
-    """F_l^T x, times the walks, for every l: (B, T, N, C) -> (B, L, T, N, C)."""
+    """F_l^T x times the number of walks, for every l: (B, T, N, C) -> (B, L, T, N, C)."""
     return _visits_with_gradient(x, places)[0]
 
 
@@ -115,7 +118,10 @@ def _sum_of_met(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _rows_of_walk(nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a signal (B, L, T, ...) that one walk of each node meets, and which there are."""
+    """Returns the rows of a signal (B, L, T, ...) that one walk of each node visits.
+
+    The second tensor is `False` after the end of a walk.
+    """
     nodes = ops.cast(nodes, "int32")
     batch, length, count = ops.shape(nodes)
     start = ops.reshape(ops.arange(batch * length, dtype="int32") * count, (batch, length, 1))

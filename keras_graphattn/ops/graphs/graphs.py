@@ -1,7 +1,7 @@
 """Graphs as data: NumPy edges, scipy.sparse matrices and networkx-like objects, read once.
 
-Topology is known before training. Everything here is NumPy and scipy; what the tensor code needs
-of it comes out as plain arrays.
+The topology is known before training, so this file uses only NumPy and scipy. The tensor code gets
+plain arrays from it.
 """
 
 from typing import Any
@@ -17,25 +17,23 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def an_adjacency(name: str, value: Any, sizes: Any = None) -> Any:
-    """The rule of a graph that was read: a square scipy.sparse matrix."""
+    """The rule for a graph from `read_graph`: a square scipy.sparse matrix."""
     if not scipy.sparse.issparse(value) or value.ndim != 2 or value.shape[0] != value.shape[1]:
-        raise ValueError(
-            f"`{name}` must be a graph, as `read_graph` returns it. Received: {name}={value!r}"
-        )
+        raise ValueError(f"`{name}` must be a graph from `read_graph`. Received: {name}={value!r}")
     return value
 
 
 def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = None) -> Any:
-    """An undirected weighted graph as a symmetric scipy.sparse matrix.
+    """Reads an undirected weighted graph as a symmetric scipy.sparse matrix.
 
     Args:
-        graph: Integer array of shape (E, 2), one edge per row in either direction: given several
-            times, or in both directions, it counts once; or a scipy.sparse matrix, symmetric, of
-            edge weights, one entry in each place; or an object like a networkx graph, with
-            `nodes` and `edges` (its nodes are numbered as it lists them; weights are the edge
-            attribute "weight", 1 where there is none; one that is directed has every edge in both
-            directions).
-        num_nodes: Number of nodes n; by default what the edges name, or the matrix has.
+        graph: One of three forms. An integer array of shape (E, 2), one edge per row in either
+            direction; an edge that is given several times, or in both directions, counts once. A
+            symmetric scipy.sparse matrix of edge weights, with one entry in each place. An object
+            like a networkx graph, with `nodes` and `edges`: its nodes are numbered in the order of
+            `nodes`, and the edge attribute "weight" is the weight, 1 by default. A directed graph
+            must have every edge in both directions.
+        num_nodes: Number of nodes n; by default the number that the edges or the matrix show.
         edge_weights: Optional numbers, one per row of an edge array; 1 by default.
 
     Returns:
@@ -45,7 +43,7 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
         ValueError: For nodes out of range, loops, edges with two weights, weights that are not
             positive finite numbers, matrices that are not square and symmetric, and directed graphs
             with an edge in one direction only.
-        TypeError: For anything else than these three.
+        TypeError: For any other object.
 
     Example:
 
@@ -69,14 +67,14 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
 
 
 def graph_edges(adjacency: Any) -> tuple[Array, Array]:
-    """The edges (E, 2), smaller node first, and the weights (E,) of a symmetric matrix."""
+    """Returns the edges (E, 2), smaller node first, and weights (E,) of a symmetric matrix."""
     upper = scipy.sparse.coo_array(scipy.sparse.triu(adjacency, k=1))
     return np.stack([upper.row, upper.col], axis=1).astype("int64"), upper.data
 
 
 @checked(adjacency=an_adjacency, operator=one_of("laplacian", "normalized_laplacian", "adjacency"))
 def graph_operator(adjacency: Any, operator: str) -> tuple[Any, float, float]:
-    """The symmetric matrix whose function a mask is, and an interval that holds its spectrum.
+    """Returns the symmetric matrix S of a mask f(S), and an interval with all its eigenvalues.
 
     Args:
         adjacency: The graph, as `read_graph` returns it.
@@ -87,7 +85,7 @@ def graph_operator(adjacency: Any, operator: str) -> tuple[Any, float, float]:
         The matrix (float64 `csr_array`) and the ends of the interval.
 
     Raises:
-        ValueError: For another name.
+        ValueError: For an unknown `operator`.
 
     Example:
 
@@ -101,7 +99,7 @@ def graph_operator(adjacency: Any, operator: str) -> tuple[Any, float, float]:
     if operator in ("laplacian", "normalized_laplacian"):
         is_normalised = operator == "normalized_laplacian"
         matrix = _sorted(laplacian(adjacency, normed=is_normalised, form="array"))
-        # no eigenvalue of D - A exceeds the largest of D + A
+        # no eigenvalue of D - A is above the largest eigenvalue of D + A
         return matrix, 0.0, 2.0 if is_normalised else spectral_radius(abs(matrix))
     raise ValueError(
         '`operator` must be "laplacian", "normalized_laplacian" or "adjacency". Received: '
@@ -110,32 +108,34 @@ def graph_operator(adjacency: Any, operator: str) -> tuple[Any, float, float]:
 
 
 def spectral_radius(matrix: Any, iterations: int = 100) -> float:
-    """An upper bound of the largest eigenvalue of a symmetric matrix with no negative entries.
+    """Returns an upper bound of the largest eigenvalue of a symmetric nonnegative matrix.
 
-    For every positive vector v the largest (A v)_i / v_i is one (Collatz and Wielandt); steps of
-    the power method bring it close.
+    For every positive vector v, the largest (A v)_i / v_i is such a bound (Collatz and Wielandt).
+    Steps of the power method make it tight.
 
     Args:
         matrix: A scipy.sparse matrix.
         iterations: Number of steps.
 
     Returns:
-        The bound, at least 1e-6 so that it can be divided by.
+        The bound, at least 1e-6, so that a division by it is safe.
     """
     vector, best = np.ones(matrix.shape[0]), np.inf
     for _ in range(iterations):
         image = matrix @ vector
         best = min(best, float((image / vector).max(initial=0.0)))
-        vector = image + max(best, 1e-6) / 2.0 * vector  # shifted: a bipartite graph would swing
+        vector = (
+            image + max(best, 1e-6) / 2.0 * vector
+        )  # shifted, or it oscillates on a bipartite graph
         vector = np.maximum(vector / vector.max(initial=1e-300), 1e-100)
     return max(best, 1e-6)
 
 
 def spectrum_by_component(matrix: Any) -> tuple[Array, Array]:
-    """Eigenvalues (n,) and eigenvectors (n, n) of a symmetric matrix, each on one component.
+    """Returns eigenvalues (n,) and eigenvectors (n, n) of a symmetric matrix, by component.
 
-    An eigenvector is exactly 0 outside of its component, so that no function of the matrix joins
-    two components, not even by rounding.
+    Each eigenvector is exactly 0 outside one component. So a function of the matrix never joins two
+    components, not even by rounding.
 
     Args:
         matrix: A symmetric scipy.sparse matrix of shape (n, n).
@@ -159,7 +159,7 @@ def spectrum_by_component(matrix: Any) -> tuple[Array, Array]:
 
 @checked(adjacency=an_adjacency)
 def transition_matrix(adjacency: Any) -> Any:
-    """The matrix of one step of a random walk, rows summing to 1; 0 at isolated nodes.
+    """Returns the matrix of one step of a random walk. Rows sum to 1, or to 0 at isolated nodes.
 
     Example:
 
@@ -181,30 +181,30 @@ def _sorted(matrix: Any) -> Any:
 def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Any:
     if edge_weights is not None:
         raise ValueError(
-            "A sparse matrix holds its own weights. Received: `edge_weights` as well. Leave it out."
+            "A sparse matrix has its own weights. Received: `edge_weights` as well. Leave it out."
         )
     if graph.shape != (graph.shape[0],) * 2 or num_nodes not in (None, graph.shape[0]):
         raise ValueError(
-            f"The matrix of a `graph` has one row and one column per node. Received: shape "
+            f"The matrix of a `graph` must have one row and one column per node. Received: shape "
             f"{graph.shape}, num_nodes={num_nodes}"
         )
     if graph.dtype.kind not in "biuf":
         raise ValueError(
-            f"The matrix of a `graph` holds real numbers. Received: dtype {graph.dtype}"
+            f"The matrix of a `graph` must have real numbers. Received: dtype {graph.dtype}"
         )
     check_entries_once(graph)
     matrix = _sorted(graph)
     matrix.eliminate_zeros()
     if abs(matrix - matrix.T).max() > 1e-9 * max(abs(matrix).max(), 1e-300):
         raise ValueError(
-            "The matrix of an undirected `graph` is symmetric. Received: one that is not. Use "
-            "`matrix.maximum(matrix.T)` to forget directions."
+            "The matrix of a `graph` must be symmetric. Received: a matrix that is not. To ignore "
+            "directions, use `matrix.maximum(matrix.T)`."
         )
     if matrix.diagonal().any():
         node = int(np.flatnonzero(matrix.diagonal())[0])
         raise ValueError(
-            "An edge of `graph` joins two nodes. Received: a matrix with a diagonal, such as a "
-            f"loop at node {node}. Set it to 0."
+            "An edge of `graph` must join two different nodes. Received: a matrix with a diagonal, "
+            f"such as a loop at node {node}. Set the diagonal to 0."
         )
     _checked_weights(matrix.data, matrix.nnz)
     return matrix
@@ -229,16 +229,16 @@ def _from_networkx(
         u, v = (list(names)[node] for node in min(one_way))
         raise ValueError(
             "A directed `graph` must have every edge in both directions. Received: an edge from "
-            f"{u!r} to {v!r} and none back. Use `graph.to_undirected()` to forget directions."
+            f"{u!r} to {v!r} and none back. To ignore directions, use `graph.to_undirected()`."
         )
     return edges, len(names), [1.0 if w is None else float(w) for _, _, w in found]
 
 
 def numbers_of(name: str, given: Any) -> Array:
-    """An array of finite real numbers, checked.
+    """Returns an array of real numbers.
 
     Raises:
-        ValueError: For anything else.
+        ValueError: For any other value.
     """
     array: Array = numpy_of(given)
     if array.dtype.kind not in "iuf":
@@ -254,8 +254,8 @@ def _edge_array(graph: Any) -> Array:
         return np.zeros((0, 2), "int64")
     if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
         raise TypeError(
-            "`graph` is an integer array of edges of shape (E, 2), a scipy.sparse matrix, or an "
-            f"object with `nodes` and `edges`. Received: {type(graph).__name__} of shape "
+            "`graph` must be an integer array of edges of shape (E, 2), a scipy.sparse matrix, or "
+            f"an object with `nodes` and `edges`. Received: {type(graph).__name__} of shape "
             f"{edges.shape}, dtype {edges.dtype}"
         )
     return edges.astype("int64")
@@ -266,14 +266,14 @@ def _checked_count(edges: Array, num_nodes: int | None) -> int:
     count = named if num_nodes is None else whole(0)("num_nodes", num_nodes, {})
     if count < max(named, 1) or edges.min(initial=0) < 0:
         raise ValueError(
-            f"The nodes of `graph` are numbered from 0 to num_nodes - 1. Received: nodes "
+            f"The nodes of `graph` must be numbered from 0 to num_nodes - 1. Received: nodes "
             f"{edges.min(initial=0)} to {named - 1}, num_nodes={num_nodes}"
         )
     loops = np.flatnonzero(edges[:, 0] == edges[:, 1])
     if len(loops):
         raise ValueError(
-            f"An edge of `graph` joins two nodes. Received: edge {loops[0]}, from node "
-            f"{edges[loops[0], 0]} to itself. Leave it out."
+            "An edge of `graph` must join two different nodes. Received: edge "
+            f"{loops[0]}, from node {edges[loops[0], 0]} to itself. Leave it out."
         )
     return count
 
@@ -284,7 +284,7 @@ def _checked_weights(weights: Any, count: int) -> Array:
     numbers = numbers_of("edge_weights", weights).astype("float64")
     if numbers.shape != (count,) or not np.isfinite(numbers).all() or (numbers <= 0).any():
         raise ValueError(
-            f"`edge_weights` of `graph` are {count} positive finite numbers, one per edge. "
+            f"`edge_weights` of `graph` must be {count} positive finite numbers, one per edge. "
             f"Received: shape {numbers.shape}, smallest {numbers.min(initial=np.inf)}"
         )
     return numbers

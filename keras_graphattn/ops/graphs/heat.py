@@ -1,18 +1,19 @@
-"""exp(t S) x on a graph by a series of positive terms: right in every row and far entry.
+"""exp(t S) x on a graph by a series of positive terms, which is exact in every row.
 
-S is -L or A. For c at least as large as each diagonal entry of L, B = S + c I has no negative
-entry, and
+S is -L or A. Let c be at least as large as each diagonal entry of L. Then B = S + c I has no
+negative entry, and
 
     exp(t S) x = e^(-c t) sum_k t^k / k! B^k x
 
-adds positive multiples of what walks of k steps carry. Nothing cancels, so the error of a row is
-relative to that row, however small it is next to others, and to |M| |x|. A Chebyshev series needs
+is a sum over walks of k steps with positive weights. No terms cancel. So the error of a row is
+relative to the same row of |M| |x|, even if other rows are much larger. A Chebyshev series needs
 about half the terms, but its terms cancel: its error is relative to the largest row.
 
-A long time is cut into equal parts, exp(t S) = exp(t S / 2^p)^(2^p), as e^(c t) would overflow.
+As e^(c t) would overflow for a long time, the time is split into equal parts,
+exp(t S) = exp(t S / 2^p)^(2^p).
 
-Source: Choromanski et al., arXiv 2107.07999, Eq. 4; the series as for the matrix exponential of a
-Markov chain (uniformization).
+Source: Choromanski et al., arXiv 2107.07999, Eq. 4. The series is the one for the matrix
+exponential of a Markov chain (uniformization).
 """
 
 import math
@@ -32,19 +33,19 @@ from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
 
 Tensor = Any
 
-LONGEST_PART = 32.0  # t rho of one series: sums in it are up to e^32 times the signal
-LONGEST_PART_OF_MATRIX = 4.0  # of the series whose result is squared as a matrix
+LONGEST_PART = 32.0  # largest t rho of one series: its sums are up to e^32 times the signal
+LONGEST_PART_OF_MATRIX = 4.0  # the same, if the result is then squared as a matrix
 MOST_TERMS = 2000
-LARGEST_EXPONENT = 64.0  # of exp(t A), so that float32 holds it, signals and sums included
+LARGEST_EXPONENT = 64.0  # of exp(t A): then float32 holds it, with signals and sums
 
 
 @dataclass(frozen=True, eq=False)
 class PositiveOperator:
-    """B = S + c I, with no negative entry.
+    """B = S + c I, which has no negative entry.
 
     Attributes:
         matrix: B, of shape (n, n).
-        shift: c, a number of 12 bits.
+        shift: c, a number with 12 bits.
         radius: Bound of the largest eigenvalue of B.
     """
 
@@ -54,7 +55,7 @@ class PositiveOperator:
 
     @cached_property
     def unshifted(self) -> "PositiveOperator":
-        """The same with c = 0: S = B."""
+        """The same operator with c = 0, so S = B."""
         return PositiveOperator(self.matrix, 0.0, self.radius)
 
     @cached_property
@@ -70,7 +71,7 @@ class PositiveOperator:
         return self._function(_matrix_value, _matrix_gradient, sizes)
 
     def _function(self, value: Any, gradient: Any, sizes: "SeriesSizes") -> FunctionWithGradient:
-        """Made once: what is compiled for it is kept with it."""
+        """Returns the same object for the same sizes: compiled code is stored with it."""
         if (value, sizes) not in self._made:
             both = (partial(function, self, sizes) for function in (value, gradient))
             self._made[value, sizes] = FunctionWithGradient(*both)
@@ -79,7 +80,7 @@ class PositiveOperator:
 
 @dataclass(frozen=True)
 class SeriesSizes:
-    """How much of the series is computed.
+    """The number of terms and parts of a series.
 
     Attributes:
         terms: Number of products with B in each part of the time.
@@ -93,11 +94,11 @@ class SeriesSizes:
 
 
 def positive_operator(adjacency: Any, operator: str) -> PositiveOperator:
-    """B of a graph.
+    """Returns B of a graph.
 
     Args:
-        adjacency: The graph, as `keras_graphattn.ops.graphs.graphs.read_graph` returns it.
-        operator: `"laplacian"` or `"normalized_laplacian"`, S = -L; or `"adjacency"`, S = A.
+        adjacency: The graph from `keras_graphattn.ops.graphs.graphs.read_graph`.
+        operator: `"laplacian"` or `"normalized_laplacian"` for S = -L, `"adjacency"` for S = A.
 
     Example:
 
@@ -120,10 +121,10 @@ def positive_operator(adjacency: Any, operator: str) -> PositiveOperator:
 
 
 def check_exponent(radius: float, time: float) -> None:
-    """Raises a `ValueError` where exp(t A) is too large for float32, signals included."""
+    """Raises a `ValueError` if exp(t A) is too large for float32."""
     if radius * time > LARGEST_EXPONENT:
         raise ValueError(
-            f"exp(t A) is too large for float32 beyond t |A| = {LARGEST_EXPONENT:g}. Received: "
+            f"exp(t A) is too large for float32 if t |A| is above {LARGEST_EXPONENT:g}. Received: "
             f"times up to {time:g}, an adjacency matrix of radius {radius:g}. Use shorter times, "
             "or a Laplacian."
         )
@@ -132,12 +133,12 @@ def check_exponent(radius: float, time: float) -> None:
 def series_sizes(
     radius: float, time: float, tolerance: float, longest_part: float = LONGEST_PART
 ) -> SeriesSizes:
-    """How many terms and parts a time needs.
+    """Returns how many terms and parts a time needs.
 
     Args:
         radius: Bound of the largest eigenvalue of B.
         time: The longest time.
-        tolerance: What the dropped terms add up to at most, relative to each row of M.
+        tolerance: Largest sum of the dropped terms, relative to each row of M.
         longest_part: Largest `radius` times the time of one part.
 
     Raises:
@@ -149,14 +150,14 @@ def series_sizes(
     if mean <= MOST_TERMS:
         parts = 2 ** max(0, math.ceil(math.log2(max(mean / longest_part, 1e-9))))
         counts = np.arange(1, MOST_TERMS + 1)
-        # a Poisson variable exceeds `terms` with the probability that the dropped terms weigh
+        # The dropped terms add up to the probability that a Poisson variable is above `terms`.
         enough = scipy.special.pdtrc(counts, mean / parts) <= 0.1 * tolerance / parts
         terms = int(counts[np.argmax(enough)])
     in_turn = parts if longest_part == LONGEST_PART else 1
     if mean > MOST_TERMS or terms * in_turn > MOST_TERMS:
         raise ValueError(
             "The series needs more than 2000 terms. Received: times up to "
-            f"{time:g} on a graph whose operator reaches {radius:g}, tolerance={tolerance:g}. Use "
+            f"{time:g}, eigenvalues up to {radius:g}, tolerance={tolerance:g}. Use "
             "shorter times or a larger tolerance."
         )
     return SeriesSizes(terms, parts, time)
@@ -170,14 +171,13 @@ def exponential_product(
     Args:
         x: Tensor of shape (n, N, C): nodes, heads, columns.
         time: Tensor of shape (N,), of the dtype of `x`: t of each head, at most `sizes.longest`.
-        operator: B, which holds S.
-        sizes: From `series_sizes`.
+        operator: B, which contains S.
+        sizes: The sizes from `series_sizes`.
 
     Returns:
-        A tensor of shape (n, N, C). Its error in a row is at most the tolerance and about
+        A tensor of shape (n, N, C). Its error in a row is at most the tolerance plus about
         1e-7 (1 + 0.1 t rho) in float32, relative to that row of M |x|.
     """
-
     (found,) = operator.exponential(sizes)(x, time)
     return found
 
@@ -202,12 +202,15 @@ def _gradient(
 
 
 def exponential_matrix(time: Tensor, operator: PositiveOperator, sizes: SeriesSizes) -> Tensor:
-    """exp(t S) itself, of shape (N, n, n): a short series, squared log2(`sizes.parts`) times.
+    """Returns the matrix exp(t S): a short series, squared log2(`sizes.parts`) times.
 
     Args:
         time: Tensor of shape (N,).
-        operator: B, which holds S.
-        sizes: From `series_sizes` with `LONGEST_PART_OF_MATRIX`.
+        operator: B, which contains S.
+        sizes: The sizes from `series_sizes` with `LONGEST_PART_OF_MATRIX`.
+
+    Returns:
+        A tensor of shape (N, n, n).
     """
     (found,) = operator.matrix_exponential(sizes)(time)
     return found
@@ -220,10 +223,10 @@ def _matrix_value(
     identity = ops.broadcast_to(ops.eye(count, dtype=time.dtype)[:, None], (count, heads, count))
     short = SeriesSizes(sizes.terms, 1, sizes.longest / sizes.parts)
     matrix = exponential_product(identity, time / sizes.parts, operator.unshifted, short)
-    matrix = ops.transpose(matrix, (1, 0, 2))
+    matrix = ops.transpose(matrix, (1, 0, 2))  # (N, n, n)
     squarings = int(math.log2(sizes.parts))
     before = min(squarings, int(math.log2(LONGEST_PART / LONGEST_PART_OF_MATRIX)))
-    parts = sizes.parts / 2**before  # as in a series: rounding of a decay is squared as often
+    parts = sizes.parts / 2**before  # then its rounding is squared as often as in a series
     decay = decay_of(time / parts, operator.shift, sizes.longest / parts)[:, None, None]
     for k in range(squarings + 1):
         matrix = matrix * decay if k == before else matrix
@@ -244,12 +247,12 @@ def _matrix_gradient(
 
 
 def _series(x: Tensor, time: Tensor, operator: PositiveOperator, sizes: SeriesSizes) -> Tensor:
-    """All parts of the time, each by Horner's rule."""
+    """The series for all parts of the time, each by Horner's rule."""
     product = operator.matrix.product(x)
     time = time / sizes.parts
     decay = decay_of(time, operator.shift, sizes.longest / sizes.parts)[None, :, None]
     orders = ops.convert_to_tensor(np.arange(sizes.terms, 0, -1)[:, None], dtype=time.dtype)
-    factors = time[None, :] / orders
+    factors = time[None, :] / orders  # (terms, N)
 
     def part(index: Any, x: Tensor) -> Tensor:
         def term(k: Any, y: Tensor) -> Tensor:
@@ -264,14 +267,15 @@ def _series(x: Tensor, time: Tensor, operator: PositiveOperator, sizes: SeriesSi
 def exponential_product_of_batch(
     x: Tensor, time: Tensor, operator: OperatorOfBatch, length: Any, sizes: SeriesSizes
 ) -> Tensor:
-    """`exponential_product` for one graph per example, unrolled: gradients for its weights too.
+    """`exponential_product` for one graph per example. It is unrolled: weights get gradients too.
 
     Args:
         x: Tensor of shape (B T, N, C).
         time: Tensor of shape (N,).
-        operator: From `keras_graphattn.ops.graphs.diffusion.graph_operator_of_batch`.
+        operator: The operator from
+            `keras_graphattn.ops.graphs.diffusion.graph_operator_of_batch`.
         length: Number of nodes T of each example.
-        sizes: From `series_sizes`, for the largest radius that an example can have.
+        sizes: The sizes from `series_sizes`, for the largest radius that an example can have.
 
     Returns:
         A tensor of the shape of `x`.
@@ -281,7 +285,7 @@ def exponential_product_of_batch(
     if operator.diagonal is not None:
         largest = ops.max(ops.reshape(operator.diagonal, (-1, length)), axis=1, keepdims=True)
         shift = ops.stop_gradient(largest) + ops.zeros((1, length), x.dtype)
-        shift = ops.reshape(shift, (-1, 1))
+        shift = ops.reshape(shift, (-1, 1))  # (B T, 1): c of each example, for each of its nodes
         rest = (shift - operator.diagonal[:, None])[:, :, None]
     decay = decay_of(time[None, :], shift, sizes.longest / sizes.parts)[:, :, None]
     for _ in range(sizes.parts):
@@ -295,9 +299,10 @@ def exponential_product_of_batch(
 
 
 def decay_of(time: Tensor, shift: Any, longest: float) -> Tensor:
-    """e^(-c t) to the last bit, which the rounding of c t would lose for a large c t.
+    """Returns e^(-c t), exact to the last bit even if c t is large.
 
-    The leading 12 bits of t times the 12 bits of c are exact in float32.
+    Rounding of c t would lose these bits. The product of the leading 12 bits of t and the 12 bits
+    of c is exact in float32.
     """
     unit = 2.0 ** (math.ceil(math.log2(longest)) - 12)
     leading = ops.stop_gradient(ops.cast(ops.cast(time / unit, "int32"), time.dtype) * unit)
@@ -305,6 +310,6 @@ def decay_of(time: Tensor, shift: Any, longest: float) -> Tensor:
 
 
 def twelve_bits_from(number: float) -> float:
-    """The smallest number of 12 bits from `number` on."""
+    """Returns the smallest number with 12 bits that is at least `number`."""
     unit = 2.0 ** (math.floor(math.log2(number)) - 11)
     return math.ceil(number / unit) * unit

@@ -1,6 +1,6 @@
-"""Bounds of a graph operator's largest eigenvalue, checked: a Chebyshev series is wrong beyond.
+"""Checks of bounds of a graph operator's largest eigenvalue.
 
-A series that is made for [0, bound] grows without limit where an eigenvalue lies outside.
+A Chebyshev series for [0, bound] is wrong if an eigenvalue is outside: it grows without limit.
 """
 
 from typing import Any
@@ -12,17 +12,17 @@ from keras_graphattn.ops.graphs.edge_lists import repeated_edges
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-BOUND_SLACK = 1.0 + 1e-5  # for the rounding of degrees in float32; a series bears that much
-SMALL = 256  # nodes, up to which all eigenvalues are computed
+BOUND_SLACK = 1.0 + 1e-5  # allows for the rounding of degrees in float32; a series tolerates it
+SMALL = 256  # up to this number of nodes, all eigenvalues are computed
 
 
 def checked_bound(bound: float, operator: Any, upper: float) -> float:
-    """A bound for a graph that is known, where it is one.
+    """Checks the bound that the caller gives for a constant graph.
 
     Args:
-        bound: What the caller says.
+        bound: The caller's bound.
         operator: The symmetric scipy.sparse matrix.
-        upper: A bound that is known to be right.
+        upper: A bound that is certainly right.
 
     Returns:
         `bound`.
@@ -47,19 +47,20 @@ def checked_bound(bound: float, operator: Any, upper: float) -> float:
     if largest > BOUND_SLACK * bound:
         raise ValueError(
             f"`spectral_bound` must not be below the largest eigenvalue of the operator, "
-            f"{largest:.6g}. Received: spectral_bound={bound!r}. Leave it out: the graph gives it."
+            f"{largest:.6g}. Received: spectral_bound={bound!r}. Leave it out: then it "
+            "comes from the graph."
         )
     return bound
 
 
 def check_degrees(edges: Array, weights: Array | None, operator: str, bound: float) -> None:
-    """Raises a `ValueError` for the first graph of a batch whose degrees do not fit a bound.
+    """Raises a `ValueError` for the first graph of a batch whose degrees exceed a bound.
 
     Args:
         edges: Integers of shape (B, E, 2); an edge with a negative node is padding.
         weights: Positive numbers of shape (B, E), or `None`.
         operator: `"laplacian"` or `"adjacency"`.
-        bound: What `degree_bounds` may reach.
+        bound: The largest valid value of `degree_bounds`.
     """
     found = degree_bounds(edges, weights, operator)
     wrong = np.flatnonzero(found > BOUND_SLACK * bound)
@@ -68,13 +69,13 @@ def check_degrees(edges: Array, weights: Array | None, operator: str, bound: flo
         least = "d_u + d_v" if operator == "laplacian" else "sqrt(d_u d_v)"
         raise ValueError(
             f"`edges` of example {example}: the largest {least} over its edges (u, v) is "
-            f"{value:.6g}, and the mask was made with spectral_bound={bound:g}. Give a "
-            f'`spectral_bound` that holds for all graphs, or use operator="normalized_laplacian".'
+            f"{value:.6g}, but the mask has spectral_bound={bound:g}. Give a `spectral_bound` "
+            'that holds for all graphs, or use operator="normalized_laplacian".'
         )
 
 
 def degree_bounds(edges: Array, weights: Array | None, operator: str) -> Array:
-    """A bound of each graph's largest eigenvalue by the degrees of its edges' ends, in float64.
+    """Bounds each graph's largest eigenvalue by the degrees of its edges' ends, in float64.
 
     Args:
         edges: Integers of shape (B, E, 2); an edge with a negative node is padding.
@@ -82,7 +83,7 @@ def degree_bounds(edges: Array, weights: Array | None, operator: str) -> Array:
         operator: `"laplacian"`: the largest d_u + d_v; `"adjacency"`: the largest sqrt(d_u d_v).
 
     Returns:
-        Numbers of shape (B,), 0 without edges.
+        Numbers of shape (B,); 0 for a graph without edges.
 
     Example:
 
@@ -91,7 +92,7 @@ def degree_bounds(edges: Array, weights: Array | None, operator: str) -> Array:
     """
     batch = len(edges)
     known = (edges >= 0).all(axis=2)
-    known.ravel()[repeated_edges(edges)[0]] = False
+    known.ravel()[repeated_edges(edges)[0]] = False  # each edge counts once
     nodes = max(int(edges.max(initial=-1)) + 1, 1)
     ends = np.arange(batch)[:, None, None] * nodes + np.maximum(edges, 0)
     of_edges = known.astype("float64")
@@ -100,6 +101,7 @@ def degree_bounds(edges: Array, weights: Array | None, operator: str) -> Array:
     degrees = np.bincount(ends.ravel(), np.repeat(of_edges.ravel(), 2), minlength=batch * nodes)[
         ends
     ]
+    # degrees of both ends, (B, E, 2) -> (B, E)
     pairs = np.prod(degrees, axis=2) ** 0.5 if operator == "adjacency" else degrees.sum(axis=2)
     found: Array = np.where(known, pairs, 0.0).max(axis=1, initial=0.0)
     return found

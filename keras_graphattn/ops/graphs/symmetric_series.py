@@ -1,8 +1,8 @@
 """y = sum_k c_k P_k x for symmetric operators P_k given by a recurrence, in a loop.
 
-Chebyshev polynomials of a graph's operator are such a series, and so are the matrices that say
-"at distance k in this tree". The loop is compiled once whatever the number of terms; the backward
-pass is one more loop over signal and cotangent side by side:
+Examples are the Chebyshev polynomials of a graph's operator, and the matrices with 1 for nodes at
+distance k in a tree. The size of the compiled loop does not depend on the number of terms. The
+backward pass is one more loop, over the signal x and the cotangent y' together:
 
     dx = sum_k c_k P_k y',      dc_k = y' . P_k x
 """
@@ -19,14 +19,14 @@ Carry = tuple[Tensor, ...]
 
 
 class SymmetricSeries:
-    """A recurrence, as `x, coefficients, *tensors -> sum_k coefficients[k] P_k x`.
+    """The function `x, coefficients, *tensors -> sum_k coefficients[k] P_k x` of a recurrence.
 
-    Make it once for each recurrence: on jax it is compiled once for the shapes that it meets.
+    Create one object for each recurrence: on jax it is compiled once for each set of shapes.
 
     Args:
-        start: x -> what the recurrence carries, a tuple whose first entry is P_0 x.
-        step: From what is carried at k, and `tensors`, to what is carried at k + 1, P_{k+1} x
-            first. Neither may capture tensors, but constants.
+        start: x -> the state of the recurrence, a tuple whose first entry is P_0 x.
+        step: The state at k, and `tensors` -> the state at k + 1, whose first entry is P_{k+1} x.
+            `start` and `step` may capture only constants.
 
     Call arguments:
         x: Tensor of shape (n, N, C).
@@ -60,10 +60,10 @@ class SymmetricSeries:
     def _gradient(self, inputs: Carry, kept: Carry, upstream: Carry) -> tuple[Tensor | None, ...]:
         x, coefficients, *tensors = inputs
         count, width = coefficients.shape[0], ops.shape(x)[2]
-        both = self.start(ops.concatenate([upstream[0], x], axis=2))
+        both = self.start(ops.concatenate([upstream[0], x], axis=2))  # (n, N, 2 C)
 
         def add(k: Any, total: Tensor, products: Tensor, term: Tensor) -> tuple[Tensor, Tensor]:
-            product = ops.sum(upstream[0] * term[:, :, width:], axis=(0, 2))
+            product = ops.sum(upstream[0] * term[:, :, width:], axis=(0, 2))  # y' . P_k x, (N,)
             here = ops.cast(ops.equal(ops.arange(count), k), product.dtype)
             total = total + _weighted(term[:, :, :width], coefficients, k)
             return total, products + here[:, None] * product

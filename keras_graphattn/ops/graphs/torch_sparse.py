@@ -1,6 +1,6 @@
-"""Sums and sparse products by torch's own kernels: the only file of the ops that knows torch.
+"""Sums of rows and sparse products by torch's own kernels.
 
-`keras.ops.segment_sum` on torch is 12 to 64 times slower than what stands here.
+`keras.ops.segment_sum` on torch is 12 to 64 times slower than `add_rows`.
 """
 
 import math
@@ -13,16 +13,17 @@ Tensor = Any
 
 
 def add_rows(x: Tensor, targets: Tensor, count: int) -> Tensor:
-    """The sum of the rows of `x` with the same target, (count, ...)."""
-    rows = x.reshape(x.shape[0], math.prod(x.shape[1:]))  # of no rows, -1 would be any number
+    """Sums the rows of `x` with the same target: (rows, ...) -> (count, ...)."""
+    rows = x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 would fail for a tensor of no rows
     zeros = rows.new_zeros((count, rows.shape[1]))
     return zeros.index_add(0, targets.long(), rows).reshape(count, *x.shape[1:])
 
 
 def kept(constants: dict[Any, Tensor], key: Any, make: Callable[[], Tensor]) -> Tensor:
-    """The constant of a key, made once; not kept where it is no ordinary tensor.
+    """Returns the constant of a key, and makes it if it is missing.
 
-    What is made while torch traces, or under `torch.inference_mode`, is of no use afterwards.
+    Only ordinary tensors are stored. A tensor that is made while torch traces, or under
+    `torch.inference_mode`, cannot be used afterwards.
     """
     import torch
 
@@ -37,7 +38,7 @@ def kept(constants: dict[Any, Tensor], key: Any, make: Callable[[], Tensor]) -> 
 
 
 def row_numbers(numbers: Any, like: Tensor) -> Tensor:
-    """An array of integers as torch's row numbers, on the device of `like`."""
+    """Returns an array of integers as row numbers for torch, on the device of `like`."""
     import torch
 
     return torch.tensor(numbers, dtype=torch.int64, device=like.device)
@@ -46,9 +47,9 @@ def row_numbers(numbers: Any, like: Tensor) -> Tensor:
 def matrix_product(
     matrix: Any, like: Tensor, constants: dict[Any, Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """x -> matrix x, by torch's CSR product, for x (columns, ...) on the device of `like`.
+    """Returns x -> matrix x by torch's CSR product, for x (columns, ...) on the device of `like`.
 
-    `constants` keeps the matrix for the next call, by device and type.
+    `constants` stores the matrix for the next call, by device and dtype.
     """
     if like.device.type == "meta":
         return lambda x: x.new_empty((matrix.shape[0], *x.shape[1:]))
@@ -59,7 +60,7 @@ def matrix_product(
         from torch.autograd import forward_ad
 
         value, tangent = forward_ad.unpack_dual(x)
-        if tangent is not None:  # torch's CSR product knows no forward mode
+        if tangent is not None:  # torch's CSR product has no forward mode
             return forward_ad.make_dual(product(value), product(tangent))
         with _sparse_refused_by_name():
             return (constant @ x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
@@ -75,8 +76,8 @@ def _sparse_refused_by_name() -> Iterator[None]:
         if "do not have strides" not in str(error):
             raise
         raise RuntimeError(
-            "The transforms of torch.func know no sparse matrices. Use torch.autograd instead: "
-            "`torch.autograd.grad`, and `torch.autograd.forward_ad` for forward mode."
+            "The transforms of torch.func do not support sparse matrices. Use torch.autograd "
+            "instead: `torch.autograd.grad`, or `torch.autograd.forward_ad` for forward mode."
         ) from error
 
 

@@ -1,11 +1,11 @@
-"""The random-walk graph-nodes kernel (RWGNK): nodes are alike whose walks meet the same nodes.
+"""The random-walk graph-nodes kernel (RWGNK): two nodes are similar if their walks meet.
 
     f_v = mean over walks from v of sum_l decay^l e_(node at step l)
     M[v, w] = f_v . f_w / (|f_v|^a |f_w|^a)
 
 f_v = sum_l decay^l F_l[v] with constant sparse matrices F_l, and |f_v|^2 is a polynomial of the
 decay with constant coefficients per node. So M x costs two sparse products and has a gradient for
-the decay. In expectation over all walks F_l is P^l, P the matrix of one step.
+the decay. The expectation of F_l over all walks is P^l, where P is the matrix of one step.
 
 Source: Choromanski et al., arXiv 2107.07999, Eq. 5 and Section 4.2.
 """
@@ -30,7 +30,7 @@ class WalkFeatures:
     """The constant part of the kernel.
 
     Attributes:
-        steps: [F_0 F_1 ...] side by side, (n, L n).
+        steps: [F_0 F_1 ...], joined along the columns, (n, L n).
         squares: Coefficients of |f_v|^2 as a polynomial of the decay, (n, 2 L - 1).
         length: L, the number of nodes of a walk.
     """
@@ -42,13 +42,13 @@ class WalkFeatures:
 
 @checked(adjacency=an_adjacency, walks=whole(), length=whole(), seed=whole(0))
 def random_walks(adjacency: Any, walks: int, length: int, seed: int) -> Array:
-    """Seeded walks from every node, each step to a neighbour in proportion to the edge's weight.
+    """Draws walks from every node. The probability of a step is proportional to the edge's weight.
 
     Args:
-        adjacency: The graph, as `keras_graphattn.ops.graphs.graphs.read_graph` returns it.
+        adjacency: The graph from `keras_graphattn.ops.graphs.graphs.read_graph`.
         walks: Number of walks from each node.
-        length: Number of nodes of a walk, its start counted.
-        seed: Seed of NumPy's generator: the same walks on every backend.
+        length: Number of nodes of a walk, including its start.
+        seed: Seed of NumPy's generator. The walks are the same on every backend.
 
     Returns:
         Integers of shape (n, walks, length); -1 after the end of a walk (at an isolated node).
@@ -61,14 +61,15 @@ def random_walks(adjacency: Any, walks: int, length: int, seed: int) -> Array:
     """
     generator = np.random.default_rng(seed)
     count = adjacency.shape[0]
+    # The cumulative weights of all edges, from which a uniform number picks one edge of a node.
     ends = np.cumsum(np.concatenate([[0.0], adjacency.data]))
     first, last = ends[adjacency.indptr[:-1]], ends[adjacency.indptr[1:]]
-    alone = np.diff(adjacency.indptr) == 0
+    isolated = np.diff(adjacency.indptr) == 0
     found = np.full((count, walks, length), -1, "int64")
     here = np.repeat(np.arange(count), walks)
     for step in range(length):
         found[:, :, step] = here.reshape((count, walks))
-        moving = (here >= 0) & ~alone[here]
+        moving = (here >= 0) & ~isolated[here]
         now = here[moving]
         target = first[now] + generator.random(len(now)) * (last[now] - first[now])
         place = np.searchsorted(ends, target, side="right") - 1
@@ -79,13 +80,13 @@ def random_walks(adjacency: Any, walks: int, length: int, seed: int) -> Array:
 
 
 def features_of_walks(walks: Any) -> WalkFeatures:
-    """The features of given walks.
+    """Returns the features of given walks.
 
     Args:
-        walks: Integers of shape (n, walks, length); -1 where a walk has ended.
+        walks: Integers of shape (n, walks, length); -1 after the end of a walk.
 
     Raises:
-        ValueError: For another shape, or nodes out of range.
+        ValueError: For a wrong shape, or nodes out of range.
 
     Example:
 
@@ -101,7 +102,7 @@ def features_of_walks(walks: Any) -> WalkFeatures:
     count, number, length = walks.shape
     if walks.min() < -1 or walks.max() >= count:
         raise ValueError(
-            f"`walks` must name nodes below {count}, or -1. Received: {walks.min()} to "
+            f"`walks` must hold node numbers below {count}, or -1. Received: {walks.min()} to "
             f"{walks.max()}"
         )
     rows = np.repeat(np.arange(count), number)
@@ -117,7 +118,7 @@ def features_of_walks(walks: Any) -> WalkFeatures:
 
 @checked(adjacency=an_adjacency, length=whole())
 def expected_features(adjacency: Any, length: int) -> WalkFeatures:
-    """The exact expectation over all walks: F_l = P^l, which fills up as l grows.
+    """Returns the expectation over all walks: F_l = P^l, with more entries as l grows.
 
     Example:
 
@@ -133,7 +134,7 @@ def expected_features(adjacency: Any, length: int) -> WalkFeatures:
 
 
 def collapsed(features: WalkFeatures, decay: float) -> WalkFeatures:
-    """The same features at one fixed decay, as walks of one node."""
+    """Returns the same features for one fixed decay, in the form of walks with one node."""
     count = features.steps.shape[0]
     powers = float(decay) ** np.arange(features.length)
     parts = scipy.sparse.csc_array(features.steps.matrix.astype("float64"))
@@ -149,7 +150,7 @@ def walk_scale(features: WalkFeatures, decay: Tensor, normalization: float) -> T
     Args:
         features: The constant part.
         decay: Tensor of shape (N,).
-        normalization: a; 1 makes M a cosine, 0 leaves the inner products.
+        normalization: The exponent a: 1 makes M a cosine, 0 keeps the inner products.
     """
     decay = ops.convert_to_tensor(decay)
     squares = ops.convert_to_tensor(features.squares, dtype=decay.dtype)
@@ -157,7 +158,7 @@ def walk_scale(features: WalkFeatures, decay: Tensor, normalization: float) -> T
 
 
 def scale_of_squares(squares: Tensor, decay: Tensor, normalization: float) -> Tensor:
-    """1 / |f_v|^a, (..., N), from the coefficients of |f_v|^2 as polynomials of the decay."""
+    """1 / |f_v|^a, (..., N), from the coefficients (..., K) of |f_v|^2 as polynomials."""
     total = squares[..., -1:] * ops.ones_like(decay)
     for k in range(squares.shape[-1] - 2, -1, -1):
         total = total * decay + squares[..., k : k + 1]
@@ -172,7 +173,7 @@ def scale_of_squares(squares: Tensor, decay: Tensor, normalization: float) -> Te
     decay=tensor("N"),
     features=instance(
         WalkFeatures,
-        "what `features_of_walks` makes",
+        "the features from `features_of_walks`",
         "n",
         lambda features: features.steps.shape[0],
     ),
@@ -185,7 +186,7 @@ def walk_product(
 
     Args:
         x: float32 tensor of shape (n, N, C): nodes, heads, columns.
-        decay: Tensor of shape (N,), of each head.
+        decay: Tensor of shape (N,): the decay of each head.
         features: The constant part.
         normalization: The exponent a.
 
@@ -207,14 +208,14 @@ def walk_product(
     powers = decay[None] ** ops.arange(length, dtype=decay.dtype)[:, None]
     powers = powers[:, None, :, None]  # (L, 1, N, 1)
     visits = sparse_product(features.steps.transpose, scale * x)
-    visits = ops.reshape(visits, (length, count, *others))
-    total = ops.sum(powers * visits, axis=0)
+    visits = ops.reshape(visits, (length, count, *others))  # F_l^T S x, (L, n, N, C)
+    total = ops.sum(powers * visits, axis=0)  # F^T S x, (n, N, C)
     spread = ops.reshape(powers * total[None], (length * count, *others))
     return scale * sparse_product(features.steps, spread)
 
 
 def walk_features_of_batch(walks: Tensor, decay: Tensor, normalization: float) -> Tensor:
-    """f_v / |f_v|^a of each example's own walks, as a matrix for each head.
+    """Returns f_v / |f_v|^a of each example's own walks, as a matrix for each head.
 
     Args:
         walks: Integer tensor of shape (B, T, walks, length), -1 after the end of a walk.
@@ -222,7 +223,7 @@ def walk_features_of_batch(walks: Tensor, decay: Tensor, normalization: float) -
         normalization: The exponent a.
 
     Returns:
-        A tensor of shape (B, N, T, T): node, and node met.
+        A tensor of shape (B, N, T, T): the last axes are the node v and the visited node.
     """
     batch, count, number, length = ops.shape(walks)
     walks = ops.cast(walks, "int32")
@@ -230,7 +231,7 @@ def walk_features_of_batch(walks: Tensor, decay: Tensor, normalization: float) -
     nodes = ops.reshape(ops.arange(batch * count, dtype="int32"), (batch, count, 1, 1))
     known = walks >= 0
     places = ops.reshape(nodes * count + ops.where(known, walks, 0), (-1,))
-    values = ops.cast(known, decay.dtype)[..., None] * powers
+    values = ops.cast(known, decay.dtype)[..., None] * powers  # (B, T, walks, L, N)
     met = sum_rows(ops.reshape(values, (-1, decay.shape[0])), places, batch * count * count)
     met = ops.transpose(ops.reshape(met, (batch, count, count, -1)), (0, 3, 1, 2))
     squares = ops.sum(met * met, axis=-1, keepdims=True)

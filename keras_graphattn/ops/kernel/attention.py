@@ -1,7 +1,7 @@
-"""Kernel attention, [(phi(Q) phi(K)^T) o M] x, without the matrix where the mask allows it.
+"""Kernel attention, [(phi(Q) phi(K)^T) o M] x, without the matrix if the mask allows it.
 
 Features phi(Q), phi(K) have shape (B, T, N, m), signals (B, T, N, D). The functions do not
-normalise: with a column of ones in the signal, that column of the result is the normaliser, and
+normalise. If the signal has a column of ones, this column of the result is the normaliser, and
 `NormalisedOperator` divides by it.
 """
 
@@ -16,11 +16,11 @@ from keras_graphattn.ops.softmax.blocks import map_in_turn
 
 Tensor = Any
 
-SMALLEST = 2.0**-126  # normal number of float32: the inverse of a smaller one may overflow
+SMALLEST = 2.0**-126  # smallest normal float32: the inverse of a smaller number may overflow
 
 
 def masked_scores(query: Tensor, key: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
-    """[(phi(Q) phi(K)^T) o M] x with the matrix formed, for all query rows or a block of them.
+    """Forms the matrix of [(phi(Q) phi(K)^T) o M] x, for all query rows or a block of them.
 
     Args:
         query: Features of the queries, (B, T, N, m).
@@ -31,7 +31,7 @@ def masked_scores(query: Tensor, key: Tensor, x: Tensor, matrix: Tensor) -> Tens
     Returns:
         A tensor of shape (B, T, N, D).
     """
-    scores = ops.einsum("btnm,bsnm->bnts", query, key)
+    scores = ops.einsum("btnm,bsnm->bnts", query, key)  # (B, N, T, S)
     scores = scores * ops.cast(matrix, scores.dtype)
     return ops.einsum("bnts,bsnd->btnd", scores, x)
 
@@ -44,18 +44,18 @@ def sum_over_features(
     tensors: Sequence[Tensor] = (),
     feature_chunk: int | None = None,
 ) -> Tensor:
-    """Algorithm 1: sum_f phi_f(q_i) (M [phi_f(k_j) x_j])_i, for any way to apply M.
+    """Algorithm 1: sum_f phi_f(q_i) (M [phi_f(k_j) x_j])_i, for any function that applies M.
 
     Args:
         apply: Callable of a signal (B, T, N, f D) and of `tensors`; returns M times the signal. It
-            must not capture tensors that need a gradient (TensorFlow's rematerialisation drops
-            it in silence): they come as `tensors`.
+            must take tensors that need a gradient from `tensors`. If it captures them,
+            TensorFlow's rematerialisation silently drops their gradient.
         query: Features of the queries, (B, T, N, m).
         key: Features of the keys, (B, T, N, m).
         x: Signal of shape (B, T, N, D).
         tensors: Further arguments of `apply`.
-        feature_chunk: Number of features f at a time, computed again for the backward pass: memory
-            O(n (f D + m D / f)) in place of O(n m D). All at once by default.
+        feature_chunk: Number of features f at a time. They are computed again in the backward pass,
+            so the memory is O(n (f D + m D / f)) instead of O(n m D). All at once by default.
 
     Returns:
         A tensor of shape (B, T, N, D).
@@ -66,8 +66,9 @@ def sum_over_features(
     def of_some_features(query: Tensor, key: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         batch, length, heads, width = ops.shape(x)
         count = key.shape[-1]
-        signal = ops.reshape(key[..., None] * x[..., None, :], (batch, length, heads, -1))
-        signal = ops.reshape(apply(signal, *tensors), (batch, length, heads, count, width))
+        signal = key[..., None] * x[..., None, :]  # (B, T, N, f, D)
+        signal = apply(ops.reshape(signal, (batch, length, heads, -1)), *tensors)
+        signal = ops.reshape(signal, (batch, length, heads, count, width))
         return ops.einsum("btnf,btnfd->btnd", query, signal)
 
     features = key.shape[-1]
@@ -80,7 +81,7 @@ def sum_over_features(
 
 
 def _feature_chunks(features: Tensor, size: int) -> Tensor:
-    """(B, T, N, m) -> (m / size, B, T, N, size), filled up with zeros."""
+    """(B, T, N, m) -> (m / size, B, T, N, size), padded with zeros."""
     missing = -features.shape[-1] % size
     features = ops.pad(features, ((0, 0), (0, 0), (0, 0), (0, missing)))
     batch, length, heads, count = ops.shape(features)
@@ -89,7 +90,7 @@ def _feature_chunks(features: Tensor, size: int) -> Tensor:
 
 
 def unmasked_attention(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
-    """phi(Q) (phi(K)^T x): every query sees every key, in linear time.
+    """Returns phi(Q) (phi(K)^T x), in linear time: every query sees every key.
 
     Args:
         query: Features of the queries, (B, T, N, m).
@@ -103,24 +104,24 @@ def unmasked_attention(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
 
 
 class NormalisedOperator:
-    """Rows of kernel attention that sum to one, as an operator `x -> A x`.
+    """Kernel attention with rows that sum to one, as an operator `x -> A x`.
 
-    The normaliser comes with the first signal, as one more column of it. It is a sum of positive
-    numbers; where a path leaves it at 0, below by rounding, or without an inverse, the row is 0.
-    A row that sees NaN or inf is not finite.
+    The first call computes the normaliser, as one more column of the signal. It is a sum of
+    positive numbers. If a path returns 0 for it, a negative number by rounding, or a number too
+    small to invert, then the row is 0. A row that sees NaN or inf is not finite.
 
-    Broken tokens are those that held NaN or inf, and whose signal is 0 now. They come as one more
-    column too, which tells in every row whether it sees one of them.
+    A broken token is one that had NaN or inf; its signal is now 0. Broken tokens are one more
+    column of the signal, which shows whether a row sees one of them.
 
     Args:
         attend: Callable that maps a signal (B, S, N, D) to [(phi(Q) phi(K)^T) o M] signal.
-        sighted: Optional boolean tensor that broadcasts to (B, T, N): `False` marks rows that are
-            0 whatever rounding says.
+        sighted: Optional boolean tensor that broadcasts to (B, T, N). `False` marks rows that must
+            be 0, also if rounding leaves a positive normaliser.
         broken: Optional boolean tensor of shape (B, T): which tokens are broken.
 
     Attributes:
-        broken: After an application, a positive number in rows (B, T, N, 1) that see a broken
-            token, or are one.
+        broken: After a call, a tensor of shape (B, T, N, 1). It is positive in rows that see a
+            broken token, and in rows of broken tokens.
     """
 
     def __init__(
@@ -152,11 +153,11 @@ class NormalisedOperator:
 
     @property
     def seen(self) -> Tensor:
-        """Which rows are not 0, of shape (B, T, N, 1), once there is a normaliser."""
+        """Which rows are not 0, of shape (B, T, N, 1). It needs a normaliser."""
         if self.normaliser is None:
-            raise ValueError("The operator has no normaliser yet. Apply it first.")
-        # NaN counts as seen, and stays NaN. Not as `not (x < SMALLEST)`: TensorFlow's graphs turn
-        # that into `x >= SMALLEST`.
+            raise ValueError("The operator has no normaliser yet. Call it with a signal first.")
+        # NaN counts as seen and stays NaN. `not (x < SMALLEST)` would not do: TensorFlow's graphs
+        # rewrite it to `x >= SMALLEST`.
         seen = ops.logical_or(self.normaliser >= SMALLEST, ops.isnan(self.normaliser))
         if self.sighted is None:
             return seen
@@ -164,7 +165,7 @@ class NormalisedOperator:
 
 
 def _quotient(outputs: Tensor, normaliser: Tensor, seen: Tensor) -> Tensor:
-    """outputs / normaliser where seen, else 0; no gradient divides by a square that underflows."""
+    """outputs / normaliser where seen, else 0. Its gradient has no square that underflows."""
     normaliser = ops.where(seen, normaliser, ops.cast(1.0, normaliser.dtype))
     scale = ops.stop_gradient(normaliser)
     factor = (1.0 / scale) / (normaliser / scale)

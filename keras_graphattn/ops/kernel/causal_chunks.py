@@ -1,13 +1,13 @@
-"""What tokens give each other inside a chunk, for the causal form of AGF, exact at any logits.
+"""The part of causal AGF inside chunks of tokens, exact for any logits.
 
     out[t] = sum_{s<=t} A[t, s] values[s],   A[t, s] = sum_h left[t, h] exp(l[s, h]) / z[t, h]
 
-An exponential of a difference makes a product of matrices only if it splits in two, at a reference
-r: exp(l[s] - r) / (z[t] exp(-r)). No row may depend on later tokens, so r is known before the
-chunk. That is exact as long as no logit rises above r by more than `LIMIT`, which learned logits
-hardly do. Rows after such a rise are computed in another way: the chunk is halved again and again,
-and the later half sees the earlier one from the largest logit at the border. There no exponent is
-positive, at any spread. It takes several times as long, and runs only where it is needed.
+This is a product of matrices if each exponential is split at a reference r:
+exp(l[s] - r) / (z[t] exp(-r)). A row must not depend on later tokens, so r comes from before the
+chunk. The split is exact if no logit is above r by more than `LIMIT`, which learned logits rarely
+are. Rows after such a logit are computed in another way. The chunk is halved repeatedly, and the
+later half sees the earlier half relative to the largest logit at the border. Then no exponent is
+positive, for any logits. This takes several times as long, so it runs only if it is needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,18 +22,18 @@ from keras_graphattn.ops.singular.running_sums import RunningSum, least_logit
 
 Tensor = Any
 
-LIMIT = 40.0  # of the exponents at one reference; exp(2 LIMIT) is finite in float32
-ALWAYS_EXACT = 4  # tokens in a chunk up to which the exact way costs no more than the other
+LIMIT = 40.0  # largest exponent at one reference; exp(2 LIMIT) is finite in float32
+ALWAYS_EXACT = 4  # up to this number of tokens in a chunk, halving costs no more
 
 
 class Chunks(NamedTuple):
     """C chunks of c tokens, c a power of two, with the sums over all tokens before each chunk."""
 
     left: Tensor  # U * g(S), (B, N, C, c, H)
-    logits: Tensor  # of V, (B, N, C, c, H); those of padding are `hidden_logit`
+    logits: Tensor  # of V, (B, N, C, c, H); `hidden_logit` in padding
     values: Tensor  # (B, N, C, c, D), 0 in padding
     before: RunningSum  # (B, N, C, H) and (B, N, C, H, D)
-    visible: Tensor | None  # booleans (B, C, c); None where padding only follows all tokens
+    visible: Tensor | None  # booleans (B, C, c); None if padding is only at the end
 
 
 def where_needed(
@@ -42,10 +42,11 @@ def where_needed(
     outputs: Tensor,
     arguments: Sequence[Tensor],
 ) -> Tensor:
-    """`function(outputs, *arguments)` if the condition holds, else `outputs`, without that work.
+    """Returns `function(outputs, *arguments)` if the condition holds, else `outputs`.
 
-    torch cannot leave the work out while it traces; the function must be right at any condition.
-    jax would compile the function again at each call outside of `jit`, if it came as a branch.
+    The function runs only if it is needed, except while torch traces. So it must be right for any
+    condition. Outside `jit`, jax would compile a branch of `cond` again at each call; there the
+    condition is read instead.
     """
     if keras.backend.backend() == "torch":
         import torch
@@ -61,15 +62,15 @@ def where_needed(
 
 
 def rises_too_high(logits: Tensor, reference: Tensor) -> Tensor:
-    """Where a logit of any feature, on the last axis, is too far above its reference."""
+    """Returns where a logit of any feature (last axis) is too far above its reference."""
     rise = ops.stop_gradient(logits) - reference
     return ops.any(rise > LIMIT, axis=-1, keepdims=True)
 
 
 def reference_of(chunks: Chunks) -> Tensor:
-    """The largest logit before each chunk or, if there is none, the first one in it.
+    """Returns the largest logit before each chunk or, if no token is there, its first logit.
 
-    Rows before that first one see nothing: no row with outputs depends on later tokens.
+    Rows before this first token see no token. So no row with outputs depends on later tokens.
 
     Returns:
         A tensor of shape (B, N, C, H).
@@ -89,27 +90,29 @@ def reference_of(chunks: Chunks) -> Tensor:
 
 
 def at_one_reference(chunks: Chunks, reference: Tensor) -> Tensor:
-    """The outputs (B, N, C, c, D), right in rows up to the first logit that rises too high."""
+    """The outputs (B, N, C, c, D), right in rows before the first logit that is too high."""
     left, logits, values, before, _ = chunks
     size = logits.shape[3]
     seen = ops.tril(ops.ones((size, size), "bool"))
     weights = ops.exp(smaller(logits - reference[:, :, :, None], LIMIT))
-    # The sums before the chunk are from this reference already, or are 0
+    # The sums before the chunk have this reference already, or they are 0.
     normaliser = ops.einsum("ts,bncsh->bncth", ops.cast(seen, weights.dtype), weights)
     left = _divided(left, normaliser + before.normaliser[:, :, :, None])
-    scores = zero_where_masked(ops.einsum("bncth,bncsh->bncts", left, weights), seen)
+    scores = ops.einsum("bncth,bncsh->bncts", left, weights)
+    scores = zero_where_masked(scores, seen)  # A, (B, N, C, c, c)
     outputs = ops.einsum("bncts,bncsd->bnctd", scores, values)
     return outputs + ops.einsum("bncth,bnchd->bnctd", left, before.context)
 
 
 def at_any_logits(chunks: Chunks, maximum: Tensor) -> Tensor:
-    """The outputs (B, N, C, c, D) at any logits, given the running maximum of the logits."""
+    """The outputs (B, N, C, c, D) for any logits, from the running maximum of the logits."""
     left, logits, values, before, _ = chunks
     own = ops.exp(logits - maximum)
     normaliser = own
     steps = []
     for width in _widths(logits):
-        # From the largest logit up to the border: earlier tokens, and how it falls off later
+        # Relative to the largest logit before the border: the earlier tokens, and how much this
+        # logit counts in later rows.
         earlier, _ = _halves(logits, width)
         earlier_maximum, later_maximum = _halves(maximum, width)
         border = earlier_maximum[..., -1:, :]
@@ -130,7 +133,7 @@ def at_any_logits(chunks: Chunks, maximum: Tensor) -> Tensor:
 
 
 def running_maximum(chunks: Chunks) -> Tensor:
-    """The largest logit up to each token, over all chunks so far: (B, N, C, c, H)."""
+    """Returns the largest logit up to each token, over all earlier chunks: (B, N, C, c, H)."""
     maximum = ops.stop_gradient(chunks.logits)
     for width in _widths(maximum):
         first, second = _halves(maximum, width)
@@ -153,12 +156,12 @@ def _halves(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _joined(first: Tensor, second: Tensor, like: Tensor) -> Tensor:
-    """What `_halves` took apart, of the shape of `like`."""
+    """The inverse of `_halves`, with the shape of `like`."""
     return ops.reshape(ops.concatenate([first, second], axis=-2), ops.shape(like))
 
 
 def _divided(left: Tensor, normaliser: Tensor) -> Tensor:
-    """left / normaliser, and left where that is 0: in rows that see no token. NaN stays NaN."""
+    """left / normaliser, or left where the normaliser is 0 (rows without a token). NaN stays."""
     one = ops.cast(1.0, normaliser.dtype)
     normaliser = ops.where(normaliser == 0.0, one, normaliser)
-    return left * ops.exp(-ops.log(normaliser))  # a quotient's gradient would divide by the square
+    return left * ops.exp(-ops.log(normaliser))  # the gradient of a quotient divides by the square

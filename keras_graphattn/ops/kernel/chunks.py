@@ -3,8 +3,9 @@
     out_i = sum_j M[i, j] (phi(q_i) . phi(k_j)) x_j
     M[i, j] = [j <= i if causal] [same segment] sum_r c_r exp(-a_r |i - j|)
 
-Inside a chunk all pairs of tokens meet in a small matrix; what lies outside comes in as one
-m x D sum per chunk and decay. Time O(n (chunk + m) D), and never an (n, m, D) tensor.
+Inside a chunk, a small matrix holds all pairs of tokens. The tokens outside the chunk enter as one
+m x D sum per chunk and decay. The time is O(n (chunk + m) D), and there is never an (n, m, D)
+tensor.
 """
 
 from typing import Any, NamedTuple
@@ -18,14 +19,14 @@ from keras_graphattn.ops.precision.wide import matmul
 Tensor = Any
 
 CHUNK = 64  # tokens in a chunk
-CHUNK_TWO_SIDED = 128  # of attention with twice as many sums to keep
+CHUNK_TWO_SIDED = 128  # if later tokens count too: then there are twice as many sums
 
 
 class ChunkedState(NamedTuple):
-    """What the tokens so far mean to the tokens to come, whatever their number."""
+    """A summary of the earlier tokens, of a size that does not depend on their number."""
 
     sums: Tensor  # (B, N, R m, D): sum_j exp(-a_r (last - j)) phi(k_j) x_j^T
-    segment: Tensor  # (B,): segment of the last token; all zeros without segments
+    segment: Tensor  # (B,): segment id of the last token; not used without segments
 
 
 class Decay(NamedTuple):
@@ -45,15 +46,15 @@ def decay_matrix(decay: Decay, distance: Tensor) -> Tensor:
 
 
 def segment_runs(ids: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Numbers the runs of equal ids; a run is a segment.
+    """Numbers the runs of equal ids. A run is a segment.
 
     Args:
         ids: Integer tensor of shape (B, T); a negative id marks padding.
-        before: Id of the token before the first one, (B,), where there is one.
+        before: Id of the token before the first one, (B,), if there is one.
 
     Returns:
-        The number of each token's run, of shape (B, T), which is 0 for tokens in the run of
-        `before`; and the boolean tensor (B, T) that is `False` for padding.
+        The number of each token's run, of shape (B, T); it is 0 in the run of `before`. And a
+        boolean tensor (B, T) that is `False` for padding.
     """
     ids = ops.cast(ids, "int32")
     first = ids[:, :1] if before is None else ops.cast(before, "int32")[:, None]
@@ -64,7 +65,7 @@ def segment_runs(ids: Tensor, before: Tensor | None = None) -> tuple[Tensor, Ten
 def initial_chunked_state(
     batch_size: int, num_heads: int, features: int, width: int, decays: int = 1
 ) -> ChunkedState:
-    """The state before the first token.
+    """Returns the state before the first token.
 
     Args:
         batch_size: Number of sequences B.
@@ -74,7 +75,7 @@ def initial_chunked_state(
         decays: Number R of exponentials.
 
     Returns:
-        A `ChunkedState` of zeros, its segment -1, which no token belongs to.
+        A `ChunkedState` of zeros. Its segment is -1, to which no token belongs.
     """
     return ChunkedState(
         ops.zeros((batch_size, num_heads, decays * features, width)),
@@ -93,17 +94,17 @@ def chunked_attention(
     state: ChunkedState | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """[(phi(Q) phi(K)^T) o M] x for the masks of this file, all in float32.
+    """Returns [(phi(Q) phi(K)^T) o M] x for the masks of this file, in the dtype of `x`.
 
     Args:
         query: Features of the queries, (B, T, N, m).
         key: Features of the keys, (B, T, N, m).
         x: Signal of shape (B, T, N, D).
-        causal: Whether token i sees tokens j <= i alone.
+        causal: Whether token i sees only tokens j <= i.
         decay: Exponentials per head; none by default.
         segment_ids: Optional integer tensor of shape (B, T). Tokens see each other within a run of
-            equal ids; a negative id marks padding, which sees and is seen by nothing.
-        state: What came before, for causal attention.
+            equal ids. A negative id marks padding, which sees no token and which no token sees.
+        state: The state of earlier tokens, for causal attention.
         chunk_size: Tokens in a chunk; by default 64, or 128 unless causal.
 
     Returns:
@@ -130,6 +131,7 @@ def chunked_attention(
         kept = kept[:, :, None, None]
         query, key, x = (zero_where_masked(t, kept) for t in (query, key, x))
         runs = _chunks(runs[:, None], chunk_size, last=True)[:, 0]  # (B, C, c)
+    # (B, T, N, ...) -> (B, N, C, c, ...)
     query, key, x = (_chunks(ops.transpose(t, (0, 2, 1, 3)), chunk_size) for t in (query, key, x))
     sums = None if state is None else ops.cast(state.sums, x.dtype)
     outputs = _inside(query, key, x, runs, causal, decay)
@@ -150,12 +152,13 @@ def advanced_state(
     decay: Decay | None = None,
     segment_ids: Tensor | None = None,
 ) -> ChunkedState:
-    """The state after further tokens, arguments as in `chunked_attention`."""
+    """Returns the state after new tokens. The arguments are those of `chunked_attention`."""
     keep = 1.0
     segment = state.segment
     decay = None if decay is None else _of_dtype(decay, x.dtype)
     if segment_ids is not None:
         runs, kept = segment_runs(segment_ids, state.segment)
+        # only the last run can go on in later tokens
         last = ops.logical_and(ops.equal(runs, runs[:, -1:]), kept)
         key, x = (zero_where_masked(t, last[:, :, None, None]) for t in (key, x))
         keep = ops.cast(ops.equal(runs[:, -1], 0), x.dtype)[:, None, None, None]
@@ -178,10 +181,10 @@ def _of_dtype(decay: Decay, dtype: Any) -> Decay:
 def _inside(
     query: Tensor, key: Tensor, x: Tensor, runs: Tensor | None, causal: bool, decay: Decay | None
 ) -> Tensor:
-    """What tokens give each other within a chunk: (B, N, C, c, D)."""
+    """The contributions of tokens of the same chunk: (B, N, C, c, D)."""
     order = ops.arange(x.shape[3])
     distance = order[:, None] - order[None, :]
-    scores = matmul(query, ops.swapaxes(key, -1, -2))
+    scores = matmul(query, ops.swapaxes(key, -1, -2))  # (B, N, C, c, c)
     if decay is not None:
         scores = scores * decay_matrix(decay, ops.abs(distance))[:, None]
     if causal:
@@ -202,10 +205,10 @@ def _outside(
     reverse: bool,
     sums: Tensor | None = None,
 ) -> Tensor:
-    """What earlier chunks (with `reverse`, later ones) give to each token: (B, N, C, c, D)."""
+    """The contributions of earlier chunks (later ones if `reverse`): (B, N, C, c, D)."""
     size, width = x.shape[3], x.shape[4]
     source, target, reached = None, None, None
-    if runs is not None:  # only the run at the near edge of a chunk reaches over it
+    if runs is not None:  # only the run at the edge of a chunk can continue in the next chunk
         first, last = runs[:, :, 0], runs[:, :, -1]
         source, target = (first, last) if reverse else (last, first)
         reached = ops.cast(ops.equal(runs, target[..., None]), x.dtype)[:, None, ..., None]
@@ -236,19 +239,20 @@ def _outside(
 def _decayed_product(
     query: Tensor, states: Tensor, decay: Decay | None, distance: Tensor
 ) -> Tensor:
-    """phi(Q) S, decayed from the edge of the chunk to each token: (B, N, C, c, D)."""
+    """phi(Q) S, with the decay from the edge of the chunk to each token: (B, N, C, c, D)."""
     if decay is None:
         return matmul(query, states)
     if decay.rates.shape[1] > 1:
         return matmul(_with_decays(query, decay.rates, distance, decay.weights), states)
-    # A factor per row: on the product it joins the sum that follows, in one pass over memory.
+    # With one decay it is a factor per row. Applied to the product, it can be fused with the sum
+    # that follows, in one pass over memory.
     return _with_decays(matmul(query, states), decay.rates, distance, decay.weights)
 
 
 def _with_decays(
     features: Tensor, rates: Tensor, distance: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """(B, N, ..., c, m) -> (B, N, ..., c, R m): features times c_r exp(-a_r distance)."""
+    """Features times c_r exp(-a_r distance): (B, N, ..., c, m) -> (B, N, ..., c, R m)."""
     powers = ops.exp(-rates[:, :, None] * ops.cast(distance, rates.dtype))  # (N, R, c)
     if weights is not None:
         powers = powers * weights[:, :, None]
@@ -259,7 +263,7 @@ def _with_decays(
 
 
 def _chunks(x: Tensor, size: int, last: bool = False) -> Tensor:
-    """(B, N, T, ...) -> (B, N, T / size, size, ...), filled up with zeros or the last entry."""
+    """(B, N, T, ...) -> (B, N, T / size, size, ...), padded with zeros or with the last entry."""
     batch, heads, length, *others = ops.shape(x)
     missing = -length % size
     if not isinstance(missing, int) or missing > 0:

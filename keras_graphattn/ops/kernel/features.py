@@ -1,15 +1,15 @@
-"""Feature maps phi of kernel attention: phi(q) . phi(k) >= 0 in place of exp(q . k).
+"""Feature maps phi of kernel attention: phi(q) . phi(k) >= 0 replaces exp(q . k).
 
-`relu`, `squared_relu` and `elu` are taken entry by entry. FAVOR+ draws random features whose
-product is an unbiased estimate of exp(q . k / sqrt(H)).
+`relu`, `squared_relu` and `elu` work entry by entry. FAVOR+ draws random features whose product is
+an unbiased estimate of exp(q . k / sqrt(H)).
 
-A factor on all features of one query cancels in the normaliser, so queries are scaled to a largest
-feature of 1. For keys only one common factor cancels. Where every query sees every key, that is
-the largest feature of all keys. Where a mask hides keys, the factor must not depend on them: a
-causal layer would see the future through its rounding, and a state of past keys would be on
-another scale than the keys to come. There the factor is fixed, exp(`favor_shift`), which depends
-on the random features alone and keeps every key below exp(60). It costs range: keys whose squared
-norm is above about 170 sqrt(H) then vanish.
+A factor on all features of one query cancels in the normaliser. So each query is scaled to a
+largest feature of 1. For keys, only a common factor of all keys cancels. If every query sees every
+key, this factor is the largest feature of all keys. If a mask hides keys, the factor must not
+depend on the keys: a causal layer would see the future through rounding, and a state of past keys
+would have another scale than later keys. Then the factor is fixed: exp(`favor_shift`). It depends
+only on the random features and keeps every key below exp(60). This limits the range: keys whose
+squared norm is above about 170 sqrt(H) become 0.
 """
 
 import math
@@ -24,7 +24,7 @@ from keras_graphattn.ops.precision.wide import larger, largest
 Tensor = Any
 
 OFFSET = 1e-3  # keeps features positive where a ReLU is 0
-LARGEST_EXPONENT = 60.0  # of a key's feature under the fixed factor
+LARGEST_EXPONENT = 60.0  # of a key's feature with the fixed factor
 
 
 def relu_features(x: Tensor) -> Tensor:
@@ -48,10 +48,10 @@ def elu_features(x: Tensor) -> Tensor:
 def orthogonal_features(
     num_heads: int, key_dim: int, num_features: int, seed: int | None = None
 ) -> np.ndarray:
-    """Directions of FAVOR+: Gaussian vectors, orthogonal in blocks of `key_dim`.
+    """Draws the directions of FAVOR+: Gaussian vectors, orthogonal in blocks of `key_dim`.
 
     Args:
-        num_heads: Number of heads N, each with directions of its own.
+        num_heads: Number of heads N. Each has its own directions.
         key_dim: Size H of a head.
         num_features: Number m of directions.
         seed: Seed of the draw.
@@ -66,24 +66,24 @@ def orthogonal_features(
     gaussian = generator.standard_normal((num_heads, blocks, key_dim, key_dim))
     orthogonal, triangular = np.linalg.qr(gaussian)
     signs = np.sign(np.diagonal(triangular, axis1=-2, axis2=-1))
-    orthogonal = orthogonal * signs[..., None, :]  # uniform: LAPACK prefers some signs
+    orthogonal = orthogonal * signs[..., None, :]  # makes signs uniform: LAPACK prefers some
     orthogonal = np.moveaxis(orthogonal, 1, 2).reshape((num_heads, key_dim, blocks * key_dim))
     lengths = np.linalg.norm(generator.standard_normal((num_heads, num_features, key_dim)), axis=-1)
     return np.asarray(orthogonal[..., :num_features] * lengths[:, None, :], dtype="float32")
 
 
 def favor_shift(directions: Tensor) -> Tensor:
-    """What the fixed factor takes off the exponents of all keys, per head: (N, 1).
+    """Returns the number that the fixed factor subtracts from the exponents of all keys: (N, 1).
 
-    An exponent w . x - |x|^2 / 2 is at most |w|^2 / 2. The shift brings that to
-    `LARGEST_EXPONENT`, so that nothing overflows; it is 0 for heads of up to about 100 channels.
+    An exponent w . x - |x|^2 / 2 is at most |w|^2 / 2. The shift reduces this to
+    `LARGEST_EXPONENT`, so nothing overflows. It is 0 for heads of up to about 100 channels.
     """
     longest = largest(ops.sum(ops.square(directions), axis=1), axis=1, keepdims=True)
     return larger(0.5 * longest - LARGEST_EXPONENT, 0.0)
 
 
 def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
-    """FAVOR+ features of the queries, the largest of each query being 1.
+    """Returns FAVOR+ features of the queries. The largest feature of each query is 1.
 
     Args:
         query: Tensor of shape (B, T, N, H).
@@ -101,15 +101,15 @@ def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
 def favor_key_features(
     key: Tensor, directions: Tensor, mask: Tensor | None = None, fixed_scale: bool = False
 ) -> Tensor:
-    """FAVOR+ features of the keys, all on one scale.
+    """Returns FAVOR+ features of the keys, all with the same scale.
 
     Args:
         key: Tensor of shape (B, S, N, H).
         directions: Tensor of shape (N, H, m), from `orthogonal_features`.
-        mask: Optional boolean tensor of shape (B, S): the keys that count for the scale. The
-            features of the others are no use.
-        fixed_scale: Whether the scale is `favor_shift`, which no key has a part in, in place of
-            the largest feature of all keys. Needed wherever a mask hides some keys.
+        mask: Optional boolean tensor of shape (B, S): the keys that count for the scale. Do not
+            use the features of the other keys.
+        fixed_scale: Whether the scale is `favor_shift`, which does not depend on keys, instead of
+            the largest feature of all keys. It is needed if a mask hides some keys.
 
     Returns:
         A positive tensor of shape (B, S, N, m), at least float32.
@@ -135,7 +135,7 @@ def favor_key_features(
 
 
 def _exponents(x: Tensor, directions: Tensor) -> Tensor:
-    """w . x' - |x'|^2 / 2 with x' = x / H^(1/4)."""
+    """w . x' - |x'|^2 / 2 with x' = x / H^(1/4), of shape (B, T, N, m)."""
     x = at_least_float32(x) * math.pow(x.shape[-1], -0.25)
     directions = ops.cast(directions, x.dtype)
     half_square = 0.5 * ops.sum(ops.square(x), axis=-1, keepdims=True)

@@ -1,11 +1,11 @@
-"""Sums over all earlier chunks of a sequence, decayed and cut at segments, with no loop over time.
+"""Sums over all earlier chunks of a sequence, with decay and segments, without a loop over time.
 
     S_c = sum_{c' < c} decay^(c - 1 - c') [source_c' = target_c] u_c'
 
-A `scan` would be the plain form, but its gradient does not compile under XLA on TensorFlow. Here
-chunks stand in groups: inside a group all pairs of chunks meet in one small lower-triangular
-matrix, and the sums of whole groups are added up by the same function. Exponents are never
-positive, so nothing overflows at any decay.
+A `scan` would be simpler, but its gradient does not compile under XLA on TensorFlow. Here chunks
+form groups. Inside a group, one small lower-triangular matrix holds all pairs of chunks. The same
+function then adds up the sums of whole groups. Exponents are never positive, so nothing overflows
+for any decay.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from keras_graphattn.ops.precision.wide import matmul
 
 Tensor = Any
 
-GROUP = 32  # chunks in a group; up to twice as many are summed at once
+GROUP = 32  # chunks in a group; up to twice this number is summed at once
 
 
 def sums_before(
@@ -26,16 +26,16 @@ def sums_before(
     target: Tensor | None = None,
     reverse: bool = False,
 ) -> Tensor:
-    """The sum S_c over all earlier chunks, for each chunk; with `reverse`, over all later ones.
+    """Returns for each chunk the sum S_c over all earlier chunks, or all later ones if `reverse`.
 
     Args:
-        updates: u, of shape (B, N, C, F): what each chunk adds.
+        updates: u, of shape (B, N, C, F): the addend of each chunk.
         log_decay: Logarithm of the decay from chunk to chunk, at most 0, of shape (N, F') where F'
             divides F: feature f decays with entry f // (F / F'). No decay by default.
-        source: Optional integer tensor of shape (B, C): the segment that u_c belongs to.
-        target: Optional integer tensor of shape (B, C): the segment that S_c is for. Segments must
-            be contiguous: the targets and sources between two equal ones are equal to them.
-        reverse: Whether later chunks are summed in place of earlier ones.
+        source: Optional integer tensor of shape (B, C): the segment of u_c.
+        target: Optional integer tensor of shape (B, C): the segment of S_c. Segments must be
+            contiguous: targets and sources between two equal ones are equal to them.
+        reverse: Whether to sum over later chunks instead of earlier ones.
 
     Returns:
         S, a tensor of shape (B, N, C, F).
@@ -53,7 +53,7 @@ def sums_before(
 
 
 class _Scan(NamedTuple):
-    """What sums over chunks, or over groups of them, go by; as in `sums_before`."""
+    """The settings of sums over chunks or over groups of chunks; see `sums_before`."""
 
     log_decay: Tensor | None
     source: Tensor | None
@@ -63,7 +63,7 @@ class _Scan(NamedTuple):
 
 
 def _sums_before(updates: Tensor, scan: _Scan) -> Tensor:
-    """The same for u of shape (B, N, F', C, F / F')."""
+    """`sums_before` for u of shape (B, N, F', C, F / F')."""
     count = updates.shape[3]
     if isinstance(count, int) and count <= 2 * GROUP:
         return matmul(_weights(count, scan, 0), updates)
@@ -88,12 +88,12 @@ def _sums_before(updates: Tensor, scan: _Scan) -> Tensor:
         else:
             first = target[:, :, 0]
             following = ops.concatenate([first[:, 1:], none], axis=1)
-    # A matrix for each group: one for all of them would be multiplied out with the axes turned.
+    # One matrix per group. With one matrix for all groups, `matmul` would transpose the updates.
     weights = _weights(GROUP, scan, 1)
     weights = ops.broadcast_to(weights, (batch, heads, parts, groups, GROUP, GROUP))
-    inside = matmul(weights, updates)
+    inside = matmul(weights, updates)  # (B, N, F', groups, GROUP, F / F')
     to_end = ops.broadcast_to(_to_end(scan, following), (batch, heads, parts, groups, 1, GROUP))
-    totals = ops.squeeze(matmul(to_end, updates), axis=4)
+    totals = ops.squeeze(matmul(to_end, updates), axis=4)  # the sum of each group
     group_decay = None if scan.log_decay is None else GROUP * scan.log_decay
     by_group = scan._replace(log_decay=group_decay, source=following, target=first)
     if isinstance(groups, int):
@@ -105,7 +105,7 @@ def _sums_before(updates: Tensor, scan: _Scan) -> Tensor:
 
 
 def _weights(count: Any, scan: _Scan, between: int) -> Tensor:
-    """What chunk c' (last axis) counts in chunk c: broadcasts to (B, N, F', ..., C, C)."""
+    """The factor of chunk c' (last axis) in S_c: broadcasts to (B, N, F', ..., C, C)."""
     order = ops.arange(count)
     steps = order[:, None] - order[None, :]
     steps = (-steps if scan.reverse else steps) - 1
@@ -117,7 +117,7 @@ def _weights(count: Any, scan: _Scan, between: int) -> Tensor:
 
 
 def _to_end(scan: _Scan, following: Tensor | None) -> Tensor:
-    """What each chunk of a group counts in the group's sum: broadcasts to (..., 1, GROUP)."""
+    """The factor of each chunk in the sum of its group: broadcasts to (..., 1, GROUP)."""
     order = ops.arange(GROUP)[None, :]
     steps = order if scan.reverse else GROUP - 1 - order
     weights = _powers(scan.log_decay, steps, 1, scan.dtype)
@@ -127,7 +127,7 @@ def _to_end(scan: _Scan, following: Tensor | None) -> Tensor:
 
 
 def _from_start(scan: _Scan, first: Tensor | None) -> Tensor:
-    """What the sum before a group counts in each of its chunks: broadcasts to (..., GROUP, 1)."""
+    """The factor of the sum before a group in each of its chunks: broadcasts to (..., GROUP, 1)."""
     order = ops.arange(GROUP)[:, None]
     steps = GROUP - 1 - order if scan.reverse else order
     weights = _powers(scan.log_decay, steps, 1, scan.dtype)
@@ -145,5 +145,5 @@ def _powers(log_decay: Tensor | None, steps: Tensor, between: int, dtype: Any) -
 
 
 def _equal(first: Tensor, second: Tensor, dtype: Any) -> Tensor:
-    """[first = second] with axes for heads and parts behind the batch."""
+    """[first = second], with axes for heads and parts after the batch axis."""
     return ops.cast(ops.equal(first, second), dtype)[:, None, None]

@@ -1,4 +1,4 @@
-"""What keeps numbers right: float32 and float64 inside, NaN kept, and gradients of our own.
+"""Accurate numbers: float32 and float64 inside, NaN that spreads, and custom gradients.
 
 Entry points: `at_least_float32`, `masked_softmax`, `FunctionWithGradient`.
 """

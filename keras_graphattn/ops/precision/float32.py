@@ -1,8 +1,8 @@
-"""Where numbers are kept safe: masked softmax and the float32 islands.
+"""Masked softmax, and casts to float32 and back.
 
-Every mask constant and every change of precision in the package goes through this
-file. Masks are boolean to the end and applied with `where`; a row that may see
-nothing is exactly zero, never a uniform average and never NaN.
+Every mask constant and every change of precision in the package goes through this file. Masks stay
+boolean and are applied with `where`. A row that may see nothing is exactly zero: it is neither a
+uniform average nor NaN.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from keras_graphattn.checks.arguments import (
 Tensor = Any
 
 _LARGEST_FLOAT16 = 65504.0
-_LARGE_NEGATIVE = -1e30  # float32 only: scores are float32 when this is used
+_LARGE_NEGATIVE = -1e30  # for scores of at least float32
 
 
 @checked(x=tensor())
@@ -39,10 +39,10 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def finite_scores(scores: Tensor) -> Tensor:
-    """Scores in at least float32, those that overflowed half precision at its largest number.
+    """Scores in at least float32; float16 scores that overflowed become its largest number.
 
     A product of a query and a key can be infinite in float16, and a softmax of two infinite
-    scores is NaN. At the largest number of the dtype they share the row.
+    scores is NaN. With the largest number of the dtype instead, the two keys share the row.
     """
     scores = ops.convert_to_tensor(scores)
     if dtype_name(scores.dtype) != "float16":
@@ -51,10 +51,10 @@ def finite_scores(scores: Tensor) -> Tensor:
 
 
 def hidden_logit(dtype: str = "float32") -> float:
-    """The finite logit of an entry that a mask hides: its exponential beside any other is 0.
+    """The finite logit of an entry that a mask hides: in a softmax its weight is 0.
 
     Raises:
-        ValueError: For half precision, where it would not be finite.
+        ValueError: For half precision, in which the logit would not be finite.
 
     Example:
 
@@ -70,7 +70,7 @@ def hidden_logit(dtype: str = "float32") -> float:
 def masked_softmax(
     scores: Tensor, mask: Tensor | None = None, axis: int | tuple[int, ...] = -1
 ) -> Tensor:
-    """Softmax over the entries that a mask lets through, in float32 inside.
+    """Softmax over the entries that a mask keeps, in float32 inside.
 
     Args:
         scores: Tensor of logits, any shape.
@@ -78,8 +78,8 @@ def masked_softmax(
         axis: The axis, or tuple of axes, that sums to one.
 
     Returns:
-        A tensor of the shape and dtype of `scores`. Masked entries are exactly 0; where
-        a whole slice is masked, all of it is 0.
+        A tensor of the shape and dtype of `scores`. Masked entries are exactly 0. If a whole
+        slice is masked, all of it is 0.
 
     Example:
 
@@ -102,7 +102,7 @@ def masked_softmax(
         scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))
     if len(axes) == 1:
         weights = ops.softmax(scores, axis=axes[0])
-    else:  # Keras' own needs lengths that are known, and at most five axes on TensorFlow
+    else:  # Keras' softmax needs known lengths, and at most five axes on TensorFlow
         axes = tuple(axes)
         top = ops.max(scores, axis=axes, keepdims=True, initial=_LARGE_NEGATIVE)
         top = ops.stop_gradient(top)
@@ -115,7 +115,7 @@ def masked_softmax(
 
 @checked(broken=mask(), x=tensor())
 def nan_where(broken: Tensor, x: Tensor) -> Tensor:
-    """NaN in the entries that `broken` marks; the gradient passes as if it were not there.
+    """Puts NaN in the entries that `broken` marks. The gradient passes through unchanged.
 
     Args:
         broken: Boolean tensor that broadcasts to `x`.
@@ -134,7 +134,7 @@ def nan_where(broken: Tensor, x: Tensor) -> Tensor:
 
 @checked(x=tensor(), mask=optional(mask()))
 def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Puts exact zeros (not products with zero: NaN stays out) where `mask` is `False`.
+    """Puts exact zeros where `mask` is `False`. NaN becomes 0 too, as nothing is multiplied.
 
     Example:
 

@@ -1,15 +1,15 @@
-"""Functions of tensors with a gradient of their own: right at any order, compiled once on jax.
+"""Functions of tensors with a custom gradient: correct at any order, compiled once on jax.
 
-A gradient of its own often needs results of the forward pass. TensorFlow and jax know how these
-depend on the arguments, torch does not: there, a second derivative would take them for constants
-and be wrong without a word. So on torch a gradient that will be differentiated itself computes
-them again from the arguments. Nothing else is computed twice.
+A custom gradient often needs results of the forward pass. TensorFlow and jax know how these depend
+on the arguments. torch does not: there, a second derivative would treat them as constants and be
+wrong without an error. So on torch, a gradient that will itself be differentiated computes them
+again from the arguments. Nothing else is computed twice.
 
-On jax each `FunctionWithGradient` is compiled once for the shapes that it meets. Make it once and
-keep it: a new one for each call is compiled at each call.
+On jax each `FunctionWithGradient` is compiled once for each set of shapes. Make it once and keep
+it: a new one for each call would be compiled at each call.
 
-Forward mode (`jax.jvp`, `torch.func.jvp`, `tf.autodiff.ForwardAccumulator`) is right on tensorflow
-and torch. jax refuses it with a `TypeError`; its `jvp` of a gradient is right.
+Forward mode (`jax.jvp`, `torch.func.jvp`, `tf.autodiff.ForwardAccumulator`) is correct on
+tensorflow and torch. jax refuses it with a `TypeError`; its `jvp` of a gradient is correct.
 """
 
 import functools
@@ -24,13 +24,13 @@ Tensors = tuple[Tensor, ...]
 
 
 def compiled_once(function: Callable[..., Any], *settings: Hashable) -> Callable[..., Any]:
-    """`function(*settings, ...)` as a function of tensors, on jax compiled once for equal settings.
+    """`function(*settings, ...)` as a function of tensors; on jax, equal settings compile once.
 
-    Without this, loops over closures are compiled at each call that jax does not trace.
+    Without it, jax compiles loops over closures at each call that it does not trace.
 
     Args:
-        function: A function of a module, not a closure: it is kept for good.
-        *settings: Its first arguments, what is not a tensor.
+        function: A function at module level, not a closure, as it is kept forever.
+        *settings: Its first arguments, those that are not tensors.
 
     Example:
 
@@ -52,7 +52,7 @@ def _compiled(function: Callable[..., Any], settings: tuple[Hashable, ...]) -> C
 
 
 def kept_with(owner: Any, make: Callable[[Any], Any]) -> Any:
-    """What `make(owner)` returned the first time, kept for as long as `owner` lives.
+    """The result of the first `make(owner)`, kept as long as `owner` lives.
 
     Example:
 
@@ -74,12 +74,13 @@ class FunctionWithGradient:
     """A function of tensors whose gradient is another function.
 
     Args:
-        value: Callable of the tensors. Returns a tuple of outputs, and a tuple of what the
-            gradient needs of the forward pass. It must be differentiable and capture no tensor
-            that needs a gradient.
-        gradient: Callable of the tensors (a tuple), of what `value` left for it and of the
-            gradients of the outputs (a tuple). Returns a tuple with one gradient for each tensor;
-            `None` for what has none, such as a mask. It must be differentiable too.
+        value: Callable of the tensors. Returns a tuple of outputs, and a tuple of results of the
+            forward pass that the gradient needs. It must be differentiable and must not capture a
+            tensor that needs a gradient.
+        gradient: Callable of the tensors (a tuple), of the results that `value` returned for it,
+            and of the gradients of the outputs (a tuple). Returns a tuple with one gradient for
+            each tensor, `None` for a tensor without a gradient, such as a mask. It must be
+            differentiable too.
 
     Example:
 
@@ -111,7 +112,7 @@ class FunctionWithGradient:
         return makers[keras.backend.backend()](self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"value": self.value, "gradient": self.gradient}  # what is compiled stays behind
+        return {"value": self.value, "gradient": self.gradient}  # without compiled functions
 
 
 def _on_jax(function: FunctionWithGradient) -> Callable[..., Tensors]:

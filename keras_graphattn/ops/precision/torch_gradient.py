@@ -1,4 +1,8 @@
-"""Functions with a gradient of their own on torch: see `own_gradient`."""
+"""Functions with a gradient of their own on torch: see `own_gradient`.
+
+`in_place` is for those that have a second form, quicker on a CPU: it works on few numbers at a
+time and overwrites them, so nothing can differentiate what it does.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +20,89 @@ def with_gradient(value: Callable[..., Any], gradient: Callable[..., Any], *tens
     if needs_none or _in_forward_mode(tensors):
         return value(*tensors)[0]
     return _WithGradient.apply(value, gradient, *tensors)
+
+
+def in_place(
+    plain: Callable[..., Tensors],
+    value: Callable[..., tuple[Tensors, Tensors] | None],
+    gradient: Callable[[Tensors, Tensors, Tensors], tuple[Tensor | None, ...]],
+    *tensors: Tensor,
+) -> Tensors:
+    """`plain(*tensors)`, by `value` and `gradient` where the tensors are ordinary ones on a CPU.
+
+    Args:
+        plain: Differentiable function of the tensors that returns a tuple. It gives the outputs
+            where `value` cannot, and all derivatives but the first.
+        value: Callable of `keep` (whether a gradient will be taken) and of the tensors. Returns
+            the outputs, and what the gradient needs; or `None` where `plain` must be taken.
+        gradient: Callable of the tensors, of what `value` kept and of the gradients of the
+            outputs. Returns one gradient, or `None`, for each tensor.
+    """
+    if not _are_ordinary(tensors):
+        return plain(*tensors)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    with torch.no_grad():
+        found = value(keep, *tensors)
+    if found is None:
+        return plain(*tensors)
+    outputs, kept = found
+    if not keep:
+        return outputs
+    found_by_torch: Tensors = _InPlace.apply(plain, gradient, outputs, kept, *tensors)
+    return found_by_torch
+
+
+def _are_ordinary(tensors: Tensors) -> bool:
+    """Whether these are tensors of one float type on a CPU, not traced or transformed by torch."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    ordinary = all(type(x) in kinds and x.numel() for x in tensors)
+    dtypes = {x.dtype for x in tensors if x.is_floating_point()}
+    return (
+        ordinary
+        and (dtypes == {torch.float32} or dtypes == {torch.float64})
+        and all(x.device.type == "cpu" for x in tensors)
+        and not _in_forward_mode(tensors)
+    )
+
+
+class _InPlace(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any, plain: Any, gradient: Any, outputs: Tensors, kept: Tensors, *tensors: Tensor
+    ) -> Tensors:
+        ctx.plain, ctx.gradient, ctx.count = plain, gradient, len(tensors)
+        ctx.save_for_backward(*tensors, *kept)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
+        if torch.is_grad_enabled():  # this gradient will be differentiated
+            gradients = _gradients_of(ctx.plain, tensors, upstream)
+        else:
+            gradients = ctx.gradient(tensors, kept, upstream)
+        return None, None, None, None, *gradients
+
+
+def _gradients_of(
+    plain: Callable[..., Tensors], tensors: Tensors, upstream: Tensors
+) -> list[Tensor | None]:
+    tensors = tuple(x.view_as(x) for x in tensors)  # one tensor may stand for two arguments
+    wanted = [i for i, x in enumerate(tensors) if x.requires_grad]
+    found = torch.autograd.grad(
+        plain(*tensors),
+        [tensors[i] for i in wanted],
+        upstream,
+        create_graph=True,
+        allow_unused=True,
+    )
+    gradients: list[Tensor | None] = [None] * len(tensors)
+    for i, x in zip(wanted, found, strict=True):
+        gradients[i] = x
+    return gradients
 
 
 def _in_forward_mode(tensors: Tensors) -> bool:
@@ -41,3 +128,13 @@ class _WithGradient(torch.autograd.Function):  # type: ignore[misc]
             # the arguments
             _, kept = ctx.value(*tensors)
         return None, None, *ctx.gradient(tensors, kept, upstream)
+
+
+def heads_first(x: Tensor) -> Tensor:
+    """(B, T, N, ...) -> (B N, T, ...)."""
+    return x.transpose(1, 2).flatten(0, 1).contiguous()
+
+
+def heads_last(x: Tensor, batch: int) -> Tensor:
+    """(B N, T, ...) -> (B, T, N, ...)."""
+    return x.unflatten(0, (batch, -1)).transpose(1, 2)

@@ -1,8 +1,8 @@
-"""Functions of `keras.ops` that keep float64 and take empty tensors, on every backend.
+"""Functions of `keras.ops` that keep float64 and accept empty tensors, on every backend.
 
-While `keras.config.floatx()` is float32, some functions make float32 of float64: `maximum`,
-`minimum`, `matmul` and `cumsum` on torch, `tanh` on jax. `max` takes no empty tensor on torch and
-tensorflow, whichever of its axes is empty.
+If `keras.config.floatx()` is float32, some functions convert float64 to float32: `maximum`,
+`minimum`, `matmul` and `cumsum` on torch, `tanh` on jax. `max` does not accept an empty tensor on
+torch and tensorflow.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ Tensor = Any
 
 
 def is_float64(x: Tensor) -> bool:
-    """Whether a tensor is of 64-bit floats.
+    """Whether the dtype of a tensor is float64.
 
     Example:
 
@@ -24,7 +24,7 @@ def is_float64(x: Tensor) -> bool:
 
 
 def larger(first: Tensor, second: Tensor) -> Tensor:
-    """The larger of two tensors, entry by entry, of the dtype of the first; NaN where one is."""
+    """The larger of two tensors, entry by entry, in the dtype of the first; NaN if one is NaN."""
     second = ops.cast(second, first.dtype)
     if not is_float64(first):
         return ops.maximum(first, second)
@@ -33,13 +33,13 @@ def larger(first: Tensor, second: Tensor) -> Tensor:
 
 
 def smaller(first: Tensor, second: Tensor) -> Tensor:
-    """The smaller of two tensors, entry by entry, of the dtype of the first; NaN where one is."""
+    """The smaller of two tensors, entry by entry, in the dtype of the first; NaN if one is NaN."""
     second = ops.cast(second, first.dtype)
     return -larger(-first, -second) if is_float64(first) else ops.minimum(first, second)
 
 
 def largest(x: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> Tensor:
-    """The largest number along the axis; of no numbers at all, 0."""
+    """The largest number along the axis; 0 if there are no numbers."""
     if 0 in tuple(x.shape):
         return ops.sum(x, axis=axis, keepdims=keepdims)
     return ops.max(x, axis=axis, keepdims=keepdims)

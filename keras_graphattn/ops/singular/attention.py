@@ -2,8 +2,9 @@
 
     out = (U * g(S)) @ (V^T values),    g(S) = sum_k theta_k T_k(S)
 
-U is a softmax over features, V a softmax over tokens, S a sigmoid: stand-ins, learned from
-the tokens, for the singular vectors and values of an attention matrix that is never formed.
+U is a softmax over features, V is a softmax over tokens, and S is a sigmoid. They are learned from
+the tokens, and replace the singular vectors and values of an attention matrix. That matrix is
+never formed.
 """
 
 from typing import Any
@@ -25,13 +26,13 @@ SCALINGS = ("mean", "squared_length")
 
 
 def _column(mask: Tensor | None) -> Tensor | None:
-    """A (B, T) token mask as (B, T, 1, 1), to broadcast over heads and channels."""
+    """A token mask (B, T) as (B, T, 1, 1), which broadcasts over heads and channels."""
     return None if mask is None else ops.cast(mask, "bool")[:, :, None, None]
 
 
 @checked(logits=tensor("B T N H"), mask=optional(mask("B T")))
 def left_singular_vectors(logits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """U: softmax over the head's features, with zero rows for padded tokens.
+    """U: the softmax over the head's features, with zero rows for padded tokens.
 
     Args:
         logits: Tensor of shape (B, T, N, H).
@@ -51,7 +52,7 @@ def left_singular_vectors(logits: Tensor, mask: Tensor | None = None) -> Tensor:
 
 @checked(logits=tensor("B S N H"), mask=optional(mask("B S")))
 def right_singular_vectors(logits: Tensor, mask: Tensor | None = None) -> Tensor:
-    """V: softmax over the tokens that are not padding, one per head and feature.
+    """V: the softmax over the tokens that are not padding, for each head and feature.
 
     Args:
         logits: Tensor of shape (B, S, N, H).
@@ -71,7 +72,7 @@ def right_singular_vectors(logits: Tensor, mask: Tensor | None = None) -> Tensor
 
 @checked(logits=tensor("B T N H"), coefficients=tensor("_"), steps=basis_steps)
 def singular_value_filter(logits: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
-    """g(S): the singular values `sigmoid(logits)` through a polynomial, in float32.
+    """g(S): a polynomial of the singular values `sigmoid(logits)`, in float32.
 
     Args:
         logits: Tensor of shape (B, T, N, H).
@@ -95,7 +96,9 @@ def singular_value_filter(logits: Tensor, coefficients: Tensor, steps: list[Step
 
 @checked(logits=tensor("B S N H"), values=tensor("B S N D"), mask=optional(mask("B S")))
 def singular_value_context(logits: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`V^T values` for V the softmax of the logits over tokens, heads first: the cheaper form.
+    """`V^T values`, where V is the softmax of the logits over tokens.
+
+    It moves heads before tokens, so it costs less than `right_singular_vectors` and a product.
 
     Args:
         logits: Tensor of shape (B, S, N, H).
@@ -104,8 +107,8 @@ def singular_value_context(logits: Tensor, values: Tensor, mask: Tensor | None =
 
     Returns:
         A float32 tensor of shape (B, N, H, D): for each head and feature, the mean of the values
-        under the softmax. The sum over tokens is taken in float32, so that long sequences keep
-        their small weights in half precision. All zeros where there is no token at all.
+        under the softmax. The sum over tokens uses float32, so that long sequences keep their
+        small weights in half precision. All zeros if an example has no token.
 
     Example:
 
@@ -114,6 +117,7 @@ def singular_value_context(logits: Tensor, values: Tensor, mask: Tensor | None =
     >>> float(keras.ops.sum(singular_value_context(logits, values)))
     2.0
     """
+    # (B, N, S, H) and (B, N, S, D)
     logits, values = (ops.transpose(at_least_float32(x), (0, 2, 1, 3)) for x in (logits, values))
     if mask is not None:
         mask = ops.cast(mask, "bool")[:, None, :, None]
@@ -128,7 +132,7 @@ def attend_to_context(left: Tensor, context: Tensor, dtype: str) -> Tensor:
     Args:
         left: U * g(S), of shape (B, T, N, H).
         context: V^T values, of shape (B, N, H, D).
-        dtype: Dtype of the product: the caller's compute dtype.
+        dtype: Dtype of the product, usually the caller's compute dtype.
 
     Returns:
         A tensor of shape (B, T, N, D).
@@ -141,9 +145,9 @@ def attend_to_context(left: Tensor, context: Tensor, dtype: str) -> Tensor:
     >>> tuple(attend_to_context(left, context, "float32").shape)
     (2, 5, 4, 3)
     """
-    left = ops.transpose(ops.cast(left, dtype), (0, 2, 1, 3))
+    left = ops.transpose(ops.cast(left, dtype), (0, 2, 1, 3))  # (B, N, T, H)
     outputs = ops.einsum("bnth,bnhd->bntd", left, ops.cast(context, dtype))
-    return ops.transpose(outputs, (0, 2, 1, 3))
+    return ops.transpose(outputs, (0, 2, 1, 3))  # (B, T, N, D)
 
 
 @checked(left=tensor("B T N H"), right=tensor("B S N H"), values=tensor("B S N D"))
@@ -152,13 +156,13 @@ def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Ten
 
     Args:
         left: U * g(S), of shape (B, T, N, H).
-        right: V, of shape (B, S, N, H). From its logits, `attend_to_context` with
-            `singular_value_context` is the cheaper form.
+        right: V, of shape (B, S, N, H). If you have its logits, `attend_to_context` with
+            `singular_value_context` costs less.
         values: Token values, of shape (B, S, N, D).
 
     Returns:
-        A tensor of shape (B, T, N, D) and the dtype of `values`. The sum over tokens is taken
-        in float32.
+        A tensor of shape (B, T, N, D) and the dtype of `values`. The sum over tokens uses
+        float32.
 
     Source: Wi et al., arXiv 2505.08516, Eq. 7-10. Time O(T H D), memory O(T H + H D) per head.
 
@@ -169,13 +173,14 @@ def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Ten
     (2, 5, 4, 3)
     """
     values = ops.convert_to_tensor(values)
+    # (B, N, H, D)
     context = ops.einsum("bsnh,bsnd->bnhd", at_least_float32(right), at_least_float32(values))
     return attend_to_context(left, context, values.dtype)
 
 
 @checked(left=tensor("B T N H"), right=tensor("B S N H"))
 def singular_value_matrix(left: Tensor, right: Tensor) -> Tensor:
-    """The matrix H = (U * g(S)) V^T itself, O(T S) memory: to look at, not to train with.
+    """The matrix H = (U * g(S)) V^T itself, for inspection only: it takes O(T S) memory.
 
     Args:
         left: U * g(S), of shape (B, T, N, H).
@@ -203,11 +208,11 @@ def orthogonality_penalty(
         vectors: U or V, of shape (B, T, N, H), with zero rows at padded tokens.
         mask: Optional boolean tensor of shape (B, T); `False` marks padding.
         scaling: `"mean"`, the mean over heads and entries of |X^T X - I|; or `"squared_length"`,
-            the Frobenius norm of X^T X - I over n^2, n the number of tokens of the example that
-            are not padding, averaged over heads.
+            the Frobenius norm of X^T X - I over n^2, averaged over heads, where n is the number of
+            tokens of the example that are not padding.
 
     Returns:
-        A float32 scalar: the mean over examples, those without any token left out.
+        A float32 scalar: the mean over the examples that have a token.
 
     Raises:
         ValueError: For an unknown scaling.
@@ -224,12 +229,12 @@ def orthogonality_penalty(
     if scaling not in SCALINGS:
         raise ValueError(f"`scaling` must be one of {list(SCALINGS)}. Received: {scaling!r}")
     vectors = ops.transpose(at_least_float32(vectors), (0, 2, 1, 3))
-    gram = ops.einsum("bnth,bntg->bnhg", vectors, vectors)
+    gram = ops.einsum("bnth,bntg->bnhg", vectors, vectors)  # (B, N, H, H)
     excess = gram - ops.eye(gram.shape[-1], dtype=gram.dtype)
     if mask is None:
         lengths = ops.cast(ops.shape(vectors)[2], gram.dtype)
     else:
-        lengths = ops.sum(ops.cast(mask, gram.dtype), axis=1)
+        lengths = ops.sum(ops.cast(mask, gram.dtype), axis=1)  # (B,)
     if scaling == "mean":
         penalties = ops.mean(ops.abs(excess), axis=(1, 2, 3))
     else:

@@ -2,10 +2,10 @@
 
     out_t = U_t g(S_t) sum_{s<=t} exp(l_s) values_s / z_t,    z_t = sum_{s<=t} exp(l_s)
 
-per feature of the head, l the logits of V. Tokens go in chunks: inside a chunk all pairs meet in
-a chunk x chunk matrix (`causal_chunks`); between chunks there are sums of size H x D
-(`running_sums`). There is no loop over time, and no tensor larger than (T / chunk) x H x D or
-T x (H + D + chunk). It is exact at any logits.
+for each feature of the head, where l are the logits of V. Tokens are cut into chunks. Inside a
+chunk, a chunk x chunk matrix holds all pairs (`causal_chunks`). Between chunks there are sums of
+size H x D (`running_sums`). There is no loop over time, and no tensor is larger than
+(T / chunk) x H x D or T x (H + D + chunk). The result is exact at any logits.
 """
 
 from typing import Any
@@ -55,21 +55,21 @@ def causal_singular_value_attention(
     state: RunningSum | None = None,
     chunk_size: int = CHUNK,
 ) -> tuple[Tensor, RunningSum]:
-    """`left_t @ (V_t^T values)`, V_t the softmax of the logits over the tokens up to t.
+    """`left_t @ (V_t^T values)`, where V_t is the softmax of the logits over the tokens up to t.
 
     Args:
         left: U * g(S), of shape (B, T, N, H).
         logits: Logits of V, of shape (B, T, N, H).
         values: Token values, of shape (B, T, N, D).
-        mask: Optional boolean tensor of shape (B, T); `False` marks padding, seen by no token.
+        mask: Optional boolean tensor of shape (B, T); `False` marks padding, which no token sees.
         state: Sums over earlier tokens, from `empty_running_sum` or from an earlier call.
-        chunk_size: Tokens in a chunk, at least 1; rounded up to a power of two.
+        chunk_size: Number of tokens in a chunk, at least 1. It is rounded up to a power of two.
 
     Returns:
         A tensor of shape (B, T, N, D) and the dtype of `values`, and the sums over all tokens so
-        far. Sums are taken in float32, or float64 where an argument is. Queries that see no token
-        at all give exactly 0. No output depends on later tokens in a single bit, as long as those
-        are finite; NaN and inf spread to earlier tokens, as in `keras.layers.MultiHeadAttention`.
+        far. Sums use float32, or float64 if an argument is float64. A query that sees no token
+        gives exactly 0. No bit of an output depends on later tokens, as long as those are finite.
+        NaN and inf spread to earlier tokens, as in `keras.layers.MultiHeadAttention`.
 
     Raises:
         ValueError: If `chunk_size` is not an integer of at least 1.
@@ -111,17 +111,17 @@ def causal_singular_value_attention(
             rows = rises_too_high(maximum, reference[:, :, :, None])  # (B, N, C, c, 1)
             return ops.where(rows, at_any_logits(chunks, maximum), outputs)
 
-        # Rematerialised: what the gradient needs would else be kept where this does not run, too
+        # Rematerialised, so that the values for its gradient are not kept if it does not run
         needed = ops.any(rises_too_high(largest(chunks.logits, axis=3), reference))
         outputs = where_needed(needed, keras.remat(exactly), near, arguments)
-    batch, heads, count, size, width = ops.shape(outputs)
+    batch, heads, count, size, width = ops.shape(outputs)  # (B, N, C, c, D)
     outputs = ops.reshape(outputs, (batch, heads, count * size, width))
-    outputs = ops.transpose(outputs[:, :, : ops.shape(values)[1]], (0, 2, 1, 3))
+    outputs = ops.transpose(outputs[:, :, : ops.shape(values)[1]], (0, 2, 1, 3))  # (B, T, N, D)
     return ops.cast(outputs, values.dtype), state
 
 
 def _power_of_two(size: int, length: Any) -> int:
-    """The size of a chunk: no more than the length, where it is known, and a power of two."""
+    """The size of a chunk: a power of two, reduced to the length if that is known."""
     size = max(1, min(size, length)) if isinstance(length, int) else size
     return 1 << (size - 1).bit_length()
 

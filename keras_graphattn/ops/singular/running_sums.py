@@ -1,7 +1,7 @@
 """Sums of exp(l_s) and exp(l_s) values_s over all tokens so far, at any logits, chunk by chunk.
 
-Each sum is kept from the largest logit among its tokens, so that nothing overflows. Sums over
-chunks are added up in groups: there is no loop over time, and no (T, H, D) tensor.
+Each sum is relative to the largest logit among its tokens, so that it cannot overflow. Sums over
+chunks are added up in groups. There is no loop over time, and no (T, H, D) tensor.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from keras_graphattn.ops.precision.wide import larger, largest
 
 Tensor = Any
 
-GROUP = 32  # chunks in a group; up to twice as many and one are summed at once
+GROUP = 32  # chunks in a group; up to 2 GROUP + 1 chunks are summed at once
 
 
 class RunningSum(NamedTuple):
     """Sums of exp(l_s - maximum) and exp(l_s - maximum) values_s over tokens seen so far.
 
-    With leading axes (B, N) and, between chunks, one more for the chunk.
+    The leading axes are (B, N), and between chunks also one axis for the chunk.
 
     Example:
 
@@ -53,7 +53,7 @@ def running_sum(name: str, value: Any, sizes: Sizes) -> RunningSum:
 def empty_running_sum(
     batch_size: int, num_heads: int, key_dim: int, value_dim: int, dtype: str = "float32"
 ) -> RunningSum:
-    """The sums over no token at all.
+    """The sums before the first token.
 
     Args:
         batch_size: Number of sequences B.
@@ -63,8 +63,8 @@ def empty_running_sum(
         dtype: Dtype of the sums, at least float32.
 
     Returns:
-        A `RunningSum` of shapes (B, N, H), (B, N, H) and (B, N, H, D): all that `decode` has to
-        keep, whatever the length.
+        A `RunningSum` of shapes (B, N, H), (B, N, H) and (B, N, H, D). `decode` keeps nothing
+        else, at any length.
 
     Example:
 
@@ -81,12 +81,12 @@ def empty_running_sum(
 
 
 def least_logit(dtype: str) -> float:
-    """What counts as no token at all: the logits of padding are far below it, and vanish."""
+    """The floor of the maxima. The logits of padding are far below it, so they vanish."""
     return 0.5 * hidden_logit(dtype)
 
 
 def cut_into_chunks(x: Tensor, size: int, fill: float) -> Tensor:
-    """(B, N, T, ...) -> (B, N, T / size, size, ...), filled up at the end."""
+    """(B, N, T, ...) -> (B, N, T / size, size, ...), padded with `fill` at the end."""
     batch, heads, length, *others = ops.shape(x)
     missing = -length % size
     if not isinstance(missing, int) or missing > 0:
@@ -96,7 +96,7 @@ def cut_into_chunks(x: Tensor, size: int, fill: float) -> Tensor:
 
 
 def map_sums(function: Callable[..., Tensor], *sums: RunningSum) -> RunningSum:
-    """The function of the maxima, of the normalisers and of the contexts."""
+    """Applies the function to the maxima, to the normalisers and to the contexts."""
     return RunningSum(*(function(*parts) for parts in zip(*sums, strict=True)))
 
 
@@ -111,13 +111,13 @@ def sums_before_and_after(
         state: The sums over the tokens before the first chunk.
 
     Returns:
-        Sums with the shapes (B, N, C, H) and (B, N, C, H, D); and without the axis C.
+        The first sums with shapes (B, N, C, H) and (B, N, C, H, D), the second without the axis C.
     """
     least = ops.cast(least_logit(logits.dtype), logits.dtype)
     maximum = largest(ops.stop_gradient(logits), axis=3, keepdims=True)
-    maximum = larger(maximum, least)  # above the logits of padding
+    maximum = larger(maximum, least)  # above the logits of padding; (B, N, C, 1, H)
     exponentials = ops.exp(logits - maximum)
-    normaliser = ops.sum(exponentials, axis=3)
+    normaliser = ops.sum(exponentials, axis=3)  # (B, N, C, H)
     context = ops.einsum("bncsh,bncsd->bnchd", exponentials, values)
     chunks = RunningSum(maximum[:, :, :, 0], normaliser, context)
     chunks = map_sums(
@@ -128,11 +128,11 @@ def sums_before_and_after(
 
 
 def _sums_over_chunks(sums: RunningSum) -> RunningSum:
-    """Sums over chunks 0 ... c for every c, the chunk axis being the third."""
+    """Sums over chunks 0 ... c for every c; the chunk axis is the third."""
     count, heads = sums.maximum.shape[2], sums.maximum.shape[1]
     if count is not None and count <= 2 * GROUP + 1:
         return _dense_prefix_sums(sums)
-    # Inside groups, which stand beside the heads; then over the groups, by the same function
+    # First inside groups, whose axis is merged with the heads; then over the groups, recursively
     fills = RunningSum(hidden_logit(sums.maximum.dtype), 0.0, 0.0)
     groups = map_sums(
         lambda part, fill: _merge_axes(cut_into_chunks(part, GROUP, fill)), sums, fills
@@ -158,7 +158,7 @@ def _sums_over_chunks(sums: RunningSum) -> RunningSum:
 
 
 def _add(first: RunningSum, second: RunningSum) -> RunningSum:
-    """Sums over the tokens of both."""
+    """The sums over the tokens of both."""
     maximum = larger(first.maximum, second.maximum)
     scales = (ops.exp(first.maximum - maximum), ops.exp(second.maximum - maximum))
     return RunningSum(

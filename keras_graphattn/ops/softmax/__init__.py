@@ -1,6 +1,5 @@
-"""Softmax attention as an operator: dense, in blocks of query rows, fused, cached; and p-Laplacian
-attention.
+"""Softmax attention as an operator (dense, blockwise, fused or cached), and p-Laplacian attention.
 
 Entry points: `softmax_operator`, `BlockwiseOperator`, `fused_operator`, `p_laplacian_attention`.
-Naive twins: `tests/reference_dense.py`.
+Naive forms for comparison: `tests/reference_dense.py`.
 """

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import keras
 from keras import ops
 
 from keras_graphattn.checks.arguments import checked, optional, scale_of_scores, tensor, whole
@@ -100,7 +101,19 @@ class BlockwiseOperator:
             once = apply(x)
             return once, apply(once)
         settings, tensors = _settings(self.mask, self.block_size)
-        once, second = _twice(settings)(self.query, self.key, x, *tensors)
+
+        def by_blocks(query: Tensor, key: Tensor, x: Tensor) -> Tensors:
+            return _twice(settings)(query, key, x, *tensors)
+
+        heads = self.query.shape[2]
+        if keras.backend.backend() == "torch" and fits_one_block(length, heads * self.block_size):
+            from keras_graphattn.ops.softmax import torch_blockwise
+
+            positions = ops.arange(length)
+            mask = joined_mask(self.mask, positions, positions)
+            once, second = torch_blockwise.twice(by_blocks, self.query, self.key, x, mask)
+        else:
+            once, second = by_blocks(self.query, self.key, x)
         return once, second
 
 

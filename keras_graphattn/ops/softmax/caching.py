@@ -1,9 +1,9 @@
-"""Incremental decoding: what a filter needs of the past, in a cache of fixed size.
+"""Incremental decoding: a cache of fixed size with all that a filter needs of past tokens.
 
 A polynomial filter of order K applies A up to K times: to V, to P_1(A) V, ..., P_{K-1}(A) V. In
-a causal sequence none of these signals changes for past tokens when a token is added. So each
-application keeps its signal beside the keys, and a new row costs O(n) per application. The
-filter itself is the one of the full pass: it only ever calls `apply`.
+a causal sequence, a new token does not change any of these signals for past tokens. So each
+application keeps its signal in the cache, next to the keys, and a new row costs O(n) per
+application. The filter itself is the same as in the full pass: it only calls `apply`.
 """
 
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ Cache = dict[str, Tensor]
 
 
 def a_cache(name: str, value: Any, sizes: Sizes) -> Cache:
-    """The rule of a cache: a dictionary as `initial_cache` makes it."""
+    """The rule of a cache: a dictionary made by `initial_cache`."""
     shapes = {"key": "B L K H", "signals": "B _ L N D", "padding_mask": "B L"}
     if not isinstance(value, Mapping) or not set(shapes) <= set(value):
         raise ValueError(
-            f"`{name}` must be a dictionary with {list(shapes)}, as `initial_cache` makes it. "
+            f"`{name}` must be a dictionary with {list(shapes)}, made by `initial_cache`. "
             f"Received: {name}={value!r}"
         )
     for part, shape in shapes.items():
@@ -44,7 +44,7 @@ def a_cache(name: str, value: Any, sizes: Sizes) -> Cache:
 
 
 def position(name: str, value: Any, sizes: Sizes) -> Any:
-    """The rule of a place in the cache: an integer of at least 0, or a scalar tensor of them."""
+    """The rule of a position in the cache: an integer of at least 0, or a scalar tensor."""
     if not isinstance(value, (bool, float, np.integer)) and hasattr(value, "shape"):
         return integers("")(name, value, sizes)
     return whole(0)(name, value, sizes)
@@ -79,13 +79,13 @@ def initial_cache(
         num_heads: Number of heads N.
         key_dim: Size H of each head for keys.
         value_dim: Size D of each head for values.
-        num_signals: Number of signals: how often the filter applies its operator.
-        num_key_heads: Number of heads of the keys, where fewer than `num_heads`.
+        num_signals: Number of signals, that is, how often the filter applies its operator.
+        num_key_heads: Number of heads of the keys; `num_heads` by default.
         dtype: Dtype of keys and signals.
 
     Returns:
         A dictionary of tensors: `key` (B, L, N, H), `signals` (B, num_signals, L, N, D), of which
-        the first are the values, and the boolean `padding_mask` (B, L).
+        the first signal is the values, and the boolean `padding_mask` (B, L).
 
     Example:
 
@@ -108,7 +108,7 @@ def update_keys(
     """Writes the keys of new tokens at `index`.
 
     Args:
-        cache: The cache, as `initial_cache` or the last step returned it.
+        cache: The cache that `initial_cache` or the previous step returned.
         key: Tensor of shape (B, t, N, H): keys of the new tokens.
         index: Position of the first new token, an integer or a scalar tensor.
         padding_mask: Optional boolean tensor of shape (B, t); `False` marks padding.
@@ -117,7 +117,8 @@ def update_keys(
         The new cache, and the boolean `padding_mask` of the new tokens.
 
     Raises:
-        ValueError: If the tokens do not fit in the cache, where `index` is a Python integer.
+        ValueError: If the tokens do not fit in the cache. Checked only if `index` is a Python
+            integer.
 
     Example:
 
@@ -151,7 +152,7 @@ def step_mask(cache: Cache, index: Any, padding_mask: Tensor, window: int | None
         cache: The cache with the new tokens' keys.
         index: Position of the first new token.
         padding_mask: Boolean tensor of shape (B, t) of the new tokens.
-        window: Sliding window, where the layer has one.
+        window: Sliding window of the layer, if it has one.
 
     Returns:
         A boolean tensor of shape (B, 1, t, L).
@@ -172,10 +173,10 @@ def step_mask(cache: Cache, index: Any, padding_mask: Tensor, window: int | None
 
 
 class CachedOperator:
-    """The rows of A for new tokens, as an operator that keeps what it is applied to.
+    """The rows of A for new tokens, as an operator that keeps its signals in the cache.
 
     Its k-th call writes the new tokens' signal into slot k of the cache and applies the rows to
-    that whole slot. Calls must come in the same order at each step, as a filter makes them.
+    the whole slot. Each step must make its calls in the same order, as a filter does.
 
     Args:
         matrix: Attention weights of the new tokens, of shape (B, N, t, L).
@@ -194,21 +195,21 @@ class CachedOperator:
     def __init__(self, matrix: Tensor, signals: Tensor, index: Any) -> None:
         self.matrix = matrix
         self.signals = signals
-        room, count = matrix.shape[-1], matrix.shape[-2]
-        known = all(isinstance(size, int) for size in (index, room, count))
-        if known and index + count > room:
+        length, count = matrix.shape[-1], matrix.shape[-2]
+        known = all(isinstance(size, int) for size in (index, length, count))
+        if known and index + count > length:
             raise ValueError(
-                f"`index` must leave room for {count} new tokens among {room}. Received: "
-                f"index={index}"
+                f"`index` must be at most {length - count} for {count} new tokens in a cache of "
+                f"{length} tokens. Received: index={index}"
             )
         self.index = index
         self.calls = 0
 
     def __call__(self, x: Tensor) -> Tensor:
         x = tensor("B t N D")("x", x, {})
-        slot = ops.cast(x, self.signals.dtype)[:, None]
+        slot = ops.cast(x, self.signals.dtype)[:, None]  # (B, 1, t, N, D)
         self.signals = ops.slice_update(self.signals, (0, self.calls, self.index, 0, 0), slot)
-        signal = self.signals[:, self.calls]
+        signal = self.signals[:, self.calls]  # (B, L, N, D)
         self.calls += 1
         return ops.einsum("bnts,bsnh->btnh", self.matrix, signal)
 

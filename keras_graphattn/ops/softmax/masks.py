@@ -1,7 +1,7 @@
-"""What each query may see, kept in pieces: no n x n mask unless the caller brought one.
+"""The keys that each query may see, in pieces: no n x n mask unless the caller gives one.
 
-A layer has one boolean mask per reason (padding, causality, a window, the caller's own). The
-dense path joins them once; the block-by-block paths join them for a few query rows at a time.
+A layer has one boolean mask for each reason (padding, causality, a window, the caller's mask). The
+dense path joins them once. The blockwise paths join them for a few query rows at a time.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from keras_graphattn.checks.arguments import (
     checked,
     flag,
     integers,
+    optional,
     tensor,
     whole,
 )
@@ -34,8 +35,8 @@ class AttentionMask(NamedTuple):
         entries: Boolean tensor of shape (T, S), (B, T, S) or (B, N, T, S); `True` is visible.
         queries: Boolean tensor of shape (B, T); `False` marks rows that see nothing.
         keys: Boolean tensor of shape (B, S); `False` marks columns that nobody sees.
-        causal: Whether row i sees the columns j <= i alone.
-        window: Where given, row i sees the columns with |i - j| < window alone.
+        causal: Whether row i sees only the columns j <= i.
+        window: If given, row i sees only the columns with |i - j| < window.
 
     Example:
 
@@ -52,7 +53,7 @@ class AttentionMask(NamedTuple):
 
 
 def attention_mask(rows: str, columns: str) -> Rule:
-    """The rule of an `AttentionMask`: what it holds has so many rows and columns."""
+    """The rule of an `AttentionMask` whose parts have the given rows and columns."""
     pair = f"{rows}? {columns}?"
     parts = {
         "entries": mask_of(pair, f"B? {pair}", f"B? N? {pair}"),
@@ -74,10 +75,10 @@ def attention_mask(rows: str, columns: str) -> Rule:
 
 @checked(mask=attention_mask("T", "S"), rows=integers("T"), columns=integers("S"))
 def joined_mask(mask: AttentionMask, rows: Tensor, columns: Tensor) -> Tensor | None:
-    """One boolean mask of all the reasons, or `None` where everything is visible.
+    """Joins all pieces into one boolean mask; `None` if everything is visible.
 
     Args:
-        mask: The mask; its `entries` and `queries` have exactly the rows in question.
+        mask: The mask; its `entries` and `queries` must have exactly these rows.
         rows: Integer tensor of shape (T,): positions of the query rows.
         columns: Integer tensor of shape (S,): positions of the keys.
 
@@ -85,7 +86,7 @@ def joined_mask(mask: AttentionMask, rows: Tensor, columns: Tensor) -> Tensor | 
         A boolean tensor that broadcasts to (B, N, T, S).
 
     Raises:
-        ValueError: For `entries` that have not 2, 3 or 4 dimensions.
+        ValueError: For `entries` without 2, 3 or 4 dimensions.
 
     Example:
 
@@ -96,11 +97,11 @@ def joined_mask(mask: AttentionMask, rows: Tensor, columns: Tensor) -> Tensor | 
     rows, columns = ops.cast(rows, "int32"), ops.cast(columns, "int32")
     parts = []
     if mask.entries is not None:
-        parts.append(four_dimensional(mask.entries))
+        parts.append(four_dimensional(mask.entries))  # (B, N, T, S)
     if mask.queries is not None:
-        parts.append(mask.queries[:, None, :, None])
+        parts.append(mask.queries[:, None, :, None])  # (B, 1, T, 1)
     if mask.keys is not None:
-        parts.append(mask.keys[:, None, None, :])
+        parts.append(mask.keys[:, None, None, :])  # (B, 1, 1, S)
     if mask.causal:
         parts.append((columns[None, :] <= rows[:, None])[None, None])
     if mask.window is not None:
@@ -109,7 +110,7 @@ def joined_mask(mask: AttentionMask, rows: Tensor, columns: Tensor) -> Tensor | 
 
 
 def all_of(*masks: Tensor | None) -> Tensor | None:
-    """The masks that are given, joined by `logical_and`."""
+    """The given masks, joined by `logical_and`; `None` if all of them are `None`."""
     joined = None
     for mask in masks:
         if mask is not None:
@@ -119,7 +120,7 @@ def all_of(*masks: Tensor | None) -> Tensor | None:
 
 
 def four_dimensional(entries: Tensor) -> Tensor:
-    """A mask of shape (T, S), (B, T, S) or (B, N, T, S) as one that broadcasts to the last."""
+    """A mask (T, S), (B, T, S) or (B, N, T, S) as one that broadcasts to (B, N, T, S)."""
     rank = len(entries.shape)
     if rank not in (2, 3, 4):
         raise ValueError(
@@ -133,7 +134,7 @@ def four_dimensional(entries: Tensor) -> Tensor:
 
 
 def split_mask(mask: AttentionMask) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The mask's tensors as `map_query_blocks` wants them: those with query rows, and the rest."""
+    """The mask's tensors for `map_query_blocks`: those with query rows, and all others."""
     by_row: dict[str, Tensor] = {}
     whole: dict[str, Tensor] = {}
     if mask.entries is not None:
@@ -158,7 +159,7 @@ def block_mask(
 
 
 def sighted_rows(mask: AttentionMask, length: Any, block_size: int = 512) -> Tensor | None:
-    """Which query rows see at least one key; `None` where all do.
+    """The query rows that see at least one key; `None` if all rows do.
 
     Args:
         mask: The mask of a square attention matrix.
@@ -180,11 +181,11 @@ def sighted_rows(mask: AttentionMask, length: Any, block_size: int = 512) -> Ten
 
 
 def _rows_that_see(mask: AttentionMask, length: Any) -> Tensor:
-    """Which rows see one of the keys that may be seen at all, (B, T) or (B, 1): O(B T)."""
+    """The rows that see a visible key, by causality and window: (B, T) or (B, 1), in O(B T)."""
     keys = ops.cast(mask.keys, "int32")
     if not mask.causal and mask.window is None:
         return ops.any(ops.cast(keys, "bool"), axis=1, keepdims=True)
-    up_to = ops.pad(ops.cumsum(keys, axis=1), ((0, 0), (1, 0)))  # how many stand before each place
+    up_to = ops.pad(ops.cumsum(keys, axis=1), ((0, 0), (1, 0)))  # visible keys before each position
     rows = ops.arange(length)
     first, behind = ops.zeros_like(rows), rows + 1 if mask.causal else length + 0 * rows
     if mask.window is not None:
@@ -202,7 +203,7 @@ def _sighted_by_blocks(
     block_size: int,
     *mask_tensors: Tensor,
 ) -> Tensor:
-    """`sighted_rows` under a mask of entries, which is joined for a block of rows at a time."""
+    """`sighted_rows` for a mask with entries, joined for a block of rows at a time."""
     mask = AttentionMask(causal=causal, window=window)
     named = dict(zip((*by_row, *whole), mask_tensors, strict=True))
 
@@ -221,9 +222,30 @@ def _sighted_by_blocks(
     return ops.cast(seen, "bool")
 
 
+@checked(outputs=tensor("B T N H"), joined=optional(mask_of("B? N? T? S")))
+def zero_masked_rows(outputs: Tensor, joined: Tensor | None) -> Tensor:
+    """Puts exact zeros in the rows of `outputs` for which a joined mask hides every key.
+
+    Args:
+        outputs: Tensor of shape (B, T, N, H).
+        joined: Optional boolean tensor that broadcasts to (B, N, T, S), as `joined_mask` forms it.
+
+    Example:
+
+    >>> joined = np.array([[[[True, False], [False, False]]]])
+    >>> outputs = zero_masked_rows(np.ones((1, 2, 1, 1), "float32"), joined)
+    >>> keras.ops.convert_to_numpy(outputs).ravel().tolist()
+    [1.0, 0.0]
+    """
+    if joined is None:
+        return outputs
+    sees = ops.transpose(ops.any(joined, axis=-1), (0, 2, 1))  # (B, T, N)
+    return ops.where(sees[..., None], outputs, ops.cast(0.0, outputs.dtype))
+
+
 @checked(outputs=tensor("B T N H"), mask=attention_mask("T", "T"), block_size=whole())
 def zero_blind_rows(outputs: Tensor, mask: AttentionMask, block_size: int = 512) -> Tensor:
-    """Exact zeros in the rows of `outputs`, (B, T, N, H), that may see no key at all.
+    """Puts exact zeros in the rows of `outputs`, (B, T, N, H), that may see no key.
 
     Example:
 

@@ -9,7 +9,7 @@ matrix in one: it is most of the work, and that way it takes half the passes ove
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -129,17 +129,11 @@ def p_laplacian_attention(
         mask_whole["centre"] = centre
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        weights = p_laplacian_weights(
-            scores_of(tensors["query"], tensors["key"]),
-            (tensors["row_values"], tensors["values"]),
-            p,
-            block_mask(mask, tensors, rows, tensors["columns"]),
-            rows[:, None] == tensors["columns"][None, :],
-            epsilon=epsilon,
-            drop_diagonal=drop_diagonal,
-            centre=tensors.get("centre"),
-        )
-        return ops.einsum("bnts,bsnh->btnh", weights, at_least_float32(tensors["values"]))
+        names = ("query", "key", "row_values", "values", "centre")
+        block = block_mask(mask, tensors, rows, tensors["columns"])
+        given = [*(tensors.get(name) for name in names), block]
+        settings = _Settings(tuple(p), epsilon, drop_diagonal, centre is not None)
+        return _rows_of_output(settings, rows, *(x for x in given if x is not None))
 
     outputs = map_query_blocks(
         rows_of_block,
@@ -149,6 +143,56 @@ def p_laplacian_attention(
         block_size,
     )
     return zero_blind_rows(ops.cast(outputs, values.dtype), mask, block_size)
+
+
+class _Settings(NamedTuple):
+    """What is known of the attention without its tensors."""
+
+    p: tuple[float, ...]
+    epsilon: float
+    drop_diagonal: bool
+    has_centre: bool
+
+
+def _rows_of_output(settings: _Settings, rows: Tensor, *tensors: Tensor) -> Tensor:
+    """Rows (B, T, N, D) of the output.
+
+    The tensors are queries, keys, values of rows and of columns, and, if there are such, the
+    centre and the mask.
+    """
+    if keras.backend.backend() != "torch":
+        return _plain_rows(settings, rows, *tensors)
+    from keras_graphattn.ops.softmax import torch_p_laplacian
+
+    return torch_p_laplacian.rows_of_output(
+        functools.partial(_plain_rows, settings),
+        torch_p_laplacian.Settings(
+            settings.p,
+            settings.epsilon**2,
+            _LEAST_SHARE,
+            settings.drop_diagonal,
+            settings.has_centre,
+            len(tensors) > 4 + settings.has_centre,
+        ),
+        rows,
+        *tensors,
+    )
+
+
+def _plain_rows(settings: _Settings, rows: Tensor, *tensors: Tensor) -> Tensor:
+    query, key, row_values, values, *others = tensors
+    columns = ops.arange(ops.shape(key)[1])
+    weights = p_laplacian_weights(
+        scores_of(query, key),
+        (row_values, values),
+        settings.p,
+        others[-1] if len(others) > settings.has_centre else None,
+        rows[:, None] == columns[None, :],
+        epsilon=settings.epsilon,
+        drop_diagonal=settings.drop_diagonal,
+        centre=others[0] if settings.has_centre else None,
+    )
+    return ops.einsum("bnts,bsnh->btnh", weights, at_least_float32(values))
 
 
 @checked(

@@ -1,13 +1,13 @@
-"""Products with Toeplitz matrices, and those of grids, by one real FFT; nothing of size n x n.
+"""Products with Toeplitz and block-Toeplitz matrices by one real FFT, without an n x n matrix.
 
-An entry of such a matrix depends on where the query stands relative to the key alone: on one
-offset along a sequence, on one offset per axis of a grid. A *table* holds one number per offset.
-A sequence is a grid of one axis.
+An entry of such a matrix depends only on the position of the query relative to the key: on one
+offset along a sequence, or on one offset per axis of a grid. A *table* has one number per offset.
+A sequence is a grid with one axis.
 
-A grid whose rows are stored 2 s - 1 apart, s their length, has a different distance in memory for
-every offset. So the table of a grid, read in memory order, is the table of one long sequence, and
-the product with a block-Toeplitz matrix of any rank is one convolution in one dimension: exact,
-and cheaper than a transform for each axis.
+Suppose that the rows of a grid, of length s, are stored 2 s - 1 places apart. Then every offset has
+its own distance in memory. So the table of the grid, read in memory order, is the table of one long
+sequence. The product with a block-Toeplitz matrix of any rank is then one convolution in one
+dimension. It is exact, and cheaper than one transform for each axis.
 """
 
 import math
@@ -24,12 +24,12 @@ Shape = Sequence[int]
 
 
 def table_shape(grid_shape: Shape) -> tuple[int, ...]:
-    """How many offsets each axis of a grid has: `2 s - 1`, from `-(s - 1)` to `s - 1`."""
+    """The number of offsets of each axis of a grid: `2 s - 1`, from `-(s - 1)` to `s - 1`."""
     return tuple(2 * size - 1 for size in grid_shape)
 
 
 def fast_fourier_length(length: int) -> int:
-    """The smallest even number from `length` on with no prime factor above 5.
+    """Returns the smallest even number >= `length` with no prime factor above 5.
 
     Example:
 
@@ -40,22 +40,22 @@ def fast_fourier_length(length: int) -> int:
 
 
 def toeplitz_product(table: Tensor, x: Tensor, grid_shape: Shape | None = None) -> Tensor:
-    """`y_i = sum_j table[i - j] x_j`, in O(n log n) for each column, differentiable in both.
+    """Returns `y_i = sum_j table[i - j] x_j`, in O(n log n) per column, differentiable in both.
 
-    The error is about 1e-7 of the largest entry of a column, in every row of it: rows of the
-    result that are far smaller than the largest have few right digits.
+    In every row, the error is about 1e-7 of the largest entry of the column. So rows that are much
+    smaller than the largest row have few correct digits.
 
     Args:
         table: Tensor of shape (N, 2 s_1 - 1, ..., 2 s_d - 1): for each head the factor of each
-            offset, from `-(s - 1)` to `s - 1` along each axis. N may be 1, to serve all heads.
+            offset, from `-(s - 1)` to `s - 1` along each axis. If N is 1, all heads share it.
         x: Tensor of shape (B, T, N, D), the tokens of the grid in row-major order.
-        grid_shape: `(s_1, ..., s_d)`, whose product is T. `None`: a sequence, `(T,)`.
+        grid_shape: `(s_1, ..., s_d)`, whose product is T. By default a sequence, `(T,)`.
 
     Returns:
-        A tensor of the shape and dtype of `x`; at least float32 inside.
+        A tensor of the shape and dtype of `x`. It is computed in at least float32.
 
     Raises:
-        ValueError: If the shapes do not fit each other.
+        ValueError: If the shapes do not match.
 
     Example:
 
@@ -64,17 +64,19 @@ def toeplitz_product(table: Tensor, x: Tensor, grid_shape: Shape | None = None) 
     >>> keras.ops.convert_to_numpy(toeplitz_product(lower, x)).ravel().round(4).tolist()
     [1.0, 3.0, 6.0]
 
-    Source: Choromanski et al., arXiv 2107.07999, Lemma 3.3 (a FFT per axis there; one here).
+    Source: Choromanski et al., arXiv 2107.07999, Lemma 3.3. They use an FFT per axis; here it is
+    one FFT.
     """
     table, x = at_least_float32(table), ops.convert_to_tensor(x)
     dtype = x.dtype
     grid_shape = _checked_grid(table, x, grid_shape)
     length = fast_fourier_length(math.prod(table_shape(grid_shape)))
     kernel = [part[:, None] for part in ops.rfft(_wrapped(table, length), fft_length=length)]
-    columns = ops.transpose(at_least_float32(x), (0, 2, 3, 1))
+    columns = ops.transpose(at_least_float32(x), (0, 2, 3, 1))  # (B, N, D, T)
     signal = ops.rfft(_spread(columns, grid_shape), fft_length=length)
     real = signal[0] * kernel[0] - signal[1] * kernel[1]
     imaginary = signal[0] * kernel[1] + signal[1] * kernel[0]
+    # the product of two transforms is the convolution: (B, N, D, T)
     product = _gathered(ops.irfft((real, imaginary), fft_length=length), grid_shape)
     return ops.cast(ops.transpose(product, (0, 3, 1, 2)), dtype)
 
@@ -85,7 +87,7 @@ def _checked_grid(table: Tensor, x: Tensor, grid_shape: Shape | None) -> Shape:
     if None in grid_shape:
         raise ValueError(
             "A Toeplitz product by FFT needs a fixed length. Received: "
-            f"x.shape={tuple(x.shape)}. Give `x` a static second axis."
+            f"x.shape={tuple(x.shape)}. Give `x` a fixed second axis."
         )
     expected = table_shape(grid_shape)
     if (
@@ -102,7 +104,7 @@ def _checked_grid(table: Tensor, x: Tensor, grid_shape: Shape | None) -> Shape:
 
 
 def _wrapped(table: Tensor, length: int) -> Tensor:
-    """(N, ...) -> (N, length): offset 0 first, negative ones at the end, zeros between."""
+    """(N, ...) -> (N, length): offset 0 first, negative offsets last, zeros between them."""
     heads, offsets = table.shape[0], math.prod(table.shape[1:])
     flat, centre = ops.reshape(table, (heads, offsets)), offsets // 2
     zeros = ops.zeros((heads, length - offsets), dtype=table.dtype)
@@ -110,7 +112,7 @@ def _wrapped(table: Tensor, length: int) -> Tensor:
 
 
 def _spread(columns: Tensor, grid_shape: Shape) -> Tensor:
-    """(B, N, D, T) -> (B, N, D, positions): every axis but the first filled up to 2 s - 1."""
+    """(B, N, D, T) -> (B, N, D, positions): pads every axis except the first to 2 s - 1."""
     if len(grid_shape) == 1:
         return columns
     *others, _ = ops.shape(columns)

@@ -1,8 +1,8 @@
-"""Diffusion on the hypercube: tokens i and j are neighbours where one bit of i and j differs.
+"""Diffusion on the hypercube: tokens i and j are neighbours if they differ in one bit.
 
-exp(-t L) is a Kronecker power of the 2 x 2 matrix [[c, s], [s, c]], c = (1 + e^-2t) / 2 and
-s = (1 - e^-2t) / 2, so that M[i, j] = c^d tanh(t)^Hamming(i, j) with n = 2^d tokens. Applied one
-bit at a time, that is d butterfly steps: O(n log n).
+exp(-t L) is a Kronecker power of the 2 x 2 matrix [[c, s], [s, c]] with c = (1 + e^-2t) / 2 and
+s = (1 - e^-2t) / 2. So M[i, j] = c^d tanh(t)^Hamming(i, j) for n = 2^d tokens. The product is
+computed one bit at a time, in d butterfly steps: O(n log n).
 
 Source: Choromanski et al., arXiv 2107.07999, Section 4.1.
 """
@@ -17,26 +17,27 @@ Tensor = Any
 
 
 def hypercube_dimension(length: int) -> int:
-    """d for n = 2^d tokens.
+    """Returns d for n = 2^d tokens.
 
     Raises:
-        ValueError: For a length that is no power of 2.
+        ValueError: For a length that is not a power of 2.
     """
     if length < 1 or length & (length - 1):
         raise ValueError(
             "A hypercube has 2^d nodes, one for each token of `x`. Received: length="
-            f"{length}. Pad the sequence."
+            f"{length}. Pad the sequence to a power of 2."
         )
     return length.bit_length() - 1
 
 
 @checked(x=tensor("B T N D"), time=tensor("N", "d N"))
 def hypercube_product(x: Tensor, time: Tensor) -> Tensor:
-    """exp(-t L) x on the hypercube, with gradients for both.
+    """Returns exp(-t L) x on the hypercube, with gradients for x and t.
 
     Args:
-        x: float32 tensor of shape (B, T, N, D), T a power of 2.
-        time: Tensor of shape (N,), t of each head, or (d, N) for a time per bit, lowest bit first.
+        x: float32 tensor of shape (B, T, N, D), where T is a power of 2.
+        time: Tensor of shape (N,): t of each head. Or of shape (d, N): a time per bit, lowest bit
+            first.
 
     Returns:
         A tensor of the shape of `x`.
@@ -53,6 +54,7 @@ def hypercube_product(x: Tensor, time: Tensor) -> Tensor:
     for bit in range(hypercube_dimension(x.shape[1])):
         of_bit = time if len(time.shape) == 1 else time[bit]
         stay, move = (factor[:, None] for factor in _factors(of_bit))
+        # Axis 2 is the value of the bit: (B, T / 2^(bit + 1), 2, 2^bit, N, D).
         pairs = ops.reshape(x, (shape[0], -1, 2, 2**bit, *shape[2:]))
         zero, one = pairs[:, :, 0], pairs[:, :, 1]
         pairs = ops.stack([stay * zero + move * one, move * zero + stay * one], axis=2)
@@ -61,7 +63,7 @@ def hypercube_product(x: Tensor, time: Tensor) -> Tensor:
 
 
 def hypercube_rows(positions: Tensor, length: int, time: Tensor) -> Tensor:
-    """Rows of exp(-t L) from the bits that differ: (N, R, T).
+    """Returns rows of exp(-t L), from the bits in which two positions differ.
 
     Args:
         positions: Integer tensor of shape (R,).

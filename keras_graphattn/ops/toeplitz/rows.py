@@ -1,8 +1,8 @@
-"""Toeplitz matrices written out: all of one, or a block of its query rows.
+"""Toeplitz matrices as tensors: a whole matrix, or a block of its query rows.
 
-Row i + 1 is row i moved by one place. So a block of rows is one short piece of the table repeated
-and read with a row length one less than it was written with: no gather of single numbers, and a
-backward pass of sums, which is where scatters would cost most.
+Row i + 1 is row i moved by one place. So a block of rows comes from one short part of the table:
+repeat it, then read the numbers with rows that are shorter by one. This needs no gather of single
+numbers, and the backward pass is a sum; a gather would need a scatter there, which is slow.
 """
 
 import math
@@ -38,18 +38,18 @@ def skewed(window: Tensor, rows: int) -> Tensor:
         return window[..., None, :]
     repeated = ops.broadcast_to(window[..., None, :], (*others, rows, width))
     flat = ops.reshape(repeated, (*others, rows * width))
-    flat = flat[..., rows - 1 : rows - 1 + rows * (width - 1)]
+    flat = flat[..., rows - 1 : rows - 1 + rows * (width - 1)]  # now rows of length width - 1
     return ops.reshape(flat, (*others, rows, width - 1))[..., :columns]
 
 
 def toeplitz_matrix(table: Tensor) -> Tensor:
-    """All of a (block-)Toeplitz matrix: `out[n, i, j] = table[n, i - j]`.
+    """Returns a whole (block-)Toeplitz matrix: `out[n, i, j] = table[n, i - j]`.
 
     Args:
         table: Tensor of shape (N, 2 s_1 - 1, ..., 2 s_d - 1), as for `toeplitz_product`.
 
     Returns:
-        A float32 tensor of shape (N, T, T), with T the product of the `s_k`, row-major.
+        A float32 tensor of shape (N, T, T), with T = s_1 ... s_d, in row-major order.
 
     Example:
 
@@ -62,7 +62,7 @@ def toeplitz_matrix(table: Tensor) -> Tensor:
     heads, *offsets = matrix.shape
     grid_shape = [(size + 1) // 2 for size in offsets]
     rank = len(grid_shape)
-    for size in reversed(grid_shape):  # the last axis becomes two, which go to the front
+    for size in reversed(grid_shape):  # the last axis becomes two axes, which move to the front
         axes = len(matrix.shape)
         matrix = skewed(ops.flip(matrix, axis=-1), size)
         matrix = ops.transpose(matrix, (0, axes - 1, axes, *range(1, axes - 1)))
@@ -72,12 +72,12 @@ def toeplitz_matrix(table: Tensor) -> Tensor:
 
 
 def toeplitz_rows(table: Tensor, start: Any, count: int, length: int | None = None) -> Tensor:
-    """Consecutive rows of the Toeplitz matrix of a sequence.
+    """Returns consecutive rows of the Toeplitz matrix of a sequence.
 
     Args:
         table: Tensor of shape (N, 2 s - 1).
         start: The position of the first row: an integer, or a tensor of shape ().
-        count: Number of rows. Rows past the end are there, with numbers of no meaning.
+        count: Number of rows. Rows past the end have meaningless numbers.
         length: Number of columns, at most `s`, the default.
 
     Returns:
@@ -96,14 +96,14 @@ def toeplitz_rows(table: Tensor, start: Any, count: int, length: int | None = No
 def block_toeplitz_rows(
     table: Tensor, first_line: Any, lines: int, grid_shape: Sequence[int]
 ) -> Tensor:
-    """Rows of the block-Toeplitz matrix of a grid for whole lines of tokens.
+    """Returns rows of the block-Toeplitz matrix of a grid, for whole lines of tokens.
 
-    A line is a run of tokens along the last axis of the grid.
+    A line is the tokens along the last axis of the grid.
 
     Args:
         table: Tensor of shape (N, 2 s_1 - 1, ..., 2 s_d - 1).
         first_line: The first line: an integer, or a tensor of shape ().
-        lines: Number of lines. Those past the end are there, with numbers of no meaning.
+        lines: Number of lines. Lines past the end have meaningless numbers.
         grid_shape: `(s_1, ..., s_d)`.
 
     Returns:
@@ -119,11 +119,12 @@ def block_toeplitz_rows(
     ours = ops.minimum(ours, math.prod(leading) - 1)[:, None]
     theirs = ops.arange(math.prod(leading), dtype="int32")[None, :]
     indices, stride = 0, 1
+    # the index of the offset between two lines, (lines, all lines)
     for extent, width in zip(reversed(leading), reversed(offsets), strict=True):
         offset = ours % extent - theirs % extent + (extent - 1)
         indices, stride = indices + stride * offset, stride * width
         ours, theirs = ours // extent, theirs // extent
     windows = ops.take(ops.flip(slabs, axis=-1), ops.reshape(indices, (-1,)), axis=1)
     blocks = ops.reshape(skewed(windows, size), (-1, lines, math.prod(leading), size, size))
-    blocks = ops.transpose(blocks, (0, 1, 3, 2, 4))
+    blocks = ops.transpose(blocks, (0, 1, 3, 2, 4))  # (N, lines, s_d, all lines, s_d)
     return ops.reshape(blocks, (-1, lines * size, math.prod(grid_shape)))

@@ -1,11 +1,11 @@
-"""Toeplitz products in tiles: as exact in every row as if the row were computed alone.
+"""Toeplitz products in tiles: every row is as exact as if it were computed separately.
 
-One long FFT mixes all tokens, with an error of 1e-7 of the largest. That is a leak: in a causal
-product from the future into the past, and in any product into rows whose own sum is far smaller
-than the largest one, as kernel features have it. Here the sequence is cut into tiles. A tile and
-its two neighbours are multiplied out; for each pair of tiles further apart the product is taken
-between the spectra of tiles, frequency by frequency. So zeros of the table stay exact zeros, and
-the error of a row is relative to what the row sees. The cost is O(n^1.5).
+One long FFT mixes all tokens, with an error of 1e-7 of the largest. In a causal product this error
+leaks from the future into the past. In any product it changes rows that are much smaller than the
+largest row, which happens with kernel features. Here the sequence is split into tiles. Tiles that
+are equal or neighbours use a matrix product. All other pairs of tiles use the product of their
+spectra, frequency by frequency. So zeros of the table stay exact zeros, and the error of a row is
+relative to the tokens that the row sees. The cost is O(n^1.5).
 """
 
 import math
@@ -21,12 +21,12 @@ Tensor = Any
 
 
 def tile_size(length: int) -> int:
-    """About the square root of the length: a power of 2 from 64 on."""
+    """Returns a power of 2 near the square root of the length, at least 64."""
     return max(64, 1 << round(math.log2(max(length, 1)) / 2))
 
 
 def tiled_toeplitz_product(table: Tensor, x: Tensor, size: int | None = None) -> Tensor:
-    """`y_i = sum_j table[i - j] x_j`, exact row by row, differentiable in both.
+    """Returns `y_i = sum_j table[i - j] x_j`, exact row by row, differentiable in both.
 
     Args:
         table: Tensor of shape (N, 2 T - 1), for offsets from `-(T - 1)` to `T - 1`.
@@ -34,7 +34,7 @@ def tiled_toeplitz_product(table: Tensor, x: Tensor, size: int | None = None) ->
         size: Number of tokens of a tile; `tile_size(T)` by default.
 
     Returns:
-        A tensor of the shape and dtype of `x`; at least float32 inside.
+        A tensor of the shape and dtype of `x`. It is computed in at least float32.
 
     Example:
 
@@ -50,44 +50,45 @@ def tiled_toeplitz_product(table: Tensor, x: Tensor, size: int | None = None) ->
     padding = count * size - length
     table = ops.pad(table, ((0, 0), (padding, padding)))
     signal = ops.pad(at_least_float32(x), ((0, 0), (0, padding), (0, 0), (0, 0)))
-    tiles = ops.transpose(ops.reshape(signal, (batch, count, size, heads, width)), (0, 3, 4, 1, 2))
+    tiles = ops.reshape(signal, (batch, count, size, heads, width))
+    tiles = ops.transpose(tiles, (0, 3, 4, 1, 2))  # (B, N, D, tiles, size)
     product = _near(table, tiles)
     if count > 2:
         product = product + _far(table, tiles)
-    product = ops.transpose(product, (0, 3, 4, 1, 2))
+    product = ops.transpose(product, (0, 3, 4, 1, 2))  # (B, tiles, size, N, D)
     product = ops.reshape(product, (batch, count * size, heads, width))
     return ops.cast(product[:, :length], x.dtype)
 
 
 def _near(table: Tensor, tiles: Tensor) -> Tensor:
-    """Products of each tile (B, N, D, tiles, size) with its own and its neighbours' block."""
+    """Products of the tiles (B, N, D, tiles, size) with themselves and their neighbours."""
     count, size = tiles.shape[-2:]
     if count == 1:
         return ops.einsum(
             "nij,bndtj->bndti", _in_heads(toeplitz_rows(table, 0, size), tiles), tiles
         )
-    # Rows of the middle tile of three; the table reaches over two at least.
+    # Rows of the middle of three tiles. With two tiles or more, the table has all their offsets.
     offsets = np.arange(-(2 * size - 1), 2 * size) + table.shape[1] // 2
     band = toeplitz_rows(ops.take(table, offsets, axis=1), 0, 2 * size)
     own, later = band[:, :size, :size], band[:, :size, size:]
     earlier = band[:, size:, :size]
     own, later, earlier = (_in_heads(block, tiles) for block in (own, later, earlier))
-    beside = [(0, 0)] * 3
+    others = [(0, 0)] * 3
     return (
         ops.einsum("nij,bndtj->bndti", own, tiles)
         + ops.pad(
-            ops.einsum("nij,bndtj->bndti", earlier, tiles[..., :-1, :]), [*beside, (1, 0), (0, 0)]
+            ops.einsum("nij,bndtj->bndti", earlier, tiles[..., :-1, :]), [*others, (1, 0), (0, 0)]
         )
         + ops.pad(
-            ops.einsum("nij,bndtj->bndti", later, tiles[..., 1:, :]), [*beside, (0, 1), (0, 0)]
+            ops.einsum("nij,bndtj->bndti", later, tiles[..., 1:, :]), [*others, (0, 1), (0, 0)]
         )
     )
 
 
 def _far(table: Tensor, tiles: Tensor) -> Tensor:
-    """Products between tiles that are two or more apart, by their spectra."""
+    """Products between tiles with a distance of two or more, by their spectra."""
     count, size = tiles.shape[-2:]
-    apart = np.arange(-(count - 1), count)[::-1, None]  # as rows of `toeplitz_rows`: reversed
+    apart = np.arange(-(count - 1), count)[::-1, None]  # reversed, as `skewed` needs it
     within = np.concatenate([np.arange(size), [0], np.arange(-(size - 1), 0)])[None]
     counted = (np.abs(apart) > 1) & (np.arange(2 * size) != size)[None]
     indices = np.where(counted, apart * size + within + table.shape[1] // 2, 0)
@@ -110,7 +111,7 @@ def _far(table: Tensor, tiles: Tensor) -> Tensor:
 
 
 def _pairs(spectra: Tensor, count: int) -> Tensor:
-    """(N, 2 tiles - 1, frequencies), offsets falling, -> (N, frequencies, tiles, tiles)."""
+    """(N, 2 tiles - 1, frequencies) -> (N, frequencies, tiles, tiles); offsets decrease."""
     return skewed(ops.transpose(spectra, (0, 2, 1)), count)
 
 

@@ -1,5 +1,6 @@
-"""Products with matrices of a tree's distances, in less than quadratic time.
+"""Products with functions of the distances in a tree, in less than quadratic time.
 
 Entry points: `exponential_tree_product`, `depth_table_product`, `centroid_product`,
-`spine_product`; `trees.choice` picks one. Naive twins: `tests/reference_topology.py`.
+`spine_product`; `trees.choice` chooses one of them. The naive versions are in
+`tests/reference_topology.py`.
 """

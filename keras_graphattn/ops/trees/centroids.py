@@ -1,13 +1,14 @@
-"""Centroid decomposition of a forest, in NumPy, a whole round of all components at a time.
+"""Centroid decomposition of a forest, in NumPy, with one round for all components at a time.
 
-Each round removes one centroid from every component that is left, so that no component keeps more
-than half of its nodes: at most log2(n) + 1 rounds. What crosses the centroid of its round: two
-nodes i, j of one component, at distances d_i and d_j from its centroid, in different branches. So
+Each round removes one centroid from every remaining component. Then no component keeps more than
+half of its nodes, so there are at most log2(n) + 1 rounds. Take two nodes i, j of one component, at
+distances d_i and d_j from its centroid. If they are in different branches, their path crosses the
+centroid, and dist(i, j) = d_i + d_j. So one round adds, for node i,
 
-    f(dist(i, j)) summed over j = sum_d f(d_i + d) E_component[d] - sum_d f(d_i + d) E_branch[d]
+    sum_j f(dist(i, j)) x_j = sum_d f(d_i + d) E_component[d] - sum_d f(d_i + d) E_branch[d]
 
-with E the sums of x by distance from the centroid. Both are Hankel products (f depends on a sum of
-indices): see `keras_graphattn.ops.trees.hankel`.
+where E is the sum of x by distance from the centroid. Both are Hankel products, as f depends on a
+sum of indices: see `keras_graphattn.ops.trees.hankel`.
 
 Source: Choromanski et al., arXiv 2107.07999, Lemma 6.1.
 """
@@ -20,13 +21,14 @@ from keras_graphattn.ops.trees.forests import Array, Forest
 
 
 class Incidences(NamedTuple):
-    """Which nodes belong to which branch in which round, a row for each pair.
+    """Pairs of a node and a round, with the branch of the node in that round: one row per pair.
 
     Attributes:
         node: The node's place in the forest's order.
         distance: Its distance from the centroid; 0 for the centroid itself.
-        component: Number of the component, from 0, over all rounds.
-        branch: Number of the branch, from 0, over all rounds; each centroid is one of its own.
+        component: Number of the component, counted from 0 over all rounds.
+        branch: Number of the branch, counted from 0 over all rounds. Each centroid is its own
+            branch.
     """
 
     node: Array
@@ -36,7 +38,7 @@ class Incidences(NamedTuple):
 
 
 def centroid_incidences(forest: Forest) -> Incidences:
-    """The incidences of all rounds."""
+    """Returns the incidences of all rounds."""
     nodes, parents = np.arange(forest.size), forest.parents.copy()
     depth = forest.depth
     found: list[Incidences] = []
@@ -51,7 +53,7 @@ def centroid_incidences(forest: Forest) -> Incidences:
         meeting = np.where(hangs_above, anchor, above)
         distance = depth + depth[above] - 2 * depth[meeting]
         branch = np.where(hangs_above, root, anchor)
-        # the branch above the centroid and the centroid itself can share a node's number
+        # The branch above the centroid and the centroid itself can have the same node as number.
         key = 2 * branch + is_centre
         _, component = np.unique(root, return_inverse=True)
         names, branch = np.unique(key, return_inverse=True)
@@ -62,7 +64,7 @@ def centroid_incidences(forest: Forest) -> Incidences:
 
 
 def _roots_and_sizes(parents: Array) -> tuple[Array, Array]:
-    """Each node's root and the size of its subtree, by pointer doubling."""
+    """Returns each node's root and the size of its subtree, (n,) each, by pointer doubling."""
     places = np.arange(len(parents))
     size, jump = np.ones(len(parents)), parents
     moves = jump != places
@@ -74,19 +76,20 @@ def _roots_and_sizes(parents: Array) -> tuple[Array, Array]:
 
 
 def _centroids(root: Array, size: Array) -> tuple[Array, Array]:
-    """The centroid by root, and the chain from each root to it.
+    """Returns the centroid by root, and which nodes are on the chain from the root to it.
 
-    A node with more than half of its component below it is on the chain; the last is the centroid.
+    A node is on the chain if its subtree has more than half of its component's nodes. The lowest
+    node of the chain is the centroid.
     """
     heavy = 2 * size > size[root]
     chain = np.flatnonzero(heavy)
     centre = np.zeros(len(root), "int64")
-    centre[root[chain]] = chain  # parents come before children: the last one written is deepest
+    centre[root[chain]] = chain  # parents come before children, so the deepest is written last
     return centre, heavy
 
 
 def _anchors(parents: Array, heavy: Array, centre: Array) -> Array:
-    """The first node upwards that is on the chain, or whose parent is the centroid."""
+    """Returns the first node upwards that is on the chain, or whose parent is the centroid."""
     places = np.arange(len(parents))
     stops = heavy | (parents == centre)
     jump = np.where(stops, places, parents)
@@ -98,7 +101,7 @@ def _anchors(parents: Array, heavy: Array, centre: Array) -> Array:
 def _without(
     nodes: Array, parents: Array, depth: Array, removed: Array
 ) -> tuple[Array, Array, Array]:
-    """What is left: the children of removed nodes become roots."""
+    """Returns the forest without some nodes. The children of removed nodes become roots."""
     places = np.arange(len(nodes))
     parents = np.where(removed[parents], places, parents)
     kept = np.flatnonzero(~removed)

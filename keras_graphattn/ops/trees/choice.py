@@ -1,10 +1,10 @@
-"""Which way through a forest is fastest, from what was measured.
+"""The choice of the fastest path through a forest, from measured costs.
 
-The numbers are microseconds on a CPU of two cores: for each step of a sweep up and down, and for
-each row that a step works on with 64 columns. They were fitted to what
-benchmarks/tree_and_graph_masks.py measures at 1000, 10 000 and 100 000 nodes. Unrolled levels do
-the least work (each node once) at one step per level; pointer doubling works on each node once per
-bit of its depth, at a logarithmic number of steps; a scan has levels padded to the widest.
+The costs are microseconds on a CPU with two cores: for each step of a sweep up and down, and for
+each row that a step works on, with 64 columns. They fit the times that
+benchmarks/tree_and_graph_masks.py measures at 1000, 10 000 and 100 000 nodes. Unrolled levels work
+on each node once, with one step per level. Pointer doubling works on each node once per bit of its
+depth, with a logarithmic number of steps. A scan pads all levels to the widest one.
 """
 
 from typing import NamedTuple
@@ -14,14 +14,14 @@ import numpy as np
 
 from keras_graphattn.ops.trees.forests import Forest
 
-UNROLLED_LEVELS = 256  # more are never unrolled: the graph would take too long to build
-CACHED_NUMBERS = 2**21  # numbers of a signal that stay in a processor's cache
+UNROLLED_LEVELS = 256  # more levels are never unrolled: the graph would take too long to build
+CACHED_NUMBERS = 2**21  # a signal with at most so many numbers stays in a processor's cache
 
 
 class Costs(NamedTuple):
-    """Microseconds per level or doubling step, and per row at 64 columns.
+    """Microseconds per level or doubling step, and per row of 64 columns.
 
-    `cached` is what a row costs where the signal stays in the cache, as a part of that.
+    `cached` multiplies the cost of a row if the signal stays in the cache.
     """
 
     level: float
@@ -42,7 +42,7 @@ COSTS = {
 
 
 def way_of_running() -> str:
-    """The key of `COSTS` for what is traced or run now: XLA's loops cost next to nothing."""
+    """Returns the key of `COSTS` for the code that runs or is traced now."""
     backend: str = keras.backend.backend()
     return "tensorflow xla" if backend == "tensorflow" and _under_xla() else backend
 
@@ -62,12 +62,12 @@ def _under_xla() -> bool:
 
 
 def sweep_path(forest: Forest, way: str, columns: int = 64) -> str:
-    """`"levels"`, `"scan"` or `"doubling"`: the least expected time.
+    """Returns `"levels"`, `"scan"` or `"doubling"`: the path with the least expected time.
 
     Args:
         forest: The trees.
         way: A key of `COSTS`.
-        columns: Number of columns of the signal, all sequences of the batch together.
+        columns: Number of columns of the signal, over all sequences of the batch.
     """
     costs, width = COSTS[way], columns / 64.0
     width *= costs.cached if forest.size * columns <= CACHED_NUMBERS else 1.0
@@ -87,5 +87,5 @@ def sweep_path(forest: Forest, way: str, columns: int = 64) -> str:
 
 
 def distance_path(forest: Forest, last: int) -> str:
-    """`"depths"` or `"centroids"` for a function of distances up to `last`."""
+    """Returns `"depths"` or `"centroids"`, for a function of distances up to `last`."""
     return "depths" if last <= 0.6 * np.log2(forest.size + 1) else "centroids"

@@ -1,11 +1,13 @@
 """Any function of the number of edges between two nodes of a tree, by tables of depths.
 
-Let E_v[l] be the sum of x over nodes at depth l below v, and H_v[l] that over nodes at distance l:
+Let E_v[l] be the sum of x over the nodes at depth l below v, and H_v[l] the sum over the nodes at
+distance l from v:
 
     E_v[l] = sum of E_c[l - 1] over children c,      H_v[l] = E_v[l] + H_parent[l - 1] - E_v[l - 2]
 
-so the matrices "at distance l" follow from each other: O(n) for each distance, O(n diameter) in
-all, right for shallow trees. For deep ones see `keras_graphattn.ops.trees.centroids`.
+So the sums at distance l come from the sums at smaller distances: O(n) for each distance and
+O(n diameter) in total, which suits shallow trees. For deep trees see
+`keras_graphattn.ops.trees.centroids`.
 
 Source: Choromanski et al., arXiv 2107.07999, Lemma 6.2.
 """
@@ -36,7 +38,7 @@ def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
     Args:
         x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
         table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
-        forest: The trees; edge weights are not looked at.
+        forest: The trees. Edge weights are ignored.
 
     Returns:
         A tensor of shape (n, N, C), with gradients for `x` and `table`.
@@ -51,7 +53,7 @@ def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
     [7.0, 5.0, 3.0]
     """
     table = ops.cast(table, x.dtype)
-    signal = ops.take(x, forest.order.astype("int32"), axis=0)
+    signal = ops.take(x, forest.order.astype("int32"), axis=0)  # (n, N, C), breadth first
     if forest.height == 0:
         found = signal * table[0][None, :, None]
     else:
@@ -65,7 +67,7 @@ def _series_of_forest(forest: Forest) -> SymmetricSeries:
 
     def step(carry: Carry) -> Carry:
         near, below, before = carry  # H[l], E[l], E[l - 1]
-        deeper = sum_rows(below[roots:], parents, forest.size, ordered=True)
+        deeper = sum_rows(below[roots:], parents, forest.size, ordered=True)  # E[l + 1]
         above = parents.of(near) - before[roots:]
         far = ops.concatenate([deeper[:roots], deeper[roots:] + above], axis=0)
         return far, deeper, below
@@ -99,29 +101,30 @@ def _step_of_batch(carry: Carry, rows: Tensor, child: Tensor) -> Carry:
 def distances_of_batch(
     parents: Tensor, edge_weights: Tensor | None, depth: int
 ) -> tuple[Tensor, Tensor]:
-    """All distances, and who shares a tree: O(T^2 log T) additions, no product of matrices.
+    """Returns all distances, and which nodes share a tree. It takes O(T^2 log T) additions.
 
-    With N[i, parent(i)] = 1 and L = (I - N)^-1, which says who is an ancestor of whom, the edges
-    that the ways of two nodes to the root have in common weigh L diag(w) L^T. Each of the two
-    factors is a sweep down the trees by pointer doubling, over all columns at once.
+    Let N[i, parent(i)] = 1 and L = (I - N)^-1. Then L[i, j] = 1 if j is an ancestor of i, or i
+    itself. The paths of two nodes to the root share edges; the sum of their weights is
+    L diag(w) L^T. Each factor L is a sweep down the trees by pointer doubling, over all columns at
+    once. There is no product of matrices.
 
     Args:
         parents: Integer tensor of shape (B, T), -1 at roots and padding.
         edge_weights: Optional tensor of shape (B, T); 1 by default.
-        depth: No node has more ancestors than this.
+        depth: The most ancestors of any node.
 
     Returns:
-        Distances (B, T, T), 0 across trees, and booleans (B, T, T).
+        Distances (B, T, T), 0 across trees, and booleans (B, T, T): `True` within a tree.
     """
     batch, length = ops.shape(parents)
     roots, has_parent = flat_parents(parents)
     weights = ops.cast(has_parent, "float32")
     if edge_weights is not None:
         weights = ops.where(has_parent, ops.reshape(at_least_float32(edge_weights), (-1,)), 0.0)
-    beyond = ops.cast(batch * length, "int32")  # one more row, of zeros, above all roots
+    beyond = ops.cast(batch * length, "int32")  # one more row of zeros, the parent of all roots
     jump = ops.where(has_parent, roots, beyond)
     jump = ops.concatenate([jump, ops.reshape(beyond, (1,))], axis=0)
-    tables = []  # the ancestors 1, 2, 4, ... edges up
+    tables = []  # the ancestors 1, 2, 4, ... edges up, (B T + 1,) each
     for _ in range(int(depth).bit_length()):
         tables.append(jump)
         jump, roots = ops.take(jump, jump, axis=0), ops.take(roots, roots, axis=0)
@@ -132,14 +135,14 @@ def distances_of_batch(
             x = x + ops.take(x, table, axis=0)
         return x[:-1]
 
-    heights = ops.reshape(down(weights[:, None]), (batch, length))
+    heights = ops.reshape(down(weights[:, None]), (batch, length))  # distances to the root
     own = ops.reshape(weights, (batch, length, 1)) * ops.eye(length, dtype=weights.dtype)[None]
-    ways = ops.reshape(down(ops.reshape(own, (-1, length))), (batch, length, length))
-    turned = ops.reshape(ops.transpose(ways, (0, 2, 1)), (-1, length))
-    common = ops.reshape(down(turned), (batch, length, length))
+    paths = ops.reshape(down(ops.reshape(own, (-1, length))), (batch, length, length))  # L diag(w)
+    turned = ops.reshape(ops.transpose(paths, (0, 2, 1)), (-1, length))
+    common = ops.reshape(down(turned), (batch, length, length))  # L diag(w) L^T
     roots = ops.reshape(roots, (batch, length))
     same_tree = ops.equal(roots[:, :, None], roots[:, None, :])
-    distances = heights[:, :, None] + heights[:, None, :] - 2.0 * common
+    distances = heights[:, :, None] + heights[:, None, :] - 2.0 * common  # (B, T, T)
     return ops.where(same_tree, distances, 0.0), same_tree
 
 

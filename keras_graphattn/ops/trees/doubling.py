@@ -1,8 +1,8 @@
 """The two sweeps over a forest by pointer doubling: ceil(log2(depth)) unrolled steps, no loop.
 
-(I - N)^-1 = prod_k (I + N^(2^k)), and N^(2^k) is again one number per node: the product of the
-decays to the ancestor 2^k edges up. The topology may be data (`doubling_plan`) or tensors that
-come with each batch (`doubling_plan_of_batch`).
+(I - N)^-1 = prod_k (I + N^(2^k)). Like N, N^(2^k) has one number per node: the product of the
+decays to the ancestor 2^k edges up. The topology is either constant (`doubling_plan`), or tensors
+that come with each batch (`doubling_plan_of_batch`).
 """
 
 from collections.abc import Callable
@@ -24,7 +24,9 @@ Tensor = Any
 
 @checked(forest=instance(Forest, "a Forest"))
 def doubling_plan(forest: Forest) -> TreePlan:
-    """Pointer doubling over a forest known before: each step works on the nodes it moves alone.
+    """Returns a plan of pointer doubling over a constant forest.
+
+    Each step works only on the nodes that it moves.
 
     Example:
 
@@ -32,7 +34,9 @@ def doubling_plan(forest: Forest) -> TreePlan:
     >>> doubling_plan(forest_from_parents([-1, 0, 1])).has_parent.tolist()
     [False, True, True]
     """
-    steps = []  # first node that has an ancestor so far up, end of the ancestors, the ancestors
+    # For each k: the first node with an ancestor 2^k edges up, the end of these ancestors, and the
+    # ancestors.
+    steps = []
     for k, jump in enumerate(jumps(forest.parents, forest.depth)):
         start, end = int(forest.starts[2**k]), int(forest.starts[forest.height - 2**k + 1])
         steps.append((start, end, jump[start:]))
@@ -65,7 +69,12 @@ def doubling_plan(forest: Forest) -> TreePlan:
 
 
 def flat_parents(parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Parents (B, T), -1 at roots, as one forest of B T nodes: rows of parents, and who has one."""
+    """Joins the forests of a batch, parents (B, T) with -1 at roots, into one of B T nodes.
+
+    Returns:
+        The row of each node's parent, where a root names itself, and which nodes have a parent:
+        (B T,) each.
+    """
     batch, length = ops.shape(parents)
     parents = ops.cast(parents, "int32")
     nodes = ops.reshape(ops.arange(batch * length, dtype="int32"), (batch, length))
@@ -77,12 +86,12 @@ def flat_parents(parents: Tensor) -> tuple[Tensor, Tensor]:
 
 @checked(parents=integers("B T"), edge_weights=optional(tensor("B T")), depth=whole(0))
 def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: int) -> TreePlan:
-    """Pointer doubling over one forest per example.
+    """Returns a plan of pointer doubling over one forest per example.
 
     Args:
         parents: Integer tensor of shape (B, T), -1 at roots and padding.
         edge_weights: Optional tensor of shape (B, T); 1 by default.
-        depth: No node has more ancestors than this.
+        depth: The most ancestors of any node.
 
     Returns:
         A plan for B T nodes in the order of the batch.
@@ -106,7 +115,7 @@ def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: 
 
 @lru_cache
 def _plan_of_rows(depth: int) -> Callable[[Tensor], TreePlan]:
-    """What makes the two sweeps of the rows of the parents: one function for each depth."""
+    """Returns the function from the rows of parents to the two sweeps, the same for one depth."""
 
     def of(rows_as_floats: Tensor) -> TreePlan:
         rows = ops.cast(rows_as_floats, "int32")
@@ -119,7 +128,7 @@ def _plan_of_rows(depth: int) -> Callable[[Tensor], TreePlan]:
 
 
 def _sweep(tables: list[Tensor], upwards: bool) -> Sweep:
-    """A sweep over all nodes, given the ancestors 1, 2, 4, ... edges up; roots decay to 0."""
+    """A sweep over all nodes, from their ancestors 1, 2, 4, ... edges up. Roots have decay 0."""
 
     def sweep(x: Tensor, decay: Tensor) -> Tensor:
         count = ops.shape(x)[0]
@@ -128,7 +137,7 @@ def _sweep(tables: list[Tensor], upwards: bool) -> Sweep:
                 x = x + sum_rows(decay * x, jump, count)
             else:
                 x = x + decay * ops.take(x, jump, axis=0)
-            if k + 1 < len(tables):
+            if k + 1 < len(tables):  # the decay to the ancestor twice as far up
                 decay = decay * ops.take(decay, jump, axis=0)
         return x
 

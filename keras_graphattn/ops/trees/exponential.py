@@ -1,19 +1,21 @@
 """Trees with f(z) = exp(a z + b): the product with [f(dist(i, j))] in two sweeps, O(n).
 
-With N[i, parent(i)] = g_i = exp(a w_i) (0 at roots) and L = (I - N)^-1, a sweep up and a sweep down
-give what is below each node i and what is around its subtree, seen from its parent p:
+Let N[i, parent(i)] = g_i = exp(a w_i) (0 at roots) and L = (I - N)^-1. A sweep up gives s, the sum
+over the subtree of each node i. A sweep down gives o, the sum over all other nodes, seen from the
+parent p of i:
 
     s = L^T x,      o_i = (s_p - g_i s_i) + g_p o_p,      M x = s + g o
 
-The operator is symmetric: its backward pass is the same two sweeps over the cotangent y', with s'
-and o', and
+The operator is symmetric. So its backward pass is the same two sweeps over the cotangent y', which
+give s' and o'. Then
 
     dg_i = s'_i . o_i + s_i . o'_i
 
-gives the gradients of a, of b and of edge weights. No backend differentiates a scan for this. All
-terms are positive for positive x, so that each row is exact by itself: see `_sweeps`.
+gives the gradients of a, of b and of edge weights. No backend needs to differentiate a scan. For
+positive x all terms are positive, so each row is exact on its own: see `_sweeps`.
 
-Source: Choromanski et al., arXiv 2107.07999, Lemma 3.5. Ours: forests at once, the gradient.
+Source: Choromanski et al., arXiv 2107.07999, Lemma 3.5. Our additions: whole forests at once, and
+the gradient.
 """
 
 from functools import partial
@@ -33,19 +35,19 @@ Tensors = tuple[Tensor, ...]
 
 
 def _nodes_of(plan: TreePlan) -> int | None:
-    """Number of nodes, where the plan is of a forest known before."""
+    """Number of nodes, if the plan is for a constant forest."""
     return None if plan.position is None else len(plan.position)
 
 
 def check_exponents(rate: Array, offset: Array, farthest: float, dtype: str) -> None:
-    """Raises a `ValueError` where exp(a z + b) is too large for the dtype, at any distance z."""
+    """Raises a `ValueError` if exp(a z + b) is too large for the dtype at some distance z."""
     largest = np.maximum(rate, 0.0) * farthest
     limit = 640.0 if dtype == "float64" else 80.0
     if (np.maximum(largest, largest + offset) > limit).any():
         raise ValueError(
             f"exp(a z + b) overflows: a z, b and their sum must stay below {limit:g} for all "
             f"distances z, here up to {farthest:g}. Received: initial_rate={rate.tolist()}, "
-            f"initial_offset={offset.tolist()}"
+            f"initial_offset={offset.tolist()}. Use smaller start values or shorter edges."
         )
 
 
@@ -53,16 +55,16 @@ def check_exponents(rate: Array, offset: Array, farthest: float, dtype: str) -> 
     x=tensor("n N C"),
     rate=tensor("N"),
     offset=tensor("N"),
-    plan=instance(TreePlan, "what `level_plan` and its like make", "n", _nodes_of),
+    plan=instance(TreePlan, "a TreePlan, as `level_plan` returns it", "n", _nodes_of),
 )
 def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: TreePlan) -> Tensor:
     """[exp(rate dist(i, j) + offset)] x within each tree, 0 across trees.
 
     Args:
         x: float32 tensor of shape (n, N, C): nodes, heads, columns.
-        rate: Tensor of shape (N,), a of each head.
-        offset: Tensor of shape (N,), b of each head.
-        plan: How to sweep: `level_plan`, `scan_plan` or `doubling_plan` of a forest, or
+        rate: Tensor of shape (N,): a of each head.
+        offset: Tensor of shape (N,): b of each head.
+        plan: How to sweep: the plan from `level_plan`, `scan_plan`, `doubling_plan` or
             `doubling_plan_of_batch`.
 
     Returns:
@@ -83,19 +85,19 @@ def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: Tree
     rate, offset = ops.convert_to_tensor(rate), ops.convert_to_tensor(offset)
     weights = ops.cast(ops.convert_to_tensor(plan.weights), rate.dtype)[:, None]
     has_parent = ops.convert_to_tensor(plan.has_parent)[:, None]
-    decay = ops.where(has_parent, ops.exp(rate * weights), 0.0)
+    decay = ops.where(has_parent, ops.exp(rate * weights), 0.0)  # g, (rows, N)
     return _symmetric_product(x, decay, plan) * ops.exp(offset)[None, :, None]
 
 
 def _symmetric_product(x: Tensor, decay: Tensor, plan: TreePlan) -> Tensor:
-    """s + g o, for x (n, N, C) in the user's order and the decays (rows, N) of a plan."""
+    """s + g o, for x (n, N, C) in the user's order and decays (rows, N) in the plan's order."""
     owner = plan if plan.of is None else plan.of
     (found,) = kept_with(owner, _product_with_gradient)(x, decay, *plan.tensors)
     return found
 
 
 def _product_with_gradient(owner: Any) -> FunctionWithGradient:
-    """The product by a plan, or by what makes a plan of tensors."""
+    """The product with its gradient, for a plan or for a function that returns a plan."""
     return FunctionWithGradient(partial(_value, owner), partial(_gradient, owner))
 
 
@@ -123,12 +125,12 @@ def _gradient(
 
 
 def _sweeps(x: Tensor, decay: Tensor, plan: TreePlan) -> tuple[Tensor, Tensor, Tensor]:
-    """s, o - g_p o_p and g o in the layout of the plan, p the parent of each node.
+    """s, o - g_p o_p and g o in the layout of the plan, where p is the parent of each node.
 
-    o_i = x_p + the siblings' g s + g_p o_p, so a sum of what it is made of.
-    Where no decay is above 1, s_p - g_i s_i is as exact as that sum, and faster.
+    o_i - g_p o_p is x_p plus the sum of g s over the siblings of i. It also equals s_p - g_i s_i,
+    which is faster, and as exact if no decay is above 1.
     """
-    x = _moved(x, plan.order)
+    x = _moved(x, plan.order)  # (rows, N, C)
     below = plan.up(x, decay)
     carried = decay * below
 

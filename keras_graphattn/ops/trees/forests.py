@@ -1,8 +1,9 @@
 """Forests as data: breadth-first order, depths, centres and distances, all in NumPy.
 
-The tensor code wants nodes level by level, children of one node side by side. A tree metric does
-not depend on the root, so each tree is hung from its centre: half the levels of a path, and the
-sweeps of `ops.trees.exponential` never meet a detour longer than the tree's diameter.
+The tensor code needs nodes level by level, with the children of one node next to each other.
+Distances in a tree do not depend on the root, so each tree gets its centre as root. This halves the
+levels of a path, and in the sweeps of `ops.trees.exponential` no detour is longer than the tree's
+diameter.
 """
 
 from dataclasses import dataclass
@@ -20,16 +21,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """A forest in breadth-first order; all arrays but `position` follow that order.
+    """A forest in breadth-first order. All arrays except `position` are in that order.
 
     Attributes:
         order: The node's number in the user's order, (n,).
-        position: Where the user's node stands in this order, (n,): the inverse of `order`.
-        parents: The parent's place in this order, (n,); a root names itself, and below the roots
-            the places never decrease.
-        depth: Number of edges to the root, never decreasing, (n,).
-        weights: Weight of the edge to the parent, 0 at roots, (n,).
-        starts: Where each level starts, and n at the end: (levels + 1,).
+        position: The place of the user's node in this order, (n,): the inverse of `order`.
+        parents: The parent's place in this order, (n,). A root names itself. After the roots, the
+            places never decrease.
+        depth: Number of edges to the root, (n,). It never decreases.
+        weights: Weight of the edge to the parent, (n,); 0 at roots.
+        starts: The start of each level, and n at the end: (levels + 1,).
 
     Example:
 
@@ -55,17 +56,17 @@ class Forest:
             if not is_array or array.ndim != 1 or (name != "starts" and len(array) != count):
                 raise ValueError(
                     f"`{name}` must be an array of numbers, one for each node, as "
-                    f"`forest_from_parents` makes it. Received: {name}={array!r}"
+                    f"`forest_from_parents` returns it. Received: {name}={array!r}"
                 )
         wrong = self._wrong_part()
         if wrong:
             raise ValueError(
-                f"`{wrong}` is not that of a forest in breadth-first order. Received: "
+                f"`{wrong}` must describe a forest in breadth-first order. Received: "
                 f"{wrong}={getattr(self, wrong)!r}. Use `forest_from_parents`."
             )
 
     def _wrong_part(self) -> str | None:
-        """The first of the arrays that does not go with those before it."""
+        """The name of the first array that does not match the arrays before it."""
         nodes = np.arange(self.size)
         if not np.array_equal(np.sort(self.order), nodes):
             return "order"
@@ -78,9 +79,9 @@ class Forest:
         known = np.where(is_root, 0, self.depth[self.parents] + 1)
         if not np.array_equal(self.depth, known) or (np.diff(self.depth) < 0).any():
             raise ValueError(
-                "`depth` must be 0 at roots and elsewhere one more than at the node's parent, as "
-                f"`parents` has it, and never decrease. Received: depth={self.depth!r}, "
-                f"parents={self.parents!r}. Use `forest_from_parents`."
+                "`depth` must be 0 at roots, elsewhere one more than at the parent, and never "
+                f"decrease. Received: depth={self.depth!r}, parents={self.parents!r}. Use "
+                "`forest_from_parents`."
             )
         if not np.isfinite(self.weights).all():
             return "weights"
@@ -104,22 +105,22 @@ class Forest:
 
 
 def forest_from_parents(parents: Any, edge_weights: Any = None) -> Forest:
-    """A forest from each node's parent.
+    """Returns a forest, from each node's parent.
 
     Args:
         parents: Integers of shape (n,): the number of the parent, -1 at a root.
         edge_weights: Numbers of shape (n,): the length of the edge to the parent, not negative;
-            1 by default. What stands at a root is ignored.
+            1 by default. Numbers at roots are ignored.
 
     Returns:
-        A `Forest`, each tree hung from its centre.
+        A `Forest`. The root of each tree is its centre.
 
     Raises:
         ValueError: For parents out of range, cycles, and wrong weights.
 
     Example:
 
-    >>> forest_from_parents([-1, 0, 1, 2, 3]).depth.tolist()  # a path, hung from its middle
+    >>> forest_from_parents([-1, 0, 1, 2, 3]).depth.tolist()  # a path; its root is its middle
     [0, 1, 1, 2, 2]
     """
     parents = numbers_of("parents", parents)
@@ -137,8 +138,9 @@ def forest_from_parents(parents: Any, edge_weights: Any = None) -> Forest:
     weights = np.ones(count) if edge_weights is None else numbers_of("edge_weights", edge_weights)
     if weights.shape != (count,) or not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(
-            f"`edge_weights` must be {count} finite numbers, not negative, one for each node's "
-            f"edge to its parent. Received: shape {weights.shape}"
+            f"`edge_weights` must be {count} finite numbers, not negative: one for each node's "
+            f"edge to its parent. Received: edge_weights of shape {weights.shape} with values "
+            f"{np.array2string(weights, threshold=8)}"
         )
     children = np.flatnonzero(parents >= 0)
     links = np.stack([children, parents[children]], axis=1)
@@ -146,20 +148,20 @@ def forest_from_parents(parents: Any, edge_weights: Any = None) -> Forest:
     if len(order) < count:
         raise ValueError(
             f"`parents` must lead each node to a root (-1). Received: {count - len(order)} nodes "
-            "on or below a cycle."
+            "on or below a cycle. Give one node of each cycle the parent -1."
         )
     return _hang_from_centres(links, _arranged(order, predecessors, weights))
 
 
 def forest_from_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = None) -> Forest:
-    """A forest from its edges; the arguments are those of `read_graph`.
+    """Returns a forest, from its edges. The arguments are those of `read_graph`.
 
     Raises:
         ValueError: For a graph with a cycle.
 
     Example:
 
-    >>> forest_from_graph([[0, 1], [1, 2]]).depth.tolist()  # hung from node 1
+    >>> forest_from_graph([[0, 1], [1, 2]]).depth.tolist()  # the root is node 1
     [0, 1, 1]
     """
     adjacency = read_graph(graph, num_nodes, edge_weights)
@@ -169,7 +171,8 @@ def forest_from_graph(graph: Any, num_nodes: int | None = None, edge_weights: An
     if count - components != len(edges):
         raise ValueError(
             f"A forest of {count} nodes in {components} trees has {count - components} edges. "
-            f"Received: {len(edges)} edges, so `graph` has a cycle. Use `GraphDiffusion` for it."
+            f"Received: {len(edges)} edges, so `graph` has a cycle. For such a graph, use the mask "
+            "`GraphDiffusion`."
         )
     roots = np.unique(labels, return_index=True)[1]
     order, predecessors = _breadth_first(edges, count, roots)
@@ -181,7 +184,9 @@ def forest_from_graph(graph: Any, num_nodes: int | None = None, edge_weights: An
 
 @checked(forest=instance(Forest, "a Forest"))
 def forest_distances(forest: Forest) -> Array:
-    """All distances in the user's order, (n, n) float64; infinite across trees: O(n^2).
+    """Returns all distances in the user's order, (n, n) float64, in O(n^2).
+
+    Distances across trees are infinite.
 
     Example:
 
@@ -197,6 +202,7 @@ def forest_distances(forest: Forest) -> Array:
         above, weights = forest.parents[rows], forest.weights[rows]
         distances[rows, :start] = distances[above, :start] + weights[:, None]
         distances[:start, rows] = distances[rows, :start].T
+        # two nodes of one level: through both of their parents
         between = distances[np.ix_(above, above)] + weights[:, None] + weights
         between[np.arange(len(rows)), np.arange(len(rows))] = 0.0
         distances[start:end, start:end] = between
@@ -206,17 +212,18 @@ def forest_distances(forest: Forest) -> Array:
 
 def forest_diameter(forest: Forest) -> int:
     """The largest number of edges between two nodes of one tree."""
-    return int(_longest_way(forest, np.ones(forest.size)))
+    return int(_longest_path(forest, np.ones(forest.size)))
 
 
 def farthest_distance(forest: Forest) -> float:
     """The largest distance between two nodes of one tree, by edge weights."""
-    return _longest_way(forest, forest.weights)
+    return _longest_path(forest, forest.weights)
 
 
-def _longest_way(forest: Forest, lengths: Array) -> float:
+def _longest_path(forest: Forest, lengths: Array) -> float:
     best, deepest = 0.0, np.zeros(forest.size)
-    for level in range(forest.height, 0, -1):  # the two deepest children's branches of each node
+    # The longest path with top node v joins the two deepest branches below v.
+    for level in range(forest.height, 0, -1):
         rows = np.arange(*forest.starts[level : level + 2])
         above, reach = forest.parents[rows], deepest[rows] + lengths[rows]
         order = np.lexsort((reach, above))
@@ -232,7 +239,7 @@ def _longest_way(forest: Forest, lengths: Array) -> float:
 
 
 def jumps(parents: Array, depth: Array) -> list[Array]:
-    """The ancestors 1, 2, 4, ... edges up; a root stays where it is."""
+    """The ancestors 1, 2, 4, ... edges up, (n,) each. A root is its own ancestor."""
     found, length = [], 1
     while length <= int(depth.max(initial=0)):
         found.append(parents)
@@ -242,7 +249,7 @@ def jumps(parents: Array, depth: Array) -> list[Array]:
 
 
 def _breadth_first(links: Array, count: int, roots: Array) -> tuple[Array, Array]:
-    """Order and predecessors (by node; -1 at roots) of a search from all roots at once."""
+    """The order of a search from all roots at once, and each node's predecessor (-1 at roots)."""
     hub = count  # an extra node, joined to all roots
     rows = np.concatenate([links[:, 0], links[:, 1], np.full(len(roots), hub)])
     columns = np.concatenate([links[:, 1], links[:, 0], roots])
@@ -271,12 +278,12 @@ def _arranged(order: Array, predecessors: Array, weights: Array) -> Forest:
 
 
 def _hang_from_centres(links: Array, forest: Forest) -> Forest:
-    """The same trees, each from the middle of a longest path."""
+    """Returns the same trees. The root of each is now the middle of a longest path."""
     if forest.height < 2:
         return forest
-    far = forest.order[_deepest(forest)]
+    far = forest.order[_deepest(forest)]  # an end of a longest path of each tree
     again = _arranged(*_breadth_first(links, forest.size, far), np.zeros(forest.size))
-    middle = _deepest(again)
+    middle = _deepest(again)  # the other end; then half of the path back up
     climb = again.depth[middle] // 2
     for bit, jump in enumerate(jumps(again.parents, again.depth)):
         middle = np.where(climb >> bit & 1, jump[middle], middle)
@@ -284,6 +291,7 @@ def _hang_from_centres(links: Array, forest: Forest) -> Forest:
     above = np.where(forest.parents == np.arange(forest.size), -1, forest.order[forest.parents])
     old_parent, old_weight = np.empty(forest.size, "int64"), np.empty(forest.size)
     old_parent[forest.order], old_weight[forest.order] = above, forest.weights
+    # An edge on the way from the old root to the new one changes its direction.
     flipped = (predecessors >= 0) & (old_parent != predecessors)
     return _arranged(order, predecessors, np.where(flipped, old_weight[predecessors], old_weight))
 
@@ -294,5 +302,5 @@ def _deepest(forest: Forest) -> Array:
     while not np.array_equal(root[root], root):
         root = root[root]
     deepest = np.zeros(forest.size, "int64")
-    deepest[root] = np.arange(forest.size)  # the last one written is the deepest
+    deepest[root] = np.arange(forest.size)  # the deepest is written last
     return deepest[np.flatnonzero(forest.depth == 0)]

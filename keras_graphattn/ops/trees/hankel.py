@@ -1,8 +1,9 @@
 """Any function of the number of edges between two nodes of a deep tree, in O(n log^2 n).
 
 The centroid decomposition turns the mask into sparse sums and Hankel products (see
-`keras_graphattn.ops.trees.centroids`). Branches and components with about as many distances share
-one product: a matrix product with the Hankel matrix of f for few distances, FFTs beyond.
+`keras_graphattn.ops.trees.centroids`). Branches and components with a similar number of distances
+share one product. For few distances it is a matrix product with the Hankel matrix of f, for more
+distances it uses FFTs.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from keras_graphattn.ops.trees.forests import Array, Forest
 
 Tensor = Any
 
-LARGEST_MATRIX = 256  # distances up to which a Hankel matrix beats FFTs
+LARGEST_MATRIX = 256  # up to this number of distances, a Hankel matrix is faster than FFTs
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +29,10 @@ class CentroidPlan:
     """The decomposition as two constant sparse matrices and shapes.
 
     Attributes:
-        gather: Sums of nodes by branch and distance from the centroid, (rows, n).
-        join: Sums of those by component and distance, (component rows, rows).
+        gather: Sums the nodes by branch and distance from the centroid, (rows, n).
+        join: Sums these rows by component and distance, (component rows, rows).
         branches: (count, distances) of each class of branches, in the order of the rows of
-            `gather`; distances start at 1. The centroids' own rows come last.
+            `gather`; distances start at 1. The rows of the centroids themselves come last.
         components: The same for the rows of `join`; distances start at 0.
     """
 
@@ -43,7 +44,7 @@ class CentroidPlan:
 
 @checked(forest=instance(Forest, "a Forest"))
 def centroid_plan(forest: Forest) -> CentroidPlan:
-    """The plan of `centroid_product`, O(n log n) numbers.
+    """Returns the plan for `centroid_product`, with O(n log n) numbers.
 
     Example:
 
@@ -74,7 +75,7 @@ def centroid_plan(forest: Forest) -> CentroidPlan:
     x=tensor("n N C"),
     table=tensor("K N"),
     plan=instance(
-        CentroidPlan, "what `centroid_plan` makes", "n", lambda plan: plan.gather.shape[1]
+        CentroidPlan, "a plan from `centroid_plan`", "n", lambda plan: plan.gather.shape[1]
     ),
 )
 def centroid_product(x: Tensor, table: Tensor, plan: CentroidPlan) -> Tensor:
@@ -83,7 +84,7 @@ def centroid_product(x: Tensor, table: Tensor, plan: CentroidPlan) -> Tensor:
     Args:
         x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
         table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
-        plan: As `centroid_plan` makes it.
+        plan: The plan from `centroid_plan`.
 
     Returns:
         A tensor of shape (n, N, C), with gradients for `x` and `table`.
@@ -97,10 +98,10 @@ def centroid_product(x: Tensor, table: Tensor, plan: CentroidPlan) -> Tensor:
     >>> keras.ops.convert_to_numpy(centroid_product(x, table, plan)).ravel().tolist()
     [7.0, 5.0, 3.0]
     """
-    sums = sparse_product(plan.gather, x)
+    sums = sparse_product(plan.gather, x)  # (rows, N, C)
     table = ops.cast(table, sums.dtype)
     whole = _hankel_products(sparse_product(plan.join, sums), table, plan.components, 0)
-    across = sparse_product(plan.join.transpose, whole)
+    across = sparse_product(plan.join.transpose, whole)  # back to the rows of branches
     padded = sum(count * size for count, size in plan.branches)
     if padded:
         within = _hankel_products(sums[:padded], table, plan.branches, 2)
@@ -109,14 +110,15 @@ def centroid_product(x: Tensor, table: Tensor, plan: CentroidPlan) -> Tensor:
 
 
 def padded_rows(group: Array, index: Array) -> tuple[Array, list[tuple[int, int]]]:
-    """A row for each (group, index), groups of about one size padded to the largest of them.
+    """Returns a row for each (group, index). Groups of similar size are padded to one size.
 
     Args:
         group: Number of the group.
         index: Place in the group, from 0.
 
     Returns:
-        The rows, and (groups, places of each) of each class of groups in the order of the rows.
+        The rows, and for each class of groups, in the order of the rows, the number of groups and
+        the number of places of each group.
     """
     if not len(group):
         return np.zeros(0, "int64"), []
@@ -136,7 +138,7 @@ def padded_rows(group: Array, index: Array) -> tuple[Array, list[tuple[int, int]
 
 
 def sums_by_row(rows: Array, columns: Array, shape: tuple[int, int]) -> SparseMatrix:
-    """The matrix that adds up the given columns of each row."""
+    """Returns the matrix that adds up the given columns of each row."""
     ones = np.ones(len(rows), "float32")
     return SparseMatrix(scipy.sparse.csr_array((ones, (rows, columns)), shape=shape))
 
@@ -150,7 +152,7 @@ def _hankel_products(x: Tensor, table: Tensor, shapes: list[tuple[int, int]], sh
         start += count * size
         values = table_values(table, shift, 2 * size - 1)
         if size <= LARGEST_MATRIX:
-            places = np.arange(size)[:, None] + np.arange(size)
+            places = np.arange(size)[:, None] + np.arange(size)  # d + e
             matrix = ops.reshape(ops.take(values, places.ravel(), axis=0), (size, size, -1))
             product = matrix_products(signal, matrix)
         else:
@@ -160,14 +162,14 @@ def _hankel_products(x: Tensor, table: Tensor, shapes: list[tuple[int, int]], sh
 
 
 def table_values(table: Tensor, first: int, count: int) -> Tensor:
-    """f(first) ... f(first + count - 1), 0 beyond the table: (count, N)."""
+    """f(first) ... f(first + count - 1), (count, N); 0 after the end of the table."""
     known = table[first : first + count]
     missing = count - known.shape[0]
     return ops.pad(known, ((0, missing), (0, 0))) if missing else known
 
 
 def matrix_products(x: Tensor, matrix: Tensor) -> Tensor:
-    """The product with one matrix (size, size, N) of each head, for x (groups, size, N, C)."""
+    """The product of x (groups, size, N, C) with matrices (size, size, N), one per head."""
     if matrix.shape[2] == 1:
         count, size, heads, columns = ops.shape(x)
         flat = ops.reshape(x, (count, size, heads * columns))
@@ -176,12 +178,13 @@ def matrix_products(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _by_transform(x: Tensor, values: Tensor, size: int) -> Tensor:
-    """A correlation, circular of a length that no index d + e + shift wraps around."""
+    """The Hankel product as a circular correlation, so long that no index wraps around."""
     length = fast_fourier_length(2 * size - 1)
     signal = ops.transpose(ops.pad(x, ((0, 0), (0, length - size), (0, 0), (0, 0))), (0, 2, 3, 1))
     kernel = ops.transpose(ops.pad(values, ((0, length - 2 * size + 1), (0, 0))))
     kernel_real, kernel_imaginary = ops.rfft(kernel[None, :, None, :], fft_length=length)
     real, imaginary = ops.rfft(signal, fft_length=length)
+    # the conjugate of the signal's transform times the kernel's: (groups, N, C, frequencies)
     product = (
         kernel_real * real + kernel_imaginary * imaginary,
         kernel_imaginary * real - kernel_real * imaginary,

@@ -1,7 +1,7 @@
 """The two sweeps over a forest, level by level: unrolled for bushy trees, scanned for deep ones.
 
-With N[i, parent(i)] = g_i, the sweeps are x -> (I - N)^-T x (up: each node gathers its subtree)
-and x -> (I - N)^-1 x (down: each node gathers its ancestors). See `ops.trees.exponential`.
+With N[i, parent(i)] = g_i, the sweeps are x -> (I - N)^-T x (up: each node sums over its subtree)
+and x -> (I - N)^-1 x (down: each node sums over its ancestors). See `ops.trees.exponential`.
 """
 
 from collections.abc import Callable
@@ -21,21 +21,21 @@ Sweep = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class TreePlan:
-    """Where the nodes of a forest go, and the two sweeps over that layout.
+    """A layout of the nodes of a forest, and the two sweeps over it.
 
     Attributes:
-        order: The node in each row of the layout, (rows,); `None` where nothing is moved.
-        position: The row of each node, (n,); `None` where nothing is moved.
-        parents: The row of the parent, (rows,); anything where there is none.
+        order: The node in each row of the layout, (rows,); `None` if no node is moved.
+        position: The row of each node, (n,); `None` if no node is moved.
+        parents: The row of the parent, (rows,); any row for a node without a parent.
         has_parent: Booleans of shape (rows,).
-        weights: Weight of the edge to the parent, 0 where there is none, (rows,).
+        weights: Weight of the edge to the parent, (rows,); 0 for a node without a parent.
         up: x (rows, N, C), g (rows, N, 1) -> (I - N)^-T x.
         down: The same for (I - N)^-1 x.
-        tensors: Where the topology is data of a batch: float32 tensors that say all of it, so that
-            a custom gradient can take them as arguments. Captured, they would not survive the
-            rematerialisation of some backends.
-        of: `tensors` -> a plan with the same sweeps. One function for equal settings: what is
-            compiled for the product is kept with it.
+        tensors: For a topology that comes with a batch: float32 tensors that describe all of it. A
+            custom gradient takes them as arguments, because some backends lose captured tensors in
+            rematerialisation.
+        of: `tensors` -> a plan with the same sweeps. It is the same function for equal settings, so
+            that compiled products can be stored by function.
     """
 
     order: Any
@@ -50,7 +50,7 @@ class TreePlan:
 
 
 def plan_in_order(forest: Forest, up: Sweep, down: Sweep) -> TreePlan:
-    """A plan whose rows are the forest's breadth-first order."""
+    """Returns a plan whose rows are in the forest's breadth-first order."""
     return TreePlan(
         forest.order.astype("int32"),
         forest.position.astype("int32"),
@@ -64,7 +64,7 @@ def plan_in_order(forest: Forest, up: Sweep, down: Sweep) -> TreePlan:
 
 @checked(forest=instance(Forest, "a Forest"))
 def level_plan(forest: Forest) -> TreePlan:
-    """Unrolled levels without padding: O(n) work, one step of the graph per level.
+    """Returns a plan of unrolled levels without padding: O(n) work, one step per level.
 
     Example:
 
@@ -99,7 +99,7 @@ def level_plan(forest: Forest) -> TreePlan:
 
 @checked(forest=instance(Forest, "a Forest"))
 def scan_plan(forest: Forest) -> TreePlan:
-    """`keras.ops.scan` over levels padded to the widest: for deep, narrow trees.
+    """Returns a plan of `keras.ops.scan` over padded levels, for deep and narrow trees.
 
     Example:
 
@@ -116,14 +116,13 @@ def scan_plan(forest: Forest) -> TreePlan:
         return found
 
     parents = in_layout(rows[forest.parents]).astype("int32")
-    inside = np.reshape(parents % width, (height, width)).astype("int32")
-
+    inside = np.reshape(parents % width, (height, width)).astype("int32")  # in the parents' level
     filled = in_layout(np.ones(forest.size, "bool"))[:, None, None]
 
     def by_level(x: Tensor) -> Tensor:
-        # padding repeats some node, which must not reach another tree even as NaN times 0
+        # Padding repeats a node. Its value must not reach another tree, not even as NaN times 0.
         x = ops.where(ops.convert_to_tensor(filled), x, ops.cast(0.0, x.dtype))
-        return ops.reshape(x, (height, width, *ops.shape(x)[1:]))
+        return ops.reshape(x, (height, width, *ops.shape(x)[1:]))  # (levels, nodes, N, C)
 
     def up(x: Tensor, decay: Tensor) -> Tensor:
         def step(carried: Tensor, level: Any) -> Any:

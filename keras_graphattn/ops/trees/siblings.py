@@ -1,7 +1,7 @@
-"""Sums over the siblings of each node, with no subtraction: for masks that grow with distance.
+"""Sums over the siblings of each node without a subtraction, for masks that grow with distance.
 
-Children of one node stand side by side. Sums over those before and those after a node double their
-reach at each step.
+The children of one node are next to each other. There is one sum over the siblings before a node
+and one over those after it; each step doubles their reach.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def sums_of_siblings(x: Tensor, plan: TreePlan) -> Tensor:
     places = ops.arange(count, dtype="int32")
     parents = ops.cast(ops.convert_to_tensor(plan.parents), "int32")
     has_parent = ops.not_equal(parents, places) if plan.has_parent is None else plan.has_parent
-    family = ops.where(has_parent, parents, count + places)
+    family = ops.where(has_parent, parents, count + places)  # (rows,); a root has its own family
     if plan.position is not None:
         largest = int(np.bincount(plan.parents[plan.has_parent], minlength=1).max())
         return _sums_of_others(x, family, largest)
@@ -36,7 +36,7 @@ def sums_of_siblings(x: Tensor, plan: TreePlan) -> Tensor:
 
 
 def _sums_of_others(x: Tensor, family: Tensor, largest: int) -> Tensor:
-    """The sum over the other rows of the same family, which stand side by side."""
+    """The sum over the other rows of the same family; rows of a family are consecutive."""
     places = ops.arange(ops.shape(x)[0], dtype="int32")
 
     def moved(x: Tensor, step: int) -> Tensor:

@@ -1,18 +1,19 @@
 """Any function of the number of edges between two nodes of a caterpillar, in O(n log n).
 
-A caterpillar is a tree that is a path, its *spine*, once its leaves are gone; paths and stars are
-caterpillars. With p the place of a node on the spine, or of the node that it hangs from, and leg
-a = 0 on the spine and 1 beside it,
+A caterpillar is a tree that becomes a path, its *spine*, when its leaves are removed. Paths and
+stars are caterpillars. Let p be the place of a node on the spine. A leaf off the spine has the
+place of its neighbour on it. Let a = 0 on the spine and a = 1 for the leaves off it. Then
 
     dist(i, j) = |p_i - p_j| + a_i + a_j
 
-but for a leaf beside the spine and itself. So the mask is made of the Toeplitz matrices T_s of
-f(|p - q| + s) for s = 0, 1, 2. With x_0 and x_1 the sums of x by place on and beside the spine,
+except for the distance of a leaf off the spine to itself. So the mask consists of the Toeplitz
+matrices T_s of f(|p - q| + s) for s = 0, 1, 2. Let x_0 be the sum of x by place on the spine, and
+x_1 the sum over the leaves off it. Then
 
     y_0 = T_1 (x_0 + x_1) + (T_0 - T_1) x_0,      y_1 = T_1 (x_0 + x_1) + (T_2 - T_1) x_1
 
-and three products do for the four; a path needs one, T_0 x. Trees of about as many places share a
-product: by the matrix for few places, by FFT beyond.
+takes three products instead of four. A path needs only one, T_0 x. Trees with a similar number of
+places share a product: by the matrix for few places, by FFT for more.
 """
 
 from dataclasses import dataclass
@@ -42,29 +43,29 @@ class SpinePlan:
     """A forest of caterpillars as constant sparse matrices and shapes.
 
     Attributes:
-        spine: Puts the nodes of spines on their places, (rows, n).
-        legs: Sums of the leaves beside them by place, (rows, n); `None` where there are none.
-        beside: 1 for the leaves beside the spine, else 0: (n,), in the user's order.
+        spine: Moves the nodes of spines to their places, (rows, n).
+        legs: Sums the leaves off the spine by place, (rows, n); `None` if there are none.
+        is_leaf: 1 for the leaves off the spine, else 0: (n,), in the user's order.
         spines: (count, places) of each class of trees, in the order of the rows.
     """
 
     spine: SparseMatrix
     legs: SparseMatrix | None
-    beside: Array
+    is_leaf: Array
     spines: list[tuple[int, int]]
 
 
 def is_caterpillar(forest: Forest) -> bool:
-    """Whether every tree is a path once its leaves are gone."""
+    """Whether every tree becomes a path when its leaves are removed."""
     return _spine(forest) is not None
 
 
 @checked(forest=instance(Forest, "a Forest"))
 def spine_plan(forest: Forest) -> SpinePlan:
-    """The plan of `spine_product`.
+    """Returns the plan for `spine_product`.
 
     Raises:
-        ValueError: If one of the trees is no caterpillar.
+        ValueError: If one of the trees is not a caterpillar.
 
     Example:
 
@@ -75,8 +76,8 @@ def spine_plan(forest: Forest) -> SpinePlan:
     spine = _spine(forest)
     if spine is None:
         raise ValueError(
-            "Each tree of `forest` must be a path once its leaves are gone. Received: another "
-            'tree. Use the path "centroids" or "depths".'
+            "Each tree of `forest` must become a path when its leaves are removed. Received: "
+            'another tree. Use the path "centroids" or "depths".'
         )
     root, place = _roots_and_places(forest, spine)
     rows, spines = padded_rows(root, place)
@@ -93,7 +94,7 @@ def spine_plan(forest: Forest) -> SpinePlan:
 @checked(
     x=tensor("n N C"),
     table=tensor("K N"),
-    plan=instance(SpinePlan, "what `spine_plan` makes", "n", lambda plan: plan.spine.shape[1]),
+    plan=instance(SpinePlan, "a plan from `spine_plan`", "n", lambda plan: plan.spine.shape[1]),
 )
 def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
     """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
@@ -101,7 +102,7 @@ def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
     Args:
         x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
         table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
-        plan: As `spine_plan` makes it.
+        plan: The plan from `spine_plan`.
 
     Returns:
         A tensor of shape (n, N, C), with gradients for `x` and `table`.
@@ -115,25 +116,26 @@ def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
     >>> keras.ops.convert_to_numpy(spine_product(x, table, plan)).ravel().tolist()
     [7.0, 5.0, 3.0]
 
-    Source: ours; Choromanski et al., arXiv 2107.07999, have the path as a Toeplitz matrix.
+    Source: ours. Choromanski et al., arXiv 2107.07999, show that a path gives a Toeplitz matrix.
     """
     x = ops.convert_to_tensor(x)
     table = ops.cast(table, x.dtype)
     longest = max(places for _, places in plan.spines)
+    # f(d), f(d + 1) and f(d + 2) for each distance d along the spine: (places, N) each
     here, near, far = (table_values(table, shift, longest) for shift in range(3))
-    on = sparse_product(plan.spine, x)
+    on = sparse_product(plan.spine, x)  # (rows, N, C)
     if plan.legs is None:
         products = _toeplitz_products(on, [here] * len(plan.spines), plan.spines)
         return sparse_product(plan.spine.transpose, products)
-    beside = sparse_product(plan.legs, x)
-    # a tree of one node keeps its own factor: beside those of neighbours it would be lost
+    leaves = sparse_product(plan.legs, x)
+    # A tree of one node has no neighbours. Adding and subtracting f(1) would round away its f(0).
     near = [near * float(places > 1) for _, places in plan.spines]
-    both = _toeplitz_products(on + beside, near, plan.spines)
+    both = _toeplitz_products(on + leaves, near, plan.spines)
     on = both + _toeplitz_products(on, [here - values for values in near], plan.spines)
-    beside = both + _toeplitz_products(beside, [far - values for values in near], plan.spines)
+    leaves = both + _toeplitz_products(leaves, [far - values for values in near], plan.spines)
     found = sparse_product(plan.spine.transpose, on)
-    found = found + sparse_product(plan.legs.transpose, beside)
-    of_leaves = ops.convert_to_tensor(plan.beside, dtype=x.dtype)[:, None, None]
+    found = found + sparse_product(plan.legs.transpose, leaves)
+    of_leaves = ops.convert_to_tensor(plan.is_leaf, dtype=x.dtype)[:, None, None]
     return found + of_leaves * (here[0] - far[0])[None, :, None] * x
 
 
@@ -155,26 +157,29 @@ def _toeplitz_products(x: Tensor, values: list[Tensor], spines: list[tuple[int, 
 
 
 def _spine(forest: Forest) -> Array | None:
-    """Which nodes are on a spine, as long as can be; `None` for a forest of other trees."""
+    """Which nodes are on a longest spine; `None` if a tree is not a caterpillar."""
     nodes = np.arange(forest.size)
     is_root = forest.parents == nodes
     degree = np.bincount(forest.parents[~is_root], minlength=forest.size) + ~is_root
     inner: Array = (degree > 1) | is_root
     joined = inner & ~is_root
-    beside = np.bincount(forest.parents[joined], minlength=forest.size) + joined
-    if beside[inner].max() > 2:
+    neighbours = np.bincount(forest.parents[joined], minlength=forest.size) + joined
+    if neighbours[inner].max() > 2:
         return None
     leaves = nodes[~inner]
     above = forest.parents[leaves]  # never decreasing
     number = np.arange(len(leaves)) - np.searchsorted(above, above)
-    inner[leaves[number < 2 - beside[above]]] = True  # the ends of the spine
+    inner[leaves[number < 2 - neighbours[above]]] = True  # the ends of the spine
     return inner
 
 
 def _roots_and_places(forest: Forest, spine: Array) -> tuple[Array, Array]:
-    """Each node's root, and its place from one end of the spine: that of its parent off it."""
+    """Returns each node's root and its place, counted from one end of the spine.
+
+    A leaf off the spine has the place of its parent.
+    """
     top, end = forest.parents, np.where(spine, np.arange(forest.size), forest.parents)
-    first = np.full(forest.size, forest.size)  # of the two arms of each root, by the first node
+    first = np.full(forest.size, forest.size)  # the first node of one of the two arms of each root
     arms = np.flatnonzero(spine & (forest.depth == 1))
     np.minimum.at(first, forest.parents[arms], arms)
     arm = np.where(forest.depth > 1, forest.parents, np.arange(forest.size))

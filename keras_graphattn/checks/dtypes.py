@@ -1,0 +1,41 @@
+"""Checks dtypes and dtype policies."""
+
+import functools
+from typing import Any
+
+import keras
+
+from keras_graphattn.checks.shapes import Sizes
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def float_dtype(name: str, value: Any, sizes: Sizes | None = None) -> str:
+    """The name of a floating-point type."""
+    try:
+        found = keras.backend.standardize_dtype(value)
+    except (TypeError, ValueError, AttributeError):
+        found = None
+    if value is None or found not in FLOATS:
+        raise ValueError(f"`{name}` must be one of {list(FLOATS)}. Received: {name}={value!r}")
+    return str(found)
+
+
+def check_dtype_policy(dtype: Any) -> None:
+    """Raises a `ValueError` for a value that is neither a dtype nor a dtype policy of Keras."""
+    kinds = (keras.dtype_policies.DTypePolicy, keras.dtype_policies.DTypePolicyMap)
+    try:
+        is_policy = isinstance(keras.dtype_policies.get(dtype), kinds)
+    except Exception:
+        is_policy = False
+    if not is_policy:
+        raise ValueError(f"`dtype` must be a dtype or a dtype policy. Received: dtype={dtype!r}")
+
+
+@functools.cache
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of the backend or of NumPy; cached, as every call needs it."""
+    try:
+        return str(keras.backend.standardize_dtype(dtype))
+    except (TypeError, ValueError):
+        return str(dtype)

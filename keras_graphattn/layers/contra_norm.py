@@ -1,0 +1,102 @@
+"""ContraNorm, a remedy against over-smoothing that pushes similar tokens apart."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_graphattn.checks.arguments import (
+    Sizes,
+    as_tensor,
+    check_dtype_policy,
+    check_shape,
+    number,
+)
+from keras_graphattn.ops.precision.float32 import (
+    at_least_float32,
+    masked_softmax,
+    zero_where_masked,
+)
+from keras_graphattn.ops.precision.wide import matmul
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class ContraNorm(keras.layers.Layer):  # type: ignore[misc]
+    """Pushes the tokens of a sequence apart (ContraNorm), without weights.
+
+        x' = (1 + s) x - s softmax(x x^T) x
+
+    Put it after attention or before a normalisation. The softmax averages similar tokens, and
+    the layer subtracts the average. This is a step down the gradient of a contrastive uniformity
+    loss.
+
+    Args:
+        scale: The factor s, a number of at least 0; 0 is the identity.
+        **kwargs: `name`, `dtype`.
+
+    Call arguments:
+        inputs: Tensor of shape (B, T, d).
+        mask: Boolean tensor of shape (B, T); `False` marks padding, which pushes no token and
+            comes out as 0. By default the inputs' Keras mask.
+
+    Returns:
+        A tensor of the shape of `inputs`.
+
+    Raises:
+        ValueError: For a negative `scale`, and for inputs whose shape is not (B, T, d).
+
+    Example:
+
+    >>> tuple(ContraNorm(scale=0.1)(keras.random.normal((4, 10, 16))).shape)
+    (4, 10, 16)
+
+    Source: Guo et al., "ContraNorm: A Contrastive Learning Perspective on Oversmoothing and
+    Beyond", arXiv 2303.06562 (ICLR 2023). Ours: masks.
+    """
+
+    def __init__(self, scale: float = 0.1, **kwargs: Any) -> None:
+        check_dtype_policy(kwargs.get("dtype"))
+        scale = number(least=0.0)("scale", scale, {})
+        super().__init__(**kwargs)
+        self.scale = float(scale)
+        self.supports_masking = True
+
+    def build(self, inputs_shape: Any) -> None:
+        if len(inputs_shape) != 3:
+            raise ValueError(
+                "ContraNorm normalises sequences of tokens: `inputs` must have shape (batch, "
+                f"length, features). Received: inputs.shape={tuple(inputs_shape)}"
+            )
+
+    def __call__(self, inputs: Tensor, mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        sizes: Sizes = {}
+        inputs = as_tensor("inputs", inputs)
+        check_shape("inputs", inputs, ("B T d",), sizes)
+        if mask is not None:
+            mask = as_tensor("mask", mask, "boolean")
+            check_shape("mask", mask, ("B T",), sizes)
+            kwargs["mask"] = mask
+        return super().__call__(inputs, **kwargs)
+
+    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        # padding is left out of both sides of the similarity: as rows and as keys
+        rows = None if mask is None else ops.cast(mask, "bool")[:, :, None]
+        tokens = at_least_float32(zero_where_masked(inputs, rows))
+        similarity = matmul(tokens, ops.transpose(tokens, (0, 2, 1)))  # (B, T, T)
+        keys = None if mask is None else ops.cast(mask, "bool")[:, None, :]
+        average = matmul(masked_softmax(similarity, keys), tokens)  # (B, T, d)
+        outputs = (1.0 + self.scale) * tokens - self.scale * average
+        return ops.cast(zero_where_masked(outputs, rows), inputs.dtype)
+
+    def compute_output_shape(self, inputs_shape: Any) -> Any:
+        return inputs_shape
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        check_dtype_policy(config.get("dtype"))  # Keras reads it before `__init__` can check it
+        return super().from_config(config)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "scale": self.scale}

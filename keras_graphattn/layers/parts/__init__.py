@@ -1,0 +1,1 @@
+"""Base classes and functions that the public layers are built from."""

@@ -1,0 +1,280 @@
+"""Texts in three parts, as token numbers: WikiText, PTB, tiny Shakespeare, or any text file.
+
+Tokens are bytes, words, or the pieces of a preset's tokenizer. Each vocabulary has a `start`: the
+token before a text, which nothing predicts. Imports no Keras by itself.
+"""
+
+import argparse
+import collections
+import hashlib
+import itertools
+import math
+from array import array
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.tfds import load_tfds
+
+_PENN = ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt")
+_WORDS = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
+_RAW = ("wiki.train.raw", "wiki.valid.raw", "wiki.test.raw")
+# by data set, the names that its files are found under, the first ones for words
+FILES = {"ptb": (_PENN,), "wikitext-2": (_WORDS, _RAW), "wikitext-103": (_WORDS, _RAW)}
+DATASETS = (*FILES, "tiny_shakespeare", "text")
+WORD_DATASETS = tuple(FILES)
+END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
+LEVELS = ("byte", "word", "preset")
+
+
+class Corpus(NamedTuple):
+    """A text to train on, one to choose by and one to report."""
+
+    train: str
+    validation: str
+    test: str
+
+    def digest(self) -> str:
+        """A fingerprint of the three texts."""
+        digest = hashlib.sha256()
+        for text in self:
+            part = hashlib.sha256(text.encode())
+            digest.update(part.digest())
+        return digest.hexdigest()[:16]
+
+
+def read(dataset: str, place: Path | None, *, raw: bool = False) -> Corpus:
+    """Reads a data set.
+
+    Args:
+        dataset: One of `DATASETS`.
+        place: For `"text"` a text file, or a folder with one; for PTB and WikiText the folder of
+            their files; for `"tiny_shakespeare"` the folder of tensorflow-datasets, or None.
+        raw: Take WikiText's raw files where there are both.
+
+    Raises:
+        UsageError: When files are missing, ambiguous, empty or not UTF-8.
+    """
+    if dataset == "tiny_shakespeare":
+        return _from_tfds(dataset, place)
+    if place is None:
+        wanted = " or ".join(", ".join(names) for names in FILES.get(dataset, (("a text file",),)))
+        raise UsageError(
+            f"--dataset {dataset} is read from files: give --data-dir with {wanted} "
+            "(tensorflow-datasets has only tiny_shakespeare)"
+        )
+    if dataset == "text":
+        return split(_read(_text_file(place)))
+    return Corpus(*(_read(path) for path in _three_files(dataset, place, raw)))
+
+
+def split(text: str) -> Corpus:
+    """The first nine tenths to train on; the rest halved into validation and test."""
+    first, second = len(text) * 9 // 10, len(text) * 19 // 20
+    return Corpus(text[:first], text[first:second], text[second:])
+
+
+def count_words(text: str) -> int:
+    """Words between blanks, and ends of lines: what a perplexity per word is taken over."""
+    return len(text.split()) + text.count("\n")
+
+
+def per_word(cross_entropy: float, predictions: int, words: int) -> float:
+    """The perplexity per word of a text whose tokens are pieces of words.
+
+    Args:
+        cross_entropy: Mean over the predicted tokens, in nats.
+        predictions: Number of predicted tokens.
+        words: Number of words of the same text, ends of lines among them.
+    """
+    return math.exp(cross_entropy * predictions / words)
+
+
+class Bytes:
+    """The 256 bytes of UTF-8."""
+
+    size = 256
+    start = ord("\n")
+
+    def encode(self, text: str) -> np.ndarray:
+        """The numbers of a text's tokens, of shape (T,), int32."""
+        return np.frombuffer(text.encode(), "uint8").astype("int32")
+
+    def decode(self, numbers: np.ndarray) -> str:
+        """The text of token numbers; bytes that are no UTF-8 are replaced."""
+        return np.asarray(numbers).astype("uint8").tobytes().decode(errors="replace")
+
+
+class Words:
+    """The words of a training text and the end of a line, by falling frequency.
+
+    Args:
+        text: The training text. Words of other texts that are not in it are `<unk>`, as in PTB
+            and WikiText, whose files have that word already.
+    """
+
+    def __init__(self, text: str) -> None:
+        counts = collections.Counter(word for line in text.split("\n") for word in line.split())
+        counts[END_OF_LINE] += text.count("\n")
+        counts[UNKNOWN] += 1
+        self.words = sorted(counts, key=lambda word: (-counts[word], word))
+        self.numbers = {word: number for number, word in enumerate(self.words)}
+        self.start = self.numbers[END_OF_LINE]
+
+    @property
+    def size(self) -> int:
+        """Number of different tokens."""
+        return len(self.words)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The numbers of a text's tokens, of shape (T,), int32."""
+        unknown, numbers = self.numbers[UNKNOWN], array("i")
+        for index, line in enumerate(text.split("\n")):
+            if index:
+                numbers.append(self.numbers[END_OF_LINE])
+            numbers.extend(self.numbers.get(word, unknown) for word in line.split())
+        return np.asarray(numbers, "int32")
+
+    def decode(self, numbers: np.ndarray) -> str:
+        """The words with blanks between them, lines where they ended."""
+        words = (self.words[number] for number in numbers)
+        return " ".join("\n" if word == END_OF_LINE else word for word in words)
+
+
+class Pieces:
+    """The tokens of a KerasHub tokenizer, line by line, as GPT-2's published runs take them."""
+
+    lines_at_a_time = 1000
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        first = getattr(tokenizer, "start_token_id", None)
+        self.start = int(tokenizer.end_token_id if first is None else first)
+
+    @property
+    def size(self) -> int:
+        """Number of different tokens."""
+        return int(self.tokenizer.vocabulary_size())
+
+    def encode(self, text: str) -> np.ndarray:
+        """The numbers of a text's tokens, of shape (T,), int32."""
+        numbers = array("i")
+        lines = (line for line in text.splitlines(keepends=True))
+        while some := list(itertools.islice(lines, self.lines_at_a_time)):
+            for line in self.tokenizer(some):
+                numbers.extend(int(number) for number in np.asarray(line))
+        return np.asarray(numbers, "int32")
+
+    def decode(self, numbers: np.ndarray) -> str:
+        """The text of token numbers."""
+        return str(self.tokenizer.detokenize([int(number) for number in numbers]))
+
+
+Vocabulary = Bytes | Words | Pieces
+
+
+class Problem(NamedTuple):
+    """A corpus as token numbers; each part begins with the token that nothing predicts."""
+
+    corpus: Corpus
+    vocabulary: Vocabulary
+    tokens: dict[str, np.ndarray]
+
+    def digest(self) -> str:
+        """A fingerprint of all the data."""
+        return self.corpus.digest()
+
+    def words(self, part: str) -> int:
+        """Number of words of a part, ends of lines among them."""
+        return count_words(getattr(self.corpus, part))
+
+
+def load(options: argparse.Namespace) -> Problem:
+    """The corpus that the options ask for, as tokens.
+
+    Raises:
+        UsageError: When it cannot be read, is shorter than a window, or too short for the warm-up.
+    """
+    corpus = read(options.dataset, options.data_dir, raw=options.tokens == "preset")
+    vocabulary: Vocabulary
+    if options.tokens == "preset":
+        vocabulary = Pieces(tokenizer(options))
+    else:
+        vocabulary = Words(corpus.train) if options.tokens == "word" else Bytes()
+    parts = ("train", "validation", "test")
+    tokens = {
+        part: np.append(np.int32(vocabulary.start), vocabulary.encode(text))
+        for part, text in zip(parts, corpus, strict=True)
+    }
+    for part, numbers in tokens.items():
+        if len(numbers) <= options.context:
+            raise UsageError(
+                f"the {part} text has {len(numbers) - 1:,} tokens, fewer than --context "
+                f"{options.context}"
+            )
+    windows = -(-(len(tokens["train"]) - 1) // options.context)
+    steps = options.epochs * -(-windows // options.batch_size)
+    if options.warm_up >= steps:
+        raise UsageError(
+            f"--warm-up {options.warm_up} is no less than the {steps:,} steps of the whole training"
+        )
+    return Problem(corpus, vocabulary, tokens)
+
+
+def tokenizer(options: argparse.Namespace) -> Any:
+    """The tokenizer of `--preset`."""
+    import keras_hub
+
+    try:
+        return keras_hub.models.Tokenizer.from_preset(options.preset)
+    except Exception as error:  # KerasHub raises whatever the network or the disk met
+        raise no_preset(options, error) from error
+
+
+def no_preset(options: argparse.Namespace, error: Exception) -> UsageError:
+    """What is said of a preset that KerasHub cannot load."""
+    return UsageError(
+        f"--preset {options.preset} cannot be loaded as a causal language model with its tokenizer:"
+        f" {type(error).__name__}: {str(error)[:300]} (without a network, give a preset's folder)"
+    )
+
+
+def _three_files(dataset: str, place: Path, raw: bool) -> list[Path]:
+    families = sorted(FILES[dataset], key=lambda names: (names is _RAW) != raw)
+    for names in families:
+        for folder in (place, place / dataset, place / f"{dataset}-raw"):
+            if all((folder / name).is_file() for name in names):
+                return [folder / name for name in names]
+    wanted = " or ".join(", ".join(names) for names in families)
+    raise UsageError(f"--data-dir {place} has no {wanted}, in itself or in a folder {dataset}")
+
+
+def _text_file(place: Path) -> Path:
+    if place.is_file():
+        return place
+    found = sorted(place.glob("*.txt")) if place.is_dir() else []
+    if len(found) != 1:
+        raise UsageError(
+            f"--data-dir {place} is no text file, and has {len(found) or 'no'} *.txt in it, not 1"
+        )
+    return found[0]
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            text = file.read().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if not text.strip():
+        raise UsageError(f"{path} holds no text")
+    return text
+
+
+def _from_tfds(name: str, folder: Path | None) -> Corpus:
+    parts = (load_tfds(name, part, folder) for part in ("train", "validation", "test"))
+    return Corpus(*(b"".join(one["text"] for one in part).decode() for part in parts))

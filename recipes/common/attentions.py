@@ -1,0 +1,183 @@
+"""All attentions that the recipes compare: the one place for their names, looks and options.
+
+What a recipe's `--attention` takes, what its models are made of, and what its tables and plots
+show is read here. A new attention is one entry here, named in the recipes that have it.
+Imports no Keras by itself: it must come after the choice of the backend.
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Attention(NamedTuple):
+    """One attention."""
+
+    name: str  # as `--attention` takes it
+    label: str  # in tables and plots
+    colour: str  # in plots
+    layer: str  # what makes it in a model of a recipe's own, as "module:name"
+    convert: str | None = None  # what `keras_graphattn.convert` calls it; None: it is the model's
+    options: tuple[str, ...] = ()  # of the command line, that it has
+    filter: str | None = None  # the name of its filter, where `--filter` gives none
+
+
+JACOBI = ("alpha", "beta")  # options of one filter only
+FILTER = ("filter", "order", "start", *JACOBI)
+RATE = "coefficient_learning_rate_multiplier"
+
+_ALL = (
+    Attention("softmax", "softmax", "#999999", "recipes.common.training.layers:softmax"),
+    Attention("linear", "linear", "#009e73", "recipes.common.training.layers:linear"),
+    Attention(
+        "gfsa",
+        "GFSA",
+        "#0072b2",
+        "keras_graphattn.layers:GraphFilterAttention",
+        "graph_filter",
+        (*FILTER, "constant", "trained_coefficients", RATE),
+        "first_order",
+    ),
+    Attention(
+        "agf",
+        "AGF",
+        "#d55e00",
+        "keras_graphattn.layers:AttentiveGraphFilter",
+        "attentive_graph_filter",
+        (*FILTER, "orthogonality_weight", "learned_constant", RATE),
+        "jacobi",
+    ),
+    Attention(
+        "p_laplacian",
+        "p-LaT",
+        "#cc79a7",
+        "keras_graphattn.layers:PLaplacianAttention",
+        "p_laplacian",
+        ("exponents",),
+    ),
+    Attention(
+        "masked_kernel",
+        "masked kernel",
+        "#e69f00",
+        "keras_graphattn.layers:MaskedKernelAttention",
+        "masked_kernel",
+        ("mask", "feature_map", RATE),
+    ),
+)
+ATTENTIONS = {attention.name: attention for attention in _ALL}
+
+MULTIPLIER = 50.0  # at 1e-3, Adam moves a coefficient by about 5e-2 in a step
+
+
+class PublishedFilter(NamedTuple):
+    """AGF's settings for one task: K, gamma, Jacobi's a and b, whether theta_0 is learned."""
+
+    order: int
+    orthogonality_weight: float
+    alpha: float
+    beta: float
+    learned_constant: bool = False
+
+    def defaults(self, *, one_rate: bool) -> dict[str, dict[str, Any]]:
+        """What the options of GFSA and AGF are where they are not given.
+
+        Args:
+            one_rate: Whether coefficients learn as fast as all other weights, as in the papers.
+        """
+        rate = None if one_rate else MULTIPLIER
+        return {"gfsa": {"order": 3, RATE: rate}, "agf": {**self._asdict(), RATE: rate}}
+
+
+# Options of one filter only, with its name.
+OF_FILTER = {
+    **dict.fromkeys(JACOBI, "jacobi"),
+    **dict.fromkeys(("constant", "trained_coefficients"), "first_order"),
+}
+
+
+def option_names() -> list[str]:
+    """The names of all options that some attention has."""
+    return list(dict.fromkeys(name for one in ATTENTIONS.values() for name in one.options))
+
+
+def given_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of attentions that have a value."""
+    found = {name: getattr(options, name, None) for name in option_names()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def filter_name(attention: str, options: argparse.Namespace) -> str | None:
+    """The name of an attention's filter, if it has one."""
+    default = ATTENTIONS[attention].filter
+    return default and (getattr(options, "filter", None) or default)
+
+
+def settings_of(
+    attention: str, options: argparse.Namespace, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings of an attention, as numbers and names that go into a file.
+
+    Args:
+        attention: A name out of `ATTENTIONS`.
+        options: The command line's options.
+        defaults: What an option is where it is not given, published values for example.
+    """
+    own, given = ATTENTIONS[attention], given_options(options)
+    filter = filter_name(attention, options)
+    defaults = {name: value for name, value in defaults.items() if value is not None}
+    if filter != own.filter and not _is_polynomial(filter):
+        of_polynomials = ("order", "learned_constant")
+        defaults = {name: x for name, x in defaults.items() if name not in of_polynomials}
+    values = {**defaults, **{name: given[name] for name in own.options if name in given}}
+    found = {} if filter is None else {"filter": _filter_settings(str(filter), values)}
+    if "exponents" in values:
+        p = values["exponents"]
+        found["p"] = p if len(p) > 1 else p[0]
+    if "orthogonality_weight" in values:
+        found["orthogonality_weight"] = values["orthogonality_weight"] / options.layers
+    apart = {*FILTER, *OF_FILTER, *found, "exponents"}
+    return {**found, **{name: value for name, value in values.items() if name not in apart}}
+
+
+def layer_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a layer, or of `convert`, that settings stand for: objects for names.
+
+    Raises:
+        ValueError: For what the filter cannot be.
+    """
+    from keras_graphattn import filters, masks
+
+    found = dict(settings)
+    if "filter" in found:
+        given = dict(found["filter"])
+        found["filter"] = filters.FILTERS[given.pop("name")](**given)
+    if "mask" in found:
+        exponential = found["mask"] == "exponential"
+        found["mask"] = masks.Exponential(causal=True) if exponential else None
+    return found
+
+
+def label(attention: str) -> str:
+    """How tables and plots call an attention."""
+    return ATTENTIONS[attention].label
+
+
+def _filter_settings(filter: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = [
+        name
+        for name in ("order", "start", *OF_FILTER)
+        if name in values and OF_FILTER.get(name, filter) == filter
+    ]
+    found = {"name": filter, **{name: values[name] for name in names}}
+    constant = found.pop("constant", None)
+    if constant:
+        found["initial_coefficients"] = {"identity": constant}
+    if "trained_coefficients" in found:
+        found["trainable_coefficients"] = found.pop("trained_coefficients")
+    return found
+
+
+def _is_polynomial(filter: str | None) -> bool:
+    from keras_graphattn.filters import FILTERS, Polynomial
+
+    return filter is not None and issubclass(FILTERS[filter], Polynomial)

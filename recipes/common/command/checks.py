@@ -1,0 +1,123 @@
+"""What the commands of all recipes check and set up before they train.
+
+Imports no Keras by itself: functions that need it come after the backend is chosen.
+"""
+
+import importlib.util
+import pkgutil
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.command.parsing import UsageError
+from recipes.common.storage.files import DamagedFileError, read_json, remove, write_json
+from recipes.common.storage.lock import LOCK, InUseError, locked
+
+WRITTEN = (
+    "settings.json",
+    "runs",
+    "histories",
+    "tensorboard",
+    "results.json",
+    "results.png",
+    "model.keras",
+    "saved_model",
+)
+
+
+def check_installed(*, saved_model: bool, tensorboard: bool) -> None:
+    """Refuses what needs a package that is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("the plot needs matplotlib: pip install matplotlib")
+    missing = importlib.util.find_spec("tensorflow") is None
+    if missing and saved_model:
+        raise UsageError(
+            "a SavedModel is written by TensorFlow: pip install tensorflow, or give "
+            "--skip-saved-model"
+        )
+    if tensorboard and (missing or importlib.util.find_spec("tensorboard") is None):
+        raise UsageError("--tensorboard needs: pip install tensorflow tensorboard")
+
+
+def check_attentions(asked: Sequence[str], settings: dict[str, dict[str, Any]]) -> None:
+    """Refuses settings that the layers refuse."""
+    for name in asked:
+        make = pkgutil.resolve_name(ATTENTIONS[name].layer)
+        if not isinstance(make, type):
+            continue
+        p = settings[name].get("p")
+        heads = len(p) if isinstance(p, list) else 1
+        try:
+            with warnings.catch_warnings(action="ignore"):  # the layer warns when it is made
+                make(num_heads=heads, key_dim=1, **layer_arguments(settings[name]))
+        except ValueError as error:
+            raise UsageError(f"--attention {name}: {error}") from error
+
+
+def check_settings(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
+    """Refuses to mix runs of different settings in one folder."""
+    if overwrite:
+        for name in WRITTEN:
+            remove(output / name)
+    try:
+        known = read_json(output / "settings.json")
+    except DamagedFileError as error:
+        raise UsageError(
+            f"{output}: {error}, so nothing says which settings its runs are of. Give another "
+            "--output, or --overwrite to begin anew"
+        ) from error
+    if known is None and any((output / "runs").glob("*/")):
+        raise UsageError(
+            f"{output} holds runs and no settings.json, so nothing says which settings they are "
+            "of. Give another --output, or --overwrite to begin anew"
+        )
+    if known is None:
+        write_json(output / "settings.json", settings)
+        return
+    changed = [
+        f"{name} (was {known.get(name)!r}, now {settings.get(name)!r})"
+        for name in {**known, **settings}
+        if known.get(name) != settings.get(name)
+    ]
+    if changed:
+        raise UsageError(
+            f"{output} holds runs of other settings: {', '.join(changed)}. Give the same ones, "
+            "another --output, or --overwrite to begin anew"
+        )
+
+
+@contextmanager
+def only_run_in(output: Path) -> Iterator[None]:
+    """Makes the folder; refuses a second run into it as long as the first one is under way."""
+    with ExitStack() as stack:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(output / LOCK))
+        except OSError as error:
+            reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+            raise UsageError(f"cannot write to --output {output}: {reason}") from error
+        except InUseError as error:
+            raise UsageError(
+                f"another run, {error}, is writing to --output {output}. Wait for it, end it, or "
+                "give another --output"
+            ) from error
+        for pattern in ("", "runs/*/", "histories/"):
+            for path in output.glob(f"{pattern}.writing-*"):  # of a run that was killed
+                remove(path)
+        yield
+
+
+@contextmanager
+def keras_configured(precision: str) -> Iterator[None]:
+    """Keras' precision as asked for; as it was afterwards."""
+    import keras
+
+    policy = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy(precision)
+        yield
+    finally:
+        keras.config.set_dtype_policy(policy)

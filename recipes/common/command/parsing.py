@@ -1,0 +1,157 @@
+"""What every recipe's command line has in common: one-line errors, lists, the backend.
+
+Imports no Keras: the backend must be chosen before Keras is first imported.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from recipes.common.command.program import CONTINUES, INTERRUPTED
+
+BACKENDS = ("jax", "tensorflow", "torch")
+
+
+class UsageError(Exception):
+    """Something that the user asked for cannot be done: shown as one line, exit code 2."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, like all others of a recipe.
+
+    `--backend` is heeded before any other option: checking one may import Keras.
+    """
+
+    def __init__(self, description: str, prog: str | None = None) -> None:
+        told = f"{description} [in brackets: the default]"
+        super().__init__(prog=prog, description=told, formatter_class=_Defaults)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = sys.argv[1:] if args is None else list(args)
+        for option, value in itertools.pairwise([*given, ""]):
+            name, _, joined = option.partition("=")
+            if name == "--backend" and (joined or value) in BACKENDS:
+                os.environ["KERAS_BACKEND"] = joined or value
+        return super().parse_known_args(given, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see --help)")
+
+
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Tells defaults in brackets, where there are any and the help does not tell them itself."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        told = action.help or ""
+        default = action.default
+        if default is None or default is False or default == argparse.SUPPRESS or "[" in told:
+            return told
+        return f"{told} [%(default)s]"
+
+
+def run_command(command: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:
+    """Runs `command(arguments)`; returns its exit code, with what it cannot help on one line."""
+    try:
+        command(arguments)
+    except UsageError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except (OSError, FloatingPointError) as error:  # a full disk; a loss that is NaN
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(CONTINUES, file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def names_among(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """An argument type: a comma-separated list of different names out of `allowed`."""
+
+    def names(text: str) -> list[str]:
+        found = [name.strip() for name in text.split(",")]
+        for name in found:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(
+                    f"{name!r} is not one of {', '.join(allowed)} (a comma-separated list)"
+                )
+        return _all_different(found)
+
+    return names
+
+
+def seeds(text: str) -> list[int]:
+    """An argument type: a comma-separated list of different integers from 0 to 2^32 - 1."""
+    try:
+        found = [int(seed) for seed in text.split(",")]
+    except ValueError:
+        found = [-1]
+    if not all(0 <= seed < 2**32 for seed in found):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of whole numbers from 0 to 4294967295, such as 0,1,2"
+        )
+    return _all_different(found)
+
+
+def at_least(smallest: int) -> Callable[[str], int]:
+    """An argument type: a whole number of at least `smallest`."""
+
+    def whole_number(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = smallest - 1
+        if number < smallest:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number of at least {smallest}"
+            )
+        return number
+
+    return whole_number
+
+
+def number_in(low: float, high: float, *, open_low: bool = False) -> Callable[[str], float]:
+    """An argument type: a number in [low, high), or in (low, high) with `open_low`."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not (low < value < high or (value == low and not open_low)):
+            left = "above" if open_low else "of at least"
+            below = "" if high == float("inf") else f" and below {high:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {left} {low:g}{below}")
+        return value
+
+    return number
+
+
+def choose_backend(name: str | None) -> None:
+    """Sets KERAS_BACKEND to `name`, where given, and checks that the backend is installed."""
+    name = name or os.environ.get("KERAS_BACKEND")
+    if name is not None:
+        if name not in BACKENDS:
+            raise UsageError(f"KERAS_BACKEND is {name!r}, not one of {', '.join(BACKENDS)}")
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(f"the backend {name} is not installed: pip install {name}")
+        os.environ["KERAS_BACKEND"] = name
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # torch's threads spin while they wait: 4 times slower where processes share the cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import keras
+
+    if name is not None and keras.backend.backend() != name:
+        raise UsageError(
+            f"Keras already runs on {keras.backend.backend()} in this process, not on {name}"
+        )
+
+
+def _all_different(values: list[Any]) -> list[Any]:
+    if len(set(values)) < len(values):
+        raise argparse.ArgumentTypeError(f"{','.join(map(str, values))!r} names one of them twice")
+    return values

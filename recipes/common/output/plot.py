@@ -1,0 +1,157 @@
+"""The picture of a comparison: a metric over epochs, token similarity over layers."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
+
+from recipes.common.attentions import ATTENTIONS, label
+from recipes.common.data.chance import Chance
+from recipes.common.storage.files import atomically
+from recipes.common.training.runs import Run
+
+BELOW = "softmax"  # drawn wider and first: what coincides with it stays visible
+SHARES = ("accuracy", "f1")  # metrics from 0 to 1
+LEGEND = "#555555"
+
+
+def plot(path: Path, title: str, runs: list[Run], chance: Chance | None = None) -> None:
+    """Writes the picture of `draw` to the file `path`."""
+    figure = draw(title, runs, chance)
+    with atomically(path) as writing:
+        figure.savefig(writing, dpi=130)
+    plt.close(figure)
+
+
+def draw(title: str, runs: list[Run], chance: Chance | None = None) -> plt.Figure:
+    """Draws all runs: one colour for each attention, a thin line for each seed, a thick one for
+    their mean, a dot at each chosen epoch.
+
+    Beside validation stands the test, where it was taken after every epoch, else training. Where
+    token similarity was measured, a third panel shows it over the layers.
+
+    Args:
+        title: What stands over the picture.
+        runs: Finished runs.
+        chance: The criterion's level without looking at the inputs; a dashed line.
+    """
+    metric = runs[0].criterion.name
+    tested = f"test_{metric}" in runs[0].state.best
+    measured = all(run.similarity for run in runs)
+    panels = 3 if measured else 2
+    figure, axes = plt.subplots(1, panels, figsize=(13 * panels / 3, 4.6), layout="constrained")
+    other = "test" if tested else "training"
+    _draw_metric(axes[0], f"val_{metric}", runs)
+    _draw_metric(axes[1], f"test_{metric}" if tested else metric, runs)
+    _scale(axes[:2], metric)
+    for panel, data in zip(axes, ("validation", other), strict=False):
+        scale = " (log scale)" if panel.get_yscale() == "log" else ""
+        panel.set(xlabel="epoch", ylabel=f"{data} {metric.replace('_', ' ')}{scale}")
+        if chance is not None and data in chance.levels:
+            panel.axhline(chance.levels[data], color="black", linestyle="--", linewidth=1)
+    axes[0].set_title("validation data, which choose the epoch")
+    axes[1].set_title("test data" if tested else "training data")
+    if measured:
+        _draw_similarity(axes[2], runs)
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(alpha=0.25)
+    columns = {"ncols": 2 * panels, "frameon": False, "fontsize": 9}
+    figure.legend(handles=_legend(runs, chance), loc="outside lower center", **columns)
+    figure.suptitle(title)
+    return figure
+
+
+def _draw_metric(panel: plt.Axes, metric: str, runs: list[Run]) -> None:
+    _draw(panel, runs, lambda run: [row[metric] for row in run.state.history], first=1)
+    for run in runs:
+        panel.plot(
+            run.state.best_epoch,
+            run.state.best[metric],
+            "o",
+            color=ATTENTIONS[run.attention].colour,
+            markeredgecolor="white",
+            markersize=11 if run.attention == BELOW else 7,
+            zorder=3,
+        )
+    epochs = max(run.state.epoch for run in runs)
+    panel.set_xlim(0.5, epochs + max(0.5, 0.02 * epochs))
+
+
+def _draw_similarity(panel: plt.Axes, runs: list[Run]) -> None:
+    _draw(panel, runs, lambda run: run.similarity, first=0, marker=".")
+    panel.set(
+        title="similarity of the tokens (test data)",
+        xlabel="after block (0: before the first)",
+        ylabel="mean cosine of pairs of tokens",
+        ylim=(min(0.0, *(value for run in runs for value in run.similarity)) - 0.02, 1.02),
+    )
+
+
+def _draw(
+    panel: plt.Axes,
+    runs: list[Run],
+    values_of: Callable[[Run], list[float]],
+    first: int,
+    marker: str | None = None,
+) -> None:
+    """A line of the values of each run, and of their mean as far as all runs go."""
+    for attention, own in _by_attention(runs):
+        curves = [np.array(values_of(run), "float") for run in own]
+        wide = 5.0 if attention == BELOW else 2.2
+        width = wide if len(own) == 1 else wide / 3
+        style = {"color": ATTENTIONS[attention].colour, "marker": marker}
+        for curve in curves:
+            steps = np.arange(first, first + len(curve))
+            alpha = 1.0 if len(own) == 1 else 0.5
+            panel.plot(steps, curve, linewidth=width, alpha=alpha, **style)
+        if len(own) > 1:
+            length = min(map(len, curves))
+            mean = np.mean([curve[:length] for curve in curves], axis=0)
+            panel.plot(np.arange(first, first + length), mean, linewidth=wide, **style)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _scale(panels: Iterable[plt.Axes], metric: str) -> None:
+    """The axis of a metric: all of 0 to 1 for shares, logarithmic for perplexity."""
+    for panel in panels:
+        if metric in SHARES:
+            panel.set_ylim(-0.02, 1.02)
+        elif metric == "perplexity":
+            panel.set_yscale("log")
+            panel.yaxis.set_major_locator(MaxNLocator(nbins=7))
+            panel.yaxis.set_major_formatter(ScalarFormatter())
+            panel.yaxis.set_minor_locator(NullLocator())
+
+
+def _by_attention(runs: list[Run]) -> list[tuple[str, list[Run]]]:
+    names = dict.fromkeys(run.attention for run in runs)
+    ordered = sorted(names, key=lambda name: name != BELOW)
+    return [(name, [run for run in runs if run.attention == name]) for name in ordered]
+
+
+def _legend(runs: list[Run], chance: Chance | None) -> list[Line2D]:
+    """What each line means."""
+    groups = _by_attention(runs)
+    handles = []
+    for name, own in groups:
+        seeds = f" ({len(own)} seeds)" if len(own) > 1 else f" (seed {own[0].seed})"
+        wide = 5.0 if name == BELOW else 2.2
+        handles.append(
+            Line2D([], [], color=ATTENTIONS[name].colour, linewidth=wide, label=label(name) + seeds)
+        )
+    if any(len(own) > 1 for _, own in groups):
+        handles.append(Line2D([], [], color=LEGEND, linewidth=2.5, label="mean of the seeds"))
+        handles.append(Line2D([], [], color=LEGEND, linewidth=0.8, label="one seed"))
+    handles.append(
+        Line2D([], [], color=LEGEND, marker="o", linestyle="", markersize=7, label="chosen epoch")
+    )
+    if chance is not None:
+        handles.append(Line2D([], [], color="black", linestyle="--", label=chance.label))
+    return handles

@@ -1,0 +1,107 @@
+"""The attention layers that the recipes compare, each called in the same way; served inputs.
+
+Made of core Keras layers and layers of `keras_graphattn` only, so that a saved model loads with
+nothing but `import keras_graphattn`, under Keras' safe mode.
+"""
+
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from keras import backend, layers, ops
+
+from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.command.parsing import UsageError
+
+Tensor = Any
+
+
+def attend(
+    attention: str,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    name: str,
+    num_heads: int,
+    key_dim: int,
+    settings: Mapping[str, Any],
+) -> Tensor:
+    """Self-attention of one kind, within a Functional model.
+
+    Args:
+        attention: A name out of `ATTENTIONS`.
+        tokens: Tensor of shape (B, T, d).
+        mask: Boolean tensor of shape (B, T); `False` marks padding, which no token sees.
+        name: Name of the layer.
+        num_heads: Number of heads.
+        key_dim: Width of each head.
+        settings: The attention's settings, as `settings_of` gives them.
+
+    Returns:
+        Tensor of shape (B, T, d).
+
+    Raises:
+        UsageError: If the backend cannot compute it in the precision asked for.
+    """
+    arguments = {"num_heads": num_heads, "key_dim": key_dim, "name": name}
+    arguments.update(layer_arguments(settings))
+    make = pkgutil.resolve_name(ATTENTIONS[attention].layer)
+    if not isinstance(make, type):
+        return make(tokens, mask, arguments)
+    return make(**arguments)(tokens, tokens, query_mask=mask, value_mask=mask)
+
+
+def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the tokens that are not padding, in float32; 0 where there is none."""
+    mask = ops.expand_dims(mask, -1)
+    total = ops.sum(ops.where(mask, ops.cast(tokens, "float32"), 0.0), axis=1)
+    return total / ops.maximum(ops.sum(ops.cast(mask, "float32"), axis=1), 1.0)
+
+
+def softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """Keras' own attention."""
+    layer = layers.MultiHeadAttention(**arguments)
+    if backend.backend() == "jax" and layer.compute_dtype == "float16":
+        import jax
+
+        if jax.default_backend() == "cpu":  # "The precision 'F16_F16_F32' is not supported"
+            raise UsageError(
+                "JAX computes Keras' softmax attention in float16 only on accelerators: give "
+                "--precision mixed_bfloat16, another --attention or another --backend"
+            )
+    return layer(tokens, tokens, attention_mask=ops.expand_dims(mask, 1))
+
+
+def linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
+    """phi(Q) (phi(K)^T V), row by row over phi(Q) (phi(K)^T 1), with phi = elu + 1.
+
+    Time O(n d^2); the sums over tokens are float32. Source: Katharopoulos et al., "Transformers
+    are RNNs", arXiv 2006.16236 (ICML 2020), Eq. 5-7.
+    """
+    name, heads, size = (arguments[key] for key in ("name", "num_heads", "key_dim"))
+
+    def project(part: str) -> Tensor:
+        shape = (None, heads, size)
+        dense = layers.EinsumDense("btd,dnh->btnh", shape, bias_axes="nh", name=f"{name}_{part}")
+        return ops.cast(dense(tokens), "float32")
+
+    query, key = (ops.elu(project(part)) + 1.0 for part in ("query", "key"))
+    key = ops.where(mask[:, :, None, None], key, 0.0)
+    context = ops.einsum("bsnh,bsne->bnhe", key, project("value"))
+    weights = ops.einsum("btnh,bnh->btn", query, ops.sum(key, axis=1))
+    outputs = ops.einsum("btnh,bnhe->btne", query, context) / ops.maximum(weights, 1e-9)[..., None]
+    return layers.EinsumDense("btnh,nhd->btd", (None, tokens.shape[-1]), bias_axes="d", name=name)(
+        outputs
+    )
+
+
+def served_inputs(task: Any, length: int) -> dict[str, Any]:
+    """Inputs of open length, which is `length` where jax writes the SavedModel.
+
+    KerasHub's position embeddings cannot leave JAX at an open length.
+    """
+    size = length if backend.backend() == "jax" else None
+    return {
+        name: layers.Input((size,), dtype=tensor.dtype, name=name)
+        for name, tensor in task.input.items()
+    }

@@ -1,0 +1,110 @@
+"""What torch does in place on a CPU: the same numbers and gradients as the plain form."""
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_graphattn.ops import AttentionMask, BlockwiseOperator, p_laplacian_attention
+from tests.numerics import BACKEND, to_numpy
+
+pytestmark = pytest.mark.skipif(BACKEND != "torch", reason="only torch works in place")
+
+BATCH, LENGTH, HEADS, SIZE = 2, 23, 3, 5
+KEYS = np.arange(LENGTH)[None] < np.array([[17], [LENGTH]])
+MASKS = {
+    "none": AttentionMask(),
+    "causal": AttentionMask(causal=True),
+    "padding": AttentionMask(keys=KEYS, queries=KEYS),
+    "entries": AttentionMask(
+        entries=np.random.default_rng(5).random((BATCH, HEADS, LENGTH, LENGTH)) > 0.7,
+        keys=KEYS,
+    ),
+}
+
+
+def tensors(dtype, twins=0):
+    import torch
+
+    shape = (BATCH, LENGTH, HEADS, SIZE)
+    arrays = [np.random.default_rng(i).standard_normal(shape) for i in range(3)]
+    arrays[2][:, :twins] = 1.0001 * arrays[2][:, LENGTH - twins :]
+    return [torch.tensor(x.astype(dtype), requires_grad=True) for x in arrays]
+
+
+def twice(mask):
+    return lambda *x: ops.concatenate(
+        BlockwiseOperator(*x[:2], mask, block_size=9).twice(x[2]), axis=-1
+    )
+
+
+def p_laplacian(mask, p=(1.0, 2.0, 3.0), drop_diagonal=False, block_size=9):
+    options = {"drop_diagonal": drop_diagonal, "block_size": block_size}
+    return lambda *x: p_laplacian_attention(*x, list(p), mask, **options)
+
+
+def found_by(function, inputs, monkeypatch, plain):
+    """Outputs, without a gradient too, gradients, and products with the Hessian."""
+    import torch
+
+    from keras_graphattn.ops.precision import torch_gradient
+
+    with monkeypatch.context() as patch:
+        if plain:
+            patch.setattr(torch_gradient, "_are_ordinary", lambda _: False)
+        with torch.no_grad():
+            alone = function(*inputs)
+        outputs = function(*inputs)
+        weights = torch.sin(torch.arange(outputs.numel())).reshape(outputs.shape).to(outputs.dtype)
+        loss = (outputs * weights).sum()
+        gradients = torch.autograd.grad(loss, inputs, retain_graph=True)
+        again = torch.autograd.grad(loss, inputs, create_graph=True)
+        hessian = torch.autograd.grad(sum((x * x).sum() for x in again), inputs)
+    return [to_numpy(x.detach()) for x in (alone, outputs, *gradients, *hessian)]
+
+
+def assert_same(function, inputs, monkeypatch, tolerance):
+    quick, plain = (found_by(function, inputs, monkeypatch, x) for x in (False, True))
+    for actual, expected in zip(quick, plain, strict=True):
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * largest)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_two_applications(mask, dtype, monkeypatch):
+    tolerance = 3e-6 if dtype == "float32" else 1e-12
+    assert_same(twice(MASKS[mask]), tensors(dtype), monkeypatch, tolerance)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("twins", [0, 8])
+@pytest.mark.parametrize("drop_diagonal", [False, True])
+@pytest.mark.parametrize("block_size", [9, LENGTH])
+def test_p_laplacian_attention(mask, twins, drop_diagonal, block_size, monkeypatch):
+    function = p_laplacian(MASKS[mask], drop_diagonal=drop_diagonal, block_size=block_size)
+    assert_same(function, tensors("float64", twins), monkeypatch, 1e-11)
+
+
+@pytest.mark.parametrize("numbers", [1, 2 * LENGTH**2, 4 * LENGTH**2])
+def test_how_many_heads_are_taken_together_changes_nothing(numbers, monkeypatch):
+    from keras_graphattn.ops.softmax import torch_blockwise, torch_p_laplacian
+
+    for module in (torch_blockwise, torch_p_laplacian):
+        monkeypatch.setattr(module, "_NUMBERS", numbers)
+    for mask in MASKS.values():
+        for function in (twice(mask), p_laplacian(mask, block_size=LENGTH)):
+            assert_same(function, tensors("float64", 8), monkeypatch, 1e-11)
+
+
+@pytest.mark.parametrize("make", [twice, p_laplacian])
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1e35])
+def test_what_is_hidden_may_be_any_number(make, number, monkeypatch):
+    inputs = tensors("float32")
+    inputs[1].data[0, 17:] = number
+    function = make(MASKS["padding"])
+    quick = to_numpy(function(*inputs).detach())
+    with monkeypatch.context() as patch:
+        patch.setattr("keras_graphattn.ops.precision.torch_gradient._are_ordinary", lambda _: False)
+        plain = to_numpy(function(*inputs).detach())
+    assert np.isfinite(quick).all()
+    np.testing.assert_allclose(quick, plain, atol=1e-6)
