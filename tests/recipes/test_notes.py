@@ -61,7 +61,7 @@ def test_text_classification_says_what_is_not_the_papers():
     command = "--published --preset minilm --attention softmax,p_laplacian"
     found = notes("text_classification", command, results("softmax", "p_laplacian"))
     assert "not in arXiv 2312.04234: p-LaT." in found
-    assert "the model is none of arXiv 2312.04234" in found
+    assert "arXiv 2312.04234 does not use this model" in found
 
 
 def test_language_models_name_the_paper_of_their_settings():

@@ -122,8 +122,12 @@ class AttentionAdapter:
     def replacement(self, attention: str) -> type:
         """The class for an attention.
 
-        Raises:
-            ValueError: If it has no such replacement.
+                Raises:
+        <<<<<<< HEAD
+                    ValueError: If it has no such replacement.
+        =======
+                    ValueError: If it has no class for it.
+        >>>>>>> adapters
         """
         found = self.attentions.get(attention)
         if found is None:
