@@ -58,11 +58,7 @@ def register_adapter(adapter: AttentionAdapter) -> None:
 
 
 def adapter_of(layer: Any) -> AttentionAdapter | None:
-<<<<<<< HEAD
-    """The adapter of an attention layer, converted or not; `None` if no adapter serves it."""
-=======
     """The adapter of an attention layer, converted or not; `None` where none serves it."""
->>>>>>> adapters
     shell = getattr(layer, "converted_from", None)
     if shell is not None:
         found: AttentionAdapter = shell.adapter

@@ -122,12 +122,8 @@ class AttentionAdapter:
     def replacement(self, attention: str) -> type:
         """The class for an attention.
 
-                Raises:
-        <<<<<<< HEAD
-                    ValueError: If it has no such replacement.
-        =======
-                    ValueError: If it has no class for it.
-        >>>>>>> adapters
+        Raises:
+            ValueError: If it has no class for it.
         """
         found = self.attentions.get(attention)
         if found is None:

@@ -44,7 +44,7 @@ class SpinePlan:
 
     Attributes:
         spine: Moves the nodes of spines to their places, (rows, n).
-        legs: Sums the leaves off the spine by place, (rows, n); `None` if there are none.
+        legs: Sums the leaves off the spine by place, (rows, n); `None` without such leaves.
         beside: 1 for the leaves off the spine, else 0: (n,), in the user's order.
         spines: (count, places) of each class of trees, in the order of the rows.
     """
