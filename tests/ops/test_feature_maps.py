@@ -46,7 +46,7 @@ def test_maps_by_name(name):
     assert_close(value, expected, 1e-6)
     assert_all_close(gradients, expected_gradients, 1e-6)
     assert (value > 0).all()
-    half = FEATURE_MAPS[name]()(ops.cast(x, "bfloat16"))
+    half = FEATURE_MAPS[name]().key_features(ops.cast(x, "bfloat16"), {}, None, False)
     assert keras.backend.standardize_dtype(half.dtype) == "float32"
 
 
