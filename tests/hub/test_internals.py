@@ -4,7 +4,7 @@ import keras
 import keras_hub
 import pytest
 
-from keras_graphattn.hub import internals
+from keras_graphattn import keras_internals as internals
 
 
 def encoder():

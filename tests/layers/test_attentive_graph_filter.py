@@ -254,7 +254,7 @@ def test_refuses_wrong_arguments(options, message):
 
 def test_refuses_masks_that_it_cannot_honour():
     layer, x = built(), tokens()
-    with pytest.raises(ValueError, match="no causal form"):
+    with pytest.raises(ValueError, match="is not causal"):
         layer(x, use_causal_mask=True)
     for shape in ((7, 7), (2, 7, 7), (2, 1, 7, 7)):
         with pytest.raises(ValueError, match=r"shape \(B, 1, S\).*Received"):

@@ -64,5 +64,5 @@ def test_ctrl_c_is_one_line():
     process.send_signal(signal.SIGINT)
     errors = process.communicate(timeout=20)[1]
     assert process.returncode == 130
-    assert errors.endswith("interrupted: results are written at the end, so there are none\n")
+    assert errors.endswith("interrupted: results are written at the end, so nothing was written\n")
     assert "Traceback" not in errors

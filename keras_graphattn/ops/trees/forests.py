@@ -79,9 +79,9 @@ class Forest:
         known = np.where(is_root, 0, self.depth[self.parents] + 1)
         if not np.array_equal(self.depth, known) or (np.diff(self.depth) < 0).any():
             raise ValueError(
-                "`depth` must be 0 at roots, elsewhere one more than at the parent, and never "
-                f"decrease. Received: depth={self.depth!r}, parents={self.parents!r}. Use "
-                "`forest_from_parents`."
+                "`depth` must fit `parents`: 0 at roots, elsewhere one more than at the parent. It "
+                f"must never decrease. Received: depth={self.depth!r}, parents={self.parents!r}. "
+                "Use `forest_from_parents`."
             )
         if not np.isfinite(self.weights).all():
             return "weights"
