@@ -27,16 +27,16 @@ def pytest_configure(config: pytest.Config) -> None:
         leave_costly_passes_out()
 
 
-MANY_CASES = 6  # a test with more: jax and TensorFlow run every third in the fast suite
-OFFSET = {"jax": 1, "tensorflow": 2}  # so that the two run different cases
+MANY_CASES = 5  # a test with more: each backend runs every third in the fast suite
+OFFSET = {"torch": 0, "jax": 1, "tensorflow": 2}  # so that the three run different cases
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as slow the tests that this backend runs only in `make test-slow`.
 
-    `slow_on` names the backends on which a test takes long. If a test has many cases, jax and
-    TensorFlow run only every third, because they compile or trace each of them. Torch runs all.
+    `slow_on` names the backends on which a test takes long. If a test has many cases, each
+    backend runs only every third. Together, the three backends run each case.
     """
     backend = keras.backend.backend()
     seen: dict[str, int] = {}
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = _function(item)
         seen[function] = seen.get(function, -1) + 1
         many = counts[function] > MANY_CASES
-        if backend in OFFSET and many and seen[function] % 3 != OFFSET[backend]:
+        if many and seen[function] % 3 != OFFSET[backend]:
             item.add_marker(pytest.mark.slow)
 
 

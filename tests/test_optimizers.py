@@ -195,6 +195,7 @@ def test_half_precision_variables_move():
     np.testing.assert_allclose(to_numpy(one), 0.98, atol=4e-3)  # bfloat16 is this coarse at 1
 
 
+@pytest.mark.slow_on("tensorflow")
 def test_multipliers_of_one_change_nothing():
     plain = steps(keras.optimizers.AdamW(RATE), variables(marked=False))
     for found in (variables(factor=1.0), variables(marked=False)):

@@ -6,8 +6,16 @@ import keras
 import pytest
 
 GUIDES = sorted((Path(__file__).parents[2] / "guides").glob("*.py"))
-# What is special about serving is in the tests of exports, from each backend.
-SLOW = {"torch": ("serving",), "jax": ("serving", "masks", "masked_attention")}
+# The guides that the fast suite runs: each on one backend, in `make test-slow` on all.
+FAST = {
+    "torch": ("first_steps", "masks", "filters"),
+    "jax": ("distribution", "masked_attention"),
+    "tensorflow": ("serving",),
+}
+
+
+def test_the_fast_suites_run_each_guide_once():
+    assert sorted(name for names in FAST.values() for name in names) == [p.stem for p in GUIDES]
 
 
 def test_there_are_guides():
@@ -19,7 +27,7 @@ def test_there_are_guides():
     [
         pytest.param(
             p,
-            marks=[pytest.mark.slow] * (p.stem in SLOW.get(keras.backend.backend(), ())),
+            marks=[pytest.mark.slow] * (p.stem not in FAST[keras.backend.backend()]),
             id=p.stem,
         )
         for p in GUIDES

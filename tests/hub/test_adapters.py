@@ -206,6 +206,7 @@ def test_a_frozen_model_stays_frozen():
     assert COEFFICIENT in {v.path for v in backbone.trainable_variables}
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("quantised_first", [False, True])
 def test_int8(quantised_first, tmp_path):
     backbone = random_backbone("llama")

@@ -69,6 +69,7 @@ print(type(task).__name__, type(backbone).__name__, type(fine).__name__)
 """
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize(
     "imports",
     [
@@ -179,6 +180,7 @@ def test_lora_before_conversion():
     assert COEFFICIENT in trained
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_int8(tmp_path):
     """By file and by the preset of a task; KerasHub 0.32 loses the dtypes of a backbone's own."""
     task = keras_hub.models.BertMaskedLM(random_backbone("bert"))

@@ -125,7 +125,10 @@ def test_examples_without_tokens_have_no_part_in_the_loss(scaling):
     assert_close(both, to_numpy(layer.losses[0]), 1e-6)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True] if BACKEND == "tensorflow" else ["auto"])
+@pytest.mark.parametrize(
+    "jit_compile",
+    [False, pytest.param(True, marks=pytest.mark.slow)] if BACKEND == "tensorflow" else ["auto"],
+)
 def test_orthogonality_is_a_metric_of_fit(jit_compile, tmp_path):
     inputs = keras.Input((None, FEATURES))
     layer = AttentiveGraphFilter(HEADS, KEY, orthogonality_weight=0.1, causal=True, name="filter")

@@ -16,6 +16,9 @@ from recipes.common.training import resume
 from tests.compiling import compiled_once
 from tests.recipes.command_line import assert_one_error_line
 
+# Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
+pytestmark = pytest.mark.slow_on("jax", "tensorflow")
+
 TEXT = "".join(
     f"{number % 7} and {number % 5} make {number % 7 + number % 5}\n" for number in range(210)
 )

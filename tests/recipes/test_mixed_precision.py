@@ -9,6 +9,9 @@ from recipes.common.command.parsing import UsageError
 from tests.numerics import BACKEND, randomise, relative_rms, to_numpy
 from tests.recipes.models import LONGEST, MODELS, batch_for
 
+# Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
+pytestmark = pytest.mark.slow_on("jax", "tensorflow")
+
 # of outputs after two blocks, embeddings and a head, each with its own rounding
 TOLERANCE = {"mixed_bfloat16": 4e-2, "mixed_float16": 5e-3}
 FAST = ["arena_agf"]

@@ -9,6 +9,9 @@ import pytest
 from recipes.common.training.kept import DamagedRunError, finished_runs, read_run
 from recipes.time_series.__main__ import RECIPE
 
+# Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
+pytestmark = pytest.mark.slow_on("jax", "tensorflow")
+
 SLOW = pytest.mark.slow if keras.backend.backend() != "torch" else lambda test: test
 
 

@@ -10,6 +10,9 @@ import pytest
 from recipes.common.training.resume import RunState, score
 from recipes.time_series.__main__ import RECIPE
 
+# Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
+pytestmark = pytest.mark.slow_on("jax", "tensorflow")
+
 ROOT = Path(__file__).parents[2]
 
 # Kills its own process in the middle of an epoch, or between an epoch's weights and its state.

@@ -29,6 +29,9 @@ from recipes.text_classification.model import (
 )
 from tests.recipes.command_line import assert_one_error_line
 
+# Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
+pytestmark = pytest.mark.slow_on("jax", "tensorflow")
+
 BACKEND = keras.backend.backend()
 OTHER = "torch" if BACKEND != "torch" else "jax"
 WORDS = ("the", "a", "man", "dog", "cat", "saw", "ran", "and", "then", "that", "which", "house")

@@ -13,6 +13,9 @@ from recipes.common.output.notes import coefficient_notes
 from recipes.time_series.__main__ import RECIPE
 from recipes.time_series.data import read
 
+# Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
+pytestmark = pytest.mark.slow_on("jax", "tensorflow")
+
 ATTENTIONS, SEEDS = ("gfsa", "agf"), (0, 1)
 C_API = Path(__file__).parents[1] / "export" / "c_api.py"
 RELOAD = """
