@@ -27,16 +27,18 @@ def pytest_configure(config: pytest.Config) -> None:
         leave_costly_passes_out()
 
 
-MANY_CASES = 5  # a test with more: each backend runs every third in the fast suite
-OFFSET = {"torch": 0, "jax": 1, "tensorflow": 2}  # so that the three run different cases
+# Of a test with more than MANY_CASES cases, a backend's fast suite runs one in SHARES[...][0].
+MANY_CASES = 5
+SHARES = {"torch": (2, 0), "jax": (4, 1), "tensorflow": (4, 3)}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as slow the tests that this backend runs only in `make test-slow`.
 
-    `slow_on` names the backends on which a test takes long. If a test has many cases, each
-    backend runs only every third. Together, the three backends run each case.
+    `slow_on` names the backends on which a test takes long. If a test has many cases, torch runs
+    half of them, and jax and TensorFlow, which compile or trace each, a quarter. Together, the
+    three backends run each case.
     """
     backend = keras.backend.backend()
     seen: dict[str, int] = {}
@@ -49,7 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         function = _function(item)
         seen[function] = seen.get(function, -1) + 1
         many = counts[function] > MANY_CASES
-        if many and seen[function] % 3 != OFFSET[backend]:
+        step, start = SHARES[backend]
+        if many and seen[function] % step != start:
             item.add_marker(pytest.mark.slow)
 
 

@@ -49,6 +49,7 @@ def assert_served_like_predicted(model, path, batches, scratch, names, tolerance
             assert error < tolerance, (name, len(array), error)
 
 
+@pytest.mark.slow_on("jax")
 def test_trained_model_with_a_dict_of_inputs(tmp_path):
     series, padding_mask = masked_inputs()
     speaker = keras.Input((), dtype="int64", name="speaker")
@@ -119,6 +120,7 @@ def test_vocabularies_are_served(tmp_path):
     np.testing.assert_allclose(next(iter(result.values()))[0], table[[2, 0, 3]])
 
 
+@pytest.mark.slow_on("jax")
 def test_failure_of_the_other_process_is_told(tmp_path):
     model = keras.Sequential([keras.Input((3,), name="series"), Unregistered()])
     with pytest.raises(

@@ -8,8 +8,8 @@ import pytest
 GUIDES = sorted((Path(__file__).parents[2] / "guides").glob("*.py"))
 # The guides that the fast suite runs: each on one backend, in `make test-slow` on all.
 FAST = {
-    "torch": ("first_steps", "masks", "filters"),
-    "jax": ("distribution", "masked_attention"),
+    "torch": ("first_steps", "masks", "masked_attention", "filters"),
+    "jax": ("distribution",),
     "tensorflow": ("serving",),
 }
 

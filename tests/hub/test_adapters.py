@@ -49,6 +49,7 @@ def array(x):
     return np.asarray(ops.convert_to_numpy(x), "float64")
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_sizes_of_every_backbones_attention():
     for name in BACKBONES:
         for site in attention_sites(BACKBONES[name]()):
@@ -319,6 +320,7 @@ def _fused():
     del ADAPTERS[-1]
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.usefixtures("_fused")
 def test_register_attention_works_for_any_layer_with_an_adapter(tmp_path):
     x = keras.Input((5, 8))

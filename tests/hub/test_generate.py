@@ -83,6 +83,7 @@ def test_cached_decoding_equals_the_uncached_forward(name, case):
     )
 
 
+@pytest.mark.slow_on("jax")
 # A V is per query head: in Llama, with 4 query heads for 2 heads of keys, it takes two slots.
 @pytest.mark.parametrize(("name", "slots"), [("gpt2", 3), ("llama", 4)])
 def test_layers_left_as_they_were_pass_on_the_further_slots(name, slots):

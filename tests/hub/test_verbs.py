@@ -148,6 +148,7 @@ def test_a_frozen_model_stays_frozen_and_others_train():
     assert "transformer_layer_0/self_attention_layer/power_coefficient" in paths
 
 
+@pytest.mark.slow_on("jax")
 def test_tasks_keep_their_heads_and_tell_their_class():
     models = keras_hub.models
     for task in (
@@ -169,6 +170,7 @@ def test_tasks_keep_their_heads_and_tell_their_class():
         assert type(task) is plain
 
 
+@pytest.mark.slow_on("jax")
 def test_a_compiled_model_forgets_what_it_compiled():
     """A `predict` compiled before the conversion would keep the old attention."""
     task = keras_hub.models.BertTextClassifier(random_backbone("bert"), num_classes=2)

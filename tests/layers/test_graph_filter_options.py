@@ -381,6 +381,7 @@ def test_refuses_to_return_what_a_path_never_forms(path):
             layer(keras.Input((7, FEATURES)), **{name: True})
 
 
+@pytest.mark.slow_on("jax")
 def test_refuses_more_than_one_axis_where_a_path_has_one():
     x = np.zeros((1, 2, 3, FEATURES), "float32")
     for options in ({"attention_path": "fused"}, {"num_key_value_heads": 2}):

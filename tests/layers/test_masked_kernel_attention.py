@@ -225,6 +225,7 @@ def test_256_tokens_one_by_one_equal_the_full_pass(mask, options):
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), expected, atol=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", ["causal", "packed"])
 def test_prompts_in_pieces_with_padding_and_segments(name):
     layer, x = built(mask=Segments() if name == "packed" else None), tokens(150)

@@ -90,6 +90,7 @@ def test_4096_tokens_in_float16(name):
     assert gradients < max(LONG, KINK if name.startswith("kernel") else 0.0)
 
 
+@pytest.mark.slow_on("jax")
 def test_loss_scaling_is_set_up_by_compile_and_training_moves_every_weight():
     with _policy("mixed_float16"):
         inputs = keras.Input((12, 16))
