@@ -17,6 +17,7 @@ from keras_graphattn.filters.legendre import Legendre
 from keras_graphattn.filters.monomial import Monomial
 from keras_graphattn.filters.page_rank import PageRank
 from keras_graphattn.filters.polynomial import Polynomial
+from keras_graphattn.filters.resolvent import Resolvent
 from keras_graphattn.ops.filters.polynomials import Step
 from keras_graphattn.serialization import resolve
 
@@ -28,6 +29,7 @@ FILTERS: dict[str, type[Filter]] = {
     "jacobi": Jacobi,
     "inverted": Inverted,
     "page_rank": PageRank,
+    "resolvent": Resolvent,
 }
 
 
@@ -62,6 +64,7 @@ __all__ = [
     "NamedFilter",
     "PageRank",
     "Polynomial",
+    "Resolvent",
     "Step",
     "get",
 ]

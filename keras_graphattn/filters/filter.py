@@ -82,6 +82,23 @@ class Filter:
         """How often a call applies A."""
         return self.order
 
+    @property
+    def needs_solution(self) -> bool:
+        """Whether the filter calls `apply.solve`, which only causal softmax attention has."""
+        return False
+
+    def refuse_without_solution(self, operator: str) -> None:
+        """Raises a `ValueError` if the filter needs a solution.
+
+        Args:
+            operator: What has no `solve`, for the error message.
+        """
+        if self.needs_solution:
+            raise ValueError(
+                f"{self!r} needs causal softmax attention, that of a GraphFilterAttention with "
+                f'attention_path="dense" or "blockwise". Received: {operator}. Use causal=False.'
+            )
+
     def coefficients(self, num_heads: int) -> dict[str, Coefficient]:
         """The weights that a layer with this filter has, by name.
 

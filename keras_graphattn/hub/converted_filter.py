@@ -38,6 +38,7 @@ class ConvertedGraphFilter(ConvertedAttention):
             )
         found = filters.get(filter, order)
         found.coefficients(sizes.num_heads)  # refuses start values for another number of heads
+        found.refuse_without_solution("an attention layer with a cache of grouped heads")
         return {
             "filter": found,
             "attention_path": attention_path,

@@ -12,11 +12,8 @@ from keras_graphattn.layers.p_laplacian_attention import apply_weights, check_di
 from keras_graphattn.ops.precision.float32 import zero_where_masked
 from keras_graphattn.ops.softmax.attention import scaled
 from keras_graphattn.ops.softmax.masks import AttentionMask, four_dimensional
-from keras_graphattn.ops.softmax.p_laplacian import (
-    p_laplacian_attention,
-    p_laplacian_weights,
-    scores_of,
-)
+from keras_graphattn.ops.softmax.p_laplacian import p_laplacian_attention, scores_of
+from keras_graphattn.ops.softmax.re_weighting import p_laplacian_weights
 
 Tensor = Any
 

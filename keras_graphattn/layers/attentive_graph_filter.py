@@ -162,6 +162,7 @@ class AttentiveGraphFilter(MultiHeadLayer):
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
         if isinstance(found, Filter):
             found.coefficients(num_heads)  # refuses start values for another number of heads
+            found.refuse_without_solution("an AttentiveGraphFilter")
         self.filter, self.learned_constant = found, learned_constant
         self._orthogonality: OrthogonalityMetric | None = None
         if self.orthogonality_weight:

@@ -41,8 +41,8 @@ class GraphFilterAttention(SelfAttention):
         order: Order K of a `filter` given by its name, an integer of at least 1. The papers'
             models use 2 to 10. `None` means the filter's own default, which is 3 for most filters.
         filter: A filter of `keras_graphattn.filters`, or its name: `"first_order"` (the paper's,
-            above), `"monomial"`, `"chebyshev"`, `"legendre"`, `"jacobi"`, `"inverted"` or
-            `"page_rank"`. The filter's constructor takes all other settings, such as
+            above), `"monomial"`, `"chebyshev"`, `"legendre"`, `"jacobi"`, `"inverted"`,
+            `"page_rank"` or `"resolvent"`. All other settings are the constructor's, such as
             `FirstOrder(3, trainable_coefficients=["power"])` or `Chebyshev(4, start="high_pass")`.
         dropout_on: `"attention"` drops entries of A and filters the dropped A, as the paper's
             text and graph models do. `"filter"` drops entries of H, as its vision, speech and
@@ -142,6 +142,8 @@ class GraphFilterAttention(SelfAttention):
         self.dropout_on = dropout_on
         self.flash_attention = flash_attention
         found.coefficients(num_heads)  # refuses start values for another number of heads
+        if path == "fused":
+            found.refuse_without_solution('attention_path="fused"')
         self.filter = found
 
     @property

@@ -143,6 +143,7 @@ class MaskedKernelAttention(MaskLayer):
         found = None if filter is None else filters.get(filter, order)
         if found is not None:
             found.coefficients(num_heads)  # refuses start values for another number of heads
+            found.refuse_without_solution("a MaskedKernelAttention")
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
         self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
         self.feature_map = feature_maps.get(feature_map)

@@ -14,12 +14,8 @@ from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_m
 from keras_graphattn.ops.softmax.attention import scaled
 from keras_graphattn.ops.softmax.caching import Cache
 from keras_graphattn.ops.softmax.masks import AttentionMask, zero_masked_rows
-from keras_graphattn.ops.softmax.p_laplacian import (
-    MOST_EPSILON,
-    p_laplacian_attention,
-    p_laplacian_weights,
-    scores_of,
-)
+from keras_graphattn.ops.softmax.p_laplacian import p_laplacian_attention, scores_of
+from keras_graphattn.ops.softmax.re_weighting import MOST_EPSILON, p_laplacian_weights
 
 Tensor = Any
 

@@ -9,13 +9,12 @@ from keras_graphattn.masks.input_checks import marked
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.masks.precision import in_one_dtype
 from keras_graphattn.ops.kernel.chunks import (
-    Decay,
     advanced_state,
     chunked_attention,
-    decay_matrix,
     initial_chunked_state,
     segment_runs,
 )
+from keras_graphattn.ops.kernel.decays import Decay, decay_matrix
 
 Tensor = Any
 

@@ -15,7 +15,7 @@ from keras_graphattn.masks.low_rank import Factored
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.masks.precision import widest_dtype
 from keras_graphattn.ops.kernel.attention import unmasked_attention
-from keras_graphattn.ops.kernel.chunks import Decay
+from keras_graphattn.ops.kernel.decays import Decay
 from keras_graphattn.serialization import restored
 
 Tensor = Any

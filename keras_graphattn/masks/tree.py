@@ -26,21 +26,24 @@ from keras_graphattn.ops.trees.distances import (
     depth_table_product_of_batch,
     distances_of_batch,
 )
-from keras_graphattn.ops.trees.doubling import doubling_plan, doubling_plan_of_batch
-from keras_graphattn.ops.trees.exponential import check_exponents, exponential_tree_product
+from keras_graphattn.ops.trees.doubling import doubling_plan_of_batch
+from keras_graphattn.ops.trees.exponential import (
+    PLANS,
+    check_exponents,
+    exponential_tree_product,
+    swept_product,
+)
 from keras_graphattn.ops.trees.forests import (
     Forest,
     farthest_distance,
     forest_diameter,
     forest_distances,
 )
-from keras_graphattn.ops.trees.hankel import CentroidPlan, centroid_plan, centroid_product
-from keras_graphattn.ops.trees.levels import TreePlan, level_plan, scan_plan
-from keras_graphattn.ops.trees.spines import SpinePlan, is_caterpillar, spine_plan, spine_product
+from keras_graphattn.ops.trees.hankel import centroid_product
+from keras_graphattn.ops.trees.spines import is_caterpillar, spine_product
 
 Tensor = Any
 
-PLANS = {"levels": level_plan, "scan": scan_plan, "doubling": doubling_plan}
 FUNCTIONS = ("exponential", "table")
 
 
@@ -225,23 +228,6 @@ class Tree(TopologyMask):
             return in_float32({"rate": self.rate, "offset": self.offset})
         return {"table": ops.exp(in_float32({"table": self.log_table})["table"])}
 
-    @cached_property
-    def _plans(self) -> dict[str, TreePlan]:
-        return {}
-
-    def _plan(self, path: str) -> TreePlan:
-        if path not in self._plans:
-            self._plans[path] = PLANS[path](self._given)
-        return self._plans[path]
-
-    @cached_property
-    def _centroids(self) -> CentroidPlan:
-        return centroid_plan(self._given)
-
-    @cached_property
-    def _spines(self) -> SpinePlan:
-        return spine_plan(self._given)
-
     @property
     def _given(self) -> Forest:
         assert self._forest is not None
@@ -265,14 +251,14 @@ class Tree(TopologyMask):
             return self._signal_of_batch(x, parameters, inputs)
         nodes = to_nodes(x)  # (T, N, B D)
         if path == "centroids":
-            found = centroid_product(nodes, parameters["table"], self._centroids)
+            found = centroid_product(nodes, parameters["table"], self._given)
         elif path == "spines":
-            found = spine_product(nodes, parameters["table"], self._spines)
+            found = spine_product(nodes, parameters["table"], self._given)
         elif path == "depths":
             found = depth_table_product(nodes, parameters["table"], self._given)
         else:
-            plan = self._plan(path)
-            found = exponential_tree_product(nodes, parameters["rate"], parameters["offset"], plan)
+            rate, offset = parameters["rate"], parameters["offset"]
+            found = exponential_tree_product(nodes, rate, offset, self._given, path)
         return from_nodes(found, x)
 
     def _signal_of_batch(self, x: Tensor, parameters: Tensors, inputs: Tensors) -> Tensor:
@@ -283,7 +269,7 @@ class Tree(TopologyMask):
         else:
             weights = inputs.get("edge_weights")
             plan = doubling_plan_of_batch(parents, weights, self._depth(parents))
-            found = exponential_tree_product(nodes, parameters["rate"], parameters["offset"], plan)
+            found = swept_product(nodes, parameters["rate"], parameters["offset"], plan)
         return ops.reshape(found, shape)
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:

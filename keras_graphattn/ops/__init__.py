@@ -27,6 +27,22 @@ from keras_graphattn.ops.graphs.walks import (
     random_walks,
     walk_product,
 )
+from keras_graphattn.ops.kernel.attention import unmasked_attention
+from keras_graphattn.ops.kernel.chunks import (
+    ChunkedState,
+    advanced_state,
+    chunked_attention,
+    initial_chunked_state,
+)
+from keras_graphattn.ops.kernel.decays import Decay
+from keras_graphattn.ops.kernel.features import (
+    elu_features,
+    favor_key_features,
+    favor_query_features,
+    orthogonal_features,
+    relu_features,
+    squared_relu_features,
+)
 from keras_graphattn.ops.precision.float32 import (
     at_least_float32,
     hidden_logit,
@@ -61,10 +77,11 @@ from keras_graphattn.ops.softmax.caching import (
 )
 from keras_graphattn.ops.softmax.distances import squared_distances
 from keras_graphattn.ops.softmax.masks import AttentionMask, joined_mask, zero_blind_rows
-from keras_graphattn.ops.softmax.p_laplacian import p_laplacian_attention, p_laplacian_weights
+from keras_graphattn.ops.softmax.p_laplacian import p_laplacian_attention
+from keras_graphattn.ops.softmax.re_weighting import p_laplacian_weights
+from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
 from keras_graphattn.ops.toeplitz.hypercube import hypercube_product
 from keras_graphattn.ops.trees.distances import depth_table_product
-from keras_graphattn.ops.trees.doubling import doubling_plan, doubling_plan_of_batch
 from keras_graphattn.ops.trees.exponential import exponential_tree_product
 from keras_graphattn.ops.trees.forests import (
     Forest,
@@ -72,35 +89,38 @@ from keras_graphattn.ops.trees.forests import (
     forest_from_graph,
     forest_from_parents,
 )
-from keras_graphattn.ops.trees.hankel import centroid_plan, centroid_product
-from keras_graphattn.ops.trees.levels import level_plan, scan_plan
-from keras_graphattn.ops.trees.spines import spine_plan, spine_product
+from keras_graphattn.ops.trees.hankel import centroid_product
+from keras_graphattn.ops.trees.spines import spine_product
 
 __all__ = [
     "BASES",
     "AttentionMask",
     "BlockwiseOperator",
     "CachedOperator",
+    "ChunkedState",
+    "Decay",
     "Forest",
     "RunningSum",
     "SparseMatrix",
+    "advanced_state",
     "at_least_float32",
     "attend_to_context",
     "attention_matrix",
     "causal_singular_value_attention",
-    "centroid_plan",
     "centroid_product",
     "chebyshev_coefficients",
     "chebyshev_matrix",
     "chebyshev_terms",
     "check_basis",
     "check_order",
+    "chunked_attention",
     "depth_table_product",
-    "doubling_plan",
-    "doubling_plan_of_batch",
+    "elu_features",
     "empty_running_sum",
     "expected_features",
     "exponential_tree_product",
+    "favor_key_features",
+    "favor_query_features",
     "features_of_walks",
     "filter_matrix",
     "first_order_filter",
@@ -112,12 +132,13 @@ __all__ = [
     "hidden_logit",
     "hypercube_product",
     "initial_cache",
+    "initial_chunked_state",
     "joined_mask",
     "left_singular_vectors",
-    "level_plan",
     "map_query_blocks",
     "masked_softmax",
     "matrix_operator",
+    "orthogonal_features",
     "orthogonality_penalty",
     "p_laplacian_attention",
     "p_laplacian_weights",
@@ -127,8 +148,8 @@ __all__ = [
     "random_walks",
     "read_graph",
     "recurrence",
+    "relu_features",
     "right_singular_vectors",
-    "scan_plan",
     "singular_value_attention",
     "singular_value_context",
     "singular_value_filter",
@@ -136,12 +157,14 @@ __all__ = [
     "softmax_operator",
     "sparse_product",
     "spectral_product",
-    "spine_plan",
     "spine_product",
     "squared_distances",
+    "squared_relu_features",
     "step_mask",
     "sum_rows",
+    "toeplitz_product",
     "transition_matrix",
+    "unmasked_attention",
     "update_keys",
     "walk_product",
     "zero_blind_rows",

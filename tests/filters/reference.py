@@ -65,6 +65,11 @@ def _page_rank(filter, A, weights):
     return (1 - mix) * A + mix * walk
 
 
+def _resolvent(filter, A, weights):
+    b = _of_heads(filter.bound * torch.tanh(weights["feedback_coefficient"]))
+    return sum((-b) ** k * A.matrix_power(k + 1) for k in range(filter.order))
+
+
 TWINS = {
     "FirstOrder": _first_order,
     "Monomial": _polynomial(lambda filter, k, A: torch.matrix_power(A, k)),
@@ -73,4 +78,5 @@ TWINS = {
     "Jacobi": _polynomial(lambda filter, k, A: _jacobi(k, A, filter.alpha, filter.beta)),
     "Inverted": _inverted,
     "PageRank": _page_rank,
+    "Resolvent": _resolvent,
 }

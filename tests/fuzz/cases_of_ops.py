@@ -61,6 +61,14 @@ FOREST_ARRAYS = {
     name: getattr(FOREST, name)
     for name in ("order", "position", "parents", "depth", "weights", "starts")
 }
+DECAY = {"rates": np.abs(normal(N, 2)), "weights": normal(N, 2)}
+STATE = {"sums": normal(B, N, 2 * C, D), "segment": np.array([0, 1])}
+CHUNKED = {
+    "key": normal(B, T, N, C),
+    "x": normal(B, T, N, D),
+    "decay": ops.Decay(**DECAY),
+    "segment_ids": np.array([[0, 0, 1, 1], [1, 1, 1, -1]]),
+}
 KERNEL = {"left": normal(B, T, N, H), "logits": normal(B, T, N, H), "values": normal(B, T, N, D)}
 PAIRED = {"scores": normal(B, N, T, S), "values": (normal(B, T, N, D), normal(B, S, N, D))}
 SIZES = {"batch_size": B, "num_heads": N, "key_dim": H, "value_dim": D}
@@ -79,6 +87,16 @@ CASES = {
         cached_operator,
         {"matrix": normal(B, N, 1, T), "signals": normal(B, 1, T, N, D), "index": 1},
     ),
+    "ChunkedState": (
+        lambda **kw: ops.advanced_state(ops.ChunkedState(**kw), **CHUNKED),
+        STATE,
+    ),
+    "Decay": (
+        lambda **kw: ops.chunked_attention(
+            **{**CHUNKED, "decay": ops.Decay(**kw)}, query=normal(B, T, N, C), causal=True
+        ),
+        DECAY,
+    ),
     "Forest": (lambda **kw: ops.forest_distances(ops.Forest(**kw)), FOREST_ARRAYS),
     "RunningSum": (
         lambda **kw: ops.causal_singular_value_attention(**KERNEL, state=ops.RunningSum(**kw)),
@@ -92,6 +110,7 @@ CASES = {
         lambda **kw: ops.sparse_product(ops.SparseMatrix(**kw), normal(4, C)),
         {"matrix": scipy.sparse.eye_array(4), "symmetric": True},
     ),
+    "advanced_state": (ops.advanced_state, {**CHUNKED, "state": ops.ChunkedState(**STATE)}),
     "at_least_float32": (ops.at_least_float32, {"x": normal(T)}),
     "attend_to_context": (
         ops.attend_to_context,
@@ -110,10 +129,9 @@ CASES = {
             "chunk_size": 2,
         },
     ),
-    "centroid_plan": (ops.centroid_plan, {"forest": FOREST}),
     "centroid_product": (
         ops.centroid_product,
-        {**TREE, "table": normal(4, N), "plan": ops.centroid_plan(FOREST)},
+        {**TREE, "table": normal(4, N), "forest": FOREST},
     ),
     "chebyshev_coefficients": (
         ops.chebyshev_coefficients,
@@ -132,20 +150,39 @@ CASES = {
         {"basis": "jacobi", "order": 2, "alpha": 0.5, "beta": 0.5},
     ),
     "check_order": (ops.check_order, {"order": 2}),
+    "chunked_attention": (
+        ops.chunked_attention,
+        {
+            **CHUNKED,
+            "query": normal(B, T, N, C),
+            "causal": True,
+            "state": ops.ChunkedState(**STATE),
+            "chunk_size": 2,
+        },
+    ),
     "depth_table_product": (
         ops.depth_table_product,
         {**TREE, "table": normal(3, N), "forest": FOREST},
     ),
-    "doubling_plan": (ops.doubling_plan, {"forest": FOREST}),
-    "doubling_plan_of_batch": (
-        ops.doubling_plan_of_batch,
-        {"parents": np.array([[-1, 0, 0, 1]]), "edge_weights": normal(1, 4), "depth": 2},
-    ),
+    "elu_features": (ops.elu_features, {"x": normal(T)}),
     "empty_running_sum": (ops.empty_running_sum, {**SIZES, "dtype": "float32"}),
     "expected_features": (ops.expected_features, {"adjacency": GRAPH, "length": 2}),
     "exponential_tree_product": (
         ops.exponential_tree_product,
-        {**TREE, "rate": normal(N), "offset": normal(N), "plan": ops.level_plan(FOREST)},
+        {**TREE, "rate": normal(N), "offset": normal(N), "forest": FOREST, "path": "scan"},
+    ),
+    "favor_key_features": (
+        ops.favor_key_features,
+        {
+            "key": normal(B, S, N, H),
+            "directions": normal(N, H, 5),
+            "mask": boolean(B, S),
+            "fixed_scale": False,
+        },
+    ),
+    "favor_query_features": (
+        ops.favor_query_features,
+        {"query": normal(B, T, N, H), "directions": normal(N, H, 5)},
     ),
     "features_of_walks": (ops.features_of_walks, {"walks": WALKS}),
     "filter_matrix": (
@@ -187,6 +224,10 @@ CASES = {
             "dtype": "float32",
         },
     ),
+    "initial_chunked_state": (
+        ops.initial_chunked_state,
+        {"batch_size": B, "num_heads": N, "features": C, "width": D, "decays": 2},
+    ),
     "joined_mask": (
         ops.joined_mask,
         {"mask": mask_of_all(), "rows": np.arange(T), "columns": np.arange(T)},
@@ -195,7 +236,6 @@ CASES = {
         ops.left_singular_vectors,
         {"logits": normal(B, T, N, H), "mask": boolean(B, T)},
     ),
-    "level_plan": (ops.level_plan, {"forest": FOREST}),
     "map_query_blocks": (
         ops.map_query_blocks,
         {
@@ -211,6 +251,10 @@ CASES = {
         {"scores": normal(B, N, T, S), "mask": boolean(B, 1, T, S), "axis": -1},
     ),
     "matrix_operator": (applied(ops.matrix_operator), {"matrix": normal(B, N, T, T)}),
+    "orthogonal_features": (
+        ops.orthogonal_features,
+        {"num_heads": N, "key_dim": H, "num_features": 5, "seed": 0},
+    ),
     "orthogonality_penalty": (
         ops.orthogonality_penalty,
         {"vectors": normal(B, T, N, H), "mask": boolean(B, T), "scaling": "mean"},
@@ -257,11 +301,11 @@ CASES = {
         {"graph": np.array([[0, 1], [1, 2]]), "num_nodes": 3, "edge_weights": [1.0, 2.0]},
     ),
     "recurrence": (ops.recurrence, {"basis": "jacobi", "order": 2, "alpha": 0.5, "beta": 0.5}),
+    "relu_features": (ops.relu_features, {"x": normal(T)}),
     "right_singular_vectors": (
         ops.right_singular_vectors,
         {"logits": normal(B, S, N, H), "mask": boolean(B, S)},
     ),
-    "scan_plan": (ops.scan_plan, {"forest": FOREST}),
     "singular_value_attention": (
         ops.singular_value_attention,
         {"left": normal(B, T, N, H), "right": normal(B, S, N, H), "values": normal(B, S, N, D)},
@@ -287,11 +331,11 @@ CASES = {
         ops.spectral_product,
         {**TREE, "coefficients": normal(3, N), "matrix": SPARSE},
     ),
-    "spine_plan": (ops.spine_plan, {"forest": FOREST}),
     "spine_product": (
         ops.spine_product,
-        {**TREE, "table": normal(4, N), "plan": ops.spine_plan(FOREST)},
+        {**TREE, "table": normal(4, N), "forest": FOREST},
     ),
+    "squared_relu_features": (ops.squared_relu_features, {"x": normal(T)}),
     "squared_distances": (
         ops.squared_distances,
         {"rows": normal(B, T, N, D), "columns": normal(B, S, N, D)},
@@ -301,7 +345,15 @@ CASES = {
         {"cache": cache(), "index": 1, "padding_mask": boolean(B, 2), "window": 2},
     ),
     "sum_rows": (ops.sum_rows, {"x": normal(3, C), "targets": [0, 1, 1], "count": 2}),
+    "toeplitz_product": (
+        ops.toeplitz_product,
+        {"table": normal(N, 3, 3), "x": normal(B, 4, N, D), "grid_shape": [2, 2]},
+    ),
     "transition_matrix": (ops.transition_matrix, {"adjacency": GRAPH}),
+    "unmasked_attention": (
+        ops.unmasked_attention,
+        {"query": normal(B, T, N, C), "key": normal(B, S, N, C), "x": normal(B, S, N, D)},
+    ),
     "update_keys": (
         ops.update_keys,
         {"cache": cache(), "key": normal(B, 2, N, H), "index": 1, "padding_mask": boolean(B, 2)},

@@ -9,11 +9,11 @@ from keras import ops
 
 from keras_graphattn.ops.kernel import states
 from keras_graphattn.ops.kernel.chunks import (
-    Decay,
     advanced_state,
     chunked_attention,
     initial_chunked_state,
 )
+from keras_graphattn.ops.kernel.decays import Decay
 from tests import reference_kernel as reference
 from tests.masks.test_chunked_masks import random_ids, signals
 from tests.numerics import (

@@ -11,8 +11,7 @@ from tests.ops.test_second_derivatives import CASES, normal
 pytestmark = pytest.mark.skipif(BACKEND != "jax", reason="the others compile nothing eagerly")
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-OURS = [name for name, case in CASES.items() if "p-Laplacian" not in name]
-FAST = ("once", "trees of a batch, depths", "sparse")
+FAST = ("once", "trees of a batch, depths", "sparse", "p-Laplacian, blockwise")
 counted = []
 
 
@@ -48,7 +47,7 @@ def compiled_by_second_call(function, arrays):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in OURS]
+    "name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in CASES]
 )
 def test_functions_with_a_gradient_of_their_own(name):
     assert compiled_by_second_call(*CASES[name][:2]) == 0

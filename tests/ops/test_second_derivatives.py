@@ -21,20 +21,18 @@ from keras_graphattn.ops import (
     SparseMatrix,
     chebyshev_matrix,
     depth_table_product,
-    doubling_plan,
-    doubling_plan_of_batch,
     exponential_tree_product,
     forest_from_parents,
-    level_plan,
     p_laplacian_attention,
     read_graph,
-    scan_plan,
     sparse_product,
     spectral_product,
 )
 from keras_graphattn.ops.graphs.example_walks import walk_product_of_batch
 from keras_graphattn.ops.graphs.heat import exponential_product, positive_operator, series_sizes
 from keras_graphattn.ops.trees.distances import depth_table_product_of_batch
+from keras_graphattn.ops.trees.doubling import doubling_plan_of_batch
+from keras_graphattn.ops.trees.exponential import swept_product
 from tests.numerics import BACKEND, assert_close, to_numpy
 from tests.topology_cases import (
     applied,
@@ -103,13 +101,18 @@ def once(q, k, x):
     return BlockwiseOperator(q, k, masked(causal=True, keys=True), block_size=3)(x)
 
 
-def tree_product(plan):
-    return lambda x, rate, offset: exponential_tree_product(x, rate, offset, plan)
+def solved(q, k, x, factor):
+    mask = masked(causal=True, keys=True)
+    return BlockwiseOperator(q, k, mask, block_size=3).solve(factor[:, None], x)
+
+
+def tree_product(path):
+    return lambda x, rate, offset: exponential_tree_product(x, rate, offset, FOREST, path)
 
 
 def batched_tree(x, rate, offset, edge_weights):
     plan = doubling_plan_of_batch(ops.convert_to_tensor(BATCH), edge_weights, depth=6)
-    return exponential_tree_product(x, rate, offset, plan)
+    return swept_product(x, rate, offset, plan)
 
 
 def p_laplacian(block_size):
@@ -137,9 +140,14 @@ CASES = {
         twice(causal=True, keys=True, queries=True, entries=True, window=True), attention_arrays()
     ),
     "once": Case(once, attention_arrays()),
-    "tree, levels": Case(tree_product(level_plan(FOREST)), NODES, TREES),
-    "tree, scan": Case(tree_product(scan_plan(FOREST)), NODES),
-    "tree, doubling": Case(tree_product(doubling_plan(FOREST)), NODES),
+    "causal solution": Case(
+        solved,
+        (*attention_arrays(), np.array([0.4, -0.6], "float32")),
+        ("softmax.causal_solution._solution",),
+    ),
+    "tree, levels": Case(tree_product("levels"), NODES, TREES),
+    "tree, scan": Case(tree_product("scan"), NODES),
+    "tree, doubling": Case(tree_product("doubling"), NODES),
     "trees of a batch": Case(
         batched_tree,
         (normal(14, HEADS, WIDTH), *NODES[1:], np.tile(LENGTHS, (2, 1)).astype("float32")),
@@ -174,7 +182,9 @@ CASES = {
         ("graphs.example_walks",),
     ),
     "p-Laplacian": Case(
-        p_laplacian(7), attention_arrays(), ("softmax.distances", "softmax.p_laplacian._reweighted")
+        p_laplacian(7),
+        attention_arrays(),
+        ("softmax.distances", "softmax.re_weighting._reweighted"),
     ),
     "p-Laplacian, blockwise": Case(p_laplacian(3), attention_arrays()),
 }

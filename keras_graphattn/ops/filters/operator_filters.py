@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_graphattn.checks.arguments import check_broadcast, check_shape, checked, function, tensor
 from keras_graphattn.ops.filters.polynomials import Step, basis_steps, check_order
+from keras_graphattn.ops.filters.triangular import solve_causal
 from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.precision.wide import matmul
 
@@ -197,5 +198,17 @@ def filter_matrix(graph_filter: Callable[[Operator, Tensor], Tensor], matrix: Te
     identity = ops.broadcast_to(
         ops.eye(ops.shape(matrix)[-1], dtype=matrix.dtype), ops.shape(matrix)
     )
-    # A I is A: this saves the first of the filter's products
-    return graph_filter(lambda x: matrix if x is identity else matmul(matrix, x), identity)
+    return graph_filter(_OnIdentity(matrix, identity), identity)
+
+
+class _OnIdentity:
+    """Products with A; that with the identity is A itself and costs nothing."""
+
+    def __init__(self, matrix: Tensor, identity: Tensor) -> None:
+        self.matrix, self.identity = matrix, identity
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.matrix if x is self.identity else matmul(self.matrix, x)
+
+    def solve(self, factor: Tensor, x: Tensor) -> Tensor:
+        return ops.cast(solve_causal(self.matrix, factor, x), x.dtype)

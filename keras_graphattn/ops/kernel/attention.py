@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.checks.arguments import checked, tensor
 from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.softmax.blocks import map_in_turn
 
@@ -89,8 +90,11 @@ def _feature_chunks(features: Tensor, size: int) -> Tensor:
     return ops.transpose(features, (3, 0, 1, 2, 4))
 
 
+@checked(query=tensor("B T N m"), key=tensor("B S N m"), x=tensor("B S N D"))
 def unmasked_attention(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
     """Returns phi(Q) (phi(K)^T x), in linear time: every query sees every key.
+
+    The rows are not normalised: divide by the result for a column of ones.
 
     Args:
         query: Features of the queries, (B, T, N, m).
@@ -99,6 +103,15 @@ def unmasked_attention(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
 
     Returns:
         A tensor of shape (B, T, N, D).
+
+    Example:
+
+    >>> from keras_graphattn.ops.kernel.features import relu_features
+    >>> query, key = relu_features(np.ones((2, 1, 5, 1, 3), "float32"))
+    >>> x = np.ones((1, 5, 1, 2), "float32")
+    >>> outputs, sums = (unmasked_attention(query, key, signal) for signal in (x, x[..., :1]))
+    >>> keras.ops.convert_to_numpy(outputs / sums)[0, 0, 0].tolist()
+    [1.0, 1.0]
     """
     return ops.einsum("btnm,bnmd->btnd", query, ops.einsum("bsnm,bsnd->bnmd", key, x))
 

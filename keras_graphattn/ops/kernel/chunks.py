@@ -12,6 +12,24 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
+from keras_graphattn.checks.arguments import (
+    Sizes,
+    checked,
+    flag,
+    integers,
+    optional,
+    size,
+    tensor,
+    whole,
+)
+from keras_graphattn.ops.kernel.decays import (
+    Decay,
+    a_decay,
+    decay_matrix,
+    decayed_product,
+    of_dtype,
+    with_decays,
+)
 from keras_graphattn.ops.kernel.states import sums_before
 from keras_graphattn.ops.precision.float32 import zero_where_masked
 from keras_graphattn.ops.precision.wide import matmul
@@ -23,26 +41,27 @@ CHUNK_TWO_SIDED = 128  # if later tokens count too: then there are twice as many
 
 
 class ChunkedState(NamedTuple):
-    """A summary of the earlier tokens, of a size that does not depend on their number."""
+    """A summary of the earlier tokens, of a size that does not depend on their number.
+
+    Example:
+
+    >>> tuple(initial_chunked_state(1, num_heads=2, features=3, width=4).sums.shape)
+    (1, 2, 3, 4)
+    """
 
     sums: Tensor  # (B, N, R m, D): sum_j exp(-a_r (last - j)) phi(k_j) x_j^T
     segment: Tensor  # (B,): segment id of the last token; not used without segments
 
 
-class Decay(NamedTuple):
-    """A sum of exponentials sum_r c_r exp(-a_r |i - j|), per head."""
-
-    rates: Tensor  # (N, R), not negative
-    weights: Tensor | None = None  # (N, R); 1 by default
-
-
-def decay_matrix(decay: Decay, distance: Tensor) -> Tensor:
-    """sum_r c_r exp(-a_r distance), of shape (N, *distance.shape)."""
-    spread = (*decay.rates.shape, *[1] * len(distance.shape))
-    powers = ops.exp(-ops.reshape(decay.rates, spread) * ops.cast(distance, decay.rates.dtype))
-    if decay.weights is not None:
-        powers = powers * ops.reshape(decay.weights, spread)
-    return ops.sum(powers, axis=1)
+def _a_state(name: str, value: Any, sizes: Sizes) -> ChunkedState:
+    """The rule of a `ChunkedState`."""
+    if not isinstance(value, ChunkedState):
+        raise ValueError(
+            f"`{name}` must be a ChunkedState, from `initial_chunked_state` or "
+            f"`advanced_state`. Received: {name}={value!r}"
+        )
+    sums = tensor("B N _ D")(f"{name}.sums", value.sums, sizes)
+    return ChunkedState(sums, integers("B")(f"{name}.segment", value.segment, sizes))
 
 
 def segment_runs(ids: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -62,6 +81,7 @@ def segment_runs(ids: Tensor, before: Tensor | None = None) -> tuple[Tensor, Ten
     return ops.cumsum(ops.cast(ops.not_equal(ids, shifted), "int32"), axis=1), ids >= 0
 
 
+@checked(batch_size=size(0), num_heads=whole(), features=whole(), width=whole(), decays=whole())
 def initial_chunked_state(
     batch_size: int, num_heads: int, features: int, width: int, decays: int = 1
 ) -> ChunkedState:
@@ -76,6 +96,12 @@ def initial_chunked_state(
 
     Returns:
         A `ChunkedState` of zeros. Its segment is -1, to which no token belongs.
+
+    Example:
+
+    >>> state = initial_chunked_state(1, num_heads=2, features=3, width=4, decays=2)
+    >>> tuple(state.sums.shape)
+    (1, 2, 6, 4)
     """
     return ChunkedState(
         ops.zeros((batch_size, num_heads, decays * features, width)),
@@ -83,6 +109,16 @@ def initial_chunked_state(
     )
 
 
+@checked(
+    query=tensor("B T N m"),
+    key=tensor("B T N m"),
+    x=tensor("B T N D"),
+    causal=flag,
+    decay=optional(a_decay),
+    segment_ids=optional(integers("B T")),
+    state=optional(_a_state),
+    chunk_size=optional(whole()),
+)
 def chunked_attention(
     query: Tensor,
     key: Tensor,
@@ -119,7 +155,7 @@ def chunked_attention(
     [1.0, 2.0, 1.0, 2.0]
     """
     query, key, x = (ops.convert_to_tensor(t) for t in (query, key, x))
-    decay = None if decay is None else _of_dtype(decay, x.dtype)
+    decay = None if decay is None else of_dtype(decay, x.dtype)
     batch, length, heads, width = ops.shape(x)
     if chunk_size is None:
         chunk_size = CHUNK if causal else CHUNK_TWO_SIDED
@@ -144,6 +180,13 @@ def chunked_attention(
     return ops.transpose(outputs, (0, 2, 1, 3))
 
 
+@checked(
+    state=_a_state,
+    key=tensor("B T N m"),
+    x=tensor("B T N D"),
+    decay=optional(a_decay),
+    segment_ids=optional(integers("B T")),
+)
 def advanced_state(
     state: ChunkedState,
     key: Tensor,
@@ -152,10 +195,20 @@ def advanced_state(
     decay: Decay | None = None,
     segment_ids: Tensor | None = None,
 ) -> ChunkedState:
-    """Returns the state after new tokens. The arguments are those of `chunked_attention`."""
+    """Returns the state after new tokens. The arguments are those of `chunked_attention`.
+
+    Example:
+
+    >>> ones = np.ones((1, 4, 1, 1), "float32")
+    >>> state = initial_chunked_state(1, num_heads=1, features=1, width=1)
+    >>> state = advanced_state(state, ones, ones)
+    >>> sums = chunked_attention(ones, ones, ones, causal=True, state=state)
+    >>> keras.ops.convert_to_numpy(sums).ravel().tolist()
+    [5.0, 6.0, 7.0, 8.0]
+    """
     keep = 1.0
     segment = state.segment
-    decay = None if decay is None else _of_dtype(decay, x.dtype)
+    decay = None if decay is None else of_dtype(decay, x.dtype)
     if segment_ids is not None:
         runs, kept = segment_runs(segment_ids, state.segment)
         # only the last run can go on in later tokens
@@ -166,16 +219,11 @@ def advanced_state(
     key = ops.transpose(key, (0, 2, 1, 3))
     if decay is not None:
         length = ops.shape(x)[1]
-        key = _with_decays(key, decay.rates, length - 1 - ops.arange(length))
+        key = with_decays(key, decay.rates, length - 1 - ops.arange(length))
         rates = ops.repeat(decay.rates, state.sums.shape[2] // decay.rates.shape[1], axis=1)
         keep = keep * ops.exp(-rates * ops.cast(length, rates.dtype))[:, :, None]
     sums = keep * ops.cast(state.sums, x.dtype) + ops.einsum("bnjf,bjnd->bnfd", key, x)
     return ChunkedState(sums, segment)
-
-
-def _of_dtype(decay: Decay, dtype: Any) -> Decay:
-    weights = None if decay.weights is None else ops.cast(decay.weights, dtype)
-    return Decay(ops.cast(decay.rates, dtype), weights)
 
 
 def _inside(
@@ -217,7 +265,7 @@ def _outside(
     order = ops.arange(size)
     to_edge = order if reverse else size - 1 - order
     if decay is not None:
-        key = _with_decays(key, decay.rates, to_edge)
+        key = with_decays(key, decay.rates, to_edge)
         log_decay = -float(size) * decay.rates
     updates = matmul(ops.swapaxes(key, -1, -2), x)  # (B, N, C, R m, D)
     batch, heads, count, features, _ = ops.shape(updates)
@@ -230,36 +278,10 @@ def _outside(
             source, target = (ops.concatenate([start, x], axis=1) for x in (source, target))
     found = sums_before(updates, log_decay, source, target, reverse)
     found = found if sums is None else found[:, :, 1:]
-    outputs = _decayed_product(
+    outputs = decayed_product(
         query, ops.reshape(found, (batch, heads, count, features, width)), decay, size - to_edge
     )
     return outputs if reached is None else outputs * reached
-
-
-def _decayed_product(
-    query: Tensor, states: Tensor, decay: Decay | None, distance: Tensor
-) -> Tensor:
-    """phi(Q) S, with the decay from the edge of the chunk to each token: (B, N, C, c, D)."""
-    if decay is None:
-        return matmul(query, states)
-    if decay.rates.shape[1] > 1:
-        return matmul(_with_decays(query, decay.rates, distance, decay.weights), states)
-    # With one decay it is a factor per row. Applied to the product, it can be fused with the sum
-    # that follows, in one pass over memory.
-    return _with_decays(matmul(query, states), decay.rates, distance, decay.weights)
-
-
-def _with_decays(
-    features: Tensor, rates: Tensor, distance: Tensor, weights: Tensor | None = None
-) -> Tensor:
-    """Features times c_r exp(-a_r distance): (B, N, ..., c, m) -> (B, N, ..., c, R m)."""
-    powers = ops.exp(-rates[:, :, None] * ops.cast(distance, rates.dtype))  # (N, R, c)
-    if weights is not None:
-        powers = powers * weights[:, :, None]
-    between = [1] * (len(features.shape) - 4)
-    powers = ops.reshape(powers, (*powers.shape[:2], *between, -1, 1))
-    parts = [features * powers[:, r] for r in range(rates.shape[1])]
-    return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=-1)
 
 
 def _chunks(x: Tensor, size: int, last: bool = False) -> Tensor:

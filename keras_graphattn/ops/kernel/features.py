@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_graphattn.checks.arguments import checked, flag, optional, tensor, whole
+from keras_graphattn.checks.arguments import mask as mask_of
 from keras_graphattn.ops.precision.float32 import at_least_float32, hidden_logit
 from keras_graphattn.ops.precision.wide import larger, largest
 
@@ -27,24 +29,45 @@ OFFSET = 1e-3  # keeps features positive where a ReLU is 0
 LARGEST_EXPONENT = 60.0  # of a key's feature with the fixed factor
 
 
+@checked(x=tensor())
 def relu_features(x: Tensor) -> Tensor:
-    """relu(x) + 0.001, in float32."""
+    """relu(x) + 0.001, in at least float32.
+
+    Example:
+
+    >>> keras.ops.convert_to_numpy(relu_features(np.array([-1.0, 1.0]))).round(3).tolist()
+    [0.001, 1.001]
+    """
     return ops.relu(at_least_float32(x)) + OFFSET
 
 
+@checked(x=tensor())
 def squared_relu_features(x: Tensor) -> Tensor:
-    """relu(x)^2 + 0.001, in float32."""
+    """relu(x)^2 + 0.001, in at least float32.
+
+    Example:
+
+    >>> keras.ops.convert_to_numpy(squared_relu_features(np.array([-1.0, 2.0]))).round(3).tolist()
+    [0.001, 4.001]
+    """
     return ops.square(ops.relu(at_least_float32(x))) + OFFSET
 
 
+@checked(x=tensor())
 def elu_features(x: Tensor) -> Tensor:
-    """elu(x) + 1, in float32.
+    """elu(x) + 1, in at least float32.
+
+    Example:
+
+    >>> keras.ops.convert_to_numpy(elu_features(np.array([0.0, 1.0]))).tolist()
+    [1.0, 2.0]
 
     Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, Eq. 7.
     """
     return ops.elu(at_least_float32(x)) + 1.0
 
 
+@checked(num_heads=whole(), key_dim=whole(), num_features=whole(), seed=optional(whole(0, 2**63)))
 def orthogonal_features(
     num_heads: int, key_dim: int, num_features: int, seed: int | None = None
 ) -> np.ndarray:
@@ -58,6 +81,13 @@ def orthogonal_features(
 
     Returns:
         A float32 array of shape (N, H, m). Each direction is distributed as N(0, I).
+
+    Example:
+
+    >>> directions = orthogonal_features(num_heads=1, key_dim=4, num_features=4, seed=0)
+    >>> products = directions[0].T @ directions[0]
+    >>> bool(np.abs(products - np.diag(np.diag(products))).max() < 1e-5)
+    True
 
     Source: Choromanski et al., "Rethinking Attention with Performers", arXiv 2009.14794, Sec. 2.4.
     """
@@ -82,6 +112,7 @@ def favor_shift(directions: Tensor) -> Tensor:
     return larger(0.5 * longest - LARGEST_EXPONENT, 0.0)
 
 
+@checked(query=tensor("B T N H"), directions=tensor("N H m"))
 def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
     """Returns FAVOR+ features of the queries. The largest feature of each query is 1.
 
@@ -92,12 +123,25 @@ def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
     Returns:
         A positive tensor of shape (B, T, N, m), at least float32.
 
+    Example:
+
+    >>> directions = orthogonal_features(num_heads=2, key_dim=4, num_features=8, seed=0)
+    >>> features = favor_query_features(keras.random.normal((1, 5, 2, 4)), directions)
+    >>> tuple(features.shape), float(keras.ops.max(features))
+    ((1, 5, 2, 8), 1.0)
+
     Source: Choromanski et al., arXiv 2009.14794, Lemma 1 and Eq. 8.
     """
     exponents = _exponents(query, directions)
     return ops.exp(exponents - ops.stop_gradient(largest(exponents, axis=-1, keepdims=True)))
 
 
+@checked(
+    key=tensor("B S N H"),
+    directions=tensor("N H m"),
+    mask=optional(mask_of("B S")),
+    fixed_scale=flag,
+)
 def favor_key_features(
     key: Tensor, directions: Tensor, mask: Tensor | None = None, fixed_scale: bool = False
 ) -> Tensor:

@@ -28,6 +28,7 @@ from keras_graphattn.checks.arguments import (
     tensor,
 )
 from keras_graphattn.ops.filters.operator_filters import Operator
+from keras_graphattn.ops.filters.triangular import solve_causal
 from keras_graphattn.ops.precision.float32 import masked_softmax
 from keras_graphattn.ops.precision.wide import is_float64
 from keras_graphattn.ops.softmax.blocks import map_query_blocks
@@ -75,8 +76,10 @@ def attention_matrix(
 
 
 @checked(matrix=tensor("B N T S"))
-def matrix_operator(matrix: Tensor) -> Operator:
+def matrix_operator(matrix: Tensor) -> "_MatrixOperator":
     """The operator of a matrix that exists: (B, N, T, S) times (B, S, N, H).
+
+    If the matrix is lower triangular, `solve(factor, x)` returns the y with y + factor * A y = x.
 
     Example:
 
@@ -86,13 +89,25 @@ def matrix_operator(matrix: Tensor) -> Operator:
     [3.0, 3.0]
     """
 
-    def apply(x: Tensor) -> Tensor:
-        sizes: Sizes = {}
-        check_shape("matrix", matrix, ("B N T S",), sizes)
-        x = tensor("B S N H")("x", x, sizes)
-        return ops.einsum("bnts,bsnh->btnh", matrix, ops.convert_to_tensor(x))
+    return _MatrixOperator(matrix)
 
-    return apply
+
+class _MatrixOperator:
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def __call__(self, x: Tensor) -> Tensor:
+        sizes: Sizes = {}
+        check_shape("matrix", self.matrix, ("B N T S",), sizes)
+        x = tensor("B S N H")("x", x, sizes)
+        return ops.einsum("bnts,bsnh->btnh", self.matrix, ops.convert_to_tensor(x))
+
+    def solve(self, factor: Tensor, x: Tensor) -> Tensor:
+        """As `BlockwiseOperator.solve`, for a matrix that is lower triangular."""
+        x = ops.convert_to_tensor(x)
+        right = ops.transpose(x, (0, 2, 1, 3))  # (B, N, T, D)
+        found = solve_causal(self.matrix, ops.expand_dims(factor, -1), right)
+        return ops.cast(ops.transpose(found, (0, 2, 1, 3)), x.dtype)
 
 
 @checked(

@@ -7,18 +7,25 @@ backward pass of its own, in which both applications share one gradient of the s
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_graphattn.checks.arguments import checked, optional, scale_of_scores, tensor, whole
-from keras_graphattn.ops.precision.float32 import at_least_float32, masked_softmax
+from keras_graphattn.ops.filters.triangular import NOT_CAUSAL
+from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient, compiled_once
 from keras_graphattn.ops.softmax.attention import attention_matrix, matrix_operator, score_operands
+from keras_graphattn.ops.softmax.block_weights import (
+    Settings,
+    float32_sum,
+    heads_first,
+    settings_of,
+    weights_by_index,
+)
 from keras_graphattn.ops.softmax.blocks import (
     cut_into_blocks,
-    cut_rows,
     fits_one_block,
     join_blocks,
     loop_in_turn,
@@ -26,13 +33,8 @@ from keras_graphattn.ops.softmax.blocks import (
     map_in_turn,
     map_query_blocks,
 )
-from keras_graphattn.ops.softmax.masks import (
-    AttentionMask,
-    attention_mask,
-    block_mask,
-    joined_mask,
-    split_mask,
-)
+from keras_graphattn.ops.softmax.causal_solution import causal_solution
+from keras_graphattn.ops.softmax.masks import AttentionMask, attention_mask, joined_mask
 
 Tensor = Any
 Tensors = tuple[Tensor, ...]
@@ -79,7 +81,7 @@ class BlockwiseOperator:
     @checked(x=tensor("B S N D"))
     def __call__(self, x: Tensor) -> Tensor:
         """A x, of shape (B, T, N, D), for a signal x of shape (B, S, N, D)."""
-        settings, tensors = _settings(self.mask, self.block_size)
+        settings, tensors = settings_of(self.mask, self.block_size)
         return compiled_once(_once, settings)(
             self.query, self.key, ops.convert_to_tensor(x), *tensors
         )
@@ -94,13 +96,10 @@ class BlockwiseOperator:
         x = ops.convert_to_tensor(x)
         length = ops.shape(self.query)[1]
         if fits_one_block(length, self.block_size):
-            positions = ops.arange(length)
-            mask = joined_mask(self.mask, positions, positions)
-            matrix = attention_matrix(self.query, self.key, mask, scale=1.0)
-            apply = matrix_operator(ops.cast(matrix, x.dtype))
+            apply = matrix_operator(self._matrix(x.dtype))
             once = apply(x)
             return once, apply(once)
-        settings, tensors = _settings(self.mask, self.block_size)
+        settings, tensors = settings_of(self.mask, self.block_size)
 
         def by_blocks(query: Tensor, key: Tensor, x: Tensor) -> Tensors:
             return _twice(settings)(query, key, x, *tensors)
@@ -116,40 +115,37 @@ class BlockwiseOperator:
             once, second = by_blocks(self.query, self.key, x)
         return once, second
 
+    @checked(x=tensor("B T N D"))
+    def solve(self, factor: Tensor, x: Tensor) -> Tensor:
+        """The y with y + factor * A y = x, for causal attention.
 
-class _Settings(NamedTuple):
-    """What is known of an operator without its tensors: equal settings share compiled code."""
+        Block after block from the first row on, so it takes the time of one application.
 
-    by_row: tuple[str, ...]
-    whole: tuple[str, ...]
-    causal: bool
-    window: int | None
-    block_size: int
+        Args:
+            factor: Tensor that broadcasts to (N, 1): one number for each head.
+            x: Tensor of shape (B, T, N, D).
 
-    def named(self, mask_tensors: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The mask's tensors by name: those with query rows, and the rest."""
-        count = len(self.by_row)
-        by_row = dict(zip(self.by_row, mask_tensors[:count], strict=True))
-        return by_row, dict(zip(self.whole, mask_tensors[count:], strict=True))
+        Returns:
+            A tensor of the shape and dtype of `x`.
 
-    def weights(
-        self, query: Tensor, keys: Tensor, mask_tensors: Mapping[str, Tensor], rows: Tensor
-    ) -> Tensor:
-        """Rows of A, (B, N, T, S), of queries (B, T, N, H) and of keys (B, N, S, H)."""
-        scores = ops.einsum("btnh,bnsh->bnts", query, keys)
-        mask = AttentionMask(causal=self.causal, window=self.window)
-        columns = ops.arange(ops.shape(keys)[2])
-        return masked_softmax(scores, block_mask(mask, mask_tensors, rows, columns))
+        Raises:
+            ValueError: If the mask is not causal.
+        """
+        if not self.mask.causal:
+            raise ValueError(NOT_CAUSAL.format("a mask with causal=False"))
+        x = ops.convert_to_tensor(x)
+        if fits_one_block(ops.shape(self.query)[1], self.block_size):
+            return matrix_operator(self._matrix(x.dtype)).solve(factor, x)
+        return causal_solution(self.mask, self.block_size, self.query, self.key, factor, x)
 
-
-def _settings(mask: AttentionMask, block_size: int) -> tuple[_Settings, Tensors]:
-    by_row, whole = split_mask(mask)
-    settings = _Settings(tuple(by_row), tuple(whole), mask.causal, mask.window, block_size)
-    return settings, (*by_row.values(), *whole.values())
+    def _matrix(self, dtype: Any) -> Tensor:
+        positions = ops.arange(ops.shape(self.query)[1])
+        mask = joined_mask(self.mask, positions, positions)
+        return ops.cast(attention_matrix(self.query, self.key, mask, scale=1.0), dtype)
 
 
 def _once(
-    settings: _Settings, query: Tensor, key: Tensor, x: Tensor, *mask_tensors: Tensor
+    settings: Settings, query: Tensor, key: Tensor, x: Tensor, *mask_tensors: Tensor
 ) -> Tensor:
     by_row, whole = settings.named(mask_tensors)
 
@@ -161,46 +157,29 @@ def _once(
     return map_query_blocks(
         rows_of_block,
         {**by_row, "query": query},
-        {**whole, "key": _heads_first(key), "signal": _heads_first(x)},
+        {**whole, "key": heads_first(key), "signal": heads_first(x)},
         ops.shape(query)[1],
         settings.block_size,
     )
 
 
 @functools.lru_cache(maxsize=256)
-def _twice(settings: _Settings) -> FunctionWithGradient:
+def _twice(settings: Settings) -> FunctionWithGradient:
     return FunctionWithGradient(
         functools.partial(_value_of_twice, settings),
         functools.partial(_gradient_of_twice, settings),
     )
 
 
-def _weights_by_index(
-    settings: _Settings, query: Tensor, key: Tensor, mask_tensors: Tensors, dtype: Any
-) -> tuple[Any, Tensor, Tensor]:
-    """A function of a block's number that returns its rows of A; blocks of queries; keys."""
-    by_row, whole = settings.named(mask_tensors)
-    blocks = {name: cut_into_blocks(x, settings.block_size) for name, x in by_row.items()}
-    rows = cut_rows(ops.shape(query)[1], settings.block_size)
-    query_blocks, keys = cut_into_blocks(query, settings.block_size), _heads_first(key)
-
-    def weights_of(index: Tensor) -> Tensor:
-        tensors = whole | {name: x[index] for name, x in blocks.items()}
-        weights = settings.weights(query_blocks[index], keys, tensors, rows[index])
-        return ops.cast(weights, dtype)
-
-    return weights_of, query_blocks, keys
-
-
 def _value_of_twice(
-    settings: _Settings, query: Tensor, key: Tensor, x: Tensor, *mask_tensors: Tensor
+    settings: Settings, query: Tensor, key: Tensor, x: Tensor, *mask_tensors: Tensor
 ) -> tuple[Tensors, Tensors]:
     length = ops.shape(query)[1]
-    weights_of, query_blocks, _ = _weights_by_index(settings, query, key, mask_tensors, x.dtype)
+    weights_of, query_blocks, _ = weights_by_index(settings, query, key, mask_tensors, x.dtype)
     numbers = ops.arange(ops.shape(query_blocks)[0])
 
     def apply(signal: Tensor) -> Tensor:
-        signal = _heads_first(signal)
+        signal = heads_first(signal)
 
         def rows_of_block(index: Tensor) -> Tensor:
             return ops.einsum("bnts,bnsh->btnh", weights_of(index), signal)
@@ -213,7 +192,7 @@ def _value_of_twice(
 
 
 def _gradient_of_twice(
-    settings: _Settings, inputs: Tensors, outputs: Tensors, upstream: Tensors
+    settings: Settings, inputs: Tensors, outputs: Tensors, upstream: Tensors
 ) -> tuple[Tensor | None, ...]:
     """Gradients for query, key and x of once = A x and second = A once, given theirs.
 
@@ -224,7 +203,7 @@ def _gradient_of_twice(
     query, key, x, *mask_tensors = inputs
     once, second = outputs
     length, dtype, size = ops.shape(query)[1], x.dtype, x.shape[-1]
-    weights_of, query_blocks, keys = _weights_by_index(
+    weights_of, query_blocks, keys = weights_by_index(
         settings, query, key, tuple(mask_tensors), dtype
     )
     count = ops.shape(query_blocks)[0]
@@ -237,43 +216,34 @@ def _gradient_of_twice(
 
     def through_second(index: Tensor, total: Tensor) -> Tensor:
         weights = weights_of(index)
-        return total + _float32_sum("bnts,btnh->bnsh", weights, second_blocks[index])
+        return total + float32_sum("bnts,btnh->bnsh", weights, second_blocks[index])
 
-    total = loop_in_turn(count, through_second, _heads_first(to_once))
-    to_once = _heads_first(total)
+    total = loop_in_turn(count, through_second, heads_first(to_once))
+    to_once = heads_first(total)
     row_sums = ops.sum(
         at_least_float32(once) * to_once + at_least_float32(second) * to_second, axis=-1
     )
     row_sums = ops.transpose(cut(row_sums), (0, 1, 3, 2))[..., None]  # (count, B, N, block, 1)
-    signals = _heads_first(ops.concatenate([once, x], axis=-1))
+    signals = heads_first(ops.concatenate([once, x], axis=-1))
     to_signals = cut(ops.cast(ops.concatenate([to_second, to_once], axis=-1), dtype))
 
     def through_both(index: Tensor, totals: Tensors) -> tuple[Tensors, Tensor]:
         to_key, to_x = totals
         query_block, to_block = query_blocks[index], to_signals[index]
         weights = weights_of(index)
-        to_x = to_x + _float32_sum("bnts,btnh->bnsh", weights, to_block[..., size:])
-        to_weights = _float32_sum("btnh,bnsh->bnts", to_block, signals)
+        to_x = to_x + float32_sum("bnts,btnh->bnsh", weights, to_block[..., size:])
+        to_weights = float32_sum("btnh,bnsh->bnts", to_block, signals)
         to_scores = ops.cast(
             at_least_float32(weights) * (to_weights - row_sums[index]), query_block.dtype
         )
-        to_key = to_key + _float32_sum("bnts,btnh->bnsh", to_scores, query_block)
+        to_key = to_key + float32_sum("bnts,btnh->bnsh", to_scores, query_block)
         return (to_key, to_x), ops.einsum("bnts,bnsh->btnh", to_scores, keys)
 
-    start = tuple(ops.zeros_like(at_least_float32(z)) for z in (keys, _heads_first(x)))
+    start = tuple(ops.zeros_like(at_least_float32(z)) for z in (keys, heads_first(x)))
     (to_key, to_x), to_query = loop_over_blocks(count, through_both, start, query_blocks[0])
     return (
         join_blocks(to_query, length),
-        ops.cast(_heads_first(to_key), keys.dtype),
-        ops.cast(_heads_first(to_x), dtype),
+        ops.cast(heads_first(to_key), keys.dtype),
+        ops.cast(heads_first(to_x), dtype),
         *(None for _ in mask_tensors),
     )
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    """(B, T, N, H) -> (B, N, T, H), as products with a block of A want it, and back."""
-    return ops.transpose(x, (0, 2, 1, 3))
-
-
-def _float32_sum(equation: str, *tensors: Tensor) -> Tensor:
-    return at_least_float32(ops.einsum(equation, *tensors))

@@ -24,6 +24,8 @@ from keras_graphattn.checks.arguments import (
     tensor,
     whole,
 )
+from keras_graphattn.ops.filters.triangular import solve_lower
+from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.softmax.masks import AttentionMask, joined_mask
 
 Tensor = Any
@@ -212,6 +214,26 @@ class CachedOperator:
         signal = self.signals[:, self.calls]  # (B, L, N, D)
         self.calls += 1
         return ops.einsum("bnts,bsnh->btnh", self.matrix, signal)
+
+    def solve(self, factor: Tensor, x: Tensor) -> Tensor:
+        """The new rows y with y + factor * A y = x, as `BlockwiseOperator.solve`.
+
+        The past rows of y must be in the slot that the next call writes. This is so if that call
+        applies the operator to y.
+        """
+        x = tensor("B t N D")("x", ops.convert_to_tensor(x), {})
+        batch, count, heads, features = ops.shape(x)
+        start = (0, self.calls, self.index, 0, 0)
+        none = ops.zeros((batch, 1, count, heads, features), self.signals.dtype)
+        past = ops.slice_update(self.signals, start, none)[:, self.calls]  # (B, L, N, D)
+        matrix, past = at_least_float32(self.matrix), at_least_float32(past)
+        known = ops.einsum("bnts,bsnh->bnth", matrix, past)
+        # the new rows' own columns, (B, N, t, t)
+        own = ops.slice(matrix, (0, 0, 0, self.index), (batch, heads, count, count))
+        factor = at_least_float32(ops.expand_dims(factor, -1))  # (N, 1, 1)
+        right = ops.transpose(at_least_float32(x), (0, 2, 1, 3)) - factor * known
+        found = solve_lower(own, factor, right)
+        return ops.cast(ops.transpose(found, (0, 2, 1, 3)), x.dtype)
 
 
 def _update_boolean(whole: Tensor, part: Tensor, index: Any) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 import scipy.fft
 from keras import ops
 
+from keras_graphattn.checks.arguments import checked, is_list, is_whole, tensor
 from keras_graphattn.ops.precision.float32 import at_least_float32
 
 Tensor = Any
@@ -39,6 +40,7 @@ def fast_fourier_length(length: int) -> int:
     return 2 * int(scipy.fft.next_fast_len(max(1, -(-length // 2)), real=True))
 
 
+@checked(table=tensor("_ ..."), x=tensor("B T N D"))
 def toeplitz_product(table: Tensor, x: Tensor, grid_shape: Shape | None = None) -> Tensor:
     """Returns `y_i = sum_j table[i - j] x_j`, in O(n log n) per column, differentiable in both.
 
@@ -83,7 +85,13 @@ def toeplitz_product(table: Tensor, x: Tensor, grid_shape: Shape | None = None) 
 
 def _checked_grid(table: Tensor, x: Tensor, grid_shape: Shape | None) -> Shape:
     length, heads = x.shape[1], x.shape[2]
-    grid_shape = (length,) if grid_shape is None else tuple(grid_shape)
+    if grid_shape is None:
+        grid_shape = (length,)
+    elif not is_list(grid_shape) or not all(is_whole(size) and size > 0 for size in grid_shape):
+        raise ValueError(
+            f"`grid_shape` must be a list of sizes. Received: grid_shape={grid_shape!r}"
+        )
+    grid_shape = tuple(grid_shape)
     if None in grid_shape:
         raise ValueError(
             "A Toeplitz product by FFT needs a fixed length. Received: "

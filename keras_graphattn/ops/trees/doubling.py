@@ -13,7 +13,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, instance, integers, optional, tensor, whole
+from keras_graphattn.checks.arguments import checked, integers, optional, tensor, whole
 from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.trees.forests import Forest, jumps
@@ -22,7 +22,6 @@ from keras_graphattn.ops.trees.levels import Sweep, TreePlan, plan_in_order
 Tensor = Any
 
 
-@checked(forest=instance(Forest, "a Forest"))
 def doubling_plan(forest: Forest) -> TreePlan:
     """Returns a plan of pointer doubling over a constant forest.
 

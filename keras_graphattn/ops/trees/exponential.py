@@ -24,19 +24,18 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, instance, tensor
+from keras_graphattn.checks.arguments import checked, instance, one_of, optional, tensor
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient, kept_with
-from keras_graphattn.ops.trees.forests import Array
-from keras_graphattn.ops.trees.levels import TreePlan
+from keras_graphattn.ops.trees.choice import sweep_path, way_of_running
+from keras_graphattn.ops.trees.doubling import doubling_plan
+from keras_graphattn.ops.trees.forests import Array, Forest
+from keras_graphattn.ops.trees.levels import TreePlan, level_plan, scan_plan
 from keras_graphattn.ops.trees.siblings import sums_of_siblings
 
 Tensor = Any
 Tensors = tuple[Tensor, ...]
 
-
-def _nodes_of(plan: TreePlan) -> int | None:
-    """Number of nodes, if the plan is for a constant forest."""
-    return None if plan.position is None else len(plan.position)
+PLANS = {"levels": level_plan, "scan": scan_plan, "doubling": doubling_plan}
 
 
 def check_exponents(rate: Array, offset: Array, farthest: float, dtype: str) -> None:
@@ -55,17 +54,21 @@ def check_exponents(rate: Array, offset: Array, farthest: float, dtype: str) -> 
     x=tensor("n N C"),
     rate=tensor("N"),
     offset=tensor("N"),
-    plan=instance(TreePlan, "a TreePlan, as `level_plan` returns it", "n", _nodes_of),
+    forest=instance(Forest, "a Forest", "n", lambda forest: forest.size),
+    path=optional(one_of(*PLANS)),
 )
-def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: TreePlan) -> Tensor:
+def exponential_tree_product(
+    x: Tensor, rate: Tensor, offset: Tensor, forest: Forest, path: str | None = None
+) -> Tensor:
     """[exp(rate dist(i, j) + offset)] x within each tree, 0 across trees.
 
     Args:
         x: float32 tensor of shape (n, N, C): nodes, heads, columns.
         rate: Tensor of shape (N,): a of each head.
         offset: Tensor of shape (N,): b of each head.
-        plan: How to sweep: the plan from `level_plan`, `scan_plan`, `doubling_plan` or
-            `doubling_plan_of_batch`.
+        forest: The trees, with the weights of their edges.
+        path: How to sweep: `"levels"`, one step for each level; `"scan"`, the same in a loop; or
+            `"doubling"`, a logarithmic number of steps. By default the fastest for this forest.
 
     Returns:
         A tensor of shape (n, N, C).
@@ -73,14 +76,21 @@ def exponential_tree_product(x: Tensor, rate: Tensor, offset: Tensor, plan: Tree
     Example:
 
     >>> from keras_graphattn.ops.trees.forests import forest_from_parents
-    >>> from keras_graphattn.ops.trees.levels import level_plan
-    >>> plan = level_plan(forest_from_parents([-1, 0, 1]))
+    >>> forest = forest_from_parents([-1, 0, 1])
     >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
     >>> rate = np.log([0.5]).astype("float32")
-    >>> y = exponential_tree_product(x, rate, np.zeros(1, "float32"), plan)
+    >>> y = exponential_tree_product(x, rate, np.zeros(1, "float32"), forest)
     >>> keras.ops.convert_to_numpy(y).ravel().astype(float).round(4).tolist()
     [1.0, 0.5, 0.25]
     """
+    if path is None:
+        columns = 64 if None in x.shape else x.shape[1] * x.shape[2]
+        path = sweep_path(forest, way_of_running(), columns)
+    return swept_product(x, rate, offset, kept_with(forest, PLANS[path]))
+
+
+def swept_product(x: Tensor, rate: Tensor, offset: Tensor, plan: TreePlan) -> Tensor:
+    """`exponential_tree_product` with a plan of the sweeps, also that of a batch of forests."""
     x = ops.convert_to_tensor(x)
     rate, offset = ops.convert_to_tensor(rate), ops.convert_to_tensor(offset)
     weights = ops.cast(ops.convert_to_tensor(plan.weights), rate.dtype)[:, None]

@@ -46,6 +46,11 @@ class Forest:
     weights: Array
     starts: Array
 
+    def __getstate__(self) -> dict[str, Any]:
+        arrays = dict(vars(self))
+        arrays.pop("_kept", None)  # plans, which are made again when they are needed
+        return arrays
+
     def __post_init__(self) -> None:
         is_flat = isinstance(self.order, np.ndarray) and self.order.ndim == 1
         count = len(self.order) if is_flat else -1

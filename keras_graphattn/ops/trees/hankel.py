@@ -15,6 +15,7 @@ from keras import ops
 
 from keras_graphattn.checks.arguments import checked, instance, tensor
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
+from keras_graphattn.ops.precision.own_gradient import kept_with
 from keras_graphattn.ops.toeplitz.fourier import fast_fourier_length
 from keras_graphattn.ops.trees.centroids import centroid_incidences
 from keras_graphattn.ops.trees.forests import Array, Forest
@@ -42,16 +43,7 @@ class CentroidPlan:
     components: list[tuple[int, int]]
 
 
-@checked(forest=instance(Forest, "a Forest"))
-def centroid_plan(forest: Forest) -> CentroidPlan:
-    """Returns the plan for `centroid_product`, with O(n log n) numbers.
-
-    Example:
-
-    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
-    >>> centroid_plan(forest_from_parents([-1, 0, 1])).gather.shape[1]  # nodes
-    3
-    """
+def _centroid_plan(forest: Forest) -> CentroidPlan:
     node, distance, component, branch = centroid_incidences(forest)
     own = distance == 0
     component_rows, components = padded_rows(component, distance)
@@ -74,17 +66,15 @@ def centroid_plan(forest: Forest) -> CentroidPlan:
 @checked(
     x=tensor("n N C"),
     table=tensor("K N"),
-    plan=instance(
-        CentroidPlan, "a plan from `centroid_plan`", "n", lambda plan: plan.gather.shape[1]
-    ),
+    forest=instance(Forest, "a Forest", "n", lambda forest: forest.size),
 )
-def centroid_product(x: Tensor, table: Tensor, plan: CentroidPlan) -> Tensor:
+def centroid_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
     """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
 
     Args:
         x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
         table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
-        plan: The plan from `centroid_plan`.
+        forest: The trees. Edge weights are ignored.
 
     Returns:
         A tensor of shape (n, N, C), with gradients for `x` and `table`.
@@ -92,12 +82,13 @@ def centroid_product(x: Tensor, table: Tensor, plan: CentroidPlan) -> Tensor:
     Example:
 
     >>> from keras_graphattn.ops.trees.forests import forest_from_parents
-    >>> plan = centroid_plan(forest_from_parents([-1, 0, 1]))
+    >>> forest = forest_from_parents([-1, 0, 1])
     >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
     >>> table = np.array([[7.0], [5.0], [3.0]], "float32")
-    >>> keras.ops.convert_to_numpy(centroid_product(x, table, plan)).ravel().tolist()
+    >>> keras.ops.convert_to_numpy(centroid_product(x, table, forest)).ravel().tolist()
     [7.0, 5.0, 3.0]
     """
+    plan = kept_with(forest, _centroid_plan)
     sums = sparse_product(plan.gather, x)  # (rows, N, C)
     table = ops.cast(table, sums.dtype)
     whole = _hankel_products(sparse_product(plan.join, sums), table, plan.components, 0)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, instance
 from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.trees.forests import Array, Forest
 
@@ -62,7 +61,6 @@ def plan_in_order(forest: Forest, up: Sweep, down: Sweep) -> TreePlan:
     )
 
 
-@checked(forest=instance(Forest, "a Forest"))
 def level_plan(forest: Forest) -> TreePlan:
     """Returns a plan of unrolled levels without padding: O(n) work, one step per level.
 
@@ -97,7 +95,6 @@ def level_plan(forest: Forest) -> TreePlan:
     return plan_in_order(forest, up, down)
 
 
-@checked(forest=instance(Forest, "a Forest"))
 def scan_plan(forest: Forest) -> TreePlan:
     """Returns a plan of `keras.ops.scan` over padded levels, for deep and narrow trees.
 

@@ -24,6 +24,7 @@ from keras import ops
 
 from keras_graphattn.checks.arguments import checked, instance, tensor
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
+from keras_graphattn.ops.precision.own_gradient import kept_with
 from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
 from keras_graphattn.ops.toeplitz.rows import toeplitz_matrix
 from keras_graphattn.ops.trees.forests import Array, Forest
@@ -60,19 +61,7 @@ def is_caterpillar(forest: Forest) -> bool:
     return _spine(forest) is not None
 
 
-@checked(forest=instance(Forest, "a Forest"))
-def spine_plan(forest: Forest) -> SpinePlan:
-    """Returns the plan for `spine_product`.
-
-    Raises:
-        ValueError: If one of the trees is not a caterpillar.
-
-    Example:
-
-    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
-    >>> spine_plan(forest_from_parents([-1, 0, 1])).spine.shape[1]  # nodes
-    3
-    """
+def _spine_plan(forest: Forest) -> SpinePlan:
     spine = _spine(forest)
     if spine is None:
         raise ValueError(
@@ -94,30 +83,34 @@ def spine_plan(forest: Forest) -> SpinePlan:
 @checked(
     x=tensor("n N C"),
     table=tensor("K N"),
-    plan=instance(SpinePlan, "a plan from `spine_plan`", "n", lambda plan: plan.spine.shape[1]),
+    forest=instance(Forest, "a Forest", "n", lambda forest: forest.size),
 )
-def spine_product(x: Tensor, table: Tensor, plan: SpinePlan) -> Tensor:
+def spine_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
     """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
 
     Args:
         x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
         table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
-        plan: The plan from `spine_plan`.
+        forest: The trees. Edge weights are ignored.
 
     Returns:
         A tensor of shape (n, N, C), with gradients for `x` and `table`.
 
+    Raises:
+        ValueError: If one of the trees is not a caterpillar.
+
     Example:
 
     >>> from keras_graphattn.ops.trees.forests import forest_from_parents
-    >>> plan = spine_plan(forest_from_parents([-1, 0, 1]))
+    >>> forest = forest_from_parents([-1, 0, 1])
     >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
     >>> table = np.array([[7.0], [5.0], [3.0]], "float32")
-    >>> keras.ops.convert_to_numpy(spine_product(x, table, plan)).ravel().tolist()
+    >>> keras.ops.convert_to_numpy(spine_product(x, table, forest)).ravel().tolist()
     [7.0, 5.0, 3.0]
 
     Source: ours. Choromanski et al., arXiv 2107.07999, show that a path gives a Toeplitz matrix.
     """
+    plan = kept_with(forest, _spine_plan)
     x = ops.convert_to_tensor(x)
     table = ops.cast(table, x.dtype)
     longest = max(places for _, places in plan.spines)
