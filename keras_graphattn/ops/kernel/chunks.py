@@ -81,6 +81,18 @@ def segment_runs(ids: Tensor, before: Tensor | None = None) -> tuple[Tensor, Ten
     return ops.cumsum(ops.cast(ops.not_equal(ids, shifted), "int32"), axis=1), ids >= 0
 
 
+def _check_sums(state: ChunkedState, key: Tensor, decay: Decay | None) -> None:
+    """Raises a `ValueError` if the state is of another number of features or exponentials."""
+    exponentials = 1 if decay is None else decay.rates.shape[1]
+    expected = exponentials * key.shape[-1]
+    if state.sums.shape[2] != expected:
+        raise ValueError(
+            f"`state.sums` must have {expected} rows: {exponentials} exponentials of `decay` times "
+            f"{key.shape[-1]} features of `key`. Received: "
+            f"state.sums.shape={tuple(state.sums.shape)}"
+        )
+
+
 @checked(batch_size=size(0), num_heads=whole(), features=whole(), width=whole(), decays=whole())
 def initial_chunked_state(
     batch_size: int, num_heads: int, features: int, width: int, decays: int = 1
@@ -155,6 +167,8 @@ def chunked_attention(
     [1.0, 2.0, 1.0, 2.0]
     """
     query, key, x = (ops.convert_to_tensor(t) for t in (query, key, x))
+    if state is not None:
+        _check_sums(state, key, decay)
     decay = None if decay is None else of_dtype(decay, x.dtype)
     batch, length, heads, width = ops.shape(x)
     if chunk_size is None:
@@ -206,6 +220,7 @@ def advanced_state(
     >>> keras.ops.convert_to_numpy(sums).ravel().tolist()
     [5.0, 6.0, 7.0, 8.0]
     """
+    _check_sums(state, key, decay)
     keep = 1.0
     segment = state.segment
     decay = None if decay is None else of_dtype(decay, x.dtype)

@@ -104,7 +104,7 @@ def _checked_grid(table: Tensor, x: Tensor, grid_shape: Shape | None) -> Shape:
         or table.shape[0] not in (1, heads)
     ):
         raise ValueError(
-            f"For a grid of shape {grid_shape}, `x` must have shape (B, {math.prod(grid_shape)}, "
+            f"For `grid_shape`={grid_shape}, `x` must have shape (B, {math.prod(grid_shape)}, "
             f"N, D) and `table` (N, {', '.join(map(str, expected))}). "
             f"Received: x.shape={tuple(x.shape)}, table.shape={tuple(table.shape)}"
         )
