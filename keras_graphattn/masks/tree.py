@@ -20,10 +20,9 @@ from keras_graphattn.masks.topology import (
     whole_number,
 )
 from keras_graphattn.masks.tree_forest import forest_config, read_forest
-from keras_graphattn.ops.trees.choice import distance_path, sweep_path, way_of_running
+from keras_graphattn.ops.trees.choice import sweep_path, way_of_running
 from keras_graphattn.ops.trees.distances import (
-    depth_table_product,
-    depth_table_product_of_batch,
+    depth_product_of_batch,
     distances_of_batch,
 )
 from keras_graphattn.ops.trees.doubling import doubling_plan_of_batch
@@ -39,8 +38,8 @@ from keras_graphattn.ops.trees.forests import (
     forest_diameter,
     forest_distances,
 )
-from keras_graphattn.ops.trees.hankel import centroid_product
-from keras_graphattn.ops.trees.spines import is_caterpillar, spine_product
+from keras_graphattn.ops.trees.spines import is_caterpillar
+from keras_graphattn.ops.trees.tables import own_path, table_tree_product
 
 Tensor = Any
 
@@ -242,20 +241,14 @@ class Tree(TopologyMask):
             return self.paths[-1]
         if self.function == "exponential":
             return sweep_path(self._given, way_of_running(), columns)
-        if "spines" in self.paths:
-            return "spines"
-        return distance_path(self._given, self.max_distance or 0)
+        return own_path(self._given, self.max_distance or 0)
 
     def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._forest is None:
             return self._signal_of_batch(x, parameters, inputs)
         nodes = to_nodes(x)  # (T, N, B D)
-        if path == "centroids":
-            found = centroid_product(nodes, parameters["table"], self._given)
-        elif path == "spines":
-            found = spine_product(nodes, parameters["table"], self._given)
-        elif path == "depths":
-            found = depth_table_product(nodes, parameters["table"], self._given)
+        if self.function == "table":
+            found = table_tree_product(nodes, parameters["table"], self._given, path)
         else:
             rate, offset = parameters["rate"], parameters["offset"]
             found = exponential_tree_product(nodes, rate, offset, self._given, path)
@@ -265,7 +258,7 @@ class Tree(TopologyMask):
         shape, parents = ops.shape(x), inputs["parents"]
         nodes = ops.reshape(x, (-1, *shape[2:]))  # (B T, N, D): one forest of all examples
         if self.function == "table":
-            found = depth_table_product_of_batch(nodes, parameters["table"], parents)
+            found = depth_product_of_batch(nodes, parameters["table"], parents)
         else:
             weights = inputs.get("edge_weights")
             plan = doubling_plan_of_batch(parents, weights, self._depth(parents))

@@ -81,7 +81,6 @@ from keras_graphattn.ops.softmax.p_laplacian import p_laplacian_attention
 from keras_graphattn.ops.softmax.re_weighting import p_laplacian_weights
 from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
 from keras_graphattn.ops.toeplitz.hypercube import hypercube_product
-from keras_graphattn.ops.trees.distances import depth_table_product
 from keras_graphattn.ops.trees.exponential import exponential_tree_product
 from keras_graphattn.ops.trees.forests import (
     Forest,
@@ -89,8 +88,7 @@ from keras_graphattn.ops.trees.forests import (
     forest_from_graph,
     forest_from_parents,
 )
-from keras_graphattn.ops.trees.hankel import centroid_product
-from keras_graphattn.ops.trees.spines import spine_product
+from keras_graphattn.ops.trees.tables import table_tree_product
 
 __all__ = [
     "BASES",
@@ -107,14 +105,12 @@ __all__ = [
     "attend_to_context",
     "attention_matrix",
     "causal_singular_value_attention",
-    "centroid_product",
     "chebyshev_coefficients",
     "chebyshev_matrix",
     "chebyshev_terms",
     "check_basis",
     "check_order",
     "chunked_attention",
-    "depth_table_product",
     "elu_features",
     "empty_running_sum",
     "expected_features",
@@ -157,11 +153,11 @@ __all__ = [
     "softmax_operator",
     "sparse_product",
     "spectral_product",
-    "spine_product",
     "squared_distances",
     "squared_relu_features",
     "step_mask",
     "sum_rows",
+    "table_tree_product",
     "toeplitz_product",
     "transition_matrix",
     "unmasked_attention",

@@ -129,10 +129,6 @@ CASES = {
             "chunk_size": 2,
         },
     ),
-    "centroid_product": (
-        ops.centroid_product,
-        {**TREE, "table": normal(4, N), "forest": FOREST},
-    ),
     "chebyshev_coefficients": (
         ops.chebyshev_coefficients,
         {"function": lambda x: keras_ops.exp(-x), "low": 0.0, "high": 2.0, "terms": 4},
@@ -159,10 +155,6 @@ CASES = {
             "state": ops.ChunkedState(**STATE),
             "chunk_size": 2,
         },
-    ),
-    "depth_table_product": (
-        ops.depth_table_product,
-        {**TREE, "table": normal(3, N), "forest": FOREST},
     ),
     "elu_features": (ops.elu_features, {"x": normal(T)}),
     "empty_running_sum": (ops.empty_running_sum, {**SIZES, "dtype": "float32"}),
@@ -331,10 +323,6 @@ CASES = {
         ops.spectral_product,
         {**TREE, "coefficients": normal(3, N), "matrix": SPARSE},
     ),
-    "spine_product": (
-        ops.spine_product,
-        {**TREE, "table": normal(4, N), "forest": FOREST},
-    ),
     "squared_relu_features": (ops.squared_relu_features, {"x": normal(T)}),
     "squared_distances": (
         ops.squared_distances,
@@ -345,6 +333,10 @@ CASES = {
         {"cache": cache(), "index": 1, "padding_mask": boolean(B, 2), "window": 2},
     ),
     "sum_rows": (ops.sum_rows, {"x": normal(3, C), "targets": [0, 1, 1], "count": 2}),
+    "table_tree_product": (
+        ops.table_tree_product,
+        {**TREE, "table": normal(4, N), "forest": FOREST, "path": "centroids"},
+    ),
     "toeplitz_product": (
         ops.toeplitz_product,
         {"table": normal(N, 3, 3), "x": normal(B, 4, N, D), "grid_shape": [2, 2]},

@@ -108,12 +108,11 @@ TREE = ops.forest_from_parents([-1, 0, 0, 1])
 NODES, TABLE = np.ones((4, 2, 3), "float32"), np.ones((4, 2), "float32")
 
 
-@pytest.mark.parametrize(
-    "function", [ops.centroid_product, ops.depth_table_product, ops.spine_product]
-)
-def test_a_table_in_double_precision(function):
-    expected = keras.ops.convert_to_numpy(function(NODES, TABLE, TREE))
-    found = keras.ops.convert_to_numpy(function(NODES, TABLE.astype("float64"), TREE))
+@pytest.mark.parametrize("path", ["centroids", "depths", "spines"])
+def test_a_table_in_double_precision(path):
+    expected = keras.ops.convert_to_numpy(ops.table_tree_product(NODES, TABLE, TREE, path))
+    table = TABLE.astype("float64")
+    found = keras.ops.convert_to_numpy(ops.table_tree_product(NODES, table, TREE, path))
     np.testing.assert_array_equal(found, expected)
 
 

@@ -20,17 +20,17 @@ from keras_graphattn.ops import (
     BlockwiseOperator,
     SparseMatrix,
     chebyshev_matrix,
-    depth_table_product,
     exponential_tree_product,
     forest_from_parents,
     p_laplacian_attention,
     read_graph,
     sparse_product,
     spectral_product,
+    table_tree_product,
 )
 from keras_graphattn.ops.graphs.example_walks import walk_product_of_batch
 from keras_graphattn.ops.graphs.heat import exponential_product, positive_operator, series_sizes
-from keras_graphattn.ops.trees.distances import depth_table_product_of_batch
+from keras_graphattn.ops.trees.distances import depth_product_of_batch
 from keras_graphattn.ops.trees.doubling import doubling_plan_of_batch
 from keras_graphattn.ops.trees.exponential import swept_product
 from tests.numerics import BACKEND, assert_close, to_numpy
@@ -154,12 +154,12 @@ CASES = {
         TREES,
     ),
     "tree, depths": Case(
-        lambda x, table: depth_table_product(x, table, FOREST),
+        lambda x, table: table_tree_product(x, table, FOREST, "depths"),
         (NODES[0], TABLE),
         (*SERIES, "trees.distances._series_of_forest"),
     ),
     "trees of a batch, depths": Case(
-        lambda x, table: depth_table_product_of_batch(x, table, ops.convert_to_tensor(BATCH)),
+        lambda x, table: depth_product_of_batch(x, table, ops.convert_to_tensor(BATCH)),
         (normal(14, HEADS, WIDTH), TABLE),
         (*SERIES, "trees.distances"),
     ),

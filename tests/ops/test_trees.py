@@ -17,7 +17,8 @@ from keras_graphattn.ops.trees.forests import (
     forest_from_graph,
     forest_from_parents,
 )
-from keras_graphattn.ops.trees.spines import is_caterpillar, spine_product
+from keras_graphattn.ops.trees.spines import is_caterpillar
+from keras_graphattn.ops.trees.tables import table_tree_product
 from tests import reference_topology as reference
 from tests.numerics import BACKEND
 
@@ -158,4 +159,4 @@ def test_spines_need_caterpillars():
     assert is_caterpillar(forest_from_parents(reference.random_parents(40, "caterpillar")))
     assert not is_caterpillar(balanced)
     with pytest.raises(ValueError, match="when its leaves are removed"):
-        spine_product(np.ones((15, 1, 1)), np.ones((3, 1)), balanced)
+        table_tree_product(np.ones((15, 1, 1)), np.ones((3, 1)), balanced, "spines")

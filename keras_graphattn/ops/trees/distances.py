@@ -16,7 +16,6 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, instance, tensor
 from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.graphs.symmetric_series import Carry, SymmetricSeries
 from keras_graphattn.ops.precision.float32 import at_least_float32
@@ -27,31 +26,8 @@ from keras_graphattn.ops.trees.forests import Forest
 Tensor = Any
 
 
-@checked(
-    x=tensor("n N C"),
-    table=tensor("K N"),
-    forest=instance(Forest, "a Forest", "n", lambda found: found.size),
-)
-def depth_table_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
-    """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
-
-    Args:
-        x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
-        table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
-        forest: The trees. Edge weights are ignored.
-
-    Returns:
-        A tensor of shape (n, N, C), with gradients for `x` and `table`.
-
-    Example:
-
-    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
-    >>> forest = forest_from_parents([-1, 0, 1])
-    >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
-    >>> table = np.array([[7.0], [5.0], [3.0]], "float32")
-    >>> keras.ops.convert_to_numpy(depth_table_product(x, table, forest)).ravel().tolist()
-    [7.0, 5.0, 3.0]
-    """
+def depth_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
+    """`table_tree_product` by tables of depths: O(n) for each distance of the table."""
     table = ops.cast(table, x.dtype)
     signal = ops.take(x, forest.order.astype("int32"), axis=0)  # (n, N, C), breadth first
     if forest.height == 0:
@@ -75,8 +51,8 @@ def _series_of_forest(forest: Forest) -> SymmetricSeries:
     return SymmetricSeries(_start, step)
 
 
-def depth_table_product_of_batch(x: Tensor, table: Tensor, parents: Tensor) -> Tensor:
-    """`depth_table_product` for one forest per example.
+def depth_product_of_batch(x: Tensor, table: Tensor, parents: Tensor) -> Tensor:
+    """`depth_product` for one forest per example.
 
     Args:
         x: float32 tensor of shape (B T, N, C).

@@ -13,7 +13,6 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, instance, tensor
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.precision.own_gradient import kept_with
 from keras_graphattn.ops.toeplitz.fourier import fast_fourier_length
@@ -63,31 +62,8 @@ def _centroid_plan(forest: Forest) -> CentroidPlan:
     )
 
 
-@checked(
-    x=tensor("n N C"),
-    table=tensor("K N"),
-    forest=instance(Forest, "a Forest", "n", lambda forest: forest.size),
-)
 def centroid_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
-    """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
-
-    Args:
-        x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
-        table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
-        forest: The trees. Edge weights are ignored.
-
-    Returns:
-        A tensor of shape (n, N, C), with gradients for `x` and `table`.
-
-    Example:
-
-    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
-    >>> forest = forest_from_parents([-1, 0, 1])
-    >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
-    >>> table = np.array([[7.0], [5.0], [3.0]], "float32")
-    >>> keras.ops.convert_to_numpy(centroid_product(x, table, forest)).ravel().tolist()
-    [7.0, 5.0, 3.0]
-    """
+    """`table_tree_product` by the centroid decomposition: O(n log^2 n) for any tree."""
     plan = kept_with(forest, _centroid_plan)
     sums = sparse_product(plan.gather, x)  # (rows, N, C)
     table = ops.cast(table, sums.dtype)

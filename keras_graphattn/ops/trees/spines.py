@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, instance, tensor
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.precision.own_gradient import kept_with
 from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
@@ -80,33 +79,11 @@ def _spine_plan(forest: Forest) -> SpinePlan:
     )
 
 
-@checked(
-    x=tensor("n N C"),
-    table=tensor("K N"),
-    forest=instance(Forest, "a Forest", "n", lambda forest: forest.size),
-)
 def spine_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
-    """[table[dist(i, j)]] x within each tree; 0 across trees and beyond the table.
-
-    Args:
-        x: float32 tensor of shape (n, N, C): nodes in the user's order, heads, columns.
-        table: Tensor of shape (K + 1, N): f(0) ... f(K) of each head.
-        forest: The trees. Edge weights are ignored.
-
-    Returns:
-        A tensor of shape (n, N, C), with gradients for `x` and `table`.
+    """`table_tree_product` for caterpillars: O(n log n).
 
     Raises:
         ValueError: If one of the trees is not a caterpillar.
-
-    Example:
-
-    >>> from keras_graphattn.ops.trees.forests import forest_from_parents
-    >>> forest = forest_from_parents([-1, 0, 1])
-    >>> x = np.array([1.0, 0.0, 0.0], "float32").reshape((3, 1, 1))
-    >>> table = np.array([[7.0], [5.0], [3.0]], "float32")
-    >>> keras.ops.convert_to_numpy(spine_product(x, table, forest)).ravel().tolist()
-    [7.0, 5.0, 3.0]
 
     Source: ours. Choromanski et al., arXiv 2107.07999, show that a path gives a Toeplitz matrix.
     """
