@@ -35,7 +35,8 @@ def relu_features(x: Tensor) -> Tensor:
 
     Example:
 
-    >>> keras.ops.convert_to_numpy(relu_features(np.array([-1.0, 1.0]))).round(3).tolist()
+    >>> features = keras.ops.convert_to_numpy(relu_features(np.array([-1.0, 1.0])))
+    >>> features.astype(float).round(3).tolist()
     [0.001, 1.001]
     """
     return ops.relu(at_least_float32(x)) + OFFSET
@@ -47,7 +48,8 @@ def squared_relu_features(x: Tensor) -> Tensor:
 
     Example:
 
-    >>> keras.ops.convert_to_numpy(squared_relu_features(np.array([-1.0, 2.0]))).round(3).tolist()
+    >>> features = keras.ops.convert_to_numpy(squared_relu_features(np.array([-1.0, 2.0])))
+    >>> features.astype(float).round(3).tolist()
     [0.001, 4.001]
     """
     return ops.square(ops.relu(at_least_float32(x))) + OFFSET

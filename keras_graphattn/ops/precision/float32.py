@@ -113,7 +113,6 @@ def masked_softmax(
     return ops.cast(weights, dtype)
 
 
-@checked(broken=mask(), x=tensor())
 def nan_where(broken: Tensor, x: Tensor) -> Tensor:
     """Puts NaN in the entries that `broken` marks. The gradient passes through unchanged.
 

@@ -15,7 +15,6 @@ from keras_graphattn.checks.arguments import (
     checked,
     flag,
     integers,
-    optional,
     tensor,
     whole,
 )
@@ -222,7 +221,6 @@ def _sighted_by_blocks(
     return ops.cast(seen, "bool")
 
 
-@checked(outputs=tensor("B T N H"), joined=optional(mask_of("B? N? T? S")))
 def zero_masked_rows(outputs: Tensor, joined: Tensor | None) -> Tensor:
     """Puts exact zeros in the rows of `outputs` for which a joined mask hides every key.
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, integers, optional, tensor, whole
 from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.trees.forests import Forest, jumps
@@ -83,7 +82,6 @@ def flat_parents(parents: Tensor) -> tuple[Tensor, Tensor]:
     return ops.reshape(rows, (-1,)), ops.reshape(has_parent, (-1,))
 
 
-@checked(parents=integers("B T"), edge_weights=optional(tensor("B T")), depth=whole(0))
 def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: int) -> TreePlan:
     """Returns a plan of pointer doubling over one forest per example.
 
