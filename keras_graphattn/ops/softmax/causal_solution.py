@@ -73,11 +73,26 @@ def _rows_of_a(settings: Settings, query: Tensor, key: Tensor, masks: Tensors, d
     return rows_of
 
 
-def _part(x: Tensor, axis: int, index: Tensor, size: int) -> Tensor:
-    """Block number `index` of an axis of x, of four axes."""
-    start, shape = [0, 0, 0, 0], list(ops.shape(x))
-    start[axis], shape[axis] = index * size, size
-    return ops.slice(x, tuple(start), tuple(shape))
+def _diagonal(rows: Tensor, index: Tensor, size: int) -> Tensor:
+    """The block's own columns, (B, N, block, block), of its rows of A."""
+    batch, heads, _, length = ops.shape(rows)
+    return ops.take(ops.reshape(rows, (batch, heads, size, length // size, size)), index, axis=3)
+
+
+def _with_block(x: Tensor, index: Tensor, block: Tensor) -> Tensor:
+    """x (B, N, count * block, H) with one block of rows replaced; a gradient exists everywhere."""
+    batch, heads, length, width = ops.shape(x)
+    size = block.shape[2]
+    blocks = ops.reshape(x, (batch, heads, length // size, size, width))
+    is_it = (ops.arange(length // size) == index)[:, None, None]
+    replaced = ops.where(is_it, ops.expand_dims(ops.cast(block, x.dtype), 2), blocks)
+    return ops.reshape(replaced, (batch, heads, length, width))
+
+
+def _block_of(x: Tensor, index: Tensor, size: int) -> Tensor:
+    """One block of rows of x (B, N, count * block, H)."""
+    batch, heads, length, width = ops.shape(x)
+    return ops.take(ops.reshape(x, (batch, heads, length // size, size, width)), index, axis=2)
 
 
 def _value(
@@ -90,8 +105,9 @@ def _value(
     def solve_block(index: Tensor, solved: Tensor) -> Tensor:
         rows = rows_of(index)
         known = ops.matmul(rows, solved)  # of the blocks before: the others are still 0
-        found = solve_lower(_part(rows, 3, index, size), factor, blocks[index] - factor * known)
-        return ops.slice_update(solved, (0, 0, index * size, 0), found)
+        right = blocks[index] - factor * known
+        found = solve_lower(_diagonal(rows, index, size), factor, right)
+        return _with_block(solved, index, found)
 
     batch, heads, _, features = ops.shape(blocks)[1:]
     start = ops.zeros((batch, heads, count * size, features), blocks.dtype)
@@ -121,8 +137,8 @@ def _gradient(
         index = query_count - 1 - step
         rows, query_block = rows_of(index), query_blocks[index]
         # the flipped transpose of a lower triangular matrix is lower triangular
-        diagonal = ops.transpose(ops.flip(_part(rows, 3, index, size), (2, 3)), (0, 1, 3, 2))
-        right = blocks[index] - factor * _part(later, 2, index, size)
+        diagonal = ops.transpose(ops.flip(_diagonal(rows, index, size), (2, 3)), (0, 1, 3, 2))
+        right = blocks[index] - factor * _block_of(later, index, size)
         z = ops.flip(solve_lower(diagonal, factor, ops.flip(right, 2)), 2)
         later = later + ops.matmul(ops.transpose(rows, (0, 1, 3, 2)), z)  # A^T z
         row_sums = ops.sum(z * ops.matmul(rows, solved), axis=-1, keepdims=True)
@@ -131,8 +147,8 @@ def _gradient(
         to_rows = float32_sum("bnts,bnsh->bnth", to_scores, keys)
         return (
             later,
-            ops.slice_update(to_x, (0, 0, index * size, 0), z),
-            ops.slice_update(to_query, (0, 0, index * size, 0), ops.cast(to_rows, to_query.dtype)),
+            _with_block(to_x, index, z),
+            _with_block(to_query, index, to_rows),
             to_key + float32_sum("bnts,btnh->bnsh", to_scores, query_block),
             to_factor - ops.sum(row_sums, axis=(0, 2), keepdims=True)[0],
         )
