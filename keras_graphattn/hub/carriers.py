@@ -19,7 +19,7 @@ from keras_graphattn.hub.compiling import compile_methods
 from keras_graphattn.hub.sites import attention_sites, is_task
 from keras_graphattn.hub.spec import Conversion, Conversions, Request
 from keras_graphattn.hub.surgery import added_variables, align_caches, convert_sites
-from keras_graphattn.keras_internals import change_class, walk
+from keras_graphattn.keras_internals import change_class, remove_attribute, walk
 
 PACKAGE = "keras_graphattn"
 PREFIX = "GraphAttention"
@@ -129,7 +129,7 @@ def forget_conversions(model: Any) -> None:
     """Drops conversions that wait until a layer is built."""
     for layer in walk(model):
         if getattr(layer, "_graph_attention", None) is not None:
-            layer._graph_attention = None
+            remove_attribute(layer, "_graph_attention")
 
 
 def _is_container_of_keras(plain: type) -> bool:
@@ -148,7 +148,7 @@ def apply_conversions(owner: Any) -> None:
     for entry in waiting.entries:
         plain = [sites[index] for index in entry.sites if not sites[index].is_converted]
         convert_sites(plain, [entry.request] * len(plain))
-    owner._graph_attention = None
+    remove_attribute(owner, "_graph_attention")
     align_caches(sites)
     for layer in walk(owner):
         change_class(layer, class_now(layer))
@@ -258,7 +258,7 @@ def _carrier_named(identity: dict[str, str]) -> type:
 
 
 def _check_applied(owner: Any) -> None:
-    waiting: Conversions | None = owner._graph_attention
+    waiting: Conversions | None = getattr(owner, "_graph_attention", None)
     if waiting is not None:
         raise ValueError(
             f"{type(owner).__name__} '{owner.name}' was saved with {waiting.num_sites} "
