@@ -97,7 +97,7 @@ def align_caches(sites: list[Site]) -> None:
         if isinstance(layer, CacheSlots) or adapter is None or not adapter.has_cache:
             continue
         plain: Any = getattr(type(layer), "plain_class", type(layer))
-        change_class(layer, widened(plain) if slots > 2 else plain)
+        change_class(layer, widened(plain, adapter.cache_argument) if slots > 2 else plain)
         if slots > 2:
             layer.cache_slots = slots
 
