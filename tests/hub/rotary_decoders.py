@@ -22,7 +22,9 @@ ROTATES = [True, False]  # the layers of SmolLM3
 
 BACKBONES = {
     "mistral": functools.partial(models.MistralBackbone, head_dim=6, sliding_window=WINDOW),
-    "mixtral": functools.partial(models.MixtralBackbone, **EXPERTS, sliding_window=WINDOW),
+    "mixtral": functools.partial(
+        models.MixtralBackbone, **EXPERTS, sliding_window=WINDOW, router_aux_loss_coef=0.5
+    ),
     "qwen": functools.partial(
         models.QwenBackbone, use_sliding_window_attention=True, sliding_window_size=WINDOW
     ),

@@ -26,8 +26,8 @@ LENGTH, WIDTH = 7, 16
 PADDING = np.arange(LENGTH)[None] < np.array([LENGTH - 2, LENGTH])[:, None]  # (B, T)
 P = [1.5, 2.0, 2.5, 3.0]
 ATTENTIONS = {
-    "first_order": ("graph_filter", {"filter": FirstOrder(4)}),
-    "chebyshev": ("graph_filter", {"filter": Chebyshev(3)}),
+    "first_order": ("graph_filter", {"filter": FirstOrder(4), "order": None}),
+    "chebyshev": ("graph_filter", {"filter": Chebyshev(3), "order": None}),
     "p_laplacian": ("p_laplacian", {"p": P}),
 }
 
@@ -70,7 +70,7 @@ def tokens(padding, seed=5):
 def compared(name, index, case, padding):
     """Values and gradients of a converted layer and of its twin."""
     attention, options = ATTENTIONS[case]
-    backbone = rotary_decoders.converted(name, attention, **{"order": None, **options})
+    backbone = rotary_decoders.converted(name, attention, **options)
     decoder, layer = backbone.transformer_layers[index], attention_of(backbone, index)
     x, trained = tokens(padding), layer.trainable_variables
     mask = decoder._compute_self_attention_mask(

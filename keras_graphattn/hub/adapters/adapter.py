@@ -51,10 +51,10 @@ class AttentionAdapter:
         backbones: Names in `keras_hub.models` of the backbones that hold such layers.
         layers: Names in `keras_hub.layers` of the layers that hold such layers.
         inner_layers: Names of layers inside of those backbones, which have no public names.
-        has_cache: Whether the layers take a cache and return it as the last of their results.
-        cache_argument: The name of the argument of their `call` that is the cache.
+        has_cache: Whether the layers take `cache` and return it as the last of their results.
         holder_configs: For each holder whose own `get_config` fails, by the name of its class, the
             function that tells its configuration.
+        cache_argument: The name of the argument of `call` that is the cache.
     """
 
     classes: Sequence[str] = ()
@@ -62,8 +62,8 @@ class AttentionAdapter:
     layers: Sequence[str] = ()
     inner_layers: Sequence[str] = ()
     has_cache: bool = False
-    cache_argument: str = "cache"
     holder_configs: ClassVar[Mapping[str, Callable[[Any], dict[str, Any]]]] = {}
+    cache_argument: str = "cache"
     replacements: ClassVar[Mapping[str, type]] = {}  # by the name of the attention
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class AttentionAdapter:
         raise NotImplementedError
 
     def projections(self, layer: Any) -> dict[str, Any]:
-        """The sublayers of a built layer that have weights, by name, `"query"` among them."""
+        """The projections of a built layer, by name, `"query"` among them."""
         raise NotImplementedError
 
     def is_causal(self, parent: Any, layer: Any) -> bool:

@@ -83,8 +83,8 @@ class QwenAdapter(RotaryAdapter):
     }
     hook = QwenHook
 
-    def window(self, layer: Any) -> int | None:
-        """The window that the layer was given."""
+    def sliding_window(self, layer: Any) -> int | None:
+        """The window that the layer was given, whether it applies it or not."""
         return layer.sliding_window_size if layer.use_sliding_window_attention else None
 
     def calls_backend(self, layer: Any) -> bool:
@@ -95,5 +95,5 @@ class QwenAdapter(RotaryAdapter):
         return bool(utilities.fused_attention_op_available())
 
     def sizes(self, layer: Any) -> Sizes:
-        window = None if self.calls_backend(layer) else self.window(layer)
+        window = None if self.calls_backend(layer) else self.sliding_window(layer)
         return super().sizes(layer)._replace(window=window)

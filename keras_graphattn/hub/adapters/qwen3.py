@@ -23,15 +23,8 @@ class Qwen3Adapter(QwenAdapter):
     inner_layers: Sequence[str] = ("Qwen3TransformerDecoder", "Qwen3MoeTransformerDecoder")
     holder_configs: ClassVar[Mapping[str, Any]] = {"Qwen3TransformerDecoder": constructor_config}
 
-    def window(self, layer: Any) -> int | None:
+    def sliding_window(self, layer: Any) -> int | None:
         return layer.sliding_window_size or None
-
-    def projections(self, layer: Any) -> dict[str, Any]:
-        norms = {
-            "query_norm": layer._query_dense_layer_norm,
-            "key_norm": layer._key_dense_layer_norm,
-        }
-        return {**super().projections(layer), **norms}
 
     def queries_and_keys(self, layer: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
         query, key = super().queries_and_keys(layer, inputs)

@@ -14,6 +14,7 @@ import keras
 
 from keras_graphattn.hub.adapters.adapter import Sizes
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
+from keras_graphattn.hub.adapters.paged import NoPagedAttention
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
 from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
@@ -39,7 +40,7 @@ def part(layer: Any, name: str) -> Any:
     return getattr(layer, f"_{name}") if hasattr(layer, f"_{name}") else getattr(layer, name)
 
 
-class RotaryHook:
+class RotaryHook(NoPagedAttention):
     """The methods of the original that a converted layer overrides."""
 
     attend: Any
@@ -69,12 +70,6 @@ class RotaryHook:
             )
         return self.attend_cached(
             hidden_states, attention_mask, cache, cache_update_index, training
-        )
-
-    def _compute_vllm_attention(self, *arguments: Any) -> Any:
-        raise ValueError(
-            f"{type(self).__name__} applies its attention more than once, and vLLM's paged kernel "
-            "does that once. Serve the original with vLLM: call keras_graphattn.revert(model)."
         )
 
 

@@ -76,7 +76,6 @@ class SmolLM3Adapter(RotaryAdapter):
             "key": layer.k_proj,
             "value": layer.v_proj,
             "attention_output": layer.o_proj,
-            "rotary": layer.rotary_embedding,  # its frequencies are a weight
         }
 
     def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
