@@ -59,7 +59,7 @@ def test_sizes_of_every_familys_attention():
             assert adapter.is_causal(site.parent, site.layer)
 
 
-@pytest.mark.parametrize(("name", "attention"), itertools.product(BACKBONES, START))
+@pytest.mark.parametrize(("name", "attention"), list(itertools.product(BACKBONES, START)))
 def test_starts_as_the_original_and_goes_back_to_it(name, attention):
     backbone = tiny(name)
     plain, layers = type(backbone), [attention_of(backbone, i) for i in (0, 1)]

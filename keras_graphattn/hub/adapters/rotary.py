@@ -78,7 +78,7 @@ class RotaryAdapter(InPlaceAdapter):
 
     module = "keras_hub."
     has_cache = True
-    hook = RotaryHook
+    hook: type = RotaryHook
     replacements: ClassVar[Mapping[str, type[ConvertedAttention]]] = {
         "graph_filter": ConvertedGraphFilter,
         "p_laplacian": ConvertedPLaplacian,
