@@ -5,6 +5,7 @@ import functools
 import keras
 import keras_hub
 import numpy as np
+import pytest
 
 import keras_graphattn
 from tests.hub.containers import moved
@@ -77,6 +78,11 @@ TASKS = {
     "phi3": models.Phi3CausalLM,
     "smollm3": models.SmolLM3CausalLM,
 }
+REPRESENTATIVE = "qwen3"  # norms, a window, and heads of another size
+EACH = [
+    pytest.param(name, marks=[] if name == REPRESENTATIVE else [pytest.mark.slow])
+    for name in BACKBONES
+]
 HEAD_SIZES = {"mistral": 6, "qwen3": 6, "qwen3_moe": 6}  # 4 for the others
 # Options with which a converted decoder starts as the original.
 START = {"graph_filter": {"order": 4}, "p_laplacian": {"p": 2.0}}
