@@ -261,18 +261,25 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
 
 
 @functools.cache
-def widened(plain: type) -> type:
-    """A class of attention with a cache, which passes on the cache slots that it does not use."""
+def widened(plain: type, argument: str = "cache") -> type:
+    """A class of attention with a cache, which passes on the cache slots that it does not use.
+
+    Args:
+        plain: The class.
+        argument: The name of the argument of its `call` that is the cache.
+    """
     plain_call: Any = plain.call  # type: ignore[attr-defined]
     signature = inspect.signature(plain_call)
 
     @functools.wraps(plain_call)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs)
-        cache = given.arguments.get("cache")
+        is_named = argument in signature.parameters  # else it is one of `**kwargs`
+        arguments = given.arguments if is_named else given.arguments.get("kwargs", {})
+        cache = arguments.get(argument)
         if cache is None:
             return plain_call(self, *args, **kwargs)
-        given.arguments["cache"] = cache[:, :2]
+        arguments[argument] = cache[:, :2]
         results = plain_call(*given.args, **given.kwargs)
         rest = open_slots(cache, self.cache_slots)[:, 2:]
         return (*results[:-1], ops.concatenate([results[-1], rest], axis=1))

@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_graphattn.hub.adapters import adapter_of
 from keras_graphattn.hub.cached import CacheSlots, widened
+from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.sites import Site
 from keras_graphattn.hub.spec import Request
 from keras_graphattn.keras_internals import change_class, is_distributed, makes_distributed
@@ -97,7 +98,7 @@ def align_caches(sites: list[Site]) -> None:
         if isinstance(layer, CacheSlots) or adapter is None or not adapter.has_cache:
             continue
         plain: Any = getattr(type(layer), "plain_class", type(layer))
-        change_class(layer, widened(plain) if slots > 2 else plain)
+        change_class(layer, widened(plain, adapter.cache_argument) if slots > 2 else plain)
         if slots > 2:
             layer.cache_slots = slots
 
@@ -107,6 +108,8 @@ def added_variables(layer: Any) -> list[Any]:
     adapter = adapter_of(layer)
     if not layer.built or adapter is None:
         return []
+    if isinstance(layer, ConvertedAttention):  # its class changed: further weights may be its own
+        return layer.coefficients
     projections = adapter.projections(layer).values()
     kept = {id(variable) for projection in projections for variable in projection.weights}
     return [variable for variable in layer.weights if id(variable) not in kept]

@@ -67,7 +67,8 @@ def decoded(model, inputs):
     _, cache = model._build_cache(ops.zeros_like(ids))
     found = []
     for index in range(ids.shape[1]):
-        logits, _, cache = model.call_with_cache(ids[:, index : index + 1], cache, index)
+        place = ops.convert_to_tensor(index, "int32")  # SmolLM3 takes no number
+        logits, _, cache = model.call_with_cache(ids[:, index : index + 1], cache, place)
         found.append(np.asarray(ops.convert_to_numpy(logits)))
     return np.concatenate(found, axis=1)
 

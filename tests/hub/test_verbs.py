@@ -123,7 +123,6 @@ def test_refuses_backbones_with_their_own_attention_by_name():
     models = keras_hub.models
     widths = {"vocabulary_size": 30, "num_layers": 1, "hidden_dim": 8, "intermediate_dim": 8}
     refused = [
-        models.MistralBackbone(num_query_heads=2, num_key_value_heads=2, **widths),
         models.T5Backbone(num_heads=2, **widths),
         models.DebertaV3Backbone(num_heads=2, **widths),
     ]

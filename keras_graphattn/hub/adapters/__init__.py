@@ -7,6 +7,12 @@ from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Sizes
 from keras_graphattn.hub.adapters.cached import CachedAdapter
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
 from keras_graphattn.hub.adapters.llama import LlamaAdapter
+from keras_graphattn.hub.adapters.mistral import MistralAdapter
+from keras_graphattn.hub.adapters.phi3 import Phi3Adapter
+from keras_graphattn.hub.adapters.qwen import QwenAdapter
+from keras_graphattn.hub.adapters.qwen3 import Qwen3Adapter
+from keras_graphattn.hub.adapters.rotary import RotaryAdapter
+from keras_graphattn.hub.adapters.smollm3 import SmolLM3Adapter
 from keras_graphattn.hub.adapters.stock import StockAdapter
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
@@ -16,6 +22,11 @@ ADAPTERS: list[AttentionAdapter] = [
     StockAdapter(),
     CachedAdapter(),
     LlamaAdapter(),
+    MistralAdapter(),
+    QwenAdapter(),
+    Qwen3Adapter(),
+    Phi3Adapter(),
+    SmolLM3Adapter(),
 ]
 
 
@@ -99,7 +110,13 @@ __all__ = [
     "ConvertedPLaplacian",
     "InPlaceAdapter",
     "LlamaAdapter",
+    "MistralAdapter",
+    "Phi3Adapter",
+    "Qwen3Adapter",
+    "QwenAdapter",
+    "RotaryAdapter",
     "Sizes",
+    "SmolLM3Adapter",
     "StockAdapter",
     "adapter_of",
     "adapters_named",

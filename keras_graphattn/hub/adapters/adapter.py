@@ -54,6 +54,7 @@ class AttentionAdapter:
         has_cache: Whether the layers take `cache` and return it as the last of their results.
         holder_configs: For each holder whose own `get_config` fails, by the name of its class, the
             function that tells its configuration.
+        cache_argument: The name of the argument of `call` that is the cache.
     """
 
     classes: Sequence[str] = ()
@@ -62,6 +63,7 @@ class AttentionAdapter:
     inner_layers: Sequence[str] = ()
     has_cache: bool = False
     holder_configs: ClassVar[Mapping[str, Callable[[Any], dict[str, Any]]]] = {}
+    cache_argument: str = "cache"
     replacements: ClassVar[Mapping[str, type]] = {}  # by the name of the attention
 
     def __init__(self) -> None:
@@ -128,7 +130,8 @@ class AttentionAdapter:
         found = self.attentions.get(attention)
         if found is None:
             raise ValueError(
-                f"attention={attention!r} cannot take the place of {' or '.join(self.classes)}. "
+                f"attention={attention!r} cannot take the place of {' or '.join(self.classes)}: no "
+                "class is registered for it that has the projections and the call of this layer. "
                 f"Expected one of {sorted(self.attentions)}. Register a class for it with "
                 "keras_graphattn.hub.register_attention."
             )
