@@ -100,6 +100,7 @@ def test_padding_and_other_lengths_change_nothing(name):
     np.testing.assert_allclose(new[:, :LENGTH], old, rtol=0, atol=1e-5 * np.abs(old).max())
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("path", ["blockwise", "fused"])
 @pytest.mark.parametrize("name", EACH)
 def test_paths_change_no_number(name, path):
@@ -110,6 +111,7 @@ def test_paths_change_no_number(name, path):
     assert_equal_outputs(outputs(other, inputs), expected, tolerance=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("attention", START)
 @pytest.mark.parametrize("name", EACH)
 def test_lasts_in_a_keras_file_and_in_presets(name, attention, tmp_path):
@@ -138,6 +140,7 @@ def test_lasts_in_a_keras_file_and_in_presets(name, attention, tmp_path):
         assert_equal_outputs(outputs(loaded, inputs), logits)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_model_of_its_layers_lasts_in_a_keras_file(name, tmp_path):
     """Such a file holds the configuration of each decoder layer, which some cannot tell."""
@@ -153,6 +156,7 @@ def test_a_model_of_its_layers_lasts_in_a_keras_file(name, tmp_path):
         assert getattr(new, attribute, None) == getattr(old, attribute, None)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("first", ["lora", "conversion"])
 @pytest.mark.parametrize("name", EACH)
 def test_lora_before_and_after_the_conversion(name, first):
@@ -202,6 +206,7 @@ def test_int8(name, first, tmp_path):
     assert_equal_outputs(outputs(loaded, inputs), rounded, tolerance=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("attention", START)
 @pytest.mark.parametrize("name", EACH)
 def test_mixed_bfloat16(name, attention):
@@ -250,6 +255,7 @@ def test_refuses_a_cache_without_its_index(name):
         layer(x, **{argument: cache})
 
 
+@pytest.mark.slow_on("jax")
 def test_decodes_without_a_mask_as_with_the_causal_one():
     layer, x = attention_of(converted("qwen_moe")), ops.ones((1, 2, 16))
     cache = ops.zeros((1, 4, 5, 2, 4))

@@ -43,6 +43,7 @@ def generated(model, inputs):
     return np.asarray(ops.convert_to_numpy(found["token_ids"]))
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(("name", "case"), list(pairs(TASKS, CASES, "graph_filter")))
 def test_cached_decoding_equals_the_full_pass(name, case):
     model, inputs = task(name, case), prompt(6, (6, 6))
@@ -69,6 +70,7 @@ def test_64_greedy_tokens_are_those_of_the_full_pass(name, case):
     assert len(np.unique(expected[:, 6:])) > 1
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(("name", "attention"), list(pairs(TASKS, START, "graph_filter")))
 def test_generates_and_scores_at_the_start_what_the_original_does(name, attention):
     model, inputs = task(name), prompt(9)
@@ -89,6 +91,7 @@ def scored(model, ids):
     return np.asarray(ops.convert_to_numpy(found))
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "phi3"])
 def test_scores_are_the_logits_of_the_full_pass(name):
     model, inputs = task(name, "graph_filter"), prompt(7, (7, 7))
@@ -98,6 +101,7 @@ def test_scores_are_the_logits_of_the_full_pass(name):
     )
 
 
+@pytest.mark.slow_on("jax")
 def test_phi3_decodes_beyond_its_pretraining_as_the_original_does():
     """Here the original's steps rotate otherwise than its full pass, and so do the converted."""
     options = {"pretraining_sequence_length": 4, "max_sequence_length": PRETRAINED}
