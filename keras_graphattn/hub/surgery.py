@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_graphattn.hub.adapters import adapter_of
 from keras_graphattn.hub.cached import CacheSlots, widened
+from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.sites import Site
 from keras_graphattn.hub.spec import Request
 from keras_graphattn.keras_internals import change_class, is_distributed, makes_distributed
@@ -107,6 +108,8 @@ def added_variables(layer: Any) -> list[Any]:
     adapter = adapter_of(layer)
     if not layer.built or adapter is None:
         return []
+    if isinstance(layer, ConvertedAttention):  # its class changed: further weights may be its own
+        return layer.coefficients
     projections = adapter.projections(layer).values()
     kept = {id(variable) for projection in projections for variable in projection.weights}
     return [variable for variable in layer.weights if id(variable) not in kept]

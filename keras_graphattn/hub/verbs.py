@@ -69,7 +69,8 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
             preset of a task that is made around a converted backbone later loads as the backbone
             only.
         attention: `"graph_filter"` (or `"gfsa"`), `"p_laplacian"` (`"p-lat"`),
-            `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`. For Llama: the first two.
+            `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`. Adapters that
+            change a class in place, such as that of Llama, know the first two.
         where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
             an index or a list of indices; or a regular expression that is searched for in the
             paths of the attention layers. `inspect` shows indices and paths.
