@@ -117,11 +117,6 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         return self.adapter.sizes(self)
 
     @property
-    def num_heads(self) -> int:
-        """Number of query heads: each has coefficients of its own."""
-        return int(self.sizes.num_heads)
-
-    @property
     def needed_slots(self) -> int:
         """Keys and values, and Nq / Nkv slots for each further signal: those are per query head."""
         return 2 + (self.num_signals - 1) * int(self.sizes.groups)

@@ -53,7 +53,7 @@ class ConvertedGraphFilter(ConvertedAttention):
         }
 
     def add_coefficients(self) -> None:
-        add_coefficients(self, self.settings.filter)
+        add_coefficients(self, self.settings.filter, int(self.sizes.num_heads))
 
     @property
     def num_signals(self) -> int:

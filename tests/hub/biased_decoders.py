@@ -79,6 +79,7 @@ PLAIN = ("gemma", "gpt_neo_x", "gemma3", "gemma3_embedding")  # A is a softmax o
 
 def random_decoder(name, **options):
     """A tiny backbone whose weights are large enough that attention is not uniform."""
+    keras.utils.set_random_seed(0)
     backbone = DECODERS[name](**options)
     randomise(backbone)
     return backbone

@@ -80,7 +80,7 @@ class BloomAdapter(InPlaceAdapter):
         return Logits(bias=layer._alibi_layer(nothing))  # (1, N, 1, S)
 
     def dropped(self, layer: Any, matrix: Tensor, training: bool | None) -> Tensor:
-        return layer._dropout_layer(matrix, training=training)
+        return layer._dropout_layer(matrix)  # Keras knows `training`, which `call` does not take
 
     def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
         return (
@@ -92,4 +92,4 @@ class BloomAdapter(InPlaceAdapter):
     def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
         shape = (*ops.shape(outputs)[:2], layer.num_heads * layer.head_dim)
         outputs = layer._output_dense(ops.reshape(outputs, shape))
-        return layer._dropout_layer(outputs, training=training)
+        return layer._dropout_layer(outputs)

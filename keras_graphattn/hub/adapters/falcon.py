@@ -84,7 +84,7 @@ class FalconAdapter(InPlaceAdapter):
         return Logits(bias=given * layer.inv_norm_factor)  # (B, N, 1, S)
 
     def dropped(self, layer: Any, matrix: Tensor, training: bool | None) -> Tensor:
-        return layer.attention_dropout(matrix, training=training)
+        return layer.attention_dropout(matrix)  # Keras knows `training`, which `call` does not take
 
     def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
         return layer.query_dense(inputs), layer.key_dense(inputs), layer.value_dense(inputs)
