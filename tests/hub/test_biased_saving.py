@@ -70,13 +70,17 @@ def test_a_preset_of_a_task(name, tmp_path):
 @pytest.mark.parametrize("converted_first", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_lora(name, converted_first):
+    plain = random_decoder(name)
+    plain.enable_lora(2, target_layer_names=LORA.get(name))
     backbone = converted(name) if converted_first else random_decoder(name)
     backbone.enable_lora(2, target_layer_names=LORA.get(name))
     if not converted_first:
         keras_graphattn.convert(backbone, order=4)
     trained = {v.path: to_numpy(v) for v in backbone.trainable_variables}
-    assert any("lora" in path for path in trained)
-    assert all("lora" in path or "coefficient" in path for path in trained)
+    as_before = {v.path for v in plain.trainable_variables}
+    assert any("lora" in path for path in as_before)
+    assert {path for path in trained if "coefficient" not in path} == as_before
+    assert len(trained) == len(as_before) + 6
     fit_one_step(backbone, random_inputs(backbone))
     for path, old in trained.items():
         if "coefficient" in path:

@@ -24,8 +24,8 @@ from keras_graphattn.hub.logits import DROPOUT, SOFT_CAP, Logits
 Tensor = Any
 
 
-class GemmaHook(NoPagedAttention):
-    """The methods of `CachedGemmaAttention` that a converted one overrides."""
+class GroupedHook(NoPagedAttention):
+    """The method that attends, of Gemma's attention and of Gemma 3's."""
 
     attend: Any
     attend_cached: Any
@@ -43,6 +43,10 @@ class GemmaHook(NoPagedAttention):
         groups = self.num_key_value_groups
         k, v = in_all_heads(k, groups), in_all_heads(v, groups)  # (B, T, N, H)
         return self.attend(q, k, v, attention_mask, training)
+
+
+class GemmaHook(GroupedHook):
+    """The methods of `CachedGemmaAttention` that a converted one overrides."""
 
     def call(
         self,
@@ -67,7 +71,7 @@ class GemmaAdapter(InPlaceAdapter):
     inner_layers: Sequence[str] = ("GemmaDecoderBlock",)
     module = "keras_hub."
     has_cache = True
-    hook = GemmaHook
+    hook: type = GemmaHook
     replacements: ClassVar[Mapping[str, type[ConvertedAttention]]] = {
         "graph_filter": ConvertedGraphFilter,
         "p_laplacian": ConvertedPLaplacian,

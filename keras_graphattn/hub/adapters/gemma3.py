@@ -14,12 +14,12 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.hub.adapters.gemma import GemmaAdapter, GemmaHook
+from keras_graphattn.hub.adapters.gemma import GemmaAdapter, GroupedHook
 
 Tensor = Any
 
 
-class Gemma3Hook(GemmaHook):
+class Gemma3Hook(GroupedHook):
     """The methods of `CachedGemma3Attention` that a converted one overrides."""
 
     def call(
@@ -32,7 +32,7 @@ class Gemma3Hook(GemmaHook):
         training: bool | None = False,
     ) -> Any:
         if cache is None:
-            return super(GemmaHook, self).call(  # type: ignore[misc]
+            return super().call(  # type: ignore[misc]
                 x, attention_mask, None, cache_update_index, cache_update_mask, training
             )
         outputs, stacked = self.attend_cached(
@@ -53,7 +53,7 @@ class Gemma3Adapter(GemmaAdapter):
     backbones: Sequence[str] = ("Gemma3Backbone",)
     inner_layers: Sequence[str] = ("Gemma3DecoderBlock",)
     has_cache = False  # none that is stacked with those of other layers
-    hook = Gemma3Hook
+    hook: type = Gemma3Hook
 
     def is_causal(self, parent: Any, layer: Any) -> bool:
         return not layer.use_bidirectional_attention
