@@ -39,6 +39,7 @@ def cases():
     return [(n, c) for n in TASKS for c in CASES if (n, c) != ("gpt_neo_x", "even")]
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(("name", "case"), cases())
 def test_cached_decoding_equals_the_full_pass(name, case):
     model, ids = causal_lm(name, case), prompts(7, (7, 7))["token_ids"]
