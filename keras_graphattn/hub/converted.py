@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from keras_graphattn.hub.cached import CacheSlots, open_slots, step_mask, write_slot
-from keras_graphattn.hub.grouped_cache import in_all_heads
+from keras_graphattn.hub.cached import CacheSlots, open_slots, step_mask
+from keras_graphattn.hub.grouped_cache import Step, in_all_heads
+from keras_graphattn.hub.logits import Logits
 from keras_graphattn.keras_internals import remove_attribute
 from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
 from keras_graphattn.layers.parts.conversion_mark import ConversionMark
+from keras_graphattn.ops.softmax.masks import AttentionMask, all_of, four_dimensional
 
 Tensor = Any
 
@@ -45,7 +47,13 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         raise NotImplementedError
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        training: bool | None = None,
+        given: Any = None,
     ) -> Tensor:
         """Outputs (B, T, N, H) of all tokens.
 
@@ -54,11 +62,13 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
             key: Tensor of shape (B, T, N, H).
             value: Tensor of shape (B, T, N, H).
             mask: Optional mask of shape (T, T), (B, T, T) or (B, N, T, T); true is visible.
+            training: Whether to apply dropout.
+            given: What the adapter's `logits` needs of the arguments of the call, if anything.
         """
         raise NotImplementedError
 
     def attend_rows(
-        self, query: Tensor, value: Tensor, cache: Tensor, mask: Tensor, index: Any
+        self, query: Tensor, value: Tensor, cache: Tensor, step: Step, logits: Logits
     ) -> tuple[Tensor, Tensor]:
         """Outputs (B, t, N, H) of new tokens, and the cache with their further signals.
 
@@ -66,10 +76,32 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
             query: Tensor of shape (B, t, N, H).
             value: The new tokens' values, (B, t, N, H).
             cache: The cache (B, slots, S, Nkv, H), the new keys and values in it.
-            mask: Boolean tensor of shape (B or 1, 1, t, S).
-            index: Position of the first new token.
+            step: Where the new tokens are, and what they see.
+            logits: How the layer makes logits of its scores.
         """
         raise NotImplementedError
+
+    def mask_of(self, query: Tensor, mask: Tensor | None, index: Any = 0) -> AttentionMask:
+        """A mask, and what the layer itself hides, for queries (B, t, N, H) from `index` on.
+
+        Args:
+            query: The queries.
+            mask: Optional mask; with an `index` it must be given, with all S columns.
+            index: Position of the first query.
+        """
+        entries = None if mask is None else four_dimensional(mask)  # (B, 1, t, S)
+        window = self.adapter.window(self)
+        if window is not None:
+            rows = index + ops.arange(ops.shape(query)[1])
+            columns = ops.arange(ops.shape(query)[1] if mask is None else ops.shape(mask)[-1])
+            behind = rows[:, None] - columns[None, :]  # (t, S)
+            before, after = window
+            seen = all_of(
+                None if before is None else behind <= before,
+                None if after is None else behind >= -after,
+            )
+            entries = all_of(entries, four_dimensional(seen))
+        return AttentionMask(entries=entries)
 
     def add_coefficients(self) -> None:
         """Makes the weights of the layer that the original does not have."""
@@ -85,14 +117,12 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         return self.adapter.sizes(self)
 
     @property
-    def num_heads(self) -> int:
-        """Number of query heads: each has coefficients of its own."""
-        return int(self.sizes.num_heads)
-
-    @property
     def needed_slots(self) -> int:
         """Keys and values, and Nq / Nkv slots for each further signal: those are per query head."""
         return 2 + (self.num_signals - 1) * int(self.sizes.groups)
+
+    def _is_told_by_weights(self, store: Any) -> bool:
+        return bool(self.coefficients)
 
     def start(self, settings: dict[str, Any], multiplier: float) -> None:
         """Gives the layer its settings and its new weights; its class has changed already."""
@@ -108,8 +138,44 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
             if name in ours or id(held) in added:
                 remove_attribute(self, name)
 
+    def attend_inputs(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None,
+        index: Any = None,
+        training: bool | None = None,
+        given: Any = None,
+    ) -> Tensor:
+        """The layer's result for all tokens, (B, T, d), where only its `call` can be a hook.
+
+        Args:
+            inputs: The tokens, (B, T, d).
+            mask: Optional mask of shape (B, T, T).
+            index: `cache_update_index`, which needs a cache: it must be `None`.
+            training: Whether to apply dropout.
+            given: What the adapter's `logits` needs of the arguments of the call, if anything.
+        """
+        if index is not None:
+            raise ValueError(
+                "`cache_update_index` needs a `cache`. Received: cache=None, "
+                f"cache_update_index={index}"
+            )
+        query, key, value = self.adapter.projected(self, inputs, 0)
+        key = self.adapter.cached_keys(self, key)
+        key, value = (in_all_heads(x, self.sizes.groups) for x in (key, value))
+        outputs = self.attend(query, key, value, mask, training, given)
+        return self.adapter.output(self, outputs, training)
+
     def attend_cached(
-        self, inputs: Tensor, mask: Tensor | None, cache: Tensor, index: Any, training: bool | None
+        self,
+        inputs: Tensor,
+        mask: Tensor | None,
+        cache: Tensor,
+        index: Any,
+        training: bool | None,
+        *,
+        given: Any = None,
+        update: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The layer's result for new tokens, (B, t, d), and the next cache.
 
@@ -119,6 +185,8 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
             cache: The cache, (B, slots, S, Nkv, H): keys, values, further signals.
             index: Position of the first new token.
             training: Whether to apply dropout.
+            given: What the adapter's `logits` needs of the arguments of the call, if anything.
+            update: Optional mask of shape (B, t): the tokens whose cache is written.
         """
         if index is None:
             raise ValueError(
@@ -126,12 +194,16 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
                 "`cache_update_index`. Received: cache_update_index=None"
             )
         cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
-        mask = step_mask(mask, inputs, cache, index)
         query, key, value = self.adapter.projected(self, inputs, index)
-        slots = [write_slot(cache[:, slot], x, index) for slot, x in enumerate((key, value))]
-        cache = ops.concatenate([ops.stack(slots, axis=1), cache[:, 2:]], axis=1)
+        reasons = self.mask_of(query, step_mask(mask, inputs, cache, index), index)
+        step = Step(index, reasons.entries, update)
+        cache = step.write(cache, ops.stack([key, value], axis=1), 0)
+        if update is not None:
+            start = (0, 1, index, 0, 0)
+            value = ops.slice(cache, start, ops.shape(value[:, None]))[:, 0]
         value = in_all_heads(value, self.sizes.groups)
-        outputs, cache = self.attend_rows(query, value, cache, mask, index)
+        logits = self.adapter.logits(self, ops.shape(cache)[2], given)
+        outputs, cache = self.attend_rows(query, value, cache, step, logits)
         return self.adapter.output(self, outputs, training), cache
 
     def get_config(self) -> dict[str, Any]:

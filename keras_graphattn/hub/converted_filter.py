@@ -3,16 +3,18 @@
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_graphattn import filters
 from keras_graphattn.checks.arguments import is_one_of, whole
 from keras_graphattn.hub.converted import ConvertedAttention
-from keras_graphattn.hub.grouped_cache import GroupedOperator, in_all_heads
+from keras_graphattn.hub.grouped_cache import GroupedOperator, Step, in_all_heads
+from keras_graphattn.hub.logits import Logits
 from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
 from keras_graphattn.ops.filters.operator_filters import Operator
-from keras_graphattn.ops.softmax.attention import attention_matrix, fused_operator, matrix_operator
+from keras_graphattn.ops.softmax.attention import fused_operator, matrix_operator
 from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator
-from keras_graphattn.ops.softmax.masks import AttentionMask, four_dimensional, zero_blind_rows
+from keras_graphattn.ops.softmax.masks import AttentionMask, zero_blind_rows, zero_masked_rows
 
 Tensor = Any
 PATHS = ("dense", "blockwise", "fused")
@@ -36,6 +38,12 @@ class ConvertedGraphFilter(ConvertedAttention):
                 f"`attention_path` must be one of {list(PATHS)}. Received: "
                 f"attention_path={attention_path!r}"
             )
+        if attention_path != "dense" and sizes.beyond_softmax:
+            raise ValueError(
+                f"These layers have a {' and a '.join(sizes.beyond_softmax)}, which only the dense "
+                f"path keeps. Received: attention_path={attention_path!r}. Use "
+                'attention_path="dense".'
+            )
         found = filters.get(filter, order)
         found.coefficients(sizes.num_heads)  # refuses start values for another number of heads
         found.refuse_without_solution("an attention layer with a cache of grouped heads")
@@ -46,39 +54,50 @@ class ConvertedGraphFilter(ConvertedAttention):
         }
 
     def add_coefficients(self) -> None:
-        add_coefficients(self, self.settings.filter)
+        add_coefficients(self, self.settings.filter, int(self.sizes.num_heads))
 
     @property
     def num_signals(self) -> int:
         return int(self.settings.filter.num_applications)
 
-    def matrix(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-        """A, of shape (B, N, T, S): the one method to override where it is no plain softmax."""
-        return attention_matrix(query, key, mask, self.sizes.scale)
-
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        training: bool | None = None,
+        given: Any = None,
     ) -> Tensor:
-        entries = None if mask is None else four_dimensional(mask)  # (B, 1, T, T)
-        reasons = AttentionMask(entries=entries)
-        apply = self._operator(query, key, reasons)
+        reasons = self.mask_of(query, mask)
+        logits = self.adapter.logits(self, ops.shape(key)[1], given)
+        apply = self._operator(query, key, reasons, logits, training)
         outputs = filtered(self, self.settings.filter, apply, value)
         return zero_blind_rows(outputs, reasons, self.settings.block_size)
 
-    def _operator(self, query: Tensor, key: Tensor, mask: AttentionMask) -> Operator:
+    def _operator(
+        self,
+        query: Tensor,
+        key: Tensor,
+        mask: AttentionMask,
+        logits: Logits,
+        training: bool | None,
+    ) -> Operator:
         scale = self.sizes.scale
         if self.settings.attention_path == "blockwise":
             return BlockwiseOperator(query, key, mask, scale, self.settings.block_size)
         if self.settings.attention_path == "fused":
             flash = keras.config.is_flash_attention_enabled()
             return fused_operator(query, key, mask, scale, flash)
-        return matrix_operator(self.matrix(query, key, mask.entries))
+        matrix = logits.matrix(query, key, mask.entries, scale)  # (B, N, T, T)
+        return matrix_operator(self.adapter.dropped(self, matrix, training))
 
     def attend_rows(
-        self, query: Tensor, value: Tensor, cache: Tensor, mask: Tensor, index: Any
+        self, query: Tensor, value: Tensor, cache: Tensor, step: Step, logits: Logits
     ) -> tuple[Tensor, Tensor]:
         groups = self.sizes.groups
-        matrix = self.matrix(query, in_all_heads(cache[:, 0], groups), mask)  # (B, N, t, S)
-        apply = GroupedOperator(matrix, value, cache, index, groups)
+        key = in_all_heads(self.adapter.cached_keys(self, cache[:, 0]), groups)  # (B, S, N, H)
+        matrix = logits.matrix(query, key, step.mask, self.sizes.scale)  # (B, N, t, S)
+        apply = GroupedOperator(matrix, value, cache, step, groups)
         outputs = filtered(self, self.settings.filter, apply, value)
-        return outputs, apply.cache
+        return zero_masked_rows(outputs, step.mask), apply.cache

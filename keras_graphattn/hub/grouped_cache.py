@@ -4,11 +4,35 @@ What a filter keeps of past tokens beyond their values, such as A V, is one sign
 head. So each further signal takes Nq / Nkv slots of a cache with Nkv heads.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras import ops
 
 Tensor = Any
+
+
+class Step(NamedTuple):
+    """Where the new tokens of a decoding step are, and what they see.
+
+    Attributes:
+        index: Position of the first new token.
+        mask: Boolean tensor of shape (B or 1, 1, t, S).
+        update: Optional boolean tensor of shape (B, t). Where it is false, the cache keeps what it
+            has of a token, and the token's row is made of that.
+    """
+
+    index: Any
+    mask: Tensor
+    update: Tensor | None = None
+
+    def write(self, cache: Tensor, x: Tensor, slot: int) -> Tensor:
+        """The cache (B, slots, S, Nkv, H) with x (B, k, t, Nkv, H) in the slots from `slot`."""
+        x = ops.cast(x, cache.dtype)
+        start = (0, slot, self.index, 0, 0)
+        if self.update is not None:
+            update = ops.cast(self.update, "bool")[:, None, :, None, None]
+            x = ops.where(update, x, ops.slice(cache, start, ops.shape(x)))
+        return ops.slice_update(cache, start, x)
 
 
 def in_all_heads(x: Tensor, groups: int) -> Tensor:
@@ -27,19 +51,19 @@ class GroupedOperator:
         matrix: Attention weights of the new tokens, (B, N, t, S).
         values: The new tokens' values, (B, t, N, H).
         cache: The cache, (B, slots, S, Nkv, H): keys, values and further signals.
-        index: Position of the first new token.
+        step: Where the new tokens are.
         groups: N / Nkv.
     """
 
     def __init__(
-        self, matrix: Tensor, values: Tensor, cache: Tensor, index: Any, groups: int
+        self, matrix: Tensor, values: Tensor, cache: Tensor, step: Step, groups: int
     ) -> None:
         batch, _, new, length = ops.shape(matrix)
         self.heads = cache.shape[3]
         self.grouped = ops.reshape(matrix, (batch, self.heads, groups, new, length))
         self.values = values
         self.cache = cache
-        self.index = index
+        self.step = step
         self.groups = groups
         self.calls = 0
 
@@ -64,7 +88,5 @@ class GroupedOperator:
         batch, new, _, size = ops.shape(x)
         slots = ops.reshape(x, (batch, new, self.heads, self.groups, size))
         slots = ops.transpose(slots, (0, 3, 1, 2, 4))  # (B, groups, t, Nkv, H)
-        self.cache = ops.slice_update(
-            self.cache, (0, first, self.index, 0, 0), ops.cast(slots, self.cache.dtype)
-        )
+        self.cache = self.step.write(self.cache, slots, first)
         return self.cache[:, first : first + self.groups]

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Sizes
+from keras_graphattn.hub.adapters.bloom import BloomAdapter
 from keras_graphattn.hub.adapters.cached import CachedAdapter
+from keras_graphattn.hub.adapters.falcon import FalconAdapter
+from keras_graphattn.hub.adapters.gemma import GemmaAdapter
+from keras_graphattn.hub.adapters.gemma3 import Gemma3Adapter
+from keras_graphattn.hub.adapters.gpt_neo_x import GPTNeoXAdapter
+from keras_graphattn.hub.adapters.gpt_oss import GptOssAdapter
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
 from keras_graphattn.hub.adapters.llama import LlamaAdapter
 from keras_graphattn.hub.adapters.mistral import MistralAdapter
@@ -17,6 +23,7 @@ from keras_graphattn.hub.adapters.stock import StockAdapter
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
 from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
+from keras_graphattn.hub.logits import Logits
 
 ADAPTERS: list[AttentionAdapter] = [
     StockAdapter(),
@@ -27,6 +34,12 @@ ADAPTERS: list[AttentionAdapter] = [
     Qwen3Adapter(),
     Phi3Adapter(),
     SmolLM3Adapter(),
+    GemmaAdapter(),
+    Gemma3Adapter(),
+    GPTNeoXAdapter(),
+    GptOssAdapter(),
+    BloomAdapter(),
+    FalconAdapter(),
 ]
 
 
@@ -110,6 +123,7 @@ __all__ = [
     "ConvertedPLaplacian",
     "InPlaceAdapter",
     "LlamaAdapter",
+    "Logits",
     "MistralAdapter",
     "Phi3Adapter",
     "Qwen3Adapter",

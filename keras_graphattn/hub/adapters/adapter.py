@@ -21,6 +21,7 @@ class Sizes(NamedTuple):
     scale: float  # the factor of the scores Q K^T
     window: int | None = None  # |t - s| < window, where the layer itself applies it
     dropout: float = 0.0
+    beyond_softmax: tuple[str, ...] = ()  # what else makes A; only a path that forms A keeps it
 
     @property
     def groups(self) -> int:
@@ -51,7 +52,8 @@ class AttentionAdapter:
         backbones: Names in `keras_hub.models` of the backbones that hold such layers.
         layers: Names in `keras_hub.layers` of the layers that hold such layers.
         inner_layers: Names of layers inside of those backbones, which have no public names.
-        has_cache: Whether the layers take `cache` and return it as the last of their results.
+        has_cache: Whether the layers take `cache`, return it as the last of their results, and
+            have as many slots in it as the other layers, since the caches of all are stacked.
         holder_configs: For each holder whose own `get_config` fails, by the name of its class, the
             function that tells its configuration.
         cache_argument: The name of the argument of `call` that is the cache.

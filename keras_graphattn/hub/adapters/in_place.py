@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Shell
 from keras_graphattn.hub.converted import ConvertedAttention
+from keras_graphattn.hub.logits import Logits
 from keras_graphattn.keras_internals import change_class, growing, scope_of
 from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER, positive
 
@@ -23,7 +24,9 @@ class InPlaceAdapter(AttentionAdapter):
     """Base of adapters whose layers change their class.
 
     A subclass sets `classes`, the names of what holds the layers, and `hook`. It writes `sizes`,
-    `projections` and `is_causal`; and, for layers with a cache, `projected` and `output`.
+    `projections` and `is_causal`; and, for layers with a cache, `projected` and `output`. It
+    writes `logits`, `window`, `cached_keys` and `dropped` where the layer has such a thing: every
+    attention uses them, in the full pass and in decoding.
 
     Attributes:
         module: How the names of the modules of the classes start.
@@ -60,6 +63,30 @@ class InPlaceAdapter(AttentionAdapter):
     def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
         """The layer's result, (B, t, d), from the outputs of its heads, (B, t, N, H)."""
         raise NotImplementedError
+
+    def logits(self, layer: Any, length: Any, given: Any = None) -> Logits:
+        """What the layer does to its scaled scores: soft cap, bias, sink.
+
+        `sizes` names the same in `beyond_softmax`.
+
+        Args:
+            layer: The layer.
+            length: Number of keys.
+            given: What the hook hands on of the arguments of the call, if anything.
+        """
+        return Logits()
+
+    def window(self, layer: Any) -> tuple[int | None, int | None] | None:
+        """How many tokens before and after itself a token sees; `None` for no such limit."""
+        return None
+
+    def cached_keys(self, layer: Any, keys: Tensor) -> Tensor:
+        """Keys of the cache, (B, S, Nkv, H), as queries are multiplied by them."""
+        return keys
+
+    def dropped(self, layer: Any, matrix: Tensor, training: bool | None) -> Tensor:
+        """The attention matrix (B, N, T, S) after the layer's dropout of it."""
+        return matrix
 
     def is_ready(self, layer: Any) -> bool:
         return bool(layer.built)

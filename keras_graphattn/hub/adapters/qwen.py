@@ -4,61 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from keras import ops
-
-from keras_graphattn.hub.adapters.adapter import Sizes
-from keras_graphattn.hub.adapters.rotary import RotaryAdapter, RotaryHook, constructor_config
-from keras_graphattn.hub.cached import step_mask
-from keras_graphattn.ops.softmax.masks import all_of
-
-Tensor = Any
-
-
-def near(window: int | None, queries: Any, keys: Any, index: Any = 0) -> Tensor | None:
-    """Which pairs of positions (t, S) are less than a window apart; `None` without a window.
-
-    Args:
-        window: The window; position i sees position j if |i - j| < window.
-        queries: The number of queries.
-        keys: The number of keys.
-        index: The position of the first query.
-    """
-    if window is None:
-        return None
-    rows = index + ops.arange(queries)
-    return ops.abs(rows[:, None] - ops.arange(keys)[None]) < window
-
-
-class QwenHook(RotaryHook):
-    """The hook of layers that apply the window of their `Sizes` themselves."""
-
-    sizes: Any
-
-    def _compute_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        cache_update_index: Any = None,
-    ) -> Tensor:
-        window = near(self.sizes.window, ops.shape(query)[1], ops.shape(key)[1])  # (T, T)
-        return self.attend(query, key, value, all_of(attention_mask, window))
-
-    def call(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        cache: Tensor | None = None,
-        cache_update_index: Any = None,
-        training: bool | None = None,
-    ) -> Any:
-        if cache is not None and cache_update_index is not None:
-            length, index = ops.shape(hidden_states)[1], cache_update_index
-            window = near(self.sizes.window, length, ops.shape(cache)[2], index)  # (t, S)
-            mask = step_mask(attention_mask, hidden_states, cache, index)  # (B or 1, 1, t, S)
-            attention_mask = all_of(mask, window)
-        return super().call(hidden_states, attention_mask, cache, cache_update_index, training)
+from keras_graphattn.hub.adapters.rotary import RotaryAdapter, constructor_config
 
 
 class QwenAdapter(RotaryAdapter):
@@ -81,7 +27,6 @@ class QwenAdapter(RotaryAdapter):
         "QwenTransformerDecoder": constructor_config,
         "QwenMoeTransformerDecoder": constructor_config,
     }
-    hook = QwenHook
 
     def sliding_window(self, layer: Any) -> int | None:
         """The window that the layer was given, whether it applies it or not."""
@@ -94,6 +39,6 @@ class QwenAdapter(RotaryAdapter):
         utilities = sys.modules["keras_hub.src.utils.keras_utils"]
         return bool(utilities.fused_attention_op_available())
 
-    def sizes(self, layer: Any) -> Sizes:
-        window = None if self.calls_backend(layer) else self.sliding_window(layer)
-        return super().sizes(layer)._replace(window=window)
+    def window(self, layer: Any) -> tuple[int | None, int | None] | None:
+        size = None if self.calls_backend(layer) else self.sliding_window(layer)
+        return None if size is None else (size - 1, size - 1)

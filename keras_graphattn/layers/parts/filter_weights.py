@@ -10,14 +10,15 @@ from keras_graphattn.filters.filter import Operator
 Tensor = Any
 
 
-def add_coefficients(layer: Any, filter: Filter) -> None:
+def add_coefficients(layer: Any, filter: Filter, num_heads: int | None = None) -> None:
     """Makes the weights of a filter's coefficients. Each becomes an attribute of the layer.
 
     Args:
-        layer: A layer with `num_heads`.
+        layer: The layer.
         filter: The filter, which also gives the names of the weights.
+        num_heads: Number of heads; `layer.num_heads` by default.
     """
-    coefficients = filter.coefficients(layer.num_heads)
+    coefficients = filter.coefficients(layer.num_heads if num_heads is None else num_heads)
     layer._coefficient_names = tuple(coefficients)
     for name, coefficient in coefficients.items():
         start = coefficient.start  # (..., N)

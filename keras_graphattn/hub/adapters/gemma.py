@@ -1,0 +1,125 @@
+"""The adapter of the attention of Gemma and Gemma 2: soft cap, window, heads in groups.
+
+The hook is `_compute_attention(q, k, v, attention_mask, ...)`. Queries and keys are rotated there,
+in Gemma's own order of the features. Keys and values have their own number of heads. The layer
+caps its scores, s -> c tanh(s / c), and has a window of its own in every other layer of Gemma 2.
+The cache is [B, 2, S, Nkv, H] with rotated keys.
+
+On every backend, KerasHub applies soft cap and window in the full pass and in decoding, and puts
+zeros in rows that see nothing. So does a converted layer. Its dropout is that of A.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from keras_graphattn.hub.adapters.adapter import Sizes
+from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
+from keras_graphattn.hub.adapters.paged import NoPagedAttention
+from keras_graphattn.hub.converted import ConvertedAttention
+from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
+from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
+from keras_graphattn.hub.grouped_cache import in_all_heads
+from keras_graphattn.hub.logits import DROPOUT, SOFT_CAP, Logits
+
+Tensor = Any
+
+
+class GroupedHook(NoPagedAttention):
+    """The method that attends, of Gemma's attention and of Gemma 3's."""
+
+    attend: Any
+    attend_cached: Any
+    num_key_value_groups: int
+
+    def _compute_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attention_mask: Tensor | None,
+        training: bool | None = False,
+        cache_update_index: Any = 0,
+    ) -> Tensor:
+        groups = self.num_key_value_groups
+        k, v = in_all_heads(k, groups), in_all_heads(v, groups)  # (B, T, N, H)
+        return self.attend(q, k, v, attention_mask, training)
+
+
+class GemmaHook(GroupedHook):
+    """The methods of `CachedGemmaAttention` that a converted one overrides."""
+
+    def call(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        cache: Tensor | None = None,
+        cache_update_index: Any = 0,
+        training: bool | None = False,
+    ) -> Any:
+        if cache is None:
+            return super().call(  # type: ignore[misc]
+                x, attention_mask, None, cache_update_index, training
+            )
+        return self.attend_cached(x, attention_mask, cache, cache_update_index, training)
+
+
+class GemmaAdapter(InPlaceAdapter):
+    """For `CachedGemmaAttention`."""
+
+    classes: Sequence[str] = ("CachedGemmaAttention",)
+    backbones: Sequence[str] = ("GemmaBackbone",)
+    inner_layers: Sequence[str] = ("GemmaDecoderBlock",)
+    module = "keras_hub."
+    has_cache = True
+    hook: type = GemmaHook
+    replacements: ClassVar[Mapping[str, type[ConvertedAttention]]] = {
+        "graph_filter": ConvertedGraphFilter,
+        "p_laplacian": ConvertedPLaplacian,
+    }
+
+    def sizes(self, layer: Any) -> Sizes:
+        normal = layer.head_dim
+        if not layer.query_head_dim_normalize:
+            normal = layer.hidden_dim // layer.num_query_heads
+        has = {SOFT_CAP: layer.logit_soft_cap is not None, DROPOUT: layer.dropout > 0}
+        return Sizes(
+            num_heads=layer.num_query_heads,
+            num_key_value_heads=layer.num_key_value_heads,
+            key_dim=layer.head_dim,
+            value_dim=layer.head_dim,
+            scale=normal**-0.5,
+            dropout=layer.dropout,
+            beyond_softmax=tuple(name for name, there in has.items() if there),
+        )
+
+    def projections(self, layer: Any) -> dict[str, Any]:
+        return {
+            "query": layer.query_dense,
+            "key": layer.key_dense,
+            "value": layer.value_dense,
+            "attention_output": layer.output_dense,
+        }
+
+    def is_causal(self, parent: Any, layer: Any) -> bool:
+        return True
+
+    def logits(self, layer: Any, length: Any, given: Any = None) -> Logits:
+        return Logits(soft_cap=layer.logit_soft_cap)
+
+    def window(self, layer: Any) -> tuple[int | None, int | None] | None:
+        if not layer.use_sliding_window_attention:
+            return None
+        return layer.sliding_window_size - 1, layer.sliding_window_size - 1
+
+    def dropped(self, layer: Any, matrix: Tensor, training: bool | None) -> Tensor:
+        return layer.dropout_layer(matrix, training=training) if layer.dropout else matrix
+
+    def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return (
+            layer._apply_rope(layer.query_dense(inputs), index),
+            layer._apply_rope(layer.key_dense(inputs), index),
+            layer.value_dense(inputs),
+        )
+
+    def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
+        return layer.output_dense(outputs)

@@ -1,0 +1,172 @@
+"""Tiny decoders whose attention is more than a softmax of scaled scores, or has its own cache.
+
+They are not in `tests.hub.models`: the cross products of that dictionary stay as they are.
+"""
+
+import functools
+
+import keras
+import keras_hub
+import numpy as np
+from keras import ops
+
+import keras_graphattn
+from keras_graphattn.hub.sites import attention_sites
+from tests.hub.models import VOCABULARY, WIDTHS, outputs
+from tests.numerics import to_numpy
+
+models = keras_hub.models
+GROUPED = {"num_query_heads": 4, "num_key_value_heads": 2, "hidden_dim": 16, "head_dim": 4}
+DEPTH = {name: WIDTHS[name] for name in ("num_layers", "intermediate_dim")}
+WINDOW = 3
+
+
+def made(kind, *settings, **options):
+    merged = {"vocabulary_size": VOCABULARY, **DEPTH}
+    for each in (*settings, options):
+        merged |= each
+    return kind(**merged)
+
+
+WINDOWED = {"use_sliding_window_attention": True, "sliding_window_size": WINDOW}
+gemma = functools.partial(made, models.GemmaBackbone, GROUPED)
+gemma2 = functools.partial(
+    gemma,
+    WINDOWED,
+    attention_logit_soft_cap=2.0,
+    final_logit_soft_cap=5.0,
+    use_post_ffw_norm=True,
+    use_post_attention_norm=True,
+)
+gpt_neo_x = functools.partial(
+    made, models.GPTNeoXBackbone, num_heads=4, hidden_dim=16, rotary_percentage=0.5
+)
+bloom = functools.partial(made, models.BloomBackbone, num_heads=4, hidden_dim=16)
+falcon = functools.partial(made, models.FalconBackbone, num_attention_heads=4, hidden_dim=16)
+gemma3 = functools.partial(made, models.Gemma3Backbone, GROUPED, WINDOWED, image_size=16)
+embedding = functools.partial(gemma3, use_bidirectional_attention=True, sliding_window_size=4)
+gpt_oss = functools.partial(
+    made,
+    models.GptOssBackbone,
+    GROUPED,
+    num_experts=2,
+    top_k=2,
+    sliding_window=WINDOW,
+    rope_scaling_factor=4.0,
+)
+
+DECODERS = {
+    "gemma": gemma,
+    "gemma2": gemma2,
+    "gpt_neo_x": gpt_neo_x,
+    "bloom": bloom,
+    "falcon": falcon,
+    "gemma3": gemma3,
+    "gemma3_embedding": embedding,
+    "gpt_oss": gpt_oss,
+}
+TASKS = {
+    "gemma": models.GemmaCausalLM,
+    "gemma2": models.GemmaCausalLM,
+    "gpt_neo_x": models.GPTNeoXCausalLM,
+    "bloom": models.BloomCausalLM,
+    "falcon": models.FalconCausalLM,
+    "gemma3": models.Gemma3CausalLM,
+    "gpt_oss": models.GptOssCausalLM,
+}
+SEEDS = {"gemma": 1, "bloom": 2, "falcon": 1}  # with these, greedy tokens differ from each other
+PLAIN = ("gemma", "gpt_neo_x", "gemma3", "gemma3_embedding")  # A is a softmax of the scores
+
+
+def random_decoder(name, **options):
+    """A tiny backbone whose weights are large enough that attention is not uniform.
+
+    They are the same on all backends: matrices are random, norms and biases near their start.
+    """
+    backbone = DECODERS[name](**options)
+    generator = np.random.default_rng(SEEDS.get(name, 0))
+    for variable in backbone.weights:
+        shape = tuple(variable.shape)
+        start = 0.0 if len(shape) > 1 or "sinks" in variable.path else to_numpy(variable)
+        variable.assign(start + 0.4 * generator.standard_normal(shape).astype("float32"))
+    return backbone
+
+
+def task_of(name, backbone):
+    if name == "gemma3":
+        return TASKS[name](preprocessor=None, backbone=backbone)
+    return TASKS[name](backbone)
+
+
+def converted(name, attention="graph_filter", where="all", **options):
+    """A converted backbone; the coefficients of its filter are away from their start."""
+    if attention == "graph_filter":
+        options = {"order": 4, **options}
+    return moved(keras_graphattn.convert(random_decoder(name), attention, where, **options))
+
+
+def moved(model):
+    generator = np.random.default_rng(3)
+    for variable in model.weights:
+        if "coefficient" in variable.path:
+            noise = 0.5 * generator.standard_normal(tuple(variable.shape))
+            variable.assign(variable + noise.astype("float32"))
+    return model
+
+
+def attentions_of(model):
+    return [site.layer for site in attention_sites(model)]
+
+
+def variables(model):
+    return {v.path: v for v in model.weights}
+
+
+def prompts(length=12, given=(3, 5), seed=0):
+    """Tokens on the left, as many as `given`; the rest is to be generated."""
+    generator = np.random.default_rng(seed)
+    mask = np.arange(length)[None] < np.array(given)[:, None]
+    ids = np.where(mask, generator.integers(2, VOCABULARY, mask.shape), 0)
+    return {"token_ids": ids.astype("int32"), "padding_mask": mask}
+
+
+def greedy(model, inputs):
+    """The tokens of `generate`, which decodes with a cache."""
+    given = {name: value.copy() for name, value in inputs.items()}
+    if isinstance(model, models.Gemma3CausalLM):  # it returns them, and cannot return `None`
+        given["images"] = np.zeros((len(inputs["token_ids"]), 0, 16, 16, 3), "float32")
+    model.compile(sampler="greedy", run_eagerly=keras.backend.backend() == "tensorflow")
+    found = model.generate(given, stop_token_ids=None)
+    return np.asarray(ops.convert_to_numpy(found["token_ids"]))
+
+
+def logits(model, ids):
+    """Of a full pass over tokens without padding."""
+    (found,) = outputs(model, {"token_ids": ids, "padding_mask": np.ones(ids.shape, "int32")})
+    return found
+
+
+def greedy_without_cache(model, inputs):
+    """The next token is the argmax of the logits of a full pass, token by token."""
+    ids, mask = inputs["token_ids"].copy(), inputs["padding_mask"]
+    for index in range(int(mask.sum(axis=1).min()), ids.shape[1]):
+        chosen = np.argmax(logits(model, ids)[:, index - 1], axis=-1)
+        ids[:, index] = np.where(mask[:, index], ids[:, index], chosen)
+    return ids
+
+
+def seeded_cache(model, ids):
+    """The cache after a first pass over `ids`."""
+    rest = (None,) * 4 if isinstance(model, models.Gemma3CausalLM) else ()
+    return model._build_cache(ids, *rest)[1]
+
+
+def decoded(model, ids):
+    """Logits of every position, from a cache that is filled one token at a time."""
+    ids = ops.convert_to_tensor(ids)
+    cache = seeded_cache(model, ops.zeros_like(ids))
+    found = []
+    for index in range(ids.shape[1]):
+        step, _, cache = model.call_with_cache(ids[:, index : index + 1], cache, index)
+        found.append(np.asarray(ops.convert_to_numpy(step), "float64"))
+    return np.concatenate(found, axis=1)

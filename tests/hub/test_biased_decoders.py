@@ -1,0 +1,266 @@
+"""Gemma, Gemma 2 and 3, GPT-NeoX, Bloom, Falcon, GPT-OSS: what a converted layer keeps."""
+
+import keras
+import numpy as np
+import pytest
+import torch
+from keras import ops
+
+import keras_graphattn
+from keras_graphattn.hub.adapters import Logits, adapter_of, holder_config
+from keras_graphattn.hub.sites import attention_sites
+from tests.hub.biased_decoders import (
+    DECODERS,
+    PLAIN,
+    attentions_of,
+    converted,
+    random_decoder,
+    variables,
+)
+from tests.hub.decoder_twins import TWINS, twin_attention, visible
+from tests.hub.models import assert_equal_outputs, fit_one_step, outputs, random_inputs
+from tests.numerics import (
+    assert_all_close,
+    assert_close,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+
+EXPONENTS = [1.5, 2.0, 2.5, 3.0]
+WINDOWED = {"gpt_oss": 1}  # which layer has a window: the first, but for GPT-OSS
+OPTIONS = {
+    "graph_filter": {"order": 4},
+    "p_laplacian": {"p": EXPONENTS},
+    "p_laplacian in blocks": {"p": EXPONENTS, "block_size": 3},
+}
+
+
+@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_starts_with_the_outputs_of_the_original(name, attention):
+    options = {"p": 2} if attention == "p_laplacian" else {"order": 4}
+    backbone = random_decoder(name)
+    inputs = random_inputs(backbone)
+    before = outputs(backbone, inputs)
+    keras_graphattn.convert(backbone, attention, **options)
+    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-5)
+    keras_graphattn.revert(backbone)
+    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=0)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_only_coefficients_are_added_and_taken_away(name):
+    backbone = DECODERS[name]()
+    layers = attentions_of(backbone)
+    plain, before = type(layers[0]), variables(backbone)
+    held = [set(vars(layer)) for layer in layers]
+    keras_graphattn.convert(backbone)
+    after = variables(backbone)
+    assert attentions_of(backbone) == layers
+    assert all(isinstance(layer, plain) for layer in layers)
+    assert all(after[path] is variable for path, variable in before.items())
+    added = after.keys() - before.keys()
+    assert len(added) == 6
+    assert all(path.endswith("_coefficient") for path in added)
+    assert [row.parameters_added for row in keras_graphattn.inspect(backbone)] == [12, 12]
+    keras_graphattn.revert(backbone)
+    assert {type(layer) for layer in layers} == {plain}
+    assert variables(backbone) == before
+    assert [set(vars(layer)) for layer in layers] == held
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_training_step_moves_every_coefficient(name):
+    backbone = keras_graphattn.convert(random_decoder(name), order=4)
+    before = {path: to_numpy(v) for path, v in variables(backbone).items() if "coeff" in path}
+    fit_one_step(backbone, random_inputs(backbone))
+    for path, old in before.items():
+        assert (np.abs(to_numpy(variables(backbone)[path]) - old) > 1e-6).all(), path
+
+
+def call_of(layer, name, x, mask):
+    """The output of an attention layer for tokens (B, T, d) and a mask (B, T, T)."""
+    arguments = {"attention_mask": mask}
+    if name == "falcon":
+        slopes = 0.25 ** np.arange(1, 5, dtype="float32")[None, :, None, None]
+        arguments["alibi"] = slopes * np.arange(x.shape[1], dtype="float32")  # (1, N, 1, T)
+    found = layer(x, **arguments)
+    return found[0] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize("attention", OPTIONS)
+@pytest.mark.parametrize("name", DECODERS)
+def test_values_and_gradients_are_those_of_the_formulas(name, attention):
+    backbone = converted(name, attention.partition(" ")[0], **OPTIONS[attention])
+    layer = attentions_of(backbone)[WINDOWED.get(name, 0)]
+    x = np.random.default_rng(5).standard_normal((3, 7, 16)).astype("float32")
+    real = np.arange(7)[None] < np.array([7, 5, 7])[:, None]
+    real[2, :2] = False  # padding on the left: rows that see nothing
+    mask = visible(TWINS[name], torch.tensor(real)).numpy()
+    paths = [v.path.removeprefix(f"{layer.path}/") for v in layer.trainable_variables]
+    values = [to_numpy(v) for v in layer.trainable_variables]
+    frozen = [(v, v.value) for v in layer.non_trainable_variables]
+
+    def ours(x, *values):
+        pairs = list(zip(layer.trainable_variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=pairs + frozen):
+            return call_of(layer, name, x, mask)
+
+    def theirs(x, *values):
+        weights = dict(zip(paths, values, strict=True))
+        exponents = None if attention == "graph_filter" else EXPONENTS
+        return twin_attention(TWINS[name], x, weights, torch.tensor(real), exponents)
+
+    value, gradients = value_and_gradients(ours, x, *values)
+    expected, right = reference_value_and_gradients(theirs, x, *values)
+    assert_close(value, expected, 1e-5)
+    names = dict(enumerate(["input", *paths]))
+    assert_all_close(
+        {names[i]: g for i, g in gradients.items()}, {names[i]: g for i, g in right.items()}, 1e-5
+    )
+
+
+BEYOND = {
+    "gemma2": "soft cap of the scores",
+    "bloom": "bias of the scores",
+    "falcon": "bias of the scores",
+    "gpt_oss": "sink",
+}
+
+
+@pytest.mark.parametrize("path", ["blockwise", "fused"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
+    if name in PLAIN:
+        inputs = random_inputs(DECODERS[name]())
+        expected = outputs(converted(name), inputs)
+        other = converted(name, attention_path=path, block_size=3)
+        assert_equal_outputs(outputs(other, inputs), expected, tolerance=1e-5)
+        return
+    backbone = DECODERS[name]()
+    before = variables(backbone)
+    with pytest.raises(ValueError, match=f"have a {BEYOND[name]}, which only the dense path keeps"):
+        keras_graphattn.convert(backbone, attention_path=path)
+    assert variables(backbone) == before
+    assert "GraphAttention" not in type(backbone).__name__
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_refuses_attention_of_another_kind(name):
+    backbone = DECODERS[name]()
+    before, plain = variables(backbone), type(attentions_of(backbone)[0])
+    for attention in ("masked_kernel", "attentive_graph_filter"):
+        message = f"'{attention}' cannot take the place of {plain.__name__}.*graph_filter"
+        with pytest.raises(ValueError, match=message):
+            keras_graphattn.convert(backbone, attention)
+    with pytest.raises(ValueError, match=f"{plain.__name__} keeps its own settings.*dropout=0.1"):
+        keras_graphattn.convert(backbone, dropout=0.1)
+    assert variables(backbone) == before
+    assert {type(layer) for layer in attentions_of(backbone)} == {plain}
+
+
+def test_sizes():
+    for name in DECODERS:
+        backbone = DECODERS[name]()
+        for site in attention_sites(backbone):
+            adapter = adapter_of(site.layer)
+            sizes = adapter.sizes(site.layer)
+            assert (sizes.num_heads, sizes.key_dim, sizes.value_dim) == (4, 4, 4)
+            assert sizes.groups == 4 // TWINS[name].key_value_heads
+            assert sizes.scale == pytest.approx(0.5)
+            assert sizes.beyond_softmax == ((BEYOND[name],) if name in BEYOND else ())
+            assert {"query", "attention_output"} <= set(adapter.projections(site.layer))
+            assert adapter.is_causal(site.parent, site.layer) is (name != "gemma3_embedding")
+    layer = attentions_of(DECODERS["gemma"]())[0]
+    layer.query_head_dim_normalize = False
+    layer.hidden_dim = 64
+    assert adapter_of(layer).sizes(layer).scale == pytest.approx(0.25)
+
+
+DROPOUTS = {
+    "gemma": ({"dropout": 0.5}, "dropout_layer"),
+    "gpt_neo_x": ({"dropout": 0.5}, "_attn_dropout_layer"),
+    "bloom": ({"dropout": 0.5}, "_dropout_layer"),
+    "falcon": ({"attention_dropout_rate": 0.5}, "attention_dropout"),
+    "gemma3": ({"dropout": 0.5}, "dropout_layer"),
+}
+
+
+class InTraining(keras.layers.Layer):
+    """Passes `training` on to a layer whose `call` may not take it."""
+
+    def __init__(self, layer, family):
+        super().__init__()
+        self.layer, self.family = layer, family
+
+    def call(self, x, mask, training=None):
+        return call_of(self.layer, self.family, x, mask)
+
+
+@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_keeps_the_dropout_of_the_attention_matrix(name, attention):
+    """With the same random numbers, the same entries of A are dropped as in the original."""
+    options, attribute = DROPOUTS[name]
+    backbone = random_decoder(name, **options)
+    layer = attentions_of(backbone)[0]
+    x = np.random.default_rng(5).standard_normal((2, 7, 16)).astype("float32")
+    mask = np.tril(np.ones((2, 7, 7), bool))
+    state = getattr(layer, attribute).seed_generator.state
+    start = ops.convert_to_numpy(state).copy()
+
+    found = []
+    for step in ("plain", "converted"):
+        if step == "converted":
+            keras_graphattn.convert(backbone, attention, **({"p": 2} if "p_" in attention else {}))
+        state.assign(start)
+        keras.utils.set_random_seed(0)  # torch may draw from its global generator
+        found.append(to_numpy(InTraining(layer, name)(x, mask, training=True)))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5 * np.abs(found[0]).max())
+    assert np.abs(found[1] - to_numpy(call_of(layer, name, x, mask))).max() > 1e-3
+    with pytest.raises(ValueError, match="dropout of the attention matrix, which only the dense"):
+        keras_graphattn.convert(random_decoder(name, **options), attention_path="fused")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_block_is_made_again_from_its_configuration(name):
+    block = attention_sites(DECODERS[name]())[0].parent
+    config = holder_config(type(block), block)
+    again = type(block).from_config(config)
+    again.build((None, None, 16))
+    assert holder_config(type(again), again) == config
+    shapes = [tuple(v.shape) for v in again.weights]
+    assert shapes == [tuple(v.shape) for v in block.weights]
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_refuses_the_paged_attention_of_vllm(name):
+    from keras_hub.src.vllm.context import vllm_context_scope
+
+    layer = attentions_of(converted(name))[0]
+    x, mask = ops.ones((1, 1, 16)), ops.ones((1, 1, 1), "bool")
+    with (
+        vllm_context_scope(paged_attention_func=lambda *_: None, positions=ops.zeros((1,))),
+        pytest.raises(ValueError, match=r"vLLM.*keras_graphattn.revert"),
+    ):
+        layer(x, attention_mask=mask)
+
+
+def test_rows_of_gpt_oss_sum_to_less_than_one():
+    """The larger graph, with the sink as a token of value 0, has the same filter."""
+    generator = np.random.default_rng(0)
+    arrays = (generator.standard_normal((1, 5, 2, 4)).astype("float32") for _ in range(3))
+    query, key, value = arrays
+    sink = generator.standard_normal(2).astype("float32")
+    mask = np.tril(np.ones((5, 5), bool))[None, None]
+    query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
+    matrix = to_numpy(Logits(sink=ops.convert_to_tensor(sink)).matrix(query, key, mask, 0.5))
+    assert (matrix.sum(-1) < 1).all()
+    larger = np.zeros((2, 6, 6))
+    larger[:, :5, :5], larger[:, 5, 5] = matrix[0], 1.0
+    larger[:, :5, 5] = 1 - matrix[0].sum(-1)
+    extended = np.concatenate([value[0].transpose(1, 0, 2), np.zeros((2, 1, 4))], axis=1)
+    cubed = np.linalg.matrix_power(matrix[0], 3) @ extended[:, :5]
+    found = np.linalg.matrix_power(larger, 3) @ extended
+    np.testing.assert_allclose(found[:, :5], cubed, atol=1e-6)
