@@ -70,6 +70,7 @@ def test_only_coefficients_are_added_and_taken_away(name):
     assert [set(vars(layer)) for layer in layers] == held
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_training_step_moves_every_coefficient(name):
     backbone = keras_graphattn.convert(random_decoder(name), order=4)
@@ -198,6 +199,7 @@ class InTraining(keras.layers.Layer):
         return call_of(self.layer, self.family, x, mask)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
 @pytest.mark.parametrize("name", DROPOUTS)
 def test_keeps_the_dropout_of_the_attention_matrix(name, attention):

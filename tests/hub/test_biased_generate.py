@@ -64,6 +64,7 @@ def test_64_greedy_tokens_with_and_without_cache(name):
     np.testing.assert_array_equal(greedy(model, inputs), greedy_without_cache(model, inputs))
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
 @pytest.mark.parametrize("name", TASKS)
 def test_a_new_conversion_generates_as_the_original(name, attention):
@@ -76,6 +77,7 @@ def test_a_new_conversion_generates_as_the_original(name, attention):
     np.testing.assert_array_equal(greedy(model, inputs), expected)
 
 
+@pytest.mark.slow_on("jax")
 def test_the_original_gpt_neo_x_decodes_differently_from_its_full_pass():
     """Once this fails, keras-hub#2870 is fixed: then the adapter's docstring can say so."""
     model, ids = task_of("gpt_neo_x", random_decoder("gpt_neo_x")), prompts(7, (7, 7))["token_ids"]
@@ -85,6 +87,7 @@ def test_the_original_gpt_neo_x_decodes_differently_from_its_full_pass():
     np.testing.assert_allclose(decoded(model, ids), full, atol=1e-5 * np.abs(full).max())
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
 def test_score(name):
     model, inputs = causal_lm(name), prompts(7, (5, 7))
@@ -94,6 +97,7 @@ def test_score(name):
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow_on("jax")
 def test_gemma_3_gives_further_slots_to_converted_layers_only():
     model, ids = causal_lm("gemma3", "even"), ops.ones((2, 5), "int32")
     cache = seeded_cache(model, ids)
@@ -103,6 +107,7 @@ def test_gemma_3_gives_further_slots_to_converted_layers_only():
     assert [len(each) for each in seeded_cache(model, ids)] == [2, 2]
 
 
+@pytest.mark.slow_on("jax")
 def test_gemma_3_keeps_what_the_first_pass_saw():
     """Image tokens see each other in both directions; a later step must not write over that."""
     layer = attentions_of(causal_lm("gemma3", "chebyshev"))[0]

@@ -27,6 +27,7 @@ NAMES = [
 LORA = {"gpt_neo_x": ["query_key_value"]}
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
 @pytest.mark.parametrize("name", NAMES)
 def test_files_and_presets(name, attention, tmp_path):
@@ -45,6 +46,7 @@ def test_files_and_presets(name, attention, tmp_path):
         DECODERS[name]().load_weights(tmp_path / "model.weights.h5")
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "gemma3_embedding"])
 def test_a_model_of_its_layers(name, tmp_path):
     """The layers that hold the attention tell their own configuration."""
@@ -58,6 +60,7 @@ def test_a_model_of_its_layers(name, tmp_path):
     )
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", [n for n in NAMES if n == "gemma2" or n.values[0] in TASKS])
 def test_a_preset_of_a_task(name, tmp_path):
     task = task_of(name, converted(name))
@@ -67,6 +70,7 @@ def test_a_preset_of_a_task(name, tmp_path):
     np.testing.assert_array_equal(greedy(loaded, prompts(8)), greedy(task, prompts(8)))
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("converted_first", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_lora(name, converted_first):

@@ -100,6 +100,7 @@ def test_layers_left_as_they_were_pass_on_the_further_slots(name, slots):
     assert now == plain
 
 
+@pytest.mark.slow_on("jax")
 def test_p_laplacian_attention_leaves_the_cache_of_llama_as_it_is():
     model, ids = causal_lm("llama", "p_laplacian"), ops.convert_to_tensor(prompt()["token_ids"])
     _, cache = model._build_cache(ids)
@@ -156,6 +157,7 @@ SAMPLERS = {
 @pytest.mark.parametrize(
     ("name", "sampler"), [*(("gpt2", sampler) for sampler in SAMPLERS), ("llama", "beam")]
 )
+@pytest.mark.slow_on("jax")
 def test_samplers_that_leave_no_choice_are_greedy(name, sampler):
     """Each sampler runs on further slots; with a single candidate it finds the greedy tokens."""
     model, inputs = causal_lm(name, "graph_filter"), prompt(8, (3, 3))
@@ -164,6 +166,7 @@ def test_samplers_that_leave_no_choice_are_greedy(name, sampler):
     np.testing.assert_array_equal(found["token_ids"], greedy_without_cache(model, inputs))
 
 
+@pytest.mark.slow_on("jax")
 def test_beams_of_several_run():
     model, inputs = causal_lm("gpt2", "graph_filter"), prompt(8, (3, 3))
     model.compile(

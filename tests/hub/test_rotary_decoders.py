@@ -80,6 +80,7 @@ def test_starts_as_the_original_and_goes_back_to_it(name, attention):
     assert_equal_outputs(outputs(backbone, inputs), expected, tolerance=1e-7)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", BACKBONES)
 def test_one_step_of_fit_moves_each_coefficient(name):
     backbone = keras_graphattn.convert(tiny(name), order=4)
