@@ -11,7 +11,6 @@ starts with the same outputs. Mistral, Qwen, Gemma, Phi-3, GPT-NeoX, Bloom, Falc
 in the same way.
 """
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 
 import keras_graphattn
 
-PRESET = sys.argv[1] if __name__ == "__main__" and len(sys.argv) > 1 else None
+PRESET = sys.argv[1] if len(sys.argv) > 1 else None
 keras.utils.set_random_seed(0)
 
 """
@@ -131,11 +130,11 @@ A preset holds the plain configuration, the conversion and all weights. Another 
 as they are now.
 """
 
-folder = os.environ.get("GUIDE_PRESET") or tempfile.mkdtemp()
-model.save_to_preset(folder)
-print("the preset has", ", ".join(sorted(path.name for path in Path(folder).iterdir())))
-options = {} if PRESET else {"preprocessor": None}
-again = keras_hub.models.CausalLM.from_preset(folder, **options)
+with tempfile.TemporaryDirectory() as folder:
+    model.save_to_preset(folder)
+    print("the preset has", ", ".join(sorted(path.name for path in Path(folder).iterdir())))
+    options = {} if PRESET else {"preprocessor": None}
+    again = keras_hub.models.CausalLM.from_preset(folder, **options)
 again.compile(sampler="greedy")
 assert continued(again) == continued(model)
 print("the loaded model writes:", continued(again))

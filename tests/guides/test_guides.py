@@ -35,6 +35,7 @@ def test_there_are_guides():
 )
 def test_guide_runs_and_its_models_learn(path, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("GUIDE_OUTPUT", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [str(path)])
     runpy.run_path(str(path), run_name="__main__")
     printed = capsys.readouterr().out
     accuracies = [float(a) for a in re.findall(r"test accuracy (\d\.\d+)", printed)]
