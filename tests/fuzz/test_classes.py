@@ -80,6 +80,7 @@ def attack_call(name, data):
 
 
 @cheap
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(("room", "name"), CLASSES)
 @given(data=st.data())
 def test_one_wrong_option(room, name, data):
@@ -88,6 +89,7 @@ def test_one_wrong_option(room, name, data):
 
 
 @cheap
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", sorted(LAYERS))
 @given(data=st.data())
 def test_one_wrong_argument_of_the_call(name, data):

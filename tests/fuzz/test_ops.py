@@ -52,6 +52,7 @@ def attack(name, data):
 
 
 @cheap
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", sorted(CASES))
 @given(data=st.data())
 def test_one_wrong_argument(name, data):

@@ -51,6 +51,7 @@ def check_graph(count, degree, seed, data):
     check(mask, {}, matrix, count, path, seed, way, floor=0.2)
 
 
+@pytest.mark.slow_on("jax")
 @settings(max_examples=8)
 @given(count=st.integers(1, 40), kind=KINDS, seed=SEEDS, data=st.data())
 def test_small_forests(count, kind, seed, data):
@@ -89,6 +90,7 @@ def test_many_graphs(count, degree, seed, data):
     check_graph(count, degree, seed, data)
 
 
+@pytest.mark.slow_on("jax")
 @settings(max_examples=5)
 @given(
     shape=st.tuples(st.integers(1, 30), st.integers(1, 4), st.integers(1, 4)),
@@ -107,6 +109,7 @@ def test_given_walks_are_counted(shape, normalization, seed):
     assert_close(to_numpy(mask.apply(x, "features")), expected, 1e-6)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(
     ("function", "path"),
     [

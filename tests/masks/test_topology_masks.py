@@ -101,6 +101,7 @@ def test_a_thousand_nodes(kind, function, path):
     check(mask, inputs, matrix, 1000, path)
 
 
+@pytest.mark.slow_on("jax")
 def test_rows_without_the_matrix(monkeypatch):
     monkeypatch.setattr("keras_graphattn.masks.topology.ROWS_FROM_MATRIX", 3)
     for make in (tree, trees_of_batch, diffusion, walks_of):

@@ -48,6 +48,7 @@ def decay(decays, rates=RATES, weights=WEIGHTS):
     return Decay(rates[:, :decays], weights[:, :decays])
 
 
+@pytest.mark.slow_on("jax")
 @given(
     length=st.sampled_from([1, 2, 33, 50]),
     chunk=st.sampled_from([1, 2, 8]),
@@ -104,6 +105,7 @@ def test_gradients_through_groups(causal):
     assert_all_close(gradients, expected_gradients, 2e-5)
 
 
+@pytest.mark.slow_on("jax")
 @given(sizes=st.sampled_from([(7,), (1, 5, 1), (3, 4)]), seed=st.integers(0, 9))
 def test_pieces_with_a_state_equal_the_whole(sizes, seed):
     query, key, x = (ops.convert_to_tensor(t) for t in signals(7, seed=seed))
