@@ -1,6 +1,6 @@
 """Runs KerasHub's own tests of models on converted models.
 
-    KERAS_BACKEND=torch python benchmarks/keras_hub_tests.py path/to/keras-hub --models llama gpt2
+    KERAS_BACKEND=torch python tests/hub/keras_hub_tests.py path/to/keras-hub --models llama gpt2
 
 The tests come from a checkout of keras-hub, the code from the installed package: use a checkout of
 the installed version. KerasHub's tests need the packages grain and portpicker. Each test file runs
@@ -19,6 +19,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 ATTENTION = "KERAS_GRAPHATTN_CONVERT_TO"  # what the tests' process converts to
 FROM_THE_NETWORK = "not large and not extra_large and not kaggle_key_required"
 
@@ -62,13 +63,11 @@ def outcomes(folder, models, attention, extra):
     environment = {
         **os.environ,
         ATTENTION: attention or "",
-        "PYTHONPATH": os.pathsep.join(
-            [str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path]
-        ),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
     }
     options = [
         "-p",
-        "keras_hub_tests",
+        "tests.hub.keras_hub_tests",
         "-q",
         "-x" if False else "--tb=short",
         f"--junitxml={report}",
