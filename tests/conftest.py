@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # Of a test with more than MANY_CASES cases, a backend's fast suite runs one in SHARES[...][0].
-MANY_CASES = 5
+MANY_CASES = 3
 SHARES = {"torch": (2, 0), "jax": (4, 1), "tensorflow": (4, 3)}
 
 
