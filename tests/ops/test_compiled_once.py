@@ -11,7 +11,7 @@ from tests.ops.test_second_derivatives import CASES, normal
 pytestmark = pytest.mark.skipif(BACKEND != "jax", reason="the others compile nothing eagerly")
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-FAST = ("once", "trees of a batch, depths", "sparse", "p-Laplacian, blockwise")
+FAST = ("once", "sparse", "p-Laplacian, blockwise")
 counted = []
 
 
