@@ -58,9 +58,9 @@ def replace_sublayer(parent: Any, attribute: str, new: Any) -> None:
         )
 
 
-def scale_and_window(attention: Any) -> tuple[float, int | None]:
-    """The factor of the scores, and the sliding window, of Keras' multi-head attention."""
-    return float(attention._inverse_sqrt_key_dim), attention._sliding_window
+def scale_of(attention: Any) -> float:
+    """The factor of the scores of Keras' multi-head attention."""
+    return float(attention._inverse_sqrt_key_dim)
 
 
 def scope_of(layer: Any) -> AbstractContextManager[Any]:

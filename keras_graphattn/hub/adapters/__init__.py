@@ -6,6 +6,8 @@ from typing import Any
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Sizes
 from keras_graphattn.hub.adapters.bloom import BloomAdapter
 from keras_graphattn.hub.adapters.cached import CachedAdapter
+from keras_graphattn.hub.adapters.decoder import DecoderAdapter
+from keras_graphattn.hub.adapters.encoder import EncoderAdapter
 from keras_graphattn.hub.adapters.falcon import FalconAdapter
 from keras_graphattn.hub.adapters.gemma import GemmaAdapter
 from keras_graphattn.hub.adapters.gemma3 import Gemma3Adapter
@@ -57,14 +59,13 @@ def register_adapter(adapter: AttentionAdapter) -> None:
 
     Example: a layer class `TinyAttention` that attends in its method `mix(query, key, value)`.
 
-    >>> from keras_graphattn.hub.adapters import ConvertedGraphFilter, InPlaceAdapter
+    >>> from keras_graphattn.hub.adapters import InPlaceAdapter
     >>> class TinyHook:
     ...     def mix(self, query, key, value):
     ...         return self.attend(query, key, value)
     >>> class TinyAdapter(InPlaceAdapter):
     ...     classes = ("TinyAttention",)
     ...     hook = TinyHook
-    ...     replacements = {"graph_filter": ConvertedGraphFilter}
     ...     def sizes(self, layer):
     ...         return Sizes(layer.heads, layer.heads, layer.size, layer.size, layer.scale)
     ...     def projections(self, layer):
@@ -121,6 +122,8 @@ __all__ = [
     "ConvertedAttention",
     "ConvertedGraphFilter",
     "ConvertedPLaplacian",
+    "DecoderAdapter",
+    "EncoderAdapter",
     "InPlaceAdapter",
     "LlamaAdapter",
     "Logits",

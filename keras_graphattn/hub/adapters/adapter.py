@@ -19,7 +19,6 @@ class Sizes(NamedTuple):
     key_dim: int
     value_dim: int
     scale: float  # the factor of the scores Q K^T
-    window: int | None = None  # |t - s| < window, where the layer itself applies it
     dropout: float = 0.0
     beyond_softmax: tuple[str, ...] = ()  # what else makes A; only a path that forms A keeps it
 

@@ -6,16 +6,13 @@ times the position of the key, is added to the scaled scores. The slopes come fr
 The cache is [B, 2, S, N, H]. The layer drops entries of A, and then of its output.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from keras import ops
 
 from keras_graphattn.hub.adapters.adapter import Sizes
-from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
-from keras_graphattn.hub.converted import ConvertedAttention
-from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
-from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
+from keras_graphattn.hub.adapters.decoder import DecoderAdapter, joined_heads
 from keras_graphattn.hub.logits import BIAS, DROPOUT, Logits
 
 Tensor = Any
@@ -39,19 +36,13 @@ class BloomHook:
         return self.attend_cached(hidden_states, attention_mask, cache, cache_update_index, None)
 
 
-class BloomAdapter(InPlaceAdapter):
+class BloomAdapter(DecoderAdapter):
     """For `BloomAttention`."""
 
     classes: Sequence[str] = ("BloomAttention",)
     backbones: Sequence[str] = ("BloomBackbone",)
     inner_layers: Sequence[str] = ("BloomDecoder",)
-    module = "keras_hub."
-    has_cache = True
     hook = BloomHook
-    replacements: ClassVar[Mapping[str, type[ConvertedAttention]]] = {
-        "graph_filter": ConvertedGraphFilter,
-        "p_laplacian": ConvertedPLaplacian,
-    }
 
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
@@ -64,17 +55,6 @@ class BloomAdapter(InPlaceAdapter):
             beyond_softmax=(BIAS, DROPOUT) if layer.dropout else (BIAS,),
         )
 
-    def projections(self, layer: Any) -> dict[str, Any]:
-        return {
-            "query": layer._query_dense,
-            "key": layer._key_dense,
-            "value": layer._value_dense,
-            "attention_output": layer._output_dense,
-        }
-
-    def is_causal(self, parent: Any, layer: Any) -> bool:
-        return True
-
     def logits(self, layer: Any, length: Any, given: Any = None) -> Logits:
         nothing = ops.zeros((1, layer.num_heads, 1, length), layer.compute_dtype)
         return Logits(bias=layer._alibi_layer(nothing))  # (1, N, 1, S)
@@ -82,14 +62,5 @@ class BloomAdapter(InPlaceAdapter):
     def dropped(self, layer: Any, matrix: Tensor, training: bool | None) -> Tensor:
         return layer._dropout_layer(matrix)  # Keras knows `training`, which `call` does not take
 
-    def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return (
-            layer._query_dense(inputs),
-            layer._key_dense(inputs),
-            layer._value_dense(inputs),
-        )
-
     def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
-        shape = (*ops.shape(outputs)[:2], layer.num_heads * layer.head_dim)
-        outputs = layer._output_dense(ops.reshape(outputs, shape))
-        return layer._dropout_layer(outputs)
+        return layer._dropout_layer(layer._output_dense(joined_heads(outputs)))

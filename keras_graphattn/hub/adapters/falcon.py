@@ -8,16 +8,11 @@ The decoder counts positions by the padding mask in the full pass, and by the ca
 Both agree for padding on the right, which is what `generate` makes.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
-
-from keras import ops
+from collections.abc import Sequence
+from typing import Any
 
 from keras_graphattn.hub.adapters.adapter import Sizes
-from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
-from keras_graphattn.hub.converted import ConvertedAttention
-from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
-from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
+from keras_graphattn.hub.adapters.decoder import DecoderAdapter, joined_heads
 from keras_graphattn.hub.logits import BIAS, DROPOUT, Logits
 
 Tensor = Any
@@ -44,19 +39,13 @@ class FalconHook:
         )
 
 
-class FalconAdapter(InPlaceAdapter):
+class FalconAdapter(DecoderAdapter):
     """For `FalconAttention`."""
 
     classes: Sequence[str] = ("FalconAttention",)
     backbones: Sequence[str] = ("FalconBackbone",)
     inner_layers: Sequence[str] = ("FalconTransformerDecoder",)
-    module = "keras_hub."
-    has_cache = True
     hook = FalconHook
-    replacements: ClassVar[Mapping[str, type[ConvertedAttention]]] = {
-        "graph_filter": ConvertedGraphFilter,
-        "p_laplacian": ConvertedPLaplacian,
-    }
 
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
@@ -69,26 +58,11 @@ class FalconAdapter(InPlaceAdapter):
             beyond_softmax=(BIAS, DROPOUT) if layer.attention_dropout_rate else (BIAS,),
         )
 
-    def projections(self, layer: Any) -> dict[str, Any]:
-        return {
-            "query": layer.query_dense,
-            "key": layer.key_dense,
-            "value": layer.value_dense,
-            "attention_output": layer.output_dense,
-        }
-
-    def is_causal(self, parent: Any, layer: Any) -> bool:
-        return True
-
     def logits(self, layer: Any, length: Any, given: Any = None) -> Logits:
         return Logits(bias=given * layer.inv_norm_factor)  # (B, N, 1, S)
 
     def dropped(self, layer: Any, matrix: Tensor, training: bool | None) -> Tensor:
         return layer.attention_dropout(matrix)  # Keras knows `training`, which `call` does not take
 
-    def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return layer.query_dense(inputs), layer.key_dense(inputs), layer.value_dense(inputs)
-
     def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
-        shape = (*ops.shape(outputs)[:2], layer.num_heads * layer.head_dim)
-        return layer.output_dense(ops.reshape(outputs, shape))
+        return layer.output_dense(joined_heads(outputs))

@@ -9,15 +9,12 @@ On every backend, KerasHub applies soft cap and window in the full pass and in d
 zeros in rows that see nothing. So does a converted layer. Its dropout is that of A.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from keras_graphattn.hub.adapters.adapter import Sizes
-from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
+from keras_graphattn.hub.adapters.decoder import DecoderAdapter
 from keras_graphattn.hub.adapters.paged import NoPagedAttention
-from keras_graphattn.hub.converted import ConvertedAttention
-from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
-from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
 from keras_graphattn.hub.grouped_cache import in_all_heads
 from keras_graphattn.hub.logits import DROPOUT, SOFT_CAP, Logits
 
@@ -63,19 +60,13 @@ class GemmaHook(GroupedHook):
         return self.attend_cached(x, attention_mask, cache, cache_update_index, training)
 
 
-class GemmaAdapter(InPlaceAdapter):
+class GemmaAdapter(DecoderAdapter):
     """For `CachedGemmaAttention`."""
 
     classes: Sequence[str] = ("CachedGemmaAttention",)
     backbones: Sequence[str] = ("GemmaBackbone",)
     inner_layers: Sequence[str] = ("GemmaDecoderBlock",)
-    module = "keras_hub."
-    has_cache = True
     hook: type = GemmaHook
-    replacements: ClassVar[Mapping[str, type[ConvertedAttention]]] = {
-        "graph_filter": ConvertedGraphFilter,
-        "p_laplacian": ConvertedPLaplacian,
-    }
 
     def sizes(self, layer: Any) -> Sizes:
         normal = layer.head_dim
@@ -92,17 +83,6 @@ class GemmaAdapter(InPlaceAdapter):
             beyond_softmax=tuple(name for name, there in has.items() if there),
         )
 
-    def projections(self, layer: Any) -> dict[str, Any]:
-        return {
-            "query": layer.query_dense,
-            "key": layer.key_dense,
-            "value": layer.value_dense,
-            "attention_output": layer.output_dense,
-        }
-
-    def is_causal(self, parent: Any, layer: Any) -> bool:
-        return True
-
     def logits(self, layer: Any, length: Any, given: Any = None) -> Logits:
         return Logits(soft_cap=layer.logit_soft_cap)
 
@@ -114,12 +94,8 @@ class GemmaAdapter(InPlaceAdapter):
     def dropped(self, layer: Any, matrix: Tensor, training: bool | None) -> Tensor:
         return layer.dropout_layer(matrix, training=training) if layer.dropout else matrix
 
-    def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return (
-            layer._apply_rope(layer.query_dense(inputs), index),
-            layer._apply_rope(layer.key_dense(inputs), index),
-            layer.value_dense(inputs),
-        )
+    def rotated(self, layer: Any, x: Tensor, index: Any) -> Tensor:
+        return layer._apply_rope(x, index)
 
     def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
         return layer.output_dense(outputs)

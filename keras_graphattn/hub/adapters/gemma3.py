@@ -64,12 +64,8 @@ class Gemma3Adapter(GemmaAdapter):
             return size - size // 2 - 1, size // 2
         return super().window(layer)
 
-    def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
-        query, key = layer.query_dense(inputs), layer.key_dense(inputs)
+    def queries_and_keys(self, layer: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = super().queries_and_keys(layer, inputs)
         if layer.use_query_key_norm:
             query, key = layer.query_norm(query), layer.key_norm(key)
-        return (
-            layer._apply_rope(query, index),
-            layer._apply_rope(key, index),
-            layer.value_dense(inputs),
-        )
+        return query, key

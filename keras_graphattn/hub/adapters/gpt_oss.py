@@ -17,67 +17,24 @@ In KerasHub 0.32 a token sees itself and `sliding_window` tokens before it, in l
 A converted layer keeps that.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from keras import ops
 
 from keras_graphattn.hub.adapters.adapter import Sizes
-from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
-from keras_graphattn.hub.converted import ConvertedAttention
-from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
-from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
+from keras_graphattn.hub.adapters.decoder import DecoderAdapter
 from keras_graphattn.hub.logits import SINK, Logits
 
 Tensor = Any
 
 
-class GptOssHook:
-    """The methods of `GptOssAttention` that a converted one overrides."""
-
-    attend: Any
-    attend_cached: Any
-
-    def _compute_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        start_index: Any = 0,
-    ) -> Tensor:
-        return self.attend(query, key, value, attention_mask)
-
-    def call(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        cache: Tensor | None = None,
-        cache_update_index: Any = None,
-        training: bool | None = None,
-    ) -> Any:
-        if cache is None:
-            return super().call(  # type: ignore[misc]
-                hidden_states, attention_mask, None, cache_update_index, training
-            )
-        return self.attend_cached(
-            hidden_states, attention_mask, cache, cache_update_index, training
-        )
-
-
-class GptOssAdapter(InPlaceAdapter):
+class GptOssAdapter(DecoderAdapter):
     """For `GptOssAttention`."""
 
     classes: Sequence[str] = ("GptOssAttention",)
     backbones: Sequence[str] = ("GptOssBackbone",)
     inner_layers: Sequence[str] = ("GptOssTransformerDecoder",)
-    module = "keras_hub."
-    has_cache = True
-    hook = GptOssHook
-    replacements: ClassVar[Mapping[str, type[ConvertedAttention]]] = {
-        "graph_filter": ConvertedGraphFilter,
-        "p_laplacian": ConvertedPLaplacian,
-    }
 
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
@@ -90,36 +47,13 @@ class GptOssAdapter(InPlaceAdapter):
             beyond_softmax=(SINK,),
         )
 
-    def projections(self, layer: Any) -> dict[str, Any]:
-        return {
-            "query": layer.query_dense,
-            "key": layer.key_dense,
-            "value": layer.value_dense,
-            "attention_output": layer.output_dense,
-        }
-
-    def is_causal(self, parent: Any, layer: Any) -> bool:
-        return True
-
     def logits(self, layer: Any, length: Any, given: Any = None) -> Logits:
         return Logits(sink=layer.sinks)
 
     def window(self, layer: Any) -> tuple[int | None, int | None] | None:
         return (layer.sliding_window, None) if layer.sliding_window else None
 
-    def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return (
-            _rotated(layer, layer.query_dense(inputs), index),
-            _rotated(layer, layer.key_dense(inputs), index),
-            layer.value_dense(inputs),
-        )
-
-    def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
-        return layer.output_dense(layer.dropout_layer(outputs, training=training))
-
-
-def _rotated(layer: Any, x: Tensor, index: Any) -> Tensor:
-    """Queries or keys (B, t, N, H), rotated from position `index` on; an odd last feature stays."""
-    size = layer._rotary_dim
-    turned = layer.rotary_embedding_layer(x[..., :size], start_index=index)
-    return turned if size == x.shape[-1] else ops.concatenate([turned, x[..., size:]], axis=-1)
+    def rotated(self, layer: Any, x: Tensor, index: Any) -> Tensor:
+        size = layer._rotary_dim  # an odd last feature stays
+        turned = layer.rotary_embedding_layer(x[..., :size], start_index=index)
+        return turned if size == x.shape[-1] else ops.concatenate([turned, x[..., size:]], axis=-1)

@@ -8,10 +8,13 @@ layer.
 """
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Shell
 from keras_graphattn.hub.converted import ConvertedAttention
+from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
+from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
 from keras_graphattn.hub.logits import Logits
 from keras_graphattn.keras_internals import change_class, growing, scope_of
 from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER, positive
@@ -37,6 +40,10 @@ class InPlaceAdapter(AttentionAdapter):
 
     module: str = ""
     hook: type = object
+    replacements: ClassVar[Mapping[str, type[ConvertedAttention]]] = {
+        "graph_filter": ConvertedGraphFilter,
+        "p_laplacian": ConvertedPLaplacian,
+    }
     _classes: ClassVar[dict[tuple[type, type, type], type]] = {}
 
     def fits(self, cls: type) -> bool:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from keras_graphattn.hub.adapters.rotary import RotaryAdapter, constructor_config
+from keras_graphattn.hub.adapters.decoder import constructor_config
+from keras_graphattn.hub.adapters.rotary import RotaryAdapter
 
 
 class MistralAdapter(RotaryAdapter):

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from keras_graphattn.hub.adapters.decoder import constructor_config
 from keras_graphattn.hub.adapters.qwen import QwenAdapter
-from keras_graphattn.hub.adapters.rotary import constructor_config
 
 Tensor = Any
 

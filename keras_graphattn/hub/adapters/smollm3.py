@@ -7,27 +7,15 @@ from typing import Any
 from keras import ops
 
 from keras_graphattn.hub.adapters.adapter import Sizes
+from keras_graphattn.hub.adapters.decoder import AttendHook
 from keras_graphattn.hub.adapters.rotary import RotaryAdapter
 
 Tensor = Any
 CACHE, INDEX = "self_attention_cache", "self_attention_cache_update_index"
 
 
-class SmolLM3Hook:
+class SmolLM3Hook(AttendHook):
     """The methods of `SmolLM3Attention` that a converted layer overrides."""
-
-    attend: Any
-    attend_cached: Any
-
-    def _compute_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        cache_update_index: Any = None,
-    ) -> Tensor:
-        return self.attend(query, key, value, attention_mask)
 
     def call(
         self,

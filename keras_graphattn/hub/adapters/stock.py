@@ -16,7 +16,7 @@ from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Shell, Sizes
 from keras_graphattn.keras_internals import (
     exchange,
     replace_sublayer,
-    scale_and_window,
+    scale_of,
     scope_of,
 )
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
@@ -76,14 +76,12 @@ class StockAdapter(AttentionAdapter):
             )
 
     def sizes(self, layer: Any) -> Sizes:
-        scale, window = scale_and_window(layer)
         return Sizes(
             num_heads=layer.num_heads,
             num_key_value_heads=layer.num_heads,
             key_dim=layer.key_dim,
             value_dim=layer.value_dim,
-            scale=scale,
-            window=window,
+            scale=scale_of(layer),
             dropout=layer.dropout,
         )
 
