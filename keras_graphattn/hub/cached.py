@@ -14,6 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.hub.paged import refuse_paged_attention
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
@@ -77,6 +78,7 @@ class CachedCall(CacheSlots):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
+        refuse_paged_attention(self)
         if cache is None:
             outputs: Any = super().call(  # type: ignore[misc]
                 query,

@@ -14,6 +14,7 @@ from keras import ops
 from keras_graphattn.hub.cached import CacheSlots, open_slots, step_mask
 from keras_graphattn.hub.grouped_cache import Step, in_all_heads
 from keras_graphattn.hub.logits import Logits
+from keras_graphattn.hub.paged import refuse_paged_attention
 from keras_graphattn.keras_internals import remove_attribute
 from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
 from keras_graphattn.layers.parts.conversion_mark import ConversionMark
@@ -188,6 +189,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
             given: What the adapter's `logits` needs of the arguments of the call, if anything.
             update: Optional mask of shape (B, t): the tokens whose cache is written.
         """
+        refuse_paged_attention(self)
         if index is None:
             raise ValueError(
                 f"{type(self).__name__} decodes self-attention: with `cache` it needs "

@@ -30,15 +30,15 @@ class ConvertedGraphFilter(ConvertedAttention):
         *,
         filter: Any = "first_order",
         order: int | None = None,
-        attention_path: str = "dense",
+        attention_path: str | None = None,
         block_size: int = 512,
     ) -> dict[str, Any]:
-        if not is_one_of(attention_path, PATHS):
+        if attention_path is not None and not is_one_of(attention_path, PATHS):
             raise ValueError(
-                f"`attention_path` must be one of {list(PATHS)}. Received: "
+                f"`attention_path` must be one of {list(PATHS)}, or None. Received: "
                 f"attention_path={attention_path!r}"
             )
-        if attention_path != "dense" and sizes.beyond_softmax:
+        if attention_path not in (None, "dense") and sizes.beyond_softmax:
             raise ValueError(
                 f"These layers have a {' and a '.join(sizes.beyond_softmax)}, which only the dense "
                 f"path keeps. Received: attention_path={attention_path!r}. Use "
@@ -59,6 +59,17 @@ class ConvertedGraphFilter(ConvertedAttention):
     @property
     def num_signals(self) -> int:
         return int(self.settings.filter.num_applications)
+
+    @property
+    def attention_path(self) -> str:
+        """The path of the full pass.
+
+        By default, `"fused"` where the original calls a fused kernel of this device, or `"dense"`.
+        """
+        if self.settings.attention_path is not None:
+            return str(self.settings.attention_path)
+        has_kernel = not self.sizes.beyond_softmax and self.adapter.calls_kernel(self)
+        return "fused" if has_kernel else "dense"
 
     def attend(
         self,
@@ -83,10 +94,10 @@ class ConvertedGraphFilter(ConvertedAttention):
         logits: Logits,
         training: bool | None,
     ) -> Operator:
-        scale = self.sizes.scale
-        if self.settings.attention_path == "blockwise":
+        scale, path = self.sizes.scale, self.attention_path
+        if path == "blockwise":
             return BlockwiseOperator(query, key, mask, scale, self.settings.block_size)
-        if self.settings.attention_path == "fused":
+        if path == "fused":
             flash = keras.config.is_flash_attention_enabled()
             return fused_operator(query, key, mask, scale, flash)
         matrix = logits.matrix(query, key, mask.entries, scale)  # (B, N, T, T)

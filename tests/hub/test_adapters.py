@@ -251,8 +251,6 @@ def test_refuses_what_a_converted_layer_cannot_do():
     layer, x = attention_of(converted()), ops.ones((1, 1, 16))
     with pytest.raises(ValueError, match="cache_update_index"):
         layer(x, cache=ops.zeros((1, 4, 4, 2, 4)))
-    with pytest.raises(ValueError, match=r"vLLM.*keras_graphattn.revert"):
-        layer._compute_vllm_attention(x, None, None)
 
 
 # Attention of one's own, of a class that nothing in this package or in KerasHub knows.

@@ -236,19 +236,6 @@ def test_a_block_is_made_again_from_its_configuration(name):
     assert shapes == [tuple(v.shape) for v in block.weights]
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
-def test_refuses_the_paged_attention_of_vllm(name):
-    from keras_hub.src.vllm.context import vllm_context_scope
-
-    layer = attentions_of(converted(name))[0]
-    x, mask = ops.ones((1, 1, 16)), ops.ones((1, 1, 1), "bool")
-    with (
-        vllm_context_scope(paged_attention_func=lambda *_: None, positions=ops.zeros((1,))),
-        pytest.raises(ValueError, match=r"vLLM.*keras_graphattn.revert"),
-    ):
-        layer(x, attention_mask=mask)
-
-
 def test_rows_of_gpt_oss_sum_to_less_than_one():
     """The larger graph, with the sink as a token of value 0, has the same filter."""
     generator = np.random.default_rng(0)

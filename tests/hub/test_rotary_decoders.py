@@ -233,20 +233,6 @@ def test_refuses_other_attention_and_leaves_the_model_alone(name, attention):
     assert state_of(backbone) == before
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen", "qwen3"])
-def test_refuses_the_paged_kernel_of_vllm(name):
-    from keras_hub.src.vllm.context import vllm_context_scope
-
-    backbone, x = converted(name), ops.ones((1, 1, 16))
-    called = []
-    with (
-        vllm_context_scope(paged_attention_func=called.append, positions=ops.zeros((1,), "int32")),
-        pytest.raises(ValueError, match=r"vLLM.*keras_graphattn.revert"),
-    ):
-        attention_of(backbone)(x)
-    assert not called
-
-
 @pytest.mark.parametrize("name", BACKBONES)
 def test_refuses_a_cache_without_its_index(name):
     layer, x = attention_of(converted(name)), ops.ones((1, 1, 16))

@@ -6,6 +6,7 @@ it, `attend_cached` adds.
 """
 
 import inspect
+import sys
 from typing import Any
 
 import keras
@@ -38,6 +39,10 @@ def part(layer: Any, name: str) -> Any:
 def joined_heads(outputs: Tensor) -> Tensor:
     """Outputs of heads (B, t, N, H) as one vector of each token, (B, t, N * H)."""
     return ops.reshape(outputs, (*ops.shape(outputs)[:2], outputs.shape[-2] * outputs.shape[-1]))
+
+
+def _utilities() -> Any:
+    return sys.modules["keras_hub.src.utils.keras_utils"]
 
 
 class AttendHook:
@@ -114,6 +119,16 @@ class DecoderAdapter(InPlaceAdapter):
     def rotated(self, layer: Any, x: Tensor, index: Any) -> Tensor:
         """Queries or keys (B, t, N, H) at the positions from `index` on; here as they are."""
         return x
+
+    def calls_backend(self, layer: Any) -> bool:
+        """Whether the original calls the backend's own attention, here and now."""
+        if hasattr(layer, "_use_fused_attention_op"):
+            return bool(layer._use_fused_attention_op())
+        return bool(_utilities().fused_attention_op_available())
+
+    def calls_kernel(self, layer: Any) -> bool:
+        has_kernels = _utilities().running_on_gpu() or _utilities().running_on_tpu()
+        return has_kernels and self.calls_backend(layer)
 
     def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
         outputs = part(layer, "dropout_layer")(outputs, training=training)

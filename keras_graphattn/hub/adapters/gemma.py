@@ -14,9 +14,9 @@ from typing import Any
 
 from keras_graphattn.hub.adapters.adapter import Sizes
 from keras_graphattn.hub.adapters.decoder import DecoderAdapter
-from keras_graphattn.hub.adapters.paged import NoPagedAttention
 from keras_graphattn.hub.grouped_cache import in_all_heads
 from keras_graphattn.hub.logits import DROPOUT, SOFT_CAP, Logits
+from keras_graphattn.hub.paged import NoPagedAttention
 
 Tensor = Any
 

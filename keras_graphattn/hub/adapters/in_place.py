@@ -95,6 +95,13 @@ class InPlaceAdapter(AttentionAdapter):
         """The attention matrix (B, N, T, S) after the layer's dropout of it."""
         return matrix
 
+    def calls_kernel(self, layer: Any) -> bool:
+        """Whether the original calls a fused kernel of this device. A graph filter does then, too.
+
+        The filter calls it once for each application of A, and A is not formed.
+        """
+        return False
+
     def is_ready(self, layer: Any) -> bool:
         return bool(layer.built)
 

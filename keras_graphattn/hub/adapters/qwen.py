@@ -1,6 +1,5 @@
 """The adapter of the attention of Qwen and of Qwen with experts: a window in the layer itself."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -32,13 +31,6 @@ class QwenAdapter(RotaryAdapter):
     def sliding_window(self, layer: Any) -> int | None:
         """The window that the layer was given, whether it applies it or not."""
         return layer.sliding_window_size if layer.use_sliding_window_attention else None
-
-    def calls_backend(self, layer: Any) -> bool:
-        """Whether the original calls the backend's own attention, here and now."""
-        if hasattr(layer, "_use_fused_attention_op"):
-            return bool(layer._use_fused_attention_op())
-        utilities = sys.modules["keras_hub.src.utils.keras_utils"]
-        return bool(utilities.fused_attention_op_available())
 
     def window(self, layer: Any) -> tuple[int | None, int | None] | None:
         size = None if self.calls_backend(layer) else self.sliding_window(layer)

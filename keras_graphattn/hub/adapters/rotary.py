@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_graphattn.hub.adapters.adapter import Sizes
 from keras_graphattn.hub.adapters.decoder import DecoderAdapter, DecoderHook, part
-from keras_graphattn.hub.adapters.paged import NoPagedAttention
+from keras_graphattn.hub.paged import NoPagedAttention
 
 Tensor = Any
 

@@ -1,0 +1,198 @@
+"""What a converted backbone must be able to do: one function for each column of the table of reach.
+
+Each takes a `Case` and an empty folder. It fails where the ability is broken, and calls `lacks`
+where the original does not have it.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_graphattn
+from keras_graphattn.hub.adapters import adapter_of
+from keras_graphattn.hub.sites import attention_sites
+from tests.hub.biased_decoders import greedy, logits, prompts
+from tests.hub.containers import moved
+from tests.hub.models import (
+    VOCABULARY,
+    assert_equal_outputs,
+    fit_one_step,
+    outputs,
+    random_inputs,
+)
+from tests.numerics import BACKEND, to_numpy
+
+OPTIONS = {
+    "graph_filter": {"order": 4},
+    "p_laplacian": {"p": 1.5, "epsilon": 0.5},
+    "attentive_graph_filter": {},
+    "masked_kernel": {},
+}
+
+
+class Case:
+    """A backbone and an attention; each ability gets a model of its own."""
+
+    def __init__(self, family, attention):
+        self.family, self.attention = family, attention
+
+    def converted(self):
+        """A converted backbone whose coefficients have moved, and its inputs."""
+        backbone = self.family.make()
+        keras_graphattn.convert(backbone, self.attention, **OPTIONS[self.attention])
+        return moved(backbone), random_inputs(backbone)
+
+    def task(self):
+        """A task around a converted backbone."""
+        if self.family.task is None:
+            lacks("a task")
+        return self.family.make_task(self.converted()[0])
+
+
+def lacks(what):
+    pytest.skip(f"KerasHub has no such thing: {what}")
+
+
+def fit(case, folder):
+    """A step of `fit` moves every weight that was added, and leaves no NaN."""
+    backbone, inputs = case.converted()
+    before = {v.path: to_numpy(v) for v in backbone.trainable_variables}
+    fit_one_step(backbone, inputs)
+    for variable in backbone.trainable_variables:
+        now, old = to_numpy(variable), before[variable.path]
+        assert np.isfinite(now).all(), variable.path
+        if "coefficient" in variable.path:
+            assert np.abs(now - old).max() > 1e-6, variable.path
+
+
+def generate(case, folder):
+    """Each generated token has the largest logit of a full pass over the tokens before it."""
+    if not hasattr(case.family.task, "generate"):
+        lacks("a task that generates")
+    task = case.task()
+    if "encoder_token_ids" in getattr(task.backbone, "input", {}):
+        tokens, found, given = _translated(task)
+    else:
+        given = prompts()
+        tokens = greedy(task, given)
+        found, given = logits(task, tokens), given["padding_mask"]
+    chosen = np.take_along_axis(found[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
+    behind = (found[:, :-1].max(axis=-1) - chosen)[~given[:, 1:]]
+    assert behind.size
+    assert behind.max() <= 1e-4 * np.abs(found).max()
+
+
+def _translated(task):
+    """Tokens, logits of a full pass and which tokens were given, of an encoder with a decoder."""
+    generator = np.random.default_rng(0)
+    given = prompts()
+    read = generator.integers(2, VOCABULARY, (2, 6)).astype("int32")
+    encoder = {"encoder_token_ids": read, "encoder_padding_mask": np.ones(read.shape, "int32")}
+    names = {"token_ids": "decoder_token_ids", "padding_mask": "decoder_padding_mask"}
+    task.compile(sampler="greedy", run_eagerly=BACKEND == "tensorflow")
+    made = task.generate(
+        {**encoder, **{names[k]: v.copy() for k, v in given.items()}}, stop_token_ids=None
+    )
+    tokens = np.asarray(to_numpy(made["decoder_token_ids"]))
+    whole = {"decoder_token_ids": tokens, "decoder_padding_mask": np.ones(tokens.shape, "int32")}
+    (found,) = outputs(task, {**encoder, **whole})
+    return tokens, found, given["padding_mask"]
+
+
+def lora(case, folder):
+    """Factors on the projections train, and the kernels under them stay."""
+    backbone, inputs = case.converted()
+    found = [adapter_of(s.layer).projections(s.layer) for s in attention_sites(backbone)]
+    names = {p.name for each in found for p in each.values() if hasattr(p, "enable_lora")}
+    if not names:
+        lacks("projections that take LoRA factors")
+    backbone.enable_lora(2, target_layer_names=sorted(names))
+    before = {v.path: to_numpy(v) for v in backbone.weights}
+    fit_one_step(backbone, inputs)
+    moves = {v.path for v in backbone.weights if (to_numpy(v) != before[v.path]).any()}
+    factors = [path for path in before if path.endswith("lora_kernel_b")]
+    assert factors
+    assert set(factors) <= moves
+    assert not {path for path in moves if path.endswith("/kernel")}
+
+
+def int8(case, folder):
+    """Quantised to eight bits, the outputs are near those of float32."""
+    backbone, inputs = case.converted()
+    exact = outputs(backbone, inputs)
+    backbone.quantize("int8")
+    for new, old in zip(outputs(backbone, inputs), exact, strict=True):
+        assert 0 < np.abs(new - old).max() < 0.3 * np.abs(old).max()
+
+
+def bfloat16(case, folder):
+    """The whole model in bfloat16, its outputs near those of float32."""
+    exact, inputs = case.converted()
+    backbone = type(exact).from_config({**exact.get_config(), "dtype": "bfloat16"})
+    backbone.set_weights([to_numpy(v) for v in exact.weights])
+    for new, old in zip(outputs(backbone, inputs), outputs(exact, inputs), strict=True):
+        assert 0 < np.abs(new - old).max() < 0.15 * np.abs(old).max()
+
+
+def keras_file(case, folder):
+    backbone, inputs = case.converted()
+    backbone.save(folder / "model.keras")
+    _check_loaded(keras.saving.load_model(folder / "model.keras"), backbone, inputs)
+
+
+def preset(case, folder):
+    backbone, inputs = case.converted()
+    backbone.save_to_preset(str(folder))
+    plain = type(case.family.make())
+    _check_loaded(plain.from_preset(str(folder)), backbone, inputs)
+
+
+def task_preset(case, folder):
+    task = case.task()
+    task.save_to_preset(str(folder))
+    loaded = case.family.task.from_preset(str(folder), preprocessor=None)
+    assert str(keras_graphattn.inspect(loaded)) == str(keras_graphattn.inspect(task))
+    for new, old in zip(loaded.weights, task.weights, strict=True):
+        assert new.path == old.path
+        np.testing.assert_array_equal(to_numpy(new), to_numpy(old))
+
+
+def _check_loaded(loaded, backbone, inputs):
+    assert type(loaded) is type(backbone)
+    assert str(keras_graphattn.inspect(loaded)) == str(keras_graphattn.inspect(backbone))
+    assert_equal_outputs(outputs(loaded, inputs), outputs(backbone, inputs))
+
+
+def saved_model(case, folder):
+    """The exported graph, without Keras, gives the outputs of the model."""
+    import tensorflow as tf
+
+    backbone, inputs = case.converted()
+    path = keras_graphattn.export_saved_model(backbone, folder / "served")
+    signature = tf.saved_model.load(str(path)).signatures["serving_default"]
+    wanted = signature.structured_input_signature[1]
+    given = {
+        name: tf.constant(inputs.get(name, next(iter(inputs.values()))), spec.dtype)
+        for name, spec in wanted.items()
+    }
+    found = signature(**given)
+    expected = outputs(backbone, inputs)
+    served = [np.asarray(found[name], "float64") for name in sorted(found)]
+    masks = [value for name, value in inputs.items() if "mask" in name]
+    for index, array in enumerate(served):
+        if masks and array.ndim == 3 and array.shape[1] == masks[0].shape[1]:
+            served[index] = array * masks[0][:, :, None]
+    assert_equal_outputs(served, expected, tolerance=1e-5)
+
+
+ABILITIES = {
+    "fit": fit,
+    "generate": generate,
+    "LoRA": lora,
+    "int8": int8,
+    "bfloat16": bfloat16,
+    ".keras": keras_file,
+    "preset": preset,
+    "task preset": task_preset,
+    "SavedModel": saved_model,
+}

@@ -1,0 +1,119 @@
+"""Writes the table of reach: `python -m tests.hub.reach_table [--backends torch] [--names bert]`.
+
+Each cell is a case of `tests/hub/test_reach.py`. Its outcomes are kept in `guides/reach.json`, so
+that one backend or one backbone can be run again without the others. `guides/reach.md` is made of
+that file.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[2]
+OUTCOMES = ROOT / "guides/reach.json"
+TABLE = ROOT / "guides/reach.md"
+CASES = "tests/hub/test_reach.py"
+BACKENDS = ("tensorflow", "jax", "torch")
+LETTERS = dict(zip(BACKENDS, ("TF", "JAX", "torch"), strict=True))
+YES, NO, NOTHING, REFUSED = "yes", "fails", "-", "refused"
+TITLES = {
+    "graph_filter": "Graph filter (GFSA)",
+    "p_laplacian": "p-Laplacian attention",
+    "attentive_graph_filter": "Attentive graph filter (AGF)",
+    "masked_kernel": "Masked kernel attention",
+}
+HEAD = """# What `convert` reaches
+
+This table is made by `python -m tests.hub.reach_table`. Each cell is a test that ran, with a tiny
+random model: `tests/hub/abilities.py` says what it checks.
+
+Made with KerasHub {versions}.
+
+* `yes`: the test passed on TensorFlow, JAX and torch. Otherwise the cell names the backends.
+* `-`: the original model has no such thing, such as `generate` of an encoder.
+* `refused`: `convert` raises an error that says why, and leaves the model as it was.
+"""
+
+
+def run(backend, names, folder):
+    """The outcomes of one backend: a list of (name, attention, ability, outcome)."""
+    report = Path(folder) / f"{backend}.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", f"--junitxml={report}"]
+    command += ["-p", "no:cacheprovider", "-n", "2", *(_cases(names) or [CASES])]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "KERAS_BACKEND": backend}, check=False)
+    return list(outcomes(ElementTree.parse(report)))
+
+
+def _cases(names):
+    from tests.hub.abilities import ABILITIES, OPTIONS
+
+    return [
+        f"{CASES}::test_reach[{'-'.join(case)}]"
+        for case in itertools.product(names, OPTIONS, ABILITIES)
+    ]
+
+
+def outcomes(report):
+    """What the report (JUnit's XML) of a run tells of each case."""
+    for case in report.iter("testcase"):
+        told = {each.get("name"): each.get("value") for each in case.iter("property")}
+        if "ability" not in told:
+            raise ValueError(f"A case did not begin: {case.get('name')}. Run pytest to see why.")
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome = NO
+        elif case.find("skipped") is not None:
+            outcome = NOTHING
+        else:
+            outcome = REFUSED if told["refused"] else YES
+        yield told["name"], told["attention"], told["ability"], outcome
+
+
+def cell(by_backend):
+    """The text of a cell, from the outcome on each backend."""
+    found = set(by_backend.values())
+    if len(found) == 1 and len(by_backend) == len(BACKENDS):
+        return found.pop()
+    return ", ".join(f"{LETTERS[b]} {by_backend.get(b, 'not run')}" for b in BACKENDS)
+
+
+def rendered(kept):
+    """The Markdown of what is kept."""
+    parts = [HEAD.format(versions=", ".join(sorted(set(kept["keras_hub"].values()))))]
+    for attention, title in TITLES.items():
+        rows = {name: cells[attention] for name, cells in kept["cells"].items()}
+        abilities = list(next(iter(rows.values())))
+        parts.append(f"\n## {title}\n\n")
+        parts.append(f"| backbone | {' | '.join(abilities)} |\n")
+        parts.append("| --- |" + " --- |" * len(abilities) + "\n")
+        for name, row in sorted(rows.items()):
+            cells = " | ".join(cell(row[ability]) for ability in abilities)
+            parts.append(f"| {name} | {cells} |\n")
+    return "".join(parts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    parser.add_argument("--names", nargs="+", default=[], help="backbones; all by default")
+    arguments = parser.parse_args()
+    from importlib.metadata import version
+
+    kept = json.loads(OUTCOMES.read_text()) if OUTCOMES.exists() else {"keras_hub": {}, "cells": {}}
+    for backend in arguments.backends:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, attention, ability, outcome in run(backend, arguments.names, folder):
+                row = kept["cells"].setdefault(name, {}).setdefault(attention, {})
+                row.setdefault(ability, {})[backend] = outcome
+        kept["keras_hub"][backend] = version("keras-hub")
+        OUTCOMES.write_text(json.dumps(kept, indent=1) + "\n")
+    TABLE.write_text(rendered(kept))
+
+
+if __name__ == "__main__":
+    main()
