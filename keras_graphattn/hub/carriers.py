@@ -9,6 +9,7 @@ and wrappers save the layers in them as objects, and need no carrier.
 
 import functools
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ import keras
 from keras_graphattn.hub.adapters import holder_config
 from keras_graphattn.hub.attentions import is_attention
 from keras_graphattn.hub.compiling import compile_methods
+from keras_graphattn.hub.preset_tasks import name_task_carrier
 from keras_graphattn.hub.sites import attention_sites, is_task
 from keras_graphattn.hub.spec import Conversion, Conversions, Request
 from keras_graphattn.hub.surgery import added_variables, align_caches, convert_sites
@@ -206,6 +208,8 @@ def _subclass(plain: Any, name: str) -> type:
     }
     if hasattr(plain, "enable_lora"):
         namespace["enable_lora"] = _enable_lora(plain)
+    if hasattr(plain, "save_to_preset"):
+        namespace["save_to_preset"] = _save_to_preset(plain)
     return type(name, (plain,), namespace)
 
 
@@ -278,6 +282,15 @@ def _enable_lora(plain: Any) -> Any:
         return result
 
     return enable_lora
+
+
+def _save_to_preset(plain: Any) -> Any:
+    @functools.wraps(plain.save_to_preset)
+    def save_to_preset(self: Any, preset_dir: Any, *args: Any, **kwargs: Any) -> None:
+        plain.save_to_preset(self, preset_dir, *args, **kwargs)
+        name_task_carrier(Path(preset_dir) / "task.json", type(self), task_carrier)
+
+    return save_to_preset
 
 
 carrier(keras.layers.Layer)  # the shared name is known from the start, whatever is imported later
