@@ -27,18 +27,18 @@ def pytest_configure(config: pytest.Config) -> None:
         leave_costly_passes_out()
 
 
-# Of a test with more than MANY_CASES cases, a backend's fast suite runs one in SHARES[...][0].
-MANY_CASES = 3
-SHARES = {"torch": (2, 0), "jax": (4, 1), "tensorflow": (4, 3)}
+# Of a test with more than MANY_CASES cases, JAX and TensorFlow, which compile or trace each case,
+# run one of CYCLE cases in the fast suite. torch runs the others.
+MANY_CASES, CYCLE = 3, 8
+TURNS = {"jax": 1, "tensorflow": 3}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as slow the tests that this backend runs only in `make test-slow`.
 
-    `slow_on` names the backends on which a test takes long. If a test has many cases, torch runs
-    half of them, and jax and TensorFlow, which compile or trace each, a quarter. Together, the
-    three backends run each case.
+    `slow_on` names the backends on which a test takes long. The backends share tests with many
+    cases: together, they run each case.
     """
     backend = keras.backend.backend()
     seen: dict[str, int] = {}
@@ -50,10 +50,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         function = _function(item)
         seen[function] = seen.get(function, -1) + 1
-        many = counts[function] > MANY_CASES
-        step, start = SHARES[backend]
-        if many and seen[function] % step != start:
+        if counts[function] > MANY_CASES and not _has_turn(backend, seen[function] % CYCLE):
             item.add_marker(pytest.mark.slow)
+
+
+def _has_turn(backend: str, turn: int) -> bool:
+    if backend in TURNS:
+        return turn == TURNS[backend]
+    return turn not in TURNS.values()
 
 
 def _function(item: pytest.Item) -> str:
