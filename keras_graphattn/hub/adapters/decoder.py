@@ -35,7 +35,7 @@ def part(layer: Any, name: str) -> Any:
     return getattr(layer, f"_{name}") if hasattr(layer, f"_{name}") else getattr(layer, name)
 
 
-def projections_of(layer: Any) -> dict[str, Any]:
+def usual_projections(layer: Any) -> dict[str, Any]:
     """The projections of an attention layer that names them in the usual way."""
     return {
         "query": part(layer, "query_dense"),
@@ -102,7 +102,7 @@ class DecoderAdapter(InPlaceAdapter):
         return True
 
     def projections(self, layer: Any) -> dict[str, Any]:
-        return projections_of(layer)
+        return usual_projections(layer)
 
     def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
         query, key = self.queries_and_keys(layer, inputs)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keras_graphattn.hub.adapters.decoder import projections_of
+from keras_graphattn.hub.adapters.decoder import usual_projections
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
 from keras_graphattn.hub.logits import Logits
 
@@ -21,7 +21,7 @@ class EncoderAdapter(InPlaceAdapter):
         return False
 
     def projections(self, layer: Any) -> dict[str, Any]:
-        return projections_of(layer)
+        return usual_projections(layer)
 
     def logits(self, layer: Any, length: Any, given: Tensor | None = None) -> Logits:
         return Logits(bias=given)
