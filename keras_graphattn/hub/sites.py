@@ -12,8 +12,8 @@ from keras_graphattn.hub.adapters import AttentionAdapter, adapter_of
 from keras_graphattn.hub.attentions import is_attention, is_ours, is_reached
 from keras_graphattn.keras_internals import layer_attributes, walk
 
-# Layers whose stock attention looks at other tokens than it answers for (learned probes).
-POOLING = ("SigLIPMultiHeadAttentionPooling",)
+# Layers whose attention looks at other tokens than it answers for (learned probes).
+POOLING = ("SigLIPMultiHeadAttentionPooling", "VideoPrismAttenTokenPoolingLayer")
 
 
 class Site(NamedTuple):

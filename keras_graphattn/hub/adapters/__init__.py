@@ -6,8 +6,10 @@ from typing import Any
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Sizes
 from keras_graphattn.hub.adapters.bloom import BloomAdapter
 from keras_graphattn.hub.adapters.cached import CachedAdapter
+from keras_graphattn.hub.adapters.deberta import DisentangledAdapter
 from keras_graphattn.hub.adapters.decoder import DecoderAdapter
 from keras_graphattn.hub.adapters.encoder import EncoderAdapter
+from keras_graphattn.hub.adapters.esm import EsmAdapter
 from keras_graphattn.hub.adapters.falcon import FalconAdapter
 from keras_graphattn.hub.adapters.gemma import GemmaAdapter
 from keras_graphattn.hub.adapters.gemma3 import Gemma3Adapter
@@ -19,9 +21,12 @@ from keras_graphattn.hub.adapters.mistral import MistralAdapter
 from keras_graphattn.hub.adapters.phi3 import Phi3Adapter
 from keras_graphattn.hub.adapters.qwen import QwenAdapter
 from keras_graphattn.hub.adapters.qwen3 import Qwen3Adapter
+from keras_graphattn.hub.adapters.roformer import RoformerAdapter
 from keras_graphattn.hub.adapters.rotary import RotaryAdapter
 from keras_graphattn.hub.adapters.smollm3 import SmolLM3Adapter
 from keras_graphattn.hub.adapters.stock import StockAdapter
+from keras_graphattn.hub.adapters.video_prism import VideoPrismAdapter
+from keras_graphattn.hub.adapters.xlnet import XLNetAdapter
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
 from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
@@ -42,6 +47,11 @@ ADAPTERS: list[AttentionAdapter] = [
     GptOssAdapter(),
     BloomAdapter(),
     FalconAdapter(),
+    RoformerAdapter(),
+    EsmAdapter(),
+    DisentangledAdapter(),
+    VideoPrismAdapter(),
+    XLNetAdapter(),
 ]
 
 

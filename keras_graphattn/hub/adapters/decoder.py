@@ -36,6 +36,16 @@ def part(layer: Any, name: str) -> Any:
     return getattr(layer, f"_{name}") if hasattr(layer, f"_{name}") else getattr(layer, name)
 
 
+def usual_projections(layer: Any) -> dict[str, Any]:
+    """The projections of an attention layer that names them in the usual way."""
+    return {
+        "query": part(layer, "query_dense"),
+        "key": part(layer, "key_dense"),
+        "value": part(layer, "value_dense"),
+        "attention_output": part(layer, "output_dense"),
+    }
+
+
 def joined_heads(outputs: Tensor) -> Tensor:
     """Outputs of heads (B, t, N, H) as one vector of each token, (B, t, N * H)."""
     return ops.reshape(outputs, (*ops.shape(outputs)[:2], outputs.shape[-2] * outputs.shape[-1]))
@@ -97,12 +107,7 @@ class DecoderAdapter(InPlaceAdapter):
         return True
 
     def projections(self, layer: Any) -> dict[str, Any]:
-        return {
-            "query": part(layer, "query_dense"),
-            "key": part(layer, "key_dense"),
-            "value": part(layer, "value_dense"),
-            "attention_output": part(layer, "output_dense"),
-        }
+        return usual_projections(layer)
 
     def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
         query, key = self.queries_and_keys(layer, inputs)

@@ -1,9 +1,10 @@
-"""The adapter of the attention of Gemma and Gemma 2: soft cap, window, heads in groups.
+"""The adapter of the attention of Gemma, Gemma 2 and PaliGemma: soft cap, window, groups of heads.
 
 The hook is `_compute_attention(q, k, v, attention_mask, ...)`. Queries and keys are rotated there,
 in Gemma's own order of the features. Keys and values have their own number of heads. The layer
 caps its scores, s -> c tanh(s / c), and has a window of its own in every other layer of Gemma 2.
-The cache is [B, 2, S, Nkv, H] with rotated keys.
+The cache is [B, 2, S, Nkv, H] with rotated keys. PaliGemma's decoder has the same layers; the
+attention of its vision tower is of another class and stays as it is.
 
 On every backend, KerasHub applies soft cap and window in the full pass and in decoding, and puts
 zeros in rows that see nothing. So does a converted layer. Its dropout is that of A.
@@ -64,8 +65,8 @@ class GemmaAdapter(DecoderAdapter):
     """For `CachedGemmaAttention`."""
 
     classes: Sequence[str] = ("CachedGemmaAttention",)
-    backbones: Sequence[str] = ("GemmaBackbone",)
-    inner_layers: Sequence[str] = ("GemmaDecoderBlock",)
+    backbones: Sequence[str] = ("GemmaBackbone", "PaliGemmaBackbone")
+    inner_layers: Sequence[str] = ("GemmaDecoderBlock", "PaliGemmaDecoderBlock")
     hook: type = GemmaHook
 
     def sizes(self, layer: Any) -> Sizes:

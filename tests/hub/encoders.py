@@ -1,0 +1,161 @@
+"""Tiny encoders whose attention has a class of its own: rotary embedding, positions, soft cap.
+
+They are not in `tests.hub.models`: the cross products of that dictionary stay as they are.
+"""
+
+import functools
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+import keras_graphattn
+from tests.hub.biased_decoders import attentions_of, moved
+from tests.hub.models import IMAGE, LENGTH, VOCABULARY, WIDTHS, random_inputs
+from tests.numerics import BACKEND, to_numpy
+
+models = keras_hub.models
+SPAN = 6  # of DeBERTa's buckets: tokens farther than half of it share them
+LONGEST = 12
+FRAMES = 3
+SOFT_CAP = 2.0
+
+
+def text(kind, **options):
+    return kind(**{"vocabulary_size": VOCABULARY, "dropout": 0.0, **WIDTHS, **options})
+
+
+def video_prism(**options):
+    widths = {name: WIDTHS[name] for name in ("num_heads", "hidden_dim", "intermediate_dim")}
+    layers = {f"num_{kind}_layers": 1 for kind in ("spatial", "temporal", "auxiliary")}
+    shape = {"num_frames": FRAMES, "patch_size": 4, "image_shape": IMAGE}
+    return models.VideoPrismBackbone(
+        **{**shape, **widths, **layers, "attention_logit_soft_cap": SOFT_CAP, **options}
+    )
+
+
+esm = functools.partial(text, models.ESMBackbone)
+ENCODERS = {
+    "roformer_v2": functools.partial(text, models.RoformerV2Backbone, head_size=4),
+    "esm": functools.partial(esm, use_pre_layer_norm=True),
+    "esm_absolute": functools.partial(
+        esm, position_embedding_type="absolute", max_sequence_length=LONGEST
+    ),
+    "deberta_v3": functools.partial(
+        text, models.DebertaV3Backbone, bucket_size=SPAN, max_sequence_length=LONGEST
+    ),
+    "video_prism": functools.partial(video_prism, attention_logit_soft_cap=None),
+    "video_prism_with_texts": functools.partial(
+        video_prism, num_text_layers=1, vocabulary_size=VOCABULARY
+    ),
+    "xlnet": functools.partial(text, models.XLNetBackbone),
+}
+# In the fast suites, these are left to those with rotary embedding and with a soft cap.
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in ("esm_absolute", "video_prism") else name
+    for name in ENCODERS
+]
+SITES = {"video_prism_with_texts": 4}  # frames, patches, video, text; two for the others
+PLAIN = ("roformer_v2", "esm", "esm_absolute", "video_prism")  # A is a softmax of the scores
+# On these backends, the original hides everything from padding, and padding from nobody.
+SEES_PADDING = ("roformer_v2", "esm", "esm_absolute") if BACKEND != "torch" else ()
+
+
+def random_encoder(name, **options):
+    """A tiny backbone whose weights are large enough that attention is not uniform."""
+    backbone = ENCODERS[name](**options)
+    generator = np.random.default_rng(0)
+    for variable in backbone.weights:
+        shape = tuple(variable.shape)
+        start = 0.0 if len(shape) > 1 else to_numpy(variable)
+        variable.assign(start + 0.4 * generator.standard_normal(shape).astype("float32"))
+    return backbone
+
+
+def converted(name, attention="graph_filter", where="all", **options):
+    """A converted backbone; the coefficients of its filter are away from their start."""
+    if attention == "graph_filter":
+        options = {"order": 4, **options}
+    return moved(keras_graphattn.convert(random_encoder(name), attention, where, **options))
+
+
+def inputs_of(backbone, length=LENGTH, real=(LENGTH - 2, LENGTH)):
+    """Inputs by name; token 0 is padding, and segments differ."""
+    inputs = random_inputs(backbone, length, real=list(real))
+    for name, array in inputs.items():
+        if name == "token_ids":
+            inputs[name] = np.where(array == 1, 0, array)
+        elif name == "segment_ids":
+            inputs[name] = np.random.default_rng(2).integers(0, 2, array.shape)
+    return inputs
+
+
+def fit_one_step(backbone, inputs):
+    """One step on a number that all outputs of the backbone make."""
+    scores = [
+        keras.ops.mean(keras.layers.Reshape((-1,))(output[..., :1]), axis=-1, keepdims=True)
+        for output in keras.tree.flatten(backbone.output)
+    ]
+    model = keras.Model(backbone.input, sum(scores))
+    model.compile("adam", "mse", run_eagerly=BACKEND != "jax", jit_compile=BACKEND == "jax")
+    given = inputs if isinstance(backbone.input, dict) else inputs["images"]
+    model.fit(given, np.array([[3.0], [-3.0]]), batch_size=2, epochs=1, verbose=0)
+
+
+class Case:
+    """How to call one attention layer of a family: tokens (B, T, 8), and what goes with them."""
+
+    def __init__(self, name, length=LENGTH):
+        self.name = name
+        self.length = length
+        generator = np.random.default_rng(5)
+        self.x = generator.standard_normal((3, length, 8)).astype("float32")
+        self.real = np.arange(length)[None] < np.array([length, length - 2, length])[:, None]
+        self.real[2, :2] = False  # padding on the left
+        self.segments = generator.integers(0, 2, (3, length))
+        shapes = {
+            "deberta_v3": {"rel_embeddings": (3, 2 * SPAN, 8)},
+            "xlnet": {
+                "relative_position_encoding": (3, 2 * length, 8),
+                "content_attention_bias": (2, 4),
+                "positional_attention_bias": (2, 4),
+                "segment_attention_bias": (2, 4),
+                "segment_encoding": (2, 2, 4),
+            },
+        }
+        self.given = {
+            argument: generator.standard_normal(shape).astype("float32")
+            for argument, shape in shapes.get(name, {}).items()
+        }
+
+    @property
+    def mask(self):
+        """The tokens that each token sees, (B, T, T)."""
+        mask = np.repeat(self.real[:, None], self.length, axis=1)
+        if self.name == "video_prism_with_texts":
+            return mask & np.tril(np.ones((self.length, self.length), bool))
+        if self.name == "xlnet":
+            return mask | np.eye(self.length, dtype=bool)
+        return np.ones_like(mask) if self.name in SEES_PADDING else mask
+
+    def layer(self, backbone):
+        """The last attention: of VideoPrism with texts, that of the texts."""
+        return attentions_of(backbone)[-1]
+
+    def arguments(self):
+        if self.name == "xlnet":
+            other = self.segments[:, :, None] != self.segments[:, None]
+            return {"content_attention_mask": self.mask, "segment_matrix": other}
+        if self.name == "video_prism_with_texts":
+            return {"attention_mask": self.mask}
+        if self.name in ("deberta_v3", "video_prism"):
+            return {"attention_mask": self.real[:, None]}
+        return {"attention_mask": self.real}
+
+    def call(self, layer, x=None, given=None, **further):
+        x = self.x if x is None else x
+        given = self.given if given is None else given
+        tokens = (x, x) if "video_prism" in self.name else (x,)
+        found = layer(*tokens, **given, **self.arguments(), **further)
+        return found[0] if isinstance(found, tuple) else found
