@@ -289,6 +289,7 @@ class FusedHook:
 class FusedAdapter(InPlaceAdapter):
     classes = ("FusedAttention",)
     hook = FusedHook
+    replacements = {}  # noqa: RUF012
 
     def sizes(self, layer):
         return Sizes(layer.heads, layer.heads, 4, 4, 0.5)
