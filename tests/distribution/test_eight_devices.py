@@ -50,6 +50,7 @@ def check_tokens(found, layers):
             assert 0 < found[f"{layer}_gathered"] <= states, layer
 
 
+@pytest.mark.slow  # as the guide on distribution, which is fast on jax
 def test_model_parallel_training_and_tokens_over_a_mesh(tmp_path):
     found = run(tmp_path, "few")
     check_fit(found, ["model"])

@@ -84,6 +84,7 @@ def test_trained_model_with_a_dict_of_inputs(tmp_path):
     }
 
 
+@pytest.mark.slow_on("jax")
 def test_list_of_inputs_with_open_length(tmp_path):
     series, padding_mask = masked_inputs(length=None)
     outputs = keras.layers.Dense(3, name="classes")(attention(series, padding_mask))

@@ -183,6 +183,7 @@ def test_a_preset_of_a_task_decodes_as_before(tmp_path):
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.slow_on("jax")
 def test_lora_before_and_after_the_conversion():
     before, after = random_backbone("llama"), converted()
     before.enable_lora(2)

@@ -103,6 +103,7 @@ def test_loads_in_a_fresh_process_whichever_is_imported_first(imports, tmp_path)
     assert result.stdout.split() == f"GraphAttention{names}".split()
 
 
+@pytest.mark.slow_on("jax")
 def test_this_package_does_not_import_keras_hub():
     program = "import sys, keras_graphattn; assert 'keras_hub' not in sys.modules"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

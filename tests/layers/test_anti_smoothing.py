@@ -39,6 +39,7 @@ def scaled_attention(x, weights, mask):
     return reference.project_out(torch.einsum("bnts,bsnh->btnh", scaled, value), weights)
 
 
+@pytest.mark.slow_on("jax")
 @given(data=st.data(), length=st.sampled_from([1, 2, 7]))
 def test_scaled_attention_agrees_with_naive_twin_under_masks(data, length):
     masks = draw_masks(data, batch=2, length=length, heads=HEADS)

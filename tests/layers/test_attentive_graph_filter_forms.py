@@ -66,6 +66,7 @@ def test_forms_agree_with_naive_twin_under_masks(options):
     assert_all_close(gradients, expected_gradients, 1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 1e-2), ("float16", 1.5e-3)])
 @pytest.mark.parametrize("options", FORMS[2:], ids=str)
 def test_half_precision_stays_close(options, dtype, tolerance):
@@ -115,6 +116,7 @@ def test_squared_length_loss_is_the_norm_over_the_square_of_the_tokens(causal):
     assert_close(to_numpy(layer.losses[0]), 0.5 * np.sum(expected) / 2, 1e-6)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("scaling", ["mean", "squared_length"])
 def test_examples_without_tokens_have_no_part_in_the_loss(scaling):
     layer = built(orthogonality_weight=1.0, orthogonality_scaling=scaling)
@@ -125,6 +127,7 @@ def test_examples_without_tokens_have_no_part_in_the_loss(scaling):
     assert_close(both, to_numpy(layer.losses[0]), 1e-6)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(
     "jit_compile",
     [False, pytest.param(True, marks=pytest.mark.slow)] if BACKEND == "tensorflow" else ["auto"],

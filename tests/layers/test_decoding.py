@@ -77,6 +77,7 @@ def test_64_tokens_of_p_laplacian_attention(diagonal):
     np.testing.assert_allclose(outputs, full_pass(layer, x), atol=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @given(
     kind=st.sampled_from([GraphFilterAttention, PLaplacianAttention]),
     sizes=st.sampled_from([(8,), (1, 5, 1, 1), (5, 3)]),
@@ -118,6 +119,7 @@ def test_right_padded_prompts_are_written_over(kind):
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), expected, atol=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("kind", [GraphFilterAttention, PLaplacianAttention])
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
 def test_half_precision(kind, dtype):

@@ -88,6 +88,7 @@ def test_lean_paths_agree_with_naive_twin(path, graph_filter, length):
     check(layer, tokens(length), mask, use_causal_mask=True)
 
 
+@pytest.mark.slow_on("jax")
 @given(
     data=st.data(),
     length=st.sampled_from([1, 7]),

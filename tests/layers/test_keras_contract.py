@@ -291,6 +291,7 @@ def test_difference_a_mask_per_head_joins_the_token_masks():
     )
 
 
+@pytest.mark.slow_on("jax")
 def test_difference_token_masks_belong_to_one_attention_axis():
     x = random(BATCH, 3, 4, WIDTH)
     layer = GraphFilterAttention(HEADS, SIZE, attention_axes=(1, 2))

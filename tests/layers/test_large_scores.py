@@ -86,6 +86,7 @@ def test_outputs_and_gradients_are_finite(case, score):
         assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("score", [1.6e5, pytest.param(1e6, marks=pytest.mark.slow)])
 def test_paths_and_decoding_agree(score):
     found = {}

@@ -175,6 +175,7 @@ def test_cross_attention_without_a_mask():
         built(mask=Causal())(x, memory)
 
 
+@pytest.mark.slow_on("jax")
 def test_causal_never_sees_the_future_and_packing_never_sees_neighbours():
     """Bit for bit, whatever the others hold, with every feature map."""
     x, later = tokens(200), tokens(200, seed=1) * 50.0
@@ -213,6 +214,7 @@ DECODED = [
 ]
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(("mask", "options"), DECODED)
 def test_256_tokens_one_by_one_equal_the_full_pass(mask, options):
     layer, x = built(mask=mask(), **options), tokens(256, batch=1)

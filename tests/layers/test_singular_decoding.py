@@ -68,6 +68,7 @@ def test_64_tokens_equal_the_full_pass(prompt, options):
     np.testing.assert_allclose(outputs, to_numpy(layer(x)), atol=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @settings(max_examples=5)
 @given(data=st.data(), sizes=st.lists(st.sampled_from([1, 6]), min_size=1, max_size=4))
 def test_parts_of_any_length_under_masks_equal_the_full_pass(data, sizes):

@@ -106,6 +106,7 @@ def test_exact_at_any_spread_of_the_logits(kind, scale, length, size):
     assert_agrees(spread(length, scale, kind), tolerance=5e-5, chunk_size=size)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [7, pytest.param(100, marks=SLOW)])
 def test_later_tokens_change_no_bit(length, dtype):
@@ -127,6 +128,7 @@ def test_later_tokens_change_no_bit(length, dtype):
         np.testing.assert_array_equal(seen[2], seen[0])
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_token_by_token_equals_the_whole(scale):
     arrays = spread(20, scale, "rises")

@@ -136,6 +136,7 @@ def test_mixed_precision_trains(folders, tmp_path):
     assert keras.config.dtype_policy().name == "float32"
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("attention", RECIPE.attentions)
 def test_padding_has_no_influence(attention, folders):
     options = RECIPE.parse([*TINY, *folders, "--attention", attention])
