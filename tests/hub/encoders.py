@@ -5,7 +5,6 @@ They are not in `tests.hub.models`: the cross products of that dictionary stay a
 
 import functools
 
-import keras
 import keras_hub
 import numpy as np
 import pytest
@@ -89,18 +88,6 @@ def inputs_of(backbone, length=LENGTH, real=(LENGTH - 2, LENGTH)):
         elif name == "segment_ids":
             inputs[name] = np.random.default_rng(2).integers(0, 2, array.shape)
     return inputs
-
-
-def fit_one_step(backbone, inputs):
-    """One step on a number that all outputs of the backbone make."""
-    scores = [
-        keras.ops.mean(keras.layers.Reshape((-1,))(output[..., :1]), axis=-1, keepdims=True)
-        for output in keras.tree.flatten(backbone.output)
-    ]
-    model = keras.Model(backbone.input, sum(scores))
-    model.compile("adam", "mse", run_eagerly=BACKEND != "jax", jit_compile=BACKEND == "jax")
-    given = inputs if isinstance(backbone.input, dict) else inputs["images"]
-    model.fit(given, np.array([[3.0], [-3.0]]), batch_size=2, epochs=1, verbose=0)
 
 
 class Case:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import keras_hub
 
-from tests.hub import biased_decoders, models, rotary_decoders
+from tests.hub import biased_decoders, encoders, models, rotary_decoders
 
 # Of the tasks of a backbone, one of the first of these kinds stands for all.
 KINDS = ("CausalLM", "Seq2SeqLM", "TextClassifier", "ImageClassifier", "MaskedLM")
@@ -38,16 +38,13 @@ def task_class(backbone_class):
     return None
 
 
-def _families():
-    makers = {name: partial(models.random_backbone, name) for name in models.BACKBONES}
-    makers |= {name: partial(rotary_decoders.tiny, name) for name in rotary_decoders.BACKBONES}
-    makers |= {
-        name: partial(biased_decoders.random_decoder, name) for name in biased_decoders.DECODERS
-    }
-    return makers
-
-
-FAMILIES = _families()
+TABLES = (
+    (models.BACKBONES, models.random_backbone),
+    (rotary_decoders.BACKBONES, rotary_decoders.tiny),
+    (biased_decoders.DECODERS, biased_decoders.random_decoder),
+    (encoders.ENCODERS, encoders.random_encoder),
+)
+FAMILIES = {name: partial(make, name) for table, make in TABLES for name in table}
 WITHOUT_TASK = ("gemma3_embedding",)  # sees the future, so that it generates nothing
 
 

@@ -161,11 +161,12 @@ def assert_equal_outputs(actual, expected, tolerance=1e-6):
 
 
 def with_head(backbone):
-    """A model with one number out of the backbone's first output, to take a step of `fit`."""
-    first = keras.tree.flatten(backbone.output)[0]
-    flat = keras.layers.Reshape((-1,))(first[..., :1]) if len(first.shape) > 2 else first[..., :1]
-    score = keras.ops.mean(flat, axis=-1, keepdims=True)
-    return keras.Model(backbone.input, score)
+    """A model with one number out of all of the backbone's outputs, to take a step of `fit`."""
+    scores = [
+        keras.ops.mean(keras.layers.Reshape((-1,))(output[..., :1]), axis=-1, keepdims=True)
+        for output in keras.tree.flatten(backbone.output)
+    ]
+    return keras.Model(backbone.input, sum(scores))
 
 
 def fit_one_step(backbone, inputs):

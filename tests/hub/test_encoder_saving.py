@@ -12,11 +12,10 @@ from tests.hub.encoders import (
     SITES,
     SPAN,
     converted,
-    fit_one_step,
     inputs_of,
     random_encoder,
 )
-from tests.hub.models import assert_equal_outputs, outputs
+from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
 from tests.numerics import to_numpy
 
 models = keras_hub.models
