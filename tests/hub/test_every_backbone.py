@@ -18,12 +18,11 @@ AROUND_OTHERS = (
 )
 RECTANGULAR = ("MobileNetV5Backbone",)
 NO_ADAPTER_YET = (
-    *("DFineBackbone", "DINOV3Backbone", "DebertaV3Backbone", "ESMBackbone", "EdRecBackbone"),
+    *("DFineBackbone", "DINOV3Backbone", "DebertaV3Backbone", "ESMBackbone"),
     *("FluxBackbone", "Gemma3nBackbone", "Gemma4Backbone", "MiTBackbone"),
-    *("MetaCLIP2Backbone", "MetaCLIP2TextEncoder", "MetaCLIP2VisionEncoder"),
-    *("MoonshineBackbone", "PARSeqBackbone", "Qwen3_5Backbone", "Qwen3_5MoeBackbone"),
+    *("Qwen3_5Backbone", "Qwen3_5MoeBackbone"),
     *("RoformerV2Backbone", "StableDiffusion3Backbone", "SwinTransformerBackbone"),
-    *("T5Backbone", "T5Gemma2Backbone", "T5GemmaBackbone", "ViTDetBackbone"),
+    *("T5Gemma2Backbone", "ViTDetBackbone"),
     *("VideoPrismBackbone", "XLNetBackbone"),
 )
 NOT_REACHED = {*NO_SELF_ATTENTION, *AROUND_OTHERS, *RECTANGULAR, *NO_ADAPTER_YET}
