@@ -168,7 +168,7 @@ def test_a_model_of_ones_own_hears_what_to_do_instead(verb, make, message):
 
 
 def test_reach_refuses_what_holds_no_stock_attention():
-    for plain in (models.T5Backbone, models.DebertaV3Backbone):
+    for plain in (models.MobileNetV5Backbone, models.DebertaV3Backbone):
         with pytest.raises(ValueError, match=f"{plain.__name__} makes no .*its attention is"):
             reach(plain)
     for plain in (keras.layers.Dense, keras.layers.MultiHeadAttention, keras.Model):
@@ -186,8 +186,8 @@ def test_reach_takes_all_that_convert_reaches():
 
 
 def test_register_attention_refuses_classes_that_no_adapter_serves():
-    with pytest.raises(ValueError, match=r"T5MultiHeadAttention'.*keras_hub.*register_adapter"):
-        register_attention("graph_filter", "T5MultiHeadAttention", GraphFilterAttention)
+    with pytest.raises(ValueError, match=r"MobileAttention'.*keras_hub.*register_adapter"):
+        register_attention("graph_filter", "MobileAttention", GraphFilterAttention)
 
 
 def test_register_attention_refuses_what_does_not_fit_the_adapter():

@@ -14,10 +14,9 @@ layer of this package. In T5 there are such rows only where all tokens of a text
 where the decoder's text starts with padding.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
-import keras
 from keras import ops
 
 from keras_graphattn.hub.adapters.adapter import Sizes
@@ -85,37 +84,12 @@ class T5Hook:
         return outputs, position_bias, cache
 
 
-def config_of_block(block: Any) -> dict[str, Any]:
-    """The arguments of the constructor of `T5TransformerLayer`, which does not keep them.
-
-    KerasHub 0.32 leaves its configuration to Keras, which has none where `dtype` is a policy, as it
-    is in a model that was loaded.
-    """
-    attention = block.self_attention
-    return {
-        "name": block.name,
-        "trainable": block.trainable,
-        "dtype": keras.dtype_policies.serialize(block.dtype_policy),
-        "is_decoder": block.is_decoder,
-        "hidden_dim": attention.hidden_dim,
-        "intermediate_dim": block.input_projector.units,
-        "key_value_dim": attention.key_value_dim,
-        "dropout": block.dropout_layer.rate,
-        "activation": keras.activations.serialize(block.input_projector.activation),
-        "layer_norm_epsilon": block.layer_norm.epsilon,
-        "num_heads": attention.num_heads,
-        "use_gated_activation": block.use_gated_activation,
-        "use_relative_attention_bias": attention.use_relative_attention_bias,
-    }
-
-
 class T5Adapter(DecoderAdapter):
     """For `T5MultiHeadAttention` over its own tokens, in the encoder and in the decoder."""
 
     classes: Sequence[str] = ("T5MultiHeadAttention",)
     backbones: Sequence[str] = ("T5Backbone",)
     inner_layers: Sequence[str] = ("T5TransformerLayer",)
-    holder_configs: ClassVar[Mapping[str, Any]] = {"T5TransformerLayer": config_of_block}
     hook = T5Hook
 
     def is_causal(self, parent: Any, layer: Any) -> bool:
