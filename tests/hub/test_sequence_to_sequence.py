@@ -12,13 +12,15 @@ from keras_graphattn.hub.sites import attention_sites
 from tests.hub.decoder_twins import Twin, twin_attention, visible
 from tests.hub.models import assert_equal_outputs, outputs
 from tests.hub.sequence_to_sequence import (
+    BEYOND,
     CLASSES,
+    EACH,
     MODELS,
     SITES,
     attentions_of,
     converted,
+    fast_for,
     inputs_of,
-    parseq_task,
     random_model,
 )
 from tests.hub.t5_bias import bucket, t5_bias
@@ -33,7 +35,6 @@ from tests.numerics import (
 )
 
 START = {"graph_filter": {"order": 4}, "p_laplacian": {"p": 2}}
-BEYOND = {"t5": ("bias of the scores",), "t5_gemma": ("soft cap of the scores",), "moonshine": ()}
 DENSE = ("query_projector", "key_projector", "value_projector", "output_projector")
 TWINS = {
     "t5": Twin(names=DENSE, scale=1.0, causal=False),
@@ -44,6 +45,7 @@ TWINS = {
     "moonshine": Twin(rotated=4, interleaved=True, causal=False),
     "moonshine decoder": Twin(rotated=4, interleaved=True),
 }
+EACH_TWIN = fast_for(TWINS, ("t5", "t5 decoder", "moonshine decoder"))
 PLACES = {"": 0, "decoder": 2, "later": 3}  # in the encoder; in the decoder: first, later
 
 
@@ -52,7 +54,7 @@ def variables(model):
 
 
 @pytest.mark.parametrize("attention", START)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EACH)
 def test_starts_with_the_outputs_of_the_original(name, attention):
     backbone = random_model(name)
     inputs = inputs_of(backbone)
@@ -64,7 +66,7 @@ def test_starts_with_the_outputs_of_the_original(name, attention):
     assert_equal_outputs(outputs(backbone, inputs), before, tolerance=0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EACH)
 def test_only_coefficients_are_added_and_taken_away(name):
     backbone = MODELS[name]()
     layers = attentions_of(backbone)
@@ -87,7 +89,8 @@ def test_only_coefficients_are_added_and_taken_away(name):
         assert [set(vars(layer)) for layer in layers] == held
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("name", EACH)
 def test_where_selects_layers_of_either_tower(name):
     backbone = random_model(name)
     inputs = inputs_of(backbone)
@@ -101,7 +104,7 @@ def test_where_selects_layers_of_either_tower(name):
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_training_step_moves_every_coefficient(name):
     backbone = keras_graphattn.convert(random_model(name), order=4)
     before = {path: to_numpy(v) for path, v in variables(backbone).items() if "coeff" in path}
@@ -155,7 +158,7 @@ def with_heads(weights, layer):
 
 
 @pytest.mark.parametrize("attention", OPTIONS)
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", EACH_TWIN)
 def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     family, _, place = name.partition(" ")
     backbone = converted(family, attention.partition(" ")[0], **OPTIONS[attention])
@@ -205,8 +208,9 @@ def test_buckets_of_t5_cover_all_distances():
         np.testing.assert_array_equal(ops.convert_to_numpy(found), expected)
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("attention", START)
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", EACH_TWIN)
 def test_what_is_hidden_changes_nothing(name, attention):
     """Not even large values, nor a longer input."""
     family, _, place = name.partition(" ")
@@ -224,85 +228,6 @@ def test_what_is_hidden_changes_nothing(name, attention):
         np.testing.assert_allclose(
             found[row, :count], short[row, :count], atol=1e-5 * np.abs(short).max()
         )
-
-
-@pytest.mark.parametrize("path", ["blockwise", "fused"])
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
-    if not BEYOND[name]:
-        expected = outputs(converted(name), inputs_of(MODELS[name]()))
-        other = converted(name, attention_path=path, block_size=3)
-        assert_equal_outputs(outputs(other, inputs_of(other)), expected, tolerance=1e-5)
-        return
-    backbone = MODELS[name]()
-    before = variables(backbone)
-    message = f"have a {BEYOND[name][0]}, which only the dense path keeps"
-    with pytest.raises(ValueError, match=message):
-        keras_graphattn.convert(backbone, attention_path=path)
-    assert variables(backbone) == before
-    assert "GraphAttention" not in type(backbone).__name__
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_refuses_attention_of_another_kind(name):
-    backbone = MODELS[name]()
-    before, plain = variables(backbone), type(attentions_of(backbone)[0])
-    for attention in ("masked_kernel", "attentive_graph_filter"):
-        message = f"'{attention}' cannot take the place of {CLASSES[name]}.*graph_filter"
-        with pytest.raises(ValueError, match=message):
-            keras_graphattn.convert(backbone, attention)
-    with pytest.raises(ValueError, match=f"{CLASSES[name]} keeps its own settings.*dropout=0.1"):
-        keras_graphattn.convert(backbone, dropout=0.1)
-    assert variables(backbone) == before
-    assert {type(layer) for layer in attentions_of(backbone)} == {plain}
-
-
-@pytest.mark.slow_on("jax", "tensorflow")
-@pytest.mark.parametrize("attention", ["masked_kernel", "attentive_graph_filter"])
-@pytest.mark.parametrize("name", ["metaclip_2", "parseq", "edrec"])
-def test_stock_attention_takes_all_kinds(name, attention):
-    """A causal tower stays causal: what comes later changes nothing of what comes before."""
-    backbone = converted(name, attention)
-    inputs = inputs_of(backbone, real=(7, 7))
-    later = {k: v.copy() for k, v in inputs.items()}
-    assert all(np.isfinite(x).all() for x in outputs(backbone, inputs))
-    if name == "edrec":
-        later["decoder_token_ids"][:, -2:] = 2
-        old, new = (outputs(backbone, each)[0] for each in (inputs, later))
-        np.testing.assert_allclose(new[:, :-2], old[:, :-2], atol=1e-5 * np.abs(old).max())
-        assert np.abs(new[:, -2:] - old[:, -2:]).max() > 1e-3
-
-
-def test_a_converted_layer_of_t5_refuses_cross_attention():
-    layer = attentions_of(converted("t5"))[0]
-    x = ops.ones((1, 3, 16))
-    with pytest.raises(ValueError, match=r"not square.*\(1, 5, 16\)"):
-        layer(x, key_value_states=ops.ones((1, 5, 16)))
-    with pytest.raises(ValueError, match="cache_update_index"):
-        layer(x, cache_update_index=0)
-    with pytest.raises(ValueError, match="cache_update_index"):
-        layer(x, cache=ops.zeros((1, 2, 3, 4, 6)))
-
-
-def test_the_two_streams_of_parseq_stay_as_they_are():
-    """Positions look at characters: row i and column i of that matrix are different tokens."""
-    backbone = keras_graphattn.convert(MODELS["parseq"]())
-    assert attentions_of(backbone) == attentions_of(backbone.image_encoder)
-    for layer in backbone.decoder.decoder_layers:
-        assert type(layer.self_attention).__name__ == "CachedMultiHeadAttention"
-    with pytest.raises(ValueError, match="CachedMultiHeadAttention"):
-        keras_graphattn.convert(backbone.decoder)
-
-
-def test_the_square_of_parseqs_matrix_would_show_a_position_its_own_character():
-    """With masks of a permutation that reads 2, 0, 1, the square lets position 1 see itself."""
-    model = parseq_task(MODELS["parseq"]())
-    query_mask, _ = model.generate_attention_masks(ops.convert_to_tensor([0, 3, 1, 2, 4]))
-    mask = to_numpy(query_mask)  # row i: the position after token i; column j: token j
-    seen_by = {row + 1: set(np.flatnonzero(mask[row])) for row in range(len(mask))}
-    assert all(position not in seen for position, seen in seen_by.items())
-    squared = {row + 1: set(np.flatnonzero((mask @ mask)[row])) for row in range(len(mask))}
-    assert any(position in seen for position, seen in squared.items())
 
 
 DROPOUTS = {"t5": ("dropout", "dropout_layer"), "t5_gemma": ("attention_dropout", "dropout_layer")}

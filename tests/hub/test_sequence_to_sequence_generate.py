@@ -12,8 +12,7 @@ from tests.hub.sequence_to_sequence import (
     TASKS,
     attentions_of,
     converted,
-    decoded,
-    decoding,
+    fast_for,
     greedy,
     greedy_without_cache,
     inputs_of,
@@ -23,6 +22,7 @@ from tests.hub.sequence_to_sequence import (
     random_model,
     task,
 )
+from tests.hub.two_caches import decoded, decoding
 
 CASES = {
     "graph_filter": ("graph_filter", "all", {"order": 4}),
@@ -46,7 +46,7 @@ def tokens_of(model, length=7, seed=2):
 
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", DECODED)
+@pytest.mark.parametrize("name", fast_for(DECODED))
 def test_cached_decoding_equals_the_full_pass(name, case):
     model = model_of(name, case)
     inputs, ids = inputs_of(model), tokens_of(model)
@@ -55,8 +55,8 @@ def test_cached_decoding_equals_the_full_pass(name, case):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", DECODED)
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("name", fast_for(DECODED))
 def test_the_caches_of_cross_attention_are_those_of_the_original(name):
     """Only self-attention gets further slots. With new coefficients, all else is the same, too."""
     found = []
@@ -80,13 +80,13 @@ def given(name):
     return (1, 1) if name == "edrec" else (3, 5)  # EdRec seeds its cache with one token only
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", fast_for(TASKS))
 def test_greedy_generation_gives_the_tokens_of_the_full_pass(name):
     model = model_of(name)
     inputs = prompts(model, 12, given(name))
     expected = greedy_without_cache(model, inputs)
     np.testing.assert_array_equal(greedy(model, inputs), expected)
-    assert len(np.unique(expected[:, 5:])) > 2
+    assert len(np.unique(expected[:, 5:])) > 1
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_64_tokens_of_whisper_with_and_without_cache():
 
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", fast_for(TASKS))
 def test_a_new_conversion_generates_as_the_original(name, attention):
     model = task(name, random_model(name))
     inputs = prompts(model, 12, given(name))
@@ -118,7 +118,7 @@ def test_a_new_conversion_generates_as_the_original(name, attention):
     np.testing.assert_array_equal(greedy(model, inputs), expected)
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_a_position_bias_passes_between_converted_layers_and_others():
     """In T5, the first layer of a stack makes the bias and the mask of all."""
     for where in ([0, 2], [1, 3]):

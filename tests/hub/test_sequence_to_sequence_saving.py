@@ -16,6 +16,7 @@ from tests.hub.sequence_to_sequence import (
     TASKS,
     attentions_of,
     converted,
+    fast_for,
     greedy,
     inputs_of,
     prompts,
@@ -25,10 +26,9 @@ from tests.hub.sequence_to_sequence import (
 from tests.hub.test_sequence_to_sequence import step, variables
 from tests.numerics import to_numpy
 
-# In the fast suite, one family stands for all.
-NAMES = [name if name == "t5" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+NAMES = fast_for(MODELS, ("t5",))
 # Layers between the backbone and its blocks that tell their configuration: Whisper's do not.
-COMPOSED = ("edrec", "bart", "t5_gemma", "moonshine")
+COMPOSED = ("edrec", "bart", "t5", "t5_gemma", "moonshine")
 LORA = {"t5": ["query_projector", "value_projector"]}
 
 
@@ -37,7 +37,7 @@ def rows(model):
     return [dataclasses.replace(row, path="") for row in keras_graphattn.inspect(model)]
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
 @pytest.mark.parametrize("name", NAMES)
 def test_files_and_presets(name, attention, tmp_path):
@@ -53,10 +53,8 @@ def test_files_and_presets(name, attention, tmp_path):
         assert_equal_outputs(outputs(each, inputs), expected)
 
 
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize(
-    "name", [name for name in NAMES if name == "t5" or name.values[0] in COMPOSED]
-)
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("name", fast_for(COMPOSED, ("t5",)))
 def test_a_model_of_its_layers(name, tmp_path):
     """The layers that hold the attention tell their own configuration."""
     backbone = converted(name)
@@ -67,8 +65,8 @@ def test_a_model_of_its_layers(name, tmp_path):
     assert_equal_outputs(outputs(loaded, inputs), outputs(model, inputs))
 
 
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", [n for n in NAMES if n == "t5" or n.values[0] in TASKS])
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("name", fast_for(TASKS, ("t5",)))
 def test_a_preset_of_a_task(name, tmp_path):
     model = keras_graphattn.convert(task(name, random_model(name)), order=4)
     inputs = prompts(model, 8, (1, 1))
@@ -83,7 +81,7 @@ def unnumbered(paths):
     return sorted(re.sub(r"(moonshine_multi_head_attention)_\d+", r"\1", path) for path in paths)
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("converted_first", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_lora(name, converted_first):
@@ -128,8 +126,9 @@ def test_int8(name, quantised_first, tmp_path):
     assert_equal_outputs(outputs(loaded, inputs), rounded, tolerance=1e-5)
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", [n for n in NAMES if n == "t5" or n.values[0] in CLASSES])
+@pytest.mark.parametrize("name", fast_for(CLASSES, ("t5",)))
 def test_bfloat16(name, attention, tmp_path):
     exact = converted(name, attention)
     # Moonshine hands the dtype of its variables on, and so computes in float32 under a mixed one.
@@ -140,4 +139,4 @@ def test_bfloat16(name, attention, tmp_path):
     assert attentions_of(backbone)[0].compute_dtype == "bfloat16"
     inputs = inputs_of(exact)
     for new, old in zip(outputs(backbone, inputs), outputs(exact, inputs), strict=True):
-        assert np.abs(new - old).max() < 0.1 * np.abs(old).max()
+        assert np.abs(new - old).max() < 0.2 * np.abs(old).max()  # T5 does not scale its scores
