@@ -177,6 +177,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         *,
         given: Any = None,
         update: Tensor | None = None,
+        projected: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The layer's result for new tokens, (B, t, d), and the next cache.
 
@@ -188,6 +189,8 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
             training: Whether to apply dropout.
             given: What the adapter's `logits` needs of the arguments of the call, if anything.
             update: Optional mask of shape (B, t): the tokens whose cache is written.
+            projected: Optional queries, keys and values of the new tokens, where `projected` of the
+                adapter cannot make them of `inputs` and `index` only.
         """
         refuse_paged_attention(self)
         if index is None:
@@ -196,7 +199,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
                 "`cache_update_index`. Received: cache_update_index=None"
             )
         cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
-        query, key, value = self.adapter.projected(self, inputs, index)
+        query, key, value = projected or self.adapter.projected(self, inputs, index)
         reasons = self.mask_of(query, step_mask(mask, inputs, cache, index), index)
         step = Step(index, reasons.entries, update)
         cache = step.write(cache, ops.stack([key, value], axis=1), 0)

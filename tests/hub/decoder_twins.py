@@ -28,6 +28,8 @@ class Twin(NamedTuple):
     before: int | None = None  # how many tokens before itself a token sees
     after: int | None = None
     causal: bool = True
+    scale: float | None = None  # where it is not 1 / sqrt(H)
+    interleaved: bool = False  # features are rotated in pairs of neighbours
 
 
 TWINS = {
@@ -94,9 +96,13 @@ def turned(twin, x):
     """One head (B, T, H), its first features rotated by the position."""
     inverse, factor = frequencies(twin)
     angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * inverse
-    half = twin.rotated // 2
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    size, half = twin.rotated, twin.rotated // 2
     cos, sin = angles.cos() * factor, angles.sin() * factor
+    if twin.interleaved:
+        first, second = x[..., 0:size:2], x[..., 1:size:2]
+        pairs = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return torch.cat([pairs.flatten(-2), x[..., size:]], dim=-1)
+    first, second, rest = x[..., :half], x[..., half:size], x[..., size:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
@@ -118,8 +124,11 @@ def projection(twin, weights, x, which, head):
     return found
 
 
-def twin_attention(twin, x, weights, real, exponents=None):
-    """The layer's output (B, T, d), of a graph filter or, with `exponents`, of p-LaT."""
+def twin_attention(twin, x, weights, real, exponents=None, bias=None):
+    """The layer's output (B, T, d), of a graph filter or, with `exponents`, of p-LaT.
+
+    `bias`, (N, T, T), is added to the scores.
+    """
     mask = visible(twin, real) & seen_in_window(twin, x.shape[1])
     groups = twin.heads // twin.key_value_heads
     heads = []
@@ -132,7 +141,10 @@ def twin_attention(twin, x, weights, real, exponents=None):
             key = normalised(key, weights["key_norm/scale"])
         if twin.rotated:
             query, key = turned(twin, query), turned(twin, key)
-        scores = query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])
+        scale = twin.scale or 1 / math.sqrt(query.shape[-1])
+        scores = query @ key.transpose(1, 2) * scale
+        if bias is not None:
+            scores = scores + bias[head]
         if twin.soft_cap:
             scores = twin.soft_cap * torch.tanh(scores / twin.soft_cap)
         slope = 2.0 ** (-8.0 * (head + 1) / twin.heads)

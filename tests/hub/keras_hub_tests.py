@@ -41,13 +41,16 @@ def pytest_configure(config):
 def convert_instances_of(plain, attention):
     """Makes the constructor of a class of backbones convert what it has made."""
     import keras_graphattn
+    from keras_graphattn.hub.sites import attention_sites
 
     original = plain.__init__
 
     @functools.wraps(original)
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        if type(self) is plain:  # not a subclass, whose own constructor goes on
+        if type(self) is not plain:  # a subclass, whose own constructor goes on
+            return
+        if not any(site.is_converted for site in attention_sites(self)):  # in a backbone within it
             keras_graphattn.convert(self, attention)
 
     plain.__init__ = __init__

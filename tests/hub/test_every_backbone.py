@@ -18,12 +18,9 @@ AROUND_OTHERS = (
 )
 RECTANGULAR = ("MobileNetV5Backbone",)
 NO_ADAPTER_YET = (
-    *("DFineBackbone", "DINOV3Backbone", "EdRecBackbone"),
-    *("FluxBackbone", "Gemma3nBackbone", "Gemma4Backbone", "MiTBackbone"),
-    *("MetaCLIP2Backbone", "MetaCLIP2TextEncoder", "MetaCLIP2VisionEncoder"),
-    *("MoonshineBackbone", "PARSeqBackbone", "Qwen3_5Backbone", "Qwen3_5MoeBackbone"),
-    *("StableDiffusion3Backbone", "SwinTransformerBackbone"),
-    *("T5Backbone", "T5Gemma2Backbone", "T5GemmaBackbone", "ViTDetBackbone"),
+    *("DFineBackbone", "DINOV3Backbone", "FluxBackbone", "Gemma3nBackbone", "Gemma4Backbone"),
+    *("MiTBackbone", "Qwen3_5Backbone", "Qwen3_5MoeBackbone", "StableDiffusion3Backbone"),
+    *("SwinTransformerBackbone", "T5Gemma2Backbone", "ViTDetBackbone"),
 )
 NOT_REACHED = {*NO_SELF_ATTENTION, *AROUND_OTHERS, *RECTANGULAR, *NO_ADAPTER_YET}
 

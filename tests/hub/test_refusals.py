@@ -177,7 +177,7 @@ class UnknownBlock(keras.layers.Layer):
 
 
 def test_reach_refuses_what_holds_no_stock_attention():
-    with pytest.raises(ValueError, match=r"UnknownBlock makes no .*its attention is of class Unkn"):
+    with pytest.raises(ValueError, match=r"UnknownBlock makes no .*its attention is.*Unknown"):
         reach(UnknownBlock)
     for plain in (keras.layers.Dense, keras.layers.MultiHeadAttention, keras.Model):
         with pytest.raises(ValueError, match="a layer of Keras"):
@@ -194,8 +194,8 @@ def test_reach_takes_all_that_convert_reaches():
 
 
 def test_register_attention_refuses_classes_that_no_adapter_serves():
-    with pytest.raises(ValueError, match=r"T5MultiHeadAttention'.*keras_hub.*register_adapter"):
-        register_attention("graph_filter", "T5MultiHeadAttention", GraphFilterAttention)
+    with pytest.raises(ValueError, match=r"MobileAttention'.*keras_hub.*register_adapter"):
+        register_attention("graph_filter", "MobileAttention", GraphFilterAttention)
 
 
 def test_register_attention_refuses_what_does_not_fit_the_adapter():

@@ -18,6 +18,7 @@ from keras_graphattn.hub.adapters.gpt_oss import GptOssAdapter
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
 from keras_graphattn.hub.adapters.llama import LlamaAdapter
 from keras_graphattn.hub.adapters.mistral import MistralAdapter
+from keras_graphattn.hub.adapters.moonshine import MoonshineAdapter
 from keras_graphattn.hub.adapters.phi3 import Phi3Adapter
 from keras_graphattn.hub.adapters.qwen import QwenAdapter
 from keras_graphattn.hub.adapters.qwen3 import Qwen3Adapter
@@ -25,6 +26,8 @@ from keras_graphattn.hub.adapters.roformer import RoformerAdapter
 from keras_graphattn.hub.adapters.rotary import RotaryAdapter
 from keras_graphattn.hub.adapters.smollm3 import SmolLM3Adapter
 from keras_graphattn.hub.adapters.stock import StockAdapter
+from keras_graphattn.hub.adapters.t5 import T5Adapter
+from keras_graphattn.hub.adapters.t5_gemma import T5GemmaAdapter
 from keras_graphattn.hub.adapters.video_prism import VideoPrismAdapter
 from keras_graphattn.hub.adapters.xlnet import XLNetAdapter
 from keras_graphattn.hub.converted import ConvertedAttention
@@ -52,6 +55,9 @@ ADAPTERS: list[AttentionAdapter] = [
     DisentangledAdapter(),
     VideoPrismAdapter(),
     XLNetAdapter(),
+    T5Adapter(),
+    T5GemmaAdapter(),
+    MoonshineAdapter(),
 ]
 
 

@@ -18,7 +18,7 @@ class CachedAdapter(StockAdapter):
     classes: Sequence[str] = ("CachedMultiHeadAttention", "WhisperCachedMultiHeadAttention")
     backbones: Sequence[str] = ("GPT2Backbone", "OPTBackbone", "WhisperBackbone")
     layers: Sequence[str] = ("TransformerDecoder",)
-    inner_layers: Sequence[str] = ("WhisperEncoder", "WhisperDecoder")
+    inner_layers: Sequence[str] = ("WhisperEncoder", "WhisperDecoder", "EdRecDecoderBlock")
     has_cache = True
     replacements: ClassVar[Mapping[str, type]] = {
         "graph_filter": CachedGraphFilterAttention,

@@ -27,6 +27,8 @@ from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
 from keras_graphattn.layers.parts.projections import build_around, projections_of
 from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER
 
+DECODERS = ("TransformerDecoder", "EdRecDecoderBlock")  # parents that mask causally by themselves
+
 
 class StockAdapter(AttentionAdapter):
     """For `keras.layers.MultiHeadAttention`, and for subclasses with its projections.
@@ -41,6 +43,7 @@ class StockAdapter(AttentionAdapter):
         *("BertBackbone", "RobertaBackbone", "XLMRobertaBackbone", "DistilBertBackbone"),
         *("ElectraBackbone", "AlbertBackbone", "BartBackbone", "ViTBackbone", "DeiTBackbone"),
         *("CLIPBackbone", "SigLIPBackbone", "DINOV2Backbone"),
+        *("MetaCLIP2Backbone", "PARSeqBackbone", "EdRecBackbone"),
     )
     layers: Sequence[str] = ("TransformerEncoder",)
     inner_layers: Sequence[str] = (
@@ -48,6 +51,8 @@ class StockAdapter(AttentionAdapter):
         *("CLIPVisionEncoder", "CLIPTextEncoder", "CLIPEncoderLayer"),
         *("SigLIPVisionEncoder", "SigLIPTextEncoder", "SigLIPEncoderLayer"),
         *("DINOV2Encoder", "DINOV2Layer", "DINOV2Attention"),
+        *("MetaCLIP2VisionEncoder", "MetaCLIP2TextEncoder", "MetaCLIP2EncoderLayer"),
+        "EdRecEncoderBlock",
     )
     replacements: ClassVar[Mapping[str, type]] = {
         "graph_filter": GraphFilterAttention,
@@ -89,7 +94,7 @@ class StockAdapter(AttentionAdapter):
         return projections_of(layer)
 
     def is_causal(self, parent: Any, layer: Any) -> bool:
-        if any(base.__name__ == "TransformerDecoder" for base in type(parent).__mro__):
+        if any(base.__name__ in DECODERS for base in type(parent).__mro__):
             return True
         return bool(getattr(parent, "use_causal_mask", False))
 

@@ -1,0 +1,83 @@
+"""The adapter of the attention of T5Gemma: as Gemma's, in an encoder and a decoder.
+
+The masks of `T5GemmaAttention` are numbers that are added to the scores: 0 where a token is seen,
+-1e9 where it is not. The hook makes them boolean. The layers scale by `query_pre_attn_scalar`, have
+a soft cap and heads in groups, and always return a cache, [B, 2, S, Nkv, H] with rotated keys. The
+window is in the mask of the decoder; the encoder of KerasHub 0.32 ignores it, converted or not.
+Cross-attention is of the same class, and stays as it is.
+
+KerasHub spreads a row that sees nothing over all tokens. Here it is zero.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_graphattn.hub.adapters.adapter import Sizes
+from keras_graphattn.hub.adapters.gemma import GemmaAdapter
+from keras_graphattn.hub.logits import DROPOUT, SOFT_CAP
+
+Tensor = Any
+HIDDEN = -1e9  # what KerasHub adds to the score of a pair that the mask hides
+
+
+def seen(added: Tensor | None) -> Tensor | None:
+    """The boolean mask that a mask of numbers to add, (B, 1, 1 or t, S), stands for."""
+    return None if added is None else added > 0.5 * HIDDEN
+
+
+class T5GemmaHook:
+    """The methods of `T5GemmaAttention` that a converted one overrides."""
+
+    attend: Any
+    attend_cached: Any
+
+    def _compute_attention(
+        self,
+        query_states: Tensor,
+        key_states: Tensor,
+        value_states: Tensor,
+        attention_mask: Tensor | None,
+        training: bool | None,
+    ) -> Tensor:
+        return self.attend(query_states, key_states, value_states, seen(attention_mask), training)
+
+    def call(
+        self,
+        inputs: Tensor,
+        attention_mask: Tensor | None = None,
+        cache: Tensor | None = None,
+        cache_update_index: Any = None,
+        training: bool | None = None,
+    ) -> Any:
+        if cache is None:
+            return super().call(  # type: ignore[misc]
+                inputs, attention_mask, None, cache_update_index, training
+            )
+        return self.attend_cached(inputs, seen(attention_mask), cache, cache_update_index, training)
+
+
+class T5GemmaAdapter(GemmaAdapter):
+    """For `T5GemmaAttention` over its own tokens, in the encoder and in the decoder."""
+
+    classes: Sequence[str] = ("T5GemmaAttention",)
+    backbones: Sequence[str] = ("T5GemmaBackbone",)
+    inner_layers: Sequence[str] = ("T5GemmaEncoderLayer", "T5GemmaDecoderLayer")
+    hook: type = T5GemmaHook
+
+    def is_causal(self, parent: Any, layer: Any) -> bool:
+        return type(parent).__name__ == "T5GemmaDecoderLayer"
+
+    def sizes(self, layer: Any) -> Sizes:
+        has = {SOFT_CAP: layer.logit_soft_cap is not None, DROPOUT: layer.dropout > 0}
+        return Sizes(
+            num_heads=layer.num_query_heads,
+            num_key_value_heads=layer.num_key_value_heads,
+            key_dim=layer.head_dim,
+            value_dim=layer.head_dim,
+            scale=layer.scaling,
+            dropout=layer.dropout,
+            beyond_softmax=tuple(name for name, there in has.items() if there),
+        )
+
+    def rotated(self, layer: Any, x: Tensor, index: Any) -> Tensor:
+        return layer.rotary_embedding(x, start_index=index)

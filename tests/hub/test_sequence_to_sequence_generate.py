@@ -1,0 +1,183 @@
+"""Models of an encoder and a decoder decode with their two caches as they compute without."""
+
+import keras_hub
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_graphattn
+from tests.hub.biased_decoders import moved
+from tests.hub.sequence_to_sequence import (
+    DECODED,
+    TASKS,
+    attentions_of,
+    converted,
+    fast_for,
+    greedy,
+    greedy_without_cache,
+    inputs_of,
+    logits,
+    parseq_task,
+    prompts,
+    random_model,
+    task,
+)
+from tests.hub.two_caches import decoded, decoding
+
+CASES = {
+    "graph_filter": ("graph_filter", "all", {"order": 4}),
+    "odd": ("graph_filter", "odd", {"order": 4}),
+    "encoder": ("graph_filter", "first:2", {"order": 4}),
+    "chebyshev": ("graph_filter", "all", {"order": 3, "filter": "chebyshev"}),
+    "p_laplacian": ("p_laplacian", "all", {}),
+}
+
+
+def model_of(name, case="graph_filter"):
+    attention, where, options = CASES[case]
+    backbone = random_model(name)
+    model = backbone if name == "whisper" else task(name, backbone)
+    return moved(keras_graphattn.convert(model, attention, where, **options))
+
+
+def tokens_of(model, length=7, seed=2):
+    return inputs_of(model, length, (length, length), seed)["decoder_token_ids"]
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", fast_for(DECODED))
+def test_cached_decoding_equals_the_full_pass(name, case):
+    model = model_of(name, case)
+    inputs, ids = inputs_of(model), tokens_of(model)
+    expected = logits(model, inputs, ids)
+    found, *_ = decoded(model, inputs, ids)
+    # EdRec doubles what its norms hand on, and float32's rounding with it.
+    tolerance = 5e-5 if name == "edrec" else 1e-5
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("name", fast_for(DECODED))
+def test_the_caches_of_cross_attention_are_those_of_the_original(name):
+    """Only self-attention gets further slots. With new coefficients, all else is the same, too."""
+    found = []
+    for kind in ("plain", "converted"):
+        model = random_model(name) if name == "whisper" else task(name, random_model(name))
+        if kind == "converted":
+            keras_graphattn.convert(model, order=4)
+        _, first, last = decoded(model, inputs_of(model), tokens_of(model))
+        found.append([np.asarray(ops.convert_to_numpy(x.cross)) for x in (first, last)])
+        found[-1].append(np.asarray(ops.convert_to_numpy(last.own)))
+    (plain, _, own), (first, last, wider) = found
+    assert plain.shape[2] == 2
+    np.testing.assert_allclose(first, plain, rtol=0, atol=1e-5 * np.abs(plain).max())
+    np.testing.assert_array_equal(last, first)
+    groups = 2 if name == "t5_gemma" else 1  # query heads for one head of keys
+    assert (own.shape[2], wider.shape[2]) == (2, 2 + groups)
+    np.testing.assert_allclose(wider[:, :, :2], own, rtol=0, atol=1e-5 * np.abs(own).max())
+
+
+def given(name):
+    return (1, 1) if name == "edrec" else (3, 5)  # EdRec seeds its cache with one token only
+
+
+@pytest.mark.parametrize("name", fast_for(TASKS))
+def test_greedy_generation_gives_the_tokens_of_the_full_pass(name):
+    model = model_of(name)
+    inputs = prompts(model, 12, given(name))
+    expected = greedy_without_cache(model, inputs)
+    np.testing.assert_array_equal(greedy(model, inputs), expected)
+    assert len(np.unique(expected[:, 5:])) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_64_greedy_tokens_with_and_without_cache(name):
+    model = model_of(name)
+    inputs = prompts(model, 69, given(name))
+    np.testing.assert_array_equal(greedy(model, inputs), greedy_without_cache(model, inputs))
+
+
+@pytest.mark.slow
+def test_64_tokens_of_whisper_with_and_without_cache():
+    """Whisper has no task: its decoder is called as the tasks call theirs."""
+    model = moved(keras_graphattn.convert(random_model("whisper"), order=4))
+    inputs, ids = inputs_of(model), tokens_of(model, 68)
+    expected = logits(model, inputs, ids)
+    found, *_ = decoded(model, inputs, ids)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
+@pytest.mark.parametrize("name", fast_for(TASKS))
+def test_a_new_conversion_generates_as_the_original(name, attention):
+    model = task(name, random_model(name))
+    inputs = prompts(model, 12, given(name))
+    expected = greedy(model, inputs)
+    keras_graphattn.convert(model, attention, **({"p": 2} if attention == "p_laplacian" else {}))
+    np.testing.assert_array_equal(greedy(model, inputs), expected)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_a_position_bias_passes_between_converted_layers_and_others():
+    """In T5, the first layer of a stack makes the bias and the mask of all."""
+    for where in ([0, 2], [1, 3]):
+        model = task("t5", random_model("t5"))
+        inputs = prompts(model)
+        expected = greedy(model, inputs)
+        keras_graphattn.convert(model, where=where)
+        np.testing.assert_array_equal(greedy(model, inputs), expected)
+        assert [hasattr(x, "converted_from") for x in attentions_of(model)].count(True) == 2
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_parseq_reads_with_a_converted_encoder():
+    model = parseq_task(random_model("parseq"))
+    model.compile(sampler="greedy", loss=None, run_eagerly=True)
+    inputs = {
+        "images": inputs_of(model)["images"],
+        "token_ids": np.array([[1] + [0] * 6] * 2, "int32"),
+        "padding_mask": np.array([[True] + [False] * 6] * 2),
+    }
+
+    def read():
+        found = model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=None)
+        return np.asarray(ops.convert_to_numpy(found["token_ids"]))
+
+    before = read()
+    keras_graphattn.convert(model, order=4)
+    np.testing.assert_array_equal(read(), before)
+    moved(model)
+    assert (read() != before).any()
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_gemma", "moonshine"])
+def test_refuses_a_cache_without_an_index(name):
+    layer = attentions_of(converted(name))[2]
+    sizes = layer.adapter.sizes(layer)
+    width = layer.adapter.projections(layer)["query"].kernel.shape[0]
+    x, cache = ops.ones((1, 1, width)), ops.zeros((1, 4, 1, sizes.num_key_value_heads, 4))
+    arguments = (x,) * 3 if name == "moonshine" else (x,)
+    with pytest.raises(ValueError, match="cache_update_index"):
+        layer(*arguments, cache=cache)
+    with pytest.raises(ValueError, match="cache_update_index"):
+        layer(*arguments, cache_update_index=0)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_beams_and_stop_tokens():
+    model = model_of("t5")
+    inputs = prompts(model, 12, (3, 3))
+    expected = greedy_without_cache(model, inputs)
+    model.compile(sampler=keras_hub.samplers.BeamSampler(num_beams=1), run_eagerly=True)
+    found = model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=None)
+    np.testing.assert_array_equal(found["decoder_token_ids"], expected)
+    model.compile(sampler="greedy", run_eagerly=True)
+    stop = int(expected[0, 6])
+    found = model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=[stop])
+    mask = np.asarray(ops.convert_to_numpy(found["decoder_padding_mask"]))
+    at = 3 + int(np.flatnonzero(expected[0, 3:] == stop)[0])
+    np.testing.assert_array_equal(mask[0], np.arange(12) <= at)
+    assert decoding(model).name == "t5"

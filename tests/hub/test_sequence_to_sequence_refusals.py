@@ -1,0 +1,98 @@
+"""Models of two towers: what convert refuses in them, and what it leaves alone."""
+
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_graphattn
+from tests.hub.models import assert_equal_outputs, outputs
+from tests.hub.sequence_to_sequence import (
+    BEYOND,
+    CLASSES,
+    MODELS,
+    attentions_of,
+    converted,
+    inputs_of,
+    parseq_task,
+)
+from tests.hub.test_sequence_to_sequence import variables
+from tests.numerics import to_numpy
+
+
+@pytest.mark.parametrize("path", ["blockwise", "fused"])
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
+    if not BEYOND[name]:
+        expected = outputs(converted(name), inputs_of(MODELS[name]()))
+        other = converted(name, attention_path=path, block_size=3)
+        assert_equal_outputs(outputs(other, inputs_of(other)), expected, tolerance=1e-5)
+        return
+    backbone = MODELS[name]()
+    before = variables(backbone)
+    message = f"have a {BEYOND[name][0]}, which only the dense path keeps"
+    with pytest.raises(ValueError, match=message):
+        keras_graphattn.convert(backbone, attention_path=path)
+    assert variables(backbone) == before
+    assert "GraphAttention" not in type(backbone).__name__
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_refuses_attention_of_another_kind(name):
+    backbone = MODELS[name]()
+    before, plain = variables(backbone), type(attentions_of(backbone)[0])
+    for attention in ("masked_kernel", "attentive_graph_filter"):
+        message = f"'{attention}' cannot take the place of {CLASSES[name]}.*graph_filter"
+        with pytest.raises(ValueError, match=message):
+            keras_graphattn.convert(backbone, attention)
+    with pytest.raises(ValueError, match=f"{CLASSES[name]} keeps its own settings.*dropout=0.1"):
+        keras_graphattn.convert(backbone, dropout=0.1)
+    assert variables(backbone) == before
+    assert {type(layer) for layer in attentions_of(backbone)} == {plain}
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("attention", ["masked_kernel", "attentive_graph_filter"])
+@pytest.mark.parametrize("name", ["metaclip_2", "parseq", "edrec"])
+def test_stock_attention_takes_all_kinds(name, attention):
+    """A causal tower stays causal: what comes later changes nothing of what comes before."""
+    backbone = converted(name, attention)
+    inputs = inputs_of(backbone, real=(7, 7))
+    later = {k: v.copy() for k, v in inputs.items()}
+    assert all(np.isfinite(x).all() for x in outputs(backbone, inputs))
+    if name == "edrec":
+        later["decoder_token_ids"][:, -2:] = 2
+        old, new = (outputs(backbone, each)[0] for each in (inputs, later))
+        np.testing.assert_allclose(new[:, :-2], old[:, :-2], atol=1e-5 * np.abs(old).max())
+        assert np.abs(new[:, -2:] - old[:, -2:]).max() > 1e-3
+
+
+def test_a_converted_layer_of_t5_refuses_cross_attention():
+    layer = attentions_of(converted("t5"))[0]
+    x = ops.ones((1, 3, 16))
+    with pytest.raises(ValueError, match=r"not square.*\(1, 5, 16\)"):
+        layer(x, key_value_states=ops.ones((1, 5, 16)))
+    with pytest.raises(ValueError, match="cache_update_index"):
+        layer(x, cache_update_index=0)
+    with pytest.raises(ValueError, match="cache_update_index"):
+        layer(x, cache=ops.zeros((1, 2, 3, 4, 6)))
+
+
+def test_the_two_streams_of_parseq_stay_as_they_are():
+    """Positions look at characters: row i and column i of that matrix are different tokens."""
+    backbone = keras_graphattn.convert(MODELS["parseq"]())
+    assert attentions_of(backbone) == attentions_of(backbone.image_encoder)
+    for layer in backbone.decoder.decoder_layers:
+        assert type(layer.self_attention).__name__ == "CachedMultiHeadAttention"
+    with pytest.raises(ValueError, match="CachedMultiHeadAttention"):
+        keras_graphattn.convert(backbone.decoder)
+
+
+def test_the_square_of_parseqs_matrix_would_show_a_position_its_own_character():
+    """With masks of a permutation that reads 2, 0, 1, the square lets position 1 see itself."""
+    model = parseq_task(MODELS["parseq"]())
+    query_mask, _ = model.generate_attention_masks(ops.convert_to_tensor([0, 3, 1, 2, 4]))
+    mask = to_numpy(query_mask)  # row i: the position after token i; column j: token j
+    seen_by = {row + 1: set(np.flatnonzero(mask[row])) for row in range(len(mask))}
+    assert all(position not in seen for position, seen in seen_by.items())
+    squared = {row + 1: set(np.flatnonzero((mask @ mask)[row])) for row in range(len(mask))}
+    assert any(position in seen for position, seen in squared.items())
