@@ -13,17 +13,17 @@ NO_SELF_ATTENTION = (
 )
 # a composition around other backbones: those are converted
 AROUND_OTHERS = (
-    *("BLIP2Backbone", "DepthAnythingBackbone", "FeaturePyramidBackbone", "PaliGemmaBackbone"),
-    *("SAM3PromptableConceptBackbone", "SAMBackbone", "SegFormerBackbone"),
+    *("BLIP2Backbone", "FeaturePyramidBackbone", "PaliGemmaBackbone"),
+    "SAM3PromptableConceptBackbone",
 )
 RECTANGULAR = ("MobileNetV5Backbone",)
 NO_ADAPTER_YET = (
-    *("DFineBackbone", "DINOV3Backbone", "DebertaV3Backbone", "ESMBackbone", "EdRecBackbone"),
-    *("FluxBackbone", "Gemma3nBackbone", "Gemma4Backbone", "MiTBackbone"),
+    *("DebertaV3Backbone", "ESMBackbone", "EdRecBackbone"),
+    *("FluxBackbone", "Gemma3nBackbone", "Gemma4Backbone"),
     *("MetaCLIP2Backbone", "MetaCLIP2TextEncoder", "MetaCLIP2VisionEncoder"),
     *("MoonshineBackbone", "PARSeqBackbone", "Qwen3_5Backbone", "Qwen3_5MoeBackbone"),
-    *("RoformerV2Backbone", "StableDiffusion3Backbone", "SwinTransformerBackbone"),
-    *("T5Backbone", "T5Gemma2Backbone", "T5GemmaBackbone", "ViTDetBackbone"),
+    *("RoformerV2Backbone", "StableDiffusion3Backbone"),
+    *("T5Backbone", "T5Gemma2Backbone", "T5GemmaBackbone"),
     *("VideoPrismBackbone", "XLNetBackbone"),
 )
 NOT_REACHED = {*NO_SELF_ATTENTION, *AROUND_OTHERS, *RECTANGULAR, *NO_ADAPTER_YET}

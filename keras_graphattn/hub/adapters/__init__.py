@@ -6,7 +6,9 @@ from typing import Any
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Sizes
 from keras_graphattn.hub.adapters.bloom import BloomAdapter
 from keras_graphattn.hub.adapters.cached import CachedAdapter
+from keras_graphattn.hub.adapters.d_fine import DFineAdapter
 from keras_graphattn.hub.adapters.decoder import DecoderAdapter
+from keras_graphattn.hub.adapters.dinov3 import DINOV3Adapter
 from keras_graphattn.hub.adapters.encoder import EncoderAdapter
 from keras_graphattn.hub.adapters.falcon import FalconAdapter
 from keras_graphattn.hub.adapters.gemma import GemmaAdapter
@@ -16,12 +18,15 @@ from keras_graphattn.hub.adapters.gpt_oss import GptOssAdapter
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
 from keras_graphattn.hub.adapters.llama import LlamaAdapter
 from keras_graphattn.hub.adapters.mistral import MistralAdapter
+from keras_graphattn.hub.adapters.mit import MiTAdapter
 from keras_graphattn.hub.adapters.phi3 import Phi3Adapter
 from keras_graphattn.hub.adapters.qwen import QwenAdapter
 from keras_graphattn.hub.adapters.qwen3 import Qwen3Adapter
 from keras_graphattn.hub.adapters.rotary import RotaryAdapter
 from keras_graphattn.hub.adapters.smollm3 import SmolLM3Adapter
 from keras_graphattn.hub.adapters.stock import StockAdapter
+from keras_graphattn.hub.adapters.swin import SwinAdapter
+from keras_graphattn.hub.adapters.vit_det import ViTDetAdapter
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
 from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
@@ -42,6 +47,11 @@ ADAPTERS: list[AttentionAdapter] = [
     GptOssAdapter(),
     BloomAdapter(),
     FalconAdapter(),
+    SwinAdapter(),
+    DINOV3Adapter(),
+    ViTDetAdapter(),
+    MiTAdapter(),
+    DFineAdapter(),
 ]
 
 

@@ -40,7 +40,7 @@ class StockAdapter(AttentionAdapter):
     backbones: Sequence[str] = (
         *("BertBackbone", "RobertaBackbone", "XLMRobertaBackbone", "DistilBertBackbone"),
         *("ElectraBackbone", "AlbertBackbone", "BartBackbone", "ViTBackbone", "DeiTBackbone"),
-        *("CLIPBackbone", "SigLIPBackbone", "DINOV2Backbone"),
+        *("CLIPBackbone", "SigLIPBackbone", "DINOV2Backbone", "DepthAnythingBackbone"),
     )
     layers: Sequence[str] = ("TransformerEncoder",)
     inner_layers: Sequence[str] = (
