@@ -83,11 +83,13 @@ def test_only_coefficients_are_added_and_taken_away(name):
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", [name for name in VISION if name != "d_fine"])
+@pytest.mark.parametrize("name", VISION)
 def test_a_training_step_moves_every_coefficient(name):
     backbone = convert(random_vision(name), name)
     coefficients = [v for layer in attentions_of(backbone) for v in layer.coefficients]
     before = [to_numpy(variable) for variable in coefficients]
+    if name == "d_fine":  # its first output does not see the last layer
+        backbone = keras.Model(backbone.input, backbone.output["last_hidden_state"])
     fit_one_step(backbone, images(backbone))
     for variable, old in zip(coefficients, before, strict=True):
         assert (np.abs(to_numpy(variable) - old) > 1e-6).all(), variable.path
