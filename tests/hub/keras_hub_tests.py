@@ -41,13 +41,16 @@ def pytest_configure(config):
 def convert_instances_of(plain, attention):
     """Makes the constructor of a class of backbones convert what it has made."""
     import keras_graphattn
+    from keras_graphattn.hub.sites import attention_sites
 
     original = plain.__init__
 
     @functools.wraps(original)
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        if type(self) is plain:  # not a subclass, whose own constructor goes on
+        # A subclass's own constructor goes on; a backbone around others finds them converted.
+        is_done = any(site.is_converted for site in attention_sites(self))
+        if type(self) is plain and not is_done:
             keras_graphattn.convert(self, attention)
 
     plain.__init__ = __init__
