@@ -1,11 +1,17 @@
 """What is said about models that `convert` cannot work on, and what to do instead."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from keras_graphattn.hub.adapters import adapter_of, served_names
-from keras_graphattn.hub.attentions import attentions_made_by, is_attention, is_ours
+from keras_graphattn.hub.attentions import (
+    attentions_made_by,
+    is_attention,
+    is_ours,
+    is_reached,
+)
 from keras_graphattn.hub.reach import reached_names
-from keras_graphattn.hub.sites import is_backbone
+from keras_graphattn.hub.sites import Site, is_backbone
 from keras_graphattn.keras_internals import walk
 
 INSTEAD = (
@@ -56,6 +62,33 @@ def nothing_to_convert(model: Any) -> str:
         f"{', '.join(served_names())} in KerasHub's and KerasCV's backbones and layers "
         f"({', '.join(reached_names())}). {INSTEAD}"
     )
+
+
+def check_selected(sites: Sequence[Site], selected: Sequence[int], where: Any) -> None:
+    """Refuses selected layers that no attention can take the place of, all of them in one error.
+
+    Args:
+        sites: All sites of the model.
+        selected: Indices of those that are to be converted.
+        where: What selected them.
+    """
+    reasons = {index: _reason(sites[index]) for index in selected}
+    refused = [index for index in selected if reasons[index] is not None]
+    if not refused:
+        return
+    lines = [f"  {index:3d}  {sites[index].path}: {reasons[index]}" for index in refused]
+    plain = [index for index, site in enumerate(sites) if is_reached(site.layer)]
+    others = [index for index in plain if _reason(sites[index]) is None]
+    hint = (
+        f"Select others: where={others}." if others else "There is no other attention to convert."
+    )
+    listed = "\n".join(["Some of the selected layers cannot be converted.", *lines])
+    raise ValueError(f"{listed}\nReceived: where={where!r}. {hint}")
+
+
+def _reason(site: Site) -> str | None:
+    adapter = adapter_of(site.layer)
+    return None if adapter is None else adapter.refusal(site.layer)
 
 
 def check_registered(model: Any) -> None:

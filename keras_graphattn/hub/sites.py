@@ -12,8 +12,8 @@ from keras_graphattn.hub.adapters import AttentionAdapter, adapter_of
 from keras_graphattn.hub.attentions import is_attention, is_ours, is_reached
 from keras_graphattn.keras_internals import layer_attributes, walk
 
-# Layers whose attention looks at other tokens than it answers for. Its matrix may be square, but row
-# i and column i are not the same token, so that its powers mean nothing.
+# Layers whose attention looks at other tokens than it answers for. Its matrix may be square, but
+# row i and column i are not the same token, so that its powers mean nothing.
 # SigLIP, VideoPrism: learned probes. PARSeq: positions to be read, which look at the characters
 # before them. There the square of the matrix would even show a position its own character in
 # training.

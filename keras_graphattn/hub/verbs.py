@@ -10,7 +10,12 @@ from keras_graphattn.hub.carriers import class_now, forget_conversions, make_car
 from keras_graphattn.hub.compiling import settle_optimizer
 from keras_graphattn.hub.holders import holders_of
 from keras_graphattn.hub.reach import is_reachable
-from keras_graphattn.hub.refusals import check_registered, nothing_to_convert, refusal
+from keras_graphattn.hub.refusals import (
+    check_registered,
+    check_selected,
+    nothing_to_convert,
+    refusal,
+)
 from keras_graphattn.hub.selection import listing, select
 from keras_graphattn.hub.sites import Site, attention_sites, direct_sites, is_backbone, is_task
 from keras_graphattn.hub.spec import Request
@@ -82,10 +87,10 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
         The model itself.
 
     Raises:
-        ValueError: If `where` matches no attention layer, or one that is converted already; for
-            models without self-attention that is reached; for an attention that cannot take the
-            place of the model's layers; for options that the new layers refuse, or that are the
-            model's to decide.
+        ValueError: If `where` matches no attention layer, one that is converted already, or one
+            whose matrix is not square; for models without self-attention that is reached; for an
+            attention that cannot take the place of the model's layers; for options that the new
+            layers refuse, or that are the model's to decide.
 
     Example:
 
@@ -115,6 +120,7 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
             f"{twice} are converted already. Received: where={where!r}. Call "
             f"keras_graphattn.revert(model) first, or select others.\n{listing(paths)}"
         )
+    check_selected(sites, selected, where)
     holders = holders_of(model)
     make_carriers([*walk(model), *holders])
     for layer in (*walk(model), *holders):

@@ -48,9 +48,9 @@ def convert_instances_of(plain, attention):
     @functools.wraps(original)
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        if type(self) is not plain:  # a subclass, whose own constructor goes on
-            return
-        if not any(site.is_converted for site in attention_sites(self)):  # in a backbone within it
+        # A subclass's own constructor goes on; a backbone around others finds them converted.
+        is_done = any(site.is_converted for site in attention_sites(self))
+        if type(self) is plain and not is_done:
             keras_graphattn.convert(self, attention)
 
     plain.__init__ = __init__

@@ -12,15 +12,11 @@ NO_SELF_ATTENTION = (
     *("RWKV7Backbone", "ResNetBackbone", "RetinaNetBackbone", "VGGBackbone", "XceptionBackbone"),
 )
 # a composition around other backbones: those are converted
-AROUND_OTHERS = (
-    *("BLIP2Backbone", "DepthAnythingBackbone", "FeaturePyramidBackbone"),
-    *("SAM3PromptableConceptBackbone", "SAMBackbone", "SegFormerBackbone"),
-)
+AROUND_OTHERS = (*("BLIP2Backbone", "FeaturePyramidBackbone", "SAM3PromptableConceptBackbone"),)
 RECTANGULAR = ("MobileNetV5Backbone",)
 NO_ADAPTER_YET = (
-    *("DFineBackbone", "DINOV3Backbone", "FluxBackbone", "Gemma3nBackbone", "Gemma4Backbone"),
-    *("MiTBackbone", "Qwen3_5Backbone", "Qwen3_5MoeBackbone", "StableDiffusion3Backbone"),
-    *("SwinTransformerBackbone", "T5Gemma2Backbone", "ViTDetBackbone"),
+    *("FluxBackbone", "Gemma3nBackbone", "Gemma4Backbone", "Qwen3_5Backbone"),
+    *("Qwen3_5MoeBackbone", "StableDiffusion3Backbone", "T5Gemma2Backbone"),
 )
 NOT_REACHED = {*NO_SELF_ATTENTION, *AROUND_OTHERS, *RECTANGULAR, *NO_ADAPTER_YET}
 

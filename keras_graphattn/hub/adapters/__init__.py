@@ -6,8 +6,10 @@ from typing import Any
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Sizes
 from keras_graphattn.hub.adapters.bloom import BloomAdapter
 from keras_graphattn.hub.adapters.cached import CachedAdapter
+from keras_graphattn.hub.adapters.d_fine import DFineAdapter
 from keras_graphattn.hub.adapters.deberta import DisentangledAdapter
 from keras_graphattn.hub.adapters.decoder import DecoderAdapter
+from keras_graphattn.hub.adapters.dinov3 import DINOV3Adapter
 from keras_graphattn.hub.adapters.encoder import EncoderAdapter
 from keras_graphattn.hub.adapters.esm import EsmAdapter
 from keras_graphattn.hub.adapters.falcon import FalconAdapter
@@ -18,6 +20,7 @@ from keras_graphattn.hub.adapters.gpt_oss import GptOssAdapter
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
 from keras_graphattn.hub.adapters.llama import LlamaAdapter
 from keras_graphattn.hub.adapters.mistral import MistralAdapter
+from keras_graphattn.hub.adapters.mit import MiTAdapter
 from keras_graphattn.hub.adapters.moonshine import MoonshineAdapter
 from keras_graphattn.hub.adapters.phi3 import Phi3Adapter
 from keras_graphattn.hub.adapters.qwen import QwenAdapter
@@ -26,9 +29,11 @@ from keras_graphattn.hub.adapters.roformer import RoformerAdapter
 from keras_graphattn.hub.adapters.rotary import RotaryAdapter
 from keras_graphattn.hub.adapters.smollm3 import SmolLM3Adapter
 from keras_graphattn.hub.adapters.stock import StockAdapter
+from keras_graphattn.hub.adapters.swin import SwinAdapter
 from keras_graphattn.hub.adapters.t5 import T5Adapter
 from keras_graphattn.hub.adapters.t5_gemma import T5GemmaAdapter
 from keras_graphattn.hub.adapters.video_prism import VideoPrismAdapter
+from keras_graphattn.hub.adapters.vit_det import ViTDetAdapter
 from keras_graphattn.hub.adapters.xlnet import XLNetAdapter
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
@@ -58,6 +63,11 @@ ADAPTERS: list[AttentionAdapter] = [
     T5Adapter(),
     T5GemmaAdapter(),
     MoonshineAdapter(),
+    SwinAdapter(),
+    DINOV3Adapter(),
+    ViTDetAdapter(),
+    MiTAdapter(),
+    DFineAdapter(),
 ]
 
 

@@ -102,6 +102,10 @@ class AttentionAdapter:
         """Whether the layer can be converted now."""
         return True
 
+    def refusal(self, layer: Any) -> str | None:
+        """Why no attention can take the place of this very layer; `None` where one can."""
+        return None
+
     def prepared(self, site: Any, request: Any) -> Any:
         """What `put` needs. Whatever can be refused is refused here, before anything changes.
 

@@ -22,7 +22,7 @@ from keras import ops
 
 from keras_graphattn.hub.adapters.adapter import Sizes
 from keras_graphattn.hub.adapters.decoder import joined_heads
-from keras_graphattn.hub.adapters.encoder import EncoderAdapter
+from keras_graphattn.hub.adapters.encoder import EncoderAdapter, in_heads
 
 Tensor = Any
 
@@ -71,9 +71,8 @@ class RoformerAdapter(EncoderAdapter):
         }
 
     def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
-        shape = (*ops.shape(inputs)[:2], layer.heads, layer.head_size)
         query, key, value = (
-            ops.reshape(projection(inputs), shape)
+            in_heads(projection(inputs), layer.heads)
             for projection in (layer.q_dense, layer.k_dense, layer.v_dense)
         )
         return *self.both_rotated(layer, query, key), value

@@ -42,7 +42,7 @@ class StockAdapter(AttentionAdapter):
     backbones: Sequence[str] = (
         *("BertBackbone", "RobertaBackbone", "XLMRobertaBackbone", "DistilBertBackbone"),
         *("ElectraBackbone", "AlbertBackbone", "BartBackbone", "ViTBackbone", "DeiTBackbone"),
-        *("CLIPBackbone", "SigLIPBackbone", "DINOV2Backbone"),
+        *("CLIPBackbone", "SigLIPBackbone", "DINOV2Backbone", "DepthAnythingBackbone"),
         *("MetaCLIP2Backbone", "PARSeqBackbone", "EdRecBackbone"),
     )
     layers: Sequence[str] = ("TransformerEncoder",)

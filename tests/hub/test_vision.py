@@ -1,0 +1,389 @@
+"""Swin, DINOv3, ViTDet, MiT and D-FINE: what a converted layer keeps."""
+
+import keras
+import numpy as np
+import pytest
+import torch
+from keras import ops
+
+import keras_graphattn
+from keras_graphattn.hub.adapters import adapter_of, holder_config
+from keras_graphattn.hub.sites import attention_sites
+from tests.hub import vision_twins as twins
+from tests.hub.models import assert_equal_outputs, fit_one_step
+from tests.hub.test_refusals import state_of
+from tests.hub.vision_models import (
+    CLASSES,
+    CONVERTED,
+    VISION,
+    answers,
+    attentions_of,
+    convert,
+    converted,
+    images,
+    mit,
+    random_vision,
+    randomised,
+    vit_det,
+)
+from tests.numerics import (
+    assert_all_close,
+    assert_close,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+
+EXPONENTS = [1.5, 2.5]
+OPTIONS = {
+    "graph_filter": {"order": 4},
+    "p_laplacian": {"p": EXPONENTS},
+    "p_laplacian in blocks": {"p": EXPONENTS, "block_size": 4},
+}
+
+
+# Each call of D-FINE compiles for a minute on jax.
+NAMES = [x if x != "d_fine" else pytest.param(x, marks=pytest.mark.slow_on("jax")) for x in VISION]
+
+
+@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
+@pytest.mark.parametrize("name", NAMES)
+def test_starts_with_the_outputs_of_the_original(name, attention):
+    backbone = random_vision(name)
+    inputs = images(backbone)
+    before = answers(backbone, inputs)
+    convert(backbone, name, attention, **({"p": 2} if attention == "p_laplacian" else {}))
+    assert_equal_outputs(answers(backbone, inputs), before, tolerance=1e-5)
+    keras_graphattn.revert(backbone)
+    assert_equal_outputs(answers(backbone, inputs), before, tolerance=0)
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_only_coefficients_are_added_and_taken_away(name):
+    backbone = VISION[name]()
+    layers = attentions_of(backbone)
+    count = CONVERTED.get(name, 2)
+    assert [type(layer).__name__ for layer in layers] == [CLASSES[name]] * count
+    plain, before = type(layers[0]), backbone.weights
+    held = [set(vars(layer)) for layer in layers]
+    convert(backbone, name)
+    after = backbone.weights
+    assert attentions_of(backbone) == layers
+    assert all(isinstance(layer, plain) for layer in layers)
+    kept = {id(variable) for variable in before}
+    added = [variable for variable in after if id(variable) not in kept]
+    assert len(after) == len(before) + len(added) == len(before) + 3 * count
+    assert all(variable.path.endswith("_coefficient") for variable in added)
+    rows = keras_graphattn.inspect(backbone)
+    assert [row.parameters_added for row in rows if row.parameters_added] == [6] * count
+    keras_graphattn.revert(backbone)
+    assert {type(layer) for layer in layers} == {plain}
+    assert [id(v) for v in backbone.weights] == [id(v) for v in before]
+    assert [set(vars(layer)) for layer in layers] == held
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("name", VISION)
+def test_a_training_step_moves_every_coefficient(name):
+    backbone = convert(random_vision(name), name)
+    coefficients = [v for layer in attentions_of(backbone) for v in layer.coefficients]
+    before = [to_numpy(variable) for variable in coefficients]
+    if name == "d_fine":  # its first output does not see the last layer
+        backbone = keras.Model(backbone.input, backbone.output["last_hidden_state"])
+    fit_one_step(backbone, images(backbone))
+    for variable, old in zip(coefficients, before, strict=True):
+        assert (np.abs(to_numpy(variable) - old) > 1e-6).all(), variable.path
+
+
+# A layer of each kind: which one, the shape of its input, and what it must be equal to.
+
+
+def swin_call(backbone, layer, x):
+    mask = twins.shift_bias(6, 3, 1).numpy().astype("float32")
+    return layer(x, mask=ops.convert_to_tensor(mask))
+
+
+def swin_twin(weights, x, exponents):
+    mask = twins.shift_bias(6, 3, 1).repeat(2, 1, 1)  # for two images
+
+    def bias(head, query):
+        return twins.window_bias(weights["relative_position_bias_table"], 3, head) + mask
+
+    return twins.attention(weights, x, 2, exponents, bias)
+
+
+def dinov3_call(backbone, layer, x):
+    angles = backbone.rope_embedding(np.zeros((1, 8, 12, 3), "float32"))
+    return layer(x, position_embeddings=angles, num_prefix_tokens=3)
+
+
+def dinov3_twin(weights, x, exponents):
+    return twins.attention(
+        weights, x, 2, exponents, turned=lambda y: twins.turned_in_two_dimensions(y, 2, 3, 3)
+    )
+
+
+def vit_det_twin(weights, x, exponents):
+    height, width = x.shape[1:3]
+
+    def bias(head, query):
+        return twins.decomposed_bias(
+            query, weights["rel_pos_h"], weights["rel_pos_w"], height, width
+        )
+
+    found = twins.attention(weights, x.flatten(1, 2), 2, exponents, bias)
+    return found.reshape(x.shape)
+
+
+PLACES = np.random.default_rng(8).standard_normal((1, 6, 8)).astype("float32")
+HIDDEN = np.triu(np.ones((6, 6), "float32"))
+
+
+def d_fine_call(backbone, layer, x):
+    return layer(x, position_embeddings=PLACES, attention_mask=HIDDEN)
+
+
+def d_fine_twin(weights, x, exponents):
+    placed = x + torch.tensor(PLACES, dtype=x.dtype)
+    mask = torch.tensor(HIDDEN, dtype=x.dtype)
+    tokens = {"query": placed, "key": placed, "value": x}
+    return twins.attention(weights, tokens, 2, exponents, lambda head, query: mask)
+
+
+def plain_call(backbone, layer, x):
+    return layer(x)
+
+
+LAYERS = {
+    "swin": (1, (8, 9, 8), swin_call, swin_twin),
+    "dinov3": (0, (2, 9, 16), dinov3_call, dinov3_twin),
+    "vit_det": (0, (2, 3, 3, 8), plain_call, vit_det_twin),
+    "vit_det in full": (1, (1, 5, 5, 8), plain_call, vit_det_twin),
+    "mit": (0, (2, 9, 12), plain_call, lambda w, x, p: twins.attention(w, x, 2, p)),
+    "d_fine": (0, (2, 6, 8), d_fine_call, d_fine_twin),
+}
+
+
+def names_of_weights(layer):
+    """The layer's trainable weights as the twins call them, in their order."""
+    found = adapter_of(layer).projections(layer)
+    names = {id(v): f"{name}/{v.name}" for name, each in found.items() for v in each.weights}
+    return [names.get(id(v), v.name) for v in layer.trainable_variables]
+
+
+@pytest.mark.parametrize("attention", OPTIONS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_values_and_gradients_are_those_of_the_formulas(name, attention):
+    which, shape, call, twin = LAYERS[name]
+    kind, options = attention.partition(" ")[0], OPTIONS[attention]
+    backbone = converted(name.partition(" ")[0], kind, **options)
+    layer = attentions_of(backbone)[which]
+    x = np.random.default_rng(5).standard_normal(shape).astype("float32")
+    names = names_of_weights(layer)
+    values = [to_numpy(v) for v in layer.trainable_variables]
+    frozen = [(v, v.value) for v in layer.non_trainable_variables]
+
+    def ours(x, *values):
+        pairs = list(zip(layer.trainable_variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=pairs + frozen):
+            return call(backbone, layer, x)
+
+    def theirs(x, *values):
+        exponents = None if attention == "graph_filter" else EXPONENTS
+        return twin(dict(zip(names, values, strict=True)), x, exponents)
+
+    value, gradients = value_and_gradients(ours, x, *values)
+    expected, right = reference_value_and_gradients(theirs, x, *values)
+    assert_close(value, expected, 1e-5)
+    called = dict(enumerate(["input", *names]))
+    assert_all_close(
+        {called[i]: g for i, g in gradients.items()},
+        {called[i]: g for i, g in right.items()},
+        1e-5,
+    )
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("side", [6, 7])
+def test_the_shift_bias_of_the_twin_is_that_of_a_block(side):
+    """What KerasHub's block hands to the layer, on maps that windows fill and do not fill."""
+    backbone = VISION["swin" if side == 6 else "swin_padded"]()
+    block = attention_sites(backbone)[1].parent
+    seen = []
+    block.attn.call = lambda x, mask=None: (seen.append(to_numpy(mask)), x)[1]
+    block(np.zeros((1, side * side, 8), "float32"))
+    np.testing.assert_array_equal(seen[0], twins.shift_bias(side, 3, 1))
+
+
+BEYOND = {
+    "swin": "bias of the scores",
+    "vit_det": "bias of the scores",
+    "mit_square": "dropout of the attention matrix",
+    "d_fine": "bias of the scores",
+}
+
+
+@pytest.mark.parametrize("path", ["blockwise", "fused"])
+@pytest.mark.parametrize("name", ["dinov3", *BEYOND])
+def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
+    if name == "dinov3":
+        inputs = images(VISION[name]())
+        expected = answers(converted(name), inputs)
+        other = converted(name, attention_path=path, block_size=4)
+        assert_equal_outputs(answers(other, inputs), expected, tolerance=1e-5)
+        return
+    backbone = VISION[name]()
+    before = state_of(backbone)
+    with pytest.raises(ValueError, match=f"have a {BEYOND[name]}, which only the dense path keeps"):
+        keras_graphattn.convert(backbone, attention_path=path)
+    assert state_of(backbone) == before
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_vit_det_without_its_bias_has_every_path():
+    def backbone(**options):
+        return keras_graphattn.convert(randomised(vit_det(use_rel_pos=False)), order=4, **options)
+
+    inputs = images(backbone())
+    expected = answers(backbone(), inputs)
+    assert_equal_outputs(answers(backbone(attention_path="fused"), inputs), expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in VISION if name != "mit"])
+def test_refuses_attention_of_another_kind(name):
+    backbone = VISION[name]()
+    before = state_of(backbone)
+    for attention in ("masked_kernel", "attentive_graph_filter"):
+        message = f"'{attention}' cannot take the place of {CLASSES[name]}.*graph_filter"
+        with pytest.raises(ValueError, match=message):
+            keras_graphattn.convert(backbone, attention)
+    with pytest.raises(ValueError, match=f"{CLASSES[name]} keeps its own settings.*dropout=0.1"):
+        keras_graphattn.convert(backbone, dropout=0.1)
+    assert state_of(backbone) == before
+
+
+def test_what_is_not_square_is_refused_by_name():
+    backbone = mit()
+    before = state_of(backbone)
+    for attention in ("graph_filter", "p_laplacian"):
+        with pytest.raises(ValueError, match=r"'all'\. Select others: where=\[1, 2\]") as error:
+            keras_graphattn.convert(backbone, attention)
+        assert "hierarchical_encoder_0_0/" in str(error.value)
+        assert "sr_ratio=2 looks from n tokens at n / 4 others" in str(error.value)
+        assert "hierarchical_encoder_1" not in str(error.value)
+    assert state_of(backbone) == before
+    keras_graphattn.convert(backbone, where=[1, 2])
+    assert [row.parameters_added for row in keras_graphattn.inspect(backbone)] == [0, 6, 6]
+    backbone = mit((4, 2))
+    with pytest.raises(ValueError, match=r"0  hierarchical_encoder_0_0/.*(?s:.)*2  hierarchical_"):
+        keras_graphattn.convert(backbone)
+    with pytest.raises(ValueError, match="no other attention"):
+        keras_graphattn.convert(backbone, where=0)
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_sizes(name):
+    for site in attention_sites(VISION[name]()):
+        adapter = adapter_of(site.layer)
+        sizes = adapter.sizes(site.layer)
+        width = adapter.projections(site.layer)["attention_output"].kernel.shape[0]
+        assert (sizes.num_heads, sizes.groups) == (2, 1)
+        assert sizes.key_dim == sizes.value_dim == width // 2
+        assert sizes.scale == pytest.approx(sizes.key_dim**-0.5)
+        assert not adapter.is_causal(site.parent, site.layer)
+
+
+def test_what_only_the_original_returns():
+    layer = attentions_of(converted("swin"))[0]
+    with pytest.raises(ValueError, match=r"return_attns=True.*revert"):
+        layer(np.zeros((4, 9, 8), "float32"), return_attns=True)
+
+
+def test_d_fine_returns_the_matrix_that_the_filter_is_of():
+    layer = attentions_of(random_vision("d_fine"))[0]
+    x = np.random.default_rng(5).standard_normal((2, 6, 8)).astype("float32")
+    arguments = {"position_embeddings": PLACES, "attention_mask": HIDDEN}
+    before = layer(x, output_attentions=True, **arguments)[1]
+    backbone = random_vision("d_fine")
+    convert(backbone, "d_fine")
+    after = attentions_of(backbone)[0](x, output_attentions=True, **arguments)[1]
+    np.testing.assert_allclose(to_numpy(after), to_numpy(before), atol=1e-6)
+
+
+@pytest.mark.slow_on("jax")
+def test_dinov3_takes_a_mask():
+    """Its backbone gives none. Rows that see nothing become 0."""
+    backbone = random_vision("dinov3")
+    layer = attentions_of(backbone)[0]
+    x = np.random.default_rng(5).standard_normal((2, 9, 16)).astype("float32")
+    mask = np.tril(np.ones((1, 1, 9, 9), bool))
+    before = layer(x, attention_mask=mask)
+    keras_graphattn.convert(backbone)
+    np.testing.assert_allclose(to_numpy(layer(x, attention_mask=mask)), to_numpy(before), atol=1e-5)
+    blind = layer(x, attention_mask=np.zeros((2, 9, 9), bool))
+    bias = to_numpy(layer.output_dense.bias)
+    np.testing.assert_allclose(to_numpy(blind), np.broadcast_to(bias, (2, 9, 16)), atol=1e-6)
+
+
+def test_a_block_of_mit_is_made_again_from_its_configuration():
+    block = attention_sites(VISION["mit"]())[1].parent
+    config = holder_config(type(block), block)
+    again = type(block).from_config(config)
+    assert holder_config(type(again), again) == config
+    again(np.zeros((1, 9, 12), "float32"))
+    assert [v.shape for v in again.weights] == [v.shape for v in block.weights]
+
+
+DROPOUTS = {
+    "swin": "attention_dropout_layer",
+    "mit_square": "dropout",
+    "d_fine": "dropout",
+}
+
+
+def with_dropout(name):
+    """A model, or a block, whose first attention layer drops half of A, and nothing else."""
+    if name == "swin":
+        return random_vision(name, attention_dropout=0.5)
+    backbone = random_vision(name)
+    block = attention_sites(backbone)[0].parent
+    if name == "mit_square":  # KerasHub's constructor does not set its rates
+        block.attn.dropout.rate, block.attn.proj_drop.rate = 0.5, 0.0
+        return backbone
+    block = type(block).from_config({**block.get_config(), "dropout": 0.5})
+    block.build((None, None, 8))
+    return block
+
+
+class InTraining(keras.layers.Layer):
+    """Passes `training` on to a layer whose `call` does not take it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x, training=None):
+        return self.layer(x)
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_keeps_the_dropout_of_the_attention_matrix(name, attention):
+    """With the same random numbers, the same entries of A are dropped as in the original."""
+    model = with_dropout(name)
+    layer = attentions_of(model)[0]
+    assert "dropout of the attention matrix" in adapter_of(layer).sizes(layer).beyond_softmax
+    width = adapter_of(layer).projections(layer)["query"].kernel.shape[0]
+    x = np.random.default_rng(5).standard_normal((2, 9, width)).astype("float32")
+    state = getattr(layer, DROPOUTS[name]).seed_generator.state
+    start = ops.convert_to_numpy(state).copy()
+    found = []
+    for step in ("plain", "converted"):
+        if step == "converted":
+            keras_graphattn.convert(model, attention, **({"p": 2} if "p_" in attention else {}))
+        state.assign(start)
+        keras.utils.set_random_seed(0)  # torch may draw from its global generator
+        found.append(to_numpy(InTraining(layer)(x, training=True)))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5 * np.abs(found[0]).max())
+    assert np.abs(found[1] - to_numpy(layer(x))).max() > 0.1 * np.abs(found[1]).max()

@@ -1,0 +1,265 @@
+"""Tiny vision models whose attention has a class of its own, and tasks around them.
+
+Side lengths are odd, so that windows at the border are filled up. They are not in
+`tests.hub.models`: the cross products of that dictionary stay as they are.
+"""
+
+import keras
+import keras_hub
+import numpy as np
+
+import keras_graphattn
+from keras_graphattn.hub.adapters import adapter_of
+from keras_graphattn.hub.sites import attention_sites
+from tests.hub.biased_decoders import moved
+from tests.hub.models import WIDTHS
+from tests.numerics import BACKEND, to_numpy
+
+models = keras_hub.models
+
+
+def swin(**options):
+    """Windows of 3 x 3 on maps of 6 x 6, every other one shifted, and then of 3 x 3."""
+    sizes = {"image_shape": (12, 12, 3), "depths": (2, 1), "num_heads": (2, 2)}
+    widths = {"embed_dim": 8, "window_size": 3, "patch_size": 2, "mlp_ratio": 2.0}
+    return models.SwinTransformerBackbone(**{**sizes, **widths, **options})
+
+
+def swin_padded(**options):
+    """Windows of 3 x 3 on a map of 7 x 7."""
+    sizes = {"image_shape": (14, 14, 3), "depths": (2,), "num_heads": (2,)}
+    return swin(**{**sizes, **options})
+
+
+def dinov3(**options):
+    """A class token, two registers, and 2 x 3 patches."""
+    widths = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16}
+    return models.DINOV3Backbone(
+        patch_size=4, image_shape=(8, 12, 3), num_register_tokens=2, **widths, **options
+    )
+
+
+def vit_det(**options):
+    """Windows of 3 x 3 on a map of 5 x 5, and a layer that sees all of it."""
+    sizes = {"image_shape": (10, 10, 3), "patch_size": 2, "window_size": 3}
+    widths = {"num_layers": 2, "num_heads": 2, "hidden_size": 8, "intermediate_dim": 16}
+    outputs = {"num_output_channels": 4, "global_attention_layer_indices": [1]}
+    return models.ViTDetBackbone(**{**sizes, **widths, **outputs, **options})
+
+
+def mit(sr_ratios=(2, 1), **options):
+    """Maps of 6 x 6 and 3 x 3; of the two stages, the second is square."""
+    return models.MiTBackbone(
+        image_shape=(12, 12, 3),
+        layerwise_depths=[1, 2],
+        num_layers=2,
+        layerwise_num_heads=[2, 2],
+        layerwise_sr_ratios=list(sr_ratios),
+        max_drop_path_rate=0.1,
+        layerwise_patch_sizes=[3, 3],
+        layerwise_strides=[2, 2],
+        hidden_dims=[8, 12],
+        **options,
+    )
+
+
+def mit_square(**options):
+    return mit((1, 1), **options)
+
+
+def d_fine(**options):
+    """Features of 4 x 4 in the encoder, and ten queries of objects in the decoder."""
+    backbone = models.HGNetV2Backbone(
+        stem_channels=[3, 4, 4],
+        stackwise_stage_filters=[[4, 4, 8, 1, 1, 3], [8, 4, 8, 1, 1, 3]],
+        apply_downsample=[False, True],
+        use_lightweight_conv_block=[False, False],
+        depths=[1, 1],
+        hidden_sizes=[8, 8],
+        embedding_size=4,
+        use_learnable_affine_block=True,
+        hidden_act="relu",
+        image_shape=(None, None, 3),
+        out_features=["stage1", "stage2"],
+    )
+    settings = {
+        "backbone": backbone,
+        "decoder_in_channels": [8, 8],
+        "encoder_hidden_dim": 8,
+        "num_denoising": 0,
+        "num_labels": 3,
+        "hidden_dim": 8,
+        "learn_initial_query": False,
+        "num_queries": 10,
+        "anchor_image_size": (32, 32),
+        "feat_strides": [4, 8],
+        "num_feature_levels": 2,
+        "encoder_in_channels": [8, 8],
+        "encode_proj_layers": [1],
+        "num_attention_heads": 2,
+        "encoder_ffn_dim": 16,
+        "num_encoder_layers": 1,
+        "hidden_expansion": 0.5,
+        "depth_multiplier": 0.5,
+        "eval_idx": -1,
+        "num_decoder_layers": 2,
+        "decoder_attention_heads": 2,
+        "decoder_ffn_dim": 16,
+        "decoder_n_points": [2, 2],
+        "lqe_hidden_dim": 8,
+        "num_lqe_layers": 2,
+        "out_features": ["stage1", "stage2"],
+        "image_shape": (None, None, 3),
+        "seed": 0,
+    }
+    return models.DFineBackbone(**{**settings, **options})
+
+
+VISION = {
+    "swin": swin,
+    "swin_padded": swin_padded,
+    "dinov3": dinov3,
+    "vit_det": vit_det,
+    "mit": mit,
+    "mit_square": mit_square,
+    "d_fine": d_fine,
+}
+WHERE = {"mit": "hierarchical_encoder_1"}  # the first stage is not square
+CONVERTED = {"swin": 3, "mit_square": 3, "d_fine": 3}  # layers; two of the others
+CLASSES = {
+    "swin": "WindowAttention",
+    "swin_padded": "WindowAttention",
+    "dinov3": "DINOV3Attention",
+    "vit_det": "MultiHeadAttentionWithRelativePE",
+    "mit": "SegFormerMultiheadAttention",
+    "mit_square": "SegFormerMultiheadAttention",
+    "d_fine": "DFineMultiheadAttention",
+}
+
+
+def segformer():
+    backbone = models.SegFormerBackbone(mit(), projection_filters=8)
+    return models.SegFormerImageSegmenter(backbone, num_classes=3)
+
+
+def sam():
+    size, width = (16, 16), 8
+    backbone = models.SAMBackbone(
+        vit_det(image_shape=(*size, 3), num_output_channels=width),
+        keras_hub.layers.SAMPromptEncoder(
+            hidden_size=width,
+            image_embedding_size=(8, 8),
+            input_image_size=size,
+            mask_in_channels=4,
+        ),
+        keras_hub.layers.SAMMaskDecoder(
+            num_layers=1,
+            hidden_size=width,
+            intermediate_dim=8,
+            num_heads=2,
+            embedding_dim=width,
+            num_multimask_outputs=2,
+            iou_head_depth=2,
+            iou_head_hidden_dim=8,
+        ),
+    )
+    return models.SAMImageSegmenter(backbone)
+
+
+def depth_anything():
+    shape = (24, 24, 3)
+    encoder = models.DINOV2Backbone(
+        patch_size=4, image_shape=shape, position_embedding_shape=shape, **WIDTHS
+    )
+    backbone = models.DepthAnythingBackbone(
+        encoder,
+        reassemble_factors=[1, 0.5],
+        neck_hidden_dims=[4, 4],
+        fusion_hidden_dim=4,
+        head_hidden_dim=4,
+        head_in_index=-1,
+        feature_keys=["stage1", "stage2"],
+    )
+    return models.DepthAnythingDepthEstimator(backbone, depth_estimation_type="relative")
+
+
+TASKS = {
+    "swin_classifier": lambda: models.SwinTransformerImageClassifier(swin(), num_classes=3),
+    "mit_classifier": lambda: models.MiTImageClassifier(mit(), num_classes=3),
+    "segformer": segformer,
+    "sam": sam,
+    "depth_anything": depth_anything,
+}
+TASK_WHERE = {"mit_classifier": WHERE["mit"], "segformer": WHERE["mit"]}
+BASES = {
+    "swin_classifier": models.ImageClassifier,
+    "mit_classifier": models.ImageClassifier,
+    "segformer": models.ImageSegmenter,
+    "sam": models.ImageSegmenter,
+    "depth_anything": models.DepthEstimator,
+}
+
+
+def randomised(model):
+    """The model with weights that are large enough that attention is not uniform.
+
+    They are the same on all backends: matrices are random, norms and biases near their start.
+    """
+    generator = np.random.default_rng(0)
+    for variable in model.weights:
+        shape = tuple(variable.shape)
+        if "moving_" in variable.path or "position_embeddings" in variable.path:
+            continue  # DINOv2 keeps two of the latter, one interpolated from the other
+        start = 0.0 if len(shape) > 1 else to_numpy(variable)
+        fan_in = np.prod(shape[:-1]) if len(shape) > 2 else 6.0
+        noise = fan_in**-0.5 * generator.standard_normal(shape)
+        variable.assign((start + noise).astype("float32"))
+    return model
+
+
+def random_vision(name, **options):
+    return randomised(VISION[name](**options))
+
+
+def converted(name, attention="graph_filter", **options):
+    """A converted backbone; the coefficients of its filter are away from their start."""
+    return moved(convert(random_vision(name), name, attention, **options))
+
+
+def convert(backbone, name, attention="graph_filter", **options):
+    where = {**WHERE, **TASK_WHERE}.get(name, "all")
+    options = {"order": 4, **options} if attention == "graph_filter" else options
+    return keras_graphattn.convert(backbone, attention, where, **options)
+
+
+def attentions_of(model):
+    """The attention layers that can be converted, or are."""
+    layers = [site.layer for site in attention_sites(model)]
+    return [layer for layer in layers if adapter_of(layer).refusal(layer) is None]
+
+
+def images(model, batch=2, seed=1):
+    """Random inputs by name; prompts, too, where the model takes them."""
+    generator = np.random.default_rng(seed)
+    wanted = model.input if isinstance(model.input, dict) else {"images": model.input}
+    found = {}
+    for name, tensor in wanted.items():
+        shape = [1 if size is None else size for size in tensor.shape[1:]]
+        if name == "masks":
+            shape = [1, 32, 32, 1]  # four times the map
+        if len(shape) == 3 and None in tensor.shape[1:] and shape[-1] == 3:
+            shape = [32, 32, 3]
+        found[name] = generator.standard_normal((batch, *shape)).astype("float32")
+    if "labels" in found:
+        found["labels"] = np.ones_like(found["labels"])
+    return found
+
+
+def answers(model, inputs):
+    """All outputs as one list of arrays."""
+    given = inputs if isinstance(model.input, dict) else inputs["images"]
+    if BACKEND == "jax" and not isinstance(model, models.SAMImageSegmenter):
+        found = model.predict_on_batch(given)  # compiled once; SAM's task has a way of its own
+    else:
+        found = model(given, training=False)
+    return [to_numpy(x) for x in keras.tree.flatten(found)]
