@@ -11,16 +11,11 @@ import pytest
 import keras_graphattn
 from keras_graphattn.hub.adapters import adapter_of
 from keras_graphattn.hub.sites import attention_sites
-from tests.hub.biased_decoders import greedy, logits, prompts
+from tests.hub import sequence_to_sequence
+from tests.hub.biased_decoders import greedy, prompts
 from tests.hub.containers import moved
-from tests.hub.models import (
-    VOCABULARY,
-    assert_equal_outputs,
-    fit_one_step,
-    outputs,
-    random_inputs,
-)
-from tests.numerics import BACKEND, to_numpy
+from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
+from tests.numerics import to_numpy
 
 OPTIONS = {
     "graph_filter": {"order": 4},
@@ -39,8 +34,10 @@ class Case:
     def converted(self):
         """A converted backbone whose coefficients have moved, and its inputs."""
         backbone = self.family.make()
-        keras_graphattn.convert(backbone, self.attention, **OPTIONS[self.attention])
-        return moved(backbone), random_inputs(backbone)
+        keras_graphattn.convert(
+            backbone, self.attention, self.family.where, **OPTIONS[self.attention]
+        )
+        return moved(backbone), self.family.inputs(backbone)
 
     def task(self):
         """A task around a converted backbone."""
@@ -70,33 +67,19 @@ def generate(case, folder):
     if not hasattr(case.family.task, "generate"):
         lacks("a task that generates")
     task = case.task()
-    if "encoder_token_ids" in getattr(task.backbone, "input", {}):
-        tokens, found, given = _translated(task)
+    if "encoder_padding_mask" in task.backbone.input:
+        given, of = sequence_to_sequence.prompts(task.backbone), "decoder_"
+        tokens = sequence_to_sequence.greedy(task, given)
     else:
-        given = prompts()
-        tokens = greedy(task, given)
-        found, given = logits(task, tokens), given["padding_mask"]
+        given, of = {**case.family.inputs(task.backbone), **prompts()}, ""
+        tokens = greedy(task, {k: v for k, v in given.items() if k in task.backbone.input})
+    whole = {f"{of}token_ids": tokens, f"{of}padding_mask": np.ones(tokens.shape, "int32")}
+    found = outputs(task, {**given, **whole})[0]
     chosen = np.take_along_axis(found[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
-    behind = (found[:, :-1].max(axis=-1) - chosen)[~given[:, 1:]]
+    is_new = ~np.asarray(given[f"{of}padding_mask"], bool)[:, 1:]
+    behind = (found[:, :-1].max(axis=-1) - chosen)[is_new]
     assert behind.size
     assert behind.max() <= 1e-4 * np.abs(found).max()
-
-
-def _translated(task):
-    """Tokens, logits of a full pass and which tokens were given, of an encoder with a decoder."""
-    generator = np.random.default_rng(0)
-    given = prompts()
-    read = generator.integers(2, VOCABULARY, (2, 6)).astype("int32")
-    encoder = {"encoder_token_ids": read, "encoder_padding_mask": np.ones(read.shape, "int32")}
-    names = {"token_ids": "decoder_token_ids", "padding_mask": "decoder_padding_mask"}
-    task.compile(sampler="greedy", run_eagerly=BACKEND == "tensorflow")
-    made = task.generate(
-        {**encoder, **{names[k]: v.copy() for k, v in given.items()}}, stop_token_ids=None
-    )
-    tokens = np.asarray(to_numpy(made["decoder_token_ids"]))
-    whole = {"decoder_token_ids": tokens, "decoder_padding_mask": np.ones(tokens.shape, "int32")}
-    (found,) = outputs(task, {**encoder, **whole})
-    return tokens, found, given["padding_mask"]
 
 
 def lora(case, folder):

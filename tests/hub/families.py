@@ -6,25 +6,63 @@ from typing import Any, NamedTuple
 
 import keras_hub
 
-from tests.hub import biased_decoders, encoders, models, rotary_decoders
+from tests.hub import (
+    biased_decoders,
+    encoders,
+    models,
+    rotary_decoders,
+    sequence_to_sequence,
+    vision_models,
+)
 
 # Of the tasks of a backbone, one of the first of these kinds stands for all.
-KINDS = ("CausalLM", "Seq2SeqLM", "TextClassifier", "ImageClassifier", "MaskedLM")
+KINDS = ("CausalLM", "Seq2SeqLM", "AudioToText", "TextClassifier", "ImageClassifier", "MaskedLM")
+CLASSIFIERS = (keras_hub.models.TextClassifier, keras_hub.models.ImageClassifier)
+# What makes a random backbone, and what makes inputs for it.
+TABLES = (
+    (models.BACKBONES, models.random_backbone, models.random_inputs),
+    (rotary_decoders.BACKBONES, rotary_decoders.tiny, models.random_inputs),
+    (biased_decoders.DECODERS, biased_decoders.random_decoder, models.random_inputs),
+    (encoders.ENCODERS, encoders.random_encoder, encoders.inputs_of),
+    (vision_models.VISION, vision_models.random_vision, vision_models.images),
+    (
+        sequence_to_sequence.MODELS,
+        sequence_to_sequence.random_model,
+        sequence_to_sequence.inputs_of,
+    ),
+)
+FAMILIES = {name: (partial(make, name), inputs) for table, make, inputs in TABLES for name in table}
+WITHOUT_TASK = ("gemma3_embedding",)  # sees the future, so that it generates nothing
 
 
 class Family(NamedTuple):
-    """One backbone: a function that makes a random one, and the class of its task, if any."""
+    """One backbone.
 
+    Attributes:
+        name: Its name.
+        make: Makes a random one.
+        inputs: Makes its inputs by name, of two examples.
+        task: The class of its task, or `None`.
+    """
+
+    name: str
     make: Callable[[], Any]
+    inputs: Callable[[Any], dict[str, Any]]
     task: Any = None
+
+    @property
+    def where(self):
+        """The layers that can be converted."""
+        return vision_models.WHERE.get(self.name, "all")
 
     def make_task(self, backbone):
         """The task around a backbone."""
-        if issubclass(
-            self.task, (keras_hub.models.TextClassifier, keras_hub.models.ImageClassifier)
-        ):
-            return self.task(backbone=backbone, num_classes=3, preprocessor=None)
-        return self.task(backbone=backbone, preprocessor=None)
+        if self.name == "parseq":
+            return sequence_to_sequence.parseq_task(backbone)
+        if self.name in sequence_to_sequence.TASKS:
+            return sequence_to_sequence.task(self.name, backbone)
+        options = {"num_classes": 3} if issubclass(self.task, CLASSIFIERS) else {}
+        return self.task(backbone=backbone, preprocessor=None, **options)
 
 
 def task_class(backbone_class):
@@ -38,17 +76,8 @@ def task_class(backbone_class):
     return None
 
 
-TABLES = (
-    (models.BACKBONES, models.random_backbone),
-    (rotary_decoders.BACKBONES, rotary_decoders.tiny),
-    (biased_decoders.DECODERS, biased_decoders.random_decoder),
-    (encoders.ENCODERS, encoders.random_encoder),
-)
-FAMILIES = {name: partial(make, name) for table, make in TABLES for name in table}
-WITHOUT_TASK = ("gemma3_embedding",)  # sees the future, so that it generates nothing
-
-
 def family(name):
     """The family of this name."""
-    make = FAMILIES[name]
-    return Family(make, None if name in WITHOUT_TASK else task_class(type(make())))
+    make, inputs = FAMILIES[name]
+    task = None if name in WITHOUT_TASK else task_class(type(make()))
+    return Family(name, make, inputs, task)

@@ -91,7 +91,7 @@ def test_lora(name, converted_first):
             assert np.abs(to_numpy(variables(backbone)[path]) - old).max() > 1e-6, path
 
 
-@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.slow
 @pytest.mark.parametrize("quantised_first", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_int8(name, quantised_first, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import keras_graphattn
 from tests.hub.abilities import ABILITIES, OPTIONS, Case
 from tests.hub.families import FAMILIES, family
-from tests.hub.models import assert_equal_outputs, outputs, random_inputs
+from tests.hub.models import assert_equal_outputs, outputs
 
 pytestmark = pytest.mark.slow
 
@@ -18,11 +18,12 @@ pytestmark = pytest.mark.slow
 @functools.cache
 def refusal(name, attention):
     """Why `convert` refuses, or `None`; a model that it refuses is as it was."""
-    backbone = family(name).make()
-    plain, inputs = type(backbone), random_inputs(backbone)
+    kind = family(name)
+    backbone = kind.make()
+    plain, inputs = type(backbone), kind.inputs(backbone)
     before = outputs(backbone, inputs)
     try:
-        keras_graphattn.convert(backbone, attention, **OPTIONS[attention])
+        keras_graphattn.convert(backbone, attention, kind.where, **OPTIONS[attention])
     except ValueError as error:
         assert type(backbone) is plain
         assert_equal_outputs(outputs(backbone, inputs), before, tolerance=0.0)

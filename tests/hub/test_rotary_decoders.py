@@ -180,7 +180,7 @@ def test_lora_before_and_after_the_conversion(name, first):
         assert np.abs(array(variable) - old).max() > 1e-5
 
 
-@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [pytest.param("int8", marks=pytest.mark.slow), "conversion"])
 @pytest.mark.parametrize("name", EACH)
 def test_int8(name, first, tmp_path):
