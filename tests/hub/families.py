@@ -16,7 +16,7 @@ from tests.hub import (
 )
 
 # Of the tasks of a backbone, one of the first of these kinds stands for all.
-KINDS = ("CausalLM", "Seq2SeqLM", "AudioToText", "TextClassifier", "ImageClassifier", "MaskedLM")
+KINDS = ("CausalLM", "Seq2SeqLM", "TextClassifier", "ImageClassifier", "MaskedLM")
 CLASSIFIERS = (keras_hub.models.TextClassifier, keras_hub.models.ImageClassifier)
 # What makes a random backbone, and what makes inputs for it.
 TABLES = (

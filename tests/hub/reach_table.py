@@ -33,10 +33,10 @@ HEAD = """# What `convert` reaches
 This table is made by `python -m tests.hub.reach_table`. Each cell is a test that ran, with a tiny
 random model: `tests/hub/abilities.py` says what it checks.
 
-Made with KerasHub {versions}.
+It ran on {versions}.
 
-* `yes`: the test passed on TensorFlow, JAX and torch. Otherwise the cell names the backends.
-* `-`: the original model has no such thing, such as `generate` of an encoder.
+* `yes`: the test passed, on each of these backends. Where they differ, the cell names them.
+* `-`: the original model has no such thing, such as `generate` of an encoder, or fails as well.
 * `refused`: `convert` raises an error that says why, and leaves the model as it was.
 """
 
@@ -77,14 +77,16 @@ def outcomes(report):
 def cell(by_backend):
     """The text of a cell, from the outcome on each backend."""
     found = set(by_backend.values())
-    if len(found) == 1 and len(by_backend) == len(BACKENDS):
+    if len(found) == 1:
         return found.pop()
-    return ", ".join(f"{LETTERS[b]} {by_backend.get(b, 'not run')}" for b in BACKENDS)
+    return ", ".join(f"{LETTERS[b]} {by_backend[b]}" for b in BACKENDS if b in by_backend)
 
 
 def rendered(kept):
     """The Markdown of what is kept."""
-    parts = [HEAD.format(versions=", ".join(sorted(set(kept["keras_hub"].values()))))]
+    ran = kept["keras_hub"]
+    versions = [f"{LETTERS[b]} (KerasHub {ran[b]})" for b in BACKENDS if b in ran]
+    parts = [HEAD.format(versions=", ".join(versions))]
     for attention, title in TITLES.items():
         rows = {name: cells[attention] for name, cells in kept["cells"].items()}
         abilities = list(next(iter(rows.values())))
