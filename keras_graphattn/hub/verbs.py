@@ -70,9 +70,7 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
     Args:
         model: A KerasHub (KerasNLP) task or backbone, a KerasCV `TransformerEncoder`, or a model
             that has any of them in it. Models that hold `model` now carry the conversion too:
-            they drop their compiled functions, and tell it when they are saved or cloned. A
-            preset of a task that is made around a converted backbone later loads as the backbone
-            only.
+            they drop their compiled functions, and tell it when they are saved or cloned.
         attention: `"graph_filter"` (or `"gfsa"`), `"p_laplacian"` (`"p-lat"`),
             `"attentive_graph_filter"` (`"agf"`) or `"masked_kernel"`. For backbones with an
             attention class of their own, such as Llama, Mistral and Qwen: the first two.
