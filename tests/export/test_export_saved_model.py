@@ -95,6 +95,7 @@ def test_list_of_inputs_with_open_length(tmp_path):
     assert_served_like_predicted(model, path, batches, tmp_path, ["classes"])
 
 
+@pytest.mark.slow_on("jax")
 def test_mixed_precision_leaves_as_float32(tmp_path):
     series, padding_mask = masked_inputs()
     policy = keras.DTypePolicy("mixed_bfloat16")

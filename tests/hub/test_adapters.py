@@ -154,6 +154,7 @@ def test_padding_on_the_left_changes_nothing():
     np.testing.assert_allclose(long[:, 3:], short, atol=1e-5 * np.abs(short).max())
 
 
+@pytest.mark.slow_on("jax")
 def test_two_attentions_in_one_model_last(tmp_path):
     backbone = random_backbone("llama")
     inputs = random_inputs(backbone)

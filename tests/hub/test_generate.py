@@ -189,6 +189,7 @@ def test_a_generate_function_from_before_is_dropped():
     np.testing.assert_array_equal(found["token_ids"], greedy_without_cache(model, inputs))
 
 
+@pytest.mark.slow_on("jax")
 def test_a_bart_decoder_decodes_with_its_two_caches():
     model = keras_hub.models.BartSeq2SeqLM(random_backbone("bart"))
     keras_graphattn.convert(

@@ -131,6 +131,7 @@ def test_preprocessing_comes_out_of_a_preset_as_it_was(tmp_path):
     assert type(other) is models.BertMaskedLMPreprocessor
 
 
+@pytest.mark.slow_on("jax")
 def test_save_weights_and_a_plain_preset(tmp_path):
     backbone = converted()
     inputs = random_inputs(backbone)
@@ -147,6 +148,7 @@ def test_save_weights_and_a_plain_preset(tmp_path):
     assert_equal_outputs(outputs(keras_graphattn.convert(loaded, order=4), inputs), before)
 
 
+@pytest.mark.slow_on("jax")
 def test_lora_trains_the_coefficients_and_its_file_fits(tmp_path):
     backbone = converted()
     backbone.enable_lora(2)

@@ -229,6 +229,7 @@ def test_register_attention_works_for_a_class_of_ones_own():
     np.testing.assert_allclose(answers(block, SERIES)[0], before, atol=1e-6)
 
 
+@pytest.mark.slow_on("jax")
 def test_revert_of_a_part_is_what_the_whole_tells():
     task = models.BertTextClassifier(random_backbone("bert"), num_classes=2)
     inputs = random_inputs(task.backbone)

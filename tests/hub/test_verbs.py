@@ -196,6 +196,7 @@ def own_model():
     return keras.Model(tokens, keras.layers.Dense(1)(x))
 
 
+@pytest.mark.slow_on("jax")
 def test_encoders_and_decoders_in_a_model_of_ones_own(tmp_path):
     model, tokens = own_model(), np.array([[3, 4, 5, 6], [7, 8, 9, 1]])
     before = np.asarray(keras.ops.convert_to_numpy(model(tokens)))

@@ -187,6 +187,7 @@ def test_dropout_acts_in_training_alone():
     assert np.abs(first - second).max() > 1e-3
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(
     "options",
     [

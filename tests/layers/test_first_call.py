@@ -73,6 +73,7 @@ def test_a_mask_that_refused_its_first_signal_has_one_set_of_weights(name):
     assert [w[1] for w in weights(made)] == [w[1] for w in weights(fresh)]
 
 
+@pytest.mark.slow_on("jax")
 def test_the_weights_of_a_layer_that_was_refused_load_elsewhere(tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 4, 6)).astype("float32")
     made = layers.GraphFilterAttention(2, 3)

@@ -82,6 +82,7 @@ def test_saves_with_its_graph_and_trains(tmp_path):
     assert_close(again.predict(tokens(), verbose=0), model.predict(tokens(), verbose=0), 1e-6)
 
 
+@pytest.mark.slow_on("jax")
 def test_scores_and_what_is_refused():
     layer = GraphKernelAttention(HEADS, KEY, mask=Tree(PARENTS))
     _, scores = layer(tokens(), return_attention_scores=True)

@@ -96,6 +96,7 @@ def test_attention_never_sees_other_trees(name):
     assert np.abs(before[:, ~tree] - after[:, ~tree]).min() > 0
 
 
+@pytest.mark.slow_on("jax")
 def test_permuting_nodes_permutes_outputs():
     order = np.random.default_rng(3).permutation(LENGTH)
     place = np.argsort(order)  # new place of each node
