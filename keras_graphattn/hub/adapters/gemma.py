@@ -70,19 +70,23 @@ class GemmaAdapter(DecoderAdapter):
     hook: type = GemmaHook
 
     def sizes(self, layer: Any) -> Sizes:
-        normal = layer.head_dim
-        if not layer.query_head_dim_normalize:
-            normal = layer.hidden_dim // layer.num_query_heads
         has = {SOFT_CAP: layer.logit_soft_cap is not None, DROPOUT: layer.dropout > 0}
         return Sizes(
             num_heads=layer.num_query_heads,
             num_key_value_heads=layer.num_key_value_heads,
             key_dim=layer.head_dim,
             value_dim=layer.head_dim,
-            scale=normal**-0.5,
+            scale=self.scale(layer),
             dropout=layer.dropout,
             beyond_softmax=tuple(name for name, there in has.items() if there),
         )
+
+    def scale(self, layer: Any) -> float:
+        """The factor of the scores."""
+        normal = layer.head_dim
+        if not layer.query_head_dim_normalize:
+            normal = layer.hidden_dim // layer.num_query_heads
+        return float(normal**-0.5)
 
     def logits(self, layer: Any, length: Any, given: Any = None) -> Logits:
         return Logits(soft_cap=layer.logit_soft_cap)

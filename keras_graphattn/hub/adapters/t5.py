@@ -24,7 +24,12 @@ from keras_graphattn.hub.adapters.decoder import DecoderAdapter, joined_heads
 from keras_graphattn.hub.logits import BIAS, DROPOUT, Logits
 
 Tensor = Any
-HIDDEN = -1e9  # what KerasHub adds to the bias of a pair that the mask hides
+HIDDEN = -1e9  # what KerasHub adds to the score of a pair that the mask hides
+
+
+def seen(added: Tensor | None) -> Tensor | None:
+    """The boolean mask that numbers to add to the scores, (..., t, S), stand for."""
+    return None if added is None else added > 0.5 * HIDDEN
 
 
 def masked_bias(layer: Any, mask: Tensor | None, new: Any, length: Any, index: Any) -> Tensor:
@@ -74,12 +79,12 @@ class T5Hook:
             new = ops.shape(hidden_states)[1]
             length = new if cache is None else ops.shape(cache)[2]
             position_bias = masked_bias(self, mask, new, length, 0 if index is None else index)
-        seen = position_bias[:, 0] > 0.5 * HIDDEN  # (B or 1, t, S), the same for all heads
+        visible = seen(position_bias[:, 0])  # (B or 1, t, S), the same for all heads
         if cache is None:
-            outputs = self.attend_inputs(hidden_states, seen, index, training, position_bias)
+            outputs = self.attend_inputs(hidden_states, visible, index, training, position_bias)
         else:
             outputs, cache = self.attend_cached(
-                hidden_states, seen, cache, index, training, given=position_bias
+                hidden_states, visible, cache, index, training, given=position_bias
             )
         return outputs, position_bias, cache
 

@@ -12,17 +12,10 @@ KerasHub spreads a row that sees nothing over all tokens. Here it is zero.
 from collections.abc import Sequence
 from typing import Any
 
-from keras_graphattn.hub.adapters.adapter import Sizes
 from keras_graphattn.hub.adapters.gemma import GemmaAdapter
-from keras_graphattn.hub.logits import DROPOUT, SOFT_CAP
+from keras_graphattn.hub.adapters.t5 import seen
 
 Tensor = Any
-HIDDEN = -1e9  # what KerasHub adds to the score of a pair that the mask hides
-
-
-def seen(added: Tensor | None) -> Tensor | None:
-    """The boolean mask that a mask of numbers to add, (B, 1, 1 or t, S), stands for."""
-    return None if added is None else added > 0.5 * HIDDEN
 
 
 class T5GemmaHook:
@@ -67,17 +60,8 @@ class T5GemmaAdapter(GemmaAdapter):
     def is_causal(self, parent: Any, layer: Any) -> bool:
         return type(parent).__name__ == "T5GemmaDecoderLayer"
 
-    def sizes(self, layer: Any) -> Sizes:
-        has = {SOFT_CAP: layer.logit_soft_cap is not None, DROPOUT: layer.dropout > 0}
-        return Sizes(
-            num_heads=layer.num_query_heads,
-            num_key_value_heads=layer.num_key_value_heads,
-            key_dim=layer.head_dim,
-            value_dim=layer.head_dim,
-            scale=layer.scaling,
-            dropout=layer.dropout,
-            beyond_softmax=tuple(name for name, there in has.items() if there),
-        )
+    def scale(self, layer: Any) -> float:
+        return float(layer.scaling)
 
     def rotated(self, layer: Any, x: Tensor, index: Any) -> Tensor:
         return layer.rotary_embedding(x, start_index=index)
