@@ -1,12 +1,16 @@
 """Shared set-up: one backend per process (KERAS_BACKEND), the same random data in each run."""
 
+import gc
 import os
+import sys
 from collections import Counter
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import torch  # noqa: F401, I001  # before TensorFlow: the other order crashes
 import keras
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -65,11 +69,35 @@ def _function(item: pytest.Item) -> str:
     return "" if item.get_closest_marker("slow") else item.nodeid.partition("[")[0]
 
 
+# The generators that test modules hold, with the state in which each test finds them.
+GENERATORS: list[tuple[np.random.Generator, Any]] = []
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the state of generators, and takes what is imported out of garbage collection.
+
+    Keras collects garbage for each layer that it quantises; with all backends imported, that takes
+    half a second each time.
+    """
+    modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "tests"]
+    found = {id(v): v for m in modules for v in vars(m).values() if _is_generator(v)}
+    GENERATORS.extend((each, each.bit_generator.state) for each in found.values())
+    gc.collect()
+    gc.freeze()
+
+
+def _is_generator(value: object) -> bool:
+    return isinstance(value, np.random.Generator)
+
+
 def pytest_report_header() -> str:
     return f"keras {keras.__version__}, backend {keras.backend.backend()}"
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
+    """Each test has the same random data, in whatever order they run."""
+    for generator, state in GENERATORS:
+        generator.bit_generator.state = state
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("float32")

@@ -1,5 +1,6 @@
 """Every tiny backbone of the hub's tests in one table, with the task that stands for its tasks."""
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,12 +41,14 @@ class Family(NamedTuple):
 
     Attributes:
         name: Its name.
+        kind: Its class.
         make: Makes a random one.
         inputs: Makes its inputs by name, of two examples.
         task: The class of its task, or `None`.
     """
 
     name: str
+    kind: type
     make: Callable[[], Any]
     inputs: Callable[[Any], dict[str, Any]]
     task: Any = None
@@ -76,8 +79,10 @@ def task_class(backbone_class):
     return None
 
 
+@functools.cache
 def family(name):
     """The family of this name."""
     make, inputs = FAMILIES[name]
-    task = None if name in WITHOUT_TASK else task_class(type(make()))
-    return Family(name, make, inputs, task)
+    kind = type(make())
+    task = None if name in WITHOUT_TASK else task_class(kind)
+    return Family(name, kind, make, inputs, task)
