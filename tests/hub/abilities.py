@@ -131,7 +131,7 @@ def bfloat16(case, folder):
     They are at most 0.2 of the largest entry away, or twice as far as those of the original.
     """
     found = _loss_in_bfloat16(case)
-    assert 0 < found
+    assert found > 0
     assert found <= 0.2 or found <= 2 * _loss_in_bfloat16(Case(case.name))
 
 
