@@ -37,12 +37,6 @@ from tests.numerics import (
 HEADS, SIZE, LENGTH, FEATURES = 3, 4, 7, 6
 random = np.random.default_rng(0)
 TOKENS = random.normal(size=(2, LENGTH, FEATURES)).astype("float32")
-START = random.bit_generator.state
-
-
-@pytest.fixture(autouse=True)
-def _same_data_in_any_order():
-    random.bit_generator.state = START
 
 
 @keras.saving.register_keras_serializable(package="filter_tests")
