@@ -294,7 +294,7 @@ class FusedAdapter(InPlaceAdapter):
     replacements = {}  # noqa: RUF012
 
     def sizes(self, layer):
-        return Sizes(layer.heads, layer.heads, 4, 4, 0.5)
+        return Sizes(layer.heads, 4, 0.5)
 
     def projections(self, layer):
         return {"query": layer.projection, "attention_output": layer.back}

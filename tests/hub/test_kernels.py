@@ -7,10 +7,11 @@ import pytest
 
 import keras_graphattn
 from tests.hub.families import family
-from tests.hub.models import assert_equal_outputs, outputs, random_inputs
+from tests.hub.models import assert_equal_outputs, outputs
 
 UTILITIES = "keras_hub.src.utils.keras_utils"
-WITH_KERNEL = ("llama", "mistral", "phi3", "smollm3", "gpt_neo_x", "gemma")
+ENCODERS = ("dinov3", "esm", "roformer_v2")  # they call the backend's attention on any device
+WITH_KERNEL = ("llama", "mistral", "phi3", "smollm3", "gpt_neo_x", "gemma", *ENCODERS)
 WITHOUT = ("gemma2", "bloom", "falcon", "gpt_oss")  # a soft cap, a bias or a sink: A is formed
 
 
@@ -28,16 +29,19 @@ def calls(monkeypatch):
         found.append(arguments)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(keras.ops, "dot_product_attention", counted)
+    for module in (keras.ops, keras.ops.nn):
+        monkeypatch.setattr(module, "dot_product_attention", counted)
     return found
 
 
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", [*WITH_KERNEL, *WITHOUT])
 def test_a_filter_calls_the_kernel_once_for_each_application(name, calls):
-    has_kernel = name in WITH_KERNEL and keras.backend.backend() != "tensorflow"
+    has_kernel = name in WITH_KERNEL and (
+        name in ENCODERS or keras.backend.backend() != "tensorflow"
+    )
     backbone = family(name).make()
-    inputs = random_inputs(backbone)
+    inputs = family(name).inputs(backbone)
     expected = outputs(backbone, inputs)
     plain = len(calls)
     assert bool(plain) == has_kernel

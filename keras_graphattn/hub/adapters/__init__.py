@@ -93,7 +93,7 @@ def register_adapter(adapter: AttentionAdapter) -> None:
     ...     classes = ("TinyAttention",)
     ...     hook = TinyHook
     ...     def sizes(self, layer):
-    ...         return Sizes(layer.heads, layer.heads, layer.size, layer.size, layer.scale)
+    ...         return Sizes(layer.heads, layer.size, layer.scale)
     ...     def projections(self, layer):
     ...         return {"query": layer.query, "key": layer.key, "value": layer.value}
     ...     def is_causal(self, parent, layer):

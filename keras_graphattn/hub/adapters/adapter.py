@@ -6,21 +6,48 @@ each attention. `convert` asks adapters only, and knows no class of KerasHub its
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from keras_graphattn.hub.logits import DROPOUT
 
 Tensor = Any
 
 
-class Sizes(NamedTuple):
-    """The numbers that an attention layer was made with."""
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers that an attention layer was made with.
+
+    Attributes:
+        num_heads: Number of heads of queries.
+        key_dim: Size of a head of queries and keys.
+        scale: The factor of the scores Q K^T.
+        dropout: Dropout probability.
+        beyond_softmax: What else makes A: `SOFT_CAP`, `BIAS`, `SINK`, and `DROPOUT` where the layer
+            drops entries of A. Only a path that forms A keeps it. `DROPOUT` goes by itself where
+            the probability is 0.
+        num_key_value_heads: Number of heads of keys and values; by default as many as queries have.
+        value_dim: Size of a head of values; by default that of keys.
+    """
 
     num_heads: int
-    num_key_value_heads: int
     key_dim: int
-    value_dim: int
-    scale: float  # the factor of the scores Q K^T
+    scale: float
     dropout: float = 0.0
-    beyond_softmax: tuple[str, ...] = ()  # what else makes A; only a path that forms A keeps it
+    beyond_softmax: tuple[str, ...] = ()
+    num_key_value_heads: int = 0
+    value_dim: int = 0
+
+    def __post_init__(self) -> None:
+        own = {
+            "num_key_value_heads": self.num_key_value_heads or self.num_heads,
+            "value_dim": self.value_dim or self.key_dim,
+            "beyond_softmax": tuple(
+                what for what in self.beyond_softmax if what != DROPOUT or self.dropout
+            ),
+        }
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
 
     @property
     def groups(self) -> int:

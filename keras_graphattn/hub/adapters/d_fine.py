@@ -66,12 +66,10 @@ class DFineAdapter(EncoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.head_dim,
-            value_dim=layer.head_dim,
             scale=layer.scaling,
             dropout=layer.dropout_rate,
-            beyond_softmax=(BIAS, DROPOUT) if layer.dropout_rate else (BIAS,),
+            beyond_softmax=(BIAS, DROPOUT),
         )
 
     def projections(self, layer: Any) -> dict[str, Any]:

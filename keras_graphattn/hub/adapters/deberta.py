@@ -72,12 +72,10 @@ class DisentangledAdapter(EncoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.attn_head_size,
-            value_dim=layer.attn_head_size,
             scale=layer.scale_factor,
             dropout=layer.dropout,
-            beyond_softmax=(BIAS, DROPOUT) if layer.dropout else (BIAS,),
+            beyond_softmax=(BIAS, DROPOUT),
         )
 
     def dropped(self, layer: Any, matrix: Tensor, training: bool | None) -> Tensor:

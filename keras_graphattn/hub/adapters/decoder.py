@@ -6,13 +6,12 @@ it, `attend_cached` adds.
 """
 
 import inspect
-import sys
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
+from keras_graphattn.hub.adapters.in_place import InPlaceAdapter, keras_hub_utilities
 
 Tensor = Any
 
@@ -49,10 +48,6 @@ def usual_projections(layer: Any) -> dict[str, Any]:
 def joined_heads(outputs: Tensor) -> Tensor:
     """Outputs of heads (B, t, N, H) as one vector of each token, (B, t, N * H)."""
     return ops.reshape(outputs, (*ops.shape(outputs)[:2], outputs.shape[-2] * outputs.shape[-1]))
-
-
-def _utilities() -> Any:
-    return sys.modules["keras_hub.src.utils.keras_utils"]
 
 
 class AttendHook:
@@ -126,14 +121,9 @@ class DecoderAdapter(InPlaceAdapter):
         return x
 
     def calls_backend(self, layer: Any) -> bool:
-        """Whether the original calls the backend's own attention, here and now."""
         if hasattr(layer, "_use_fused_attention_op"):
             return bool(layer._use_fused_attention_op())
-        return bool(_utilities().fused_attention_op_available())
-
-    def calls_kernel(self, layer: Any) -> bool:
-        has_kernels = _utilities().running_on_gpu() or _utilities().running_on_tpu()
-        return has_kernels and self.calls_backend(layer)
+        return bool(keras_hub_utilities().fused_attention_op_available())
 
     def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
         outputs = part(layer, "dropout_layer")(outputs, training=training)

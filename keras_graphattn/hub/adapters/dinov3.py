@@ -49,9 +49,7 @@ class DINOV3Adapter(EncoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.head_dim,
-            value_dim=layer.head_dim,
             scale=layer.scale,
             dropout=layer.dropout_rate,
         )
@@ -66,3 +64,6 @@ class DINOV3Adapter(EncoderAdapter):
     def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
         outputs = layer.dropout(joined_heads(outputs), training=training)
         return layer.output_dense(outputs)
+
+    def calls_backend(self, layer: Any) -> bool:
+        return True

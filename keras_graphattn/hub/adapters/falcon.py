@@ -50,12 +50,10 @@ class FalconAdapter(DecoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.head_dim,
-            value_dim=layer.head_dim,
             scale=layer.inv_norm_factor,
             dropout=layer.attention_dropout_rate,
-            beyond_softmax=(BIAS, DROPOUT) if layer.attention_dropout_rate else (BIAS,),
+            beyond_softmax=(BIAS, DROPOUT),
         )
 
     def logits(self, layer: Any, length: Any, given: Any = None) -> Logits:

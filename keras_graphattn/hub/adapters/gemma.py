@@ -70,15 +70,14 @@ class GemmaAdapter(DecoderAdapter):
     hook: type = GemmaHook
 
     def sizes(self, layer: Any) -> Sizes:
-        has = {SOFT_CAP: layer.logit_soft_cap is not None, DROPOUT: layer.dropout > 0}
+        soft_cap = () if layer.logit_soft_cap is None else (SOFT_CAP,)
         return Sizes(
             num_heads=layer.num_query_heads,
             num_key_value_heads=layer.num_key_value_heads,
             key_dim=layer.head_dim,
-            value_dim=layer.head_dim,
             scale=self.scale(layer),
             dropout=layer.dropout,
-            beyond_softmax=tuple(name for name, there in has.items() if there),
+            beyond_softmax=(*soft_cap, DROPOUT),
         )
 
     def scale(self, layer: Any) -> float:

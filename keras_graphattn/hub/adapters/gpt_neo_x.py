@@ -38,12 +38,10 @@ class GPTNeoXAdapter(DecoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.attn_head_size,
-            value_dim=layer.attn_head_size,
             scale=layer._inv_norm_factor,
             dropout=layer.dropout,
-            beyond_softmax=(DROPOUT,) if layer.dropout else (),
+            beyond_softmax=(DROPOUT,),
         )
 
     def projections(self, layer: Any) -> dict[str, Any]:

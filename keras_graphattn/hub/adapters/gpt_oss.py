@@ -41,7 +41,6 @@ class GptOssAdapter(DecoderAdapter):
             num_heads=layer.num_query_heads,
             num_key_value_heads=layer.num_key_value_heads,
             key_dim=layer._head_dim,
-            value_dim=layer._head_dim,
             scale=layer._inv_norm_factor,
             dropout=layer.dropout,
             beyond_softmax=(SINK,),

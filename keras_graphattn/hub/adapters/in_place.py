@@ -8,6 +8,7 @@ layer.
 """
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -95,12 +96,19 @@ class InPlaceAdapter(AttentionAdapter):
         """The attention matrix (B, N, T, S) after the layer's dropout of it."""
         return matrix
 
+    def calls_backend(self, layer: Any) -> bool:
+        """Whether the original calls the backend's own attention, here and now."""
+        return False
+
     def calls_kernel(self, layer: Any) -> bool:
         """Whether the original calls a fused kernel of this device. A graph filter does then, too.
 
         The filter calls it once for each application of A, and A is not formed.
         """
-        return False
+        if not self.calls_backend(layer):
+            return False
+        utilities = keras_hub_utilities()
+        return bool(utilities.running_on_gpu() or utilities.running_on_tpu())
 
     def is_ready(self, layer: Any) -> bool:
         return bool(layer.built)
@@ -156,6 +164,11 @@ class InPlaceAdapter(AttentionAdapter):
         layer = site.layer
         layer.stop()
         change_class(layer, type(layer).plain_class)
+
+
+def keras_hub_utilities() -> Any:
+    """KerasHub's module that knows the device; KerasHub is imported where its layers are."""
+    return sys.modules["keras_hub.src.utils.keras_utils"]
 
 
 def _check_options(options: dict[str, Any], replacement: Any, plain: type) -> None:

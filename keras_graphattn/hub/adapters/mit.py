@@ -67,9 +67,7 @@ class MiTAdapter(EncoderAdapter):
         size = layer.q.units // layer.num_heads
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=size,
-            value_dim=size,
             scale=layer.scale,
             dropout=layer.dropout.rate,
             beyond_softmax=(DROPOUT,),

@@ -88,12 +88,11 @@ class MoonshineAdapter(DecoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.key_dim,
             value_dim=layer.value_dim,
             scale=scale_of(layer),
             dropout=layer.dropout,
-            beyond_softmax=(DROPOUT,) if layer.dropout else (),
+            beyond_softmax=(DROPOUT,),
         )
 
     def rotated_by(

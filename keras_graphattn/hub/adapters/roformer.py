@@ -56,9 +56,7 @@ class RoformerAdapter(EncoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.heads,
-            num_key_value_heads=layer.heads,
             key_dim=layer.head_size,
-            value_dim=layer.head_size,
             scale=layer.head_size**-0.5,
         )
 
@@ -84,3 +82,6 @@ class RoformerAdapter(EncoderAdapter):
 
     def output(self, layer: Any, outputs: Tensor, training: bool | None) -> Tensor:
         return layer.o_dense(joined_heads(outputs))
+
+    def calls_backend(self, layer: Any) -> bool:
+        return True

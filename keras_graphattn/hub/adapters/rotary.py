@@ -29,7 +29,6 @@ class RotaryAdapter(DecoderAdapter):
             num_heads=heads,
             num_key_value_heads=part(layer, "key_dense").partial_output_shape[-2],
             key_dim=size,
-            value_dim=size,
             scale=layer._inv_norm_factor,
             dropout=part(layer, "dropout_layer").rate,
         )

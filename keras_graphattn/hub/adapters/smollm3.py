@@ -54,7 +54,6 @@ class SmolLM3Adapter(RotaryAdapter):
             num_heads=layer.num_attention_heads,
             num_key_value_heads=layer.num_key_value_heads,
             key_dim=layer.head_dim,
-            value_dim=layer.head_dim,
             scale=layer._inv_norm_factor,
         )
 

@@ -83,7 +83,6 @@ class StockAdapter(AttentionAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.key_dim,
             value_dim=layer.value_dim,
             scale=scale_of(layer),

@@ -48,12 +48,10 @@ class SwinAdapter(EncoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.head_dim,
-            value_dim=layer.head_dim,
             scale=layer.scale,
             dropout=layer.attn_drop_rate,
-            beyond_softmax=(BIAS, DROPOUT) if layer.attn_drop_rate else (BIAS,),
+            beyond_softmax=(BIAS, DROPOUT),
         )
 
     def projections(self, layer: Any) -> dict[str, Any]:

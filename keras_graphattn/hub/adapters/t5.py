@@ -103,12 +103,10 @@ class T5Adapter(DecoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.key_value_dim,
-            value_dim=layer.key_value_dim,
             scale=1.0,
             dropout=layer.dropout_layer.rate,
-            beyond_softmax=(BIAS, DROPOUT) if layer.dropout_layer.rate else (BIAS,),
+            beyond_softmax=(BIAS, DROPOUT),
         )
 
     def projections(self, layer: Any) -> dict[str, Any]:

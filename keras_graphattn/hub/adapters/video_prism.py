@@ -76,18 +76,13 @@ class VideoPrismAdapter(EncoderAdapter):
         return bool(getattr(parent, "is_causal", False))
 
     def sizes(self, layer: Any) -> Sizes:
-        has = {
-            SOFT_CAP: layer.attention_logit_soft_cap is not None,
-            DROPOUT: layer.dropout_rate > 0,
-        }
+        soft_cap = () if layer.attention_logit_soft_cap is None else (SOFT_CAP,)
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.key_dim,
-            value_dim=layer.key_dim,
             scale=1.0 if layer.use_per_dim_scale else layer.key_dim**-0.5,
             dropout=layer.dropout_rate,
-            beyond_softmax=tuple(name for name, there in has.items() if there),
+            beyond_softmax=(*soft_cap, DROPOUT),
         )
 
     def logits(self, layer: Any, length: Any, given: Tensor | None = None) -> Logits:

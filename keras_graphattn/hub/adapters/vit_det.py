@@ -60,9 +60,7 @@ class ViTDetAdapter(EncoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer.num_heads,
-            num_key_value_heads=layer.num_heads,
             key_dim=layer.key_dim,
-            value_dim=layer.key_dim,
             scale=layer.scale,
             beyond_softmax=(BIAS,) if layer.use_rel_pos else (),
         )

@@ -129,12 +129,11 @@ class XLNetAdapter(EncoderAdapter):
     def sizes(self, layer: Any) -> Sizes:
         return Sizes(
             num_heads=layer._num_heads,
-            num_key_value_heads=layer._num_heads,
             key_dim=layer._key_dim,
             value_dim=layer._value_dim,
             scale=layer._key_dim**-0.5,
             dropout=layer._dropout,
-            beyond_softmax=(BIAS, DROPOUT) if layer._dropout else (BIAS,),
+            beyond_softmax=(BIAS, DROPOUT),
         )
 
     def projections(self, layer: Any) -> dict[str, Any]:
