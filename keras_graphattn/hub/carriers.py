@@ -21,6 +21,7 @@ from keras_graphattn.hub.preset_tasks import name_task_carrier
 from keras_graphattn.hub.sites import attention_sites, is_task
 from keras_graphattn.hub.spec import Conversion, Conversions, Request
 from keras_graphattn.hub.surgery import added_variables, align_caches, convert_sites
+from keras_graphattn.hub.weight_files import weight_methods
 from keras_graphattn.keras_internals import change_class, remove_attribute, walk
 
 PACKAGE = "keras_graphattn"
@@ -204,6 +205,7 @@ def _subclass(plain: Any, name: str) -> type:
         "__call__": __call__,
         "__reduce__": reducer(plain),
         **compile_methods(plain),
+        **weight_methods(plain),
         **about(plain),
     }
     if hasattr(plain, "enable_lora"):

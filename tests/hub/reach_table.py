@@ -20,6 +20,10 @@ OUTCOMES = ROOT / "guides/reach.json"
 TABLE = ROOT / "guides/reach.md"
 CASES = "tests/hub/test_reach.py"
 BACKENDS = ("tensorflow", "jax", "torch")
+COMPILING = {  # jax compiles thousands of small programs, many of them twice
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
+}
 LETTERS = dict(zip(BACKENDS, ("TF", "JAX", "torch"), strict=True))
 YES, NO, NOTHING, REFUSED = "yes", "fails", "-", "refused"
 TITLES = {
@@ -46,7 +50,9 @@ def run(backend, names, folder):
     report = Path(folder) / f"{backend}.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", f"--junitxml={report}"]
     command += ["-p", "no:cacheprovider", "-n", "2", *(_cases(names) or [CASES])]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "KERAS_BACKEND": backend}, check=False)
+    environment = {**os.environ, **COMPILING, "KERAS_BACKEND": backend}
+    environment["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    subprocess.run(command, cwd=ROOT, env=environment, check=False)
     return list(outcomes(ElementTree.parse(report)))
 
 
