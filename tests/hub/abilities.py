@@ -103,11 +103,7 @@ def generate(case, folder):
 def lora(case, folder):
     """Factors on the projections train, and the kernels under them stay."""
     backbone, inputs = case.converted()
-    found = [adapter_of(s.layer).projections(s.layer) for s in attention_sites(backbone)]
-    names = {p.name for each in found for p in each.values() if hasattr(p, "enable_lora")}
-    if not names:
-        lacks("projections that take LoRA factors")
-    backbone.enable_lora(2, target_layer_names=sorted(names))
+    backbone.enable_lora(2, target_layer_names=lora_targets(backbone))
     before = {v.path: to_numpy(v) for v in backbone.weights}
     fit_one_step(backbone, inputs)
     moves = {v.path for v in backbone.weights if (to_numpy(v) != before[v.path]).any()}
@@ -117,12 +113,19 @@ def lora(case, folder):
     assert not {path for path in moves if path.endswith("/kernel")}
 
 
+def lora_targets(backbone):
+    """The names of the projections of its attention that take LoRA factors."""
+    found = [adapter_of(s.layer).projections(s.layer) for s in attention_sites(backbone)]
+    names = {p.name for each in found for p in each.values() if hasattr(p, "enable_lora")}
+    return sorted(names) or lacks("projections that take LoRA factors")
+
+
 def int8(case, folder):
     """Quantised to eight bits, the outputs are near those of float32."""
     backbone, inputs = case.converted()
     exact = outputs(backbone, inputs)
     backbone.quantize("int8")
-    assert 0 < _distance(outputs(backbone, inputs), exact) <= 0.3
+    assert 0 < distance(outputs(backbone, inputs), exact) <= 0.3
 
 
 def bfloat16(case, folder):
@@ -139,10 +142,10 @@ def _loss_in_bfloat16(case):
     model, inputs, exact = case.shared()
     backbone = type(model).from_config({**model.get_config(), "dtype": "bfloat16"})
     backbone.set_weights([to_numpy(v) for v in model.weights])
-    return _distance(outputs(backbone, inputs), exact)
+    return distance(outputs(backbone, inputs), exact)
 
 
-def _distance(rounded, exact):
+def distance(rounded, exact):
     """The largest difference, where the largest entry of each output counts as 1."""
     pairs = zip(rounded, exact, strict=True)
     return max(np.abs(new - old).max() / np.abs(old).max() for new, old in pairs)
@@ -159,12 +162,17 @@ def preset(case, folder):
 
 
 def task_preset(case, folder):
+    """A preset of the task, and its file, have the same layers and weights."""
     task = case.task()
-    task.save_to_preset(str(folder))
-    loaded = case.family.task.from_preset(str(folder), preprocessor=None)
-    assert _rows(loaded) == _rows(task)
-    for new, old in zip(loaded.weights, task.weights, strict=True):
-        np.testing.assert_array_equal(to_numpy(new), to_numpy(old))
+    task.save_to_preset(str(folder / "preset"))
+    task.save(folder / "task.keras")
+    for loaded in (
+        case.family.task.from_preset(str(folder / "preset"), preprocessor=None),
+        keras.saving.load_model(folder / "task.keras"),
+    ):
+        assert _rows(loaded) == _rows(task)
+        for new, old in zip(loaded.weights, task.weights, strict=True):
+            np.testing.assert_array_equal(to_numpy(new), to_numpy(old))
 
 
 def _check_loaded(loaded, backbone, inputs, expected):

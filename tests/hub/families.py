@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import keras_hub
+import pytest
 
 from tests.hub import (
     biased_decoders,
@@ -33,6 +34,8 @@ TABLES = (
     ),
 )
 FAMILIES = {name: (partial(make, name), inputs) for table, make, inputs in TABLES for name in table}
+# One of each kind of attention and of input; in the fast suite, they stand for all.
+REPRESENTATIVE = ("bert", "llama", "gemma2", "deberta_v3", "t5", "swin")
 WITHOUT_TASK = ("gemma3_embedding",)  # sees the future, so that it generates nothing
 
 
@@ -86,3 +89,11 @@ def family(name):
     kind = type(make())
     task = None if name in WITHOUT_TASK else task_class(kind)
     return Family(name, kind, make, inputs, task)
+
+
+def fast_families():
+    """The names of all, of which only the representative ones are in the fast suite."""
+    return [
+        name if name in REPRESENTATIVE else pytest.param(name, marks=pytest.mark.slow)
+        for name in FAMILIES
+    ]

@@ -48,7 +48,7 @@ It ran on {versions}.
 def run(backend, names, folder):
     """The outcomes of one backend: a list of (name, attention, ability, outcome)."""
     report = Path(folder) / f"{backend}.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
     command += ["-p", "no:cacheprovider", "-n", "2", *(_cases(names) or [CASES])]
     environment = {**os.environ, **COMPILING, "KERAS_BACKEND": backend}
     environment["JAX_COMPILATION_CACHE_DIR"] = str(folder)

@@ -11,10 +11,16 @@ import pytest
 
 import keras_graphattn
 from tests.hub.abilities import ABILITIES, OPTIONS, Case
-from tests.hub.families import FAMILIES, family
+from tests.hub.families import family, fast_families
 from tests.hub.models import assert_equal_outputs, outputs
 
-pytestmark = pytest.mark.slow
+# In the fast suite: graph filters of some families, without what takes long.
+LONG = ("SavedModel", "generate", "int8")
+OTHERS = [name for name in OPTIONS if name != "graph_filter"]
+
+
+def slow_where(names, long):
+    return [pytest.param(n, marks=pytest.mark.slow) if n in long else n for n in names]
 
 
 @functools.cache
@@ -44,9 +50,10 @@ def able(name, ability):
     return True
 
 
-@pytest.mark.parametrize("ability", ABILITIES)
-@pytest.mark.parametrize("attention", OPTIONS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("ability", slow_where(ABILITIES, LONG))
+@pytest.mark.parametrize("attention", slow_where(OPTIONS, OTHERS))
+@pytest.mark.parametrize("name", fast_families())
 def test_reach(name, attention, ability, tmp_path, record_property):
     for key, value in (("name", name), ("attention", attention), ("ability", ability)):
         record_property(key, value)

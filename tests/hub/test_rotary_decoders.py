@@ -3,7 +3,6 @@
 import itertools
 
 import keras
-import keras_hub
 import numpy as np
 import pytest
 from keras import ops
@@ -12,7 +11,6 @@ import keras_graphattn
 from keras_graphattn.hub.adapters import adapter_of
 from keras_graphattn.hub.sites import attention_sites
 from keras_graphattn.hub.surgery import added_variables
-from tests.hub.containers import moved
 from tests.hub.models import (
     LENGTH,
     assert_equal_outputs,
@@ -25,7 +23,6 @@ from tests.hub.rotary_decoders import (
     EACH,
     HEAD_SIZES,
     START,
-    TASKS,
     attention_of,
     converted,
     tiny,
@@ -113,35 +110,6 @@ def test_paths_change_no_number(name, path):
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("attention", START)
-@pytest.mark.parametrize("name", EACH)
-def test_lasts_in_a_keras_file_and_in_presets(name, attention, tmp_path):
-    options = {"graph_filter": {}, "p_laplacian": {"p": [1.5, 2.0, 2.5, 3.0]}}[attention]
-    backbone = converted(name, attention, **options)
-    task = TASKS[name](backbone)
-    inputs = random_inputs(backbone)
-    expected, logits = outputs(backbone, inputs), outputs(task, inputs)
-    backbone.save(tmp_path / "model.keras")
-    backbone.save_to_preset(str(tmp_path / "backbone"))
-    for loaded in (
-        keras.saving.load_model(tmp_path / "model.keras"),
-        keras_hub.models.Backbone.from_preset(str(tmp_path / "backbone")),
-    ):
-        assert type(loaded) is type(backbone)
-        assert_equal_outputs(outputs(loaded, inputs), expected)
-    keras_graphattn.convert(keras_graphattn.revert(task), attention, **(options or {"order": 4}))
-    moved(task)
-    task.save_to_preset(str(tmp_path / "task"))
-    task.save(tmp_path / "task.keras")
-    for loaded in (
-        keras_hub.models.CausalLM.from_preset(str(tmp_path / "task"), preprocessor=None),
-        keras.saving.load_model(tmp_path / "task.keras"),
-    ):
-        assert type(loaded) is type(task)
-        assert_equal_outputs(outputs(loaded, inputs), logits)
-
-
-@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_model_of_its_layers_lasts_in_a_keras_file(name, tmp_path):
     """Such a file holds the configuration of each decoder layer, which some cannot tell."""
@@ -155,71 +123,6 @@ def test_a_model_of_its_layers_lasts_in_a_keras_file(name, tmp_path):
     assert keras_graphattn.inspect(loaded)[0].parameters_added == 12
     for attribute in ("sliding_window_size", "router_aux_loss_coef", "head_dim", "layer_index"):
         assert getattr(new, attribute, None) == getattr(old, attribute, None)
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("first", ["lora", "conversion"])
-@pytest.mark.parametrize("name", EACH)
-def test_lora_before_and_after_the_conversion(name, first):
-    names = ["q_proj", "v_proj"] if name == "smollm3" else None
-    backbone = tiny(name)
-    if first == "lora":
-        backbone.enable_lora(2, names)
-    keras_graphattn.convert(backbone, order=4)
-    if first == "conversion":
-        backbone.enable_lora(2, names)
-    trained = {v.path: v for v in backbone.trainable_variables}
-    added = [v for site in attention_sites(backbone) for v in added_variables(site.layer)]
-    assert len(added) == 6
-    assert all(v.path in trained for v in added)
-    assert sum("lora" in path for path in trained) == 8
-    assert not any("feedforward" in path or "mlp" in path for path in trained)
-    before = [array(v) for v in added]
-    fit_one_step(backbone, random_inputs(backbone))
-    for variable, old in zip(added, before, strict=True):
-        assert np.abs(array(variable) - old).max() > 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", [pytest.param("int8", marks=pytest.mark.slow), "conversion"])
-@pytest.mark.parametrize("name", EACH)
-def test_int8(name, first, tmp_path):
-    # KerasHub 0.32 cannot quantise a SmolLM3 with layers that do not rotate.
-    backbone = tiny(
-        name, **({"rope_layer_enabled_list": [True, True]} if name == "smollm3" else {})
-    )
-    inputs = random_inputs(backbone)
-    exact = outputs(backbone, inputs)
-    if first == "int8":
-        backbone.quantize("int8")
-    keras_graphattn.convert(backbone, order=4)
-    if first == "conversion":
-        backbone.quantize("int8")
-    layer = attention_of(backbone)
-    assert adapter_of(layer).projections(layer)["query"].quantization_mode == "int8"
-    rounded = outputs(backbone, inputs)
-    for new, old in zip(rounded, exact, strict=True):
-        assert 0 < np.abs(new - old).max() < 0.2 * np.abs(old).max()
-    if name not in ("mistral", "qwen", "qwen3", "phi3"):
-        return  # KerasHub 0.32 does not load the quantised files of the others
-    backbone.save(tmp_path / "int8.keras")
-    loaded = keras.saving.load_model(tmp_path / "int8.keras")
-    assert_equal_outputs(outputs(loaded, inputs), rounded, tolerance=1e-5)
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("attention", START)
-@pytest.mark.parametrize("name", EACH)
-def test_mixed_bfloat16(name, attention):
-    exact = converted(name, attention)
-    keras.config.set_dtype_policy("mixed_bfloat16")  # SmolLM3 takes no other way to set it
-    backbone = converted(name, attention)
-    layer = attention_of(backbone)
-    assert layer.compute_dtype == "bfloat16"
-    assert all(v.dtype == "float32" for v in added_variables(layer))
-    inputs = random_inputs(backbone)
-    for new, old in zip(outputs(backbone, inputs), outputs(exact, inputs), strict=True):
-        assert 0 < np.abs(new - old).max() < 0.1 * np.abs(old).max()
 
 
 @pytest.mark.parametrize("attention", ["masked_kernel", "attentive_graph_filter"])

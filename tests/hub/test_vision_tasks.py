@@ -1,4 +1,4 @@
-"""Vision tasks, feature pyramids, files, presets, LoRA, int8 and half precision."""
+"""Vision tasks and feature pyramids."""
 
 import keras
 import keras_hub
@@ -6,16 +6,13 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import adapter_of
-from tests.hub.models import assert_equal_outputs, fit_one_step
+from tests.hub.models import assert_equal_outputs
 from tests.hub.vision_models import (
     BASES,
     TASKS,
-    VISION,
     answers,
     attentions_of,
     convert,
-    converted,
     images,
     moved,
     random_vision,
@@ -121,91 +118,3 @@ def test_a_feature_pyramid(name, tmp_path):
     pyramid.save(tmp_path / "pyramid.keras")
     loaded = keras.saving.load_model(tmp_path / "pyramid.keras")
     assert_equal_outputs(levels(loaded), after)
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("attention", BOTH)
-@pytest.mark.parametrize("name", NAMES)
-def test_files_and_presets(name, attention, tmp_path):
-    backbone = converted(name, attention)
-    inputs = images(backbone)
-    expected = answers(backbone, inputs)
-    backbone.save(tmp_path / "model.keras")
-    backbone.save_to_preset(str(tmp_path / "preset"))
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    preset = keras_hub.models.Backbone.from_preset(str(tmp_path / "preset"))
-    for each in (loaded, preset):
-        assert type(each) is type(backbone)
-        assert kinds(each) == kinds(backbone)
-        assert_equal_outputs(answers(each, inputs), expected)
-    # The original does not take the weights for its own, where Keras looks at each layer.
-    if attention == "graph_filter" and name not in ("dinov3", "d_fine"):
-        backbone.save_weights(tmp_path / "model.weights.h5")
-        with pytest.raises(ValueError, match="Layer"):
-            VISION[name]().load_weights(tmp_path / "model.weights.h5")
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("converted_first", [False, True])
-@pytest.mark.parametrize("name", NAMES)
-def test_lora(name, converted_first):
-    backbone = random_vision(name)
-    layers = attentions_of(backbone)
-    targets = list({adapter_of(x).projections(x)["query"].name for x in layers})
-    if converted_first:
-        convert(backbone, name)
-    backbone.enable_lora(2, target_layer_names=targets)
-    if not converted_first:
-        convert(backbone, name)
-    trained = backbone.trainable_variables
-    factors = [v for v in trained if "lora" in v.path]
-    coefficients = [v for layer in layers for v in layer.coefficients]
-    assert factors
-    assert {id(v) for v in trained} >= {id(v) for v in (*factors, *coefficients)}
-    if name == "d_fine":
-        return
-    before = [to_numpy(v) for v in coefficients]
-    fit_one_step(backbone, images(backbone))
-    for variable, old in zip(coefficients, before, strict=True):
-        assert np.abs(to_numpy(variable) - old).max() > 1e-6, variable.path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("quantised_first", [False, True])
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "d_fine"])
-def test_int8(name, quantised_first, tmp_path):
-    """D-FINE as KerasHub builds it cannot be quantised on tensorflow."""
-    backbone = random_vision(name)
-    inputs = images(backbone)
-    exact = answers(backbone, inputs)
-    if quantised_first:
-        backbone.quantize("int8")
-    convert(backbone, name)
-    if not quantised_first:
-        backbone.quantize("int8")
-    layers = [adapter_of(layer).projections(layer)["query"] for layer in attentions_of(backbone)]
-    assert {layer.kernel.dtype for layer in layers} == {"int8"}
-    rounded = answers(backbone, inputs)
-    for new, old in zip(rounded, exact, strict=True):
-        assert 0 < np.abs(new - old).max() < 0.3 * np.abs(old).max()
-    if name != "swin":
-        return  # the others' layers in int8 KerasHub cannot load
-    backbone.save(tmp_path / "int8.keras")
-    loaded = keras.saving.load_model(tmp_path / "int8.keras")
-    assert_equal_outputs(answers(loaded, inputs), rounded, tolerance=1e-5)
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("attention", BOTH)
-@pytest.mark.parametrize("name", [n for n in NAMES if n == "swin" or n.values[0] != "d_fine"])
-def test_mixed_bfloat16(name, attention):
-    exact = converted(name, attention)
-    keras.config.set_dtype_policy("mixed_bfloat16")  # some layers take no dtype
-    backbone = converted(name, attention)
-    keras.config.set_dtype_policy("float32")
-    layer = attentions_of(backbone)[0]
-    assert layer.compute_dtype == "bfloat16"
-    assert {v.dtype for v in layer.coefficients} <= {"float32"}
-    inputs = images(backbone)
-    for new, old in zip(answers(backbone, inputs), answers(exact, inputs), strict=True):
-        assert np.abs(new - old).max() < 0.1 * np.abs(old).max()

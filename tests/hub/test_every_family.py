@@ -1,0 +1,107 @@
+"""What each family keeps when it is converted: LoRA, int8 and its file, mixed precision."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+import keras_graphattn
+from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.surgery import added_variables
+from tests.hub.abilities import Case, distance, lacks, lora_targets
+from tests.hub.families import fast_families
+from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
+from tests.numerics import to_numpy
+
+pytestmark = pytest.mark.slow_on("jax")
+
+
+def convert(backbone, kind):
+    return keras_graphattn.convert(backbone, "graph_filter", kind.where, order=4)
+
+
+def converted_layers(backbone):
+    return [site.layer for site in attention_sites(backbone) if site.is_converted]
+
+
+@pytest.mark.parametrize("converted_first", [False, True])
+@pytest.mark.parametrize("name", fast_families())
+def test_lora(name, converted_first):
+    """The coefficients train beside the factors, and nothing else that LoRA freezes."""
+    kind = Case(name).family
+    plain, backbone = kind.make(), kind.make()
+    targets = lora_targets(plain)
+    plain.enable_lora(2, target_layer_names=targets)
+    if converted_first:
+        convert(backbone, kind)
+    backbone.enable_lora(2, target_layer_names=targets)
+    if not converted_first:
+        convert(backbone, kind)
+    added = list(itertools.chain(*map(added_variables, converted_layers(backbone))))
+    trained = backbone.trainable_variables
+    assert added
+    assert len(trained) == len(plain.trainable_variables) + len(added)
+    assert {id(v) for v in added} < {id(v) for v in trained}
+    assert any("lora" in v.path for v in trained)
+    before = [to_numpy(v) for v in added]
+    fit_one_step(backbone, kind.inputs(backbone))
+    for variable, old in zip(added, before, strict=True):
+        assert np.abs(to_numpy(variable) - old).max() > 1e-6, variable.path
+
+
+@pytest.mark.slow_on("tensorflow")
+@pytest.mark.parametrize("quantised_first", [False, True])
+@pytest.mark.parametrize("name", fast_families())
+def test_int8(name, quantised_first, tmp_path):
+    """Near the exact outputs; and the file is read wherever that of the original is."""
+    kind = Case(name).family
+    backbone = kind.make()
+    inputs = kind.inputs(backbone)
+    exact = outputs(backbone, inputs)
+    if quantised_first:
+        quantise(backbone)
+    convert(backbone, kind)
+    if not quantised_first:
+        quantise(backbone)
+    rounded = outputs(backbone, inputs)
+    assert 0 < distance(rounded, exact) < 0.3
+    if original_lasts_in_int8(kind, tmp_path / "plain.keras"):
+        backbone.save(tmp_path / "int8.keras")
+        loaded = keras.saving.load_model(tmp_path / "int8.keras")
+        assert_equal_outputs(outputs(loaded, inputs), rounded, tolerance=1e-5)
+
+
+def quantise(backbone):
+    try:
+        backbone.quantize("int8")
+    except Exception as error:
+        lacks(f"int8 of this backbone ({error!r:.200})")
+
+
+def original_lasts_in_int8(kind, path):
+    """Whether KerasHub reads the quantised file of the original."""
+    backbone = kind.make()
+    backbone.quantize("int8")
+    try:
+        backbone.save(path)
+        keras.saving.load_model(path)
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
+@pytest.mark.parametrize("name", fast_families())
+def test_mixed_bfloat16(name, attention):
+    """The coefficients stay in float32, whatever the layer computes in."""
+    exact, inputs, expected = Case(name, attention).shared()
+    keras.config.set_dtype_policy("mixed_bfloat16")  # some models take no other way to set it
+    backbone, _ = Case(name, attention).converted()
+    keras.config.set_dtype_policy("float32")
+    backbone.set_weights([to_numpy(v) for v in exact.weights])
+    layers = converted_layers(backbone)
+    assert {v.dtype for layer in layers for v in added_variables(layer)} <= {"float32"}
+    if name != "moonshine":  # it hands on the dtype of its variables
+        assert {layer.compute_dtype for layer in layers} == {"bfloat16"}
+        assert 0 < distance(outputs(backbone, inputs), expected) < 0.2
