@@ -1,8 +1,8 @@
 """Writes the table of reach: `python -m tests.hub.reach_table [--backends torch] [--names bert]`.
 
 Each cell is a case of `tests/hub/test_reach.py`. Its outcomes are kept in `guides/reach.json`, so
-that one backend or one backbone can be run again without the others. `guides/reach.md` is made of
-that file.
+that one backend, attention or backbone can be run again without the others. `guides/reach.md` is
+made of that file.
 """
 
 import argparse
@@ -39,29 +39,30 @@ random model: `tests/hub/abilities.py` says what it checks.
 
 It ran on {versions}.
 
-* `yes`: the test passed, on each of these backends. Where they differ, the cell names them.
+* `yes`: the test passed. A cell names the backends where they differ, or where not all of them ran.
 * `-`: the original model has no such thing, such as `generate` of an encoder, or fails as well.
 * `refused`: `convert` raises an error that says why, and leaves the model as it was.
 """
 
 
-def run(backend, names, folder):
+def run(backend, names, attention, folder):
     """The outcomes of one backend: a list of (name, attention, ability, outcome)."""
     report = Path(folder) / f"{backend}.xml"
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
-    command += ["-p", "no:cacheprovider", "-n", "2", *(_cases(names) or [CASES])]
+    command += ["-p", "no:cacheprovider", "-n", "2", *_cases(names, attention)]
     environment = {**os.environ, **COMPILING, "KERAS_BACKEND": backend}
     environment["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
     return list(outcomes(ElementTree.parse(report)))
 
 
-def _cases(names):
-    from tests.hub.abilities import ABILITIES, OPTIONS
+def _cases(names, attention):
+    from tests.hub.abilities import ABILITIES
+    from tests.hub.families import FAMILIES
 
     return [
-        f"{CASES}::test_reach[{'-'.join(case)}]"
-        for case in itertools.product(names, OPTIONS, ABILITIES)
+        f"{CASES}::test_reach[{name}-{attention}-{ability}]"
+        for name, ability in itertools.product(names or FAMILIES, ABILITIES)
     ]
 
 
@@ -82,10 +83,12 @@ def outcomes(report):
 
 def cell(by_backend):
     """The text of a cell, from the outcome on each backend."""
-    found = set(by_backend.values())
-    if len(found) == 1:
-        return found.pop()
-    return ", ".join(f"{LETTERS[b]} {by_backend[b]}" for b in BACKENDS if b in by_backend)
+    backends = {}
+    for backend in (b for b in BACKENDS if b in by_backend):
+        backends.setdefault(by_backend[backend], []).append(LETTERS[backend])
+    if len(backends) == 1 and len(by_backend) == len(BACKENDS):
+        return next(iter(backends))
+    return "; ".join(f"{outcome} ({', '.join(names)})" for outcome, names in backends.items())
 
 
 def rendered(kept):
@@ -109,13 +112,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     parser.add_argument("--names", nargs="+", default=[], help="backbones; all by default")
+    parser.add_argument("--attentions", nargs="+", choices=TITLES, default=list(TITLES))
     arguments = parser.parse_args()
     from importlib.metadata import version
 
     kept = json.loads(OUTCOMES.read_text()) if OUTCOMES.exists() else {"keras_hub": {}, "cells": {}}
-    for backend in arguments.backends:
+    for backend, attention in itertools.product(arguments.backends, arguments.attentions):
         with tempfile.TemporaryDirectory() as folder:
-            for name, attention, ability, outcome in run(backend, arguments.names, folder):
+            for name, _, ability, outcome in run(backend, arguments.names, attention, folder):
                 row = kept["cells"].setdefault(name, {}).setdefault(attention, {})
                 row.setdefault(ability, {})[backend] = outcome
         kept["keras_hub"][backend] = version("keras-hub")
