@@ -17,6 +17,7 @@ import keras
 from keras_graphattn.hub.adapters import holder_config
 from keras_graphattn.hub.attentions import is_attention
 from keras_graphattn.hub.compiling import compile_methods
+from keras_graphattn.hub.lora_files import lora_file_methods
 from keras_graphattn.hub.preset_tasks import name_task_carrier
 from keras_graphattn.hub.sites import attention_sites, is_task
 from keras_graphattn.hub.spec import Conversion, Conversions, Request
@@ -206,6 +207,7 @@ def _subclass(plain: Any, name: str) -> type:
         "__reduce__": reducer(plain),
         **compile_methods(plain),
         **weight_methods(plain),
+        **lora_file_methods(plain),
         **about(plain),
     }
     if hasattr(plain, "enable_lora"):

@@ -31,11 +31,10 @@ def test_lora(name, converted_first):
     """The coefficients train beside the factors, and nothing else that LoRA freezes."""
     kind = Case(name).family
     plain, backbone = kind.make(), kind.make()
-    targets = lora_targets(plain)
-    plain.enable_lora(2, target_layer_names=targets)
     if converted_first:
         convert(backbone, kind)
-    backbone.enable_lora(2, target_layer_names=targets)
+    for each in (plain, backbone):
+        each.enable_lora(2, target_layer_names=lora_targets(each))
     if not converted_first:
         convert(backbone, kind)
     added = list(itertools.chain(*map(added_variables, converted_layers(backbone))))
@@ -48,6 +47,38 @@ def test_lora(name, converted_first):
     fit_one_step(backbone, kind.inputs(backbone))
     for variable, old in zip(added, before, strict=True):
         assert np.abs(to_numpy(variable) - old).max() > 1e-6, variable.path
+
+
+@pytest.mark.parametrize("name", fast_families())
+def test_a_file_of_lora_weights(name, tmp_path):
+    """It has the coefficients as well. The original refuses it, and so does another conversion.
+
+    KerasHub's file leaves out the biases that train, whether the model is converted or not.
+    """
+    kind, path = Case(name).family, str(tmp_path / "model.lora.h5")
+    backbone, inputs = Case(name, "graph_filter").converted()
+    again, plain = Case(name, "graph_filter").converted()[0], kind.make()
+    other = keras_graphattn.convert(kind.make(), "p_laplacian", kind.where)
+    again.set_weights([to_numpy(v) for v in backbone.weights])
+    for each in (backbone, again, plain, other):
+        each.enable_lora(2, target_layer_names=lora_targets(each))
+    fit_one_step(backbone, inputs)
+    backbone.save_lora_weights(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["model.lora.h5"]
+    with pytest.raises(KeyError):
+        plain.load_lora_weights(path)
+    with pytest.raises(ValueError, match="must be converted as the one whose LoRA weights"):
+        other.load_lora_weights(path)
+    again.load_lora_weights(path)
+    kept = [
+        to_numpy(v) == to_numpy(old)
+        for v, old in zip(again.weights, backbone.weights, strict=True)
+        if "lora" in old.path or "coefficient" in old.path
+    ]
+    assert kept
+    assert all(same.all() for same in kept)
+    plain.save_lora_weights(path)
+    again.load_lora_weights(path)  # factors only; the coefficients stay as they are
 
 
 @pytest.mark.slow_on("tensorflow")
