@@ -20,7 +20,7 @@ from keras_graphattn.hub.compiling import compile_methods
 from keras_graphattn.hub.lora_files import lora_file_methods
 from keras_graphattn.hub.preset_tasks import name_task_carrier
 from keras_graphattn.hub.sites import attention_sites, is_task
-from keras_graphattn.hub.spec import Conversion, Conversions, Request
+from keras_graphattn.hub.spec import Conversion, Conversions, Request, joined
 from keras_graphattn.hub.surgery import added_variables, align_caches, convert_sites
 from keras_graphattn.hub.weight_files import weight_methods
 from keras_graphattn.keras_internals import change_class, remove_attribute, walk
@@ -86,7 +86,7 @@ def conversions_of(owner: Any) -> Conversions:
         if site.is_converted:
             request = site.layer.converted_from.request
             found.setdefault(id(request), (request, []))[1].append(index)
-    return Conversions([Conversion(*entry) for entry in found.values()], len(sites))
+    return Conversions(joined([Conversion(*entry) for entry in found.values()]), len(sites))
 
 
 def task_carrier(plain: Any) -> type:

@@ -40,6 +40,17 @@ class Conversion(NamedTuple):
         return cls(Request(config["attention"], options), list(config["sites"]))
 
 
+def joined(conversions: Sequence[Conversion]) -> list[Conversion]:
+    """The same conversions, with one entry for all layers whose requests are equal."""
+    if len(conversions) < 2:
+        return list(conversions)
+    found: dict[str, tuple[Request, list[int]]] = {}
+    for entry in conversions:
+        told = repr({**entry.get_config(), "sites": None})
+        found.setdefault(told, (entry.request, []))[1].extend(entry.sites)
+    return [Conversion(request, sorted(sites)) for request, sites in found.values()]
+
+
 class Conversions:
     """The conversions in one layer. Keras does not track it, since it is not a list to Keras.
 

@@ -179,6 +179,7 @@ def task_preset(case, folder):
 
 def _check_loaded(loaded, backbone, inputs, expected):
     assert type(loaded) is type(backbone)
+    assert loaded.get_config() == backbone.get_config()
     assert _rows(loaded) == _rows(backbone)
     assert_equal_outputs(outputs(loaded, inputs), expected)
 
