@@ -39,7 +39,7 @@ class GraphRandomFeatures(TopologyMask):
         (f_0 I + f_1 W + ... + f_{L-1} W^{L-1})^2,      L = walk_length
 
     Below order L, its coefficients are alpha = f * f, where * is the convolution. Memory and time
-    grow linearly with the number of nodes, with about num_walks / halt_probability numbers for
+    grow linearly with the number of nodes: F and G have at most num_walks walk_length numbers for
     each node.
 
     The variance of an entry is v / num_walks + O(1 / num_walks^2). Here v grows with the

@@ -58,6 +58,7 @@ def drawn_steps(seeds, walks, length, **options):
     )
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("operator", STRENGTH)
 def test_estimates_have_no_bias(operator):
     """Two walks only: with one set of walks for both sides, the diagonal would be too large."""
@@ -75,6 +76,7 @@ def test_estimates_have_no_bias(operator):
         assert not found[:, :6, 6:].any()
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_the_variance_falls_as_the_number_of_walks():
     spread = []
     for number in (40, 160):
@@ -83,6 +85,7 @@ def test_the_variance_falls_as_the_number_of_walks():
     assert 3.0 < spread[0] / spread[1] < 5.5
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 @settings(max_examples=20)
 @given(st.lists(st.floats(-2.0, 2.0), max_size=6), st.floats(0.1, 3.0))
 def test_the_modulation_squared_is_the_series(others, first):
@@ -118,6 +121,7 @@ def test_other_names_of_the_nodes_permute_the_features():
             np.testing.assert_allclose(other.matrix.toarray(), expected, rtol=1e-12)
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_walks_halt_with_their_probability():
     walks = random_walks(GRAPH, 2000, 5, seed=0, halt_probability=0.3)
     going = (walks >= 0).mean(axis=(0, 1))
@@ -126,6 +130,7 @@ def test_walks_halt_with_their_probability():
     assert (ended <= 0).all()  # no walk goes on after its end
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_a_modulation_that_is_not_learned_is_the_start_of_a_learned_one():
     x = np.random.default_rng(0).standard_normal((2, COUNT, 2, 3)).astype("float32")
     for strength in (0.7, [0.7, 1.5]):
@@ -138,6 +143,7 @@ def test_a_modulation_that_is_not_learned_is_the_start_of_a_learned_one():
         assert fixed.trainable_variables == []
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_pairs_whose_walks_do_not_meet_are_unseen():
     """One short walk from each node leaves pairs of one component without a meeting."""
     mask = GraphRandomFeatures(EDGES, WEIGHTS, COUNT, num_walks=1, walk_length=2, seed=1)

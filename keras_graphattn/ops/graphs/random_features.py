@@ -14,10 +14,12 @@ Source: Reid et al., "General Graph Random Features", arXiv 2310.04859, Algorith
 linear attention: Reid et al., arXiv 2410.03462.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+import keras
 import numpy as np
 import scipy.sparse
 from keras import ops
@@ -43,6 +45,31 @@ class GraphFeatures:
     """
 
     steps: tuple[SparseMatrix, ...]
+
+    @cached_property
+    def transpose(self) -> "GraphFeatures":
+        """The features F_0^T, F_1^T, ..."""
+        found = GraphFeatures(tuple(step.transpose for step in self.steps))
+        found.__dict__["transpose"] = self
+        return found
+
+    @cached_property
+    def _joined(self) -> SparseMatrix:
+        """[F_0; F_1; ...], of shape (L n, n)."""
+        return SparseMatrix(scipy.sparse.vstack([step.matrix for step in self.steps]))
+
+    def products(self, x: Tensor) -> Iterator[Tensor]:
+        """F_0 x, F_1 x, ..., for x of shape (n, N, C).
+
+        torch computes one after the other. Other backends compile one product for all of them: as
+        many products as steps take several times as long to compile.
+        """
+        if keras.backend.backend() == "torch":
+            yield from (sparse_product(step, x) for step in self.steps)
+            return
+        found = sparse_product(self._joined, x)
+        found = ops.reshape(found, (len(self.steps), *ops.shape(x)))
+        yield from (found[k] for k in range(len(self.steps)))
 
 
 def modulation_of_series(coefficients: Any) -> Array:
@@ -183,7 +210,7 @@ def graph_random_product(
 ) -> Tensor:
     """M x for M = F G^T, with F = sum_k f_k F_k and G = sum_k f_k G_k.
 
-    The memory is that of a few signals: gradients compute the products of each step again.
+    Gradients compute the products of each step again, so that nothing is stored for them.
 
     Args:
         x: float32 tensor of shape (n, N, C): nodes, heads, columns.
@@ -216,42 +243,31 @@ def graph_random_product(
                 f"`modulation` must have one row for each of the {len(features.steps)} steps of "
                 f"`{name}`. Received: modulation.shape={tuple(modulation.shape)}"
             )
-    (total,) = kept_with(right, _transposed_sum)(x, modulation)
-    (found,) = kept_with(left, _sum)(total, modulation)
+    (total,) = kept_with(right.transpose, _weighted_sum)(x, modulation)
+    (found,) = kept_with(left, _weighted_sum)(total, modulation)
     return found
 
 
-def _sum(features: GraphFeatures) -> FunctionWithGradient:
+def _weighted_sum(features: GraphFeatures) -> FunctionWithGradient:
     """x, f -> (sum_k f_k F_k x,)."""
-    return FunctionWithGradient(
-        partial(_weighted_sum, features.steps), partial(_gradient, features.steps)
-    )
+    return FunctionWithGradient(partial(_value, features), partial(_gradient, features))
 
 
-def _transposed_sum(features: GraphFeatures) -> FunctionWithGradient:
-    """x, f -> (sum_k f_k F_k^T x,)."""
-    return _sum(GraphFeatures(tuple(step.transpose for step in features.steps)))
-
-
-def _weighted_sum(
-    steps: tuple[SparseMatrix, ...], x: Tensor, modulation: Tensor
+def _value(
+    features: GraphFeatures, x: Tensor, modulation: Tensor
 ) -> tuple[tuple[Tensor], tuple[()]]:
     total = ops.zeros_like(x)
-    for k, step in enumerate(steps):
-        total = total + modulation[k, :, None] * sparse_product(step, x)
+    for k, found in enumerate(features.products(x)):
+        total = total + modulation[k, :, None] * found
     return (total,), ()
 
 
 def _gradient(
-    steps: tuple[SparseMatrix, ...],
-    tensors: tuple[Tensor, Tensor],
-    kept: Any,
-    upstream: tuple[Tensor],
+    features: GraphFeatures, tensors: tuple[Tensor, Tensor], kept: Any, upstream: tuple[Tensor]
 ) -> tuple[Tensor, Tensor]:
     x, modulation = tensors
     total, products = ops.zeros_like(x), []
-    for k, step in enumerate(steps):
-        found = sparse_product(step.transpose, upstream[0])  # F_k^T y', (n, N, C)
+    for k, found in enumerate(features.transpose.products(upstream[0])):  # F_k^T y', (n, N, C)
         total = total + modulation[k, :, None] * found
         products.append(ops.sum(x * found, axis=(0, 2)))
     return total, ops.stack(products, axis=0)
