@@ -234,7 +234,7 @@ def graph_random_product(
     >>> keras.ops.convert_to_numpy(y).ravel().tolist()
     [1.25, 1.0]
 
-    Source: Reid et al., arXiv 2310.04859, Eq. 6.
+    Source: Reid et al., arXiv 2310.04859, Section 2.
     """
     x, modulation = ops.convert_to_tensor(x), ops.convert_to_tensor(modulation)
     for name, features in (("left", left), ("right", right)):
