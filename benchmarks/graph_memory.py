@@ -1,14 +1,15 @@
-"""Peak memory and time of masks over large graphs, forward and backward, by number of nodes.
+"""Peak memory of masks over large graphs, forward and backward, by number of nodes.
 
     KERAS_BACKEND=torch python benchmarks/graph_memory.py
     KERAS_BACKEND=torch python benchmarks/graph_memory.py --masks random_walk diffusion \
-        --lengths 1000 3000 --dense-limit 3000
+        --lengths 1000 3000 --dense-limit 3000 --times
 
 A random graph with `--degree` edges at each node. "product" is M x with `--columns` columns,
 "attention" is masked kernel attention with ReLU features of width `--key-dim` and values with
 `--columns` columns, and "dense product" is M x by the matrix, up to `--dense-limit` nodes. Weights
 of the mask get their gradients. The peak is that of a process of its own, which also draws the
 walks, less that of a process that does nothing. The exponents of the memory are printed at the end.
+`--times` adds times, in milliseconds of this machine.
 """
 
 import math
@@ -89,6 +90,16 @@ def kinds_of(count, options):
     return ["product", "attention", *["dense product"] * (count <= options.dense_limit)]
 
 
+def times_of(name, kinds, count, options):
+    """Median milliseconds of each kind, taking turns."""
+    cases = {kind: case_of(name, kind, count, options) for kind in kinds}
+    steps = {
+        kind: make_step(*case, backward=True, compiled=options.compile)
+        for kind, case in cases.items()
+    }
+    return median_times(steps, options.repeats, options.seconds).values()
+
+
 def exponents(rows):
     """The exponent of the peak memory between the first and the last length of each case."""
     lines = []
@@ -111,8 +122,9 @@ def parse(arguments=None):
     add("--walks", type=positive, default=8, help="from each node; in each of two sets of features")
     add("--feature-chunk", type=positive, default=1)
     add("--dense-limit", type=at_least(0), default=0)
+    add("--times", action="store_true", help="measure times too")
     add_options(parser, seconds=10.0, repeats=3)
-    parser.set_defaults(heads=1, key_dim=8)
+    parser.set_defaults(heads=1, key_dim=8, memory=True)
     return parser.parse_args(arguments)
 
 
@@ -132,22 +144,12 @@ def main():
         idle = memory_of(options, "", count, OWN_OPTIONS)
         for name in options.masks:
             kinds = kinds_of(count, options)
-            steps = {
-                kind: make_step(
-                    *case_of(name, kind, count, options), backward=True, compiled=options.compile
-                )
-                for kind in kinds
-            }
-            times = median_times(steps, options.repeats, options.seconds)
-            new = [
-                {
-                    "case": f"{name}, {kind}",
-                    "length": count,
-                    "forward and backward ms": times[kind],
-                    "peak MiB": memory_of(options, f"{name}|{kind}", count, OWN_OPTIONS) - idle,
-                }
-                for kind in kinds
-            ]
+            new = [{"case": f"{name}, {kind}", "length": count} for kind in kinds]
+            for row, kind in zip(new, kinds, strict=True):
+                row["peak MiB"] = memory_of(options, f"{name}|{kind}", count, OWN_OPTIONS) - idle
+            if options.times:
+                for row, time in zip(new, times_of(name, kinds, count, options), strict=True):
+                    row["forward and backward ms"] = time
             rows += new
             print(table(new, settings), flush=True)
     print(exponents(rows))
