@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from keras_graphattn.ops.graphs.walks import random_walks
+
 
 def random_parents(count, kind="random", seed=0, cut=0.1):
     """Parents of a forest, with nodes in random order. Some are cut off: single nodes occur."""
@@ -150,3 +152,38 @@ def walk_matrix(features, normalization=1.0):
     norms = features.norm(dim=-1) ** normalization
     products = features @ features.transpose(1, 2)
     return products / torch.clamp(norms[:, :, None] * norms[:, None, :], min=1e-300)
+
+
+def loaded_features(adjacency, walks, halt, normalized):
+    """sum over walks of their loads, walk by walk: (L, T, T). Loads come from single steps."""
+    count, number, length = walks.shape
+    degrees = adjacency.sum(axis=1)
+    features = np.zeros((length, count, count))
+    for start, walk in np.ndindex(count, number):
+        load = 1.0
+        for step, node in enumerate(walks[start, walk]):
+            if node < 0:
+                break
+            if step:
+                before = walks[start, walk, step - 1]
+                probability = (1.0 - halt) * adjacency[before, node] / degrees[before]
+                weight = adjacency[before, node]
+                if normalized:
+                    weight = weight / np.sqrt(degrees[before] * degrees[node])
+                load = load * weight / probability
+            features[step, start, node] += load / number
+    return torch.tensor(features)
+
+
+def random_feature_matrix(graph, seed, modulation, number, halt, operator):
+    """F G^T from the walks that the mask draws; the modulation has shape (L, N)."""
+    walks = random_walks(graph, 2 * number, len(modulation), seed, halt)
+    left, right = (
+        torch.einsum(
+            "ln,lvi->nvi",
+            modulation,
+            loaded_features(graph.toarray(), some, halt, operator == "normalized_adjacency"),
+        )
+        for some in (walks[:, :number], walks[:, number:])
+    )
+    return left @ right.transpose(1, 2)

@@ -4,7 +4,13 @@ import keras
 import numpy as np
 import torch
 
-from keras_graphattn.masks import GraphDiffusion, Hypercube, RandomWalk, Tree
+from keras_graphattn.masks import (
+    GraphDiffusion,
+    GraphRandomFeatures,
+    Hypercube,
+    RandomWalk,
+    Tree,
+)
 from tests import reference_topology as reference
 from tests.numerics import (
     assert_all_close,
@@ -104,6 +110,22 @@ def walks_of(count=13, **options):
         {},
         lambda log: reference.walk_matrix(reference.walk_features(walks, torch.exp(log)), a),
     )
+
+
+def random_features_of(count=13, operator="normalized_adjacency"):
+    edges = reference.random_edges(count, seed=1)
+    weights = np.random.default_rng(0).uniform(0.3, 2.0, len(edges))
+    series = [[1.0, 2.0], [1.0, 0.0], [0.7, 1.1]]  # a step of the second head is never seen
+    options = {"series": series, "operator": operator, "num_walks": 3, "halt_probability": 0.2}
+    mask = GraphRandomFeatures(edges, weights, count, seed=4, **options)
+    mask.build((None, count, HEADS, WIDTH))
+    seen = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+
+    def matrix(log):
+        graph, settings = mask._adjacency, {"number": 3, "halt": 0.2, "operator": operator}
+        return reference.random_feature_matrix(graph, 4, seen * torch.exp(log), **settings)
+
+    return mask, {}, matrix
 
 
 def walks_of_batch(count=7):

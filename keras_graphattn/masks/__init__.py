@@ -5,6 +5,7 @@ from keras_graphattn.masks.chunked import Causal, Segments
 from keras_graphattn.masks.entries import Entries
 from keras_graphattn.masks.exponential import Exponential
 from keras_graphattn.masks.graph_diffusion import GraphDiffusion
+from keras_graphattn.masks.graph_random_features import GraphRandomFeatures
 from keras_graphattn.masks.hypercube import Hypercube
 from keras_graphattn.masks.low_rank import LowRank, StochasticPositions
 from keras_graphattn.masks.mask import Mask
@@ -19,6 +20,7 @@ __all__ = [
     "Entries",
     "Exponential",
     "GraphDiffusion",
+    "GraphRandomFeatures",
     "Hypercube",
     "LowRank",
     "Mask",

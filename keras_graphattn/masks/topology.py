@@ -16,7 +16,7 @@ ROWS_FROM_MATRIX = 1024  # up to this length, `_rows` forms the whole matrix
 
 
 class TopologyMask(Mask):
-    """A symmetric mask over the nodes of a topology, given once or with each batch."""
+    """A mask over the nodes of a topology, given once or with each batch."""
 
     num_nodes: int | None = None  # known if the topology is given once
     _topology: tuple[str, str] = ("graph", "edges")  # the arguments that give it: once, each call
@@ -44,9 +44,16 @@ class TopologyMask(Mask):
         if isinstance(length, int) and length <= ROWS_FROM_MATRIX:
             return super()._rows(positions, length, parameters, inputs)
         dtype = widest_dtype(parameters.values())
-        # M is symmetric: its rows are its columns, which are products with unit vectors (T, R)
+        # rows of M are columns of its transpose, which are products with unit vectors (T, R)
         columns = ops.cast(ops.equal(ops.arange(length)[:, None], positions[None]), dtype)
-        return ops.transpose(self._columns(columns, length, parameters, inputs), (0, 2, 3, 1))
+        found = self._transposed_columns(columns, length, parameters, inputs)
+        return ops.transpose(found, (0, 2, 3, 1))
+
+    def _transposed_columns(
+        self, columns: Tensor, length: Any, parameters: Tensors, inputs: Tensors
+    ) -> Tensor:
+        """M^T times the same columns. M is symmetric, but for subclasses that override this."""
+        return self._columns(columns, length, parameters, inputs)
 
     def _columns(
         self, columns: Tensor, length: Any, parameters: Tensors, inputs: Tensors

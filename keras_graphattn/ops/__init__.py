@@ -20,6 +20,11 @@ from keras_graphattn.ops.graphs.diffusion import (
     spectral_product,
 )
 from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph, transition_matrix
+from keras_graphattn.ops.graphs.random_features import (
+    graph_random_features,
+    graph_random_product,
+    modulation_of_series,
+)
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product, sum_rows
 from keras_graphattn.ops.graphs.walks import (
     expected_features,
@@ -125,6 +130,8 @@ __all__ = [
     "forest_from_parents",
     "fused_operator",
     "graph_operator",
+    "graph_random_features",
+    "graph_random_product",
     "hidden_logit",
     "hypercube_product",
     "initial_cache",
@@ -134,6 +141,7 @@ __all__ = [
     "map_query_blocks",
     "masked_softmax",
     "matrix_operator",
+    "modulation_of_series",
     "orthogonal_features",
     "orthogonality_penalty",
     "p_laplacian_attention",

@@ -99,6 +99,9 @@ CASES = {
     "kernel_diffusion": kernel("bound", lambda: masks.GraphDiffusion(EDGES, num_nodes=LENGTH)),
     "kernel_hypercube": kernel("bound", masks.Hypercube),
     "kernel_walks": kernel("bound", lambda: masks.RandomWalk(EDGES, num_nodes=LENGTH)),
+    "kernel_random_features": kernel(
+        "bound", lambda: masks.GraphRandomFeatures(EDGES, num_nodes=LENGTH)
+    ),
     "gkat": Case(
         GKAT, "bound", lambda: {"mask": masks.RandomWalk(EDGES, num_nodes=LENGTH)}, (), True
     ),

@@ -13,6 +13,7 @@ GRAPH = ops.read_graph([[0, 1], [1, 2], [2, 3]])
 SPARSE = ops.SparseMatrix(ops.graph_operator(GRAPH, "laplacian")[0], symmetric=True)
 WALKS = np.array([[[0, 1]], [[1, 2]], [[2, 3]], [[3, 2]]])
 FEATURES = ops.features_of_walks(WALKS)
+RANDOM_FEATURES = ops.graph_random_features(GRAPH, walks=2, length=3, seed=0)
 
 
 def normal(*shape):
@@ -204,6 +205,26 @@ CASES = {
         {**queries(), "mask": mask_of_all(), "scale": 0.5},
     ),
     "graph_operator": (ops.graph_operator, {"adjacency": GRAPH, "operator": "laplacian"}),
+    "graph_random_features": (
+        lambda **kw: ops.graph_random_features(**kw)[0].steps[0].matrix,
+        {
+            "adjacency": GRAPH,
+            "walks": 2,
+            "length": 2,
+            "seed": 0,
+            "halt_probability": 0.5,
+            "operator": "adjacency",
+        },
+    ),
+    "graph_random_product": (
+        ops.graph_random_product,
+        {
+            **TREE,
+            "modulation": normal(3, N),
+            "left": RANDOM_FEATURES[0],
+            "right": RANDOM_FEATURES[1],
+        },
+    ),
     "hidden_logit": (ops.hidden_logit, {"dtype": "float32"}),
     "hypercube_product": (ops.hypercube_product, {"x": normal(B, 4, N, D), "time": normal(N)}),
     "initial_cache": (
@@ -243,6 +264,7 @@ CASES = {
         {"scores": normal(B, N, T, S), "mask": boolean(B, 1, T, S), "axis": -1},
     ),
     "matrix_operator": (applied(ops.matrix_operator), {"matrix": normal(B, N, T, T)}),
+    "modulation_of_series": (ops.modulation_of_series, {"coefficients": [1.0, 2.0]}),
     "orthogonal_features": (
         ops.orthogonal_features,
         {"num_heads": N, "key_dim": H, "num_features": 5, "seed": 0},
@@ -287,7 +309,10 @@ CASES = {
             "steps": STEPS,
         },
     ),
-    "random_walks": (ops.random_walks, {"adjacency": GRAPH, "walks": 2, "length": 2, "seed": 0}),
+    "random_walks": (
+        ops.random_walks,
+        {"adjacency": GRAPH, "walks": 2, "length": 2, "seed": 0, "halt_probability": 0.5},
+    ),
     "read_graph": (
         ops.read_graph,
         {"graph": np.array([[0, 1], [1, 2]]), "num_nodes": 3, "edge_weights": [1.0, 2.0]},

@@ -133,6 +133,7 @@ MASKS: dict[str, tuple[Callable[[], masks.Mask], bool]] = {
     ),
     "RandomWalk": (lambda: masks.RandomWalk(walks=WALKS), True),
     "RandomWalk per example": (masks.RandomWalk, False),
+    "GraphRandomFeatures": (lambda: masks.GraphRandomFeatures(EDGES, WEIGHTS, LENGTH), True),
     "Product": (lambda: masks.Product([masks.Causal(), masks.Toeplitz(LENGTH)]), False),
     "Product, segments": (
         lambda: masks.Product([masks.Segments(), masks.Exponential(causal=True)]),

@@ -293,6 +293,22 @@ def walks_of_examples(generator, length):
     return Case(mask, matrix, length, {"walks": walks}, batch=2)
 
 
+def random_features(generator, length):
+    weights = 10.0 ** generator.uniform(-1, 1, len(edges := hubs(generator, length)))
+    operator = ("normalized_adjacency", "adjacency")[generator.integers(2)]
+    strength = generator.uniform(0.1, 1.0, HEADS) / (1.0 if operator[0] == "n" else 3.0 * length)
+    options = {"series": "regularized_laplacian", "strength": strength, "operator": operator}
+    sizes = {"num_walks": 3, "walk_length": 4, "halt_probability": 0.3, "seed": 5}
+    mask = built(masks.GraphRandomFeatures(edges, weights, length, **options, **sizes), length)
+    settings = {"number": 3, "halt": 0.3, "operator": operator}
+
+    def matrix(log):
+        graph = mask._adjacency
+        return reference.random_feature_matrix(graph, 5, torch.exp(log), **settings)[None]
+
+    return Case(mask, matrix, length)
+
+
 def product(generator, length):
     makers = [(exponential, causal), (toeplitz, causal), (low_rank, tree), (segments, diffusion)]
     one, other = (make(generator, length) for make in makers[generator.integers(len(makers))])
@@ -326,5 +342,6 @@ CASES = {
         graphs_of_examples,
     ],
     "RandomWalk": [random_walk, walks_of_examples],
+    "GraphRandomFeatures": [random_features],
     "Product": [product],
 }

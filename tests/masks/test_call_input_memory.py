@@ -1,33 +1,48 @@
-"""With a topology per call, only the paths that are named for the matrix form one."""
+"""Masks over trees and graphs form a matrix only on the paths that are named for it."""
 
+import keras
 import numpy as np
 import pytest
 
+from keras_graphattn.masks import GraphDiffusion, GraphRandomFeatures, RandomWalk
+from tests import reference_topology as reference
 from tests.call_inputs import MASKS, batch_for
-from tests.numerics import BACKEND
+from tests.numerics import BACKEND, to_numpy
 
 COUNT = 500  # tokens: the matrix has 250000 entries
+EDGES = reference.random_edges(COUNT, 3.0)
+CASES = MASKS | {
+    "resolvent per example": lambda: GraphDiffusion(
+        operator="normalized_laplacian", function="resolvent", tolerance=1e-3
+    ),
+    "learned walks per example": lambda: RandomWalk(learn_decay=True, normalization=0.5),
+    "GraphDiffusion": lambda: GraphDiffusion(EDGES, num_nodes=COUNT),
+    "resolvent": lambda: GraphDiffusion(EDGES, num_nodes=COUNT, function="resolvent"),
+    "RandomWalk once": lambda: RandomWalk(EDGES, num_nodes=COUNT, learn_decay=True, num_walks=8),
+    "GraphRandomFeatures": lambda: GraphRandomFeatures(EDGES, num_nodes=COUNT, num_walks=8),
+}
 OWN = [
     (name, path)
-    for name, make in MASKS.items()
+    for name, make in CASES.items()
     for path in make().paths
     if path not in ("dense", "blockwise")
 ]
 
 
-def largest_tensor(function, x):
-    """Number of entries of the largest tensor in a function and its gradient."""
+def largest_tensor(function, arrays):
+    """Number of entries of the largest tensor in a function and its gradients for all arrays."""
     if BACKEND == "jax":
         import jax
+        from jax.extend.core import jaxprs_in_params
 
         def sizes(jaxpr):
             for equation in jaxpr.eqns:
                 yield from (np.prod(v.aval.shape) for v in equation.outvars)
-                for inner in jax.core.jaxprs_in_params(equation.params):
+                for inner in jaxprs_in_params(equation.params):
                     yield from sizes(inner)
 
-        traced = jax.make_jaxpr(jax.grad(lambda x: function(x).sum()))(x)
-        return max(sizes(traced.jaxpr))
+        gradient = jax.grad(lambda *a: function(*a).sum(), tuple(range(len(arrays))))
+        return max(sizes(jax.make_jaxpr(gradient)(*arrays).jaxpr))
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,24 +52,49 @@ def largest_tensor(function, x):
         def __torch_dispatch__(self, call, types, args=(), kwargs=None):
             found = call(*args, **(kwargs or {}))
             every = found if isinstance(found, (tuple, list)) else [found]
-            sizes = [t.numel() for t in every if isinstance(t, torch.Tensor)]
-            self.largest = max(self.largest, *sizes, 0)
+            for tensor in every:
+                if isinstance(tensor, torch.Tensor):
+                    dense = tensor.layout == torch.strided
+                    self.largest = max(self.largest, tensor.numel() if dense else tensor._nnz())
             return found
 
-    x = torch.tensor(x, requires_grad=True)
+    arrays = [torch.tensor(array, requires_grad=True) for array in arrays]
     with Sizes() as seen:
-        function(x).sum().backward()
+        function(*arrays).sum().backward()
+    assert all(array.grad is not None for array in arrays)
     return seen.largest
+
+
+def attended(mask, path, inputs):
+    """Attention under the mask as a function of features, signal, weights and edge weights."""
+    random = np.random.default_rng(0)
+    signals = random.uniform(size=(3, 1, COUNT, 1, 2)).astype("float32")
+    given = {k: v.astype("float32") for k, v in inputs.items() if v.dtype.kind == "f"}
+    weights = mask.trainable_variables
+
+    def function(query, key, x, *values):
+        pairs = zip(weights, values[: len(weights)], strict=True)
+        floats = dict(zip(given, values[len(weights) :], strict=True))
+        with keras.StatelessScope(state_mapping=list(pairs)):
+            return mask.attend(query, key, x, path, **inputs | floats)
+
+    return function, [*signals, *map(to_numpy, weights), *given.values()]
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="its graphs hide what they form")
 @pytest.mark.parametrize("hidden", [False, True])
 @pytest.mark.parametrize(("name", "path"), OWN)
 def test_no_matrix_is_formed(name, path, hidden, monkeypatch):
-    mask = MASKS[name]()
+    mask = CASES[name]()
     mask.build((None, COUNT, 1, 1))
     inputs = batch_for(mask, length=COUNT, batch=1)
     if hidden:
         monkeypatch.setattr("keras_graphattn.masks.call_inputs.known_value", lambda given: None)
-    x = np.ones((1, COUNT, 1, 1), "float32")
-    assert largest_tensor(lambda x: mask.apply(x, path, **inputs), x) < COUNT**2 / 2
+    assert largest_tensor(*attended(mask, path, inputs)) < COUNT**2 / 2
+
+
+@pytest.mark.parametrize("name", dict(OWN))
+def test_large_graphs_never_take_the_matrix_by_themselves(name):
+    mask = CASES[name]()
+    assert mask.choose_path(100_000) not in ("dense", "blockwise")
+    assert mask.choose_path(None, 16, 65) not in ("dense", "blockwise")

@@ -6,7 +6,14 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.layers import GraphKernelAttention
-from keras_graphattn.masks import GraphDiffusion, Product, RandomWalk, Toeplitz, Tree
+from keras_graphattn.masks import (
+    GraphDiffusion,
+    GraphRandomFeatures,
+    Product,
+    RandomWalk,
+    Toeplitz,
+    Tree,
+)
 from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph
 from tests.numerics import assert_close, to_numpy, value_and_gradients
 
@@ -62,6 +69,7 @@ CASES = {
     ),
     "walks": (lambda: RandomWalk(ORDER[EDGES], num_nodes=COUNT, learn_decay=True), {}),
     "expected walks": (lambda: RandomWalk(ORDER[EDGES], num_nodes=COUNT, exact=True), {}),
+    "random features": (lambda: GraphRandomFeatures(ORDER[EDGES], num_nodes=COUNT), {}),
     "walks of examples": (lambda: RandomWalk(), {"walks": np.stack([WALKS] * 2).astype("int32")}),
     "tree": (lambda: Tree(TREE, num_nodes=COUNT), {}),
     "growing tree": (lambda: Tree(TREE, num_nodes=COUNT, initial_rate=1.0), {}),

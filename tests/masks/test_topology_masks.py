@@ -25,6 +25,7 @@ from tests.topology_cases import (
     diffusion,
     diffusion_of_batch,
     hypercube,
+    random_features_of,
     tree,
     trees_of_batch,
     walks_of,
@@ -50,6 +51,8 @@ CASES = {
     "walks": walks_of,
     "walks, inner products": lambda: walks_of(normalization=0.0),
     "walks per example": walks_of_batch,
+    "random features": random_features_of,
+    "random features, adjacency": lambda: random_features_of(operator="adjacency"),
 }
 PATHS = [
     (name, path) for name, make in CASES.items() for path in make()[0].paths if path != "blockwise"
@@ -104,7 +107,7 @@ def test_a_thousand_nodes(kind, function, path):
 @pytest.mark.slow_on("jax")
 def test_rows_without_the_matrix(monkeypatch):
     monkeypatch.setattr("keras_graphattn.masks.topology.ROWS_FROM_MATRIX", 3)
-    for make in (tree, trees_of_batch, diffusion, walks_of):
+    for make in (tree, trees_of_batch, diffusion, walks_of, random_features_of):
         mask, inputs, _ = make()
         dense = to_numpy(mask.dense(**inputs))
         assert_close(to_numpy(mask.rows([4, 1], **inputs)), dense[:, :, [4, 1]], 1e-5)

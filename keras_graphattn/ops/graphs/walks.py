@@ -40,8 +40,16 @@ class WalkFeatures:
     length: int
 
 
-@checked(adjacency=an_adjacency, walks=whole(), length=whole(), seed=whole(0))
-def random_walks(adjacency: Any, walks: int, length: int, seed: int) -> Array:
+@checked(
+    adjacency=an_adjacency,
+    walks=whole(),
+    length=whole(),
+    seed=whole(0),
+    halt_probability=number(least=0.0, below=1.0),
+)
+def random_walks(
+    adjacency: Any, walks: int, length: int, seed: int, halt_probability: float = 0.0
+) -> Array:
     """Draws walks from every node. The probability of a step is proportional to the edge's weight.
 
     Args:
@@ -49,9 +57,11 @@ def random_walks(adjacency: Any, walks: int, length: int, seed: int) -> Array:
         walks: Number of walks from each node.
         length: Number of nodes of a walk, including its start.
         seed: Seed of NumPy's generator. The walks are the same on every backend.
+        halt_probability: Probability that a walk ends before each of its steps.
 
     Returns:
-        Integers of shape (n, walks, length); -1 after the end of a walk (at an isolated node).
+        Integers of shape (n, walks, length); -1 after the end of a walk. A walk at an isolated node
+        ends there.
 
     Example:
 
@@ -70,6 +80,8 @@ def random_walks(adjacency: Any, walks: int, length: int, seed: int) -> Array:
     for step in range(length):
         found[:, :, step] = here.reshape((count, walks))
         moving = (here >= 0) & ~isolated[here]
+        if halt_probability > 0.0:
+            moving &= generator.random(len(here)) >= halt_probability
         now = here[moving]
         target = first[now] + generator.random(len(now)) * (last[now] - first[now])
         place = np.searchsorted(ends, target, side="right") - 1

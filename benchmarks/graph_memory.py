@@ -1,0 +1,161 @@
+"""Peak memory of masks over large graphs, forward and backward, by number of nodes.
+
+    KERAS_BACKEND=torch python benchmarks/graph_memory.py
+    KERAS_BACKEND=torch python benchmarks/graph_memory.py --masks random_walk diffusion \
+        --lengths 1000 3000 --dense-limit 3000 --times
+
+A random graph with `--degree` edges at each node. "product" is M x with `--columns` columns,
+"attention" is masked kernel attention with ReLU features of width `--key-dim` and values with
+`--columns` columns, and "dense product" is M x by the matrix, up to `--dense-limit` nodes. Weights
+of the mask get their gradients. The peak is that of a process of its own, which also draws the
+walks, less that of a process that does nothing. The exponents of the memory are printed at the end.
+`--times` adds times, in milliseconds of this machine.
+"""
+
+import math
+
+import numpy as np
+from measure import (
+    Parser,
+    add_options,
+    at_least,
+    make_step,
+    median_times,
+    memory_of,
+    number_in,
+    positive,
+    run,
+    run_child,
+    start,
+    table,
+    write_results,
+)
+
+MASKS = ("random_features", "random_walk", "diffusion")
+OWN_OPTIONS = ("columns", "degree", "walks", "feature_chunk")
+
+
+def graph_of_degree(count, degree, seed=0):
+    """Edges of a random graph, each once."""
+    generator = np.random.default_rng(seed)
+    edges = np.sort(generator.integers(0, count, (int(count * degree / 2), 2)), axis=1)
+    return np.unique(edges[edges[:, 0] < edges[:, 1]], axis=0)
+
+
+def mask_of(name, count, options):
+    from keras_graphattn.masks import GraphDiffusion, GraphRandomFeatures, RandomWalk
+
+    edges = graph_of_degree(count, options.degree)
+    if name == "diffusion":
+        mask = GraphDiffusion(edges, num_nodes=count, operator="normalized_laplacian")
+    elif name == "random_walk":
+        mask = RandomWalk(edges, num_nodes=count, num_walks=options.walks, learn_decay=True)
+    else:
+        mask = GraphRandomFeatures(edges, num_nodes=count, num_walks=options.walks)
+    mask.build((1, count, 1, options.columns))
+    return mask
+
+
+def case_of(name, kind, count, options):
+    """A function and its arrays; the mask's weights are arguments, so that they get gradients."""
+    import keras
+    from keras import ops
+
+    from keras_graphattn.ops.kernel.attention import NormalisedOperator
+    from keras_graphattn.ops.kernel.features import relu_features
+
+    mask = mask_of(name, count, options)
+    path = "dense" if kind == "dense product" else mask.paths[-1]
+
+    def function(x, *others):
+        weights = others[-len(mask.trainable_variables) :]
+        pairs = zip(mask.trainable_variables, weights, strict=True)
+        with keras.StatelessScope(state_mapping=list(pairs)):
+            if kind != "attention":
+                return mask.apply(x, path)
+            query, key = map(relu_features, others[:2])
+
+            def attend(x):
+                return mask.attend(query, key, x, path, options.feature_chunk)
+
+            return NormalisedOperator(attend)(x)
+
+    widths = (options.columns, options.key_dim, options.key_dim)
+    widths = widths if kind == "attention" else widths[:1]
+    signals = [keras.random.normal((1, count, 1, width), seed=i) for i, width in enumerate(widths)]
+    return function, [*signals, *map(ops.convert_to_tensor, mask.trainable_variables)]
+
+
+def kinds_of(count, options):
+    return ["product", "attention", *["dense product"] * (count <= options.dense_limit)]
+
+
+def times_of(name, kinds, count, options):
+    """Median milliseconds of each kind, taking turns."""
+    cases = {kind: case_of(name, kind, count, options) for kind in kinds}
+    steps = {
+        kind: make_step(*case, backward=True, compiled=options.compile)
+        for kind, case in cases.items()
+    }
+    return median_times(steps, options.repeats, options.seconds).values()
+
+
+def exponents(rows):
+    """The exponent of the peak memory between the first and the last length of each case."""
+    lines = []
+    for name in dict.fromkeys(row["case"] for row in rows):
+        points = [(row["length"], row["peak MiB"]) for row in rows if row["case"] == name]
+        (first, before), (last, after) = points[0], points[-1]
+        if last > first and before > 0.0:
+            exponent = math.log(after / before) / math.log(last / first)
+            lines.append(f"{name}: memory ~ n^{exponent:.2f} from n = {first} to {last}")
+    return "\n".join(lines)
+
+
+def parse(arguments=None):
+    parser = Parser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--lengths", type=positive, nargs="+", default=[10_000, 30_000, 100_000])
+    add("--masks", nargs="+", default=["random_features"], choices=MASKS)
+    add("--columns", type=positive, default=64)
+    add("--degree", type=number_in(0.0, math.inf), default=10.0)
+    add("--walks", type=positive, default=8, help="from each node; in each of two sets of features")
+    add("--feature-chunk", type=positive, default=1)
+    add("--dense-limit", type=at_least(0), default=0)
+    add("--times", action="store_true", help="measure times too")
+    add_options(parser, seconds=10.0, repeats=3)
+    parser.set_defaults(heads=1, key_dim=8, memory=True)
+    return parser.parse_args(arguments)
+
+
+def child_case(options):
+    """The case `mask|kind`; none where the name is empty."""
+    name, _, kind = options.child.partition("|")
+    return case_of(name, kind, options.lengths[0], options) if name else None
+
+
+def main():
+    options = parse()
+    if options.child is not None:
+        run_child(options, child_case(options))
+        return
+    settings, rows = start(options), []
+    for count in options.lengths:
+        idle = memory_of(options, "", count, OWN_OPTIONS)
+        for name in options.masks:
+            kinds = kinds_of(count, options)
+            new = [{"case": f"{name}, {kind}", "length": count} for kind in kinds]
+            for row, kind in zip(new, kinds, strict=True):
+                row["peak MiB"] = memory_of(options, f"{name}|{kind}", count, OWN_OPTIONS) - idle
+            if options.times:
+                for row, time in zip(new, times_of(name, kinds, count, options), strict=True):
+                    row["forward and backward ms"] = time
+            rows += new
+            print(table(new, settings), flush=True)
+    print(exponents(rows))
+    stem = f"graph_memory-{settings['backend']}-{settings['device']}-{'_'.join(options.masks)}"
+    write_results(options.output, stem, settings, rows)
+
+
+if __name__ == "__main__":
+    run(main)
