@@ -12,6 +12,8 @@ from recipes.common.training import graphs
 from recipes.long_range_arena import model as arena
 from recipes.long_range_arena.__main__ import RECIPE as long_range_arena_recipe
 from recipes.motif_detection.__main__ import RECIPE as motif_detection_recipe
+from recipes.node_classification import model as nodes
+from recipes.node_classification.__main__ import RECIPE as node_classification_recipe
 from recipes.text_classification.__main__ import RECIPE as text_classification_recipe
 from recipes.text_classification.data import TASKS
 from recipes.time_series import model as time_series
@@ -80,7 +82,17 @@ def graph_model(attention):
     return graphs.classifier(attention, CHANNELS, 2, settings, options)
 
 
+def nodes_model(attention):
+    walks = ["--walks", str(WALKS[0]), "--walk-length", str(WALKS[1])]
+    options = node_classification_recipe.parse(["--heads", "2", "--key-dim", "4", *walks])
+    problem = SimpleNamespace(features=CHANNELS, classes=["no", "yes"])
+    settings = node_classification_recipe.settings(options)[attention]
+    return nodes.build(problem, attention, settings, options)
+
+
 MODELS = {
+    "nodes_gat": (nodes_model, "gat"),
+    "nodes_graph_kernel": (nodes_model, "graph_kernel"),
     # of motif_detection and graph_classification
     **{f"graphs_{one}": (graph_model, one) for one in motif_detection_recipe.attentions},
     **{f"time_series_{one}": (series_model, one) for one in time_series_recipe.attentions},

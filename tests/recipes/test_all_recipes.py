@@ -15,6 +15,7 @@ from keras_graphattn import filters
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.storage.lock import LOCK, locked
+from tests.graphs.test_readers import write_planetoid
 from tests.recipes.command_line import assert_one_error_line
 from tests.recipes.conftest import write_ts
 
@@ -84,10 +85,17 @@ def graph_classification(folder, one_class):
     return f"--dataset Tiny --heads 2 --key-dim 2 --feed-forward 4 --cache-dir {folder / 'cache'}"
 
 
+def node_classification(folder, one_class):
+    labels = np.eye(2, dtype="int32")[[0, 0 if one_class else 1, 1]]
+    write_planetoid(folder, y=labels[:2], ally=labels)
+    return f"--dataset made --heads 2 --key-dim 2 --cache-dir {folder / 'cache'}"
+
+
 MADE = ("motif_detection",)  # their data are made, not read
 DATA = {
     "motif_detection": motif_detection,
     "graph_classification": graph_classification,
+    "node_classification": node_classification,
     "time_series": time_series,
     "text_classification": text_classification,
     "long_range_arena": long_range_arena,
@@ -106,7 +114,11 @@ def arguments_of(name, folder, one_class=False):
 
 def data_options(name):
     """Options that say where the data are, for recipes that read them."""
-    tasks = {"long_range_arena": ["--task", "text"], "graph_classification": ["--dataset", "Tiny"]}
+    tasks = {
+        "long_range_arena": ["--task", "text"],
+        "graph_classification": ["--dataset", "Tiny"],
+        "node_classification": ["--dataset", "made"],
+    }
     task = tasks.get(name, [])
     return task if name in MADE else [*task, "--data-dir", "x"]
 

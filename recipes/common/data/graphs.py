@@ -58,6 +58,7 @@ def batches_of(
     sizes: list[int],
     options: argparse.Namespace,
     seed: int | None = None,
+    node_labels: bool = False,
 ) -> GraphBatches:
     """Batches with the inputs that a model has; in an order of chance with a seed.
 
@@ -68,12 +69,18 @@ def batches_of(
         arrays["walks"] = precompute(
             graphs,
             "walks",
-            cache_dir=options.cache_dir,
+            cache_dir=options.cache_dir.expanduser(),
             verbose=False,
             num_walks=options.walks,
             walk_length=options.walk_length,
             seed=options.data_seed,
         )
     return GraphBatches(
-        graphs, options.batch_size, node_arrays=arrays, inputs=inputs, sizes=sizes, seed=seed
+        graphs,
+        options.batch_size,
+        node_arrays=arrays,
+        node_labels=node_labels,
+        inputs=inputs,
+        sizes=sizes,
+        seed=seed,
     )
