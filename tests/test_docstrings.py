@@ -28,7 +28,17 @@ def test_examples_of_a_module(name, tmp_path, monkeypatch):
     assert runner.summarize(verbose=False).failed == 0
 
 
-FOLDERS = ("analysis", "export", "feature_maps", "filters", "hub", "layers", "masks", "ops")
+FOLDERS = (
+    "analysis",
+    "export",
+    "feature_maps",
+    "filters",
+    "graphs",
+    "hub",
+    "layers",
+    "masks",
+    "ops",
+)
 
 
 def test_everything_public_has_an_example():

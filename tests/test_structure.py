@@ -14,7 +14,7 @@ MOST_LINES = 350
 ORDER = (
     ("checks", "serialization", "version", "keras_internals"),
     ("ops",),
-    ("filters", "feature_maps", "masks", "optimizers"),
+    ("filters", "feature_maps", "masks", "graphs", "optimizers"),
     ("layers",),
     ("hub", "analysis", "distribution", "export"),
 )

@@ -63,6 +63,16 @@ _ALL = (
         "masked_kernel",
         ("mask", "feature_map", RATE),
     ),
+    Attention("gcn", "GCN", "#56b4e9", "recipes.common.training.graphs:gcn"),
+    Attention("gat", "GAT", "#b8860b", "recipes.common.training.graphs:gat"),
+    Attention("graph_kernel", "GKAT", "#6a3d9a", "recipes.common.training.graphs:graph_kernel"),
+    Attention(
+        "graph_masked_kernel",
+        "graph-masked kernel",
+        "#8b0000",
+        "recipes.common.training.graphs:graph_masked_kernel",
+        options=("feature_map", RATE),
+    ),
 )
 ATTENTIONS = {attention.name: attention for attention in _ALL}
 

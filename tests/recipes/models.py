@@ -8,8 +8,12 @@ import pytest
 
 from recipes.causal_lm.__main__ import RECIPE as causal_lm_recipe
 from recipes.common.data.ragged import Problem, Ragged, Split
+from recipes.common.training import graphs
 from recipes.long_range_arena import model as arena
 from recipes.long_range_arena.__main__ import RECIPE as long_range_arena_recipe
+from recipes.motif_detection.__main__ import RECIPE as motif_detection_recipe
+from recipes.node_classification import model as nodes
+from recipes.node_classification.__main__ import RECIPE as node_classification_recipe
 from recipes.text_classification.__main__ import RECIPE as text_classification_recipe
 from recipes.text_classification.data import TASKS
 from recipes.time_series import model as time_series
@@ -18,6 +22,7 @@ from recipes.time_series.data import Problem as SeriesProblem
 from recipes.time_series.data import Split as SeriesSplit
 
 LONGEST, CHANNELS, VOCABULARY = 20, 3, 30
+WALKS = (3, 2)  # their number and their length
 WIDTHS = ["--d-model", "8", "--heads", "2", "--key-dim", "4", "--feed-forward", "8"]
 WIDTHS += ["--layers", "2"]
 
@@ -69,7 +74,27 @@ def causal_model(attention):
     return causal_lm.served(model, options)
 
 
+def graph_model(attention):
+    widths = ["--heads", "2", "--key-dim", "4", "--feed-forward", "8"]
+    walks = ["--walks", str(WALKS[0]), "--walk-length", str(WALKS[1])]
+    options = motif_detection_recipe.parse([*widths, *walks])
+    settings = motif_detection_recipe.settings(options)[attention]
+    return graphs.classifier(attention, CHANNELS, 2, settings, options)
+
+
+def nodes_model(attention):
+    walks = ["--walks", str(WALKS[0]), "--walk-length", str(WALKS[1])]
+    options = node_classification_recipe.parse(["--heads", "2", "--key-dim", "4", *walks])
+    problem = SimpleNamespace(features=CHANNELS, classes=["no", "yes"])
+    settings = node_classification_recipe.settings(options)[attention]
+    return nodes.build(problem, attention, settings, options)
+
+
 MODELS = {
+    "nodes_gat": (nodes_model, "gat"),
+    "nodes_graph_kernel": (nodes_model, "graph_kernel"),
+    # of motif_detection and graph_classification
+    **{f"graphs_{one}": (graph_model, one) for one in motif_detection_recipe.attentions},
     **{f"time_series_{one}": (series_model, one) for one in time_series_recipe.attentions},
     **{f"arena_{one}": (arena_model, one) for one in long_range_arena_recipe.attentions},
     "arena_pairs": (arena_model, "agf", ("tokens_1", "tokens_2")),
@@ -80,13 +105,31 @@ MODELS = {
 
 
 def batch_for(model, batch, length):
-    """Random inputs: padding at the end, and missing values in the series."""
+    """Random inputs: padding at the end, and missing values in the series.
+
+    Graphs are paths, with as many edges and padding as nodes.
+    """
     generator = np.random.default_rng(100 * batch + length)
     mask = np.arange(length) < generator.integers(1, length + 1, (batch, 1))
     tokens = np.where(mask, generator.integers(2, VOCABULARY, (batch, length)), 0)
     series = generator.standard_normal((batch, length, CHANNELS))
     series[generator.random(series.shape) < 0.1] = np.nan
-    kinds = {"series": series, "mask": mask, "segment": np.zeros_like(tokens), "token": tokens}
+    # the edges of a path; -1 is padding, of edges and of walks
+    edges = np.stack([np.arange(length), np.arange(length) + 1], axis=1)
+    both = mask & np.pad(mask[:, 1:], ((0, 0), (0, 1)))
+    edges = np.where(both[..., None], edges, -1)
+    walks = generator.integers(0, length, (batch, length, *WALKS))
+    walks = np.where(mask[..., None, None], walks, -1)
+    kinds = {
+        "node_mask": mask,
+        "nodes": np.nan_to_num(series),
+        "edges": edges,
+        "walks": walks,
+        "series": series,
+        "mask": mask,
+        "segment": np.zeros_like(tokens),
+        "token": tokens,
+    }
     arrays = {}
     for name, tensor in model.input.items():
         kind = next(kind for kind in kinds if kind in name)

@@ -15,6 +15,7 @@ from keras_graphattn import filters
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.storage.lock import LOCK, locked
+from tests.graphs.test_readers import write_planetoid
 from tests.recipes.command_line import assert_one_error_line
 from tests.recipes.conftest import write_ts
 
@@ -71,7 +72,30 @@ def causal_lm(folder, one_class):
     return "--layers 1 --d-model 4 --heads 2 --feed-forward 4 --context 8 --warm-up 2"
 
 
+def motif_detection(folder, one_class):
+    sizes = "--train-examples 8 --evaluation-examples 4 --heads 2 --key-dim 2 --feed-forward 4"
+    return f"--task induced_cycle {sizes} --walks 3 --walk-length 2 --cache-dir {folder / 'cache'}"
+
+
+def graph_classification(folder, one_class):
+    lines = ["24"]
+    for number in range(24):  # two nodes and an edge
+        lines += [f"2 {int(one_class or number % 2)}", "0 1 1", f"{number % 2} 1 0"]
+    (folder / "Tiny.txt").write_text("\n".join(lines) + "\n")
+    return f"--dataset Tiny --heads 2 --key-dim 2 --feed-forward 4 --cache-dir {folder / 'cache'}"
+
+
+def node_classification(folder, one_class):
+    labels = np.eye(2, dtype="int32")[[0, 0 if one_class else 1, 1]]
+    write_planetoid(folder, y=labels[:2], ally=labels)
+    return f"--dataset made --heads 2 --key-dim 2 --cache-dir {folder / 'cache'}"
+
+
+MADE = ("motif_detection",)  # their data are made, not read
 DATA = {
+    "motif_detection": motif_detection,
+    "graph_classification": graph_classification,
+    "node_classification": node_classification,
     "time_series": time_series,
     "text_classification": text_classification,
     "long_range_arena": long_range_arena,
@@ -82,8 +106,21 @@ DATA = {
 def arguments_of(name, folder, one_class=False):
     """Options of a tiny model on data made here; one epoch, softmax attention."""
     text = DATA[name](folder, one_class)
-    shared = f"--data-dir {folder} --epochs 1 --attention softmax --verbose 0"
+    shared = "--epochs 1 --attention softmax --verbose 0"
+    if name not in MADE:
+        shared += f" --data-dir {folder}"
     return [*text.split(), *shared.split()]
+
+
+def data_options(name):
+    """Options that say where the data are, for recipes that read them."""
+    tasks = {
+        "long_range_arena": ["--task", "text"],
+        "graph_classification": ["--dataset", "Tiny"],
+        "node_classification": ["--dataset", "made"],
+    }
+    task = tasks.get(name, [])
+    return task if name in MADE else [*task, "--data-dir", "x"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -122,9 +159,7 @@ def test_wrong_options_are_one_line(name, wrong, words, tmp_path, capsys):
 def test_every_attention_is_one_of_the_registry_and_others_fail_at_parsing(name):
     recipe = recipe_of(name)
     assert set(recipe.attentions) <= set(ATTENTIONS)
-    given = ["--data-dir", "x"]
-    if name == "long_range_arena":
-        given = ["--task", "text", *given]
+    given = data_options(name)
     options = recipe.parse([*given, "--attention", ",".join(recipe.attentions)])
     assert options.attention == list(recipe.attentions)
     assert set(recipe.settings(options)) == set(recipe.attentions)
@@ -156,9 +191,7 @@ def test_a_new_filter_is_an_option_of_every_recipe(name, monkeypatch):
 
     monkeypatch.setitem(filters.FILTERS, "halved", Halved)
     recipe = recipe_of(name)
-    given = ["--data-dir", "x", "--attention", "gfsa", "--filter", "halved", "--order", "2"]
-    if name == "long_range_arena":
-        given += ["--task", "text"]
+    given = [*data_options(name), "--attention", "gfsa", "--filter", "halved", "--order", "2"]
     settings = recipe.settings(recipe.parse(given))["gfsa"]
     assert settings["filter"] == {"name": "halved", "order": 2}
     assert type(layer_arguments(settings)["filter"]) is Halved
@@ -206,7 +239,10 @@ def test_folders_that_cannot_be_used_are_one_line(name, tmp_path, capsys):
             assert_one_error_line(main, [*arguments, *output], words, capsys)
 
 
-@pytest.mark.parametrize("name", [one for one in RECIPES if one.values[0] != "causal_lm"])
+WITHOUT_ONE_CLASS = ("causal_lm", *MADE)
+
+
+@pytest.mark.parametrize("name", [one for one in RECIPES if one.values[0] not in WITHOUT_ONE_CLASS])
 def test_training_data_of_one_class_is_refused(name, tmp_path, capsys):
     arguments = arguments_of(name, tmp_path, one_class=True)
     words = ["training examples are of the class", "at least two classes"]

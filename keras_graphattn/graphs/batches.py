@@ -1,0 +1,295 @@
+"""Batches of graphs in size buckets, padded, with masks ready for the layers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_graphattn.checks.arguments import flag, is_list, optional, whole
+from keras_graphattn.graphs.graph import Array, Graph
+from keras_graphattn.graphs.precomputation import checked_graphs
+
+
+class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Batches of graphs of about the same size, for `fit`, `evaluate` and `predict`.
+
+    Every bucket holds graphs of about the same number of nodes, and pads them to one shape, so
+    nothing more is compiled. All batches have `batch_size` rows. What is missing in the last batch
+    of a bucket is filled up with other graphs of weight 0; take `weighted_metrics` in `compile`,
+    which leave these out. With a seed, graphs are shuffled within their buckets and batches among
+    each other, anew for each epoch of `fit`, in the same way whenever the program runs.
+
+    A batch is `(inputs, labels, weights)`, or `(inputs,)` if the graphs have no labels. The inputs:
+
+    * `nodes`: float32 (B, T, F), node features; 0 at padding.
+    * `node_mask`: bool (B, T), `True` at the nodes of the graph: `query_mask` of the layers.
+    * `edges`: int32 (B, E, 2), each edge once; (-1, -1) at padding. `mask_inputs` of
+      `GraphDiffusion()` has it as `edges`.
+    * `edge_weights`: float32 (B, E), 1 at padding, if some graph has another weight than 1, or if
+      `weighted=True`. `mask_inputs` of `GraphDiffusion(edge_weights=True)`.
+    * `edge_features`: float32 (B, E, G), 0 at padding, if the graphs have them.
+    * one input for each of `node_arrays` and `pair_arrays`. `walks` of `precompute` become integers
+      (B, T, walks, length), `mask_inputs` of `RandomWalk()`.
+
+    Args:
+        graphs: The graphs, all with the same number of features. All have labels, or none has.
+        batch_size: Rows of every batch.
+        node_arrays: Arrays by the name of the input, one for each graph, of shape (n, ...). Padding
+            is -1 for integers and 0 for other numbers.
+        pair_arrays: The same for arrays of shape (n, n, ...). Nothing else has n^2 numbers.
+        node_labels: Whether a label is an array (n,), one for each node. Then labels and weights
+            have the shape (B, T), 0 at padding; a label below 0 has the weight 0, too.
+        inputs: Names of the inputs that a batch has; all by default. Keras warns of inputs that a
+            model does not have.
+        weighted: Whether there is an input `edge_weights`; by default if a weight is not 1.
+        num_buckets: Number of buckets at most.
+        sizes: Numbers of nodes to pad to, in place of `num_buckets`: ascending, and the last one
+            must hold the largest graph. Give the same for training and test data.
+        seed: Seed of the shuffling; without it, graphs stay in their order within their bucket.
+        **kwargs: `workers`, `use_multiprocessing` and `max_queue_size` of a `PyDataset`.
+
+    Attributes:
+        labels: The label of each graph, or `None`.
+        sizes: Number of nodes that each bucket is padded to.
+
+    Raises:
+        ValueError: For graphs that do not go together, arrays of the wrong shape, and sizes that do
+            not hold all graphs.
+
+    Example:
+
+    >>> pair, path = Graph([[0, 1]], label=0), Graph([[0, 1], [1, 2]], label=1)
+    >>> batches = GraphBatches([pair, path], batch_size=2, num_buckets=1)
+    >>> inputs, labels, weights = batches[0]
+    >>> inputs["edges"].tolist(), inputs["node_mask"].astype(int).tolist(), labels.tolist()
+    ([[[0, 1], [-1, -1]], [[0, 1], [1, 2]]], [[1, 1, 0], [1, 1, 1]], [0, 1])
+    """
+
+    def __init__(
+        self,
+        graphs: Sequence[Graph],
+        batch_size: int = 32,
+        *,
+        node_arrays: Mapping[str, Sequence[Any]] | None = None,
+        pair_arrays: Mapping[str, Sequence[Any]] | None = None,
+        node_labels: bool = False,
+        inputs: Sequence[str] | None = None,
+        weighted: bool | None = None,
+        num_buckets: int = 4,
+        sizes: Sequence[int] | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.graphs = checked_graphs(graphs)
+        self.batch_size = whole()("batch_size", batch_size, {})
+        self.seed = optional(whole(0, 2**32))("seed", seed, {})
+        self.node_labels = flag("node_labels", node_labels)
+        self._check_alike()
+        self._weighted = any((graph.edge_weights != 1.0).any() for graph in self.graphs)
+        if weighted is not None:
+            self._weighted = flag("weighted", weighted)
+        counts = np.array([graph.num_nodes for graph in self.graphs])
+        num_buckets = whole()("num_buckets", num_buckets, {})
+        self.sizes = _sizes(counts, num_buckets) if sizes is None else _checked_sizes(sizes, counts)
+        self._bucket = np.searchsorted(self.sizes, counts)
+        self._edges = _edges_of_buckets(
+            self._bucket, np.array([len(graph.edges) for graph in self.graphs]), len(self.sizes)
+        )
+        self._arrays = {
+            **{name: (1, given) for name, given in dict(node_arrays or {}).items()},
+            **{name: (2, given) for name, given in dict(pair_arrays or {}).items()},
+        }
+        for name, (axes, given) in self._arrays.items():
+            self._check_arrays(name, axes, given, counts)
+        self._names = self._checked_names(inputs)
+        self.labels: Any = [graph.label for graph in self.graphs]
+        if self.graphs[0].label is None:
+            self.labels = None
+        elif not self.node_labels:
+            self.labels = _narrow(np.stack(self.labels))
+        self.start_epoch(0)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Orders graphs and batches for `epoch`, which counts from 0: a function of (seed, epoch).
+
+        `fit` goes on by itself. To continue a training, call this at the beginning of each epoch.
+        """
+        self.epoch = whole(0)("epoch", epoch, {})
+        random = None if self.seed is None else np.random.default_rng([self.seed, epoch])
+        batches = []
+        for bucket in range(len(self.sizes)):
+            members = np.flatnonzero(self._bucket == bucket)
+            if random is not None:
+                members = random.permutation(members)
+            starts = range(0, len(members), self.batch_size)
+            batches += [(bucket, members[at : at + self.batch_size]) for at in starts]
+        if random is not None:
+            batches = [batches[place] for place in random.permutation(len(batches))]
+        for place, (bucket, _) in enumerate(batches):
+            if bucket != batches[0][0]:
+                # on TensorFlow, Keras takes from the first two batches which sizes are constant
+                batches[1], batches[place] = batches[place], batches[1]
+                break
+        self._batches = batches
+
+    def on_epoch_end(self) -> None:
+        self.start_epoch(self.epoch + 1)
+
+    @property
+    def num_batches(self) -> int:
+        return len(self._batches)
+
+    def graphs_of(self, index: int) -> list[int]:
+        """The places in `graphs` of the rows of a batch, without those that only fill it up."""
+        return [int(place) for place in self._batches[index][1]]
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        bucket, members = self._batches[index]
+        weights = (np.arange(self.batch_size) < len(members)).astype("float32")
+        chosen = [int(place) for place in np.resize(members, self.batch_size)]
+        size, graphs = int(self.sizes[bucket]), [self.graphs[place] for place in chosen]
+        edges = int(self._edges[bucket])
+        inputs = {
+            "nodes": _padded([graph.node_features for graph in graphs], (size,), 0),
+            "node_mask": _padded([np.ones(g.num_nodes, "bool") for g in graphs], (size,), 0),
+            "edges": _padded([graph.edges.astype("int32") for graph in graphs], (edges,), -1),
+        }
+        if self._weighted:
+            given = [graph.edge_weights.astype("float32") for graph in graphs]
+            inputs["edge_weights"] = _padded(given, (edges,), 1)
+        if graphs[0].edge_features is not None:
+            features = [graph.edge_features for graph in graphs]
+            inputs["edge_features"] = _padded(features, (edges,), 0)
+        for name, (axes, arrays) in self._arrays.items():
+            found = [_narrow(np.asarray(arrays[place])) for place in chosen]
+            fill = -1 if found[0].dtype.kind in "iu" else 0
+            inputs[name] = _padded(found, (size,) * axes, fill)
+        inputs = {name: inputs[name] for name in self._names}
+        if self.labels is None:
+            return (inputs,)
+        if not self.node_labels:
+            return inputs, self.labels[chosen], weights
+        of_nodes = [_narrow(graph.label) for graph in graphs]
+        labels = _padded(of_nodes, (size,), 0)
+        known = _padded([label >= 0 for label in of_nodes], (size,), 0)
+        return inputs, np.maximum(labels, 0), weights[:, None] * known
+
+    def to_tf_dataset(self) -> Any:
+        """The same batches as a `tf.data.Dataset`: a run through it is an epoch, in its order.
+
+        Raises:
+            ImportError: If TensorFlow is not installed.
+        """
+        try:
+            import tensorflow as tf
+        except ImportError as error:
+            raise ImportError("`to_tf_dataset` needs TensorFlow: pip install tensorflow") from error
+
+        def run() -> Iterator[Any]:
+            for index in range(self.num_batches):
+                yield self[index]
+            self.on_epoch_end()
+
+        def spec(name: str, array: Array) -> Any:
+            per_edge = {"edges": 1, "edge_weights": 1, "edge_features": 1}
+            axes = per_edge.get(name, self._arrays.get(name, (1, None))[0])
+            shape = (array.shape[0], *(None,) * axes, *array.shape[1 + axes :])
+            return tf.TensorSpec(shape, array.dtype)
+
+        inputs, *rest = self[0]
+        signature: list[Any] = [{name: spec(name, array) for name, array in inputs.items()}]
+        for array in rest:
+            shape = (array.shape[0], None) if self.node_labels else array.shape
+            signature.append(tf.TensorSpec(shape, array.dtype))
+        return tf.data.Dataset.from_generator(run, output_signature=tuple(signature))
+
+    def _check_alike(self) -> None:
+        def of(graph: Graph) -> tuple[Any, ...]:
+            label, edges = graph.label, graph.edge_features
+            of_label = None if label is None else () if self.node_labels else label.shape
+            return graph.node_features.shape[1], None if edges is None else edges.shape[1], of_label
+
+        expected = of(self.graphs[0])
+        for place, graph in enumerate(self.graphs):
+            if of(graph) != expected:
+                raise ValueError(
+                    "All graphs must have the same number of node features, of edge features and "
+                    f"labels of the same shape (`None`: none). Received: {expected} in graph 0 and "
+                    f"{of(graph)} in graph {place}"
+                )
+            if self.node_labels and np.shape(graph.label) != (graph.num_nodes,):
+                raise ValueError(
+                    f"With `node_labels=True` a label must have the shape (n,). Received: shape "
+                    f"{np.shape(graph.label)} in graph {place} of {graph.num_nodes} nodes"
+                )
+
+    def _checked_names(self, names: Any) -> list[str]:
+        known = ["nodes", "node_mask", "edges", *self._arrays]
+        known += ["edge_weights"] if self._weighted else []
+        known += [] if self.graphs[0].edge_features is None else ["edge_features"]
+        if names is None:
+            return known
+        if not is_list(names) or not names or not set(names) <= set(known):
+            raise ValueError(
+                f"`inputs` must be names of {known}. Received: inputs={names!r}. Give further ones "
+                "in `node_arrays` or `pair_arrays`."
+            )
+        return list(names)
+
+    def _check_arrays(self, name: str, axes: int, given: Any, counts: Array) -> None:
+        taken = ("nodes", "node_mask", "edges", "edge_weights", "edge_features")
+        shapes = [np.shape(array) for array in given]
+        right = len(shapes) == len(counts) and all(
+            shape[:axes] == (count,) * axes and shape[axes:] == shapes[0][axes:]
+            for shape, count in zip(shapes, counts, strict=False)
+        )
+        if name in taken or not right:
+            expected = "(n, ...)" if axes == 1 else "(n, n, ...)"
+            raise ValueError(
+                f"Arrays must have another name than {taken}, one array of shape {expected} for "
+                f"each of the {len(counts)} graphs, with the same last axes. Received: {name!r} "
+                f"with {len(shapes)} arrays, the first ones of shapes {shapes[:3]}"
+            )
+
+
+def _sizes(counts: Array, num_buckets: int) -> list[int]:
+    """Sizes to pad to, each taking about as many of the graphs."""
+    shares = np.arange(1, num_buckets + 1) / num_buckets
+    return sorted({int(size) for size in np.quantile(counts, shares, method="higher")})
+
+
+def _checked_sizes(sizes: Any, counts: Array) -> list[int]:
+    found = [whole()("sizes", size, {}) for size in sizes]
+    if not found or sorted(set(found)) != found or found[-1] < counts.max():
+        raise ValueError(
+            f"`sizes` must be ascending, and the last one at least {counts.max()}, the number of "
+            f"nodes of the largest graph. Received: sizes={sizes!r}"
+        )
+    return found
+
+
+def _edges_of_buckets(bucket: Array, edges: Array, count: int) -> list[int]:
+    """Numbers of edges to pad to. They ascend, so that two buckets differ in both sizes."""
+    found: list[int] = []
+    for number in range(count):
+        most = int(edges[bucket == number].max(initial=1))
+        found.append(max(most, found[-1] + 1 if found else 1))
+    return found
+
+
+def _narrow(array: Array) -> Array:
+    """Integers in int32, other numbers in float32; booleans stay."""
+    kind = array.dtype.kind
+    return array if kind == "b" else array.astype("int32" if kind in "iu" else "float32")
+
+
+def _padded(arrays: Sequence[Any], sizes: tuple[int, ...], fill: float) -> Array:
+    """Arrays of the same rank as one, (B, *sizes, ...), with `fill` where they are shorter."""
+    first = arrays[0]
+    found = np.full((len(arrays), *sizes, *first.shape[len(sizes) :]), fill, first.dtype)
+    for row, array in enumerate(arrays):
+        inside = tuple(slice(length) for length in array.shape[: len(sizes)])
+        found[row][inside] = array
+    return found

@@ -1,0 +1,222 @@
+"""What is computed of graphs once, before training: walks, distances, spectra.
+
+The results are kept in a folder if one is given. A file there is whole or it is not there: it is
+written under another name and then moved.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import scipy.sparse.linalg
+from scipy.sparse.csgraph import shortest_path
+
+from keras_graphattn.checks.arguments import flag, is_list, one_of, optional, whole
+from keras_graphattn.checks.arguments import folder as local_folder
+from keras_graphattn.graphs.graph import Array, Graph
+from keras_graphattn.ops.graphs.graphs import graph_operator
+from keras_graphattn.ops.graphs.walks import random_walks
+
+FORM_OF_FILES = 1  # counts up if the same call computes something else
+LARGEST_DENSE = 500  # nodes up to which all eigenvectors are computed
+
+
+def precompute(
+    graphs: Sequence[Graph],
+    kind: str,
+    *,
+    cache_dir: Any = None,
+    workers: int = 1,
+    use_multiprocessing: bool = False,
+    verbose: bool = True,
+    **options: Any,
+) -> list[Array]:
+    """Computes walks, distances or spectra of graphs, in parallel and with a progress bar.
+
+    `GraphBatches` takes the results as `node_arrays`, or as `pair_arrays` for distances.
+
+    Args:
+        graphs: The graphs.
+        kind: `"walks"`, `"distances"` or `"spectrum"`.
+            `"walks"`: integers (n, num_walks, walk_length), random walks from each node with
+            probabilities proportional to edge weights, and -1 after the end of a walk. Options
+            `num_walks=50`, `walk_length=4`, `seed=0`. Every graph has its own seed, from `seed` and
+            its place in the list. The walks are the same whatever `workers` is.
+            `"distances"`: integers (n, n), the least number of edges from node to node, and -1
+            where there is no way. This is O(n^2) memory for each graph.
+            `"spectrum"`: float32 (n, count, 2) for the `count` smallest eigenvalues of the
+            normalised Laplacian: the eigenvalue, the same for all nodes, and the node's entry of
+            the eigenvector. Each eigenvector has length 1, and its largest entry is positive. Zeros
+            fill up graphs of fewer nodes. Option `count=8`.
+        cache_dir: A folder where results are kept and found again. The file's name depends on the
+            graphs and on all options. A damaged file is computed again.
+        workers: How many threads or processes compute at a time.
+        use_multiprocessing: Whether they are processes. These import Keras first, and a program
+            must then start in `if __name__ == "__main__":`. They are worth it for many or large
+            graphs.
+        verbose: Whether to show a progress bar.
+        **options: Those of the kind.
+
+    Returns:
+        A list with an array for each graph.
+
+    Raises:
+        ValueError: For anything but a list of graphs, an unknown kind, and wrong options.
+
+    Example:
+
+    >>> path = Graph([[0, 1], [1, 2]], num_nodes=4)
+    >>> precompute([path], "distances", verbose=False)[0].tolist()
+    [[0, 1, 2, -1], [1, 0, 1, -1], [2, 1, 0, -1], [-1, -1, -1, 0]]
+
+    Source: walks: Choromanski et al., arXiv 2107.07999, Section 4.2. Pairs of eigenvalues and
+    entries of eigenvectors: Kreuzer et al., arXiv 2106.03893, Section 3.
+    """
+    graphs = checked_graphs(graphs)
+    options = _checked_options(one_of(*_KINDS)("kind", kind, {}), options)
+    workers = whole()("workers", workers, {})
+    flag("use_multiprocessing", use_multiprocessing)
+    flag("verbose", verbose)
+    folder = optional(local_folder)("cache_dir", cache_dir, {})
+    file = None if folder is None else folder / f"{kind}-{_digest(graphs, options)}.npz"
+    found = None if file is None else _read(file)
+    if found is not None:
+        return found
+    function = partial(_KINDS[kind][0], **options)
+    results = []
+    bar = keras.utils.Progbar(len(graphs), verbose=int(verbose), unit_name="graph")
+    with ExitStack() as stack:
+        for result in _mapped(function, graphs, workers, use_multiprocessing, stack):
+            results.append(result)
+            bar.update(len(results))
+    if file is not None:
+        _write(file, results)
+    return results
+
+
+def checked_graphs(graphs: Any) -> list[Graph]:
+    """Returns a list of graphs.
+
+    Raises:
+        ValueError: For anything else, and for an empty list.
+    """
+    if not is_list(graphs) or not len(graphs) or not all(isinstance(g, Graph) for g in graphs):
+        raise ValueError(
+            f"`graphs` must be a list of keras_graphattn.graphs.Graph. Received: {graphs!r:.200}"
+        )
+    return list(graphs)
+
+
+def _walks(index: int, graph: Graph, num_walks: int, walk_length: int, seed: int) -> Array:
+    own_seed = int(np.random.SeedSequence([seed, index]).generate_state(1)[0] >> 1)
+    found = random_walks(graph.adjacency(), num_walks, walk_length, own_seed)
+    return found.astype("int32")
+
+
+def _distances(index: int, graph: Graph) -> Array:
+    found = shortest_path(graph.adjacency(), unweighted=True, directed=False)
+    return np.where(np.isfinite(found), found, -1.0).astype("int32")
+
+
+def _spectrum(index: int, graph: Graph, count: int) -> Array:
+    laplacian, _, high = graph_operator(graph.adjacency(), "normalized_laplacian")
+    if graph.num_nodes <= max(LARGEST_DENSE, count + 1):
+        values, vectors = np.linalg.eigh(laplacian.toarray())
+    else:  # the largest eigenvalues of high - L converge fast
+        turned = high * scipy.sparse.eye_array(graph.num_nodes) - laplacian
+        start = np.random.default_rng(0).normal(size=graph.num_nodes)
+        values, vectors = scipy.sparse.linalg.eigsh(turned, count, which="LA", v0=start)
+        values, vectors = high - values[::-1], vectors[:, ::-1]
+    values, vectors = values[:count], vectors[:, :count]
+    peaks = np.abs(vectors).argmax(axis=0)
+    vectors = vectors * np.sign(vectors[peaks, np.arange(len(peaks))])
+    found = np.zeros((graph.num_nodes, count, 2), "float32")
+    found[:, : len(values), 0] = values
+    found[:, : len(values), 1] = vectors
+    return found
+
+
+# The function of each kind, and its options with their defaults and least values.
+_KINDS: dict[str, tuple[Callable[..., Array], dict[str, tuple[int, int]]]] = {
+    "walks": (_walks, {"num_walks": (50, 1), "walk_length": (4, 1), "seed": (0, 0)}),
+    "distances": (_distances, {}),
+    "spectrum": (_spectrum, {"count": (8, 1)}),
+}
+
+
+def _checked_options(kind: str, options: dict[str, Any]) -> dict[str, int]:
+    known = _KINDS[kind][1]
+    if set(options) - set(known):
+        raise ValueError(
+            f"The options of {kind!r} are {sorted(known)}. Received: {sorted(options)}"
+        )
+    return {
+        name: whole(least)(name, options.get(name, default), {})
+        for name, (default, least) in known.items()
+    }
+
+
+def _mapped(
+    function: Callable[..., Array],
+    graphs: list[Graph],
+    workers: int,
+    use_multiprocessing: bool,
+    stack: ExitStack,
+) -> Iterator[Array]:
+    """The results in the order of the graphs, each as soon as it is there."""
+    if workers == 1 and not use_multiprocessing:
+        return map(function, range(len(graphs)), graphs)
+    pool: Executor
+    if use_multiprocessing:  # a fork of a process with threads, such as TensorFlow's, can hang
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    else:
+        pool = ThreadPoolExecutor(workers)
+    stack.enter_context(pool)
+    chunk = max(1, len(graphs) // (8 * workers))
+    return pool.map(function, range(len(graphs)), graphs, chunksize=chunk)
+
+
+def _digest(graphs: list[Graph], options: dict[str, int]) -> str:
+    """A fingerprint of the graphs' edges and of the options."""
+    digest = hashlib.sha256(json.dumps([FORM_OF_FILES, options]).encode())
+    for graph in graphs:
+        digest.update(f"{graph.num_nodes} {len(graph.edges)} ".encode())
+        digest.update(graph.edges.tobytes() + graph.edge_weights.tobytes())
+    return digest.hexdigest()[:20]
+
+
+def _write(file: Path, arrays: list[Array]) -> None:
+    """Writes arrays of the same dtype and number of axes, one after the other in one array."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    writing = file.with_name(f".writing-{os.getpid()}-{file.name}")
+    try:
+        with writing.open("wb") as opened:
+            values = np.concatenate([array.ravel() for array in arrays])
+            np.savez(opened, values=values, shapes=np.array([array.shape for array in arrays]))
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.replace(writing, file)
+    finally:
+        writing.unlink(missing_ok=True)
+
+
+def _read(file: Path) -> list[Array] | None:
+    """The arrays of a file; `None` without a file, or if it is damaged."""
+    try:
+        with np.load(file) as loaded:
+            values, shapes = loaded["values"], loaded["shapes"]
+        ends = np.cumsum(shapes.prod(axis=1))[:-1]
+        pairs = zip(np.split(values, ends), shapes, strict=True)
+        return [part.reshape(shape) for part, shape in pairs]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None

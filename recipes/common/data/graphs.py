@@ -1,0 +1,86 @@
+"""Labelled graphs in three splits, and batches of them for an attention."""
+
+import argparse
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from keras_graphattn.graphs import Graph, GraphBatches, precompute
+
+
+@dataclasses.dataclass
+class GraphProblem:
+    """A classification task on whole graphs. The label of a graph is the number of its class."""
+
+    task: str
+    classes: list[str]
+    train: list[Graph]
+    validation: list[Graph]
+    test: list[Graph]
+
+    @property
+    def splits(self) -> dict[str, list[Graph]]:
+        """The splits by name."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    @property
+    def features(self) -> int:
+        """Features of each node."""
+        return self.train[0].node_features.shape[1]
+
+    def sizes(self, count: int = 4) -> list[int]:
+        """Up to `count` numbers of nodes to pad to; the last one holds every graph."""
+        nodes = [graph.num_nodes for graphs in self.splits.values() for graph in graphs]
+        shares = np.arange(1, count + 1) / count
+        return sorted({int(size) for size in np.quantile(nodes, shares, method="higher")})
+
+    def digest(self) -> str:
+        """A fingerprint of all the data."""
+        digest = hashlib.sha256("\n".join(self.classes).encode())
+        for name, graphs in self.splits.items():
+            digest.update(f"{name} {len(graphs)}".encode())
+            for graph in graphs:
+                for array in (graph.edges, graph.node_features, graph.label):
+                    digest.update(str(array.shape).encode() + array.tobytes())
+        return digest.hexdigest()[:16]
+
+
+def labels_of(graphs: Sequence[Graph]) -> np.ndarray:
+    """The classes of graphs, (N,)."""
+    return np.array([int(graph.label) for graph in graphs], "int32")
+
+
+def batches_of(
+    graphs: list[Graph],
+    inputs: Sequence[str],
+    sizes: list[int],
+    options: argparse.Namespace,
+    seed: int | None = None,
+    node_labels: bool = False,
+) -> GraphBatches:
+    """Batches with the inputs that a model has; in an order of chance with a seed.
+
+    Walks are drawn once, by `options.data_seed`, and kept in `options.cache_dir`.
+    """
+    arrays = {}
+    if "walks" in inputs:
+        arrays["walks"] = precompute(
+            graphs,
+            "walks",
+            cache_dir=options.cache_dir.expanduser(),
+            verbose=False,
+            num_walks=options.walks,
+            walk_length=options.walk_length,
+            seed=options.data_seed,
+        )
+    return GraphBatches(
+        graphs,
+        options.batch_size,
+        node_arrays=arrays,
+        node_labels=node_labels,
+        inputs=inputs,
+        sizes=sizes,
+        seed=seed,
+    )

@@ -1,0 +1,42 @@
+"""What a run of a classifier of graphs trains."""
+
+import argparse
+from typing import Any
+
+import keras
+
+from keras_graphattn.optimizers import with_coefficient_rates
+from recipes.common.data.graphs import GraphProblem, batches_of
+from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.graphs import classifier, inputs_of
+from recipes.common.training.measures import loss_and_metrics
+from recipes.common.training.runs import Training
+
+
+def training_of(
+    problem: GraphProblem,
+    attention: str,
+    settings: dict[str, Any],
+    seed: int,
+    options: argparse.Namespace,
+) -> Training:
+    """The compiled model and the batches of one attention with one seed."""
+    model = build(problem, attention, settings, options, seed)
+    optimizer = keras.optimizers.Adam(options.learning_rate)
+    model.compile(optimizer=with_coefficient_rates(optimizer), **loss_and_metrics())
+    train, validation, test = (
+        batches_of(graphs, inputs_of(attention), problem.sizes(), options, own_seed)
+        for graphs, own_seed in zip(problem.splits.values(), (seed, None, None), strict=True)
+    )
+    return Training(model, train, validation, test, report=coefficient_report(model))
+
+
+def build(
+    problem: GraphProblem,
+    attention: str,
+    settings: dict[str, Any],
+    options: argparse.Namespace,
+    seed: int = 0,
+) -> keras.Model:
+    """The classifier for the features and the classes of the data."""
+    return classifier(attention, problem.features, len(problem.classes), settings, options, seed)

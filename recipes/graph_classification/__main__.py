@@ -1,0 +1,97 @@
+"""`python -m recipes.graph_classification`: its options, what it reports.
+
+Imports no Keras by itself.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.common.attentions import MULTIPLIER, RATE
+from recipes.common.command.attention_options import add_attention_options
+from recipes.common.command.graph_options import ATTENTIONS, BY_DEFAULT, add_graph_options
+from recipes.common.command.options import add_run_options, add_shared
+from recipes.common.command.parsing import Parser, UsageError, at_least
+from recipes.common.command.program import run_program
+from recipes.common.output.notes import coefficient_notes
+from recipes.common.recipe import Recipe
+
+if TYPE_CHECKING:
+    from recipes.common.data.chance import Chance
+    from recipes.graph_classification.data import Folds
+
+MADE = "made"
+
+
+class GraphClassification(Recipe):
+    """Attention layers on a data set of graphs, fold by fold."""
+
+    name = "graph_classification"
+    description = (
+        "Trains and compares attention layers on graphs with a class; writes a table, curves and "
+        "the best model for serving."
+    )
+    attentions = ATTENTIONS
+
+    def add_options(self, parser: Parser) -> None:
+        add = parser.add_argument
+        add("--dataset", default=MADE, help="made, or the name of TU data in --data-dir")
+        add("--data-dir", type=Path, help="folder with NAME.txt and 10fold_idx, or NAME with them")
+        add("--graphs", type=at_least(60), help="how many graphs are made [300]")
+        add_run_options(parser, self.attentions, BY_DEFAULT, "graph_classification/<dataset>")
+        training = {"epochs": 30, "patience": 30, "batch_size": 32, "learning_rate": 5e-3}
+        training |= {"validation_fraction": 0.1, "precision": "float32"}
+        add_shared(parser.add_argument_group("training"), training)
+        model = parser.add_argument_group("model")
+        sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}
+        add_shared(model, sizes)
+        add_graph_options(model)
+        add_attention_options(parser.add_argument_group("attentions"), self.attentions)
+
+    def refuse(self, options: argparse.Namespace) -> None:
+        if options.dataset == MADE and options.data_dir is not None:
+            raise UsageError("--data-dir: the graphs of --dataset made are made, not read")
+        if options.dataset != MADE and options.graphs is not None:
+            raise UsageError("--graphs: only the graphs of --dataset made are made")
+
+    def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
+        return {"graphs": 300} if options.dataset == MADE else {}
+
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+        return {"gfsa": {"order": 3, RATE: MULTIPLIER}}
+
+    def folder(self, options: argparse.Namespace) -> str:
+        return str(options.dataset)
+
+    def chance(self, problem: "Folds") -> "Chance":
+        from recipes.common.data.chance import of_accuracy
+        from recipes.common.data.graphs import labels_of
+
+        labels = labels_of(problem.graphs)
+        return of_accuracy(validation=labels, training=labels, test=labels)
+
+    def facts(self, problem: "Folds", options: argparse.Namespace) -> dict[str, Any]:
+        return {
+            "dataset": problem.name,
+            "classes": problem.classes,
+            "graphs": len(problem.graphs),
+            "folds": {"count": len(problem.folds), "published": problem.published},
+        }
+
+    def title(self, problem: "Folds", options: argparse.Namespace) -> str:
+        return f"graph classification, {problem.name}"
+
+    def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        folds = results["folds"]
+        kind = "published" if folds["published"] else "stratified, drawn by --data-seed"
+        notes = [
+            "at best test epoch: the best epoch on the test data; nothing is chosen by it.",
+            f"seed s trains and tests on fold s modulo {folds['count']}; the folds are {kind}.",
+        ]
+        return notes + coefficient_notes(results)
+
+
+RECIPE = GraphClassification()
+
+if __name__ == "__main__":
+    run_program(RECIPE.main)

@@ -1,0 +1,171 @@
+"""Graphs with a class: TU data from files, or random graphs of three kinds made by definition.
+
+The graphs that are made have 15 to 40 nodes and a mean degree of 4: rings of nodes joined to the 4
+nearest, with a tenth of the edges moved (Watts and Strogatz); graphs that grow by nodes that prefer
+nodes of high degree (Barabasi and Albert); and pairs of random places in a square that are near to
+each other.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from keras_graphattn.graphs import Graph, read_tu
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.chance import refuse_one_class
+from recipes.common.data.graphs import GraphProblem, labels_of
+
+MADE = "made"  # the name of the data that needs no files
+FOLDS, LARGEST_DEGREE = 10, 20
+KINDS = ("small world", "preferential", "geometric")
+
+Edges = np.ndarray  # (E, 2)
+
+
+@dataclasses.dataclass
+class Folds:
+    """All graphs of a data set, and which of them are trained and tested on in each fold."""
+
+    name: str
+    classes: list[str]
+    graphs: list[Graph]
+    folds: list[tuple[np.ndarray, np.ndarray]]
+    published: bool  # whether the folds are those that came with the data
+
+    def digest(self) -> str:
+        """A fingerprint of all the data."""
+        digest = hashlib.sha256(
+            GraphProblem("", self.classes, self.graphs, [], []).digest().encode()
+        )
+        for fold in self.folds:
+            for part in fold:
+                digest.update(part.astype("int64").tobytes() + b"|")
+        return digest.hexdigest()[:16]
+
+
+def load(options: argparse.Namespace) -> Folds:
+    """The data set that the options ask for, if there is something to learn in it.
+
+    Raises:
+        UsageError: When it cannot be read, has one class, or too few graphs.
+    """
+    if options.dataset == MADE:
+        graphs = make(options.graphs, options.data_seed)
+        problem = Folds(MADE, list(KINDS), graphs, [], False)
+    else:
+        problem = _read(options)
+    labels = labels_of(problem.graphs)
+    refuse_one_class(labels, problem.classes, problem.name)
+    if not problem.folds:
+        problem.folds = stratified_folds(labels, options.data_seed)
+    for number in range(len(problem.folds)):
+        fold(problem, number, options.validation_fraction)
+    return problem
+
+
+def fold(problem: Folds, seed: int, validation_fraction: float) -> GraphProblem:
+    """The fold `seed` modulo the number of folds, with an inner hold-out to validate on.
+
+    Raises:
+        UsageError: If nothing is left to validate on.
+    """
+    train, test = problem.folds[seed % len(problem.folds)]
+    labels = labels_of([problem.graphs[place] for place in train])
+    random = np.random.default_rng(seed)
+    held = []
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        held.append(
+            members[: min(max(round(validation_fraction * len(members)), 1), len(members) - 1)]
+        )
+    held_out = np.sort(np.concatenate(held))
+    if not len(held_out) or not len(test):
+        raise UsageError(f"{problem.name}: too few graphs for a fold to validate and to test on")
+    parts = (np.delete(train, held_out), train[held_out], test)
+    splits = ([problem.graphs[place] for place in part] for part in parts)
+    return GraphProblem(problem.name, problem.classes, *splits)
+
+
+def stratified_folds(labels: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Ten parts with about equal shares of each class; each is tested on once."""
+    random = np.random.default_rng(seed)
+    order = np.concatenate(
+        [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    )
+    parts = [np.sort(order[start::FOLDS]) for start in range(FOLDS)]
+    everything = np.arange(len(labels))
+    return [(np.setdiff1d(everything, part), part) for part in parts]
+
+
+def make(count: int, seed: int) -> list[Graph]:
+    """Makes graphs of the three kinds in turn. The feature of a node is its degree."""
+    random = np.random.default_rng(seed)
+    graphs = []
+    for number in range(count):
+        nodes = int(random.integers(15, 41))
+        edges = (small_world, preferential, geometric)[number % 3](random, nodes)
+        graphs.append(with_degrees(Graph(edges, num_nodes=nodes, label=number % 3)))
+    return graphs
+
+
+def small_world(random: np.random.Generator, nodes: int) -> Edges:
+    """A ring of nodes joined to the 4 nearest; a tenth of the edges get another random end."""
+    known = {tuple(sorted((i, (i + step) % nodes))) for i in range(nodes) for step in (1, 2)}
+    for edge in sorted(known):
+        if random.random() < 0.1:
+            known.remove(edge)
+            others = [v for v in range(nodes) if v != edge[0] and _pair(edge[0], v) not in known]
+            known.add(_pair(edge[0], others[random.integers(len(others))]))
+    return np.array(sorted(known))
+
+
+def preferential(random: np.random.Generator, nodes: int) -> Edges:
+    """Each new node is joined to two others, with probabilities in proportion to their degrees."""
+    edges = [(0, 1), (0, 2), (1, 2)]
+    for node in range(3, nodes):
+        ends = np.array(edges).ravel()
+        chosen: set[int] = set()
+        while len(chosen) < 2:
+            chosen.add(int(ends[random.integers(len(ends))]))
+        edges += [(other, node) for other in sorted(chosen)]
+    return np.array(edges)
+
+
+def geometric(random: np.random.Generator, nodes: int) -> Edges:
+    """Random places in a square; the 2 n pairs of the least distance are joined."""
+    places = random.random((nodes, 2))
+    pairs = np.stack(np.triu_indices(nodes, 1), axis=1)
+    distances = np.linalg.norm(places[pairs[:, 0]] - places[pairs[:, 1]], axis=1)
+    return pairs[np.argsort(distances)[: 2 * nodes]]
+
+
+def with_degrees(graph: Graph) -> Graph:
+    """The graph with the degree of each node, up to 20, as its features: zeros and a one."""
+    degrees = np.bincount(graph.edges.ravel(), minlength=graph.num_nodes)
+    features = np.eye(LARGEST_DEGREE + 1)[np.minimum(degrees, LARGEST_DEGREE)]
+    return Graph(graph.edges, node_features=features, label=graph.label, num_nodes=graph.num_nodes)
+
+
+def _pair(u: int, v: int) -> tuple[int, int]:
+    return (u, v) if u < v else (v, u)
+
+
+def _read(options: argparse.Namespace) -> Folds:
+    """TU data; where all nodes have the same tag, degrees are the features."""
+    if options.data_dir is None:
+        raise UsageError(
+            f"--dataset {options.dataset} needs --data-dir, with {options.dataset}.txt in it or in "
+            f"a folder {options.dataset}"
+        )
+    inner = options.data_dir / options.dataset
+    try:
+        found = read_tu(inner if inner.is_dir() else options.data_dir, options.dataset)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--dataset {options.dataset} cannot be read: {error}") from error
+    graphs = found.graphs
+    if graphs[0].node_features.shape[1] == 1:
+        graphs = [with_degrees(graph) for graph in graphs]
+    classes = [str(label) for label in found.classes]
+    return Folds(options.dataset, classes, graphs, found.folds, bool(found.folds))

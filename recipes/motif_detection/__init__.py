@@ -1,0 +1,1 @@
+"""Motifs in random graphs, and long cycles in trees: softmax, GCN, GAT, GKAT and others."""

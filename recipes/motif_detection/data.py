@@ -1,0 +1,153 @@
+"""Random graphs with and without a motif, and trees with a long or a short cycle, by definition.
+
+A graph with a motif is an Erdos-Renyi graph of 100 nodes and the motif, of 20 nodes, joined by 30
+random edges. A graph without has as many nodes and as many edges, drawn with equal probabilities.
+A tree with a long cycle has its farthest two nodes joined, which are leaves. The tree without is
+the same, with two random leaves joined whose distance is at most half of that. So numbers of nodes
+and edges tell no classes apart, and in trees nor do degrees. The only feature of a node is its
+degree, as a row of zeros and a one.
+
+Source: Choromanski et al., arXiv 2107.07999, Section 5.2; the sizes are ours.
+"""
+
+import argparse
+
+import numpy as np
+from scipy.sparse.csgraph import shortest_path
+
+from keras_graphattn.graphs import Graph
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.graphs import GraphProblem
+
+NODES, MOTIF_NODES, JOINS = 100, 20, 30
+EDGE_PROBABILITY = 0.05
+LARGEST_DEGREE = 12  # larger ones count as this
+
+Edges = list[tuple[int, int]]
+
+
+def load(options: argparse.Namespace) -> GraphProblem:
+    """The three splits of a task, each with as many graphs of either class."""
+    sizes = (options.train_examples, options.evaluation_examples, options.evaluation_examples)
+    if any(size % 2 for size in sizes):
+        raise UsageError(
+            "--train-examples and --evaluation-examples must be even: half of the graphs are of "
+            f"either class; they are {sizes[0]} and {sizes[1]}"
+        )
+    splits = (
+        generate(options.task, size, [options.data_seed, number])
+        for number, size in enumerate(sizes)
+    )
+    has = "long cycle" if options.task == "induced_cycle" else options.task
+    return GraphProblem(options.task, [f"no {has}", has], *splits)
+
+
+def generate(task: str, count: int, seed: int | list[int]) -> list[Graph]:
+    """Makes graphs; those of odd numbers have the motif.
+
+    Args:
+        task: A name out of `MOTIFS`, or `"induced_cycle"`.
+        count: Number of graphs, even: each pair has as many nodes and edges.
+        seed: Seed of everything.
+    """
+    random = np.random.default_rng(seed)
+    graphs = []
+    for _ in range(count // 2):
+        if task == "induced_cycle":
+            without, with_motif, nodes = cycles_in_tree(random, NODES // 2)
+        else:
+            nodes = NODES + MOTIF_NODES
+            with_motif = planted(random, MOTIFS[task])
+            without = uniform_edges(random, nodes, len(with_motif))
+        graphs += [_graph(random, edges, nodes, i) for i, edges in enumerate((without, with_motif))]
+    return graphs
+
+
+def planted(random: np.random.Generator, motif: Edges) -> Edges:
+    """An Erdos-Renyi graph with a motif on the last nodes, joined by random edges."""
+    pairs = np.stack(np.triu_indices(NODES, 1), axis=1)
+    drawn = pairs[random.random(len(pairs)) < EDGE_PROBABILITY]
+    joins = random.choice(NODES * MOTIF_NODES, JOINS, replace=False)
+    joined = [(int(j // MOTIF_NODES), int(NODES + j % MOTIF_NODES)) for j in joins]
+    return [
+        *map(tuple, drawn.tolist()),
+        *((u + NODES, v + NODES) for u, v in motif),
+        *joined,
+    ]
+
+
+def uniform_edges(random: np.random.Generator, nodes: int, count: int) -> Edges:
+    """So many different edges, drawn with equal probabilities."""
+    pairs = np.stack(np.triu_indices(nodes, 1), axis=1)
+    return [*map(tuple, pairs[random.choice(len(pairs), count, replace=False)].tolist())]
+
+
+def cycles_in_tree(random: np.random.Generator, nodes: int) -> tuple[Edges, Edges, int]:
+    """A random binary tree with a short cycle, the same with the longest one, and its size."""
+    while True:
+        open_places = [0, 0]  # each node may get two children
+        tree: Edges = []
+        for node in range(1, nodes):
+            tree.append((open_places.pop(random.integers(len(open_places))), node))
+            open_places += [node, node]
+        rows, columns = np.array(tree).T
+        matrix = np.zeros((nodes, nodes))
+        matrix[rows, columns] = 1.0
+        distances = shortest_path(matrix, directed=False)
+        is_leaf = np.bincount(np.array(tree).ravel()) == 1  # as the farthest nodes are
+        far = np.argwhere(distances == distances.max())
+        is_near = (distances >= 2) & (distances <= distances.max() / 2)
+        near = np.argwhere(is_near & is_leaf[:, None] & is_leaf)
+        if len(near):
+            short, long = (tuple(ends[random.integers(len(ends))].tolist()) for ends in (near, far))
+            return [*tree, short], [*tree, long], nodes
+
+
+def circle() -> Edges:
+    """A cycle."""
+    return [(i, (i + 1) % MOTIF_NODES) for i in range(MOTIF_NODES)]
+
+
+def grid(rows: int = 4) -> Edges:
+    """A grid, row by row."""
+    columns = MOTIF_NODES // rows
+    right = [(i, i + 1) for i in range(MOTIF_NODES) if (i + 1) % columns]
+    return right + [(i, i + columns) for i in range(MOTIF_NODES - columns)]
+
+
+def ladder() -> Edges:
+    """A grid of two rows."""
+    return grid(2)
+
+
+def circular_ladder() -> Edges:
+    """A ladder whose ends are joined."""
+    half = MOTIF_NODES // 2
+    return [*ladder(), (half - 1, 0), (MOTIF_NODES - 1, half)]
+
+
+def caveman(size: int = 5) -> Edges:
+    """Cliques in a ring: in each, one edge goes to the one before instead."""
+    edges = []
+    for first in range(0, MOTIF_NODES, size):
+        inside = [(first + i, first + j) for i in range(size) for j in range(i + 1, size)]
+        inside.remove((first, first + 1))
+        edges += [*inside, (first, (first - 1) % MOTIF_NODES)]
+    return edges
+
+
+MOTIFS = {
+    "caveman": caveman(),
+    "circle": circle(),
+    "grid": grid(),
+    "ladder": ladder(),
+    "circular_ladder": circular_ladder(),
+}
+TASKS = (*MOTIFS, "induced_cycle")
+
+
+def _graph(random: np.random.Generator, edges: Edges, nodes: int, label: int) -> Graph:
+    """The graph with its nodes in a random order, and their degrees as features."""
+    numbered = random.permutation(nodes)[np.array(edges)]
+    degrees = np.minimum(np.bincount(numbered.ravel(), minlength=nodes), LARGEST_DEGREE)
+    return Graph(numbered, node_features=np.eye(LARGEST_DEGREE + 1)[degrees], label=label)

@@ -1,0 +1,1 @@
+"""Classes of the nodes of one graph: citation networks, the karate club."""

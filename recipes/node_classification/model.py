@@ -1,0 +1,80 @@
+"""The classifier of nodes, and what a run trains: one graph, with the labels of one part."""
+
+import argparse
+import zlib
+from typing import Any
+
+import keras
+from keras import layers
+
+from keras_graphattn.graphs import GraphBatches
+from keras_graphattn.optimizers import with_coefficient_rates
+from recipes.common.data.graphs import batches_of
+from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.graphs import encode, inputs_of, symbolic_inputs
+from recipes.common.training.kept import Run
+from recipes.common.training.measures import loss_and_metrics
+from recipes.common.training.runs import Training
+from recipes.node_classification.data import NodeProblem
+
+
+def prepare(
+    problem: NodeProblem,
+    attention: str,
+    settings: dict[str, Any],
+    seed: int,
+    options: argparse.Namespace,
+) -> Training:
+    """The compiled model and the graph of one attention with one seed."""
+    model = build(problem, attention, settings, options, seed)
+    decay = options.weight_decay
+    optimizer = keras.optimizers.AdamW(options.learning_rate, weight_decay=decay)
+    model.compile(optimizer=with_coefficient_rates(optimizer), **loss_and_metrics())
+    train, validation, test = (
+        _batch(problem, part, attention, options, own_seed)
+        for part, own_seed in (("train", seed), ("validation", None), ("test", None))
+    )
+    return Training(model, train, validation, test, report=coefficient_report(model))
+
+
+def best_model(
+    run: Run, settings: dict[str, Any], problem: NodeProblem, options: argparse.Namespace
+) -> keras.Model:
+    """The model of a run at its chosen epoch, not compiled."""
+    model = build(problem, run.attention, settings, options, run.seed)
+    model.load_weights(run.weights)
+    return model
+
+
+def build(
+    problem: NodeProblem,
+    attention: str,
+    settings: dict[str, Any],
+    options: argparse.Namespace,
+    seed: int = 0,
+) -> keras.Model:
+    """A Functional classifier of the nodes of a graph.
+
+    Its inputs are those of `inputs_of`; its output is `probabilities` (B, T, classes).
+    """
+    inputs = symbolic_inputs(attention, problem.features, options)
+    nodes = encode(attention, inputs, settings, options, seed)
+    own_seed = zlib.crc32(f"{seed} head".encode()) & 0x7FFFFFFF
+    nodes = layers.Dropout(options.dropout, seed=own_seed, name="head_dropout")(nodes)
+    probabilities = layers.Dense(
+        len(problem.classes), activation="softmax", dtype="float32", name="probabilities"
+    )(nodes)
+    return keras.Model(inputs, probabilities, name=f"nodes_{attention}")
+
+
+def _batch(
+    problem: NodeProblem,
+    part: str,
+    attention: str,
+    options: argparse.Namespace,
+    seed: int | None,
+) -> GraphBatches:
+    """The graph as a batch of one, in which only the labels of a part have a weight."""
+    size = problem.graph.num_nodes
+    inputs = inputs_of(attention)
+    return batches_of([problem.only(part)], inputs, [size], options, seed, node_labels=True)

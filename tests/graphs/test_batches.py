@@ -1,0 +1,209 @@
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_graphattn.graphs import Graph, GraphBatches, precompute
+from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
+from keras_graphattn.masks import GraphDiffusion, RandomWalk
+from tests.numerics import randomise, to_numpy
+from tests.reference_topology import random_edges
+
+SIZES = (5, 3, 8, 4, 13, 2, 7)
+
+
+def made(sizes=SIZES, width=3, **options):
+    random = np.random.default_rng(0)
+    graphs = []
+    for number, size in enumerate(sizes):
+        edges = random_edges(size, seed=number)
+        weights = random.uniform(0.5, 2.0, len(edges)) if options.get("weighted") else None
+        features = random.normal(size=(len(edges), 2)) if options.get("edge_features") else None
+        nodes = random.normal(size=(size, width))
+        label = {"node": np.arange(size) - 1, "none": None}.get(options.get("labels"), number % 2)
+        graphs.append(Graph(edges, weights, nodes, features, label))
+    return graphs
+
+
+def test_every_graph_comes_once_and_whole():
+    graphs = made(weighted=True, edge_features=True)
+    distances = precompute(graphs, "distances", verbose=False)
+    names = [np.full((graph.num_nodes, 1), number) for number, graph in enumerate(graphs)]
+    batches = GraphBatches(
+        graphs, 2, node_arrays={"names": names}, pair_arrays={"distances": distances}, seed=1
+    )
+    seen = []
+    for index in range(batches.num_batches):
+        inputs, labels, weights = batches[index]
+        of_batch = inputs["names"][:, 0, 0].tolist()
+        assert batches.graphs_of(index) == of_batch[: int(weights.sum())]
+        for row, number in enumerate(of_batch):
+            graph = graphs[number]
+            n, e = graph.num_nodes, len(graph.edges)
+            one = {name: array[row] for name, array in inputs.items()}
+            np.testing.assert_array_equal(one["nodes"][:n], graph.node_features)
+            np.testing.assert_array_equal(one["edges"][:e], graph.edges)
+            np.testing.assert_allclose(one["edge_weights"][:e], graph.edge_weights, rtol=1e-6)
+            np.testing.assert_array_equal(one["edge_features"][:e], graph.edge_features)
+            np.testing.assert_array_equal(one["distances"][:n, :n], distances[number])
+            assert one["node_mask"].tolist() == [True] * n + [False] * (len(one["nodes"]) - n)
+            assert not one["nodes"][n:].any()
+            assert not one["edge_features"][e:].any()
+            for name, at, fill in (("names", n, -1), ("edges", e, -1), ("edge_weights", e, 1)):
+                assert (one[name][at:] == fill).all()
+            assert (one["distances"][n:] == -1).all()
+            assert (one["distances"][:, n:] == -1).all()
+            assert labels[row] == graph.label
+            seen += [number] * int(weights[row])
+    assert sorted(seen) == list(range(len(graphs)))
+
+
+def order(batches):
+    return [batches.graphs_of(index) for index in range(batches.num_batches)]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    graphs = made((3,) * 12 + (6,) * 12)
+    one, other = (GraphBatches(graphs, 4, seed=3) for _ in range(2))
+    epochs = []
+    for _ in range(3):
+        epochs.append(order(one))
+        one.on_epoch_end()
+    assert epochs[0] != epochs[1] != epochs[2]
+    other.start_epoch(2)
+    assert order(other) == epochs[2]
+    assert order(GraphBatches(graphs, 4, seed=4)) != epochs[0]
+    still = GraphBatches(graphs, 4)
+    first = order(still)
+    still.on_epoch_end()
+    # the second batch is of the other bucket
+    assert order(still) == first == [list(range(at, at + 4)) for at in (0, 12, 8, 4, 16, 20)]
+
+
+def test_buckets_hold_alike_graphs_and_differ_in_nodes_and_in_edges():
+    graphs = made(tuple(range(2, 42)))
+    batches = GraphBatches(graphs, 4)
+    assert batches.sizes == [12, 22, 32, 41]
+    shapes = {
+        (batches[i][0]["nodes"].shape[1], batches[i][0]["edges"].shape[1])
+        for i in range(batches.num_batches)
+    }
+    assert len(shapes) == 4 == len({e for _, e in shapes})
+    first, second = (batches[i][0]["nodes"].shape[1] for i in (0, 1))
+    assert first != second
+    assert GraphBatches(graphs, 4, sizes=[20, 50]).sizes == [20, 50]
+
+
+def test_labels_of_nodes_and_none():
+    batches = GraphBatches(made(labels="node", sizes=(2, 4)), 2, num_buckets=1, node_labels=True)
+    _, labels, weights = batches[0]
+    assert labels.tolist() == [[0, 0, 0, 0], [0, 0, 1, 2]]  # -1 is no label
+    assert weights.tolist() == [[0, 1, 0, 0], [0, 1, 1, 1]]
+    assert len(GraphBatches(made(labels="none"), 2)[0]) == 1
+
+
+def walk_layer():
+    return GraphKernelAttention(2, 4, mask=RandomWalk()), ("walks",)
+
+
+def diffusion_layer():
+    mask = GraphDiffusion(edge_weights=True, operator="normalized_laplacian")
+    return MaskedKernelAttention(2, 4, mask=mask), ("edges", "edge_weights")
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("make", [walk_layer, diffusion_layer])
+def test_layers_take_a_batch_as_it_is_and_answer_as_for_each_graph_by_itself(make):
+    graphs = made(weighted=True)
+    walks = precompute(graphs, "walks", num_walks=3, walk_length=3, verbose=False)
+    layer, names = make()
+
+    def answer(batches, index):
+        inputs = batches[index][0]
+        mask = inputs["node_mask"]
+        given = {name: inputs[name] for name in names}
+        found = layer(inputs["nodes"], query_mask=mask, value_mask=mask, mask_inputs=given)
+        return to_numpy(found)
+
+    together = GraphBatches(graphs, 3, num_buckets=2, node_arrays={"walks": walks})
+    answer(together, 0)
+    randomise(layer, scale=0.5)
+    for index in range(together.num_batches):
+        found = answer(together, index)
+        for row, number in enumerate(together.graphs_of(index)):
+            own = {"walks": [walks[number]]}
+            alone = answer(GraphBatches([graphs[number]], 1, node_arrays=own), 0)
+            size = graphs[number].num_nodes
+            np.testing.assert_allclose(found[row, :size], alone[0], atol=2e-5)
+
+
+def model():
+    nodes = keras.Input((None, 3), name="nodes")
+    mask = keras.Input((None,), dtype="bool", name="node_mask")
+    walks = keras.Input((None, 3, 3), dtype="int32", name="walks")
+    layer = GraphKernelAttention(2, 4, mask=RandomWalk())
+    found = layer(nodes, query_mask=mask, value_mask=mask, mask_inputs={"walks": walks})
+    found = ops.where(mask[..., None], found, 0.0)
+    pooled = keras.layers.Dense(2, activation="softmax")(ops.sum(found, axis=1))
+    return keras.Model({"nodes": nodes, "node_mask": mask, "walks": walks}, pooled)
+
+
+def batches_of(graphs, **options):
+    walks = precompute(graphs, "walks", num_walks=3, walk_length=3, verbose=False)
+    inputs = ["nodes", "node_mask", "walks"]
+    return GraphBatches(graphs, 3, node_arrays={"walks": walks}, inputs=inputs, **options)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_fit_evaluate_and_predict_on_ragged_graphs():
+    keras.utils.set_random_seed(0)
+    trained, graphs = model(), made()
+    trained.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+    batches = batches_of(graphs, num_buckets=2, seed=0)
+    trained.fit(batches, epochs=2, verbose=0)
+    assert batches.epoch >= 2
+    still = batches_of(graphs, num_buckets=2)
+    answers = {}
+    for index in range(still.num_batches):
+        found = trained.predict_on_batch(still[index][0])
+        answers |= dict(zip(still.graphs_of(index), found, strict=False))
+    right = np.mean([answers[i].argmax() == int(g.label) for i, g in enumerate(graphs)])
+    accuracy = trained.evaluate(still, verbose=0, return_dict=True)["accuracy"]
+    assert accuracy == pytest.approx(right)
+
+
+def test_tf_data_has_the_same_batches():
+    tensorflow = pytest.importorskip("tensorflow")
+    graphs = made(weighted=True, edge_features=True, labels="node")
+    pairs = {"far": precompute(graphs, "distances", verbose=False)}
+    batches = GraphBatches(graphs, 3, pair_arrays=pairs, node_labels=True, seed=2)
+    expected = [batches[index] for index in range(batches.num_batches)]
+    dataset = batches.to_tf_dataset()
+    found = list(dataset.as_numpy_iterator())
+    assert batches.epoch == 1
+    for one, other in zip(found, expected, strict=True):
+        tensorflow.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"graphs": []}, "must be a list"),
+        ({"graphs": [[[0, 1]]]}, "must be a list"),
+        ({"graphs": [*made((2,)), *made((2,), 4)]}, "same number of node features"),
+        ({"graphs": [*made((2,)), *made((2,), labels="none")]}, "in graph 1"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"seed": -1}, "seed"),
+        ({"node_labels": True}, r"must have the shape \(n,\)"),
+        ({"sizes": [5]}, "at least 13"),
+        ({"sizes": [20, 13]}, "ascending"),
+        ({"num_buckets": 0}, "num_buckets"),
+        ({"inputs": ["walks"]}, r"`inputs` must be names of \['nodes'"),
+        ({"node_arrays": {"edges": []}}, "another name"),
+        ({"node_arrays": {"x": [np.zeros((2, 1))]}}, r"'x' with 1 arrays"),
+        ({"pair_arrays": {"x": [np.zeros(n) for n in SIZES]}}, r"\(n, n, ...\)"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        GraphBatches(**{"graphs": made(), "batch_size": 2, **options})

@@ -1,0 +1,139 @@
+import os
+
+import numpy as np
+import pytest
+
+from keras_graphattn.graphs import Graph, precompute
+from keras_graphattn.graphs import precomputation as module
+from keras_graphattn.ops.graphs.graphs import graph_operator, transition_matrix
+from tests.reference_topology import random_edges, shortest_paths
+
+GRAPHS = [
+    Graph(
+        random_edges(count, seed=count), np.linspace(0.5, 2.0, len(random_edges(count, seed=count)))
+    )
+    for count in (4, 9, 6)
+]
+SPLIT = Graph([[0, 1], [2, 3], [3, 4]], num_nodes=6)
+QUIET = {"verbose": False}
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_walks_step_along_edges_with_their_probabilities():
+    graph = Graph([[0, 1], [1, 2], [2, 3], [3, 0], [0, 2]], [0.5, 1.0, 2.0, 0.5, 3.0])
+    (walks,) = precompute([graph], "walks", num_walks=4000, walk_length=2, **QUIET)
+    assert (walks[:, :, 0] == np.arange(4)[:, None]).all()
+    shares = np.stack([np.bincount(row, minlength=4) for row in walks[:, :, 1]]) / 4000
+    expected = transition_matrix(graph.adjacency()).toarray()
+    assert np.abs(shares - expected).max() < 5 * np.sqrt(0.25 / 4000)
+    assert (shares[expected == 0] == 0).all()
+    (lonely,) = precompute([SPLIT], "walks", num_walks=1, walk_length=3, **QUIET)
+    assert lonely[5].tolist() == [[5, -1, -1]]
+
+
+def test_every_graph_and_seed_has_its_own_walks():
+    same = [GRAPHS[1]] * 2
+    first, second = precompute(same, "walks", **QUIET)
+    assert (first != second).any()
+    assert_same(precompute(same, "walks", seed=0, **QUIET), [first, second])
+    assert (precompute(same, "walks", seed=1, **QUIET)[0] != first).any()
+
+
+def test_distances_are_numbers_of_edges():
+    found_distances = precompute([*GRAPHS, SPLIT], "distances", **QUIET)
+    for graph, found in zip([*GRAPHS, SPLIT], found_distances, strict=True):
+        expected = shortest_paths(graph.num_nodes, graph.edges.tolist())
+        expected = np.where(np.isfinite(expected), expected, -1)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("largest_dense", [500, 3])
+def test_spectra_are_eigenpairs_of_the_normalised_laplacian(largest_dense, monkeypatch):
+    monkeypatch.setattr(module, "LARGEST_DENSE", largest_dense)
+    graph = Graph(random_edges(30, seed=3))
+    (found,) = precompute([graph], "spectrum", count=4, **QUIET)
+    matrix = graph_operator(graph.adjacency(), "normalized_laplacian")[0].toarray()
+    values, vectors = found[0, :, 0], found[:, :, 1]
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(matrix)[:4], atol=1e-5)
+    np.testing.assert_allclose(matrix @ vectors, values * vectors, atol=1e-5)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(4), atol=1e-5)
+    assert (found[:, :, 0] == values).all()
+    assert (vectors.max(axis=0) == np.abs(vectors).max(axis=0)).all()
+
+
+def test_spectra_of_small_graphs_are_filled_up():
+    (found,) = precompute([GRAPHS[0]], "spectrum", count=6, **QUIET)
+    assert found.shape == (4, 6, 2)
+    assert not found[:, 4:].any()
+
+
+def test_threads_compute_the_same():
+    for kind in ("walks", "distances", "spectrum"):
+        expected = precompute(GRAPHS, kind, **QUIET)
+        assert_same(precompute(GRAPHS, kind, workers=3, **QUIET), expected)
+
+
+@pytest.mark.slow
+def test_processes_compute_the_same():
+    found = precompute(GRAPHS, "walks", workers=2, use_multiprocessing=True, **QUIET)
+    assert_same(found, precompute(GRAPHS, "walks", **QUIET))
+
+
+def test_results_are_kept_and_found(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "new" / "cache"
+    expected = {
+        kind: precompute(GRAPHS, kind, cache_dir=folder, verbose=True)
+        for kind in ("walks", "distances", "spectrum")
+    }
+    assert "3/3" in capsys.readouterr().out
+    assert len(list(folder.iterdir())) == 3
+    monkeypatch.setattr(module, "_mapped", None)  # nothing is computed from here on
+    for kind, arrays in expected.items():
+        assert_same(precompute(GRAPHS, kind, cache_dir=folder, **QUIET), arrays)
+    for other in ({"graphs": GRAPHS[:2]}, {"seed": 5}, {"num_walks": 2}):
+        given = {"graphs": GRAPHS, "kind": "walks", "cache_dir": folder, **QUIET, **other}
+        with pytest.raises(TypeError, match="NoneType"):
+            precompute(**given)
+
+
+def test_a_damaged_file_is_computed_again(tmp_path):
+    expected = precompute(GRAPHS, "walks", cache_dir=tmp_path, **QUIET)
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"nothing like it"):
+        file.write_bytes(damaged)
+        assert_same(precompute(GRAPHS, "walks", cache_dir=tmp_path, **QUIET), expected)
+        assert file.read_bytes() == whole
+
+
+def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="full"):
+        precompute(GRAPHS, "walks", cache_dir=tmp_path, **QUIET)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"kind": "paths"}, "kind"),
+        ({"graphs": []}, "list of"),
+        ({"workers": 0}, "workers"),
+        ({"use_multiprocessing": 1}, "use_multiprocessing"),
+        ({"verbose": 2}, "verbose"),
+        ({"num_walks": 0}, "num_walks"),
+        ({"count": 3}, "options of 'walks'"),
+        ({"cache_dir": "gs://far"}, "cache_dir"),
+    ],
+)
+def test_wrong_arguments(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        precompute(**{"graphs": GRAPHS, "kind": "walks", **arguments})

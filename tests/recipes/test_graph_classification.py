@@ -1,0 +1,138 @@
+import csv
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.graphs import labels_of
+from recipes.graph_classification import data
+from recipes.graph_classification.__main__ import RECIPE
+from tests.graphs.test_readers import write_tu
+from tests.recipes.command_line import assert_one_error_line
+
+MODEL = "--heads 2 --key-dim 2 --feed-forward 4 --walks 3 --walk-length 2 --epochs 2 --verbose 0"
+
+
+def loaded(*arguments):
+    return data.load(RECIPE.parse([*arguments]))
+
+
+def test_graphs_are_made_of_three_kinds_with_equal_mean_degrees():
+    graphs = data.make(300, seed=0)
+    assert np.bincount(labels_of(graphs)).tolist() == [100] * 3
+    for kind in range(3):
+        own = graphs[kind::3]
+        degrees = np.mean([2 * len(graph.edges) / graph.num_nodes for graph in own])
+        assert 3.7 < degrees <= 4.0
+        sizes = [graph.num_nodes for graph in own]
+        assert min(sizes) >= 15
+        assert max(sizes) <= 40
+    largest = [
+        max(np.bincount(graph.edges.ravel()).max() for graph in graphs[k::3]) for k in (0, 1)
+    ]
+    assert largest[0] < 10 < largest[1]  # hubs are of the second kind
+    again = data.make(3, seed=0)
+    assert all((a.edges == b.edges).all() for a, b in zip(again, graphs, strict=False))
+    degrees = np.bincount(graphs[1].edges.ravel())
+    assert (graphs[1].node_features.argmax(axis=1) == np.minimum(degrees, 20)).all()
+
+
+def test_places_that_are_joined_are_the_nearest():
+    random, again = (np.random.default_rng(5) for _ in range(2))
+    edges = data.geometric(random, 12)
+    places = again.random((12, 2))
+    distances = np.linalg.norm(places[:, None] - places, axis=-1)
+    joined = distances[tuple(edges.T)]
+    apart = np.ones((12, 12), bool)
+    apart[tuple(edges.T)] = False
+    assert len(edges) == 24
+    assert joined.max() < distances[np.triu(apart, 1)].min()
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_folds_test_on_each_graph_once_and_hold_out_from_the_training_graphs(seed):
+    problem = loaded("--graphs", "60", "--data-seed", str(seed))
+    tests = np.concatenate([test for _, test in problem.folds])
+    assert sorted(tests) == list(range(60))
+    number = {id(graph): place for place, graph in enumerate(problem.graphs)}
+    for fold in (0, 9, 10):
+        parts = data.fold(problem, fold, 0.2).splits
+        places = {name: [number[id(graph)] for graph in part] for name, part in parts.items()}
+        assert sorted(np.concatenate(list(places.values()))) == list(range(60))
+        assert places["test"] == problem.folds[fold % 10][1].tolist()
+        assert set(labels_of(parts["test"])) == set(labels_of(parts["validation"])) == {0, 1, 2}
+    one, other = (data.fold(problem, seed, 0.2).validation for seed in (0, 10))
+    assert [id(graph) for graph in one] != [id(graph) for graph in other]
+
+
+def tu_text(classes=2, graphs=24):
+    """Paths of 3 to 6 nodes, of one tag for all."""
+    lines = [str(graphs)]
+    for number in range(graphs):
+        size = 3 + number % 4
+        lines.append(f"{size} {number % classes}")
+        for node in range(size):
+            near = [other for other in (node - 1, node + 1) if 0 <= other < size]
+            lines.append(" ".join(map(str, [0, len(near), *near])))
+    return "\n".join(lines) + "\n"
+
+
+def test_published_folds_are_taken_and_equal_tags_give_way_to_degrees(tmp_path):
+    folds = [(range(12), range(12, 24)), (range(12, 24), range(12))]
+    folder = write_tu(tmp_path, tu_text(), folds)
+    for place in (tmp_path, folder):
+        problem = loaded("--dataset", "MADE", "--data-dir", str(place))
+        assert problem.published
+        assert [test.tolist() for _, test in problem.folds] == [[*range(12, 24)], [*range(12)]]
+        assert problem.graphs[0].node_features.argmax(axis=1).tolist() == [1, 2, 1]
+    text = tu_text().replace("0 1 1", "5 1 1")
+    assert loaded("--dataset", "MADE", "--data-dir", str(tmp_path)).digest() == problem.digest()
+    write_tu(tmp_path, text, folds)
+    other = loaded("--dataset", "MADE", "--data-dir", str(tmp_path))
+    assert other.graphs[0].node_features.shape == (3, 2)
+    assert other.digest() != problem.digest()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("--dataset NCI1", ["NCI1", "--data-dir"]),
+        ("--dataset NCI1 --data-dir {folder}", ["NCI1", "cannot be read", "NCI1.txt"]),
+        ("--data-dir {folder}", ["--data-dir", "made, not read"]),
+        ("--dataset MADE --data-dir {folder} --graphs 60", ["--graphs"]),
+        ("--dataset MADE --data-dir {folder}", ["cannot be read", "line 2"]),
+    ],
+)
+def test_bad_input_is_one_line(wrong, words, tmp_path, capsys):
+    write_tu(tmp_path, "1\nwrong\n", ())
+    given = wrong.format(folder=tmp_path).split()
+    output = tmp_path / "output"
+    assert_one_error_line(RECIPE.main, [*given, "--output", str(output)], words, capsys)
+    assert not output.exists()
+
+
+def test_too_few_graphs_to_validate_on(tmp_path):
+    write_tu(tmp_path, tu_text(graphs=2), ())
+    with pytest.raises(UsageError, match="too few"):
+        loaded("--dataset", "MADE", "--data-dir", str(tmp_path))
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_seeds_are_folds_in_one_table(tmp_path):
+    write_tu(tmp_path, tu_text(), [(range(12), range(12, 24)), (range(12, 24), range(12))])
+    output = tmp_path / "out"
+    given = (
+        f"--dataset MADE --data-dir {tmp_path} --output {output} --cache-dir {tmp_path / 'cache'}"
+    )
+    asked = "--attention gat --seeds 0,1 --skip-saved-model"
+    assert RECIPE.main([*given.split(), *MODEL.split(), *asked.split()]) == 0
+    results = json.loads((output / "results.json").read_text())
+    assert results["folds"] == {"count": 2, "published": True}
+    (row,) = results["table"]
+    assert row["seeds"] == 2
+    assert row["test_accuracy_standard_deviation"] is not None
+    assert len(list(csv.DictReader((output / "histories" / "gat-seed1.csv").open()))) == 2
+    model = keras.saving.load_model(output / "model.keras")
+    assert set(model.input) == {"nodes", "node_mask", "edges"}

@@ -1,0 +1,130 @@
+import csv
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from keras_graphattn.graphs import Graph
+from recipes.common.data.graphs import labels_of
+from recipes.motif_detection import data
+from recipes.motif_detection.__main__ import RECIPE, TASKS
+from tests.recipes.command_line import assert_one_error_line
+
+networkx = pytest.importorskip("networkx")
+NETWORKX = {
+    "circle": lambda: networkx.cycle_graph(20),
+    "grid": lambda: networkx.grid_2d_graph(4, 5),
+    "ladder": lambda: networkx.ladder_graph(10),
+    "circular_ladder": lambda: networkx.circular_ladder_graph(10),
+    "caveman": lambda: networkx.connected_caveman_graph(4, 5),
+}
+
+
+def networkx_of(graph):
+    found = networkx.Graph(graph.edges.tolist())
+    found.add_nodes_from(range(graph.num_nodes))
+    return found
+
+
+@pytest.mark.parametrize("name", NETWORKX)
+def test_motifs_are_those_of_networkx(name):
+    motif = Graph(data.MOTIFS[name], num_nodes=20)
+    assert len(motif.edges) == len(data.MOTIFS[name])
+    assert networkx.is_isomorphic(networkx_of(motif), NETWORKX[name]())
+    assert set(TASKS) == {*NETWORKX, "induced_cycle"} == set(data.TASKS)
+
+
+def test_graphs_with_a_motif_have_it_and_the_others_match_them_in_size():
+    random = np.random.default_rng(0)
+    edges = data.planted(random, data.MOTIFS["grid"])
+    whole = Graph(edges, num_nodes=120)
+    assert len(whole.edges) == len(edges)
+    inside = (whole.edges >= 100).sum(axis=1)
+    assert sorted(map(tuple, whole.edges[inside == 2] - 100)) == sorted(data.MOTIFS["grid"])
+    assert (inside == 1).sum() == data.JOINS
+    pairs = 100 * 99 / 2
+    spread = np.sqrt(pairs * 0.05 * 0.95)
+    assert abs((inside == 0).sum() - 0.05 * pairs) < 4 * spread
+    graphs = data.generate("grid", 6, seed=1)
+    assert labels_of(graphs).tolist() == [0, 1] * 3
+    for without, with_motif in zip(graphs[::2], graphs[1::2], strict=True):
+        assert without.num_nodes == with_motif.num_nodes == 120
+        assert len(without.edges) == len(with_motif.edges)
+
+
+def test_trees_have_a_cycle_as_long_as_their_longest_path_or_a_short_one():
+    graphs = data.generate("induced_cycle", 12, seed=3)
+    for without, with_motif in zip(graphs[::2], graphs[1::2], strict=True):
+        lengths = []
+        for graph in (without, with_motif):
+            found = networkx_of(graph)
+            assert found.number_of_edges() == found.number_of_nodes() == 50  # a tree and one edge
+            assert networkx.is_connected(found)
+            lengths.append(len(networkx.find_cycle(found)))
+        assert lengths[0] <= (lengths[1] - 1) / 2 + 1
+        degrees = [np.bincount(g.edges.ravel()).tolist() for g in (without, with_motif)]
+        assert sorted(degrees[0]) == sorted(degrees[1])
+    tree, _, _ = data.cycles_in_tree(np.random.default_rng(0), 30)
+    tree = networkx.Graph(tree[:-1])
+    assert networkx.is_tree(tree)
+    assert max(degree for _, degree in tree.degree) <= 3
+
+
+def test_features_are_degrees_and_the_seed_makes_the_data():
+    one, again, other = (data.generate("circle", 2, seed) for seed in (0, 0, 1))
+    degrees = np.bincount(one[1].edges.ravel(), minlength=120)
+    np.testing.assert_array_equal(one[1].node_features.argmax(axis=1), np.minimum(degrees, 12))
+    np.testing.assert_array_equal(one[1].edges, again[1].edges)
+    assert other[1].edges.tolist() != one[1].edges.tolist()
+
+
+TINY = (
+    *("--task", "induced_cycle", "--train-examples", "8", "--evaluation-examples", "4"),
+    *("--batch-size", "4", "--epochs", "2", "--heads", "2", "--key-dim", "2"),
+    *("--feed-forward", "4", "--walks", "3", "--walk-length", "2", "--verbose", "0"),
+)
+
+
+def run(folder, attentions, *more):
+    folders = ["--output", str(folder / "out"), "--cache-dir", str(folder / "cache")]
+    given = [*TINY, *folders, "--attention", ",".join(attentions), "--skip-saved-model", *more]
+    assert RECIPE.main(given) == 0
+    return json.loads((folder / "out" / "results.json").read_text())
+
+
+@pytest.mark.slow
+def test_all_attentions_stand_in_one_table(tmp_path):
+    results = run(tmp_path, RECIPE.attentions)
+    assert [row["attention"] for row in results["table"]] == list(RECIPE.attentions)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_runs_are_kept_and_the_model_loads(tmp_path):
+    results = run(tmp_path, ["graph_kernel"])
+    assert results["graphs"] == {"train": 8, "validation": 4, "test": 4}
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+    history = tmp_path / "out" / "histories" / "graph_kernel-seed0.csv"
+    rows = list(csv.DictReader(history.open()))
+    assert len(rows) == 2
+    model = keras.saving.load_model(tmp_path / "out" / "model.keras")
+    assert set(model.input) == {"nodes", "node_mask", "walks"}
+    changed = history.stat().st_mtime_ns
+    run(tmp_path, ["graph_kernel"])  # finished before
+    assert history.stat().st_mtime_ns == changed
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("--task star", ["--task", "star"]),
+        ("--train-examples 7", ["even", "7"]),
+        ("--walks 0", ["--walks"]),
+        ("--feature-map relu --attention gcn", ["--feature-map", "graph_masked_kernel"]),
+    ],
+)
+def test_bad_input_is_one_line(wrong, words, tmp_path, capsys):
+    output = tmp_path / "output"
+    arguments = ["--output", str(output), "--cache-dir", str(tmp_path), *wrong.split()]
+    assert_one_error_line(RECIPE.main, arguments, words, capsys)
+    assert not output.exists()

@@ -1,0 +1,89 @@
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from recipes.node_classification import data
+from recipes.node_classification.__main__ import RECIPE
+from recipes.node_classification.model import prepare
+from tests.graphs.test_readers import ROWS, write_planetoid
+from tests.numerics import to_numpy
+from tests.recipes.command_line import assert_one_error_line
+
+MODEL = (
+    *("--heads", "2", "--key-dim", "2", "--walks", "3", "--walk-length", "2"),
+    *("--epochs", "2", "--verbose", "0"),
+)
+
+
+def test_the_karate_club_is_that_of_networkx():
+    networkx = pytest.importorskip("networkx")
+    club = networkx.karate_club_graph()
+    problem = data.karate_club()
+    assert sorted(map(tuple, problem.graph.edges)) == sorted(map(tuple, map(sorted, club.edges)))
+    officer = [club.nodes[member]["club"] != "Mr. Hi" for member in range(34)]
+    assert problem.graph.label.tolist() == [int(one) for one in officer]
+
+
+def test_parts_share_no_node_and_each_shows_its_own_labels():
+    problem = data.karate_club()
+    together = np.concatenate(list(problem.parts.values()))
+    assert sorted(together) == list(range(34))
+    for part, nodes in problem.parts.items():
+        label = problem.only(part).label
+        assert np.flatnonzero(label >= 0).tolist() == sorted(nodes)
+        assert set(problem.labels(part)) == {0, 1}
+        assert (label[nodes] == problem.graph.label[nodes]).all()
+
+
+def test_planetoid_files_with_the_public_split(tmp_path):
+    write_planetoid(tmp_path)
+    given = ["--dataset", "made", "--data-dir", str(tmp_path)]
+    problem = data.load(RECIPE.parse(given))
+    assert problem.parts["train"].tolist() == [0, 1]
+    assert problem.parts["test"].tolist() == [3, 5, 6]
+    sums = problem.graph.node_features.sum(axis=1)
+    np.testing.assert_allclose(sums, [1, 1, 0, 1, 0, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose(problem.graph.node_features[5], ROWS[3] / 7, rtol=1e-6)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_only_nodes_of_a_part_count():
+    options = RECIPE.parse([*MODEL, "--dropout", "0"])
+    training = prepare(data.karate_club(), "gcn", {}, 0, options)
+    inputs, labels, weights = training.test_batches[0]
+    nodes = data.karate_club().parts["test"]
+    assert np.flatnonzero(weights[0]).tolist() == nodes.tolist()
+    found = to_numpy(training.model(inputs))[0].argmax(axis=-1)
+    expected = np.mean(found[nodes] == labels[0, nodes])
+    told = training.model.evaluate(training.test_batches, verbose=0, return_dict=True)
+    assert told["accuracy"] == pytest.approx(expected)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_a_run_is_kept_and_the_model_loads(tmp_path):
+    folders = ["--output", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache")]
+    asked = ["--attention", "graph_kernel", "--skip-saved-model"]
+    assert RECIPE.main([*folders, *MODEL, *asked]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["graph"] == {"nodes": 34, "edges": 78}
+    assert results["nodes"] == {"train": 2, "validation": 6, "test": 26}
+    model = keras.saving.load_model(tmp_path / "out" / "model.keras")
+    assert model.output.shape == (None, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("--dataset cora", ["cora", "--data-dir"]),
+        ("--dataset cora --data-dir {folder}", ["cora", "cannot be read", "ind.cora.x"]),
+        ("--data-dir {folder}", ["--data-dir", "no files"]),
+        ("--batch-size 2", ["--batch-size", "one graph"]),
+    ],
+)
+def test_bad_input_is_one_line(wrong, words, tmp_path, capsys):
+    given = wrong.format(folder=tmp_path).split()
+    output = tmp_path / "output"
+    assert_one_error_line(RECIPE.main, [*given, "--output", str(output)], words, capsys)
+    assert not output.exists()
