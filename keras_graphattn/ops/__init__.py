@@ -61,6 +61,7 @@ from keras_graphattn.ops.singular.attention import (
 )
 from keras_graphattn.ops.singular.causal import causal_singular_value_attention
 from keras_graphattn.ops.singular.running_sums import RunningSum, empty_running_sum
+from keras_graphattn.ops.softmax.additive import additive_scores
 from keras_graphattn.ops.softmax.attention import (
     attention_matrix,
     fused_operator,
@@ -100,6 +101,7 @@ __all__ = [
     "Forest",
     "RunningSum",
     "SparseMatrix",
+    "additive_scores",
     "advanced_state",
     "at_least_float32",
     "attend_to_context",

@@ -102,6 +102,19 @@ CASES = {
     "gkat": Case(
         GKAT, "bound", lambda: {"mask": masks.RandomWalk(EDGES, num_nodes=LENGTH)}, (), True
     ),
+    "gkat_walks_per_example": Case(
+        GKAT, "open but jax", lambda: {"mask": masks.RandomWalk()}, ("walks",), True
+    ),
+    "gkat_factored": Case(
+        GKAT,
+        "open but jax",
+        lambda: {"mask": masks.RandomWalk(), "feature_map": "favor"},
+        ("walks",),
+        True,
+    ),
+    "gkat_additive": Case(
+        GKAT, "open", lambda: {"mask": masks.Exponential(), "score": "additive"}, (), True
+    ),
     "gkat_exponential": Case(GKAT, "open", lambda: {"mask": masks.Exponential()}, (), True),
 }
 # One case for each layer and way to serve. The fast tests run only these.

@@ -39,7 +39,13 @@ LAYERS = {
         "block_size": 2,
         "num_key_value_heads": 1,
     },
-    "GraphKernelAttention": {**COMMON, "mask": masks.RandomWalk(GRAPH)},
+    "GraphKernelAttention": {
+        **COMMON,
+        "mask": masks.RandomWalk(GRAPH),
+        "score": "additive",
+        "feature_map": None,
+        "feature_chunk": None,
+    },
     "MaskedKernelAttention": {
         **COMMON,
         **FILTER,

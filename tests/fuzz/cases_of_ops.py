@@ -116,6 +116,15 @@ CASES = {
         ops.attend_to_context,
         {"left": normal(B, T, N, H), "context": normal(B, N, H, D), "dtype": "float32"},
     ),
+    "additive_scores": (
+        ops.additive_scores,
+        {
+            **queries(T, S),
+            "query_vector": normal(N, H),
+            "key_vector": normal(N, H),
+            "negative_slope": 0.1,
+        },
+    ),
     "attention_matrix": (
         ops.attention_matrix,
         {**queries(T, S), "mask": boolean(B, N, T, S), "scale": 0.5},

@@ -53,6 +53,7 @@ EXTREMES = {
     "graph": lambda: GraphKernelAttention(
         2, 16, mask=RandomWalk([[i, (i + 1) % 32] for i in range(32)])
     ),
+    "graph, additive": lambda: GraphKernelAttention(2, 16, mask=Exponential(), score="additive"),
 }
 
 

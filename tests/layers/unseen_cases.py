@@ -146,6 +146,18 @@ for _name, (_make, _components) in MASKS.items():
     )
 
 
+for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segments"):
+    _make, _components = MASKS[_name]
+    for _form, _options in (
+        ("additive", {"score": "additive"}),
+        ("factored", {"feature_map": "favor"}),
+    ):
+        CASES[f"GKAT, {_form}, {_name}"] = Case(
+            lambda make=_make, options=_options: GKAT(HEADS, SIZE, mask=make(), **options),
+            components=_components,
+        )
+
+
 def mask_of(layer: Any) -> Any:
     return getattr(layer, "mask", None)
 
