@@ -6,14 +6,16 @@ import keras
 from keras import ops
 
 from keras_graphattn import feature_maps
-from keras_graphattn.checks.arguments import one_of, optional, whole
+from keras_graphattn.checks.arguments import flag, one_of, optional, whole
 from keras_graphattn.checks.layer_calls import check_one_axis
 from keras_graphattn.checks.layer_options import refuse_options
 from keras_graphattn.layers.parts.additive_score import AdditiveScore
 from keras_graphattn.layers.parts.dense import check_same_length, joined, mask_of_call
+from keras_graphattn.layers.parts.dynamic_walks import check_masks, check_walks, dynamic_factors
 from keras_graphattn.layers.parts.feature_layer import FeatureLayer
 from keras_graphattn.layers.parts.multi_head import Masks
 from keras_graphattn.masks.mask import Mask
+from keras_graphattn.masks.random_walk import RandomWalk
 from keras_graphattn.ops.precision.float32 import at_least_float32, masked_softmax, nan_where
 from keras_graphattn.ops.softmax.attention import matrix_operator, score_operands
 from keras_graphattn.ops.softmax.masks import zero_masked_rows
@@ -56,6 +58,11 @@ class GraphKernelAttention(FeatureLayer):
             `"relu"`, `"squared_relu"` and `"elu"` replace it.
         feature_chunk: Number of features at a time in the factored form. It saves memory and
             keeps the numbers. All features at once by default.
+        dynamic_walks: Whether the walks of a `RandomWalk` follow the attention, in the dense form
+            only. M is then the kernel of the expected walks, for each head and example. The
+            probability of a step from i to j is proportional to exp(S_ij) times the weight of the
+            edge. Edges and the number of nodes of a walk are those of the mask. If the mask has
+            walks instead of a graph, its edges are the steps of these walks.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` except `attention_axes`
             (and `sliding_window` in the factored form), and
             `coefficient_learning_rate_multiplier`, 1 by default: under
@@ -69,7 +76,8 @@ class GraphKernelAttention(FeatureLayer):
         query_mask, value_mask, key_mask: Boolean tensors of shape (B, T); `False` marks padding.
         attention_mask: Boolean tensor of shape (T, T), (B, T, T) or (B, num_heads, T, T). In the
             factored form, it is best of shape (B, 1, T), a mask of keys: with any other shape and
-            with `use_causal_mask`, that form goes through all pairs, some rows at a time.
+            with `use_causal_mask`, that form goes through all pairs, some rows at a time. With
+            dynamic walks, only a mask of keys.
         return_attention_scores: Whether to return A as well. The factored form forms A for it.
         training: Whether to apply dropout.
         use_causal_mask: Whether position t sees only positions 0 ... t.
@@ -106,7 +114,8 @@ class GraphKernelAttention(FeatureLayer):
     Source: Choromanski et al., "From block-Toeplitz matrices to differential equations on graphs",
     arXiv 2107.07999 (ICML 2022), Section 4.2. The additive score: Velickovic et al., "Graph
     Attention Networks", arXiv 1710.10903 (ICLR 2018), Eq. 3. Ours: any mask instead of the kernel,
-    and separate projections for queries, keys and values under the additive score.
+    the expectation over dynamic walks, and separate projections for queries, keys and values under
+    the additive score.
     """
 
     mask: Mask
@@ -123,6 +132,7 @@ class GraphKernelAttention(FeatureLayer):
         score: str = "dot_product",
         feature_map: Any = None,
         feature_chunk: int | None = None,
+        dynamic_walks: bool = False,
         **kwargs: Any,
     ) -> None:
         if not isinstance(mask, Mask):
@@ -133,10 +143,14 @@ class GraphKernelAttention(FeatureLayer):
         refuse_options(self, kwargs, ["attention_axes"], "Leave it out: nodes are on one axis.")
         score = one_of("dot_product", "additive")("score", score, {})
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
+        dynamic_walks = flag("dynamic_walks", dynamic_walks)
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
         self.mask, self.score, self.feature_chunk = mask, score, feature_chunk
         self.feature_map = None if feature_map is None else feature_maps.get(feature_map)
+        self.dynamic_walks = dynamic_walks
         self._check_form()
+        if dynamic_walks:
+            check_walks(mask, self.sliding_window)
 
     def _check_form(self) -> None:
         """Raises a `ValueError` for an option that the dense or the factored form does not have."""
@@ -151,6 +165,7 @@ class GraphKernelAttention(FeatureLayer):
         only_dense = {
             "dropout": self.dropout if self.dropout > 0.0 else None,
             "score": self.score if self.score == "additive" else None,
+            "dynamic_walks": self.dynamic_walks or None,
             "sliding_window": self.sliding_window,
         }
         for name, given in only_dense.items():
@@ -181,18 +196,21 @@ class GraphKernelAttention(FeatureLayer):
             return self._attend_by_features(query, value, key, masks, return_attention_scores)
         queries, keys = self.query_dense(query), self.key_dense(key)  # (B, T, N, H)
         given = joined(mask_of_call(self, query, masks), keys)
-        factors, seen = self._factors(ops.shape(query)[1], masks.inputs, given)
         scores = self._scores(queries, keys)
+        factors, broken = self._factors(scores, given, masks)
+        seen = ops.logical_or(factors > 0.0, ops.isnan(factors))  # NaN is not hidden
+        factors = ops.where(seen, factors, ops.cast(1.0, factors.dtype))
+        seen = seen if given is None else ops.logical_and(seen, given)
         # a factor of the exponential is its logarithm in the exponent
         scores = scores + ops.log(ops.cast(factors, scores.dtype))
         weights = ops.cast(masked_softmax(scores, seen), self.compute_dtype)  # (B, N, T, T)
         outputs = matrix_operator(self._dropped(weights, training))(self.value_dense(value))
         if given is not None:  # 0 times NaN is not 0
             outputs = zero_masked_rows(outputs, seen)
-        if masks.broken is not None:
+        if broken is not None:
             # a row that sees a token with NaN or infinity becomes NaN itself
-            sees_broken = ops.any(ops.logical_and(seen, masks.broken[:, None, None]), axis=-1)
-            sees_broken = ops.logical_or(sees_broken, masks.broken[:, None])  # (B, N, T)
+            sees_broken = ops.any(ops.logical_and(seen, broken[:, :, None]), axis=-1)
+            sees_broken = ops.logical_or(sees_broken, broken)  # (B, N, T)
             weights = nan_where(sees_broken[..., None], weights)
             outputs = nan_where(ops.transpose(sees_broken, (0, 2, 1))[..., None], outputs)
         return outputs, weights
@@ -205,13 +223,14 @@ class GraphKernelAttention(FeatureLayer):
         return at_least_float32(ops.einsum("btnh,bsnh->bnts", queries, keys))
 
     def _factors(
-        self, length: Any, inputs: dict[str, Tensor] | None, given: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The mask's factors, with 1 for 0, and which pairs are seen: (B, N, T, T) both."""
-        factors = self.mask.dense(length, **dict(inputs or {}))
-        seen = ops.logical_or(factors > 0.0, ops.isnan(factors))  # NaN is not hidden
-        factors = ops.where(seen, factors, ops.cast(1.0, factors.dtype))
-        return factors, seen if given is None else ops.logical_and(seen, given)
+        self, scores: Tensor, given: Tensor | None, masks: Masks
+    ) -> tuple[Tensor, Tensor | None]:
+        """M, (1 or B, 1 or N, T, T), and which nodes are broken, (B, 1 or N, T), or `None`."""
+        if isinstance(self.mask, RandomWalk) and self.dynamic_walks:
+            check_masks(masks)
+            return dynamic_factors(self.mask, scores, given, masks)
+        broken = None if masks.broken is None else masks.broken[:, None]
+        return self.mask.dense(ops.shape(scores)[-1], **dict(masks.inputs or {})), broken
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
         check_one_axis(self, query_shape, value_shape)
@@ -231,6 +250,7 @@ class GraphKernelAttention(FeatureLayer):
             "score": self.score,
             "feature_map": feature_map,
             "feature_chunk": self.feature_chunk,
+            "dynamic_walks": self.dynamic_walks,
         }
 
     @classmethod

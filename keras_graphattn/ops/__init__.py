@@ -19,6 +19,7 @@ from keras_graphattn.ops.graphs.diffusion import (
     chebyshev_terms,
     spectral_product,
 )
+from keras_graphattn.ops.graphs.dynamic_walks import kernel_of_steps
 from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph, transition_matrix
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product, sum_rows
 from keras_graphattn.ops.graphs.walks import (
@@ -132,6 +133,7 @@ __all__ = [
     "initial_cache",
     "initial_chunked_state",
     "joined_mask",
+    "kernel_of_steps",
     "left_singular_vectors",
     "map_query_blocks",
     "masked_softmax",

@@ -116,6 +116,13 @@ CASES = {
         ("walks",),
         True,
     ),
+    "gkat_dynamic_walks": Case(
+        GKAT,
+        "open but jax",
+        lambda: {"mask": masks.RandomWalk(), "dynamic_walks": True},
+        ("walks",),
+        True,
+    ),
     "gkat_additive": Case(
         GKAT, "open", lambda: {"mask": masks.Exponential(), "score": "additive"}, (), True
     ),

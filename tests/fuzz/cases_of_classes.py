@@ -48,6 +48,7 @@ LAYERS = {
         "score": "additive",
         "feature_map": None,
         "feature_chunk": None,
+        "dynamic_walks": True,
     },
     **{name: {} for name in POOLING},
     "MaskedKernelAttention": {

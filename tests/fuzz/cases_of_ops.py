@@ -125,6 +125,15 @@ CASES = {
             "negative_slope": 0.1,
         },
     ),
+    "kernel_of_steps": (
+        ops.kernel_of_steps,
+        {
+            "steps": np.abs(normal(B, N, T, T)),
+            "decay": np.ones(N, "float32"),
+            "length": 3,
+            "normalization": 1.0,
+        },
+    ),
     "attention_matrix": (
         ops.attention_matrix,
         {**queries(T, S), "mask": boolean(B, N, T, S), "scale": 0.5},

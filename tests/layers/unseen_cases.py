@@ -151,6 +151,13 @@ for _name, (_make, _components) in MASKS.items():
     )
 
 
+for _name in ("RandomWalk", "RandomWalk per example"):
+    _make, _components = MASKS[_name]
+    CASES[f"GKAT, dynamic walks, {_name}"] = Case(
+        lambda make=_make: GKAT(HEADS, SIZE, mask=make(), dynamic_walks=True),
+        pairwise=False,
+        components=_components,
+    )
 for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segments"):
     _make, _components = MASKS[_name]
     for _form, _options in (
