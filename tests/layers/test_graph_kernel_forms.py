@@ -244,3 +244,24 @@ def test_what_is_refused(match):
 def test_only_random_features_are_drawn_again():
     with pytest.raises(ValueError, match="favor"):
         built(Causal()).redraw_features()
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_a_hundred_thousand_nodes_train_without_a_matrix():
+    """The matrix would take 40 GB. Far from its ends, a part of the ring has the same outputs."""
+    count, part = 100_000, 200
+    around = np.stack([np.arange(count), (np.arange(count) + 1) % count], axis=1)
+    walks = our_ops.random_walks(our_ops.read_graph(around), 2, 3, seed=0)
+    few = walks[:part]
+    x = np.random.default_rng(0).standard_normal((1, count, FEATURES)).astype("float32")
+    found = []
+    for drawn, nodes in ((walks, x), (np.where(few < part, few, -1), x[:, :part])):
+        mask = RandomWalk(walks=drawn, learn_decay=True, decay=0.7)
+        layer = GraphKernelAttention(1, 4, mask=mask, feature_map=Favor(2, seed=0), name="layer")
+        layer.build(nodes.shape)
+        layer.set_weights(found[0][2] if found else layer.get_weights())
+        value, gradients = layer_value_and_gradients(layer, nodes)
+        found.append((value, gradients, layer.get_weights()))
+    inner = slice(10, part - 10)
+    np.testing.assert_allclose(found[0][0][0, inner], found[1][0][0, inner], atol=1e-5)
+    assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in found[0][1].values())
