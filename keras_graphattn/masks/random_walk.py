@@ -206,9 +206,10 @@ class RandomWalk(TopologyMask):
         if self._adjacency is not None:
             weights = ops.convert_to_tensor(self._adjacency.toarray(), dtype=self.variable_dtype)
             return weights[None, None]
-        walks = self._given_walks if self._given_walks is not None else prepared.tensors["walks"]
-        walks = ops.reshape(ops.cast(walks, "int32"), (-1, *ops.shape(walks)[-3:]))
-        return marked(edges_of_walks(walks)[:, None], prepared.wrong)
+        given = self._given_walks
+        walks = prepared.tensors["walks"] if given is None else ops.convert_to_tensor(given[None])
+        edges = edges_of_walks(ops.cast(walks, "int32"))
+        return marked(edges[:, None], prepared.wrong)
 
     def length_of_walks(self, inputs: Tensors) -> int:
         """The number of nodes of a walk, its start included, of the mask or of a call's walks."""

@@ -10,6 +10,7 @@ from keras_graphattn.masks import RandomWalk, Tree
 from tests import reference_topology as reference
 from tests.layers.test_graph_kernel_forms import naive_additive
 from tests.numerics import (
+    BACKEND,
     as_seen,
     assert_all_close,
     assert_close,
@@ -201,3 +202,19 @@ def test_what_is_refused(match, mask, options):
 def test_masks_of_pairs_are_refused():
     with pytest.raises(ValueError, match="attention_mask"):
         built("graph")(tokens(), attention_mask=np.tri(LENGTH, dtype=bool))
+
+
+@pytest.mark.slow_on("jax")
+def test_a_wrong_walk_is_an_error_or_nan_in_its_example():
+    layer, wrong = built("walks of each call"), WALKS.copy()
+    wrong[1, 2, 0, 1] = LENGTH
+    with pytest.raises(ValueError, match="`walks` of example 1"):
+        layer(tokens(), mask_inputs={"walks": wrong})
+    if BACKEND == "torch":  # nothing is compiled there
+        return
+    inputs = keras.Input((None, FEATURES)), keras.Input((None, 1, STEPS), dtype="int32")
+    model = keras.Model(inputs, layer(inputs[0], mask_inputs={"walks": inputs[1]}))
+    right = model.predict((tokens(), WALKS), verbose=0)
+    found = model.predict((tokens(), wrong), verbose=0)
+    assert np.isnan(found[1]).all()
+    np.testing.assert_allclose(found[0], right[0], atol=1e-6)

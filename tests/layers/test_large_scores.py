@@ -25,6 +25,7 @@ OTHERS = {  # what a class needs beyond heads and sizes; one list entry for each
     GraphKernelAttention: [
         {"mask": RandomWalk(RING)},
         {"mask": RandomWalk(RING), "score": "additive"},
+        {"mask": RandomWalk(RING), "dynamic_walks": True},
         {"mask": RandomWalk(RING), "feature_map": "favor", "seed": 0},
     ],
     MaskedKernelAttention: [{}, {"feature_map": "favor", "mask": Causal(), "seed": 0}],
