@@ -1,12 +1,18 @@
 """Attention layers, each a one-line replacement for `keras.layers.MultiHeadAttention`.
 
-One file for each public layer. What they share is in the folder `parts`.
+`ContraNorm` normalises tokens, and the pooling layers make one vector of a graph's nodes. One file
+for each public layer, and one for the pooling layers. What they share is in the folder `parts`.
 """
 
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.contra_norm import ContraNorm
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.graph_kernel_attention import GraphKernelAttention
+from keras_graphattn.layers.graph_pooling import (
+    GraphMaxPooling,
+    GraphMeanPooling,
+    GraphSumPooling,
+)
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 from keras_graphattn.layers.scaled_high_frequency_attention import ScaledHighFrequencyAttention
@@ -16,6 +22,9 @@ __all__ = [
     "ContraNorm",
     "GraphFilterAttention",
     "GraphKernelAttention",
+    "GraphMaxPooling",
+    "GraphMeanPooling",
+    "GraphSumPooling",
     "MaskedKernelAttention",
     "PLaplacianAttention",
     "ScaledHighFrequencyAttention",

@@ -5,13 +5,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import (
-    Sizes,
-    as_tensor,
-    check_dtype_policy,
-    check_shape,
-    number,
-)
+from keras_graphattn.checks.arguments import number
+from keras_graphattn.layers.parts.token_layer import TokenLayer
 from keras_graphattn.ops.precision.float32 import (
     at_least_float32,
     masked_softmax,
@@ -23,7 +18,7 @@ Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class ContraNorm(keras.layers.Layer):  # type: ignore[misc]
+class ContraNorm(TokenLayer):
     """Pushes the tokens of a sequence apart (ContraNorm), without weights.
 
         x' = (1 + s) x - s softmax(x x^T) x
@@ -57,28 +52,9 @@ class ContraNorm(keras.layers.Layer):  # type: ignore[misc]
     """
 
     def __init__(self, scale: float = 0.1, **kwargs: Any) -> None:
-        check_dtype_policy(kwargs.get("dtype"))
         scale = number(least=0.0)("scale", scale, {})
         super().__init__(**kwargs)
         self.scale = float(scale)
-        self.supports_masking = True
-
-    def build(self, inputs_shape: Any) -> None:
-        if len(inputs_shape) != 3:
-            raise ValueError(
-                "ContraNorm normalises sequences of tokens: `inputs` must have shape (batch, "
-                f"length, features). Received: inputs.shape={tuple(inputs_shape)}"
-            )
-
-    def __call__(self, inputs: Tensor, mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        sizes: Sizes = {}
-        inputs = as_tensor("inputs", inputs)
-        check_shape("inputs", inputs, ("B T d",), sizes)
-        if mask is not None:
-            mask = as_tensor("mask", mask, "boolean")
-            check_shape("mask", mask, ("B T",), sizes)
-            kwargs["mask"] = mask
-        return super().__call__(inputs, **kwargs)
 
     def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
         # padding is left out of both sides of the similarity: as rows and as keys
@@ -92,11 +68,6 @@ class ContraNorm(keras.layers.Layer):  # type: ignore[misc]
 
     def compute_output_shape(self, inputs_shape: Any) -> Any:
         return inputs_shape
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        check_dtype_policy(config.get("dtype"))  # Keras reads it before `__init__` can check it
-        return super().from_config(config)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "scale": self.scale}

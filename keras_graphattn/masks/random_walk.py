@@ -7,6 +7,8 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.checks.arguments import flag, number, numpy_of
+from keras_graphattn.masks.calls import prepared_matrix
+from keras_graphattn.masks.input_checks import marked
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.topology import (
     TopologyMask,
@@ -16,6 +18,7 @@ from keras_graphattn.masks.topology import (
     to_nodes,
     whole_number,
 )
+from keras_graphattn.ops.graphs.dynamic_walks import edges_of_walks
 from keras_graphattn.ops.graphs.example_walks import walk_product_of_batch
 from keras_graphattn.ops.graphs.graphs import graph_edges, read_graph
 from keras_graphattn.ops.graphs.walks import (
@@ -185,6 +188,35 @@ class RandomWalk(TopologyMask):
         visits = ops.convert_to_tensor(parts, dtype=decay.dtype)
         features = ops.einsum("vli,ln,vn->nvi", visits, powers, scale)  # (N, T, T)
         return ops.einsum("nvi,nwi->nvw", features, features)[None]
+
+    def edge_matrix(self, length: int | None = None, **inputs: Tensor) -> Tensor:
+        """Returns the weights of the edges that walks take, as a matrix; 0 where there is no edge.
+
+        The edges are those of the graph. If walks are given instead, two nodes have an edge of
+        weight 1 if one of the walks steps from one to the other.
+
+        Args:
+            length: Number of tokens T. It is optional if the mask or its inputs know it.
+            **inputs: The tensors of `inputs_at_call`.
+
+        Returns:
+            A tensor of shape (1 or B, 1, T, T); NaN for an example with a wrong entry.
+        """
+        _, prepared = prepared_matrix(self, length, inputs)
+        if self._adjacency is not None:
+            weights = ops.convert_to_tensor(self._adjacency.toarray(), dtype=self.variable_dtype)
+            return weights[None, None]
+        given = self._given_walks
+        walks = prepared.tensors["walks"] if given is None else ops.convert_to_tensor(given[None])
+        edges = edges_of_walks(ops.cast(walks, "int32"))
+        return marked(edges[:, None], prepared.wrong)
+
+    def length_of_walks(self, inputs: Tensors) -> int:
+        """The number of nodes of a walk, its start included, of the mask or of a call's walks."""
+        if self._adjacency is not None:
+            return self.walk_length
+        walks = self._given_walks if self._given_walks is not None else inputs["walks"]
+        return int(walks.shape[-1])
 
     def _known_length(self, inputs: Tensors) -> Any:
         return ops.shape(inputs["walks"])[1] if inputs else super()._known_length(inputs)

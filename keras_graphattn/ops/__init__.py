@@ -19,6 +19,7 @@ from keras_graphattn.ops.graphs.diffusion import (
     chebyshev_terms,
     spectral_product,
 )
+from keras_graphattn.ops.graphs.dynamic_walks import kernel_of_steps
 from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph, transition_matrix
 from keras_graphattn.ops.graphs.random_features import (
     graph_random_features,
@@ -66,6 +67,7 @@ from keras_graphattn.ops.singular.attention import (
 )
 from keras_graphattn.ops.singular.causal import causal_singular_value_attention
 from keras_graphattn.ops.singular.running_sums import RunningSum, empty_running_sum
+from keras_graphattn.ops.softmax.additive import additive_scores
 from keras_graphattn.ops.softmax.attention import (
     attention_matrix,
     fused_operator,
@@ -105,6 +107,7 @@ __all__ = [
     "Forest",
     "RunningSum",
     "SparseMatrix",
+    "additive_scores",
     "advanced_state",
     "at_least_float32",
     "attend_to_context",
@@ -137,6 +140,7 @@ __all__ = [
     "initial_cache",
     "initial_chunked_state",
     "joined_mask",
+    "kernel_of_steps",
     "left_singular_vectors",
     "map_query_blocks",
     "masked_softmax",

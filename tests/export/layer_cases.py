@@ -12,6 +12,7 @@ import numpy as np
 
 from keras_graphattn import layers, masks
 from keras_graphattn.filters import Jacobi
+from keras_graphattn.layers.parts.token_layer import TokenLayer
 from tests import reference_topology
 from tests.numerics import BACKEND, randomise
 
@@ -68,6 +69,9 @@ CASES = {
     "agf_causal": filtered("open but jax", AGF, causal=True),
     "high_frequency": filtered("open", layers.ScaledHighFrequencyAttention),
     "contra_norm": filtered("open", layers.ContraNorm, scale=0.3),
+    "mean_pooling": filtered("open", layers.GraphMeanPooling),
+    "max_pooling": filtered("open", layers.GraphMaxPooling),
+    "sum_pooling": filtered("open", layers.GraphSumPooling),
     "kernel": filtered("open", layers.MaskedKernelAttention, feature_map="favor"),
     "kernel_filtered": filtered("open", layers.MaskedKernelAttention, filter="first_order"),
     "kernel_causal": kernel("open but jax", masks.Causal, filter="first_order"),
@@ -105,11 +109,32 @@ CASES = {
     "gkat": Case(
         GKAT, "bound", lambda: {"mask": masks.RandomWalk(EDGES, num_nodes=LENGTH)}, (), True
     ),
+    "gkat_walks_per_example": Case(
+        GKAT, "open but jax", lambda: {"mask": masks.RandomWalk()}, ("walks",), True
+    ),
+    "gkat_factored": Case(
+        GKAT,
+        "open but jax",
+        lambda: {"mask": masks.RandomWalk(), "feature_map": "favor"},
+        ("walks",),
+        True,
+    ),
+    "gkat_dynamic_walks": Case(
+        GKAT,
+        "open but jax",
+        lambda: {"mask": masks.RandomWalk(), "dynamic_walks": True},
+        ("walks",),
+        True,
+    ),
+    "gkat_additive": Case(
+        GKAT, "open", lambda: {"mask": masks.Exponential(), "score": "additive"}, (), True
+    ),
     "gkat_exponential": Case(GKAT, "open", lambda: {"mask": masks.Exponential()}, (), True),
 }
 # One case for each layer and way to serve. The fast tests run only these.
 CORE = ("gfa", "p_laplacian", "agf", "high_frequency", "contra_norm", "kernel", "kernel_causal")
 CORE += ("kernel_packed", "kernel_toeplitz_fft", "gkat_exponential")
+CORE += ("mean_pooling", "max_pooling", "sum_pooling")
 
 
 def shapes_of_inputs(length):
@@ -145,7 +170,7 @@ def _branch(name, inputs):
     call = dict(case.call)
     if case.inputs:
         call["mask_inputs"] = {key: inputs[key] for key in case.inputs}
-    if case.kind is layers.ContraNorm:
+    if issubclass(case.kind, TokenLayer):
         return case.kind(name=name, **case.options())(series, mask=inputs["padding_mask"])
     if case.padded:
         call |= dict.fromkeys(("query_mask", "value_mask"), inputs["padding_mask"])

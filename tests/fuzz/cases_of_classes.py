@@ -20,6 +20,9 @@ COMMON = {
     "coefficient_learning_rate_multiplier": 10.0,
 }
 FILTER = {"filter": "jacobi", "order": 2}
+# The layers that take `inputs` and a `mask`. None of them has weights.
+POOLING = ("GraphMaxPooling", "GraphMeanPooling", "GraphSumPooling")
+TOKEN_LAYERS = ("ContraNorm", *POOLING)
 
 LAYERS = {
     "AttentiveGraphFilter": {
@@ -39,7 +42,15 @@ LAYERS = {
         "block_size": 2,
         "num_key_value_heads": 1,
     },
-    "GraphKernelAttention": {**COMMON, "mask": masks.RandomWalk(GRAPH)},
+    "GraphKernelAttention": {
+        **COMMON,
+        "mask": masks.RandomWalk(GRAPH),
+        "score": "additive",
+        "feature_map": None,
+        "feature_chunk": None,
+        "dynamic_walks": True,
+    },
+    **{name: {} for name in POOLING},
     "MaskedKernelAttention": {
         **COMMON,
         **FILTER,
@@ -127,7 +138,7 @@ AT_CALL = {
 def call_of(name):
     """Right arguments of a layer's call."""
     random = np.random.default_rng(0)
-    if name == "ContraNorm":
+    if name in TOKEN_LAYERS:
         tokens = random.normal(size=(B, T, WIDTH)).astype("float32")
         return {"inputs": tokens, "mask": np.ones((B, T), bool)}
     query, value, key = random.normal(size=(3, B, T, WIDTH)).astype("float32")

@@ -117,6 +117,24 @@ CASES = {
         ops.attend_to_context,
         {"left": normal(B, T, N, H), "context": normal(B, N, H, D), "dtype": "float32"},
     ),
+    "additive_scores": (
+        ops.additive_scores,
+        {
+            **queries(T, S),
+            "query_vector": normal(N, H),
+            "key_vector": normal(N, H),
+            "negative_slope": 0.1,
+        },
+    ),
+    "kernel_of_steps": (
+        ops.kernel_of_steps,
+        {
+            "steps": np.abs(normal(B, N, T, T)),
+            "decay": np.ones(N, "float32"),
+            "length": 3,
+            "normalization": 1.0,
+        },
+    ),
     "attention_matrix": (
         ops.attention_matrix,
         {**queries(T, S), "mask": boolean(B, N, T, S), "scale": 0.5},

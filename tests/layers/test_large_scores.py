@@ -22,7 +22,12 @@ LENGTH, FEATURES, HEADS, SIZE = 12, 16, 2, 16
 RING = [[i, (i + 1) % LENGTH] for i in range(LENGTH)]
 OTHERS = {  # what a class needs beyond heads and sizes; one list entry for each form
     AttentiveGraphFilter: [{}, {"causal": True}],
-    GraphKernelAttention: [{"mask": RandomWalk(RING)}],
+    GraphKernelAttention: [
+        {"mask": RandomWalk(RING)},
+        {"mask": RandomWalk(RING), "score": "additive"},
+        {"mask": RandomWalk(RING), "dynamic_walks": True},
+        {"mask": RandomWalk(RING), "feature_map": "favor", "seed": 0},
+    ],
     MaskedKernelAttention: [{}, {"feature_map": "favor", "mask": Causal(), "seed": 0}],
     GraphFilterAttention: [{}, {"filter": "chebyshev", "order": 2}],
 }

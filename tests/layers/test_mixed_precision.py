@@ -14,6 +14,7 @@ from keras_graphattn.layers import (
     PLaplacianAttention,
 )
 from keras_graphattn.masks import Causal, Exponential, RandomWalk, Toeplitz
+from tests.fuzz.cases_of_classes import TOKEN_LAYERS
 from tests.numerics import BACKEND, to_numpy
 
 OURS = [name for name in CASES if "Keras" not in name]
@@ -53,6 +54,7 @@ EXTREMES = {
     "graph": lambda: GraphKernelAttention(
         2, 16, mask=RandomWalk([[i, (i + 1) % 32] for i in range(32)])
     ),
+    "graph, additive": lambda: GraphKernelAttention(2, 16, mask=Exponential(), score="additive"),
 }
 
 
@@ -153,5 +155,5 @@ class _policy:
 
 def test_the_cases_reach_all_layers():
     made = {type(built(name, 8)) for name in OURS}
-    made.add(keras_graphattn.layers.ContraNorm)  # no weights, and all of it in float32
+    made |= {getattr(keras_graphattn.layers, name) for name in TOKEN_LAYERS}  # all in float32
     assert made == {getattr(keras_graphattn.layers, n) for n in keras_graphattn.layers.__all__}

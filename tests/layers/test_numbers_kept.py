@@ -54,6 +54,19 @@ LAYERS = {
     "GKAT": lambda dtype: layers.GraphKernelAttention(
         HEADS, SIZE, mask=masks.Exponential(dtype=dtype), dtype=dtype
     ),
+    "GKAT additive": lambda dtype: layers.GraphKernelAttention(
+        HEADS, SIZE, mask=masks.Exponential(dtype=dtype), score="additive", dtype=dtype
+    ),
+    "GKAT dynamic walks": lambda dtype: layers.GraphKernelAttention(
+        HEADS,
+        SIZE,
+        mask=masks.RandomWalk(np.argwhere(np.tri(LENGTH, k=-1)), learn_decay=True, dtype=dtype),
+        dynamic_walks=True,
+        dtype=dtype,
+    ),
+    "GKAT segments": lambda dtype: layers.GraphKernelAttention(
+        HEADS, SIZE, mask=masks.Segments(dtype=dtype), feature_map="favor", dtype=dtype
+    ),
     "AttnScale": of(layers.ScaledHighFrequencyAttention),
     "ContraNorm": lambda dtype: layers.ContraNorm(dtype=dtype),
     "kernel elu": kernel("none", feature_map="elu"),

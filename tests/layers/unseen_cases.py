@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_graphattn import layers, masks
 from keras_graphattn.filters import Jacobi
+from keras_graphattn.layers.parts.token_layer import TokenLayer
 
 BATCH, LENGTH, CHANNELS, HEADS, SIZE = 2, 16, 6, 2, 4
 SPLIT = 10  # tokens from here on are padding, the future, another segment or component
@@ -82,6 +83,10 @@ CASES: dict[str, Case] = {
     "AGF": Case(lambda: AGF(HEADS, SIZE), pairwise=False, causal=False),
     "AGF, causal": Case(lambda: AGF(HEADS, SIZE, causal=True), pairwise=False),
     "ContraNorm": Case(lambda: layers.ContraNorm(0.3), pairwise=False, causal=False),
+    **{
+        f"pooling, {kind.__name__}": Case(kind, pairwise=False, causal=False)
+        for kind in (layers.GraphMaxPooling, layers.GraphMeanPooling, layers.GraphSumPooling)
+    },
 }
 
 
@@ -147,6 +152,25 @@ for _name, (_make, _components) in MASKS.items():
     )
 
 
+for _name in ("RandomWalk", "RandomWalk per example"):
+    _make, _components = MASKS[_name]
+    CASES[f"GKAT, dynamic walks, {_name}"] = Case(
+        lambda make=_make: GKAT(HEADS, SIZE, mask=make(), dynamic_walks=True),
+        pairwise=False,
+        components=_components,
+    )
+for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segments"):
+    _make, _components = MASKS[_name]
+    for _form, _options in (
+        ("additive", {"score": "additive"}),
+        ("factored", {"feature_map": "favor"}),
+    ):
+        CASES[f"GKAT, {_form}, {_name}"] = Case(
+            lambda make=_make, options=_options: GKAT(HEADS, SIZE, mask=make(), **options),
+            components=_components,
+        )
+
+
 def mask_of(layer: Any) -> Any:
     return getattr(layer, "mask", None)
 
@@ -186,7 +210,7 @@ def scene(name: str, kind: str, layer: Any) -> Scene:
         other = np.repeat(np.array([[False], [True]]), LENGTH, axis=1)
         return Scene(call, other, ~other)
     if kind == "padding":
-        if isinstance(layer, layers.ContraNorm):
+        if isinstance(layer, TokenLayer):
             return Scene({"mask": ~late}, late, ~late)
         return Scene({**call, "query_mask": ~late, "value_mask": ~late}, late, ~late)
     if kind == "future" and not (getattr(mask, "is_causal", False) or hasattr(layer, "causal")):

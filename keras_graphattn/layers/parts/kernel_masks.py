@@ -59,7 +59,7 @@ def kernel_mask(layer: Any, masks: Masks) -> KernelMask:
     queries, entries = all_of(masks.query), masks.attention
     if entries is None:
         return KernelMask(mask, inputs, queries, all_of(masks.value, masks.key))
-    if _is_key_mask(entries.shape):
+    if is_key_mask(entries.shape):
         keys = ops.reshape(entries, (-1, ops.shape(entries)[-1]))  # (B, S)
         return KernelMask(mask, inputs, queries, all_of(masks.value, masks.key, keys))
     if layer.attention_path not in ("auto", *Mask.paths):
@@ -74,6 +74,6 @@ def kernel_mask(layer: Any, masks: Masks) -> KernelMask:
     return KernelMask(mask, inputs, queries, all_of(masks.value, masks.key))
 
 
-def _is_key_mask(shape: Any) -> bool:
+def is_key_mask(shape: Any) -> bool:
     """Whether the shape is (B, 1, S) or (B, 1, 1, S)."""
     return len(shape) in (3, 4) and all(size == 1 for size in shape[1:-1])

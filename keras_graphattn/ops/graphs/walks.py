@@ -246,11 +246,16 @@ def walk_features_of_batch(walks: Tensor, decay: Tensor, normalization: float) -
     values = ops.cast(known, decay.dtype)[..., None] * powers  # (B, T, walks, L, N)
     met = sum_rows(ops.reshape(values, (-1, decay.shape[0])), places, batch * count * count)
     met = ops.transpose(ops.reshape(met, (batch, count, count, -1)), (0, 3, 1, 2))
-    squares = ops.sum(met * met, axis=-1, keepdims=True)
+    return normalised(met, normalization)
+
+
+def normalised(features: Tensor, normalization: float) -> Tensor:
+    """f_v / |f_v|^a along the last axis; 0 where f_v = 0."""
     if normalization == 0.0:
-        return met
+        return features
+    squares = ops.sum(features * features, axis=-1, keepdims=True)
     some = squares > 0.0
-    return met * ops.where(some, ops.where(some, squares, 1.0) ** (-normalization / 2.0), 0.0)
+    return features * ops.where(some, ops.where(some, squares, 1.0) ** (-normalization / 2.0), 0.0)
 
 
 def _features(steps: list[Any]) -> WalkFeatures:

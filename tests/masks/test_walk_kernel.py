@@ -1,0 +1,84 @@
+"""The kernel of walks: seeded walks are counted one by one, and converge to their expectation."""
+
+import numpy as np
+import pytest
+import torch
+
+from keras_graphattn.masks import RandomWalk
+from keras_graphattn.ops import random_walks, read_graph
+from tests import reference_topology as reference
+from tests.numerics import to_numpy
+
+COUNT, LENGTH, HEADS = 12, 4, 2
+EDGES = reference.random_edges(COUNT, 3.0, 2)
+WEIGHTS = np.random.default_rng(0).uniform(0.5, 2.0, len(EDGES))
+DECAY = [0.5, 0.9]
+
+
+def kernel(normalization, **options):
+    mask = RandomWalk(
+        EDGES,
+        WEIGHTS,
+        COUNT,
+        walk_length=LENGTH,
+        decay=DECAY,
+        normalization=normalization,
+        **options,
+    )
+    mask.build((None, COUNT, HEADS, COUNT))
+    return mask
+
+
+def all_walks(node, steps):
+    """Every walk from a node with its probability, by the weights of the edges."""
+    near = [(b, w) for (a, b), w in zip(EDGES, WEIGHTS, strict=True) if a == node]
+    near += [(a, w) for (a, b), w in zip(EDGES, WEIGHTS, strict=True) if b == node]
+    if steps == 1 or not near:
+        yield [node], 1.0
+        return
+    total = sum(weight for _, weight in near)
+    for other, weight in near:
+        for walk, probability in all_walks(other, steps - 1):
+            yield [node, *walk], probability * weight / total
+
+
+def expected_kernel(normalization):
+    features = np.zeros((HEADS, COUNT, COUNT))
+    for node in range(COUNT):
+        for walk, probability in all_walks(node, LENGTH):
+            for step, place in enumerate(walk):
+                features[:, node, place] += probability * np.array(DECAY) ** step
+    return reference.walk_matrix(torch.tensor(features), normalization).numpy()
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("normalization", [0.0, 1.0])
+def test_seeded_walks_are_counted(normalization):
+    walks = random_walks(read_graph(EDGES, COUNT, WEIGHTS), 7, LENGTH, seed=5)
+    features = reference.walk_features(walks, torch.tensor(DECAY, dtype=torch.float64))
+    right = reference.walk_matrix(features, normalization).numpy()
+    drawn = kernel(normalization, num_walks=7, seed=5)
+    each = RandomWalk(decay=DECAY, normalization=normalization)
+    each.build((None, COUNT, HEADS, COUNT))
+    identity = np.broadcast_to(np.eye(COUNT, dtype="float32")[:, None], (1, COUNT, HEADS, COUNT))
+    for mask, inputs in ((drawn, {}), (each, {"walks": walks[None].astype("int32")})):
+        columns = np.moveaxis(to_numpy(mask.apply(identity, "features", **inputs))[0], 1, 0)
+        for found in (to_numpy(mask.dense(**inputs))[0], columns):
+            np.testing.assert_allclose(found, right, atol=1e-6 * right.max(), rtol=0)
+
+
+@pytest.mark.parametrize("normalization", [0.0, 1.0])
+def test_the_expectation_is_the_sum_over_all_walks(normalization):
+    right = expected_kernel(normalization)
+    found = to_numpy(kernel(normalization, exact=True).dense())[0]
+    np.testing.assert_allclose(found, right, atol=1e-6 * right.max(), rtol=0)
+
+
+@pytest.mark.parametrize("normalization", [0.0, 1.0])
+def test_the_kernel_converges_at_the_rate_of_the_root_of_the_walks(normalization):
+    right, errors = expected_kernel(normalization), []
+    for number in (200, 3200):
+        each = [kernel(normalization, num_walks=number, seed=seed) for seed in range(4)]
+        found = np.stack([to_numpy(mask.dense())[0] for mask in each])
+        errors.append(np.sqrt(np.mean((found - right) ** 2)))
+    assert 3.0 < errors[0] / errors[1] < 5.3  # sixteen times as many walks: a quarter of the error
