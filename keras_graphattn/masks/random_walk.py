@@ -172,13 +172,18 @@ class RandomWalk(TopologyMask):
         return from_nodes(found, x)
 
     def _features_of_batch(self, parameters: Tensors, inputs: Tensors) -> Tensor:
-        walks = inputs["walks"]
-        return walk_features_of_batch(walks, parameters["decay"], self.normalization)
+        """Features of each walk of the batch, (B, N, T, T); N = 1 where all heads have the same."""
+        decay = parameters["decay"]
+        if not self.learn_decay and np.ndim(self.decay) == 0:
+            decay = decay[:1]
+        return walk_features_of_batch(inputs["walks"], decay, self.normalization)
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._features is None:
-            features = self._features_of_batch(parameters, inputs)  # (B, N, T, T)
-            return ops.einsum("bnvi,bnwi->bnvw", features, features)
+            features = self._features_of_batch(parameters, inputs)
+            matrix = ops.einsum("bnvi,bnwi->bnvw", features, features)
+            batch, _, *pairs = ops.shape(matrix)
+            return ops.broadcast_to(matrix, (batch, self.num_heads, *pairs))
         count, steps = self._features.steps.shape[0], self._features.length
         # F_l of each step: (T, L, T)
         parts = self._features.steps.matrix.toarray().reshape((count, steps, count))
