@@ -23,6 +23,7 @@ from tests.masks.test_chunked_masks import signals
 from tests.numerics import (
     assert_all_close,
     assert_close,
+    differentiated,
     reference_value_and_gradients,
     to_numpy,
     value_and_gradients,
@@ -139,3 +140,20 @@ def test_features_in_chunks(chunk):
     )
     assert_close(value, expected, 1e-6)
     assert_all_close(gradients, expected_gradients, 1e-5)
+
+
+@pytest.mark.parametrize("way", ["graph", "xla"])
+def test_small_weights_do_not_underflow_when_compiled(way):
+    """Weights of 1e-26 give the same rows as weights of 1: XLA must not multiply two of them."""
+    arrays = [np.abs(heads(5, seed=i)) for i in range(2)] + [heads(5, seed=2)]
+
+    def function(query, key, x):
+        return NormalisedOperator(lambda signal: unmasked_attention(query, key, signal))(x)
+
+    differentiate = differentiated(function, way=way)
+    expected, gradients = differentiate(*arrays)
+    small = (np.float32(1e-13) * arrays[0], np.float32(1e-13) * arrays[1], arrays[2])
+    found, of_small = differentiate(*small)
+    assert_close(found, expected, 1e-5)
+    for index, factor in enumerate((1e-13, 1e-13, 1.0)):
+        assert_close(factor * of_small[index], gradients[index], 1e-4)

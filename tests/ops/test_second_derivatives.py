@@ -30,6 +30,7 @@ from keras_graphattn.ops import (
 )
 from keras_graphattn.ops.graphs.example_walks import walk_product_of_batch
 from keras_graphattn.ops.graphs.heat import exponential_product, positive_operator, series_sizes
+from keras_graphattn.ops.graphs.random_features import graph_random_features, graph_random_product
 from keras_graphattn.ops.trees.distances import depth_product_of_batch
 from keras_graphattn.ops.trees.doubling import doubling_plan_of_batch
 from keras_graphattn.ops.trees.exponential import swept_product
@@ -130,6 +131,7 @@ SPECTRAL = chebyshev_matrix(CYCLE, -2.0, 2.0)
 DIFFUSION = positive_operator(read_graph([[i, (i + 1) % 7] for i in range(7)]), "laplacian")
 SIZES = series_sizes(DIFFUSION.radius, 1.0, 1e-6)
 WALKS = RANDOM.integers(-1, 7, (2, 7, 2, 3)).astype("int32")
+FEATURES = graph_random_features(read_graph([[i, (i + 1) % 7] for i in range(7)]), 2, 4, 0)
 TREES = ("trees.exponential._product_with_gradient",)
 SERIES = ("graphs.symmetric_series.SymmetricSeries",)
 
@@ -175,6 +177,11 @@ CASES = {
         lambda x, time: exponential_product(x, time, DIFFUSION, SIZES),
         (NODES[0], np.array([0.4, 0.9], "float32")),
         ("graphs.heat.PositiveOperator",),
+    ),
+    "random features": Case(
+        lambda x, modulation: graph_random_product(x, modulation, *FEATURES),
+        (NODES[0], TABLE),
+        ("graphs.random_features._weighted_sum",),
     ),
     "walks of a batch": Case(
         lambda x, decay: walk_product_of_batch(x, decay, ops.convert_to_tensor(WALKS)),

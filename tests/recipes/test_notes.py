@@ -20,6 +20,7 @@ def results(*attentions, departures=()):
         "majority": {"test": level},
         "tokens": {"test": 100},
         "words": {"test": 20},
+        "folds": {"count": 10, "published": False},
         "best_model": {"attention": attentions[0], "seed": 0},
     }
 

@@ -178,8 +178,11 @@ class NormalisedOperator:
 
 
 def _quotient(outputs: Tensor, normaliser: Tensor, seen: Tensor) -> Tensor:
-    """outputs / normaliser where seen, else 0. Its gradient has no square that underflows."""
+    """outputs / normaliser where seen, else 0. Its gradient has no square that underflows.
+
+    Both are brought near 1 first. This needs a product: XLA rewrites (a / s) / (n / s) to
+    (a * s) / (s * n), and s * n may underflow.
+    """
     normaliser = ops.where(seen, normaliser, ops.cast(1.0, normaliser.dtype))
-    scale = ops.stop_gradient(normaliser)
-    factor = (1.0 / scale) / (normaliser / scale)
-    return ops.where(seen, outputs * factor, ops.cast(0.0, outputs.dtype))
+    scale = ops.exp(-ops.log(ops.stop_gradient(normaliser)))
+    return ops.where(seen, (outputs * scale) / (normaliser * scale), ops.cast(0.0, outputs.dtype))
