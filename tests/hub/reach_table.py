@@ -81,6 +81,20 @@ def outcomes(report):
         yield told["name"], told["attention"], told["ability"], outcome
 
 
+def in_order(cells):
+    """The cells in the order of the tests; workers end in any order."""
+    from tests.hub.abilities import ABILITIES
+
+    return {
+        name: {
+            attention: {a: row[attention][a] for a in ABILITIES if a in row[attention]}
+            for attention in TITLES
+            if attention in row
+        }
+        for name, row in sorted(cells.items())
+    }
+
+
 def cell(by_backend):
     """The text of a cell, from the outcome on each backend."""
     backends = {}
@@ -97,7 +111,9 @@ def rendered(kept):
     versions = [f"{LETTERS[b]} (KerasHub {ran[b]})" for b in BACKENDS if b in ran]
     parts = [HEAD.format(versions=", ".join(versions))]
     for attention, title in TITLES.items():
-        rows = {name: cells[attention] for name, cells in kept["cells"].items()}
+        rows = {n: cells[attention] for n, cells in kept["cells"].items() if attention in cells}
+        if not rows:
+            continue
         abilities = list(next(iter(rows.values())))
         parts.append(f"\n## {title}\n\n")
         parts.append(f"| backbone | {' | '.join(abilities)} |\n")
@@ -123,6 +139,7 @@ def main():
                 row = kept["cells"].setdefault(name, {}).setdefault(attention, {})
                 row.setdefault(ability, {})[backend] = outcome
         kept["keras_hub"][backend] = version("keras-hub")
+        kept["cells"] = in_order(kept["cells"])
         OUTCOMES.write_text(json.dumps(kept, indent=1) + "\n")
     TABLE.write_text(rendered(kept))
 

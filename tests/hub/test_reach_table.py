@@ -1,10 +1,13 @@
 """What makes the table of reach."""
 
+import json
 from xml.etree import ElementTree
 
 import pytest
 
-from tests.hub.reach_table import TITLES, cell, outcomes, rendered
+from tests.hub.abilities import ABILITIES, OPTIONS
+from tests.hub.families import FAMILIES
+from tests.hub.reach_table import NO, OUTCOMES, TABLE, TITLES, cell, outcomes, rendered
 
 REPORT = """
 <testsuites><testsuite>
@@ -59,3 +62,14 @@ def test_a_table_has_a_row_for_each_backbone():
     assert table.count(
         "| bert | yes (torch) | - (torch) |\n| gpt2 | yes (torch) | - (torch) |\n"
     ) == len(TITLES)
+
+
+def test_the_table_is_that_of_its_outcomes_and_nothing_fails():
+    kept = json.loads(OUTCOMES.read_text())
+    assert TABLE.read_text() == rendered(kept)
+    assert set(kept["cells"]) == set(FAMILIES)
+    for row in kept["cells"].values():
+        assert list(row) == list(OPTIONS)
+        for abilities in row.values():
+            assert list(abilities) == list(ABILITIES)
+            assert not any(NO in found.values() for found in abilities.values())
