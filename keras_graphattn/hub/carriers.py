@@ -20,14 +20,13 @@ from keras_graphattn.hub.compiling import compile_methods
 from keras_graphattn.hub.lora_files import lora_file_methods
 from keras_graphattn.hub.preset_tasks import name_task_carrier
 from keras_graphattn.hub.sites import attention_sites, is_task
-from keras_graphattn.hub.spec import Conversion, Conversions, Request, joined
+from keras_graphattn.hub.spec import KEY, Conversion, Conversions, Request, joined
 from keras_graphattn.hub.surgery import added_variables, align_caches, convert_sites
 from keras_graphattn.hub.weight_files import weight_methods
 from keras_graphattn.keras_internals import change_class, remove_attribute, walk
 
 PACKAGE = "keras_graphattn"
 PREFIX = "GraphAttention"
-KEY = "graph_attention"
 SHARED_NAME = "Carrier"
 
 _CARRIERS: dict[type, type] = {}

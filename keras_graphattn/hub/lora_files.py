@@ -16,9 +16,9 @@ from typing import Any
 import keras
 
 from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.spec import KEY
 from keras_graphattn.hub.surgery import added_variables
 
-GROUP = "graph_attention"
 FACTORS, COEFFICIENTS = "lora", "coefficients"  # the first is KerasHub's name
 
 
@@ -36,8 +36,8 @@ def lora_file_methods(plain: Any) -> dict[str, Any]:
         with _beside(filepath) as scratch:
             plain.save_lora_weights(self, scratch)
             with h5py.File(scratch, "a") as file:
-                group = file.create_group(GROUP)
-                file.move(FACTORS, f"{GROUP}/{FACTORS}")
+                group = file.create_group(KEY)
+                file.move(FACTORS, f"{KEY}/{FACTORS}")
                 for name, variable in _added(self).items():
                     array = keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32"))
                     group[f"{COEFFICIENTS}/{name}"] = array
@@ -48,10 +48,10 @@ def lora_file_methods(plain: Any) -> dict[str, Any]:
         import h5py
 
         with h5py.File(filepath, "r") as file, _beside(filepath) as scratch:
-            if GROUP not in file:  # of a model that is not converted
+            if KEY not in file:  # of a model that is not converted
                 plain.load_lora_weights(self, filepath)
                 return
-            added, found = _added(self), _coefficients(file[GROUP])
+            added, found = _added(self), _coefficients(file[KEY])
             shapes, expected = (
                 {name: tuple(x.shape) for name, x in each.items()} for each in (found, added)
             )
@@ -62,7 +62,7 @@ def lora_file_methods(plain: Any) -> dict[str, Any]:
                     f"coefficients of shapes {expected}: filepath={str(filepath)!r}"
                 )
             with h5py.File(scratch, "w") as factors:
-                file.copy(f"{GROUP}/{FACTORS}", factors)
+                file.copy(f"{KEY}/{FACTORS}", factors)
             plain.load_lora_weights(self, scratch)
             for name, variable in added.items():
                 variable.assign(found[name])

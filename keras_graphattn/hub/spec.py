@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import keras
 
+KEY = "graph_attention"  # what is kept of conversions in configurations and files
+
 
 class Request(NamedTuple):
     """What one call of `convert` asks for."""

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-MARK = "graph_attention"
+from keras_graphattn.hub.spec import KEY
 
 
 def weight_methods(plain: Any) -> dict[str, Any]:
@@ -24,10 +24,10 @@ def weight_methods(plain: Any) -> dict[str, Any]:
     @functools.wraps(plain.save_own_variables)
     def save_own_variables(self: Any, store: Any) -> None:
         plain.save_own_variables(self, store)
-        store[MARK] = np.ones((), "int32")
+        store[KEY] = np.ones((), "int32")
 
     @functools.wraps(plain.load_own_variables)
     def load_own_variables(self: Any, store: Mapping[str, Any]) -> None:
-        plain.load_own_variables(self, {key: store[key] for key in set(store.keys()) - {MARK}})
+        plain.load_own_variables(self, {key: store[key] for key in set(store.keys()) - {KEY}})
 
     return {"save_own_variables": save_own_variables, "load_own_variables": load_own_variables}

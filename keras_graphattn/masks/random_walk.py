@@ -130,7 +130,7 @@ class RandomWalk(TopologyMask):
             self.inputs_at_call = ("walks",)
         if self._features is not None:
             self.num_nodes = self._features.steps.shape[0]
-            if not self.learn_decay and np.ndim(self.decay) == 0:
+            if self._has_one_decay:
                 self._features = collapsed(self._features, float(self.decay))
 
     def build(self, input_shape: Any) -> None:
@@ -158,6 +158,11 @@ class RandomWalk(TopologyMask):
                 f"of {steps} nodes. Use a decay nearer to 1, or shorter walks."
             )
 
+    @property
+    def _has_one_decay(self) -> bool:
+        """Whether all heads have the same decay, which is not learned."""
+        return not self.learn_decay and np.ndim(self.decay) == 0
+
     def parameters(self) -> Tensors:
         if self.learn_decay:
             return {"decay": ops.exp(in_float32({"decay": self.log_decay})["decay"])}
@@ -174,7 +179,7 @@ class RandomWalk(TopologyMask):
     def _features_of_batch(self, parameters: Tensors, inputs: Tensors) -> Tensor:
         """Features of each walk of the batch, (B, N, T, T); N = 1 where all heads have the same."""
         decay = parameters["decay"]
-        if not self.learn_decay and np.ndim(self.decay) == 0:
+        if self._has_one_decay:
             decay = decay[:1]
         return walk_features_of_batch(inputs["walks"], decay, self.normalization)
 

@@ -8,12 +8,10 @@ import keras
 from keras import layers
 
 from keras_graphattn.graphs import GraphBatches
-from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.data.graphs import batches_of
-from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.graph_runs import training_on
 from recipes.common.training.graphs import encode, inputs_of, symbolic_inputs
 from recipes.common.training.kept import Run
-from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.runs import Training
 from recipes.node_classification.data import NodeProblem
 
@@ -29,12 +27,11 @@ def prepare(
     model = build(problem, attention, settings, options, seed)
     decay = options.weight_decay
     optimizer = keras.optimizers.AdamW(options.learning_rate, weight_decay=decay)
-    model.compile(optimizer=with_coefficient_rates(optimizer), **loss_and_metrics())
-    train, validation, test = (
+    batches = (
         _batch(problem, part, attention, options, own_seed)
         for part, own_seed in (("train", seed), ("validation", None), ("test", None))
     )
-    return Training(model, train, validation, test, report=coefficient_report(model))
+    return training_on(model, optimizer, batches)
 
 
 def best_model(

@@ -13,6 +13,12 @@ from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.runs import Training
 
 
+def training_on(model: keras.Model, optimizer: Any, batches: Any) -> Training:
+    """The model, compiled, and its training, validation and test batches."""
+    model.compile(optimizer=with_coefficient_rates(optimizer), **loss_and_metrics())
+    return Training(model, *batches, report=coefficient_report(model))
+
+
 def training_of(
     problem: GraphProblem,
     attention: str,
@@ -22,13 +28,11 @@ def training_of(
 ) -> Training:
     """The compiled model and the batches of one attention with one seed."""
     model = build(problem, attention, settings, options, seed)
-    optimizer = keras.optimizers.Adam(options.learning_rate)
-    model.compile(optimizer=with_coefficient_rates(optimizer), **loss_and_metrics())
-    train, validation, test = (
+    batches = (
         batches_of(graphs, inputs_of(attention), problem.sizes(), options, own_seed)
         for graphs, own_seed in zip(problem.splits.values(), (seed, None, None), strict=True)
     )
-    return Training(model, train, validation, test, report=coefficient_report(model))
+    return training_on(model, keras.optimizers.Adam(options.learning_rate), batches)
 
 
 def build(
