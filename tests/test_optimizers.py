@@ -268,7 +268,8 @@ def test_all_that_a_layer_adds_to_its_projections_carries_the_multiplier(name, o
     )
     layer = getattr(layers, name)(**{**given, "coefficient_learning_rate_multiplier": 30})
     layer.build((2, T, 6), (2, T, 6))
-    projections = [*projections_of(layer).values(), getattr(layer, "singular_dense", None)]
+    own = [getattr(layer, part, None) for part in ("singular_dense", "_additive_score")]
+    projections = [*projections_of(layer).values(), *own]
     theirs = {id(v) for p in projections if p is not None for v in p.weights}
     for variable in layer.trainable_weights:
         assert learning_rate_multiplier(variable) == (1.0 if id(variable) in theirs else 30.0)
@@ -315,12 +316,12 @@ def test_fit_moves_coefficients_at_a_rate_of_fine_tuning(name, policy):
     make = getattr(keras.optimizers, name)
     moved = []
     for optimizer in (with_coefficient_rates(make(5e-5)), make(5e-5)):
+        keras.utils.set_random_seed(0)
         model = compiled(optimizer)
         start = coefficients(model)
         fit(model, epochs=2)
         moved.append(np.abs(coefficients(model) - start).mean())
-    assert moved[0] > 1e-2
-    assert moved[1] < 2e-3
+    assert 100 < moved[0] / moved[1] < 400  # the layers of `small_model` ask for 200
 
 
 def test_training_at_a_rate_of_fine_tuning_moves_coefficients_and_goes_on_when_saved(tmp_path):

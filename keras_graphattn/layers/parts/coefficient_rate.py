@@ -9,7 +9,8 @@ class CoefficientRate:
     """The option `coefficient_learning_rate_multiplier` of all attention layers.
 
     A coefficient is a weight that the layer itself owns, next to its projections, or a weight of
-    its mask. `coefficient_learning_rate_multiplier` sets how fast coefficients learn. Variables
+    its mask. The vectors of an additive score count as projections.
+    `coefficient_learning_rate_multiplier` sets how fast coefficients learn. Variables
     carry the multiplier, so it holds in any model. The optimizers of
     `keras_graphattn.optimizers` read it.
     """
