@@ -39,7 +39,7 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
             is -1 for integers and 0 for other numbers.
         pair_arrays: The same for arrays of shape (n, n, ...). Nothing else has n^2 numbers.
         node_labels: Whether a label is an array (n,), one for each node. Then labels and weights
-            have the shape (B, T), 0 at padding; a label below 0 has the weight 0, too.
+            have the shape (B, T), 0 at padding. An integer below 0 has the weight 0, too.
         inputs: Names of the inputs that a batch has; all by default. Keras warns of inputs that a
             model does not have.
         weighted: Whether there is an input `edge_weights`; by default if a weight is not 1.
@@ -54,8 +54,8 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         sizes: Number of nodes that each bucket is padded to.
 
     Raises:
-        ValueError: For graphs that do not go together, arrays of the wrong shape, and sizes that do
-            not hold all graphs.
+        ValueError: For graphs that do not go together, arrays of the wrong shape, numbers that
+            int32 or float32 do not hold, and sizes that do not hold all graphs.
 
     Example:
 
@@ -107,8 +107,9 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         self.labels: Any = [graph.label for graph in self.graphs]
         if self.graphs[0].label is None:
             self.labels = None
-        elif not self.node_labels:
-            self.labels = _narrow(np.stack(self.labels))
+        else:
+            _check_narrow("label", self.labels)
+            self.labels = self.labels if self.node_labels else _narrow(np.stack(self.labels))
         self.start_epoch(0)
 
     def start_epoch(self, epoch: int) -> None:
@@ -173,8 +174,9 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
             return inputs, self.labels[chosen], weights
         of_nodes = [_narrow(graph.label) for graph in graphs]
         labels = _padded(of_nodes, (size,), 0)
-        known = _padded([label >= 0 for label in of_nodes], (size,), 0)
-        return inputs, np.maximum(labels, 0), weights[:, None] * known
+        known = [(label >= 0) | (label.dtype.kind == "f") for label in of_nodes]
+        present = _padded(known, (size,), 0)
+        return inputs, np.where(present, labels, 0), weights[:, None] * present
 
     def to_tf_dataset(self) -> Any:
         """The same batches as a `tf.data.Dataset`: a run through it is an epoch, in its order.
@@ -252,6 +254,7 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
                 f"each of the {len(counts)} graphs, with the same last axes. Received: {name!r} "
                 f"with {len(shapes)} arrays, the first ones of shapes {shapes[:3]}"
             )
+        _check_narrow(name, given)
 
 
 def _sizes(counts: Array, num_buckets: int) -> list[int]:
@@ -277,6 +280,23 @@ def _edges_of_buckets(bucket: Array, edges: Array, count: int) -> list[int]:
         most = int(edges[bucket == number].max(initial=1))
         found.append(max(most, found[-1] + 1 if found else 1))
     return found
+
+
+def _check_narrow(name: str, arrays: Sequence[Any]) -> None:
+    """Raises a `ValueError` for anything but numbers that the dtype of a batch holds."""
+    for place, array in enumerate(map(np.asarray, arrays)):
+        if array.dtype.kind not in "biuf":
+            raise ValueError(
+                f"{name!r} must be numbers. Received: dtype {array.dtype} for graph {place}"
+            )
+        whole_numbers = array.dtype.kind in "iu"
+        limit = 2.0**31 if whole_numbers else float(np.finfo("float32").max)
+        finite = array[np.isfinite(array)]
+        if finite.size and max(-float(finite.min()), float(finite.max()) + whole_numbers) > limit:
+            raise ValueError(
+                f"A batch holds integers as int32 and other numbers as float32. Received: {name!r} "
+                f"of graph {place} with numbers from {finite.min()} to {finite.max()}"
+            )
 
 
 def _narrow(array: Array) -> Array:

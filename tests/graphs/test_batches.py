@@ -100,6 +100,21 @@ def test_labels_of_nodes_and_none():
     assert labels.tolist() == [[0, 0, 0, 0], [0, 0, 1, 2]]  # -1 is no label
     assert weights.tolist() == [[0, 1, 0, 0], [0, 1, 1, 1]]
     assert len(GraphBatches(made(labels="none"), 2)[0]) == 1
+    numbers = Graph([[0, 1]], label=[-0.5, 0.5], num_nodes=2)  # no classes: all of them count
+    _, labels, weights = GraphBatches([numbers], 1, node_labels=True)[0]
+    assert (labels.tolist(), weights.tolist()) == ([[-0.5, 0.5]], [[1, 1]])
+
+
+@pytest.mark.parametrize("wrong", [2**31, -(2**31) - 1, 1e39, "a"])
+def test_numbers_that_a_batch_does_not_hold_are_refused(wrong):
+    """As int32 and float32 they would be other numbers, in silence."""
+    pair = made((2,))
+    with pytest.raises(ValueError, match=r"'far'.* of graph 0|'far' .* graph 0"):
+        GraphBatches(pair, 1, node_arrays={"far": [np.array([0, wrong])]})
+    if not isinstance(wrong, str):
+        with pytest.raises(ValueError, match="'label'"):
+            GraphBatches([Graph([[0, 1]], label=wrong)], 1)
+    GraphBatches(pair, 1, node_arrays={"far": [np.array([-(2**31), 2**31 - 1])]})
 
 
 def walk_layer():
