@@ -8,13 +8,14 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Threads that spin while they wait slow each other down where processes share cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test test-slow lint coverage clean
+.PHONY: help demo test test-slow lint coverage wheel clean
 
 help:
 	@echo "make demo      set up, train softmax, GFSA and AGF on JapaneseVowels, export a SavedModel"
 	@echo "make test      set up, lint, and run the tests on: $(BACKENDS)"
 	@echo "make test-slow the tests that need minutes, too"
 	@echo "make lint      ruff and mypy"
+	@echo "make wheel     build the wheel and try it in an empty environment for each of: $(BACKENDS)"
 	@echo "make coverage  branch coverage of keras_graphattn over all backends; fails below 92 %"
 
 # The release of torch that the tests ran on; a bare "torch" would pull whatever is newest.
@@ -55,6 +56,22 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Each backend has an environment of its own: the wheel must not need another one.
+wheel: $(VENV)/.dev
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	@set -e; version=$$($(BIN)/python -c "exec(open('keras_graphattn/version.py').read()); print(__version__)"); \
+	wheel=$$(ls "$$(pwd)"/dist/*.whl); folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; cp tests/wheel_check.py "$$folder"; \
+	for backend in $(BACKENDS); do \
+	  echo "== wheel on $$backend"; \
+	  $(PYTHON) -m venv "$$folder/venv"; \
+	  if [ $$backend = torch ]; then "$$folder/venv/bin/python" -m pip install -q "$(TORCH)"; fi; \
+	  "$$folder/venv/bin/python" -m pip install -q "$$wheel[$$backend]"; \
+	  (cd "$$folder" && KERAS_BACKEND=$$backend venv/bin/python wheel_check.py "$$folder" $$version); \
+	  rm -rf "$$folder/venv"; \
+	done
 
 coverage: $(VENV)/.dev
 	rm -f .coverage*
