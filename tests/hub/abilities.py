@@ -208,7 +208,7 @@ def saved_model(case, folder):
     for index, array in enumerate(served):
         if masks and array.ndim == 3 and array.shape[1] == masks[0].shape[1]:
             served[index] = array * masks[0][:, :, None]
-    assert_equal_outputs(served, expected, tolerance=5e-5)  # rounding of unscaled scores: T5
+    assert_equal_outputs(served, expected, tolerance=5e-5)  # T5 scales no scores
 
 
 ABILITIES = {
