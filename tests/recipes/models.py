@@ -9,6 +9,8 @@ import pytest
 from recipes.causal_lm.__main__ import RECIPE as causal_lm_recipe
 from recipes.common.data.ragged import Problem, Ragged, Split
 from recipes.common.training import graphs
+from recipes.graph_regression import model as regression
+from recipes.graph_regression.__main__ import RECIPE as graph_regression_recipe
 from recipes.long_range_arena import model as arena
 from recipes.long_range_arena.__main__ import RECIPE as long_range_arena_recipe
 from recipes.motif_detection.__main__ import RECIPE as motif_detection_recipe
@@ -82,6 +84,15 @@ def graph_model(attention):
     return graphs.classifier(attention, CHANNELS, 2, settings, options)
 
 
+def regression_model(attention):
+    """On jax, Graphormer is served at one size."""
+    walks = ["--walks", str(WALKS[0]), "--walk-length", str(WALKS[1])]
+    options = graph_regression_recipe.parse([*WIDTHS[2:], "--hops", "2", *walks])
+    options.nodes = LONGEST
+    settings = graph_regression_recipe.settings(options)[attention]
+    return regression.served(regression.build(attention, CHANNELS, settings, options), options)
+
+
 def nodes_model(attention):
     walks = ["--walks", str(WALKS[0]), "--walk-length", str(WALKS[1])]
     options = node_classification_recipe.parse(["--heads", "2", "--key-dim", "4", *walks])
@@ -95,6 +106,7 @@ MODELS = {
     "nodes_graph_kernel": (nodes_model, "graph_kernel"),
     # of motif_detection and graph_classification
     **{f"graphs_{one}": (graph_model, one) for one in motif_detection_recipe.attentions},
+    **{f"regression_{one}": (regression_model, one) for one in ("softmax", "gfsa", "gat")},
     **{f"time_series_{one}": (series_model, one) for one in time_series_recipe.attentions},
     **{f"arena_{one}": (arena_model, one) for one in long_range_arena_recipe.attentions},
     "arena_pairs": (arena_model, "agf", ("tokens_1", "tokens_2")),
@@ -120,11 +132,15 @@ def batch_for(model, batch, length):
     edges = np.where(both[..., None], edges, -1)
     walks = generator.integers(0, length, (batch, length, *WALKS))
     walks = np.where(mask[..., None, None], walks, -1)
+    distances = np.abs(np.arange(length)[:, None] - np.arange(length))  # on a path
+    paths = generator.integers(-1, 3, (batch, length, length, 2))
     kinds = {
         "node_mask": mask,
         "nodes": np.nan_to_num(series),
         "edges": edges,
         "walks": walks,
+        "distances": np.broadcast_to(distances, (batch, length, length)),
+        "paths": paths,
         "series": series,
         "mask": mask,
         "segment": np.zeros_like(tokens),

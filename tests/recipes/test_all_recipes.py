@@ -85,17 +85,23 @@ def graph_classification(folder, one_class):
     return f"--dataset Tiny --heads 2 --key-dim 2 --feed-forward 4 --cache-dir {folder / 'cache'}"
 
 
+def graph_regression(folder, one_class):
+    sizes = "--train-examples 4 --evaluation-examples 2 --layers 1 --heads 2 --key-dim 2"
+    return f"{sizes} --feed-forward 4 --walks 3 --walk-length 2 --cache-dir {folder / 'cache'}"
+
+
 def node_classification(folder, one_class):
     labels = np.eye(2, dtype="int32")[[0, 0 if one_class else 1, 1]]
     write_planetoid(folder, y=labels[:2], ally=labels)
     return f"--dataset made --heads 2 --key-dim 2 --cache-dir {folder / 'cache'}"
 
 
-MADE = ("motif_detection",)  # their data are made, not read
+MADE = ("motif_detection", "graph_regression")  # their data are made, not read
 DATA = {
     "motif_detection": motif_detection,
     "graph_classification": graph_classification,
     "node_classification": node_classification,
+    "graph_regression": graph_regression,
     "time_series": time_series,
     "text_classification": text_classification,
     "long_range_arena": long_range_arena,

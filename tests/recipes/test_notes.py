@@ -72,6 +72,13 @@ def test_language_models_name_the_paper_of_their_settings():
     assert "not in arXiv 2311.03235: GFSA." in found
 
 
+def test_graph_regression_names_the_papers_of_its_settings():
+    command = "--dataset zinc --data-dir x --published --attention softmax,gfsa,gat"
+    found = notes("graph_regression", command, results("softmax", "gfsa", "gat"))
+    assert "those of arXiv 2106.05234 and, for GFSA, arXiv 2312.04234, without changes" in found
+    assert "not in arXiv 2106.05234 and, for GFSA, arXiv 2312.04234: GAT." in found
+
+
 def test_the_arenas_paper_settings_name_what_was_changed():
     recipe = recipe_of("long_range_arena")
     options = recipe.parse(

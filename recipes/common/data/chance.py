@@ -43,6 +43,18 @@ def of_accuracy(**labels: np.ndarray) -> Chance:
     return Chance("always the most frequent class", shares)
 
 
+def of_absolute_error(train: np.ndarray, **labels: np.ndarray) -> Chance:
+    """The mean absolute error of the median of the training data, by the name of the data.
+
+    Args:
+        train: Numbers to predict, of shape (N,), of the training data.
+        **labels: The same for each further part of the data.
+    """
+    parts = {"training": train, **labels}
+    errors = {name: float(np.abs(one - np.median(train)).mean()) for name, one in parts.items()}
+    return Chance("always the median of the training data", errors)
+
+
 def of_correlation(*names: str) -> Chance:
     """A correlation of 0, in the data of these names."""
     return Chance("no relation to the labels", dict.fromkeys(names, 0.0))

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from keras_graphattn.graphs import Graph, GraphBatches, precompute
 
 @dataclasses.dataclass
 class GraphProblem:
-    """A classification task on whole graphs. The label of a graph is the number of its class."""
+    """A task on whole graphs. The label of a graph is the number of its class.
+
+    Without classes it is the number to predict.
+    """
 
     task: str
     classes: list[str]
@@ -42,7 +45,8 @@ class GraphProblem:
         for name, graphs in self.splits.items():
             digest.update(f"{name} {len(graphs)}".encode())
             for graph in graphs:
-                for array in (graph.edges, graph.node_features, graph.label):
+                arrays = (graph.edges, graph.node_features, graph.label, graph.edge_features)
+                for array in (array for array in arrays if array is not None):
                     digest.update(str(array.shape).encode() + array.tobytes())
         return digest.hexdigest()[:16]
 
@@ -52,6 +56,11 @@ def labels_of(graphs: Sequence[Graph]) -> np.ndarray:
     return np.array([int(graph.label) for graph in graphs], "int32")
 
 
+def numbers_of(graphs: Sequence[Graph]) -> np.ndarray:
+    """The numbers to predict of graphs, (N,)."""
+    return np.array([float(graph.label) for graph in graphs])
+
+
 def batches_of(
     graphs: list[Graph],
     inputs: Sequence[str],
@@ -59,10 +68,12 @@ def batches_of(
     options: argparse.Namespace,
     seed: int | None = None,
     node_labels: bool = False,
+    pair_arrays: Mapping[str, Sequence[np.ndarray]] | None = None,
 ) -> GraphBatches:
     """Batches with the inputs that a model has; in an order of chance with a seed.
 
-    Walks are drawn once, by `options.data_seed`, and kept in `options.cache_dir`.
+    Walks are drawn once, by `options.data_seed`, and kept in `options.cache_dir`. Further inputs
+    may be `pair_arrays`, by their names, of shape (n, n, ...) for each graph.
     """
     arrays = {}
     if "walks" in inputs:
@@ -79,6 +90,7 @@ def batches_of(
         graphs,
         options.batch_size,
         node_arrays=arrays,
+        pair_arrays=pair_arrays,
         node_labels=node_labels,
         inputs=inputs,
         sizes=sizes,

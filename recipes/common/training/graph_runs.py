@@ -1,4 +1,4 @@
-"""What a run of a classifier of graphs trains."""
+"""What a run on graphs trains."""
 
 import argparse
 from typing import Any
@@ -13,9 +13,19 @@ from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.runs import Training
 
 
-def training_on(model: keras.Model, optimizer: Any, batches: Any) -> Training:
-    """The model, compiled, and its training, validation and test batches."""
-    model.compile(optimizer=with_coefficient_rates(optimizer), **loss_and_metrics())
+def training_on(
+    model: keras.Model, optimizer: Any, batches: Any, measures: dict[str, Any] | None = None
+) -> Training:
+    """The model, compiled, and its training, validation and test batches.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer; filter coefficients learn at their own rate.
+        batches: Training, validation and test batches.
+        measures: Loss and metrics; those of a classifier by default.
+    """
+    measures = measures or loss_and_metrics()
+    model.compile(optimizer=with_coefficient_rates(optimizer), **measures)
     return Training(model, *batches, report=coefficient_report(model))
 
 

@@ -48,12 +48,13 @@ class Run:
     def _tests(self) -> dict[str, float]:
         """The test metrics, where they were taken after every epoch."""
         best, name = self.state.best, f"test_{self.criterion.name}"
+        ties = f"test_{self.criterion.ties}"
         if name not in best:
             return {}
         peak = min if self.criterion.lower_is_better else max
         return {
             name: best[name],
-            "test_cross_entropy": best["test_cross_entropy"],
+            ties: best[ties],
             f"{name}_at_best_test_epoch": peak(row[name] for row in self.state.history),
         }
 

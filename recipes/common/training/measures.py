@@ -18,6 +18,15 @@ def loss_and_metrics() -> dict[str, Any]:
     }
 
 
+def absolute_error_and_metrics() -> dict[str, Any]:
+    """Arguments of `compile`: the absolute error as the loss; it and the squared error as metrics.
+
+    Labels have the shape (B,), predictions (B, 1).
+    """
+    errors = [AbsoluteError(name="mean_absolute_error"), SquaredError(name="squared_error")]
+    return {"loss": keras.losses.MeanAbsoluteError(), "weighted_metrics": errors}
+
+
 class RealRows:
     """Counts rows of positive weight once, the others not at all."""
 
@@ -37,3 +46,7 @@ class CrossEntropy(RealRows, keras.metrics.SparseCategoricalCrossentropy):
 
 class SquaredError(RealRows, keras.metrics.MeanSquaredError):
     """The mean squared error of real rows."""
+
+
+class AbsoluteError(RealRows, keras.metrics.MeanAbsoluteError):
+    """The mean absolute error of real rows."""

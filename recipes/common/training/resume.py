@@ -188,8 +188,8 @@ def fit_resumably(
     """Trains a compiled model with `model.fit`, from where `folder` says that it stopped.
 
     Args:
-        model: A compiled model with weighted metrics `cross_entropy` and that of the criterion,
-            built just as for the interrupted training.
+        model: A compiled model with the weighted metrics that the criterion names, built just as
+            for the interrupted training.
         batches: Training batches.
         validation_batches: Batches that choose the best epoch and end the training.
         test_batches: Batches evaluated after every epoch for the record, if any.

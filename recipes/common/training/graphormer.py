@@ -1,0 +1,183 @@
+"""What Graphormer adds to a transformer: a virtual node, and a bias of the scores from the graph.
+
+Source: Ying et al., "Do Transformers Really Perform Bad for Graph Representation?",
+arXiv 2106.05234 (NeurIPS 2021), Section 3.
+"""
+
+from typing import Any
+
+import keras
+from keras import layers, ops
+
+from keras_graphattn import filters
+from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
+from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
+from keras_graphattn.ops.precision.float32 import at_least_float32, masked_softmax
+from keras_graphattn.ops.softmax.attention import matrix_operator, score_operands
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
+class VirtualNode(layers.Layer):
+    """Puts one learned vector before the nodes: (B, T, d) -> (B, 1 + T, d)."""
+
+    def build(self, nodes_shape: Any) -> None:
+        start = keras.initializers.RandomNormal(stddev=0.02)
+        self.vector = self.add_weight(shape=(nodes_shape[-1],), initializer=start, name="vector")
+        self.built = True
+
+    def call(self, nodes: Tensor) -> Tensor:
+        first = ops.zeros_like(nodes[:, :1]) + ops.cast(self.vector, nodes.dtype)
+        return ops.concatenate([first, nodes], axis=1)
+
+    def compute_output_shape(self, nodes_shape: Any) -> Any:
+        batch, count, width = nodes_shape
+        return (batch, None if count is None else 1 + count, width)
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
+class StructuralBias(layers.Layer):
+    """What attention scores get for pairs of nodes: b_distance + c_path, per head.
+
+    b is a learned number for each distance (Eq. 6), for nodes without a path, and for pairs with
+    the virtual node. c is the mean, over the edges of a shortest path, of a learned number for the
+    edge's type and its place on the path (Eq. 7, with types as zeros and a one).
+
+    Args:
+        num_heads: Number of heads.
+        max_distance: Distances above it count as it.
+        hops: Edges of a path that count.
+        edge_types: Number of types of edges.
+        **kwargs: Those of a Keras layer.
+
+    Call arguments:
+        distances: Integers of shape (B, T, T); -1 where there is no path.
+        paths: Types of edges, integers of shape (B, T, T, hops); -1 after the end of a path.
+
+    Returns:
+        Tensor of shape (B, num_heads, 1 + T, 1 + T), float32; row and column 0 are the virtual
+        node's.
+    """
+
+    def __init__(
+        self, num_heads: int, max_distance: int, hops: int, edge_types: int, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_heads, self.max_distance = num_heads, max_distance
+        self.hops, self.edge_types = hops, edge_types
+
+    def build(self, distances_shape: Any, paths_shape: Any = None) -> None:
+        for name, shape in {
+            "of_distance": (self.max_distance + 2,),  # the last one without a path
+            "of_edge": (self.hops, self.edge_types),
+            "of_virtual_node": (),
+        }.items():
+            start = keras.initializers.RandomNormal(stddev=0.02)
+            shape = (*shape, self.num_heads)
+            # float32 in mixed precision, as the scores are
+            weight = self.add_weight(shape=shape, initializer=start, name=name, autocast=False)
+            setattr(self, name, weight)
+        self.built = True
+
+    def call(self, distances: Tensor, paths: Tensor) -> Tensor:
+        near = ops.minimum(distances, self.max_distance)
+        rows = ops.where(distances < 0, self.max_distance + 1, near)
+        bias = ops.take(ops.cast(self.of_distance, "float32"), rows, axis=0)  # (B, T, T, N)
+        is_of = ops.cast(ops.equal(paths[..., None], ops.arange(self.edge_types)), "float32")
+        sums = ops.einsum("btshk,hkn->btsn", is_of, ops.cast(self.of_edge, "float32"))
+        count = ops.sum(ops.cast(paths >= 0, "float32"), axis=-1, keepdims=True)
+        bias = ops.transpose(bias + sums / ops.maximum(count, 1.0), (0, 3, 1, 2))  # (B, N, T, T)
+        virtual = ops.cast(self.of_virtual_node, "float32")[:, None, None]  # (N, 1, 1)
+        column = ops.zeros_like(bias[..., :1]) + virtual
+        bias = ops.concatenate([column, bias], axis=-1)  # (B, N, T, 1 + T)
+        row = ops.zeros_like(bias[..., :1, :]) + virtual
+        return ops.concatenate([row, bias], axis=-2)
+
+    def compute_output_spec(self, distances: Any, paths: Any) -> Any:
+        size = None if distances.shape[1] is None else 1 + distances.shape[1]
+        return keras.KerasTensor((distances.shape[0], self.num_heads, size, size), "float32")
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("num_heads", "max_distance", "hops", "edge_types")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
+class BiasedAttention(CoefficientRate, layers.Layer):
+    """Softmax attention with a bias of the scores; optionally a filter of its matrix A.
+
+    A = softmax(Q K^T / sqrt(key_dim) + bias); the output is A V, or H(A) V with a filter.
+
+    Args:
+        num_heads: Number of heads.
+        key_dim: Width of each head.
+        filter: A filter of `keras_graphattn.filters`, or `None`.
+        dropout: Share of the entries of A that are dropped in training, before the filter.
+        seed: Seed of the dropout.
+        **kwargs: `coefficient_learning_rate_multiplier`, and those of a Keras layer.
+
+    Call arguments:
+        tokens: Tensor of shape (B, T, d).
+        bias: Tensor of shape (B, num_heads, T, T).
+        mask: Booleans of shape (B, T); `False` marks padding, which no token sees.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        filter: Any = None,
+        dropout: float = 0.0,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_heads, self.key_dim = num_heads, key_dim
+        self.filter = None if filter is None else filters.get(filter)
+        self.dropout, self.seed = dropout, seed
+        self._drop = layers.Dropout(dropout, seed=seed, dtype=self.dtype_policy)
+
+    def build(self, tokens_shape: Any, bias_shape: Any = None, mask_shape: Any = None) -> None:
+        if self.filter is not None:
+            add_coefficients(self, self.filter)
+        heads = (None, self.num_heads, self.key_dim)
+        made = {"query": heads, "key": heads, "value": heads, "attention_output": None}
+        for name, shape in made.items():
+            equation = "btd,dnh->btnh" if shape else "btnh,nhd->btd"
+            dense = layers.EinsumDense(
+                equation,
+                shape or (None, tokens_shape[-1]),
+                bias_axes="nh" if shape else "d",
+                dtype=self.dtype_policy,
+                name=name,
+            )
+            dense.build((*tokens_shape[:2], *heads[1:]) if shape is None else tokens_shape)
+            setattr(self, f"{name}_dense", dense)
+        self.built = True
+
+    def call(
+        self, tokens: Tensor, bias: Tensor, mask: Tensor, training: bool | None = None
+    ) -> Tensor:
+        operands = score_operands(self.query_dense(tokens), self.key_dense(tokens), None)
+        scores = at_least_float32(ops.einsum("btnh,bsnh->bnts", *operands)) + bias
+        weights = masked_softmax(scores, mask[:, None, None, :])  # A, (B, N, T, T)
+        weights = self._drop(ops.cast(weights, self.compute_dtype), training=training)
+        apply, values = matrix_operator(weights), self.value_dense(tokens)
+        found = apply(values) if self.filter is None else filtered(self, self.filter, apply, values)
+        return self.attention_output_dense(found)
+
+    def compute_output_spec(self, tokens: Any, bias: Any, mask: Any, training: Any = None) -> Any:
+        return keras.KerasTensor(tokens.shape, self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        filter = None if self.filter is None else keras.saving.serialize_keras_object(self.filter)
+        sizes = {"num_heads": self.num_heads, "key_dim": self.key_dim}
+        dropout = {"dropout": self.dropout, "seed": self.seed}
+        return {**super().get_config(), **sizes, **dropout, "filter": filter}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "BiasedAttention":
+        filter = config["filter"]
+        filter = filter and keras.saving.deserialize_keras_object(filter)
+        return cls(**{**config, "filter": filter})

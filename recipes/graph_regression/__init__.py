@@ -1,0 +1,1 @@
+"""A number for each molecule: Graphormer with and without GFSA, GCN, GAT, GKAT and others."""

@@ -1,0 +1,149 @@
+"""`python -m recipes.graph_regression`: its options, the published settings, what it reports.
+
+Imports no Keras by itself.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.common.attentions import MULTIPLIER, RATE
+from recipes.common.command.attention_options import add_attention_options
+from recipes.common.command.graph_options import ATTENTIONS, add_graph_options
+from recipes.common.command.options import add_run_options, add_shared
+from recipes.common.command.parsing import Parser, UsageError, at_least, number_in
+from recipes.common.command.program import run_program
+from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
+from recipes.common.recipe import Recipe
+
+if TYPE_CHECKING:
+    from recipes.common.data.chance import Chance
+    from recipes.common.data.graphs import GraphProblem
+    from recipes.common.training.resume import Criterion
+
+PAPER, GFSA_PAPER = "arXiv 2106.05234", "arXiv 2312.04234"
+DATASETS = ("made", "zinc", "zinc_full")
+BY_DEFAULT = ("softmax", "gfsa", "gcn", "gat", "graph_kernel")
+ORDER = 2  # of GFSA on ZINC
+
+# Graphormer-slim on the subset of ZINC, with and without GFSA; 400,000 steps of 40 in each epoch
+PUBLISHED = {
+    "attention": ["softmax", "gfsa"],
+    "epochs": 10_000,
+    "patience": 10_000,
+    "batch_size": 256,
+    "learning_rate": 2e-4,
+    "warm_up": 40_000,
+    "weight_decay": 0.01,
+    "layers": 12,
+    "heads": 8,
+    "key_dim": 10,
+    "feed_forward": 80,
+    "dropout": 0.1,
+    "hops": 20,
+}
+
+
+class GraphRegression(Recipe):
+    """Attention layers that predict a number for each molecule."""
+
+    name = "graph_regression"
+    description = (
+        "Trains and compares Graphormer with and without a graph filter, and other attentions on "
+        "graphs, on properties of molecules; writes a table, curves and the best model for serving."
+    )
+    attentions = ATTENTIONS
+
+    def add_options(self, parser: Parser) -> None:
+        add = parser.add_argument
+        add("--dataset", choices=DATASETS, default="made", help="zinc: the subset of 12,000 [made]")
+        add("--data-dir", type=Path, help="folder with train.pickle, train.index and so on")
+        add("--train-examples", type=at_least(1), help="molecules that are made [1024]")
+        evaluation = "molecules that are made to validate on, and as many to test on [256]"
+        add("--evaluation-examples", type=at_least(1), help=evaluation)
+        published = "Graphormer-slim as published, with and without GFSA; needs --dataset zinc"
+        add("--published", action="store_true", help=published)
+        add_run_options(parser, self.attentions, BY_DEFAULT, "graph_regression/<dataset>")
+        group = parser.add_argument_group("training")
+        training = {"epochs": 20, "patience": 20, "batch_size": 32, "learning_rate": 1e-3}
+        add_shared(group, {**training, "warm_up": 100, "precision": "float32"})
+        group.add_argument("--weight-decay", type=number_in(0.0, 1.0), default=0.01, help="AdamW's")
+        model = parser.add_argument_group("model")
+        sizes = {"layers": 4, "heads": 8, "key_dim": 10, "feed_forward": 80, "dropout": 0.1}
+        add_shared(model, sizes)
+        most = "distances of nodes above it count as it"
+        model.add_argument("--max-distance", type=at_least(1), default=20, help=most)
+        hops = "bonds of a shortest path that count, the first ones"
+        model.add_argument("--hops", type=at_least(1), default=5, help=hops)
+        add_graph_options(model, skip=False)
+        rate = {RATE: f"{MULTIPLIER:g}; 1 with --published", "order": str(ORDER)}
+        add_attention_options(parser.add_argument_group("attentions"), self.attentions, rate)
+
+    def published(self, options: argparse.Namespace) -> dict[str, Any]:
+        if not options.published:
+            return {}
+        if options.dataset != "zinc":
+            raise UsageError(
+                f"--published has settings for --dataset zinc; --dataset is {options.dataset}"
+            )
+        return PUBLISHED
+
+    def refuse(self, options: argparse.Namespace) -> None:
+        if options.dataset == "made" and options.data_dir is not None:
+            raise UsageError("--data-dir: the molecules of --dataset made are made, not read")
+        for name in ("train_examples", "evaluation_examples"):
+            if options.dataset != "made" and getattr(options, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag}: only the molecules of --dataset made are made")
+
+    def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
+        if options.dataset != "made":
+            return {}
+        return {"train_examples": 1024, "evaluation_examples": 256}
+
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+        return {"gfsa": {"order": ORDER, RATE: None if options.published else MULTIPLIER}}
+
+    def folder(self, options: argparse.Namespace) -> str:
+        return str(options.dataset)
+
+    def complete(self, problem: "GraphProblem", options: argparse.Namespace) -> argparse.Namespace:
+        return argparse.Namespace(**vars(options), nodes=problem.sizes()[-1])
+
+    def criterion(self, problem: "GraphProblem") -> "Criterion":
+        from recipes.common.training.resume import Criterion
+
+        return Criterion("mean_absolute_error", lower_is_better=True, ties="squared_error")
+
+    def chance(self, problem: "GraphProblem") -> "Chance":
+        from recipes.common.data.chance import of_absolute_error
+        from recipes.common.data.graphs import numbers_of
+
+        return of_absolute_error(**{part: numbers_of(one) for part, one in problem.splits.items()})
+
+    def facts(self, problem: "GraphProblem", options: argparse.Namespace) -> dict[str, Any]:
+        return {
+            "dataset": problem.task,
+            "graphs": {name: len(graphs) for name, graphs in problem.splits.items()},
+            "nodes": problem.sizes()[-1],
+            "median": self.chance(problem).levels,
+        }
+
+    def title(self, problem: "GraphProblem", options: argparse.Namespace) -> str:
+        return f"graph regression, {problem.task}"
+
+    def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
+        best = "at best test epoch: the best epoch on the test data; nothing is chosen by it."
+        notes = [best, *coefficient_notes(results)]
+        if options.published:
+            papers = f"{PAPER} and, for GFSA, {GFSA_PAPER}"
+            notes.append(settings_note(papers, results["published"]["departures"]))
+            attentions = [row["attention"] for row in results["table"]]
+            notes += absent_note(papers, ("softmax", "gfsa"), attentions)
+        return notes
+
+
+RECIPE = GraphRegression()
+
+if __name__ == "__main__":
+    run_program(RECIPE.main)

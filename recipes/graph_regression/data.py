@@ -1,0 +1,167 @@
+"""Molecules with a number to predict: ZINC from files, or molecule-like graphs by definition.
+
+A molecule that is made is a random tree of 10 to 24 atoms, in which up to three rings are closed.
+No two rings share a bond. Then atoms get types, and some bonds become double or triple; no atom has
+more bonds than its valence. Its property is `penalised_property`.
+
+What Graphormer sees of a molecule is here, too: the types of the bonds along shortest paths.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.sparse.csgraph import shortest_path
+
+from keras_graphattn.graphs import Graph
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.graphs import GraphProblem
+from recipes.common.data.zinc import PARTS, Molecule, read_zinc
+
+MADE, SUBSET, FULL = "made", "zinc", "zinc_full"  # data sets
+BONDS = 3  # types of bonds: single, double, triple
+ZINC_ATOMS, LARGEST_DEGREE = 28, 6
+
+# types of atoms that are made: carbon, nitrogen, oxygen, sulphur, fluorine
+VALENCES = np.array([4, 3, 2, 2, 1])
+SHARES = np.array([0.65, 0.14, 0.12, 0.04, 0.05])
+CONTRIBUTIONS = np.array([0.3, -0.5, -0.4, 0.2, 0.4])
+UNSATURATION = 0.3
+SHORTEST_RING, LONGEST_RING, FREE_OF_PENALTY = 5, 9, 6  # atoms
+
+
+def load(options: argparse.Namespace) -> GraphProblem:
+    """The three splits.
+
+    Raises:
+        UsageError: If ZINC's files cannot be read.
+    """
+    if options.dataset == MADE:
+        sizes = (options.train_examples, options.evaluation_examples, options.evaluation_examples)
+        splits = [
+            [make(np.random.default_rng([options.data_seed, part, i])) for i in range(size)]
+            for part, size in enumerate(sizes)
+        ]
+        return GraphProblem(MADE, [], *splits)
+    if options.data_dir is None:
+        files = ", ".join(f"{name}.pickle" for name in PARTS.values())
+        raise UsageError(f"--dataset {options.dataset} needs --data-dir, with {files} in it")
+    try:
+        found = read_zinc(options.data_dir, options.dataset == SUBSET)
+        splits = [[graph_of(molecule, ZINC_ATOMS) for molecule in found[part]] for part in PARTS]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--dataset {options.dataset} cannot be read: {error}") from error
+    return GraphProblem(options.dataset, [], *splits)
+
+
+def graph_of(molecule: Molecule, atom_types: int) -> Graph:
+    """The graph: a node's features are its type and its degree, each as zeros and a one."""
+    atoms, bonds = (np.asarray(array).astype("int64") for array in molecule[:2])
+    if not 0 <= atoms.min() <= atoms.max() < atom_types or not 0 <= bonds.min() <= bonds.max():
+        raise ValueError(f"types of atoms must be from 0 to {atom_types - 1}")
+    if bonds.max() > BONDS:
+        raise ValueError(f"types of bonds must be from 1 to {BONDS}; one is {bonds.max()}")
+    degrees = np.minimum((bonds > 0).sum(axis=1), LARGEST_DEGREE)
+    features = np.hstack([np.eye(atom_types)[atoms], np.eye(LARGEST_DEGREE + 1)[degrees]])
+    edges = np.argwhere(np.triu(bonds))
+    return Graph(
+        edges,
+        node_features=features,
+        edge_features=bonds[tuple(edges.T)][:, None] - 1,
+        label=np.float32(molecule.label),
+    )
+
+
+def bonds_on_paths(graph: Graph, hops: int) -> np.ndarray:
+    """The types of the bonds on a shortest path from each node to each other one.
+
+    Args:
+        graph: A graph whose edges have one feature, the type of the bond, from 0.
+        hops: How many bonds of a path count, the first ones.
+
+    Returns:
+        Integers of shape (n, n, hops); -1 after the end of a path, and where there is none. Where
+        several paths are shortest, it is one of them.
+    """
+    _, before = shortest_path(
+        graph.adjacency(), unweighted=True, directed=False, return_predecessors=True
+    )
+    types = np.full((graph.num_nodes,) * 2, -1, "int8")
+    for ends in (graph.edges, graph.edges[:, ::-1]):
+        types[tuple(ends.T)] = graph.edge_features[:, 0]
+    place, target = np.indices(types.shape)
+    found = np.full((*types.shape, hops), -1, "int8")
+    for hop in range(hops):
+        # the node before `place` on the way from the target is the next on the way to it
+        onward = before[target, place]
+        known = onward >= 0
+        onward = np.where(known, onward, place)
+        found[..., hop] = np.where(known, types[place, onward], -1)
+        place = onward
+    return found
+
+
+def make(random: np.random.Generator) -> Graph:
+    """One molecule with its property."""
+    bonds = random_tree(random, int(random.integers(10, 25)))
+    rings = close_rings(random, bonds, int(random.integers(0, 4)))
+    degrees = (bonds > 0).sum(axis=1)
+    shares = SHARES * (degrees[:, None] <= VALENCES)  # (n, types)
+    shares = np.cumsum(shares / shares.sum(axis=1, keepdims=True), axis=1)
+    atoms = (random.random((len(degrees), 1)) > shares).sum(axis=1)
+    for first, second in random.permutation(np.argwhere(np.triu(bonds))):
+        free = (VALENCES[atoms] - bonds.sum(axis=1))[[first, second]].min()
+        more = min(int(free), int(random.choice(BONDS, p=[0.7, 0.25, 0.05])))
+        bonds[first, second] = bonds[second, first] = 1 + more
+    label = penalised_property(atoms, bonds, rings)
+    return graph_of(Molecule(atoms, bonds, label), len(VALENCES))
+
+
+def penalised_property(atoms: np.ndarray, bonds: np.ndarray, rings: Sequence[int]) -> float:
+    """The sum of what atoms contribute, less 0.3 for each bond above a single one, less penalties.
+
+    The penalty of a ring is the number of its atoms above six.
+
+    Args:
+        atoms: Types of the atoms, (n,).
+        bonds: Types of the bonds from 1, (n, n); 0 where there is no bond.
+        rings: Numbers of atoms of the rings.
+    """
+    above_single = np.maximum(np.triu(bonds) - 1, 0).sum()
+    penalty = sum(max(size - FREE_OF_PENALTY, 0) for size in rings)
+    return float(CONTRIBUTIONS[atoms].sum() - UNSATURATION * above_single - penalty)
+
+
+def random_tree(random: np.random.Generator, nodes: int) -> np.ndarray:
+    """A tree as single bonds, (n, n); no atom has more than three. Half of it grows in chains."""
+    bonds = np.zeros((nodes, nodes), "int64")
+    for node in range(1, nodes):
+        open_places = np.flatnonzero(bonds[:node].sum(axis=1) < 3)
+        last = node - 1
+        parent = last if random.random() < 0.5 else int(random.choice(open_places))
+        bonds[node, parent] = bonds[parent, node] = 1
+    return bonds
+
+
+def close_rings(random: np.random.Generator, bonds: np.ndarray, count: int) -> list[int]:
+    """Closes up to `count` rings by new bonds, in place; returns their numbers of atoms.
+
+    No bond is in two rings, and no atom has more than four bonds.
+    """
+    distances, before = shortest_path(bonds, unweighted=True, return_predecessors=True)
+    free = bonds > 0  # the bonds that are in no ring
+    sizes = []
+    for _ in range(count):
+        allowed = (bonds.sum(axis=1) < 4)[:, None] & (bonds.sum(axis=1) < 4)
+        allowed &= (distances + 1 >= SHORTEST_RING) & (distances + 1 <= LONGEST_RING)
+        for first, second in random.permutation(np.argwhere(np.triu(allowed))):
+            path = [int(second)]
+            while path[-1] != first:
+                path.append(int(before[first, path[-1]]))
+            steps = (path[:-1], path[1:])
+            if free[steps].all():
+                free[steps] = free[steps[::-1]] = False
+                bonds[first, second] = bonds[second, first] = 1
+                sizes.append(len(path))
+                break
+    return sizes

@@ -1,0 +1,243 @@
+import csv
+import itertools
+import json
+import os
+import pickle
+
+import keras
+import numpy as np
+import pytest
+
+from keras_graphattn.graphs import Graph
+from recipes.common.data.zinc import Molecule, read_zinc
+from recipes.graph_regression import data
+from recipes.graph_regression.__main__ import RECIPE
+from tests.recipes.command_line import assert_one_error_line
+
+KEYS = ("atom_type", "bond_type", "logP_SA_cycle_normalized")
+# two atoms more or less: 0 - 1 = 2 # 3, and 4 for itself
+CHAIN = np.zeros((5, 5), "int64")
+CHAIN[[0, 1, 2], [1, 2, 3]] = CHAIN[[1, 2, 3], [0, 1, 2]] = [1, 2, 3]
+
+
+def made(count=40):
+    return [data.make(np.random.default_rng([3, i])) for i in range(count)]
+
+
+def bonds_of(graph):
+    bonds = np.zeros((graph.num_nodes,) * 2, "int64")
+    for ends in (graph.edges, graph.edges[:, ::-1]):
+        bonds[tuple(ends.T)] = graph.edge_features[:, 0] + 1
+    return bonds
+
+
+def test_molecules_respect_valences_and_their_property_is_the_formula():
+    networkx = pytest.importorskip("networkx")
+    penalties = set()
+    for graph in made():
+        bonds, atoms = bonds_of(graph), graph.node_features[:, :5].argmax(axis=1)
+        assert (bonds.sum(axis=1) <= data.VALENCES[atoms]).all()
+        assert 10 <= graph.num_nodes <= 24
+        degrees = graph.node_features[:, 5:].argmax(axis=1)
+        np.testing.assert_array_equal(degrees, (bonds > 0).sum(axis=1))
+        as_networkx = networkx.Graph(graph.edges.tolist())
+        assert networkx.is_connected(as_networkx)
+        rings = [len(ring) for ring in networkx.minimum_cycle_basis(as_networkx)]
+        assert all(5 <= size <= 9 for size in rings)
+        expected = sum([0.3, -0.5, -0.4, 0.2, 0.4][atom] for atom in atoms)
+        expected -= 0.3 * sum(int(bond) - 1 for bond in graph.edge_features[:, 0] + 1)
+        expected -= sum(size - 6 for size in rings if size > 6)
+        assert float(graph.label) == pytest.approx(expected, abs=1e-5)
+        penalties.add(sum(max(size - 6, 0) for size in rings))
+    assert {0, 1, 2} <= penalties
+    again = data.make(np.random.default_rng([3, 0]))
+    assert (again.edges == made(1)[0].edges).all()
+
+
+def naive_paths(graph, hops):
+    """By a search from each node, as lists of the nodes of one shortest path."""
+    bonds = bonds_of(graph)
+    found = np.full((*bonds.shape, hops), -1)
+    for start in range(len(bonds)):
+        ways = {start: [start]}
+        queue = [start]
+        for node in queue:
+            for other in np.flatnonzero(bonds[node]):
+                if other not in ways:
+                    ways[other] = [*ways[node], other]
+                    queue.append(other)
+        for end, way in ways.items():
+            steps = list(itertools.pairwise(way))[:hops]
+            found[start, end, : len(steps)] = [bonds[step] - 1 for step in steps]
+    return found
+
+
+def test_bonds_on_paths_are_those_of_a_search():
+    graph = data.graph_of(Molecule(np.arange(5), CHAIN, 0.0), 5)
+    paths = data.bonds_on_paths(graph, 2)
+    assert paths[0].tolist() == [[-1, -1], [0, -1], [0, 1], [0, 1], [-1, -1]]
+    assert paths[3].tolist() == [[2, 1], [2, 1], [2, -1], [-1, -1], [-1, -1]]
+    compared = 0
+    for graph in made():
+        found, expected = data.bonds_on_paths(graph, 4), naive_paths(graph, 4)
+        np.testing.assert_array_equal(found >= 0, expected >= 0)
+        if len(graph.edges) < graph.num_nodes:  # a tree: each path is the only one
+            np.testing.assert_array_equal(found, expected)
+            compared += 1
+    assert compared > 2
+    ring = Graph([[0, 1], [1, 2], [2, 3], [0, 3]], edge_features=[[0], [1], [2], [1]])
+    across = data.bonds_on_paths(ring, 3)[0, 2].tolist()
+    assert across in ([0, 1, -1], [1, 2, -1])  # one of the two shortest paths
+
+
+def write_zinc(folder, molecules, index="0,1\n"):
+    torch = pytest.importorskip("torch")
+    for name in ("train", "val", "test"):
+        entries = [
+            {
+                "num_atom": len(one.atoms),
+                "atom_type": torch.tensor(one.atoms),
+                "bond_type": torch.tensor(one.bonds, dtype=torch.int8).T,
+                "logP_SA_cycle_normalized": torch.tensor([one.label]),
+            }
+            for one in molecules
+        ]
+        (folder / f"{name}.pickle").write_bytes(pickle.dumps(entries, protocol=3))
+        (folder / f"{name}.index").write_text(index)
+    return folder
+
+
+PAIR = np.array([[0, 1], [1, 0]])
+MOLECULES = [
+    Molecule(np.array([0, 5, 27, 1, 2]), CHAIN, 1.5),
+    Molecule(np.array([3, 0]), PAIR, -2.25),
+    Molecule(np.array([1, 1]), 2 * PAIR, 0.75),
+]
+
+
+def loaded(folder, dataset):
+    return data.load(RECIPE.parse(["--dataset", dataset, "--data-dir", str(folder)]))
+
+
+def test_zinc_is_read_as_published(tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    write_zinc(raw, MOLECULES, "2,0\n")
+    for place in (raw, tmp_path):
+        problem = loaded(place, "zinc")
+        assert [float(graph.label) for graph in problem.test] == [0.75, 1.5]
+    graph = problem.train[1]
+    np.testing.assert_array_equal(bonds_of(graph), CHAIN)
+    assert graph.node_features[:, :28].argmax(axis=1).tolist() == [0, 5, 27, 1, 2]
+    assert graph.node_features[:, 28:].argmax(axis=1).tolist() == [1, 2, 2, 1, 0]
+    everything = loaded(tmp_path, "zinc_full")
+    assert len(everything.train) == 3
+    other = [*MOLECULES[:2], MOLECULES[2]._replace(bonds=3 * PAIR)]
+    write_zinc(raw, other, "2,0\n")
+    assert loaded(tmp_path, "zinc").digest() != problem.digest()  # only a bond's type differs
+
+
+class Harmful:
+    def __reduce__(self):
+        return os.mkdir, ("harmful",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pickle.dumps([Harmful()]), "mkdir is not allowed"),
+        (b"wrong", "must be a pickle"),
+        (pickle.dumps({}), "list of dictionaries"),
+        (pickle.dumps([dict.fromkeys(KEYS, 1)]), "list of dictionaries"),
+    ],
+)
+def test_files_that_are_not_zinc_are_refused(content, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.pickle").write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        read_zinc(tmp_path, False)
+    assert not (tmp_path / "harmful").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("--dataset zinc", ["zinc", "--data-dir", "train.pickle"]),
+        ("--dataset zinc --data-dir {folder}", ["cannot be read", "train.pickle"]),
+        ("--dataset zinc --data-dir {folder}/bonds", ["cannot be read", "1 to 3", "4"]),
+        ("--dataset zinc --data-dir {folder}/apart", ["cannot be read", "symmetric"]),
+        ("--dataset zinc --data-dir {folder}/index", ["cannot be read", "from 0 to 0"]),
+        ("--data-dir {folder}", ["--data-dir", "made, not read"]),
+        ("--dataset zinc --data-dir {folder} --train-examples 3", ["--train-examples"]),
+        ("--published", ["--published", "--dataset zinc"]),
+    ],
+)
+def test_bad_input_is_one_line(wrong, words, tmp_path, capsys):
+    for name, bonds, index in (
+        ("bonds", 4 * PAIR, "0"),
+        ("apart", np.triu(PAIR), "0"),
+        ("index", PAIR, "1"),
+    ):
+        (tmp_path / name).mkdir()
+        write_zinc(tmp_path / name, [MOLECULES[1]._replace(bonds=bonds)], index)
+    output = tmp_path / "output"
+    given = wrong.format(folder=tmp_path).split()
+    assert_one_error_line(RECIPE.main, [*given, "--output", str(output)], words, capsys)
+    assert not output.exists()
+
+
+def test_published_settings_are_graphormer_slim_with_gfsa():
+    options = RECIPE.parse(["--dataset", "zinc", "--data-dir", "x", "--published", "--epochs", "3"])
+    assert (options.layers, options.heads * options.key_dim, options.feed_forward) == (12, 80, 80)
+    assert options.attention == ["softmax", "gfsa"]
+    filter = {"name": "first_order", "order": 2}
+    assert RECIPE.settings(options)["gfsa"] == {"filter": filter}  # coefficients have one rate
+    assert RECIPE.departures(options) == ["epochs 3 (published: 10000)"]
+
+
+TINY = (
+    *("--train-examples", "8", "--evaluation-examples", "4", "--batch-size", "4"),
+    *("--layers", "1", "--heads", "2", "--key-dim", "2", "--feed-forward", "4"),
+    *("--hops", "2", "--walks", "3", "--walk-length", "2", "--verbose", "0"),
+)
+
+
+def run(folder, attentions, epochs, *more):
+    folders = ["--output", str(folder / "out"), "--cache-dir", str(folder / "cache")]
+    asked = ["--attention", ",".join(attentions), "--epochs", str(epochs), *more]
+    assert RECIPE.main([*TINY, *folders, *asked]) == 0
+    return json.loads((folder / "out" / "results.json").read_text())
+
+
+@pytest.mark.slow
+def test_all_attentions_stand_in_one_table(tmp_path):
+    results = run(tmp_path, RECIPE.attentions, 1)
+    assert [row["attention"] for row in results["table"]] == list(RECIPE.attentions)
+    assert (tmp_path / "out" / "saved_model" / "1" / "saved_model.pb").exists()
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_runs_are_kept_and_tell_the_absolute_error(tmp_path, capsys):
+    results = run(tmp_path, ["gfsa"], 2, "--skip-saved-model")
+    assert "test mean absolute error" in capsys.readouterr().out
+    assert results["graphs"] == {"train": 8, "validation": 4, "test": 4}
+    history = tmp_path / "out" / "histories" / "gfsa-seed0.csv"
+    rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(history.open())]
+    best = min(rows, key=lambda row: row["val_mean_absolute_error"])
+    (found,) = results["runs"]
+    assert found["chosen_epoch"] == best["epoch"]
+    assert found["test_mean_absolute_error"] == pytest.approx(best["test_mean_absolute_error"])
+    problem = data.load(RECIPE.parse([*TINY]))
+    labels = {name: [float(g.label) for g in part] for name, part in problem.splits.items()}
+    error = np.abs(np.array(labels["test"]) - np.median(labels["train"])).mean()
+    assert results["median"]["test"] == pytest.approx(error)
+    model = keras.saving.load_model(tmp_path / "out" / "model.keras")
+    batches = RECIPE.model._batches(problem, problem.test, "gfsa", RECIPE.parse([*TINY]), None)
+    errors = []
+    for inputs, numbers, weights in (batches[i] for i in range(batches.num_batches)):
+        predicted = keras.ops.convert_to_numpy(model(inputs))[:, 0]
+        errors += np.abs(predicted - numbers)[weights > 0].tolist()
+    assert np.mean(errors) == pytest.approx(best["test_mean_absolute_error"], abs=1e-5)
+    changed = history.stat().st_mtime_ns
+    run(tmp_path, ["gfsa"], 2, "--skip-saved-model")  # finished before
+    assert history.stat().st_mtime_ns == changed
