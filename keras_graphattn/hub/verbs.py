@@ -228,7 +228,7 @@ def _settle(model: Any, owners: list[Owner], holders: list[Any]) -> None:
     Those of the model, of all layers in it, and of the models and layers that hold it.
     """
     for owner in owners:
-        align_caches(owner.sites)
+        align_caches(owner.layer, owner.sites)
     for layer in (*walk(model), *holders):
         change_class(layer, class_now(layer))
         if isinstance(layer, keras.Model):

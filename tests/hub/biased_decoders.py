@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.hub.carriers import plain_class
 from keras_graphattn.hub.sites import attention_sites
 from tests.hub.models import VOCABULARY, WIDTHS, outputs
 from tests.numerics import to_numpy
@@ -55,6 +56,22 @@ gpt_oss = functools.partial(
     rope_scaling_factor=4.0,
 )
 
+QWEN3_5 = {
+    "layer_types": ["full_attention"] * 2,  # `test_qwen3_5.py` has layers of recurrence
+    "partial_rotary_factor": 0.5,
+    "sliding_window_size": WINDOW,
+}
+qwen3_5 = functools.partial(made, models.Qwen3_5Backbone, GROUPED, QWEN3_5)
+
+
+def qwen3_5_moe(**options):
+    given = {**GROUPED, **QWEN3_5, "num_layers": 2, "vocabulary_size": VOCABULARY}
+    experts = {"num_experts": 2, "top_k": 2, "moe_intermediate_dim": 8}
+    return models.Qwen3_5MoeBackbone(
+        shared_expert_intermediate_size=8, **{**given, **experts, **options}
+    )
+
+
 DECODERS = {
     "gemma": gemma,
     "gemma2": gemma2,
@@ -64,6 +81,8 @@ DECODERS = {
     "gemma3": gemma3,
     "gemma3_embedding": embedding,
     "gpt_oss": gpt_oss,
+    "qwen3_5": qwen3_5,
+    "qwen3_5_moe": qwen3_5_moe,
 }
 TASKS = {
     "gemma": models.GemmaCausalLM,
@@ -73,9 +92,13 @@ TASKS = {
     "falcon": models.FalconCausalLM,
     "gemma3": models.Gemma3CausalLM,
     "gpt_oss": models.GptOssCausalLM,
+    "qwen3_5": models.Qwen3_5CausalLM,
+    "qwen3_5_moe": models.Qwen3_5MoeCausalLM,
 }
 SEEDS = {"gemma": 1, "bloom": 2, "falcon": 1}  # with these, greedy tokens differ from each other
-PLAIN = ("gemma", "gpt_neo_x", "gemma3", "gemma3_embedding")  # A is a softmax of the scores
+# A is a softmax of the scores
+PLAIN = ("gemma", "gpt_neo_x", "gemma3", "gemma3_embedding", "qwen3_5", "qwen3_5_moe")
+FURTHER = {"gemma3": 4, "qwen3_5": 1, "qwen3_5_moe": 1}  # arguments of `_build_cache`
 
 
 def random_decoder(name, **options):
@@ -157,8 +180,8 @@ def greedy_without_cache(model, inputs):
 
 def seeded_cache(model, ids):
     """The cache after a first pass over `ids`."""
-    rest = (None,) * 4 if isinstance(model, models.Gemma3CausalLM) else ()
-    return model._build_cache(ids, *rest)[1]
+    further = {TASKS[name]: count for name, count in FURTHER.items()}
+    return model._build_cache(ids, *(None,) * further.get(plain_class(type(model)), 0))[1]
 
 
 def decoded(model, ids):

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from tests.numerics import BACKEND
+
 ORDER = 4
 EPSILON = 0.1
 
@@ -30,8 +32,11 @@ class Twin(NamedTuple):
     causal: bool = True
     scale: float | None = None  # where it is not 1 / sqrt(H)
     interleaved: bool = False  # features are rotated in pairs of neighbours
+    gated: bool = False  # the projection of the queries also has the logits of a gate
 
 
+NEAR = 2 if BACKEND == "tensorflow" else None  # where KerasHub applies the window on a CPU
+QWEN3_5 = Twin(key_value_heads=2, rotated=2, norms=True, gated=True, before=NEAR, after=NEAR)
 TWINS = {
     "gemma": Twin(key_value_heads=2, features_last=False, rotated=4),
     "gemma2": Twin(
@@ -55,6 +60,8 @@ TWINS = {
         causal=False,
     ),
     "gpt_oss": Twin(key_value_heads=2, rotated=4, yarn=4.0, sink=True, before=3),
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5,
 }
 
 
@@ -134,6 +141,8 @@ def twin_attention(twin, x, weights, real, exponents=None, bias=None):
     heads = []
     for head in range(twin.heads):
         query = projection(twin, weights, x, 0, head)
+        if twin.gated:
+            query, gate = query.chunk(2, dim=-1)
         key = projection(twin, weights, x, 1, head // groups)
         value = projection(twin, weights, x, 2, head // groups)
         if twin.norms:
@@ -156,7 +165,8 @@ def twin_attention(twin, x, weights, real, exponents=None, bias=None):
         blind = ~mask.any(-1, keepdim=True)
         matrix = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1)[..., : x.shape[1]]
         matrix = matrix * mask
-        heads.append(applied(matrix, value, weights, head, exponents).masked_fill(blind, 0.0))
+        found = applied(matrix, value, weights, head, exponents).masked_fill(blind, 0.0)
+        heads.append(found * torch.sigmoid(gate) if twin.gated else found)
     name = twin.names[3]
     kernel = weights[f"{name}/kernel"]
     joined = torch.cat(heads, dim=-1)  # (B, T, N H)

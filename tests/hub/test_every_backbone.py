@@ -15,8 +15,8 @@ NO_SELF_ATTENTION = (
 AROUND_OTHERS = (*("BLIP2Backbone", "FeaturePyramidBackbone", "SAM3PromptableConceptBackbone"),)
 RECTANGULAR = ("MobileNetV5Backbone",)
 NO_ADAPTER_YET = (
-    *("FluxBackbone", "Gemma3nBackbone", "Gemma4Backbone", "Qwen3_5Backbone"),
-    *("Qwen3_5MoeBackbone", "StableDiffusion3Backbone", "T5Gemma2Backbone"),
+    *("FluxBackbone", "Gemma3nBackbone", "Gemma4Backbone"),
+    *("StableDiffusion3Backbone", "T5Gemma2Backbone"),
 )
 NOT_REACHED = {*NO_SELF_ATTENTION, *AROUND_OTHERS, *RECTANGULAR, *NO_ADAPTER_YET}
 

@@ -25,6 +25,7 @@ from keras_graphattn.hub.adapters.moonshine import MoonshineAdapter
 from keras_graphattn.hub.adapters.phi3 import Phi3Adapter
 from keras_graphattn.hub.adapters.qwen import QwenAdapter
 from keras_graphattn.hub.adapters.qwen3 import Qwen3Adapter
+from keras_graphattn.hub.adapters.qwen3_5 import Qwen3_5Adapter
 from keras_graphattn.hub.adapters.roformer import RoformerAdapter
 from keras_graphattn.hub.adapters.rotary import RotaryAdapter
 from keras_graphattn.hub.adapters.smollm3 import SmolLM3Adapter
@@ -47,6 +48,7 @@ ADAPTERS: list[AttentionAdapter] = [
     MistralAdapter(),
     QwenAdapter(),
     Qwen3Adapter(),
+    Qwen3_5Adapter(),
     Phi3Adapter(),
     SmolLM3Adapter(),
     GemmaAdapter(),
