@@ -56,6 +56,41 @@ gpt_oss = functools.partial(
     rope_scaling_factor=4.0,
 )
 
+gemma4 = functools.partial(  # `test_gemma4.py` has layers that borrow keys and values
+    made,
+    models.Gemma4Backbone,
+    GROUPED,
+    image_size=16,
+    sliding_window_size=WINDOW,
+    layer_types=["sliding_attention", "full_attention"],
+)
+
+
+def gemma3n(**options):
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+    given = {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "intermediate_size": [16, 16, 16, 16],
+        "sliding_window": WINDOW,
+        **options,
+    }
+    return models.Gemma3nBackbone(
+        text_vocab_size=VOCABULARY,
+        text_hidden_size=16,
+        pad_token_id=0,
+        hidden_activation="gelu_approximate",
+        rope_theta=10000.0,
+        max_position_embeddings=128,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=4,
+        altup_num_inputs=2,
+        laurel_rank=2,
+        **heads,
+        **given,
+    )
+
+
 QWEN3_5 = {
     "layer_types": ["full_attention"] * 2,  # `test_qwen3_5.py` has layers of recurrence
     "partial_rotary_factor": 0.5,
@@ -81,6 +116,8 @@ DECODERS = {
     "gemma3": gemma3,
     "gemma3_embedding": embedding,
     "gpt_oss": gpt_oss,
+    "gemma3n": gemma3n,
+    "gemma4": gemma4,
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": qwen3_5_moe,
 }
@@ -92,13 +129,20 @@ TASKS = {
     "falcon": models.FalconCausalLM,
     "gemma3": models.Gemma3CausalLM,
     "gpt_oss": models.GptOssCausalLM,
+    "gemma3n": models.Gemma3nCausalLM,
+    "gemma4": models.Gemma4CausalLM,
     "qwen3_5": models.Qwen3_5CausalLM,
     "qwen3_5_moe": models.Qwen3_5MoeCausalLM,
 }
-SEEDS = {"gemma": 1, "bloom": 2, "falcon": 1}  # with these, greedy tokens differ from each other
+# With these, greedy tokens differ from each other.
+SEEDS = {"gemma": 1, "bloom": 2, "falcon": 1, "gemma4": 1}
 # A is a softmax of the scores
-PLAIN = ("gemma", "gpt_neo_x", "gemma3", "gemma3_embedding", "qwen3_5", "qwen3_5_moe")
-FURTHER = {"gemma3": 4, "qwen3_5": 1, "qwen3_5_moe": 1}  # arguments of `_build_cache`
+PLAIN = (
+    *("gemma", "gpt_neo_x", "gemma3", "gemma3_embedding", "gemma3n", "gemma4"),
+    *("qwen3_5", "qwen3_5_moe"),
+)
+# How many more arguments `_build_cache` has than the tokens.
+FURTHER = {"gemma3": 4, "gemma3n": 8, "gemma4": 4, "qwen3_5": 1, "qwen3_5_moe": 1}
 
 
 def random_decoder(name, **options):
@@ -116,7 +160,7 @@ def random_decoder(name, **options):
 
 
 def task_of(name, backbone):
-    if name == "gemma3":
+    if name in ("gemma3", "gemma3n", "gemma4"):
         return TASKS[name](preprocessor=None, backbone=backbone)
     return TASKS[name](backbone)
 

@@ -15,6 +15,8 @@ from keras_graphattn.hub.adapters.esm import EsmAdapter
 from keras_graphattn.hub.adapters.falcon import FalconAdapter
 from keras_graphattn.hub.adapters.gemma import GemmaAdapter
 from keras_graphattn.hub.adapters.gemma3 import Gemma3Adapter
+from keras_graphattn.hub.adapters.gemma3n import Gemma3nAdapter
+from keras_graphattn.hub.adapters.gemma4 import Gemma4Adapter
 from keras_graphattn.hub.adapters.gpt_neo_x import GPTNeoXAdapter
 from keras_graphattn.hub.adapters.gpt_oss import GptOssAdapter
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
@@ -33,6 +35,7 @@ from keras_graphattn.hub.adapters.stock import StockAdapter
 from keras_graphattn.hub.adapters.swin import SwinAdapter
 from keras_graphattn.hub.adapters.t5 import T5Adapter
 from keras_graphattn.hub.adapters.t5_gemma import T5GemmaAdapter
+from keras_graphattn.hub.adapters.t5_gemma2 import T5Gemma2Adapter
 from keras_graphattn.hub.adapters.video_prism import VideoPrismAdapter
 from keras_graphattn.hub.adapters.vit_det import ViTDetAdapter
 from keras_graphattn.hub.adapters.xlnet import XLNetAdapter
@@ -53,6 +56,8 @@ ADAPTERS: list[AttentionAdapter] = [
     SmolLM3Adapter(),
     GemmaAdapter(),
     Gemma3Adapter(),
+    Gemma3nAdapter(),
+    Gemma4Adapter(),
     GPTNeoXAdapter(),
     GptOssAdapter(),
     BloomAdapter(),
@@ -64,6 +69,7 @@ ADAPTERS: list[AttentionAdapter] = [
     XLNetAdapter(),
     T5Adapter(),
     T5GemmaAdapter(),
+    T5Gemma2Adapter(),
     MoonshineAdapter(),
     SwinAdapter(),
     DINOV3Adapter(),
