@@ -14,9 +14,9 @@ NO_SELF_ATTENTION = (
 # a composition around other backbones: those are converted
 AROUND_OTHERS = (*("BLIP2Backbone", "FeaturePyramidBackbone", "SAM3PromptableConceptBackbone"),)
 RECTANGULAR = ("MobileNetV5Backbone",)
-# The attention of their blocks is no layer with projections of its own, which could change its class:
-# in Stable Diffusion 3 the block itself attends, once or twice, over text and image; in Flux a layer
-# without weights is given the queries, keys and values of both.
+# Their attention is no layer with projections of its own, which could change its class. In Stable
+# Diffusion 3 the block itself attends, once or twice, over text and image; in Flux a layer without
+# weights is given the queries, keys and values of both.
 ATTENTION_WITHOUT_A_LAYER = ("FluxBackbone", "StableDiffusion3Backbone")
 NOT_REACHED = {*NO_SELF_ATTENTION, *AROUND_OTHERS, *RECTANGULAR, *ATTENTION_WITHOUT_A_LAYER}
 
