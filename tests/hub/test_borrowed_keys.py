@@ -14,6 +14,7 @@ from tests.hub.biased_decoders import (
     greedy,
     greedy_without_cache,
     logits,
+    models,
     moved,
     prompts,
     random_decoder,
@@ -185,6 +186,48 @@ def test_layers_of_gemma_3n_that_borrow_are_refused_by_name():
     with pytest.raises(ValueError, match=f"(?s){message}"):
         keras_graphattn.convert(backbone)
     assert [type(layer) for layer in attentions_of(backbone)] == kinds
+
+
+def assistant(backbone):
+    return models.Gemma4AssistantCausalLM(
+        backbone=backbone,
+        backbone_hidden_size=16,
+        num_centroids=5,
+        centroid_intermediate_top_k=2,
+        use_ordered_embeddings=False,
+        num_speculative_tokens=3,
+    )
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_an_assistant_proposes_tokens_to_a_converted_model():
+    """What was compiled with the assistant before is not used after."""
+    model, inputs = task_of("gemma4", random_decoder("gemma4")), prompts(12, (4, 4))
+    helper = assistant(random_decoder("gemma4"))
+
+    def generated(**options):
+        given = {name: value.copy() for name, value in inputs.items()}
+        return to_numpy(model.generate(given, stop_token_ids=None, **options)["token_ids"])
+
+    model.compile(sampler="greedy", run_eagerly=False)
+    before = generated(assistant_model=helper)
+    np.testing.assert_array_equal(before, generated())
+    moved(keras_graphattn.convert(model, order=4))
+    after = generated(assistant_model=helper)
+    np.testing.assert_array_equal(after, generated())
+    assert (after != before).any()
+
+
+def test_an_assistant_is_refused():
+    helper = assistant(random_decoder("gemma4"))
+    kinds = [type(layer) for layer in attentions_of(helper)]
+    with pytest.raises(ValueError, match="belongs to an assistant"):
+        keras_graphattn.convert(helper)
+    assert [type(layer) for layer in attentions_of(helper)] == kinds
+    helper = assistant(keras_graphattn.convert(random_decoder("gemma4")))
+    layer, shared = attentions_of(helper)[0], ops.zeros((1, 2, 3, 2, 4))
+    with pytest.raises(ValueError, match=r"is converted, and it belongs to an assistant.*revert"):
+        layer(ops.ones((1, 1, 16)), cache=shared, shared_kv=shared)
 
 
 @pytest.mark.parametrize("index", [2, 3])

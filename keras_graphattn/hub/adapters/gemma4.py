@@ -12,6 +12,10 @@ everywhere, from their own queries, and a filter of it is applied to the borrowe
 filter keeps of past tokens, such as A V, is the layer's own, and is in the layer's own part of the
 cache.
 
+`Gemma4AssistantCausalLM` proposes tokens to another model and borrows keys and values of that
+model's cache, in all of its layers. It has no cache of its own to keep A V in: its layers are
+refused. The other model may be converted.
+
 The cache of all layers is stacked: [B, 2, S, Nkv, H] with the largest number and size of heads,
 whose first entries a layer uses. Where `cache_update_mask` is false, the cache keeps what the first
 pass has written, as in Gemma 3.
@@ -29,6 +33,17 @@ from keras_graphattn.hub.cached import open_slots
 Tensor = Any
 
 
+NO_CACHE = (
+    "it belongs to an assistant, which borrows keys and values of another model's cache and has "
+    "none of its own: what a filter needs of past tokens cannot be kept"
+)
+
+
+def is_of_assistant(layer: Any) -> bool:
+    """Whether a layer borrows, but was made to have keys and values of its own."""
+    return layer.is_kv_shared_layer and layer.key_dense is not None
+
+
 class Gemma4Hook(GroupedHook):
     """The methods of `Gemma4TextAttention` that a converted one overrides."""
 
@@ -37,6 +52,7 @@ class Gemma4Hook(GroupedHook):
     effective_num_kv_heads: int
     head_dim: int
     is_kv_shared_layer: bool
+    path: str
 
     def call(
         self,
@@ -49,6 +65,11 @@ class Gemma4Hook(GroupedHook):
         training: bool | None = False,
         positions: Tensor | None = None,
     ) -> Any:
+        if is_of_assistant(self):  # made of a backbone that was converted before
+            raise ValueError(
+                f"{type(self).__name__} '{self.path}' is converted, and {NO_CACHE}. "
+                "Call keras_graphattn.revert on the assistant."
+            )
         if cache is None or (self.is_kv_shared_layer and shared_kv is None):  # which it refuses
             return super().call(  # type: ignore[misc]
                 x,
@@ -85,6 +106,9 @@ class Gemma4Adapter(GemmaAdapter):
     backbones: Sequence[str] = ("Gemma4Backbone",)
     inner_layers: Sequence[str] = ("Gemma4TextDecoderBlock",)
     hook: type = Gemma4Hook
+
+    def refusal(self, layer: Any) -> str | None:
+        return NO_CACHE if is_of_assistant(layer) else None
 
     def is_causal(self, parent: Any, layer: Any) -> bool:
         return not layer.use_bidirectional_attention
