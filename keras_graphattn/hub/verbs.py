@@ -86,9 +86,10 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
 
     Raises:
         ValueError: If `where` matches no attention layer, one that is converted already, or one
-            whose matrix is not square; for models without self-attention that is reached; for an
-            attention that cannot take the place of the model's layers; for options that the new
-            layers refuse, or that are the model's to decide.
+            that cannot be, such as one whose matrix is not square; for models without
+            self-attention that is reached; for an attention that cannot take the place of the
+            model's layers; for options that the new layers refuse, or that are the model's to
+            decide.
 
     Example:
 

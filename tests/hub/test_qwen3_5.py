@@ -9,6 +9,7 @@ import keras_graphattn
 from tests.hub.biased_decoders import (
     TASKS,
     attentions_of,
+    fast_for,
     greedy,
     moved,
     prompts,
@@ -19,7 +20,7 @@ from tests.hub.biased_decoders import (
 from tests.hub.models import assert_equal_outputs, fit_one_step, outputs, random_inputs
 from tests.numerics import to_numpy
 
-FAMILIES = ("qwen3_5", "qwen3_5_moe")
+FAMILIES = fast_for(("qwen3_5", "qwen3_5_moe"))
 MIXED = {
     "layer_types": ["linear_attention", "full_attention", "full_attention"],
     "num_layers": 3,
