@@ -127,9 +127,16 @@ def exchange(first: Any, second: Any) -> None:
             vars(layer)[name] = getattr(new_class, name).__get__(layer)
 
 
+# A model may also keep the sampler and the function of generation with an assistant (Gemma 4).
+COMPILED = (
+    *("train_function", "test_function", "predict_function", "generate_function"),
+    *("_cached_spec_sampler", "_cached_spec_generate_fn"),
+)
+
+
 def forget_compiled(model: Any) -> None:
     """Drops compiled train, test, predict and generate functions, which hold the old graph."""
-    for name in ("train_function", "test_function", "predict_function", "generate_function"):
+    for name in COMPILED:
         if getattr(model, name, None) is not None:
             setattr(model, name, None)
 

@@ -152,7 +152,7 @@ def apply_conversions(owner: Any) -> None:
         plain = [sites[index] for index in entry.sites if not sites[index].is_converted]
         convert_sites(plain, [entry.request] * len(plain))
     remove_attribute(owner, "_graph_attention")
-    align_caches(sites)
+    align_caches(owner, sites)
     for layer in walk(owner):
         change_class(layer, class_now(layer))
 

@@ -178,6 +178,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         given: Any = None,
         update: Tensor | None = None,
         projected: tuple[Tensor, Tensor, Tensor] | None = None,
+        gate: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The layer's result for new tokens, (B, t, d), and the next cache.
 
@@ -191,13 +192,10 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
             update: Optional mask of shape (B, t): the tokens whose cache is written.
             projected: Optional queries, keys and values of the new tokens, where `projected` of the
                 adapter cannot make them of `inputs` and `index` only.
+            gate: Optional factors of the outputs of the heads, (B, t, N, H).
         """
         refuse_paged_attention(self)
-        if index is None:
-            raise ValueError(
-                f"{type(self).__name__} decodes self-attention: with `cache` it needs "
-                "`cache_update_index`. Received: cache_update_index=None"
-            )
+        self.check_index(index)
         cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
         query, key, value = projected or self.adapter.projected(self, inputs, index)
         reasons = self.mask_of(query, step_mask(mask, inputs, cache, index), index)
@@ -209,7 +207,16 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         value = in_all_heads(value, self.sizes.groups)
         logits = self.adapter.logits(self, ops.shape(cache)[2], given)
         outputs, cache = self.attend_rows(query, value, cache, step, logits)
+        outputs = outputs if gate is None else outputs * gate
         return self.adapter.output(self, outputs, training), cache
+
+    def check_index(self, index: Any) -> None:
+        """Refuses a cache without the position of the first new token."""
+        if index is None:
+            raise ValueError(
+                f"{type(self).__name__} decodes self-attention: with `cache` it needs "
+                "`cache_update_index`. Received: cache_update_index=None"
+            )
 
     def get_config(self) -> dict[str, Any]:
         """What the layer is; to look at, since a converted layer is not made from it."""

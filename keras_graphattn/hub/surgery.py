@@ -12,7 +12,12 @@ from keras_graphattn.hub.cached import CacheSlots, widened
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.sites import Site
 from keras_graphattn.hub.spec import Request
-from keras_graphattn.keras_internals import change_class, is_distributed, makes_distributed
+from keras_graphattn.keras_internals import (
+    change_class,
+    is_distributed,
+    makes_distributed,
+    walk,
+)
 
 GIVEN_BY_THE_MODEL = (
     *("num_heads", "key_dim", "value_dim", "use_bias", "output_shape", "attention_axes"),
@@ -87,20 +92,35 @@ def revert_site(site: Site) -> None:
     site.adapter.revert(site)
 
 
-def align_caches(sites: list[Site]) -> None:
-    """Gives all decoder layers the same number of cache slots, converted or not."""
+def align_caches(owner: Any, sites: list[Site]) -> None:
+    """Gives all decoder layers the same number of cache slots, converted or not.
+
+    Args:
+        owner: The backbone or layer that holds the sites.
+        sites: All of them.
+    """
     converted = [site.layer for site in sites if isinstance(site.layer, CacheSlots)]
     slots = max((layer.needed_slots for layer in converted), default=2)
     for layer in converted:
         layer.cache_slots = slots
-    for site in sites:
-        layer, adapter = site.layer, adapter_of(site.layer)
+    found = [(site.layer, adapter_of(site.layer)) for site in sites]
+    for layer, adapter in found:
         if isinstance(layer, CacheSlots) or adapter is None or not adapter.has_cache:
             continue
         plain: Any = getattr(type(layer), "plain_class", type(layer))
-        change_class(layer, widened(plain, adapter.cache_argument) if slots > 2 else plain)
-        if slots > 2:
-            layer.cache_slots = slots
+        _with_slots(layer, widened(plain, adapter.cache_argument) if slots > 2 else plain, slots)
+    for adapter in {adapter for _, adapter in found if adapter is not None}:
+        for layer in walk(owner):
+            new = adapter.class_beside(layer, slots)
+            if new is not None:
+                _with_slots(layer, new, slots)
+
+
+def _with_slots(layer: Any, new: type, slots: int) -> None:
+    """Changes the class of a layer that is not converted to one that passes on the slots."""
+    change_class(layer, new)
+    if slots > 2:
+        layer.cache_slots = slots
 
 
 def added_variables(layer: Any) -> list[Any]:

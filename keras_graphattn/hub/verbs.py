@@ -86,9 +86,10 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
 
     Raises:
         ValueError: If `where` matches no attention layer, one that is converted already, or one
-            whose matrix is not square; for models without self-attention that is reached; for an
-            attention that cannot take the place of the model's layers; for options that the new
-            layers refuse, or that are the model's to decide.
+            that cannot be, such as one whose matrix is not square; for models without
+            self-attention that is reached; for an attention that cannot take the place of the
+            model's layers; for options that the new layers refuse, or that are the model's to
+            decide.
 
     Example:
 
@@ -228,7 +229,7 @@ def _settle(model: Any, owners: list[Owner], holders: list[Any]) -> None:
     Those of the model, of all layers in it, and of the models and layers that hold it.
     """
     for owner in owners:
-        align_caches(owner.sites)
+        align_caches(owner.layer, owner.sites)
     for layer in (*walk(model), *holders):
         change_class(layer, class_now(layer))
         if isinstance(layer, keras.Model):

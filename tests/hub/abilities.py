@@ -18,7 +18,7 @@ from tests.hub import sequence_to_sequence
 from tests.hub.biased_decoders import greedy, prompts
 from tests.hub.containers import moved
 from tests.hub.families import family
-from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
+from tests.hub.models import assert_equal_outputs, fit_one_step, outputs, wanted_by
 from tests.numerics import to_numpy
 
 OPTIONS = {
@@ -86,12 +86,13 @@ def generate(case, folder):
     if not hasattr(case.family.task, "generate"):
         lacks("a task that generates")
     task = case.task()
-    if "encoder_padding_mask" in task.backbone.input:
+    if "encoder_padding_mask" in wanted_by(task):
         given, of = sequence_to_sequence.prompts(task.backbone), "decoder_"
         tokens = sequence_to_sequence.greedy(task, given)
     else:
         given, of = {**case.family.inputs(task.backbone), **prompts()}, ""
-        tokens = greedy(task, {k: v for k, v in given.items() if k in task.backbone.input})
+        given.pop("position_ids", None)  # of fewer tokens
+        tokens = greedy(task, {k: v for k, v in given.items() if k in wanted_by(task.backbone)})
     whole = {f"{of}token_ids": tokens, f"{of}padding_mask": np.ones(tokens.shape, "int32")}
     found = outputs(task, {**given, **whole})[0]
     chosen = np.take_along_axis(found[:, :-1], tokens[:, 1:, None], axis=-1)[..., 0]
@@ -123,11 +124,21 @@ def lora_targets(backbone):
 
 
 def int8(case, folder):
-    """Quantised to eight bits, the outputs are near those of float32."""
+    """Quantised to eight bits, the outputs are near those of float32.
+
+    They are at most 0.3 of the largest entry away, or twice as far as those of the original.
+    """
+    found = loss_in_int8(case)
+    assert found > 0
+    assert found <= 0.3 or found <= 2 * loss_in_int8(Case(case.name))
+
+
+def loss_in_int8(case):
+    """How far the outputs are from those of float32."""
     backbone, inputs = case.converted()
     exact = outputs(backbone, inputs)
     backbone.quantize("int8")
-    assert 0 < distance(outputs(backbone, inputs), exact) <= 0.3
+    return distance(outputs(backbone, inputs), exact)
 
 
 def bfloat16(case, folder):

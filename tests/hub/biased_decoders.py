@@ -8,9 +8,11 @@ import functools
 import keras
 import keras_hub
 import numpy as np
+import pytest
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.hub.carriers import plain_class
 from keras_graphattn.hub.sites import attention_sites
 from tests.hub.models import VOCABULARY, WIDTHS, outputs
 from tests.numerics import to_numpy
@@ -55,6 +57,57 @@ gpt_oss = functools.partial(
     rope_scaling_factor=4.0,
 )
 
+gemma4 = functools.partial(  # `test_gemma4.py` has layers that borrow keys and values
+    made,
+    models.Gemma4Backbone,
+    GROUPED,
+    image_size=16,
+    sliding_window_size=WINDOW,
+    layer_types=["sliding_attention", "full_attention"],
+)
+
+
+def gemma3n(**options):
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+    given = {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "intermediate_size": [16, 16, 16, 16],
+        "sliding_window": WINDOW,
+        **options,
+    }
+    return models.Gemma3nBackbone(
+        text_vocab_size=VOCABULARY,
+        text_hidden_size=16,
+        pad_token_id=0,
+        hidden_activation="gelu_approximate",
+        rope_theta=10000.0,
+        max_position_embeddings=128,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=4,
+        altup_num_inputs=2,
+        laurel_rank=2,
+        **heads,
+        **given,
+    )
+
+
+QWEN3_5 = {
+    "layer_types": ["full_attention"] * 2,  # `test_qwen3_5.py` has layers of recurrence
+    "partial_rotary_factor": 0.5,
+    "sliding_window_size": WINDOW,
+}
+qwen3_5 = functools.partial(made, models.Qwen3_5Backbone, GROUPED, QWEN3_5)
+
+
+def qwen3_5_moe(**options):
+    given = {**GROUPED, **QWEN3_5, "num_layers": 2, "vocabulary_size": VOCABULARY}
+    experts = {"num_experts": 2, "top_k": 2, "moe_intermediate_dim": 8}
+    return models.Qwen3_5MoeBackbone(
+        shared_expert_intermediate_size=8, **{**given, **experts, **options}
+    )
+
+
 DECODERS = {
     "gemma": gemma,
     "gemma2": gemma2,
@@ -64,6 +117,10 @@ DECODERS = {
     "gemma3": gemma3,
     "gemma3_embedding": embedding,
     "gpt_oss": gpt_oss,
+    "gemma3n": gemma3n,
+    "gemma4": gemma4,
+    "qwen3_5": qwen3_5,
+    "qwen3_5_moe": qwen3_5_moe,
 }
 TASKS = {
     "gemma": models.GemmaCausalLM,
@@ -73,9 +130,29 @@ TASKS = {
     "falcon": models.FalconCausalLM,
     "gemma3": models.Gemma3CausalLM,
     "gpt_oss": models.GptOssCausalLM,
+    "gemma3n": models.Gemma3nCausalLM,
+    "gemma4": models.Gemma4CausalLM,
+    "qwen3_5": models.Qwen3_5CausalLM,
+    "qwen3_5_moe": models.Qwen3_5MoeCausalLM,
 }
-SEEDS = {"gemma": 1, "bloom": 2, "falcon": 1}  # with these, greedy tokens differ from each other
-PLAIN = ("gemma", "gpt_neo_x", "gemma3", "gemma3_embedding")  # A is a softmax of the scores
+# The attention of Qwen3.5 with experts is that of Qwen3.5: in the fast suite, one stands for both.
+LATER = ("qwen3_5_moe",)
+
+
+def fast_for(names):
+    """Cases of which the fast suite leaves some out."""
+    return [pytest.param(n, marks=pytest.mark.slow) if n in LATER else n for n in names]
+
+
+# With these, greedy tokens differ from each other.
+SEEDS = {"gemma": 1, "bloom": 2, "falcon": 1, "gemma4": 1}
+# A is a softmax of the scores
+PLAIN = (
+    *("gemma", "gpt_neo_x", "gemma3", "gemma3_embedding", "gemma3n", "gemma4"),
+    *("qwen3_5", "qwen3_5_moe"),
+)
+# How many more arguments `_build_cache` has than the tokens.
+FURTHER = {"gemma3": 4, "gemma3n": 8, "gemma4": 4, "qwen3_5": 1, "qwen3_5_moe": 1}
 
 
 def random_decoder(name, **options):
@@ -93,7 +170,7 @@ def random_decoder(name, **options):
 
 
 def task_of(name, backbone):
-    if name == "gemma3":
+    if name in ("gemma3", "gemma3n", "gemma4"):
         return TASKS[name](preprocessor=None, backbone=backbone)
     return TASKS[name](backbone)
 
@@ -157,8 +234,8 @@ def greedy_without_cache(model, inputs):
 
 def seeded_cache(model, ids):
     """The cache after a first pass over `ids`."""
-    rest = (None,) * 4 if isinstance(model, models.Gemma3CausalLM) else ()
-    return model._build_cache(ids, *rest)[1]
+    further = {TASKS[name]: count for name, count in FURTHER.items()}
+    return model._build_cache(ids, *(None,) * further.get(plain_class(type(model)), 0))[1]
 
 
 def decoded(model, ids):

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from tests.numerics import BACKEND
+
 ORDER = 4
 EPSILON = 0.1
 
@@ -21,7 +23,9 @@ class Twin(NamedTuple):
     rotated: int = 0  # how many of the features are rotated
     wavelength: float = 10000.0
     yarn: float | None = None
-    norms: bool = False
+    norms: tuple = ()  # the names of those of queries and keys
+    norm_start: float = 1.0  # what is added to their learned scale
+    value_norm: bool = False
     soft_cap: float | None = None
     alibi: float = 0.0  # factor of slope times position of the key
     sink: bool = False
@@ -30,8 +34,12 @@ class Twin(NamedTuple):
     causal: bool = True
     scale: float | None = None  # where it is not 1 / sqrt(H)
     interleaved: bool = False  # features are rotated in pairs of neighbours
+    gated: bool = False  # the projection of the queries also has the logits of a gate
 
 
+NORMS = ("query_norm", "key_norm")
+NEAR = 2 if BACKEND == "tensorflow" else None  # where KerasHub applies the window on a CPU
+QWEN3_5 = Twin(key_value_heads=2, rotated=2, norms=NORMS, gated=True, before=NEAR, after=NEAR)
 TWINS = {
     "gemma": Twin(key_value_heads=2, features_last=False, rotated=4),
     "gemma2": Twin(
@@ -43,18 +51,40 @@ TWINS = {
     "bloom": Twin(names=("query_dense", "key_dense", "value_dense", "output_dense"), alibi=1.0),
     "falcon": Twin(names=("query_dense", "key_dense", "value_dense", "output_dense"), alibi=0.5),
     "gemma3": Twin(
-        key_value_heads=2, features_last=False, rotated=4, norms=True, before=2, after=2
+        key_value_heads=2, features_last=False, rotated=4, norms=NORMS, before=2, after=2
     ),
     "gemma3_embedding": Twin(
         key_value_heads=2,
         features_last=False,
         rotated=4,
-        norms=True,
+        norms=NORMS,
         before=1,
         after=2,
         causal=False,
     ),
     "gpt_oss": Twin(key_value_heads=2, rotated=4, yarn=4.0, sink=True, before=3),
+    "gemma3n": Twin(
+        key_value_heads=2,
+        names=("q_proj", "k_proj", "v_proj", "o_proj"),
+        rotated=4,
+        norms=("q_norm", "k_norm"),
+        norm_start=0.0,
+        value_norm=True,
+        scale=1.0,
+        before=2,
+        after=2,
+    ),
+    "gemma4": Twin(  # the window is in the mask of the decoder
+        key_value_heads=2,
+        features_last=False,
+        rotated=4,
+        norms=NORMS,
+        norm_start=0.0,
+        value_norm=True,
+        scale=1.0,
+    ),
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5,
 }
 
 
@@ -106,14 +136,17 @@ def turned(twin, x):
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-def normalised(x, scale):
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + scale)
+def normalised(x, scale=1.0):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * scale
 
 
 def projection(twin, weights, x, which, head):
     """Queries, keys or values of one head, (B, T, H)."""
     name = twin.names[which]
     kernel, bias = weights[f"{name}/kernel"], weights.get(f"{name}/bias")
+    if len(kernel.shape) == 2:  # all heads in one
+        count = twin.heads if which == 0 else twin.key_value_heads
+        kernel = kernel.reshape(len(kernel), count, -1)
     kernel = kernel[:, head] if twin.features_last else kernel[head]  # (d, H)
     found = x @ kernel
     if bias is not None:
@@ -134,11 +167,15 @@ def twin_attention(twin, x, weights, real, exponents=None, bias=None):
     heads = []
     for head in range(twin.heads):
         query = projection(twin, weights, x, 0, head)
+        if twin.gated:
+            query, gate = query.chunk(2, dim=-1)
         key = projection(twin, weights, x, 1, head // groups)
         value = projection(twin, weights, x, 2, head // groups)
         if twin.norms:
-            query = normalised(query, weights["query_norm/scale"])
-            key = normalised(key, weights["key_norm/scale"])
+            of_query, of_key = (twin.norm_start + weights[f"{x}/scale"] for x in twin.norms)
+            query, key = normalised(query, of_query), normalised(key, of_key)
+        if twin.value_norm:
+            value = normalised(value)
         if twin.rotated:
             query, key = turned(twin, query), turned(twin, key)
         scale = twin.scale or 1 / math.sqrt(query.shape[-1])
@@ -156,7 +193,8 @@ def twin_attention(twin, x, weights, real, exponents=None, bias=None):
         blind = ~mask.any(-1, keepdim=True)
         matrix = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1)[..., : x.shape[1]]
         matrix = matrix * mask
-        heads.append(applied(matrix, value, weights, head, exponents).masked_fill(blind, 0.0))
+        found = applied(matrix, value, weights, head, exponents).masked_fill(blind, 0.0)
+        heads.append(found * torch.sigmoid(gate) if twin.gated else found)
     name = twin.names[3]
     kernel = weights[f"{name}/kernel"]
     joined = torch.cat(heads, dim=-1)  # (B, T, N H)

@@ -36,6 +36,7 @@ TABLES = (
 FAMILIES = {name: (partial(make, name), inputs) for table, make, inputs in TABLES for name in table}
 # One of each kind of attention and of input; in the fast suite, they stand for all.
 REPRESENTATIVE = ("bert", "llama", "gemma2", "deberta_v3", "t5", "swin")
+NO_TASK_OF_ITS_OWN = ("Gemma4AssistantCausalLM",)  # proposes tokens to another model
 WITHOUT_TASK = ("gemma3_embedding",)  # sees the future, so that it generates nothing
 
 
@@ -59,7 +60,7 @@ class Family(NamedTuple):
     @property
     def where(self):
         """The layers that can be converted."""
-        return vision_models.WHERE.get(self.name, "all")
+        return {**vision_models.WHERE, **sequence_to_sequence.WHERE}.get(self.name, "all")
 
     def make_task(self, backbone):
         """The task around a backbone."""
@@ -77,6 +78,8 @@ def task_class(backbone_class):
     for kind in KINDS:
         for cls in public:
             of_kind = issubclass(cls, getattr(keras_hub.models, kind))
+            if cls.__name__ in NO_TASK_OF_ITS_OWN:
+                continue
             if of_kind and getattr(cls, "backbone_cls", None) is backbone_class:
                 return cls
     return None

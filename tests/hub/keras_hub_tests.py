@@ -5,8 +5,9 @@
 The tests come from a checkout of keras-hub, the code from the installed package: use a checkout of
 the installed version. KerasHub's tests need the packages grain and portpicker. Each test file runs
 twice. First as it is. Then every backbone that `convert` reaches is converted as soon as it is
-made. The table counts the tests that pass on plain models, and those of them that pass on converted
-ones. The others are named below it. Tests that need presets from the network are left out.
+made, but for the layers that it refuses. The table counts the tests that pass on plain models, and
+those of them that pass on converted ones. The others are named below it. Tests that need presets
+from the network are left out.
 """
 
 import argparse
@@ -55,9 +56,11 @@ def convert_instances_of(plain, attention):
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         # A subclass's own constructor goes on; a backbone around others finds them converted.
-        is_done = any(site.is_converted for site in attention_sites(self))
+        found = attention_sites(self)
+        is_done = any(site.is_converted for site in found)
         if type(self) is plain and not is_done:
-            keras_graphattn.convert(self, attention)
+            where = [i for i, s in enumerate(found) if s.adapter.refusal(s.layer) is None]
+            keras_graphattn.convert(self, attention, where)
 
     plain.__init__ = __init__
 

@@ -120,11 +120,12 @@ def random_inputs(backbone, length=LENGTH, batch=2, real=None, seed=1):
     real = np.array([length - 2, length] if real is None else real)[:, None]
     mask = np.arange(length)[None] < real
     inputs = {}
-    wanted = backbone.input if isinstance(backbone.input, dict) else {"images": backbone.input}
-    for name, tensor in wanted.items():
+    for name, tensor in wanted_by(backbone).items():
         shape = tensor.shape
         if "mask" in name:
             inputs[name] = mask.astype("int32")
+        elif name == "position_ids":
+            inputs[name] = np.tile(np.arange(length, dtype="int32"), (batch, 1))
         elif "segment" in name:
             inputs[name] = np.zeros((batch, length), "int32")
         elif "token" in name:
@@ -135,9 +136,27 @@ def random_inputs(backbone, length=LENGTH, batch=2, real=None, seed=1):
     return inputs
 
 
+def wanted_by(model):
+    """The symbolic inputs of a model by name."""
+    if isinstance(model.input, list):
+        return {tensor.name: tensor for tensor in model.input}
+    return model.input if isinstance(model.input, dict) else {"images": model.input}
+
+
+def as_given(model, inputs):
+    """Inputs by name in the structure that a model takes; positions are added where they lack."""
+    wanted = wanted_by(model)
+    if "position_ids" in wanted and "position_ids" not in inputs:
+        batch, length = inputs["token_ids"].shape
+        inputs = {**inputs, "position_ids": np.tile(np.arange(length, dtype="int32"), (batch, 1))}
+    if isinstance(model.input, list):
+        return [inputs[name] for name in wanted]
+    return inputs if isinstance(model.input, dict) else inputs["images"]
+
+
 def outputs(model, inputs):
     """All outputs as one list of arrays, those of padded positions zeroed."""
-    given = inputs if isinstance(model.input, dict) else inputs["images"]
+    given = as_given(model, inputs)
     if BACKEND == "jax":
         found = model.predict_on_batch(given)
     else:
@@ -170,7 +189,7 @@ def with_head(backbone):
 
 
 def fit_one_step(backbone, inputs):
-    inputs = inputs if isinstance(backbone.input, dict) else inputs["images"]
+    inputs = as_given(backbone, inputs)
     model = with_head(backbone)
     model.compile("adam", "mse", run_eagerly=BACKEND != "jax", jit_compile=BACKEND == "jax")
     model.fit(inputs, np.array([[3.0], [-3.0]]), batch_size=2, epochs=1, verbose=0)

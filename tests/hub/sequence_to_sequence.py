@@ -3,6 +3,7 @@
 They are not in `tests.hub.models`: the cross products of that dictionary stay as they are.
 """
 
+import functools
 from types import SimpleNamespace
 
 import keras
@@ -12,6 +13,7 @@ import pytest
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.hub.adapters import adapter_of
 from keras_graphattn.hub.sites import attention_sites
 from tests.hub.biased_decoders import moved
 from tests.hub.models import IMAGE, VOCABULARY, WIDTHS, outputs
@@ -83,12 +85,12 @@ def t5(**options):
     return models.T5Backbone(**{**widths, **given})
 
 
-def t5_gemma(**options):
+def t5_gemma(kind=models.T5GemmaBackbone, **options):
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
     tower = {"hidden_dim": 16, "intermediate_dim": 16, "num_layers": 2, **heads}
     kinds = ["full_attention", "sliding_attention"]
     towers = {f"{name}_{k}": v for name in ("encoder", "decoder") for k, v in tower.items()}
-    return models.T5GemmaBackbone(
+    return kind(
         vocabulary_size=VOCABULARY,
         **towers,
         encoder_layer_types=kinds,
@@ -123,6 +125,7 @@ MODELS = {
     "whisper": whisper,
     "t5": t5,
     "t5_gemma": t5_gemma,
+    "t5_gemma_2": functools.partial(t5_gemma, models.T5Gemma2Backbone),
     "moonshine": moonshine,
 }
 REPRESENTATIVE = ("t5", "moonshine")  # a shared bias, and a rotation that the model hands on
@@ -134,19 +137,27 @@ def fast_for(names, chosen=REPRESENTATIVE):
 
 
 EACH = fast_for(MODELS)
+WHERE = {"t5_gemma_2": "^encoder"}  # the matrix of its decoder is not square
 SITES = {"parseq": 2}  # two towers of two for the others
 CLASSES = {  # of their own
     "t5": "T5MultiHeadAttention",
     "t5_gemma": "T5GemmaAttention",
+    "t5_gemma_2": "T5Gemma2Attention",
     "moonshine": "MoonshineMultiHeadAttention",
 }
 # What else than a softmax makes A.
-BEYOND = {"t5": ("bias of the scores",), "t5_gemma": ("soft cap of the scores",), "moonshine": ()}
+BEYOND = {
+    "t5": ("bias of the scores",),
+    "t5_gemma": ("soft cap of the scores",),
+    "t5_gemma_2": ("soft cap of the scores",),
+    "moonshine": (),
+}
 TASKS = {
     "edrec": models.EdRecSeq2SeqLM,
     "bart": models.BartSeq2SeqLM,
     "t5": models.T5Seq2SeqLM,
     "t5_gemma": models.T5GemmaSeq2SeqLM,
+    "t5_gemma_2": models.T5Gemma2Seq2SeqLM,
     "moonshine": models.MoonshineAudioToText,
 }
 DECODED = (*TASKS, "whisper")  # which have a cache
@@ -154,6 +165,7 @@ SEEDS = {
     "edrec": 5,
     "t5": 3,
     "t5_gemma": 4,
+    "t5_gemma_2": 4,
     "moonshine": 4,
 }  # with these, greedy tokens differ from each other
 
@@ -181,11 +193,16 @@ def spread(name, variable):
     return 0.1 if name == "bart" and len(variable.shape) < 2 else 0.4
 
 
-def converted(name, attention="graph_filter", where="all", **options):
+def reached(name, where="all"):
+    """Which layers to convert: those that can be, where the model has others."""
+    return WHERE.get(name, where)
+
+
+def converted(name, attention="graph_filter", **options):
     """A converted backbone; the coefficients of its filter are away from their start."""
     if attention == "graph_filter":
         options = {"order": 4, **options}
-    return moved(keras_graphattn.convert(random_model(name), attention, where, **options))
+    return moved(keras_graphattn.convert(random_model(name), attention, reached(name), **options))
 
 
 def task(name, backbone):
@@ -207,7 +224,9 @@ def parseq_task(backbone):
 
 
 def attentions_of(model):
-    return [site.layer for site in attention_sites(model)]
+    """The attention layers that can be converted, or are."""
+    layers = [site.layer for site in attention_sites(model)]
+    return [layer for layer in layers if adapter_of(layer).refusal(layer) is None]
 
 
 END_OF_TEXT = 2  # as MetaCLIP 2 counts

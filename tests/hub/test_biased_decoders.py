@@ -14,6 +14,7 @@ from tests.hub.biased_decoders import (
     PLAIN,
     attentions_of,
     converted,
+    fast_for,
     random_decoder,
     variables,
 )
@@ -27,6 +28,7 @@ from tests.numerics import (
     value_and_gradients,
 )
 
+EACH = fast_for(DECODERS)
 EXPONENTS = [1.5, 2.0, 2.5, 3.0]
 WINDOWED = {"gpt_oss": 1}  # which layer has a window: the first, but for GPT-OSS
 OPTIONS = {
@@ -37,7 +39,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", EACH)
 def test_starts_with_the_outputs_of_the_original(name, attention):
     options = {"p": 2} if attention == "p_laplacian" else {"order": 4}
     backbone = random_decoder(name)
@@ -49,7 +51,7 @@ def test_starts_with_the_outputs_of_the_original(name, attention):
     assert_equal_outputs(outputs(backbone, inputs), before, tolerance=0)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", EACH)
 def test_only_coefficients_are_added_and_taken_away(name):
     backbone = DECODERS[name]()
     layers = attentions_of(backbone)
@@ -71,7 +73,7 @@ def test_only_coefficients_are_added_and_taken_away(name):
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_training_step_moves_every_coefficient(name):
     backbone = keras_graphattn.convert(random_decoder(name), order=4)
     before = {path: to_numpy(v) for path, v in variables(backbone).items() if "coeff" in path}
@@ -91,7 +93,7 @@ def call_of(layer, name, x, mask):
 
 
 @pytest.mark.parametrize("attention", OPTIONS)
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", EACH)
 def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     backbone = converted(name, attention.partition(" ")[0], **OPTIONS[attention])
     layer = attentions_of(backbone)[WINDOWED.get(name, 0)]
@@ -131,7 +133,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("path", ["blockwise", "fused"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
     if name in PLAIN:
         inputs = random_inputs(DECODERS[name]())
@@ -147,7 +149,7 @@ def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
     assert "GraphAttention" not in type(backbone).__name__
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", EACH)
 def test_refuses_attention_of_another_kind(name):
     backbone = DECODERS[name]()
     before, plain = variables(backbone), type(attentions_of(backbone)[0])
@@ -169,7 +171,7 @@ def test_sizes():
             sizes = adapter.sizes(site.layer)
             assert (sizes.num_heads, sizes.key_dim, sizes.value_dim) == (4, 4, 4)
             assert sizes.groups == 4 // TWINS[name].key_value_heads
-            assert sizes.scale == pytest.approx(0.5)
+            assert sizes.scale == pytest.approx(TWINS[name].scale or 0.5)
             assert sizes.beyond_softmax == ((BEYOND[name],) if name in BEYOND else ())
             assert {"query", "attention_output"} <= set(adapter.projections(site.layer))
             assert adapter.is_causal(site.parent, site.layer) is (name != "gemma3_embedding")
@@ -185,6 +187,8 @@ DROPOUTS = {
     "bloom": ({"dropout": 0.5}, "_dropout_layer"),
     "falcon": ({"attention_dropout_rate": 0.5}, "attention_dropout"),
     "gemma3": ({"dropout": 0.5}, "dropout_layer"),
+    "gemma3n": ({"attention_dropout": 0.5}, "dropout"),
+    "gemma4": ({"dropout": 0.5}, "dropout_layer"),
 }
 
 
@@ -225,12 +229,13 @@ def test_keeps_the_dropout_of_the_attention_matrix(name, attention):
         keras_graphattn.convert(random_decoder(name, **options), attention_path="fused")
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_block_is_made_again_from_its_configuration(name):
     block = attention_sites(DECODERS[name]())[0].parent
     config = holder_config(type(block), block)
     again = type(block).from_config(config)
-    again.build((None, None, 16))
+    tokens = (None, None, 16)
+    again.build(((2, *tokens), (None, None, 4), None) if name == "gemma3n" else tokens)
     assert holder_config(type(again), again) == config
     shapes = [tuple(v.shape) for v in again.weights]
     assert shapes == [tuple(v.shape) for v in block.weights]

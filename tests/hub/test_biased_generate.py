@@ -6,9 +6,11 @@ from keras import ops
 
 import keras_graphattn
 from tests.hub.biased_decoders import (
+    LATER,
     TASKS,
     attentions_of,
     decoded,
+    fast_for,
     greedy,
     greedy_without_cache,
     logits,
@@ -36,7 +38,8 @@ def causal_lm(name, case="graph_filter"):
 
 def cases():
     # Layers of GPT-NeoX that are left as they were decode as KerasHub made them.
-    return [(n, c) for n in TASKS for c in CASES if (n, c) != ("gpt_neo_x", "even")]
+    found = [(n, c) for n in TASKS for c in CASES if (n, c) != ("gpt_neo_x", "even")]
+    return [pytest.param(n, c, marks=pytest.mark.slow) if n in LATER else (n, c) for n, c in found]
 
 
 @pytest.mark.slow_on("jax")
@@ -49,7 +52,7 @@ def test_cached_decoding_equals_the_full_pass(name, case):
     )
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", fast_for(TASKS))
 def test_greedy_generation_gives_the_tokens_of_the_full_pass(name):
     model, inputs = causal_lm(name), prompts()
     expected = greedy_without_cache(model, inputs)
@@ -66,7 +69,7 @@ def test_64_greedy_tokens_with_and_without_cache(name):
 
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", fast_for(TASKS))
 def test_a_new_conversion_generates_as_the_original(name, attention):
     model, inputs = task_of(name, random_decoder(name)), prompts()
     if name == "gpt_neo_x":  # the original decodes differently from its own full pass

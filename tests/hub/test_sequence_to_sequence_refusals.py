@@ -14,6 +14,7 @@ from tests.hub.sequence_to_sequence import (
     converted,
     inputs_of,
     parseq_task,
+    reached,
 )
 from tests.hub.test_sequence_to_sequence import variables
 from tests.numerics import to_numpy
@@ -31,7 +32,7 @@ def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
     before = variables(backbone)
     message = f"have a {BEYOND[name][0]}, which only the dense path keeps"
     with pytest.raises(ValueError, match=message):
-        keras_graphattn.convert(backbone, attention_path=path)
+        keras_graphattn.convert(backbone, where=reached(name), attention_path=path)
     assert variables(backbone) == before
     assert "GraphAttention" not in type(backbone).__name__
 
@@ -43,9 +44,9 @@ def test_refuses_attention_of_another_kind(name):
     for attention in ("masked_kernel", "attentive_graph_filter"):
         message = f"'{attention}' cannot take the place of {CLASSES[name]}.*graph_filter"
         with pytest.raises(ValueError, match=message):
-            keras_graphattn.convert(backbone, attention)
+            keras_graphattn.convert(backbone, attention, reached(name))
     with pytest.raises(ValueError, match=f"{CLASSES[name]} keeps its own settings.*dropout=0.1"):
-        keras_graphattn.convert(backbone, dropout=0.1)
+        keras_graphattn.convert(backbone, where=reached(name), dropout=0.1)
     assert variables(backbone) == before
     assert {type(layer) for layer in attentions_of(backbone)} == {plain}
 
@@ -75,6 +76,18 @@ def test_a_converted_layer_of_t5_refuses_cross_attention():
         layer(x, cache_update_index=0)
     with pytest.raises(ValueError, match="cache_update_index"):
         layer(x, cache=ops.zeros((1, 2, 3, 4, 6)))
+
+
+def test_the_decoder_of_t5_gemma_2_is_refused_by_name():
+    """Its tokens look at those of the encoder, too, in the same softmax."""
+    backbone = MODELS["t5_gemma_2"]()
+    before = variables(backbone)
+    message = r"decoder_layer_0/.*decoder_layer_1/.*not square.*where=\[0, 1\]"
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        keras_graphattn.convert(backbone)
+    with pytest.raises(ValueError, match=r"T5Gemma2MergedAttention.*not square"):
+        keras_graphattn.convert(backbone.decoder_layers[0])
+    assert variables(backbone) == before
 
 
 def test_the_two_streams_of_parseq_stay_as_they_are():

@@ -78,7 +78,7 @@ class Task:
         if self.name == "moonshine":
             _, *found = model._build_cache(*source, ids, ops.cast(ones, "bool"))
             return None, Caches(*found)
-        if self.name == "t5_gemma":
+        if self.name in ("t5_gemma", "t5_gemma_2"):
             _, (own, cross), (encoded, mask) = model._build_cache(*source, ids, ones)
             return None, Caches(own, cross, encoded, mask)
         _, encoded, own, cross = model._build_cache(*source, ids)
@@ -87,7 +87,7 @@ class Task:
     def step(self, ids, index, caches, cross_index=None):
         """Logits of the tokens `ids`, of which the first has position `index`."""
         call, (own, cross, encoded, mask) = self.model.call_decoder_with_cache, caches
-        if self.name == "t5_gemma":
+        if self.name in ("t5_gemma", "t5_gemma_2"):
             found, _, (own, cross) = call(ids, None, (own, cross), index, encoded, mask)
         elif self.name == "moonshine":
             found, _, own, cross = call(encoded, mask, ids, own, index, cross)

@@ -15,6 +15,8 @@ from keras_graphattn.hub.adapters.esm import EsmAdapter
 from keras_graphattn.hub.adapters.falcon import FalconAdapter
 from keras_graphattn.hub.adapters.gemma import GemmaAdapter
 from keras_graphattn.hub.adapters.gemma3 import Gemma3Adapter
+from keras_graphattn.hub.adapters.gemma3n import Gemma3nAdapter
+from keras_graphattn.hub.adapters.gemma4 import Gemma4Adapter
 from keras_graphattn.hub.adapters.gpt_neo_x import GPTNeoXAdapter
 from keras_graphattn.hub.adapters.gpt_oss import GptOssAdapter
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
@@ -25,6 +27,7 @@ from keras_graphattn.hub.adapters.moonshine import MoonshineAdapter
 from keras_graphattn.hub.adapters.phi3 import Phi3Adapter
 from keras_graphattn.hub.adapters.qwen import QwenAdapter
 from keras_graphattn.hub.adapters.qwen3 import Qwen3Adapter
+from keras_graphattn.hub.adapters.qwen3_5 import Qwen3_5Adapter
 from keras_graphattn.hub.adapters.roformer import RoformerAdapter
 from keras_graphattn.hub.adapters.rotary import RotaryAdapter
 from keras_graphattn.hub.adapters.smollm3 import SmolLM3Adapter
@@ -32,6 +35,7 @@ from keras_graphattn.hub.adapters.stock import StockAdapter
 from keras_graphattn.hub.adapters.swin import SwinAdapter
 from keras_graphattn.hub.adapters.t5 import T5Adapter
 from keras_graphattn.hub.adapters.t5_gemma import T5GemmaAdapter
+from keras_graphattn.hub.adapters.t5_gemma2 import T5Gemma2Adapter
 from keras_graphattn.hub.adapters.video_prism import VideoPrismAdapter
 from keras_graphattn.hub.adapters.vit_det import ViTDetAdapter
 from keras_graphattn.hub.adapters.xlnet import XLNetAdapter
@@ -47,10 +51,13 @@ ADAPTERS: list[AttentionAdapter] = [
     MistralAdapter(),
     QwenAdapter(),
     Qwen3Adapter(),
+    Qwen3_5Adapter(),
     Phi3Adapter(),
     SmolLM3Adapter(),
     GemmaAdapter(),
     Gemma3Adapter(),
+    Gemma3nAdapter(),
+    Gemma4Adapter(),
     GPTNeoXAdapter(),
     GptOssAdapter(),
     BloomAdapter(),
@@ -62,6 +69,7 @@ ADAPTERS: list[AttentionAdapter] = [
     XLNetAdapter(),
     T5Adapter(),
     T5GemmaAdapter(),
+    T5Gemma2Adapter(),
     MoonshineAdapter(),
     SwinAdapter(),
     DINOV3Adapter(),

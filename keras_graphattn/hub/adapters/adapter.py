@@ -133,6 +133,18 @@ class AttentionAdapter:
         """Why no attention can take the place of this very layer; `None` where one can."""
         return None
 
+    def class_beside(self, layer: Any, slots: int) -> type | None:
+        """The class that another layer must have, where all have caches of so many slots.
+
+        Args:
+            layer: A layer of the same backbone, of any class.
+            slots: The number of slots.
+
+        Returns:
+            A class, or `None` where the layer passes on no cache of this kind.
+        """
+        return None
+
     def prepared(self, site: Any, request: Any) -> Any:
         """What `put` needs. Whatever can be refused is refused here, before anything changes.
 
