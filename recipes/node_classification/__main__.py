@@ -39,7 +39,7 @@ class NodeClassification(Recipe):
         training = {"epochs": 200, "patience": 100, "batch_size": 1, "learning_rate": 5e-3}
         group = parser.add_argument_group("training")
         add_shared(group, {**training, "precision": "float32"})
-        penalty = {"type": number_in(0.0, 1.0), "help": "on the squares of all weights but biases"}
+        penalty = {"type": number_in(0.0, 1.0), "help": "on the squares of all weight matrices"}
         group.add_argument("--penalty", default=2e-3, **penalty)
         model = parser.add_argument_group("model")
         sizes = {"layers": 2, "heads": 8, "key_dim": 8, "dropout": 0.6}

@@ -57,7 +57,7 @@ def build(
 
 
 def penalise(model: keras.Model, penalty: float) -> None:
-    """Adds penalty / 2 times the sum of the squares of all weights but biases to the loss.
+    """Adds penalty / 2 times the sum of the squares of all weight matrices to the loss.
 
     Its gradient is penalty times the weight, as in the published experiments.
     """
