@@ -46,6 +46,9 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         num_buckets: Number of buckets at most.
         sizes: Numbers of nodes to pad to, in place of `num_buckets`: ascending, and the last one
             must hold the largest graph. Give the same for training and test data.
+        edge_sizes: Numbers of edges to pad to, one for each of `sizes`, which it needs. By default
+            the most of any graph in the bucket. Compiled code for training data serves test data,
+            too, where both are the same.
         seed: Seed of the shuffling; without it, graphs stay in their order within their bucket.
         **kwargs: `workers`, `use_multiprocessing` and `max_queue_size` of a `PyDataset`.
 
@@ -78,6 +81,7 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         weighted: bool | None = None,
         num_buckets: int = 4,
         sizes: Sequence[int] | None = None,
+        edge_sizes: Sequence[int] | None = None,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -94,9 +98,10 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         num_buckets = whole()("num_buckets", num_buckets, {})
         self.sizes = _sizes(counts, num_buckets) if sizes is None else _checked_sizes(sizes, counts)
         self._bucket = np.searchsorted(self.sizes, counts)
-        self._edges = _edges_of_buckets(
-            self._bucket, np.array([len(graph.edges) for graph in self.graphs]), len(self.sizes)
-        )
+        edges = np.array([len(graph.edges) for graph in self.graphs])
+        self._edges = _edges_of_buckets(self._bucket, edges, len(self.sizes))
+        if edge_sizes is not None:
+            self._edges = _checked_edge_sizes(edge_sizes, self._edges, sizes)
         self._arrays = {
             **{name: (1, given) for name, given in dict(node_arrays or {}).items()},
             **{name: (2, given) for name, given in dict(pair_arrays or {}).items()},
@@ -269,6 +274,18 @@ def _checked_sizes(sizes: Any, counts: Array) -> list[int]:
         raise ValueError(
             f"`sizes` must be ascending, and the last one at least {counts.max()}, the number of "
             f"nodes of the largest graph. Received: sizes={sizes!r}"
+        )
+    return found
+
+
+def _checked_edge_sizes(given: Any, least: list[int], sizes: Any) -> list[int]:
+    found = [whole()("edge_sizes", size, {}) for size in given]
+    holds = len(found) == len(least) and all(a >= b for a, b in zip(found, least, strict=True))
+    if sizes is None or not holds:
+        raise ValueError(
+            f"`edge_sizes` must be given with `sizes`, and be at least {least}, the numbers of "
+            f"edges that hold the graphs of each size. Received: edge_sizes={given!r}, "
+            f"sizes={sizes!r}"
         )
     return found
 

@@ -186,9 +186,7 @@ class RandomWalk(TopologyMask):
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._features is None:
             features = self._features_of_batch(parameters, inputs)
-            matrix = ops.einsum("bnvi,bnwi->bnvw", features, features)
-            batch, _, *pairs = ops.shape(matrix)
-            return ops.broadcast_to(matrix, (batch, self.num_heads, *pairs))
+            return ops.einsum("bnvi,bnwi->bnvw", features, features)
         count, steps = self._features.steps.shape[0], self._features.length
         # F_l of each step: (T, L, T)
         parts = self._features.steps.matrix.toarray().reshape((count, steps, count))

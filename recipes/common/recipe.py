@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.attentions import option_names, settings_of
+from recipes.common.attentions import MULTIPLIER, RATE, option_names, settings_of
 from recipes.common.command.attention_options import refuse_unused
 from recipes.common.command.checks import (
     check_attentions,
@@ -26,11 +26,13 @@ from recipes.common.command.checks import (
 from recipes.common.command.devices import check_devices
 from recipes.common.command.options import departures
 from recipes.common.command.parsing import Parser, choose_backend, run_command
+from recipes.common.output.notes import coefficient_notes
 
 if TYPE_CHECKING:
     import keras
 
     from recipes.common.data.chance import Chance
+    from recipes.common.training.kept import Run
     from recipes.common.training.resume import Criterion
 
 Settings = dict[str, Any]  # of one attention, as `settings_of` gives them
@@ -47,8 +49,9 @@ class Recipe(abc.ABC):
 
     * `data`, with `load(options)`: the recipe's data in a form of its own, with a `digest()`;
     * `model`, with `prepare(problem, attention, settings, seed, options)`, the compiled model and
-      the batches of one run, a `Training`; and `best_model(run, settings, problem, options)`, the
-      model of a finished run at its chosen epoch, not compiled.
+      the batches of one run, a `Training`; and `build(problem, attention, settings, options,
+      seed)`, the model before its training. Where the model of a finished run needs more than its
+      weights, `best_model(run, settings, problem, options)` makes it instead.
     """
 
     name: str  # of the folder
@@ -85,7 +88,7 @@ class Recipe(abc.ABC):
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         """By attention, the options that have another default than the layer's."""
-        return {}
+        return {"gfsa": {"order": 3, RATE: MULTIPLIER}}
 
     def load(self, options: argparse.Namespace) -> Any:
         """The problem; raises `UsageError` where its data cannot be had or used."""
@@ -113,6 +116,17 @@ class Recipe(abc.ABC):
     def title(self, problem: Any, options: argparse.Namespace) -> str:
         """What stands over the table and the picture."""
 
+    def best_model(
+        self, run: "Run", settings: Settings, problem: Any, options: argparse.Namespace
+    ) -> "keras.Model":
+        """The model of a finished run at its chosen epoch, not compiled."""
+        own = getattr(self.model, "best_model", None)
+        if own is not None:
+            return own(run, settings, problem, options)
+        model = self.model.build(problem, run.attention, settings, options, run.seed)
+        model.load_weights(run.weights)
+        return model
+
     def write_model(self, output: Path, model: "keras.Model", options: argparse.Namespace) -> None:
         """Writes the best model to the folder `output`."""
         from recipes.common.output import report
@@ -125,9 +139,10 @@ class Recipe(abc.ABC):
             served=served and served(model, options),
         )
 
-    @abc.abstractmethod
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
-        """The lines under the table."""
+        """The lines under the table; the first one is on the column of best test epochs."""
+        best = "at best test epoch: the best epoch on the test data; nothing is chosen by it."
+        return [best, *coefficient_notes(results)]
 
     @property
     def data(self) -> ModuleType:
@@ -223,7 +238,7 @@ def _train_and_report(
     title = recipe.title(problem, options)
     plot(output / "results.png", f"{title} ({results['backend']})", runs, recipe.chance(problem))
     best = best_run(runs)
-    found = model.best_model(best, of_attentions[best.attention], problem, options)
+    found = recipe.best_model(best, of_attentions[best.attention], problem, options)
     recipe.write_model(output, found, options)
     print(report.format_table(results, title, recipe.notes(results, options)))
     print(f"written to {output}")

@@ -7,13 +7,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.attentions import MULTIPLIER, RATE
 from recipes.common.command.attention_options import add_attention_options
-from recipes.common.command.graph_options import ATTENTIONS, BY_DEFAULT, add_graph_options
+from recipes.common.command.graph_options import (
+    ATTENTIONS,
+    BY_DEFAULT,
+    add_classifier_options,
+    add_graph_options,
+)
 from recipes.common.command.options import add_run_options, add_shared
 from recipes.common.command.parsing import Parser, UsageError, at_least
 from recipes.common.command.program import run_program
-from recipes.common.output.notes import coefficient_notes
 from recipes.common.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -39,13 +42,14 @@ class GraphClassification(Recipe):
         add("--data-dir", type=Path, help="folder with NAME.txt and 10fold_idx, or NAME with them")
         add("--graphs", type=at_least(60), help="how many graphs are made [300]")
         add_run_options(parser, self.attentions, BY_DEFAULT, "graph_classification/<dataset>")
-        training = {"epochs": 30, "patience": 30, "batch_size": 32, "learning_rate": 5e-3}
+        training = {"epochs": 100, "patience": 100, "batch_size": 32, "learning_rate": 2e-3}
         training |= {"validation_fraction": 0.1, "precision": "float32"}
         add_shared(parser.add_argument_group("training"), training)
         model = parser.add_argument_group("model")
         sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}
         add_shared(model, sizes)
-        add_graph_options(model)
+        add_graph_options(model, normalise=True)
+        add_classifier_options(model, pooling="sum", head_dropout=0.5)
         add_attention_options(parser.add_argument_group("attentions"), self.attentions)
 
     def refuse(self, options: argparse.Namespace) -> None:
@@ -56,9 +60,6 @@ class GraphClassification(Recipe):
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         return {"graphs": 300} if options.dataset == MADE else {}
-
-    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-        return {"gfsa": {"order": 3, RATE: MULTIPLIER}}
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.dataset)
@@ -84,11 +85,9 @@ class GraphClassification(Recipe):
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         folds = results["folds"]
         kind = "published" if folds["published"] else "stratified, drawn by --data-seed"
-        notes = [
-            "at best test epoch: the best epoch on the test data; nothing is chosen by it.",
-            f"seed s trains and tests on fold s modulo {folds['count']}; the folds are {kind}.",
-        ]
-        return notes + coefficient_notes(results)
+        best, *others = super().notes(results, options)
+        told = f"seed s trains and tests on fold s modulo {folds['count']}; the folds are {kind}."
+        return [best, told, *others]
 
 
 RECIPE = GraphClassification()

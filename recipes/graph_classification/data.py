@@ -34,6 +34,11 @@ class Folds:
     folds: list[tuple[np.ndarray, np.ndarray]]
     published: bool  # whether the folds are those that came with the data
 
+    @property
+    def features(self) -> int:
+        """Features of each node."""
+        return self.graphs[0].node_features.shape[1]
+
     def digest(self) -> str:
         """A fingerprint of all the data."""
         digest = hashlib.sha256(

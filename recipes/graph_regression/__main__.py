@@ -13,7 +13,7 @@ from recipes.common.command.graph_options import ATTENTIONS, add_graph_options
 from recipes.common.command.options import add_run_options, add_shared
 from recipes.common.command.parsing import Parser, UsageError, at_least, number_in
 from recipes.common.command.program import run_program
-from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
+from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class GraphRegression(Recipe):
         model.add_argument("--max-distance", type=at_least(1), default=20, help=most)
         hops = "bonds of a shortest path that count, the first ones"
         model.add_argument("--hops", type=at_least(1), default=5, help=hops)
-        add_graph_options(model, skip=False)
+        add_graph_options(model, layer_options=False)
         rate = {RATE: f"{MULTIPLIER:g}; 1 with --published", "order": str(ORDER)}
         add_attention_options(parser.add_argument_group("attentions"), self.attentions, rate)
 
@@ -133,8 +133,7 @@ class GraphRegression(Recipe):
         return f"graph regression, {problem.task}"
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
-        best = "at best test epoch: the best epoch on the test data; nothing is chosen by it."
-        notes = [best, *coefficient_notes(results)]
+        notes = super().notes(results, options)
         if options.published:
             papers = f"{PAPER} and, for GFSA, {GFSA_PAPER}"
             notes.append(settings_note(papers, results["published"]["departures"]))

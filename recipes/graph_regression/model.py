@@ -23,7 +23,6 @@ from recipes.common.data.graphs import GraphProblem, batches_of
 from recipes.common.training.graph_runs import training_on
 from recipes.common.training.graphormer import BiasedAttention, StructuralBias, VirtualNode
 from recipes.common.training.graphs import NEEDED, attend_nodes, inputs_of, symbolic_inputs
-from recipes.common.training.kept import Run
 from recipes.common.training.layers import masked_mean
 from recipes.common.training.measures import absolute_error_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay
@@ -41,7 +40,7 @@ def prepare(
     options: argparse.Namespace,
 ) -> Training:
     """The compiled model and the batches of one attention with one seed."""
-    model = build(attention, problem.features, settings, options, seed)
+    model = build(problem, attention, settings, options, seed)
     batches = [
         _batches(problem, graphs, attention, options, own_seed)
         for graphs, own_seed in zip(problem.splits.values(), (seed, None, None), strict=True)
@@ -49,16 +48,7 @@ def prepare(
     steps = options.epochs * batches[0].num_batches
     rate = WarmUpLinearDecay(options.learning_rate, min(options.warm_up, steps - 1), steps)
     optimizer = keras.optimizers.AdamW(rate, weight_decay=options.weight_decay)
-    return training_on(model, optimizer, batches, absolute_error_and_metrics())
-
-
-def best_model(
-    run: Run, settings: dict[str, Any], problem: GraphProblem, options: argparse.Namespace
-) -> keras.Model:
-    """The model of a run at its chosen epoch, not compiled."""
-    model = build(run.attention, problem.features, settings, options, run.seed)
-    model.load_weights(run.weights)
-    return model
+    return training_on(model, optimizer, batches, **absolute_error_and_metrics())
 
 
 def served(model: keras.Model, options: argparse.Namespace) -> keras.Model:
@@ -81,21 +71,22 @@ def served(model: keras.Model, options: argparse.Namespace) -> keras.Model:
 
 
 def build(
+    problem: GraphProblem,
     attention: str,
-    features: int,
     settings: Mapping[str, Any],
     options: argparse.Namespace,
     seed: int = 0,
 ) -> keras.Model:
     """A Functional model that predicts a number for each graph, (B, 1).
 
-    Its inputs are `nodes` (B, T, features), `node_mask` (B, T) and, for plain attention and GFSA,
+    Its inputs are `nodes` (B, T, F), `node_mask` (B, T) and, for plain attention and GFSA,
     `distances` (B, T, T) and `paths` (B, T, T, hops), as `precompute` and `bonds_on_paths` give
     them. Any other attention has those of `inputs_of`. What lies at padded nodes has no influence.
 
     Args:
+        problem: The graphs. The F features of a node are its type and its degree, as zeros and
+            ones.
         attention: Name of the attention.
-        features: Features of each node: its type and its degree, as zeros and ones.
         settings: The attention's settings.
         options: The command line's options.
         seed: Seed of the dropout.
@@ -105,7 +96,7 @@ def build(
         own_seed = zlib.crc32(f"{seed} {name}".encode()) & 0x7FFFFFFF
         return layers.Dropout(options.dropout, seed=own_seed, name=name)(x)
 
-    inputs = symbolic_inputs(attention, features, options)
+    inputs = symbolic_inputs(attention, problem.features, options)
     mask = inputs["node_mask"]
     nodes = ops.where(ops.expand_dims(mask, -1), inputs["nodes"], 0.0)
     # a vector for each type plus one for each degree (Eq. 5)
@@ -199,4 +190,6 @@ def _batches(
         paths = [bonds_on_paths(graph, options.hops) for graph in graphs]
         pairs = {"distances": distances, "paths": paths}
         inputs += pairs
-    return batches_of(graphs, inputs, problem.sizes(), options, seed, pair_arrays=pairs)
+    sizes = problem.sizes()
+    shared = {"pair_arrays": pairs, "edge_sizes": problem.edge_sizes(sizes)}
+    return batches_of(graphs, inputs, sizes, options, seed, **shared)

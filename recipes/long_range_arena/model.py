@@ -18,7 +18,6 @@ from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.data.batches import Buckets, bucket_lengths
 from recipes.common.data.ragged import Problem
 from recipes.common.training.coefficients import coefficient_report
-from recipes.common.training.kept import Run
 from recipes.common.training.layers import attend, masked_mean
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay
@@ -44,15 +43,6 @@ def prepare(
         for split in (problem.validation, problem.test)
     )
     return Training(model, batches, *evaluation, report=coefficient_report(model))
-
-
-def best_model(
-    run: Run, settings: dict[str, Any], problem: Problem, options: argparse.Namespace
-) -> keras.Model:
-    """The model of a run at its chosen epoch, not compiled."""
-    model = build(problem, run.attention, settings, options, run.seed)
-    model.load_weights(run.weights)
-    return model
 
 
 def training_batches(problem: Problem, options: argparse.Namespace, seed: int = 0) -> Buckets:

@@ -6,13 +6,16 @@ Imports no Keras by itself.
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.attentions import MULTIPLIER, RATE
 from recipes.common.command.attention_options import add_attention_options
-from recipes.common.command.graph_options import ATTENTIONS, BY_DEFAULT, add_graph_options
+from recipes.common.command.graph_options import (
+    ATTENTIONS,
+    BY_DEFAULT,
+    add_classifier_options,
+    add_graph_options,
+)
 from recipes.common.command.options import add_run_options, add_shared
 from recipes.common.command.parsing import Parser, at_least
 from recipes.common.command.program import run_program
-from recipes.common.output.notes import coefficient_notes
 from recipes.common.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -48,11 +51,9 @@ class MotifDetection(Recipe):
         model = parser.add_argument_group("model")
         sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}
         add_shared(model, sizes)
-        add_graph_options(model)
+        add_graph_options(model, normalise=True)
+        add_classifier_options(model, pooling="mean", head_dropout=0.0)
         add_attention_options(parser.add_argument_group("attentions"), self.attentions)
-
-    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-        return {"gfsa": {"order": 3, RATE: MULTIPLIER}}
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.task)
@@ -73,10 +74,6 @@ class MotifDetection(Recipe):
 
     def title(self, problem: "GraphProblem", options: argparse.Namespace) -> str:
         return f"motif detection, {problem.task}"
-
-    def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
-        best = "at best test epoch: the best epoch on the test data; nothing is chosen by it."
-        return [best, *coefficient_notes(results)]
 
 
 RECIPE = MotifDetection()

@@ -1,31 +1,6 @@
-"""The classifier of graphs, and what a run trains."""
+"""The classifier of graphs, and what a run trains: as for all graphs in three splits."""
 
-import argparse
-from typing import Any
+from recipes.common.training.graph_runs import build
+from recipes.common.training.graph_runs import training_of as prepare
 
-import keras
-
-from recipes.common.data.graphs import GraphProblem
-from recipes.common.training.graph_runs import build, training_of
-from recipes.common.training.kept import Run
-from recipes.common.training.runs import Training
-
-
-def prepare(
-    problem: GraphProblem,
-    attention: str,
-    settings: dict[str, Any],
-    seed: int,
-    options: argparse.Namespace,
-) -> Training:
-    """The compiled model and the batches of one attention with one seed."""
-    return training_of(problem, attention, settings, seed, options)
-
-
-def best_model(
-    run: Run, settings: dict[str, Any], problem: GraphProblem, options: argparse.Namespace
-) -> keras.Model:
-    """The model of a run at its chosen epoch, not compiled."""
-    model = build(problem, run.attention, settings, options, run.seed)
-    model.load_weights(run.weights)
-    return model
+__all__ = ["build", "prepare"]

@@ -7,13 +7,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.attentions import MULTIPLIER, RATE
 from recipes.common.command.attention_options import add_attention_options
 from recipes.common.command.graph_options import ATTENTIONS, BY_DEFAULT, add_graph_options
 from recipes.common.command.options import add_run_options, add_shared
 from recipes.common.command.parsing import Parser, UsageError, number_in
 from recipes.common.command.program import run_program
-from recipes.common.output.notes import coefficient_notes
 from recipes.common.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -38,14 +36,15 @@ class NodeClassification(Recipe):
         add("--dataset", default=KARATE, help="karate, or the name of Planetoid files: cora")
         add("--data-dir", type=Path, help="folder with ind.NAME.x and the other files")
         add_run_options(parser, self.attentions, BY_DEFAULT, "node_classification/<dataset>")
-        training = {"epochs": 100, "patience": 100, "batch_size": 1, "learning_rate": 5e-3}
+        training = {"epochs": 200, "patience": 100, "batch_size": 1, "learning_rate": 5e-3}
         group = parser.add_argument_group("training")
         add_shared(group, {**training, "precision": "float32"})
-        group.add_argument("--weight-decay", type=number_in(0.0, 1.0), default=5e-4, help="AdamW's")
+        penalty = {"type": number_in(0.0, 1.0), "help": "on the squares of all weight matrices"}
+        group.add_argument("--penalty", default=2e-3, **penalty)
         model = parser.add_argument_group("model")
         sizes = {"layers": 2, "heads": 8, "key_dim": 8, "dropout": 0.6}
         add_shared(model, sizes)
-        add_graph_options(model)
+        add_graph_options(model, skip=False)
         add_attention_options(parser.add_argument_group("attentions"), self.attentions)
 
     def refuse(self, options: argparse.Namespace) -> None:
@@ -53,9 +52,6 @@ class NodeClassification(Recipe):
             raise UsageError("--data-dir: --dataset karate needs no files")
         if options.batch_size != 1:
             raise UsageError(f"--batch-size must be 1, for one graph; it is {options.batch_size}")
-
-    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-        return {"gfsa": {"order": 3, RATE: MULTIPLIER}}
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.dataset)
@@ -75,10 +71,6 @@ class NodeClassification(Recipe):
 
     def title(self, problem: "NodeProblem", options: argparse.Namespace) -> str:
         return f"node classification, {problem.name}"
-
-    def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
-        best = "at best test epoch: the best epoch on the test nodes; nothing is chosen by it."
-        return [best, *coefficient_notes(results)]
 
 
 RECIPE = NodeClassification()

@@ -94,6 +94,16 @@ def test_buckets_hold_alike_graphs_and_differ_in_nodes_and_in_edges():
     assert GraphBatches(graphs, 4, sizes=[20, 50]).sizes == [20, 50]
 
 
+def test_numbers_of_edges_to_pad_to_can_be_given():
+    graphs = made()
+    usual, wide = (GraphBatches(graphs, 7, sizes=[13], **one) for one in ({}, {"edge_sizes": [99]}))
+    found, expected = wide[0][0]["edges"], usual[0][0]["edges"]
+    count = expected.shape[1]
+    assert found.shape == (7, 99, 2)
+    np.testing.assert_array_equal(found[:, :count], expected)
+    assert (found[:, count:] == -1).all()
+
+
 def test_labels_of_nodes_and_none():
     batches = GraphBatches(made(labels="node", sizes=(2, 4)), 2, num_buckets=1, node_labels=True)
     _, labels, weights = batches[0]
@@ -212,6 +222,10 @@ def test_tf_data_has_the_same_batches():
         ({"node_labels": True}, r"must have the shape \(n,\)"),
         ({"sizes": [5]}, "at least 13"),
         ({"sizes": [20, 13]}, "ascending"),
+        ({"edge_sizes": [99]}, r"given with `sizes`.*sizes=None"),
+        ({"sizes": [13], "edge_sizes": [1]}, r"at least \[\d+\]"),
+        ({"sizes": [5, 13], "edge_sizes": [99]}, r"at least \[\d+, \d+\]"),
+        ({"sizes": [13], "edge_sizes": ["many"]}, "edge_sizes"),
         ({"num_buckets": 0}, "num_buckets"),
         ({"inputs": ["walks"]}, r"`inputs` must be names of \['nodes'"),
         ({"node_arrays": {"edges": []}}, "another name"),

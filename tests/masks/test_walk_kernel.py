@@ -82,3 +82,16 @@ def test_the_kernel_converges_at_the_rate_of_the_root_of_the_walks(normalization
         found = np.stack([to_numpy(mask.dense())[0] for mask in each])
         errors.append(np.sqrt(np.mean((found - right) ** 2)))
     assert 3.0 < errors[0] / errors[1] < 5.3  # sixteen times as many walks: a quarter of the error
+
+
+@pytest.mark.parametrize(("decay", "heads"), [(0.5, 1), (DECAY, HEADS)])
+def test_heads_of_one_decay_share_one_matrix_of_the_walks_of_a_call(decay, heads):
+    walks = random_walks(read_graph(EDGES, num_nodes=COUNT), walks=3, length=LENGTH, seed=0)
+    mask = RandomWalk(decay=decay)
+    mask.build((None, COUNT, HEADS, COUNT))
+    found = to_numpy(mask.dense(walks=walks[None].astype("int32")))
+    assert found.shape == (1, heads, COUNT, COUNT)
+    once = RandomWalk(walks=walks, decay=decay)
+    once.build((None, COUNT, HEADS, COUNT))
+    expected = np.broadcast_to(to_numpy(once.dense()), (1, HEADS, COUNT, COUNT))
+    np.testing.assert_allclose(np.broadcast_to(found, expected.shape), expected, atol=1e-5)

@@ -90,7 +90,8 @@ def regression_model(attention):
     options = graph_regression_recipe.parse([*WIDTHS[2:], "--hops", "2", *walks])
     options.nodes = LONGEST
     settings = graph_regression_recipe.settings(options)[attention]
-    return regression.served(regression.build(attention, CHANNELS, settings, options), options)
+    problem = SimpleNamespace(features=CHANNELS)
+    return regression.served(regression.build(problem, attention, settings, options), options)
 
 
 def nodes_model(attention):

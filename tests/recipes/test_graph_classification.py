@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.graphs import labels_of
+from recipes.common.data.graphs import batches_of, labels_of
+from recipes.common.training.graphs import inputs_of
 from recipes.graph_classification import data
 from recipes.graph_classification.__main__ import RECIPE
+from recipes.graph_classification.model import build
 from tests.graphs.test_readers import write_tu
+from tests.numerics import to_numpy
 from tests.recipes.command_line import assert_one_error_line
 
 MODEL = "--heads 2 --key-dim 2 --feed-forward 4 --walks 3 --walk-length 2 --epochs 2 --verbose 0"
@@ -117,6 +120,42 @@ def test_too_few_graphs_to_validate_on(tmp_path):
     write_tu(tmp_path, tu_text(graphs=2), ())
     with pytest.raises(UsageError, match="too few"):
         loaded("--dataset", "MADE", "--data-dir", str(tmp_path))
+
+
+def test_batches_of_all_parts_have_the_same_shapes(tmp_path):
+    problem = loaded("--graphs", "300")
+    part = data.fold(problem, 0, 0.1)
+    sizes = part.sizes(3)
+    counts = [graph.num_nodes for graph in problem.graphs]
+    shares = [np.mean(np.array(counts) <= size) for size in sizes]
+    np.testing.assert_allclose(shares, [0.75, 0.9375, 1.0], atol=0.03)
+    assert part.sizes(1) == [max(counts)]
+    edges = part.edge_sizes(sizes)
+    assert edges == sorted(set(edges))
+    assert edges[-1] == max(len(graph.edges) for graph in problem.graphs)
+    options = RECIPE.parse(["--cache-dir", str(tmp_path), "--batch-size", "8"])
+    shapes = set()
+    for graphs in part.splits.values():
+        batches = batches_of(graphs, ("edges",), sizes, options, edge_sizes=edges)
+        shapes |= {batches[i][0]["edges"].shape for i in range(batches.num_batches)}
+    assert len(shapes) == 3
+
+
+@pytest.mark.parametrize("pooling", ["mean", "sum", "max"])
+def test_the_head_sees_the_pooled_nodes_of_every_layer(pooling):
+    problem = loaded("--graphs", "60")
+    options = RECIPE.parse([*MODEL.split(), "--pooling", pooling, "--no-normalise"])
+    model = build(problem, "gcn", {}, options)
+    graphs = problem.graphs[:3]
+    inputs = batches_of(graphs, inputs_of("gcn"), [60], options)[0][0]
+    names = ["embedding", "layer_1", "layer_2"]
+    taken = [*(model.get_layer(name).output for name in names), model.get_layer("readout").output]
+    *nodes, found = map(to_numpy, keras.Model(model.input, taken)(inputs))
+    pool = getattr(np, pooling)
+    for row, graph in enumerate(graphs):
+        own = [layer[row, : graph.num_nodes] for layer in nodes]
+        expected = np.concatenate([pool(one, axis=0) for one in own])
+        np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow_on("jax", "tensorflow")

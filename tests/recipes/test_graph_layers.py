@@ -118,8 +118,10 @@ def test_layers_survive_large_scores_and_half_precision(name):
     assert again.get_config() == layer.get_config()
 
 
+SIZES_OF_MODEL = {"heads": 2, "key_dim": 4, "layers": 2, "feed_forward": 8}
+NO_DROPOUT = {"dropout": 0.0, "head_dropout": 0.0}
 OPTIONS = SimpleNamespace(
-    walks=3, walk_length=3, heads=2, key_dim=4, layers=2, dropout=0.0, feed_forward=8, skip=True
+    **SIZES_OF_MODEL, **NO_DROPOUT, walks=3, walk_length=3, skip=True, normalise=True, pooling="sum"
 )
 SETTINGS = {"gfsa": {"filter": {"name": "first_order", "order": 2}}}
 

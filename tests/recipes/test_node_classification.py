@@ -61,6 +61,21 @@ def test_only_nodes_of_a_part_count():
     assert told["accuracy"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("attention", ["gcn", "gat", "graph_kernel"])
+def test_the_loss_is_that_of_labelled_nodes_and_the_penalty(attention):
+    options = RECIPE.parse([*MODEL, "--dropout", "0", "--penalty", "0.01"])
+    training = prepare(data.karate_club(), attention, {}, 0, options)
+    model, (inputs, labels, _) = training.model, training.batches[0]
+    probabilities = to_numpy(model(inputs))[0, data.TRAINED, labels[0, data.TRAINED]]
+    kernels = [to_numpy(v) for v in model.trainable_variables if v.name != "bias"]
+    assert all(kernel.ndim > 1 for kernel in kernels)
+    squares = sum((kernel.astype("float64") ** 2).sum() for kernel in kernels)
+    expected = -np.log(probabilities).mean() + 0.01 / 2 * squares
+    told = model.evaluate(training.batches, verbose=0, return_dict=True)
+    assert told["loss"] == pytest.approx(expected, rel=1e-5)
+    assert told["cross_entropy"] == pytest.approx(-np.log(probabilities).mean(), rel=1e-5)
+
+
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_a_run_is_kept_and_the_model_loads(tmp_path):
     folders = ["--output", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache")]

@@ -4,29 +4,59 @@ import argparse
 import os
 from pathlib import Path
 
-from recipes.common.command.parsing import at_least
+from recipes.common.command.parsing import at_least, number_in
 
 ATTENTIONS = ("softmax", "gfsa", "gcn", "gat", "graph_kernel", "graph_masked_kernel")
 BY_DEFAULT = tuple(name for name in ATTENTIONS if name != "gfsa")
 
 
-def add_graph_options(parser: argparse._ActionsContainer, *, skip: bool = True) -> None:
+def add_graph_options(
+    parser: argparse._ActionsContainer,
+    *,
+    layer_options: bool = True,
+    skip: bool = True,
+    normalise: bool = False,
+) -> None:
     """Adds what the models of graphs have, and how their walks are drawn and kept.
 
     Args:
         parser: The parser or group.
-        skip: Whether the model can leave out what is added to each attention.
+        layer_options: Whether there are options of what is around each attention: `--skip` and
+            `--normalise`.
+        skip: Default of `--skip`.
+        normalise: Default of `--normalise`.
     """
     add = parser.add_argument
-    if skip:
+    if layer_options:
         add(
             "--skip",
             action=argparse.BooleanOptionalAction,
-            default=True,
+            default=skip,
             help="add a dense layer of the nodes to what each attention finds",
+        )
+        add(
+            "--normalise",
+            action=argparse.BooleanOptionalAction,
+            default=normalise,
+            help="normalise what each layer finds over a batch",
         )
     add("--walks", type=at_least(1), default=20, help="walks from each node")
     add("--walk-length", type=at_least(1), default=4, help="nodes of a walk, its start among them")
     add("--data-seed", type=at_least(0), default=0, help="seed of walks, and of data that is made")
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
     add("--cache-dir", type=Path, default=cache, help="where walks and distances are kept")
+
+
+def add_classifier_options(
+    parser: argparse._ActionsContainer, *, pooling: str, head_dropout: float
+) -> None:
+    """Adds what classifiers of whole graphs have beside `add_graph_options`, with its defaults."""
+    add = parser.add_argument
+    add("--pooling", choices=("mean", "sum", "max"), default=pooling, help="of a graph's nodes")
+    add(
+        "--head-dropout",
+        type=number_in(0.0, 1.0),
+        default=head_dropout,
+        help="share of a graph's numbers dropped in training, before the last layer",
+    )
+    add("--buckets", type=at_least(1), default=4, help="numbers of nodes to pad to")

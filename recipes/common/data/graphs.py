@@ -34,10 +34,26 @@ class GraphProblem:
         return self.train[0].node_features.shape[1]
 
     def sizes(self, count: int = 4) -> list[int]:
-        """Up to `count` numbers of nodes to pad to; the last one holds every graph."""
+        """Up to `count` numbers of nodes to pad to; the last one holds every graph.
+
+        Each one but the last leaves out a quarter of the graphs that the one before has left out:
+        few graphs are padded to the size of the largest.
+        """
         nodes = [graph.num_nodes for graphs in self.splits.values() for graph in graphs]
-        shares = np.arange(1, count + 1) / count
+        shares = [*(1.0 - 0.25 ** np.arange(1, count)), 1.0]
         return sorted({int(size) for size in np.quantile(nodes, shares, method="higher")})
+
+    def edge_sizes(self, sizes: list[int]) -> list[int]:
+        """Numbers of edges to pad to, one for each number of nodes: the most in any split.
+
+        They ascend, so that two sizes differ in both.
+        """
+        found: list[int] = []
+        graphs = [graph for graphs in self.splits.values() for graph in graphs]
+        for below, size in zip([0, *sizes], sizes, strict=False):
+            own = (len(graph.edges) for graph in graphs if below < graph.num_nodes <= size)
+            found.append(max(max(own, default=1), found[-1] + 1 if found else 1))
+        return found
 
     def digest(self) -> str:
         """A fingerprint of all the data."""
@@ -69,6 +85,7 @@ def batches_of(
     seed: int | None = None,
     node_labels: bool = False,
     pair_arrays: Mapping[str, Sequence[np.ndarray]] | None = None,
+    edge_sizes: list[int] | None = None,
 ) -> GraphBatches:
     """Batches with the inputs that a model has; in an order of chance with a seed.
 
@@ -94,5 +111,6 @@ def batches_of(
         node_labels=node_labels,
         inputs=inputs,
         sizes=sizes,
+        edge_sizes=edge_sizes,
         seed=seed,
     )

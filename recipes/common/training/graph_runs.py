@@ -13,19 +13,13 @@ from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.runs import Training
 
 
-def training_on(
-    model: keras.Model, optimizer: Any, batches: Any, measures: dict[str, Any] | None = None
-) -> Training:
+def training_on(model: keras.Model, optimizer: Any, batches: Any, **compiled: Any) -> Training:
     """The model, compiled, and its training, validation and test batches.
 
-    Args:
-        model: The model.
-        optimizer: The optimizer; filter coefficients learn at their own rate.
-        batches: Training, validation and test batches.
-        measures: Loss and metrics; those of a classifier by default.
+    `compiled` are arguments of `compile` in place of those of `loss_and_metrics`.
     """
-    measures = measures or loss_and_metrics()
-    model.compile(optimizer=with_coefficient_rates(optimizer), **measures)
+    compiled = {**loss_and_metrics(), **compiled}
+    model.compile(optimizer=with_coefficient_rates(optimizer), **compiled)
     return Training(model, *batches, report=coefficient_report(model))
 
 
@@ -38,8 +32,10 @@ def training_of(
 ) -> Training:
     """The compiled model and the batches of one attention with one seed."""
     model = build(problem, attention, settings, options, seed)
+    sizes = problem.sizes(options.buckets)
+    shared = {"sizes": sizes, "edge_sizes": problem.edge_sizes(sizes), "options": options}
     batches = (
-        batches_of(graphs, inputs_of(attention), problem.sizes(), options, own_seed)
+        batches_of(graphs, inputs_of(attention), seed=own_seed, **shared)
         for graphs, own_seed in zip(problem.splits.values(), (seed, None, None), strict=True)
     )
     return training_on(model, keras.optimizers.Adam(options.learning_rate), batches)

@@ -13,11 +13,17 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
+from keras_graphattn.layers import (
+    GraphKernelAttention,
+    GraphMaxPooling,
+    GraphMeanPooling,
+    GraphSumPooling,
+    MaskedKernelAttention,
+)
 from keras_graphattn.masks import RandomWalk
 from keras_graphattn.ops.graphs.sparse import sum_rows
 from recipes.common.attentions import ATTENTIONS, layer_arguments
-from recipes.common.training.layers import attend, masked_mean
+from recipes.common.training.layers import attend
 
 Tensor = Any
 
@@ -27,6 +33,10 @@ NEEDED = {
     "graph_kernel": ("walks",),
     "graph_masked_kernel": ("walks",),
 }
+
+
+POOLINGS = {"mean": GraphMeanPooling, "sum": GraphSumPooling, "max": GraphMaxPooling}
+MOMENTUM = 0.9  # of the means that normalisation takes outside of training
 
 
 def inputs_of(attention: str) -> tuple[str, ...]:
@@ -55,20 +65,37 @@ def encode(
     options: argparse.Namespace,
     seed: int,
 ) -> Tensor:
-    """The nodes after all layers, (B, T, d).
+    """The nodes after all layers, (B, T, d): the last of `encodings`."""
+    return encodings(attention, inputs, settings, options, seed)[-1]
 
-    Each layer is the attention, then ELU; with `options.skip`, a dense layer of the nodes is added
-    before. All layers but the last one have `options.heads` heads; the last one has one head of
-    the same width.
+
+def encodings(
+    attention: str,
+    inputs: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    options: argparse.Namespace,
+    seed: int,
+) -> list[Tensor]:
+    """The nodes before the first layer and after each, (B, T, d).
+
+    A dense layer brings the features to the width of the model. Each layer is the attention, then
+    ELU. With `options.skip`, a dense layer of the nodes is added to what the attention finds; with
+    `options.normalise`, the sum is normalised over the nodes of a batch. All layers but the last
+    one have `options.heads` heads; the last one has one head of the same width. There is dropout
+    on the features and between the layers.
     """
     width = options.heads * options.key_dim
-    nodes = layers.Dense(width, name="embedding")(inputs["nodes"])
+    found: list[Tensor] = []
     for number in range(1, options.layers + 1):
         name = f"layer_{number}"
         own_seed = zlib.crc32(f"{seed} {name}".encode()) & 0x7FFFFFFF
+        nodes = found[-1] if found else inputs["nodes"]
         nodes = layers.Dropout(options.dropout, seed=own_seed, name=f"{name}_dropout")(nodes)
+        if not found:
+            nodes = layers.Dense(width, name="embedding")(nodes)
+            found.append(nodes)
         heads = options.heads if number < options.layers or options.layers == 1 else 1
-        found = attend_nodes(
+        sums = attend_nodes(
             attention,
             nodes,
             inputs,
@@ -78,11 +105,14 @@ def encode(
             settings=settings,
         )
         if options.skip:
-            found = layers.Add(name=f"{name}_sum")(
-                [found, layers.Dense(width, name=f"{name}_skip")(nodes)]
+            sums = layers.Add(name=f"{name}_sum")(
+                [sums, layers.Dense(width, name=f"{name}_skip")(nodes)]
             )
-        nodes = layers.Activation("elu", name=name)(found)
-    return nodes
+        if options.normalise:
+            normalise = layers.BatchNormalization(momentum=MOMENTUM, name=f"{name}_normalisation")
+            sums = normalise(sums, mask=inputs["node_mask"])
+        found.append(layers.Activation("elu", name=name)(sums))
+    return found
 
 
 def classifier(
@@ -93,9 +123,13 @@ def classifier(
     options: argparse.Namespace,
     seed: int = 0,
 ) -> keras.Model:
-    """A Functional classifier of graphs: layers, mean over the nodes, two dense layers.
+    """A Functional classifier of graphs: layers, one vector for each graph, two dense layers.
 
-    Its inputs are those of `inputs_of`; its output is `probabilities` (B, classes).
+    The vector is the pooled nodes before the first layer and after each, side by side; with
+    `options.normalise`, each is normalised over the graphs of a batch. Its inputs are those of
+    `inputs_of`; its output is `probabilities` (B, classes).
+
+    Source: Xu et al., arXiv 1810.00826, Section 5: the sum as pooling, and that of all layers.
 
     Args:
         attention: Name of the attention.
@@ -106,9 +140,19 @@ def classifier(
         seed: Seed of the dropout.
     """
     inputs = symbolic_inputs(attention, features, options)
-    nodes = encode(attention, inputs, settings, options, seed)
-    pooled = masked_mean(nodes, inputs["node_mask"])
+    found = encodings(attention, inputs, settings, options, seed)
+    make = POOLINGS[options.pooling]
+    pooled = layers.Concatenate(name="readout")(
+        [
+            make(name=f"pooling_{number}")(nodes, mask=inputs["node_mask"])
+            for number, nodes in enumerate(found)
+        ]
+    )
+    if options.normalise:
+        pooled = layers.BatchNormalization(momentum=MOMENTUM, name="readout_normalisation")(pooled)
     hidden = layers.Dense(options.feed_forward, activation="elu", name="head")(pooled)
+    own_seed = zlib.crc32(f"{seed} head".encode()) & 0x7FFFFFFF
+    hidden = layers.Dropout(options.head_dropout, seed=own_seed, name="head_dropout")(hidden)
     probabilities = layers.Dense(
         classes, activation="softmax", dtype="float32", name="probabilities"
     )(hidden)
@@ -175,6 +219,10 @@ def graph_masked_kernel(
 
 class _OnEdges(layers.Layer):
     """A layer on nodes (B, T, d) and undirected edges (B, E, 2); (-1, -1) is padding."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True  # nodes stay where they are
 
     def _directed(self, edges: Tensor, count: Any) -> tuple[Tensor, Tensor]:
         """Both directions of each edge as (source, target), numbers of rows of all B T nodes.
