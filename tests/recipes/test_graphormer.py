@@ -1,5 +1,7 @@
 """Graphormer's layers against formulas written pair by pair, and its model under padding."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -120,6 +122,7 @@ def molecules():
 
 
 GRAPHS = molecules()
+PROBLEM = SimpleNamespace(features=GRAPHS[0].node_features.shape[1])
 SIZES = ["--layers", "2", "--heads", "2", "--key-dim", "4", "--feed-forward", "8", "--hops", "3"]
 OPTIONS = RECIPE.parse([*SIZES, "--walks", "3", "--walk-length", "3"])
 
@@ -147,7 +150,7 @@ def answer(model, graphs, size):
 @pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("name", ["softmax", "gfsa", *NEEDED])
 def test_padded_nodes_change_nothing(name):
-    model = build(name, GRAPHS[0].node_features.shape[1], RECIPE.settings(OPTIONS)[name], OPTIONS)
+    model = build(PROBLEM, name, RECIPE.settings(OPTIONS)[name], OPTIONS)
     randomise(model, scale=0.4)
     expected = answer(model, GRAPHS, 24)
     assert np.isfinite(expected).all()
@@ -156,9 +159,7 @@ def test_padded_nodes_change_nothing(name):
 
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_graphormer_ignores_the_order_of_the_nodes_and_sees_bonds_and_distances():
-    model = build(
-        "gfsa", GRAPHS[0].node_features.shape[1], RECIPE.settings(OPTIONS)["gfsa"], OPTIONS
-    )
+    model = build(PROBLEM, "gfsa", RECIPE.settings(OPTIONS)["gfsa"], OPTIONS)
     randomise(model, scale=0.4)
     graph = GRAPHS[0]
     order = np.random.default_rng(0).permutation(graph.num_nodes)
