@@ -152,8 +152,19 @@ def fits_one_block(length: Any, block_size: int) -> bool:
 
 
 def number_of_blocks(length: Any, block_size: int) -> Any:
-    """How many blocks hold `length` rows: an integer, or a tensor if `length` is one."""
+    """How many blocks hold `length` rows: an integer, or a tensor if `length` is one.
+
+    JAX can derive shapes of an open length, as exports have it, only from the other form. It has
+    one block too many at multiples of `block_size`.
+    """
+    if not isinstance(length, int) and keras.backend.backend() == "jax":
+        return length // block_size + 1
     return (length + (-length) % block_size) // block_size
+
+
+def rows_missing(length: Any, block_size: int) -> Any:
+    """How many rows fill up the last block."""
+    return number_of_blocks(length, block_size) * block_size - length
 
 
 def cut_rows(length: Any, block_size: int) -> Tensor:
@@ -166,7 +177,7 @@ def cut_into_blocks(x: Tensor, block_size: int) -> Tensor:
     """(B, T, ...) -> (count, B, block_size, ...), filled up with zeros."""
     batch, length, *others = ops.shape(x)
     count = number_of_blocks(length, block_size)
-    missing = (-length) % block_size
+    missing = rows_missing(length, block_size)
     if not (isinstance(missing, int) and missing == 0):
         zeros = ops.zeros((batch, missing, *others), dtype=x.dtype)
         x = ops.concatenate([x, zeros], axis=1)

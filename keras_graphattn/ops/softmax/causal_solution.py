@@ -20,7 +20,7 @@ from keras_graphattn.ops.softmax.block_weights import (
     settings_of,
     weights_by_index,
 )
-from keras_graphattn.ops.softmax.blocks import cut_into_blocks, loop_in_turn
+from keras_graphattn.ops.softmax.blocks import cut_into_blocks, loop_in_turn, rows_missing
 from keras_graphattn.ops.softmax.masks import AttentionMask
 
 Tensor = Any
@@ -65,7 +65,7 @@ def _square(x: Tensor, settings: Settings) -> tuple[Tensor, Any]:
 def _rows_of_a(settings: Settings, query: Tensor, key: Tensor, masks: Tensors, dtype: Any) -> Any:
     """A function of a block's number: its rows of A, (B, N, block, count * block)."""
     weights_of, _, _ = weights_by_index(settings, query, key, masks, dtype)
-    missing = (-ops.shape(key)[1]) % settings.block_size
+    missing = rows_missing(ops.shape(key)[1], settings.block_size)
 
     def rows_of(index: Tensor) -> Tensor:
         return ops.pad(weights_of(index), ((0, 0), (0, 0), (0, 0), (0, missing)))
@@ -129,7 +129,7 @@ def _gradient(
     blocks, count = _square(upstream[0], settings)
     rows_of = _rows_of_a(settings, query, key, tuple(masks), blocks.dtype)
     query_blocks, query_count = cut_into_blocks(query, size), count
-    missing = (-length) % size
+    missing = rows_missing(length, size)
     keys = ops.pad(heads_first(key), ((0, 0), (0, 0), (0, missing), (0, 0)))
 
     def solve_block(step: Tensor, state: Tensors) -> Tensors:
