@@ -144,11 +144,11 @@ def loss_in_int8(case):
 def bfloat16(case, folder):
     """The whole model in bfloat16, its outputs near those of float32.
 
-    They are at most 0.2 of the largest entry away, or twice as far as those of the original.
+    They are at most 0.3 of the largest entry away, or twice as far as those of the original.
     """
     found = _loss_in_bfloat16(case)
     assert found > 0
-    assert found <= 0.2 or found <= 2 * _loss_in_bfloat16(Case(case.name))
+    assert found <= 0.3 or found <= 2 * _loss_in_bfloat16(Case(case.name))
 
 
 def _loss_in_bfloat16(case):
