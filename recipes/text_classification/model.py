@@ -15,6 +15,7 @@ import numpy as np
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.analysis import inspect_smoothing
 from keras_graphattn.hub.carriers import conversions_of
 from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.attentions import ATTENTIONS, layer_arguments
@@ -36,6 +37,7 @@ from recipes.text_classification.data import (
 )
 
 MIN_SHARE = 0.02
+MEASURED = 256  # texts on which the similarity of tokens is measured, at most
 
 
 def prepare(
@@ -55,6 +57,7 @@ def prepare(
         batches,
         batches_of(problem, problem.train.take(validation), options),
         test_batches=None,
+        measure=functools.partial(similarities, model, problem),
         report=functools.partial(report, model, problem, options, coefficient_report(model)),
     )
 
@@ -89,6 +92,16 @@ def report(
         suffix = f"_{name}" if name else ""
         found.update({f"test_{metric}{suffix}": value for metric, value in values.items()})
     return found
+
+
+def similarities(model: keras.Model, problem: Problem) -> list[float]:
+    """Mean token similarity over texts of the dev set, before the first layer and after each."""
+    texts = next(iter(problem.evaluations.values()))
+    count = min(MEASURED, len(texts))
+    length = int(texts.lengths[:count].max())
+    inputs = texts.inputs(np.arange(count), length)
+    layers = inspect_smoothing(model, inputs, max_sequences=1, eigenvalues=False).layers
+    return [layers[0].before.cosine, *(layer.block.cosine for layer in layers)]
 
 
 def outputs(model: keras.Model, batches: Buckets) -> np.ndarray:

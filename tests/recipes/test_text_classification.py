@@ -119,6 +119,33 @@ def test_the_best_model_takes_texts_from_its_preset(output, tiny, capsys):
     assert (output / "saved_model" / "1" / "saved_model.pb").is_file()
 
 
+def test_the_similarity_of_tokens_by_depth_is_that_of_all_pairs_but_of_padding(output, tiny):
+    results = json.loads((output / "results.json").read_text())
+    best = results["best_model"]
+    model = keras.saving.load_model(output / "model.keras")
+    tokens = [
+        model.backbone.get_layer(name).output
+        for name in ("embeddings_layer_norm", "transformer_layer_0")
+    ]
+    texts = load(RECIPE.parse(tiny)).evaluations[""]
+    inputs = texts.inputs(np.arange(len(texts)), int(texts.lengths.max()))
+    found = keras.Model(model.backbone.input, tokens).predict(inputs, verbose=0)
+    expected = []
+    for layer in found:
+        cosines = []
+        for states, length in zip(layer, texts.lengths, strict=True):
+            directions = states[:length] / np.linalg.norm(states[:length], axis=1, keepdims=True)
+            pairs = [x @ y for i, x in enumerate(directions) for y in directions[:i]]
+            cosines.append(np.mean(pairs))
+        expected.append(np.mean(cosines))
+    run = next(
+        one
+        for one in results["runs"]
+        if (one["attention"], one["seed"]) == (best["attention"], best["seed"])
+    )
+    np.testing.assert_allclose(run["token_similarity"], expected, atol=1e-4)
+
+
 def test_finished_runs_are_told_again_and_other_settings_refused(output, tiny, capsys):
     arguments = [
         *tiny,
