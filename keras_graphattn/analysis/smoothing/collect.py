@@ -94,12 +94,14 @@ class TokenCollector:
         self.decomposed = 0
 
     def add(self, tokens: Array, decompose: bool) -> None:
-        """Adds one sequence (n, d); singular values are found only where asked for."""
+        """Adds one sequence (n, d) if it is finite; singular values only where asked for."""
+        if not np.isfinite(tokens).all():
+            return
         cosine, absolute = measures.pair_similarity(tokens)
         self.cosine.add(cosine)
         self.absolute.add(absolute)
         self.constant.add(measures.dc_share(tokens))
-        if not decompose or not np.isfinite(tokens).all():
+        if not decompose:
             return
         values = measures.singular_values(tokens)
         self.rank.add(measures.effective_rank(values))
@@ -135,6 +137,7 @@ class LayerCollector:
         self.layer, self.path = layer, path
         self.most_tokens, self.eigenvalues = most_tokens, eigenvalues
         self.places = {name: TokenCollector() for name in PLACES}
+        self.not_finite = 0  # sequences with tokens that are NaN or infinite
         self.reason: str | None = None
         self.is_disproved = False  # whether a matrix was read that is not that of the layer
         names = ("values_cosine", "values_absolute_cosine", "outputs_cosine")
@@ -156,9 +159,14 @@ class LayerCollector:
         for index in range(len(arrays["before"])):
             kept = self._kept(call, index)
             sample = kept[_spread(len(kept), self.most_tokens)]
-            for name, array in arrays.items():
-                if array.ndim == 3 and array.shape[1] == arrays["before"].shape[1]:
-                    self.places[name].add(array[index][sample], index < decompose)
+            found = {
+                name: array[index][sample]
+                for name, array in arrays.items()
+                if array.ndim == 3 and array.shape[1] == arrays["before"].shape[1]
+            }
+            for name, tokens in found.items():
+                self.places[name].add(tokens, index < decompose)
+            self.not_finite += not all(np.isfinite(tokens).all() for tokens in found.values())
         reading = call.reading
         self.reason = reading.reason or self.reason
         if reading.operator is None:
@@ -212,6 +220,7 @@ class LayerCollector:
             **{name: place.result() for name, place in self.places.items()},
             heads=self._heads() if has_operator else None,
             reason=None if has_operator else self.reason,
+            not_finite=self.not_finite,
             coefficients=coefficients_of(self.layer),
             curve=None if curve is None else FilterCurve(*curve),
         )

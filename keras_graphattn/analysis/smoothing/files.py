@@ -57,12 +57,14 @@ def table(report: Any) -> str:
     )
     missing = {layer.path: layer.reason for layer in report.layers if layer.heads is None}
     missing |= report.not_measured
+    broken = {layer.path: layer.not_finite for layer in report.layers if layer.not_finite}
     return "\n".join(
         [
             title,
             *aligned(lines),
             *NOTES,
             *(f"not measured at '{p}': {r}" for p, r in missing.items()),
+            *(f"left out at '{p}': tokens not finite, sequences: {n}" for p, n in broken.items()),
         ]
     )
 

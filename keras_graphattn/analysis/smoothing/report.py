@@ -128,6 +128,8 @@ class LayerReport:
         block: The tokens after its block (see `inspect_smoothing`); `None` without any.
         heads: Its operators; `None` where they cannot be read.
         reason: Why `heads` is `None`.
+        not_finite: Number of sequences with tokens that are NaN or infinite. They are left out of
+            the measures of the places where they are so.
         coefficients: The filter's learned coefficients by name, each (..., N).
         curve: The filter's response; `None` without a filter.
 
@@ -147,12 +149,13 @@ class LayerReport:
     block: TokenMeasures | None
     heads: HeadMeasures | None
     reason: str | None
+    not_finite: int
     coefficients: dict[str, Array]
     curve: FilterCurve | None
 
     def summary(self) -> Row:
         """One number for each figure: means over heads, and those of the tokens at each place."""
-        row: Row = {}
+        row: Row = {"not_finite": self.not_finite}
         for place in ("before", "after", "block"):
             found = getattr(self, place)
             for name in ("cosine", "absolute_cosine", "dc_share", "effective_rank"):
@@ -225,9 +228,9 @@ class SmoothingReport:
         """All figures but the maps, one number in each row.
 
         Yields:
-            Dictionaries with `depth` (from 0), `path`, `kind`, `place` (`"before"`, `"after"`,
-            `"block"`, `"heads"` or `"filter"`), `measure`, `head`, `index` (of the frequency or
-            singular value), and `value`.
+            Dictionaries with `depth` (from 0), `path`, `kind`, `place` (`"tokens"`, `"before"`,
+            `"after"`, `"block"`, `"heads"` or `"filter"`), `measure`, `head`, `index` (of the
+            frequency or singular value), and `value`.
         """
         for depth, layer in enumerate(self.layers):
             start = {"depth": depth, "path": layer.path, "kind": layer.kind}
@@ -298,6 +301,7 @@ class SmoothingComparison:
 
 def _arrays(layer: LayerReport) -> Iterator[tuple[str, str, Array, bool]]:
     """The figures of a layer: place, name, array, and whether its first axis is that of heads."""
+    yield "tokens", "not_finite", np.asarray(layer.not_finite), False
     for place in ("before", "after", "block"):
         found = getattr(layer, place)
         for field in fields(TokenMeasures) if found is not None else ():

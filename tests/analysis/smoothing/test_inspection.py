@@ -272,3 +272,23 @@ def test_only_the_first_sequences_are_decomposed():
     np.testing.assert_allclose(
         found.layers[0].heads.operator_fourier, few.layers[0].heads.operator_fourier
     )
+
+
+def test_sequences_that_are_not_finite_are_counted_and_left_out():
+    model = stack(attention("plain"), keras.layers.LayerNormalization())
+    tokens = random.normal(size=(4, 4, 8)).astype("float32")
+    broken = tokens.copy()
+    broken[1, 2, 3], broken[3] = np.nan, np.inf
+    layer = inspect_smoothing(model, broken).layers[0]
+    assert layer.not_finite == 2
+    finite = inspect_smoothing(model, tokens[[0, 2]]).layers[0]
+    assert finite.not_finite == 0
+    for place in PLACES:
+        for name in ("cosine", "dc_share", "effective_rank"):
+            found, expected = (getattr(getattr(x, place), name) for x in (layer, finite))
+            assert found == pytest.approx(expected, abs=1e-6)
+    rows = inspect_smoothing(model, broken).rows()
+    assert [row["value"] for row in rows if row["measure"] == "not_finite"] == [2]
+    told = "tokens not finite, sequences: 2"
+    assert told in str(inspect_smoothing(model, broken))
+    assert told not in str(inspect_smoothing(model, tokens))
