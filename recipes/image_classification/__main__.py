@@ -41,7 +41,7 @@ WHERE = ("all", "even", "first-half", "last-half")
 FILTERED = ("gfsa", "gfsa_high_pass")
 BLOCKWISE_FROM = 513  # tokens from which GFSA forms its matrix in blocks of rows
 SHOWN = 32  # test images in the picture of predictions
-SMALL = Size("deit", 3, 64, 4, 128, patch=2, image=8)  # of digits
+SMALL = Size("deit", 4, 64, 4, 128, patch=2, image=8)  # of digits
 
 # Touvron et al., arXiv 2012.12877, Table 9: what GFSA and p-LaT were trained with.
 PUBLISHED = {
@@ -241,7 +241,7 @@ class ImageClassification(Recipe):
 
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
-    training = {"epochs": 20, "batch_size": 64, "learning_rate": 2e-3, "validation_fraction": 0.2}
+    training = {"epochs": 30, "batch_size": 64, "learning_rate": 2e-3, "validation_fraction": 0.2}
     add_shared(group, {**training, "patience": None, "precision": "float32"}, {"patience": "all"})
     add = group.add_argument
     share = number_in(0.0, 1.0)
@@ -271,7 +271,7 @@ def _add_augmentation(group: argparse._ArgumentGroup) -> None:
 def _add_model(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--model", choices=tuple(MODELS), default="vit", help="the family")
-    sizes = "a published size; others take its place [digits: 3 layers of 64, else the smallest]"
+    sizes = "a published size; others take its place [digits: 4 layers of 64, else the smallest]"
     add("--size", choices=tuple(SIZES), help=sizes)
     add("--where", choices=WHERE, default="all", help="blocks that have --attention, not softmax")
     add("--image-size", type=at_least(1), help="side in pixels [of the data or the size]")

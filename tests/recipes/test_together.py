@@ -81,6 +81,28 @@ def test_table_and_picture_have_all_comparisons(tmp_path, capsys):
     assert "less GFSA" in table([read(folders[0])], "gfsa")
 
 
+def test_other_metrics_have_scales_of_their_own(tmp_path):
+    folders = [write(tmp_path / name, RUNS) for name in ("images", "texts")]
+    content = (folders[1] / "results.json").read_text()
+    (folders[1] / "results.json").write_text(content.replace("test_accuracy", "test_correlation"))
+    both = [read(folder) for folder in folders]
+    told = table(both, "softmax")
+    assert "| images, test accuracy | GFSA |" in told
+    assert "| texts, test correlation | GFSA |" in told
+    above, below = draw(both).axes[:2], draw(both).axes[2:]
+    assert [axis.get_ylabel() for axis in above] == ["test accuracy", "test correlation"]
+    above[0].set_ylim(0, 5)
+    assert above[1].get_ylim() != (0, 5)
+    below[0].set_ylim(0, 5)
+    assert below[1].get_ylim() == (0, 5)
+    low = both[0]._replace(runs=[{**run, "test_accuracy": -3.0} for run in RUNS])
+    above = draw([both[0], low]).axes
+    assert above[0].get_ylim()[0] < -3.0
+    assert [axis.get_ylabel() for axis in above[:2]] == ["test accuracy", ""]
+    above[0].set_ylim(0, 5)
+    assert above[1].get_ylim() == (0, 5)
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [

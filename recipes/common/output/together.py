@@ -68,8 +68,8 @@ def table(comparisons: Sequence[Comparison], other: str) -> str:
         comparisons: What is compared.
         other: The attention that is subtracted from the others.
     """
-    metrics = {one.metric for one in comparisons}
-    heading = metrics.pop().replace("_", " ") if len(metrics) == 1 else "test metric"
+    same = have_one_metric(comparisons)
+    heading = _words(comparisons[0]) if same else "test metric"
     names = (
         "model",
         "attention",
@@ -83,8 +83,19 @@ def table(comparisons: Sequence[Comparison], other: str) -> str:
     lines = ["| " + " | ".join(names) + " |", "|" + " --- |" * len(names)]
     for one in comparisons:
         for attention in one.attentions:
-            lines.append("| " + " | ".join(_cells(one, attention, other)) + " |")
+            first, *cells = _cells(one, attention, other)
+            first = first if same else f"{first}, {_words(one)}"
+            lines.append("| " + " | ".join([first, *cells]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def have_one_metric(comparisons: Sequence[Comparison]) -> bool:
+    """Whether the numbers of all comparisons can stand on one scale."""
+    return len({one.metric for one in comparisons}) == 1
+
+
+def _words(comparison: Comparison) -> str:
+    return comparison.metric.replace("_", " ")
 
 
 def _cells(comparison: Comparison, attention: str, other: str) -> list[str]:
@@ -126,7 +137,7 @@ def draw(comparisons: Sequence[Comparison]) -> Any:
     count = len(comparisons)
     size = (1.5 + 3.2 * count, 6.6 if measured else 3.6)
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(1 + measured, count, squeeze=False, sharey="row")
+    axes = figure.subplots(1 + measured, count, squeeze=False)
     for column, one in enumerate(comparisons):
         panel = axes[0][column]
         for place, attention in enumerate(one.attentions):
@@ -138,7 +149,15 @@ def draw(comparisons: Sequence[Comparison]) -> Any:
             for attention in one.attentions:
                 _draw_similarity(axes[1][column], one.of(attention), attention)
             axes[1][column].set_xlabel("after block (0: before the first)")
-    axes[0][0].set_ylabel(comparisons[0].metric.replace("_", " "))
+    scales = list(axes[1:]) + ([axes[0]] if have_one_metric(comparisons) else [])
+    for row in scales:
+        for panel in row[1:]:
+            panel.sharey(row[0])
+            panel.tick_params(labelleft=False)
+        row[0].autoscale(axis="y")
+    for panel, one in zip(axes[0], comparisons, strict=True):
+        if panel is axes[0][0] or not have_one_metric(comparisons):
+            panel.set_ylabel(_words(one))
     if measured:
         axes[1][0].set_ylabel("mean cosine of pairs of tokens")
     for panel in axes.ravel():
