@@ -28,8 +28,8 @@ from keras_graphattn.ops.graphs.walks import (
     features_of_walks,
     random_walks,
     walk_features_of_batch,
+    walk_matrix,
     walk_product,
-    walk_scale,
 )
 
 Tensor = Any
@@ -187,15 +187,8 @@ class RandomWalk(TopologyMask):
         if self._features is None:
             features = self._features_of_batch(parameters, inputs)
             return ops.einsum("bnvi,bnwi->bnvw", features, features)
-        count, steps = self._features.steps.shape[0], self._features.length
-        # F_l of each step: (T, L, T)
-        parts = self._features.steps.matrix.toarray().reshape((count, steps, count))
-        decay = parameters["decay"]
-        powers = decay[None] ** ops.arange(steps, dtype=decay.dtype)[:, None]  # (L, N)
-        scale = walk_scale(self._features, decay, self.normalization)  # (T, N)
-        visits = ops.convert_to_tensor(parts, dtype=decay.dtype)
-        features = ops.einsum("vli,ln,vn->nvi", visits, powers, scale)  # (N, T, T)
-        return ops.einsum("nvi,nwi->nvw", features, features)[None]
+        decay = parameters["decay"][:1] if self._has_one_decay else parameters["decay"]
+        return walk_matrix(decay, self._features, self.normalization)[None]
 
     def edge_matrix(self, length: int | None = None, **inputs: Tensor) -> Tensor:
         """Returns the weights of the edges that walks take, as a matrix; 0 where there is no edge.

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 from keras_graphattn.masks import RandomWalk
@@ -95,3 +96,16 @@ def test_heads_of_one_decay_share_one_matrix_of_the_walks_of_a_call(decay, heads
     once.build((None, COUNT, HEADS, COUNT))
     expected = np.broadcast_to(to_numpy(once.dense()), (1, HEADS, COUNT, COUNT))
     np.testing.assert_allclose(np.broadcast_to(found, expected.shape), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.7, DECAY])
+def test_products_of_walks_are_found_once_for_all_calls(decay, monkeypatch):
+    mask = RandomWalk(EDGES, num_nodes=COUNT, walk_length=LENGTH, decay=decay, num_walks=5)
+    mask.build((None, COUNT, HEADS, COUNT))
+    dense = to_numpy(mask.dense())
+    walks = random_walks(read_graph(EDGES, COUNT), 5, LENGTH, seed=0)
+    decays = torch.tensor(np.broadcast_to(decay, (HEADS,)).copy(), dtype=torch.float64)
+    right = reference.walk_matrix(reference.walk_features(walks, decays), 1.0).numpy()
+    np.testing.assert_allclose(np.broadcast_to(dense[0], right.shape), right, atol=1e-6)
+    monkeypatch.setattr(scipy.sparse.csc_array, "__matmul__", None)  # cannot be called
+    np.testing.assert_array_equal(to_numpy(mask.dense()), dense)

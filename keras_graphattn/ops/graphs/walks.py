@@ -11,6 +11,7 @@ Source: Choromanski et al., arXiv 2107.07999, Eq. 5 and Section 4.2.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,22 @@ class WalkFeatures:
     steps: SparseMatrix
     squares: Array
     length: int
+
+    @cached_property
+    def meetings(self) -> Array:
+        """Coefficients of f_v . f_w as a polynomial of the decay, (2 L - 1, n, n).
+
+        Coefficient s is the sum of F_k F_l^T over all k + l = s. They are found once; then a matrix
+        of the kernel takes no product of n x n matrices.
+        """
+        count = self.steps.shape[0]
+        joined = scipy.sparse.csc_array(self.steps.matrix.astype("float64"))
+        steps = [joined[:, step * count :][:, :count] for step in range(self.length)]
+        found = np.zeros((2 * self.length - 1, count, count))
+        for k, one in enumerate(steps):
+            for l, other in enumerate(steps):  # noqa: E741
+                found[k + l] += (one @ other.T).toarray()
+        return found
 
 
 @checked(
@@ -224,6 +241,18 @@ def walk_product(
     total = ops.sum(powers * visits, axis=0)  # F^T S x, (n, N, C)
     spread = ops.reshape(powers * total[None], (length * count, *others))
     return scale * sparse_product(features.steps, spread)
+
+
+def walk_matrix(decay: Tensor, features: WalkFeatures, normalization: float) -> Tensor:
+    """M as a matrix for each head, (N, n, n); the arguments are those of `walk_product`.
+
+    M[v, w] = s_v s_w sum_k decay^k C_k[v, w], where s_v = 1 / |f_v|^a and C_k are the `meetings`.
+    """
+    meetings = ops.convert_to_tensor(features.meetings, dtype=decay.dtype)  # (2 L - 1, n, n)
+    powers = decay[None] ** ops.arange(meetings.shape[0], dtype=decay.dtype)[:, None]  # (., N)
+    scale = ops.transpose(walk_scale(features, decay, normalization))  # (N, n)
+    met = ops.einsum("svw,sn->nvw", meetings, powers)
+    return met * scale[:, :, None] * scale[:, None, :]
 
 
 def walk_features_of_batch(walks: Tensor, decay: Tensor, normalization: float) -> Tensor:
