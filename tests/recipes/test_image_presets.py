@@ -26,78 +26,13 @@ from recipes.image_classification.model import (
 from tests.numerics import BACKEND, to_numpy
 from tests.recipes.command_line import assert_one_error_line
 
-keras_hub = pytest.importorskip("keras_hub")
-models = keras_hub.models
-SCALE, OFFSET = [0.02, 0.01, 0.015], [-2.0, -1.0, 0.5]
-WIDTHS = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16}
-PATCHES = {"image_shape": (16, 16, 3), "patch_size": 8}
-STAGES = {"depths": (2, 1), "num_heads": (2, 2), "embed_dim": 8, "window_size": 4}
+pytest.importorskip("keras_hub")
+from keras_hub.layers import ImageConverter
+from keras_hub.models import Backbone
 
+from tests.recipes.image_presets import FAMILIES, saved, vit
 
-def vit(**options):
-    return models.ViTBackbone(**{**PATCHES, **WIDTHS, "mlp_dim": 32, **options})
-
-
-def deit():
-    return models.DeiTBackbone(**PATCHES, **WIDTHS, intermediate_dim=32)
-
-
-def dinov2():
-    positions = {"position_embedding_shape": (16, 16), "intermediate_dim": 32}
-    return models.DINOV2Backbone(**PATCHES, **WIDTHS, **positions)
-
-
-def dinov3():
-    registers = {"num_register_tokens": 2, "intermediate_dim": 32}
-    return models.DINOV3Backbone(**PATCHES, **WIDTHS, **registers)
-
-
-def swin():
-    return models.SwinTransformerBackbone(image_shape=(16, 16, 3), patch_size=2, **STAGES)
-
-
-def mit():
-    """Its first layer looks at fewer tokens than there are, which no filter can."""
-    return models.MiTBackbone(
-        image_shape=(16, 16, 3),
-        layerwise_depths=[1, 1],
-        num_layers=2,
-        layerwise_num_heads=[2, 2],
-        layerwise_sr_ratios=[2, 1],
-        max_drop_path_rate=0.0,
-        layerwise_patch_sizes=[3, 3],
-        layerwise_strides=[2, 2],
-        hidden_dims=[8, 12],
-    )
-
-
-ALL = set(RECIPE.attentions)
-WITH_BIASES = {"softmax", "gfsa", "gfsa_high_pass", "p_laplacian"}
-# of each family: how it is made, its layer of preprocessing, the attentions it can have
-FAMILIES = {
-    "vit": (vit, keras_hub.layers.ViTImageConverter, ALL),
-    "deit": (deit, keras_hub.layers.DeiTImageConverter, ALL),
-    "dinov2": (dinov2, keras_hub.layers.DINOV2ImageConverter, ALL),
-    "dinov3": (dinov3, keras_hub.layers.DINOV3ImageConverter, WITH_BIASES),
-    "swin": (swin, keras_hub.layers.SwinTransformerImageConverter, WITH_BIASES),
-    "mit": (mit, keras_hub.layers.MiTImageConverter, {"softmax"}),
-}
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "vit"]
-
-
-def saved(folder, family="vit", backbone=None, *, converter=True):
-    """A preset of a family, whose weights are random and not small."""
-    make, normalise, _ = FAMILIES[family]
-    keras.utils.set_random_seed(7)
-    backbone = make() if backbone is None else backbone
-    for variable in backbone.weights:
-        if "position" not in variable.path:  # DINOv2 keeps two of them that belong together
-            noise = 0.2 * keras.random.normal(variable.shape, seed=len(variable.path))
-            variable.assign_add(keras.ops.cast(noise, variable.dtype))
-    backbone.save_to_preset(str(folder))
-    if converter:
-        normalise(image_size=(16, 16), scale=SCALE, offset=OFFSET).save_to_preset(str(folder))
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +72,7 @@ def test_the_start_is_the_preset_with_a_new_head(family, preset):
     folder = preset(family)
     model = made(folder, "softmax")
     network = model.get_layer("network")
-    known = models.Backbone.from_preset(folder)
+    known = Backbone.from_preset(folder)
     held = [one for one in network.layers if type(one) is type(known)]
     (backbone,) = held if held else [network.backbone]
     for variable, expected in zip(backbone.weights, known.weights, strict=True):
@@ -145,7 +80,7 @@ def test_the_start_is_the_preset_with_a_new_head(family, preset):
     head = [one for one in network.weights if one.path.startswith("predictions")]
     assert [tuple(one.shape) for one in head] == [(head[0].shape[0], 5), (5,)]
     # the preset's own preprocessing, then its model, by hand
-    converter = keras_hub.layers.ImageConverter.from_preset(folder)
+    converter = ImageConverter.from_preset(folder)
     features = known(keras.tree.map_structure(lambda _: converter(images()), known.input))
     features = to_numpy(features)
     if family == "swin":
@@ -183,7 +118,7 @@ def test_the_rates_are_those_of_fine_tuning(preset):
     assert [getattr(options, name) for name in names] == [5e-5, 5, 0.5, 0.0]
     assert (options.image_size, options.layers, options.patience) == (16, 2, 5)
     scratch = RECIPE.parse([])
-    assert [getattr(scratch, name) for name in names] == [2e-3, 20, 5.0, 0.3]
+    assert [getattr(scratch, name) for name in names] == [2e-3, 30, 5.0, 0.3]
     given = parsed(preset("vit"), "--learning-rate", "1e-3", "--epochs", "7", "--mix-up", "0.2")
     assert (given.learning_rate, given.epochs, given.mix_up) == (1e-3, 7, 0.2)
     model = made(preset("vit"), "gfsa")
@@ -251,7 +186,7 @@ def test_presets_that_cannot_be_used_are_refused(tmp_path, capsys):
     bare = saved(tmp_path / "bare", converter=False)
     wide = saved(tmp_path / "wide", backbone=vit(image_shape=(16, 24, 3)))
     four = saved(tmp_path / "four", backbone=vit(image_shape=(16, 16, 4)))
-    whole = models.Backbone.from_preset(saved(tmp_path / "whole"))
+    whole = Backbone.from_preset(saved(tmp_path / "whole"))
     converted = saved(tmp_path / "converted", backbone=keras_graphattn.convert(whole))
     images = ["--dataset", "folder", "--data-dir", str(tmp_path / "images")]
     for name in ("bird", "cat"):
