@@ -172,7 +172,7 @@ def test_options_of_models_from_scratch_are_refused(wrong, words, preset, tmp_pa
         ("swin", "topological", ["--attention topological", "no grid of patches"]),
     ],
 )
-@pytest.mark.all_cases
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_attentions_that_a_family_cannot_have_are_refused_before_training(
     family, attention, words, preset, tmp_path, capsys
 ):
@@ -182,6 +182,7 @@ def test_attentions_that_a_family_cannot_have_are_refused_before_training(
     assert not output.exists()
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_presets_that_cannot_be_used_are_refused(tmp_path, capsys):
     bare = saved(tmp_path / "bare", converter=False)
     wide = saved(tmp_path / "wide", backbone=vit(image_shape=(16, 24, 3)))
@@ -250,21 +251,17 @@ def test_softmax_and_gfsa_are_trained_reported_and_served(preset, tmp_path):
     np.testing.assert_allclose(*found.values(), expected, atol=1e-5)
 
 
+FAST = ("vit", "gfsa", "float32")
 TRAINED = [
-    pytest.param(
-        family,
-        attention,
-        precision,
-        marks=[]
-        if (family, attention, precision) == ("vit", "gfsa", "float32")
-        else pytest.mark.slow,
-    )
+    pytest.param(*case, marks=[] if case == FAST else [pytest.mark.slow])
     for family in FAMILIES
     for attention in RECIPE.attentions
     for precision in (PRECISIONS if attention in ("softmax", "gfsa") else ["float32"])
+    for case in [(family, attention, precision)]
 ]
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize(("family", "attention", "precision"), TRAINED)
 def test_every_family_trains_with_every_attention_it_can_have(family, attention, precision, preset):
     given = ["--batch-size", "4", "--attention", attention, "--precision", precision]
