@@ -15,10 +15,11 @@ import numpy as np
 from keras import layers
 
 import keras_graphattn
-from keras_graphattn.analysis import token_similarity
+from keras_graphattn.analysis import inspect_smoothing, token_similarity
 from keras_graphattn.masks import BlockToeplitz
 from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.command.checks import keras_configured
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.image_batches import Augmentation, ImageBatches
 from recipes.common.data.images import Images
@@ -37,7 +38,11 @@ from recipes.image_classification.data import Problem
 MEANS = {1: (0.305,), 3: (0.485, 0.456, 0.406)}
 DEVIATIONS = {1: (0.376,), 3: (0.229, 0.224, 0.225)}
 MEASURED = 1024  # images on which the similarity of tokens is measured, at most
-NOT_DECAYED = ("bias", "gamma", "beta", "table", "vector", "scale", "log_factors", "coefficient")
+MEASURED_PRESET = 128  # the same for presets, which are larger
+NOT_DECAYED = (
+    *("bias", "gamma", "beta", "table", "vector", "scale", "log_factors", "coefficient"),
+    *("embedding", "token", "lambda"),  # of KerasHub's models
+)
 
 
 def prepare(
@@ -96,29 +101,38 @@ def build(
     seed: int = 0,
 ) -> keras.Model:
     """The model of one attention; the layer `network` maps standardised images to logits."""
-    size, channels = options.image_size, problem.channels
-    images = keras.Input((size, size, channels), name="images", dtype="float32")
-    mean, deviation = MEANS[channels], DEVIATIONS[channels]
-    standardised = layers.Normalization(
-        mean=[255 * one for one in mean],
-        variance=[(255 * one) ** 2 for one in deviation],
-        dtype="float32",
-        name="standardise",
-    )(images)
-    given = {
-        "image_size": size,
-        "channels": channels,
-        "classes": len(problem.classes),
-        "size": size_of(options),
-        "dropout": options.dropout,
-        "drop_path": options.drop_path,
-    }
-    try:
-        network = _network(attention, settings, given, options, seed)
-    except ValueError as error:  # patches that do not fill the image
-        raise UsageError(f"--model {options.model}: {error}") from error
+    size = options.image_size
+    images = keras.Input((size, size, problem.channels), name="images", dtype="float32")
+    if options.preset is None:
+        standardised = _standardised(images)
+        network = _network(attention, settings, problem, options, seed)
+    else:
+        from recipes.common.images import pretrained
+
+        standardised = pretrained.normalised(images, options.preset)
+        given = (len(problem.classes), replaced_layers(options), options)
+        network = pretrained.classifier(attention, settings, *given)
+    network.name = "network"
     probabilities = layers.Softmax(dtype="float32", name="probabilities")(network(standardised))
     return keras.Model({"images": images}, probabilities, name=f"images_{attention}")
+
+
+def check_preset(
+    problem: Problem, attention: str, settings: Mapping[str, Any], options: argparse.Namespace
+) -> None:
+    """Raises `UsageError` for what `--preset` cannot have: an attention, images, a precision."""
+    from recipes.common.images import pretrained
+
+    channels = pretrained.preset_of(options.preset).channels
+    if problem.channels not in (1, channels):
+        raise UsageError(
+            f"--preset {options.preset} takes images of {channels} channels; those of "
+            f"{problem.name} have {problem.channels}"
+        )
+    given = (len(problem.classes), replaced_layers(options), options)
+    with keras_configured(options.precision):
+        network = pretrained.classifier(attention, settings, *given, load_weights=False)
+        pretrained.check_precision(network)
 
 
 def size_of(options: argparse.Namespace) -> Size:
@@ -192,7 +206,17 @@ def take_averages(model: keras.Model) -> None:
 
 
 def similarities(model: keras.Model, problem: Problem, options: argparse.Namespace) -> list[float]:
-    """Mean token similarity over test images, before the blocks and after each."""
+    """Mean token similarity over test images, before the blocks and after each.
+
+    Of a preset, around the blocks that `inspect_smoothing` finds; none where it finds no tokens
+    between them, as in windows.
+    """
+    if options.preset is not None:
+        images = test_images(problem, MEASURED_PRESET, options)["images"]
+        inputs = {"images": images}
+        measured = inspect_smoothing(model, inputs, max_sequences=1, eigenvalues=False).layers
+        places = [measured[0].before, *(layer.block for layer in measured)]
+        return [] if None in places else [place.cosine for place in places]
     network = model.get_layer("network")
     ends = "_feed_forward_added" if options.model == "cait" else ""
     names = ["positions", *(f"block_{block + 1}{ends}" for block in range(options.layers))]
@@ -213,16 +237,32 @@ def test_images(problem: Problem, count: int, options: argparse.Namespace) -> di
     return {**images, "classes": classes.argmax(axis=-1)}
 
 
-def tables_of_masks(model: keras.Model) -> dict[str, np.ndarray]:
+def tables_of_masks(model: keras.Model, options: argparse.Namespace) -> dict[str, np.ndarray]:
     """By block, the logarithms of its mask's factors, (N, 2 h - 1, 2 w - 1)."""
-    masks = {one.name: getattr(one, "mask", None) for one in model.get_layer("network").layers}
+    network = model.get_layer("network")
+    if options.preset is None:
+        held = [(one.name.removesuffix("_attention"), one) for one in network.layers]
+    else:
+        from recipes.common.images import pretrained
+
+        own = pretrained.attention_layers(network)
+        held = [(f"block {number}", layer) for number, layer in enumerate(own, start=1)]
+    masks = ((name, getattr(layer, "mask", None)) for name, layer in held)
     return {
-        name.removesuffix("_attention").replace("_", " "): keras.ops.convert_to_numpy(
-            mask.log_factors
-        )
-        for name, mask in masks.items()
+        name.replace("_", " "): keras.ops.convert_to_numpy(mask.log_factors)
+        for name, mask in masks
         if isinstance(mask, BlockToeplitz)
     }
+
+
+def _standardised(images: Any) -> Any:
+    channels = images.shape[-1]
+    return layers.Normalization(
+        mean=[255 * one for one in MEANS[channels]],
+        variance=[(255 * one) ** 2 for one in DEVIATIONS[channels]],
+        dtype="float32",
+        name="standardise",
+    )(images)
 
 
 def _start(model: keras.Model, options: argparse.Namespace) -> None:
@@ -237,26 +277,48 @@ def _start(model: keras.Model, options: argparse.Namespace) -> None:
 def _network(
     attention: str,
     settings: Mapping[str, Any],
-    given: dict[str, Any],
+    problem: Problem,
     options: argparse.Namespace,
     seed: int,
 ) -> keras.Model:
-    """The model from standardised images to logits; its name is `network`."""
-    if options.model == "swin":
-        from recipes.common.images import swin
+    """The model from standardised images to logits.
 
-        network = swin.classifier(**given)
-        if attention != "softmax":
-            kind = ATTENTIONS[attention].convert
-            where = replaced_layers(options)
-            keras_graphattn.convert(network.backbone, kind, where, **layer_arguments(settings))
-    elif options.model == "cait":
-        make = _maker(attention, settings, options, prefix=0)
-        network = cait.classifier(**given, attention=make, seed=seed)
-    else:
+    Raises:
+        UsageError: If patches do not fill the images.
+    """
+    given = {
+        "image_size": options.image_size,
+        "channels": problem.channels,
+        "classes": len(problem.classes),
+        "size": size_of(options),
+        "dropout": options.dropout,
+        "drop_path": options.drop_path,
+    }
+    try:
+        if options.model == "swin":
+            return _swin(attention, settings, given, options)
+        if options.model == "cait":
+            make = _maker(attention, settings, options, prefix=0)
+            return cait.classifier(**given, attention=make, seed=seed)
         make = _maker(attention, settings, options, prefix=1)
-        network = vit.classifier(**given, attention=make, seed=seed, post_norm=options.post_norm)
-    network.name = "network"
+        return vit.classifier(**given, attention=make, seed=seed, post_norm=options.post_norm)
+    except ValueError as error:
+        raise UsageError(f"--model {options.model}: {error}") from error
+
+
+def _swin(
+    attention: str,
+    settings: Mapping[str, Any],
+    given: dict[str, Any],
+    options: argparse.Namespace,
+) -> keras.Model:
+    from recipes.common.images import swin
+
+    network = swin.classifier(**given)
+    if attention != "softmax":
+        kind = ATTENTIONS[attention].convert
+        where = replaced_layers(options)
+        keras_graphattn.convert(network.backbone, kind, where, **layer_arguments(settings))
     return network
 
 

@@ -15,6 +15,7 @@ from recipes.common.command.attention_options import add_attention_options
 from recipes.common.command.options import add_run_options, add_shared
 from recipes.common.command.parsing import Parser, UsageError, at_least, number_in
 from recipes.common.command.program import run_program
+from recipes.common.data.presets import refuse_beside_preset
 from recipes.common.output.notes import absent_note, coefficient_notes, data_told, settings_note
 from recipes.common.recipe import Recipe
 from recipes.common.storage.files import folder_atomically
@@ -101,9 +102,8 @@ class TextClassification(Recipe):
         return {**PUBLISHED_TRAINING, "constant": constant}
 
     def refuse(self, options: argparse.Namespace) -> None:
-        for name in SMALL:
-            if options.preset is not None and getattr(options, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} is set by --preset {options.preset}")
+        if options.preset is not None:
+            refuse_beside_preset(options, tuple(SMALL))
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         return SMALL if options.preset is None else {}

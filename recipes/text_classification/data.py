@@ -17,6 +17,7 @@ import numpy as np
 
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.chance import refuse_one_class
+from recipes.common.data.presets import refused_preset
 from recipes.common.data.tfds import load_tfds
 
 CHUNK = 1024
@@ -316,18 +317,6 @@ def _preprocessor(train: Texts, options: argparse.Namespace) -> Any:
         raise
     except Exception as error:  # KerasHub raises whatever the network or the disk met
         raise refused_preset(options.preset, error) from error
-
-
-def refused_preset(preset: str, error: Exception) -> UsageError:
-    """What is said of a preset that KerasHub cannot load."""
-    if "GraphAttention" in str(error):
-        return UsageError(
-            f"--preset {preset} holds converted attention already: give the preset that it was "
-            "made of"
-        )
-    return UsageError(
-        f"--preset {preset} cannot be loaded: {type(error).__name__}: {str(error)[:300]}"
-    )
 
 
 def _vocabulary(train: Texts, size: int) -> list[str]:

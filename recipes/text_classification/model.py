@@ -16,11 +16,11 @@ from keras import ops
 
 import keras_graphattn
 from keras_graphattn.analysis import inspect_smoothing
-from keras_graphattn.hub.carriers import conversions_of
 from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.batches import Buckets
+from recipes.common.data.presets import refuse_converted, refused_preset
 from recipes.common.training.coefficients import coefficient_report
 from recipes.common.training.kept import Run
 from recipes.common.training.layers import served_inputs
@@ -32,7 +32,6 @@ from recipes.text_classification.data import (
     Problem,
     Task,
     preset_name,
-    refused_preset,
     validation_split,
 )
 
@@ -148,11 +147,7 @@ def build(
     """
     outputs = problem.task.outputs
     classifier = _from_preset(outputs, options) if options.preset else _small(problem, options)
-    if conversions_of(classifier.backbone).entries:
-        raise UsageError(
-            f"--preset {options.preset} holds converted attention already: give the preset that "
-            "it was made of"
-        )
+    refuse_converted(options.preset, classifier.backbone)
     if attention == "softmax":
         return classifier
     verb = ATTENTIONS[attention].convert

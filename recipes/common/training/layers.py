@@ -15,6 +15,10 @@ from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
 
 Tensor = Any
+NO_FLOAT16 = (
+    "JAX computes Keras' softmax attention in float16 only on accelerators: give "
+    "--precision mixed_bfloat16, another --attention or another --backend"
+)
 
 
 def attend(
@@ -86,15 +90,18 @@ def plain_attention(**arguments: Any) -> layers.MultiHeadAttention:
         UsageError: If the backend cannot compute it in the precision asked for.
     """
     layer = layers.MultiHeadAttention(**arguments)
-    if backend.backend() == "jax" and layer.compute_dtype == "float16":
-        import jax
-
-        if jax.default_backend() == "cpu":  # "The precision 'F16_F16_F32' is not supported"
-            raise UsageError(
-                "JAX computes Keras' softmax attention in float16 only on accelerators: give "
-                "--precision mixed_bfloat16, another --attention or another --backend"
-            )
+    if is_float16_of_jax_on_cpu(layer.compute_dtype):
+        raise UsageError(NO_FLOAT16)
     return layer
+
+
+def is_float16_of_jax_on_cpu(dtype: str) -> bool:
+    """Whether JAX may say "The precision 'F16_F16_F32' is not supported"."""
+    if backend.backend() != "jax" or dtype != "float16":
+        return False
+    import jax
+
+    return jax.default_backend() == "cpu"
 
 
 def linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
