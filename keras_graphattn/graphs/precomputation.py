@@ -1,4 +1,4 @@
-"""What is computed of graphs once, before training: walks, distances, spectra.
+"""What is computed of graphs once, before training: walks, distances, paths, spectra.
 
 The results are kept in a folder if one is given. A file there is whole or it is not there: it is
 written under another name and then moved.
@@ -41,19 +41,23 @@ def precompute(
     verbose: bool = True,
     **options: Any,
 ) -> list[Array]:
-    """Computes walks, distances or spectra of graphs, in parallel and with a progress bar.
+    """Computes walks, distances, paths or spectra of graphs, in parallel, with a progress bar.
 
-    `GraphBatches` takes the results as `node_arrays`, or as `pair_arrays` for distances.
+    `GraphBatches` takes the results as `node_arrays`, or as `pair_arrays` for distances and paths.
 
     Args:
         graphs: The graphs.
-        kind: `"walks"`, `"distances"` or `"spectrum"`.
+        kind: `"walks"`, `"distances"`, `"paths"` or `"spectrum"`.
             `"walks"`: integers (n, num_walks, walk_length), random walks from each node with
             probabilities proportional to edge weights, and -1 after the end of a walk. Options
             `num_walks=50`, `walk_length=4`, `seed=0`. Every graph has its own seed, from `seed` and
             its place in the list. The walks are the same whatever `workers` is.
             `"distances"`: integers (n, n), the least number of edges from node to node, and -1
             where there is no way. This is O(n^2) memory for each graph.
+            `"paths"`: integers (n, n, hops), the numbers of the edges on a shortest path from node
+            to node, rows of `graph.edges`, and -1 after the end of the path. Where several paths
+            are shortest, it is one of them. Option `hops=5`: how many edges of a path count, the
+            first ones.
             `"spectrum"`: float32 (n, count, 2) for the `count` smallest eigenvalues of the
             normalised Laplacian: the eigenvalue, the same for all nodes, and the node's entry of
             the eigenvector. Each eigenvector has length 1, and its largest entry is positive. Zeros
@@ -80,7 +84,8 @@ def precompute(
     [[0, 1, 2, -1], [1, 0, 1, -1], [2, 1, 0, -1], [-1, -1, -1, 0]]
 
     Source: walks: Choromanski et al., arXiv 2107.07999, Section 4.2. Pairs of eigenvalues and
-    entries of eigenvectors: Kreuzer et al., arXiv 2106.03893, Section 3.
+    entries of eigenvectors: Kreuzer et al., arXiv 2106.03893, Section 3. Edges on paths: Ying et
+    al., arXiv 2106.05234, Section 3.1.3.
     """
     graphs = checked_graphs(graphs)
     options = _checked_options(one_of(*_KINDS)("kind", kind, {}), options)
@@ -128,6 +133,25 @@ def _distances(index: int, graph: Graph) -> Array:
     return np.where(np.isfinite(found), found, -1.0).astype("int32")
 
 
+def _paths(index: int, graph: Graph, hops: int) -> Array:
+    _, before = shortest_path(
+        graph.adjacency(), unweighted=True, directed=False, return_predecessors=True
+    )
+    numbers = np.full((graph.num_nodes,) * 2, -1, "int32")
+    for ends in (graph.edges, graph.edges[:, ::-1]):
+        numbers[tuple(ends.T)] = np.arange(len(graph.edges))
+    place, target = np.indices(numbers.shape)
+    found = np.full((*numbers.shape, hops), -1, "int32")
+    for hop in range(hops):
+        # the node before `place` on the way from the target is the next on the way to it
+        onward = before[target, place]
+        known = onward >= 0
+        onward = np.where(known, onward, place)
+        found[..., hop] = np.where(known, numbers[place, onward], -1)
+        place = onward
+    return found
+
+
 def _spectrum(index: int, graph: Graph, count: int) -> Array:
     laplacian, _, high = graph_operator(graph.adjacency(), "normalized_laplacian")
     if graph.num_nodes <= max(LARGEST_DENSE, count + 1):
@@ -150,6 +174,7 @@ def _spectrum(index: int, graph: Graph, count: int) -> Array:
 _KINDS: dict[str, tuple[Callable[..., Array], dict[str, tuple[int, int]]]] = {
     "walks": (_walks, {"num_walks": (50, 1), "walk_length": (4, 1), "seed": (0, 0)}),
     "distances": (_distances, {}),
+    "paths": (_paths, {"hops": (5, 1)}),
     "spectrum": (_spectrum, {"count": (8, 1)}),
 }
 

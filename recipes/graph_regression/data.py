@@ -72,33 +72,17 @@ def graph_of(molecule: Molecule, atom_types: int) -> Graph:
     )
 
 
-def bonds_on_paths(graph: Graph, hops: int) -> np.ndarray:
-    """The types of the bonds on a shortest path from each node to each other one.
+def bonds_on_paths(graph: Graph, paths: np.ndarray) -> np.ndarray:
+    """The types of the bonds on shortest paths.
 
     Args:
         graph: A graph whose edges have one feature, the type of the bond, from 0.
-        hops: How many bonds of a path count, the first ones.
+        paths: The numbers of the edges, (n, n, hops), as `precompute(graphs, "paths")` has them.
 
     Returns:
-        Integers of shape (n, n, hops); -1 after the end of a path, and where there is none. Where
-        several paths are shortest, it is one of them.
+        Integers of shape (n, n, hops); -1 after the end of a path.
     """
-    _, before = shortest_path(
-        graph.adjacency(), unweighted=True, directed=False, return_predecessors=True
-    )
-    types = np.full((graph.num_nodes,) * 2, -1, "int8")
-    for ends in (graph.edges, graph.edges[:, ::-1]):
-        types[tuple(ends.T)] = graph.edge_features[:, 0]
-    place, target = np.indices(types.shape)
-    found = np.full((*types.shape, hops), -1, "int8")
-    for hop in range(hops):
-        # the node before `place` on the way from the target is the next on the way to it
-        onward = before[target, place]
-        known = onward >= 0
-        onward = np.where(known, onward, place)
-        found[..., hop] = np.where(known, types[place, onward], -1)
-        place = onward
-    return found
+    return np.append(graph.edge_features[:, 0], -1)[paths].astype("int8")
 
 
 def make(random: np.random.Generator) -> Graph:

@@ -183,10 +183,11 @@ def _batches(
     """Batches with what Graphormer sees of pairs of nodes, or what the other attentions see."""
     inputs, pairs = list(inputs_of(attention)), None
     if attention not in NEEDED:
-        cache = options.cache_dir.expanduser()
-        distances = precompute(graphs, "distances", cache_dir=cache, verbose=False)
-        paths = [bonds_on_paths(graph, options.hops) for graph in graphs]
-        pairs = {"distances": distances, "paths": paths}
+        kept: dict[str, Any] = {"cache_dir": options.cache_dir.expanduser(), "verbose": False}
+        distances = precompute(graphs, "distances", **kept)
+        paths = precompute(graphs, "paths", hops=options.hops, **kept)
+        bonds = [bonds_on_paths(*both) for both in zip(graphs, paths, strict=True)]
+        pairs = {"distances": distances, "paths": bonds}
         inputs += pairs
     sizes = problem.sizes()
     shared = {"pair_arrays": pairs, "edge_sizes": problem.edge_sizes(sizes)}

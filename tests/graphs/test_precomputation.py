@@ -52,6 +52,26 @@ def test_distances_are_numbers_of_edges():
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("hops", [1, 3, 12])
+def test_paths_are_edges_that_lead_to_the_other_node(hops):
+    graphs = [*GRAPHS, SPLIT, Graph([], num_nodes=2)]
+    distances = precompute(graphs, "distances", **QUIET)
+    for graph, found, far in zip(
+        graphs, precompute(graphs, "paths", hops=hops, **QUIET), distances, strict=True
+    ):
+        assert found.shape == (graph.num_nodes, graph.num_nodes, hops)
+        for start, end in np.ndindex(far.shape):
+            here = start
+            for hop in range(hops):
+                if hop >= far[start, end]:
+                    assert (found[start, end, hop:] == -1).all()
+                    break
+                ends = set(graph.edges[found[start, end, hop]].tolist())
+                assert here in ends
+                (here,) = ends - {here}
+                assert far[here, end] == far[start, end] - hop - 1
+
+
 @pytest.mark.parametrize("largest_dense", [500, 3])
 def test_spectra_are_eigenpairs_of_the_normalised_laplacian(largest_dense, monkeypatch):
     monkeypatch.setattr(module, "LARGEST_DENSE", largest_dense)
@@ -73,7 +93,7 @@ def test_spectra_of_small_graphs_are_filled_up():
 
 
 def test_threads_compute_the_same():
-    for kind in ("walks", "distances", "spectrum"):
+    for kind in ("walks", "distances", "paths", "spectrum"):
         expected = precompute(GRAPHS, kind, **QUIET)
         assert_same(precompute(GRAPHS, kind, workers=3, **QUIET), expected)
 
@@ -88,10 +108,10 @@ def test_results_are_kept_and_found(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "new" / "cache"
     expected = {
         kind: precompute(GRAPHS, kind, cache_dir=folder, verbose=True)
-        for kind in ("walks", "distances", "spectrum")
+        for kind in ("walks", "distances", "paths", "spectrum")
     }
     assert "3/3" in capsys.readouterr().out
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(folder.iterdir())) == 4
     monkeypatch.setattr(module, "_mapped", None)  # nothing is computed from here on
     for kind, arrays in expected.items():
         assert_same(precompute(GRAPHS, kind, cache_dir=folder, **QUIET), arrays)
@@ -124,7 +144,7 @@ def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"kind": "paths"}, "kind"),
+        ({"kind": "ways"}, "kind"),
         ({"graphs": []}, "list of"),
         ({"workers": 0}, "workers"),
         ({"use_multiprocessing": 1}, "use_multiprocessing"),

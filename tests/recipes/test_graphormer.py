@@ -129,9 +129,10 @@ OPTIONS = RECIPE.parse([*SIZES, "--walks", "3", "--walk-length", "3"])
 
 def answer(model, graphs, size):
     walks = precompute(graphs, "walks", num_walks=3, walk_length=3, verbose=False)
+    paths = precompute(graphs, "paths", hops=3, verbose=False)
     pairs = {
         "distances": precompute(graphs, "distances", verbose=False),
-        "paths": [data.bonds_on_paths(graph, 3) for graph in graphs],
+        "paths": [data.bonds_on_paths(*both) for both in zip(graphs, paths, strict=True)],
     }
     batches = GraphBatches(
         graphs,
