@@ -163,6 +163,10 @@ class RandomWalk(TopologyMask):
         """Whether all heads have the same decay, which is not learned."""
         return not self.learn_decay and np.ndim(self.decay) == 0
 
+    def _different_decays(self, parameters: Tensors) -> Tensor:
+        """The decays of the heads, (N,); (1,) where all heads have the same."""
+        return parameters["decay"][:1] if self._has_one_decay else parameters["decay"]
+
     def parameters(self) -> Tensors:
         if self.learn_decay:
             return {"decay": ops.exp(in_float32({"decay": self.log_decay})["decay"])}
@@ -178,16 +182,14 @@ class RandomWalk(TopologyMask):
 
     def _features_of_batch(self, parameters: Tensors, inputs: Tensors) -> Tensor:
         """Features of each walk of the batch, (B, N, T, T); N = 1 where all heads have the same."""
-        decay = parameters["decay"]
-        if self._has_one_decay:
-            decay = decay[:1]
+        decay = self._different_decays(parameters)
         return walk_features_of_batch(inputs["walks"], decay, self.normalization)
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._features is None:
             features = self._features_of_batch(parameters, inputs)
             return ops.einsum("bnvi,bnwi->bnvw", features, features)
-        decay = parameters["decay"][:1] if self._has_one_decay else parameters["decay"]
+        decay = self._different_decays(parameters)
         return walk_matrix(decay, self._features, self.normalization)[None]
 
     def edge_matrix(self, length: int | None = None, **inputs: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 from keras import layers
 
 import keras_graphattn
-from keras_graphattn.analysis import inspect_smoothing, token_similarity
+from keras_graphattn.analysis import token_similarity
 from keras_graphattn.masks import BlockToeplitz
 from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.attentions import ATTENTIONS, layer_arguments
@@ -30,6 +30,7 @@ from recipes.common.training.kept import Run
 from recipes.common.training.layers import plain_attention
 from recipes.common.training.measures import one_hot_loss_and_metrics
 from recipes.common.training.runs import Training
+from recipes.common.training.similarity import similarity_by_depth
 from recipes.common.training.throughput import Throughput
 from recipes.image_classification.data import Problem
 
@@ -208,15 +209,11 @@ def take_averages(model: keras.Model) -> None:
 def similarities(model: keras.Model, problem: Problem, options: argparse.Namespace) -> list[float]:
     """Mean token similarity over test images, before the blocks and after each.
 
-    Of a preset, around the blocks that `inspect_smoothing` finds; none where it finds no tokens
-    between them, as in windows.
+    Of a preset, around the blocks that `similarity_by_depth` finds.
     """
     if options.preset is not None:
         images = test_images(problem, MEASURED_PRESET, options)["images"]
-        inputs = {"images": images}
-        measured = inspect_smoothing(model, inputs, max_sequences=1, eigenvalues=False).layers
-        places = [measured[0].before, *(layer.block for layer in measured)]
-        return [] if None in places else [place.cosine for place in places]
+        return similarity_by_depth(model, {"images": images})
     network = model.get_layer("network")
     ends = "_feed_forward_added" if options.model == "cait" else ""
     names = ["positions", *(f"block_{block + 1}{ends}" for block in range(options.layers))]

@@ -15,7 +15,6 @@ import numpy as np
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.analysis import inspect_smoothing
 from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
@@ -27,6 +26,7 @@ from recipes.common.training.layers import served_inputs
 from recipes.common.training.measures import CrossEntropy, SquaredError
 from recipes.common.training.optimizers import WarmUpLinearDecay
 from recipes.common.training.runs import Training
+from recipes.common.training.similarity import similarity_by_depth
 from recipes.text_classification.data import (
     Encoded,
     Problem,
@@ -98,9 +98,7 @@ def similarities(model: keras.Model, problem: Problem) -> list[float]:
     texts = next(iter(problem.evaluations.values()))
     count = min(MEASURED, len(texts))
     length = int(texts.lengths[:count].max())
-    inputs = texts.inputs(np.arange(count), length)
-    layers = inspect_smoothing(model, inputs, max_sequences=1, eigenvalues=False).layers
-    return [layers[0].before.cosine, *(layer.block.cosine for layer in layers)]
+    return similarity_by_depth(model, texts.inputs(np.arange(count), length))
 
 
 def outputs(model: keras.Model, batches: Buckets) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_graphattn.analysis.smoothing.report import LayerReport, SmoothingReport
+from keras_graphattn.analysis.smoothing.report import HeadMeasures, SmoothingReport
 from keras_graphattn.checks.arguments import flag, is_list, is_whole
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -95,10 +95,7 @@ def plot_responses(report: SmoothingReport, depth: int, axis: Any = None) -> Any
     >>> axis.get_xlabel()
     'frequency (periods for each token)'
     """
-    layer = _layer(report, depth)
-    heads = layer.heads
-    if heads is None:
-        raise ValueError(f"'{layer.path}' has no operators in the report: {layer.reason}")
+    heads = _heads(report, depth)
     axis = _axis(axis)
     attention, operator = heads.attention_fourier, heads.operator_fourier
     is_filtered = attention is not None and not np.allclose(attention, operator, atol=1e-4)
@@ -223,10 +220,8 @@ def plot_attention_maps(report: SmoothingReport, depth: int, head: int = 0) -> A
     >>> len(figure.axes)  # two matrices, each with its colours
     4
     """
-    layer = _layer(report, depth)
-    if layer.heads is None:
-        raise ValueError(f"'{layer.path}' has no operators in the report: {layer.reason}")
-    before, after = layer.heads.attention_map, layer.heads.operator_map
+    heads = _heads(report, depth)
+    before, after = heads.attention_map, heads.operator_map
     if not is_whole(head) or not 0 <= head < len(after):
         raise ValueError(f"`head` must be from 0 to {len(after) - 1}. Received: head={head!r}")
     figure = new_figure(8.4, 3.8)
@@ -268,7 +263,8 @@ def _check_report(report: Any) -> None:
         )
 
 
-def _layer(report: SmoothingReport, depth: int) -> LayerReport:
+def _heads(report: SmoothingReport, depth: int) -> HeadMeasures:
+    """The operators of one layer; an error if there is no such layer or it has none."""
     _check_report(report)
     count = len(report.layers)
     if not is_whole(depth) or not -count <= depth < count:
@@ -276,7 +272,10 @@ def _layer(report: SmoothingReport, depth: int) -> LayerReport:
             f"`depth` must be from {-count} to {count - 1}, the layers of this report. Received: "
             f"depth={depth!r}"
         )
-    return report.layers[depth]
+    layer = report.layers[depth]
+    if layer.heads is None:
+        raise ValueError(f"'{layer.path}' has no operators in the report: {layer.reason}")
+    return layer.heads
 
 
 def _number(report: SmoothingReport, depth: int) -> int:

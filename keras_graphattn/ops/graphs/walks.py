@@ -40,6 +40,12 @@ class WalkFeatures:
     squares: Array
     length: int
 
+    def parts(self) -> list[Any]:
+        """F_0, F_1, ..., sparse matrices (n, n) of float64."""
+        count = self.steps.shape[0]
+        joined = scipy.sparse.csc_array(self.steps.matrix.astype("float64"))
+        return [joined[:, step * count : (step + 1) * count] for step in range(self.length)]
+
     @cached_property
     def meetings(self) -> Array:
         """Coefficients of f_v . f_w as a polynomial of the decay, (2 L - 1, n, n).
@@ -47,9 +53,7 @@ class WalkFeatures:
         Coefficient s is the sum of F_k F_l^T over all k + l = s. They are found once; then a matrix
         of the kernel takes no product of n x n matrices.
         """
-        count = self.steps.shape[0]
-        joined = scipy.sparse.csc_array(self.steps.matrix.astype("float64"))
-        steps = [joined[:, step * count :][:, :count] for step in range(self.length)]
+        steps, count = self.parts(), self.steps.shape[0]
         found = np.zeros((2 * self.length - 1, count, count))
         for k, one in enumerate(steps):
             for l, other in enumerate(steps):  # noqa: E741
@@ -164,12 +168,7 @@ def expected_features(adjacency: Any, length: int) -> WalkFeatures:
 
 def collapsed(features: WalkFeatures, decay: float) -> WalkFeatures:
     """Returns the same features for one fixed decay, in the form of walks with one node."""
-    count = features.steps.shape[0]
-    powers = float(decay) ** np.arange(features.length)
-    parts = scipy.sparse.csc_array(features.steps.matrix.astype("float64"))
-    total = sum(
-        power * parts[:, step * count : (step + 1) * count] for step, power in enumerate(powers)
-    )
+    total = sum(float(decay) ** step * part for step, part in enumerate(features.parts()))
     return _features([scipy.sparse.csr_array(total)])
 
 
