@@ -4,6 +4,7 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.analysis.figures import own_or_new_axis
 from keras_graphattn.masks.mask import Mask
 
 Tensor = Any
@@ -49,19 +50,13 @@ def plot_mask(
     """
     if not isinstance(mask, Mask):
         raise ValueError(f"`mask` must be a mask of keras_graphattn.masks. Received: mask={mask!r}")
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise ImportError(
-            "`plot_mask` needs matplotlib, which is not installed. Run `pip install matplotlib`."
-        ) from error
     matrix = ops.convert_to_numpy(mask.dense(length, **inputs))[0]  # (N or 1, T, T)
     heads = getattr(mask, "num_heads", len(matrix))
     if not 0 <= head < heads:
         raise ValueError(f"`head` must be from 0 to {heads - 1}. Received: head={head}")
-    if axis is None:
-        axis = Figure(figsize=(4.8, 4), layout="constrained").add_subplot()
+    axis = own_or_new_axis(axis, 4.8, 4.0)
+    from matplotlib.ticker import MaxNLocator
+
     factors = matrix[head if len(matrix) > 1 else 0]  # (T, T); one matrix may serve all heads
     lowest, highest = min(0.0, factors.min(initial=0.0)), factors.max(initial=0.0)
     if highest <= lowest:  # all factors are 0: avoid an empty colour range

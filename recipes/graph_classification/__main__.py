@@ -40,6 +40,7 @@ class GraphClassification(Recipe):
         add = parser.add_argument
         add("--dataset", default=MADE, help="made, or the name of TU data in --data-dir")
         add("--data-dir", type=Path, help="folder with NAME.txt and 10fold_idx, or NAME with them")
+        add("--degrees", action="store_true", help="a node's degree is a feature beside its tag")
         add("--graphs", type=at_least(60), help="how many graphs are made [300]")
         add_run_options(parser, self.attentions, BY_DEFAULT, "graph_classification/<dataset>")
         training = {"epochs": 100, "patience": 100, "batch_size": 32, "learning_rate": 2e-3}
@@ -57,6 +58,8 @@ class GraphClassification(Recipe):
             raise UsageError("--data-dir: the graphs of --dataset made are made, not read")
         if options.dataset != MADE and options.graphs is not None:
             raise UsageError("--graphs: only the graphs of --dataset made are made")
+        if options.dataset == MADE and options.degrees:
+            raise UsageError("--degrees: the graphs of --dataset made have no other feature")
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         return {"graphs": 300} if options.dataset == MADE else {}

@@ -146,10 +146,15 @@ def geometric(random: np.random.Generator, nodes: int) -> Edges:
     return pairs[np.argsort(distances)[: 2 * nodes]]
 
 
-def with_degrees(graph: Graph) -> Graph:
-    """The graph with the degree of each node, up to 20, as its features: zeros and a one."""
+def with_degrees(graph: Graph, *, beside: bool = False) -> Graph:
+    """The graph with the degree of each node, up to 20, as its features: zeros and a one.
+
+    With `beside=True`, they stand beside the features that the graph has; else they replace them.
+    """
     degrees = np.bincount(graph.edges.ravel(), minlength=graph.num_nodes)
     features = np.eye(LARGEST_DEGREE + 1)[np.minimum(degrees, LARGEST_DEGREE)]
+    if beside:
+        features = np.concatenate([graph.node_features, features], axis=1)
     return Graph(graph.edges, node_features=features, label=graph.label, num_nodes=graph.num_nodes)
 
 
@@ -158,7 +163,7 @@ def _pair(u: int, v: int) -> tuple[int, int]:
 
 
 def _read(options: argparse.Namespace) -> Folds:
-    """TU data; where all nodes have the same tag, degrees are the features."""
+    """TU data; degrees are the features where all nodes have the same tag, or beside the tags."""
     if options.data_dir is None:
         raise UsageError(
             f"--dataset {options.dataset} needs --data-dir, with {options.dataset}.txt in it or in "
@@ -170,7 +175,8 @@ def _read(options: argparse.Namespace) -> Folds:
     except (OSError, ValueError) as error:
         raise UsageError(f"--dataset {options.dataset} cannot be read: {error}") from error
     graphs = found.graphs
-    if graphs[0].node_features.shape[1] == 1:
-        graphs = [with_degrees(graph) for graph in graphs]
+    one_tag = graphs[0].node_features.shape[1] == 1
+    if one_tag or options.degrees:
+        graphs = [with_degrees(graph, beside=not one_tag) for graph in graphs]
     classes = [str(label) for label in found.classes]
     return Folds(options.dataset, classes, graphs, found.folds, bool(found.folds))

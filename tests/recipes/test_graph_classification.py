@@ -96,6 +96,9 @@ def test_published_folds_are_taken_and_equal_tags_give_way_to_degrees(tmp_path):
     other = loaded("--dataset", "MADE", "--data-dir", str(tmp_path))
     assert other.graphs[0].node_features.shape == (3, 2)
     assert other.digest() != problem.digest()
+    both = loaded("--dataset", "MADE", "--data-dir", str(tmp_path), "--degrees").graphs[0]
+    assert both.node_features[:, :2].tolist() == other.graphs[0].node_features.tolist()
+    assert both.node_features[:, 2:].argmax(axis=1).tolist() == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,7 @@ def test_published_folds_are_taken_and_equal_tags_give_way_to_degrees(tmp_path):
         ("--dataset NCI1 --data-dir {folder}", ["NCI1", "cannot be read", "NCI1.txt"]),
         ("--data-dir {folder}", ["--data-dir", "made, not read"]),
         ("--dataset MADE --data-dir {folder} --graphs 60", ["--graphs"]),
+        ("--degrees", ["--degrees", "no other feature"]),
         ("--dataset MADE --data-dir {folder}", ["cannot be read", "line 2"]),
     ],
 )

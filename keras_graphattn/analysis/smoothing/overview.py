@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from keras_graphattn.analysis.figures import new_figure
 from keras_graphattn.analysis.smoothing.pictures import (
     COLOURS,
-    new_figure,
     plot_filters,
     plot_similarity,
     plot_singular_values,

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from keras_graphattn.analysis.figures import new_figure, own_or_new_axis
 from keras_graphattn.analysis.smoothing.report import HeadMeasures, SmoothingReport
 from keras_graphattn.checks.arguments import flag, is_list, is_whole
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DEPTHS = "viridis"
+WIDTH, HEIGHT = 5.4, 3.8  # inches of a picture of its own
 
 
 def plot_similarity(
@@ -48,7 +50,7 @@ def plot_similarity(
     """
     reports = [reports] if isinstance(reports, SmoothingReport) else reports
     names = _labels(reports, labels)
-    axis = _axis(axis)
+    axis = own_or_new_axis(axis, WIDTH, HEIGHT)
     measure = "absolute_cosine" if flag("absolute", absolute) else "cosine"
     for number, (report, name) in enumerate(zip(reports, names, strict=True)):
         colour = COLOURS[number % len(COLOURS)]
@@ -96,7 +98,7 @@ def plot_responses(report: SmoothingReport, depth: int, axis: Any = None) -> Any
     'frequency (periods for each token)'
     """
     heads = _heads(report, depth)
-    axis = _axis(axis)
+    axis = own_or_new_axis(axis, WIDTH, HEIGHT)
     attention, operator = heads.attention_fourier, heads.operator_fourier
     is_filtered = attention is not None and not np.allclose(attention, operator, atol=1e-4)
     for head, gains in enumerate(operator):
@@ -135,7 +137,7 @@ def plot_singular_values(report: SmoothingReport, axis: Any = None) -> Any:
     'log'
     """
     _check_report(report)
-    axis = _axis(axis)
+    axis = own_or_new_axis(axis, WIDTH, HEIGHT)
     for depth, layer in enumerate(report.layers):
         if layer.block is not None and layer.block.singular_values.size:
             values = layer.block.singular_values
@@ -180,7 +182,7 @@ def plot_filters(report: SmoothingReport, axis: Any = None) -> Any:
             f"No layer of '{report.model}' has a filter. Convert the model with "
             'keras_graphattn.convert(model, "graph_filter"), or draw another picture.'
         )
-    axis = _axis(axis)
+    axis = own_or_new_axis(axis, WIDTH, HEIGHT)
     points = np.zeros(0)
     for depth, curve in curves:
         if curve is not None:
@@ -295,24 +297,3 @@ def _depth_bar(report: SmoothingReport, axis: Any) -> None:
     for depth in sorted({0, last}):
         axis.plot([], [], color=shade(report, depth), label=f"layer {depth}")
     axis.legend(fontsize=8)
-
-
-def _axis(axis: Any) -> Any:
-    figure = new_figure(5.4, 3.8) if axis is None else None
-    return axis if figure is None else figure.add_subplot()
-
-
-def new_figure(width: float, height: float) -> Any:
-    """A figure of so many inches, which no window shows.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "The pictures of the smoothing report need matplotlib, which is not installed. Run "
-            "`pip install matplotlib`."
-        ) from error
-    return Figure(figsize=(width, height), layout="constrained")
