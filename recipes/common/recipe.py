@@ -23,6 +23,7 @@ from recipes.common.command.checks import (
     keras_configured,
     only_run_in,
 )
+from recipes.common.command.compiling import shared_programs
 from recipes.common.command.devices import check_devices
 from recipes.common.command.options import departures
 from recipes.common.command.parsing import Parser, choose_backend, run_command
@@ -206,7 +207,8 @@ def compare(recipe: Recipe, arguments: list[str] | None) -> None:
     check_attentions(options.attention, of_attentions)
     check_devices(options)
     problem = recipe.load(options)
-    with only_run_in(options.output), keras_configured(options.precision):
+    configured = keras_configured(options.precision)
+    with only_run_in(options.output), configured, shared_programs():
         settings = _settings(of_attentions, problem, options)
         check_settings(options.output, settings, options.overwrite)
         _train_and_report(recipe, problem, of_attentions, settings, options)
