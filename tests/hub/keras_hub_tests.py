@@ -78,6 +78,7 @@ def outcomes(folder, models, attention, extra):
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
     }
     options = ["-p", "tests.hub.keras_hub_tests", "-q", "--tb=short", f"--junitxml={report}"]
+    options += ["-m", FROM_THE_NETWORK]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(folder), *extra, *files]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
     if not report.exists():

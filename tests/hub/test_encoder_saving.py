@@ -22,7 +22,6 @@ NAMES = [
     name if name == "deberta_v3" else pytest.param(name, marks=pytest.mark.slow)
     for name in ENCODERS
 ]
-LORA = {name: ["q_dense_layer", "v_dense_layer"] for name in ("roformer_v2", "esm", "esm_absolute")}
 TASKS = {
     "deberta_v3": (models.DebertaV3TextClassifier, models.DebertaV3MaskedLM),
     "esm": (models.ESMProteinClassifier, models.ESMMaskedPLM),

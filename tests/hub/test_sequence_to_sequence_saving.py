@@ -17,7 +17,6 @@ from tests.hub.sequence_to_sequence import (
 NAMES = fast_for(MODELS, ("t5",))
 # Layers between the backbone and its blocks that tell their configuration: Whisper's do not.
 COMPOSED = ("edrec", "bart", "t5", "t5_gemma", "t5_gemma_2", "moonshine")
-LORA = {"t5": ["query_projector", "value_projector"]}
 
 
 def rows(model):
