@@ -8,6 +8,7 @@ KerasHub's file either way.)
 
 import functools
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,7 +48,7 @@ def lora_file_methods(plain: Any) -> dict[str, Any]:
     def load_lora_weights(self: Any, filepath: Any) -> None:
         import h5py
 
-        with h5py.File(filepath, "r") as file, _beside(filepath) as scratch:
+        with h5py.File(filepath, "r") as file, tempfile.TemporaryDirectory() as folder:
             if KEY not in file:  # of a model that is not converted
                 plain.load_lora_weights(self, filepath)
                 return
@@ -61,9 +62,13 @@ def lora_file_methods(plain: Any) -> dict[str, Any]:
                     f"Received: a file with coefficients of shapes {shapes}, for a model with "
                     f"coefficients of shapes {expected}: filepath={str(filepath)!r}"
                 )
+            scratch = str(Path(folder) / Path(filepath).name)
             with h5py.File(scratch, "w") as factors:
                 file.copy(f"{KEY}/{FACTORS}", factors)
-            plain.load_lora_weights(self, scratch)
+            try:
+                plain.load_lora_weights(self, scratch)
+            except ValueError as error:  # it names the file
+                raise ValueError(str(error).replace(scratch, str(filepath))) from None
             for name, variable in added.items():
                 variable.assign(found[name])
 

@@ -171,6 +171,10 @@ def test_lora_trains_the_coefficients_and_its_file_fits(tmp_path):
                 keras.ops.convert_to_numpy(variables(backbone)[path]),
                 atol=1e-7,
             )
+    other = converted()
+    other.enable_lora(3)
+    with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path))}.*rank=2"):
+        other.load_lora_weights(str(tmp_path / "model.lora.h5"))
 
 
 def test_lora_before_conversion():
