@@ -8,6 +8,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -63,7 +64,8 @@ def precompute(
             the eigenvector. Each eigenvector has length 1, and its largest entry is positive. Zeros
             fill up graphs of fewer nodes. Option `count=8`.
         cache_dir: A folder where results are kept and found again. The file's name depends on the
-            graphs and on all options. A damaged file is computed again.
+            graphs and on all options. A damaged file is computed again. If the folder cannot be
+            written to, there is a warning, and the results are returned.
         workers: How many threads or processes compute at a time.
         use_multiprocessing: Whether they are processes. These import Keras first, and a program
             must then start in `if __name__ == "__main__":`. They are worth it for many or large
@@ -105,7 +107,10 @@ def precompute(
             results.append(result)
             bar.update(len(results))
     if file is not None:
-        _write(file, results)
+        try:
+            _write(file, results)
+        except OSError as error:
+            warnings.warn(f"The {kind} were not kept in {folder}: {error}", stacklevel=2)
     return results
 
 
