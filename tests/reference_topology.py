@@ -102,6 +102,13 @@ def diffusion_matrix(matrix, time, sign=-1.0):
     return torch.linalg.matrix_exp(sign * time[:, None, None] * matrix)
 
 
+def function_of_graph(matrix, time, operator, function="heat"):
+    """exp(-t L), exp(t A) or (I + t L)^-1 for each head, of shape (N, T, T)."""
+    if function == "resolvent":
+        return torch.linalg.inv(torch.eye(len(matrix)) + time[:, None, None] * matrix)
+    return diffusion_matrix(matrix, time, 1.0 if operator == "adjacency" else -1.0)
+
+
 def positive_exponential(matrix, time, operator):
     """exp(-t L) or exp(t A) by only positive terms and squares, so that each entry is exact."""
     shift = 0.0 if operator == "adjacency" else matrix.diagonal().max()

@@ -67,27 +67,28 @@ def diffusion(count=21, operator="laplacian", function="heat", seed=0):
 
     def full(logit):
         time = mask.max_time * torch.sigmoid(logit)
-        if function == "resolvent":
-            return torch.linalg.inv(torch.eye(count) + time[:, None, None] * matrix)
-        return reference.diffusion_matrix(matrix, time, 1.0 if operator == "adjacency" else -1.0)
+        return reference.function_of_graph(matrix, time, operator, function)
 
     return mask, {}, full
 
 
-def diffusion_of_batch(operator, count=9):
+def diffusion_of_batch(operator, function="heat", count=9):
     edges = np.full((2, 14, 2), -1, "int32")
     for example, seed in enumerate((1, 2)):
         found = reference.random_edges(count, 2.0, seed)[:14]
         edges[example, : len(found)] = found
     bound = None if operator == "normalized_laplacian" else 2.0 * count
-    mask = GraphDiffusion(operator=operator, spectral_bound=bound, initial_time=0.2)
+    options = {"operator": operator, "function": function, "spectral_bound": bound}
+    mask = GraphDiffusion(initial_time=[0.2, 0.7], **options)
     mask.build((None, count, HEADS, WIDTH))
 
     def full(logit):
-        time, sign = mask.max_time * torch.sigmoid(logit), 1.0 if operator == "adjacency" else -1.0
+        time = mask.max_time * torch.sigmoid(logit)
         each = [[tuple(edge) for edge in example if edge[0] >= 0] for example in edges]
         found = [reference.graph_matrix(count, one, operator) for one in each]
-        return torch.stack([reference.diffusion_matrix(one, time, sign) for one in found])
+        return torch.stack(
+            [reference.function_of_graph(one, time, operator, function) for one in found]
+        )
 
     return mask, {"edges": edges}, full
 

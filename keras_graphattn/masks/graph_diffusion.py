@@ -17,6 +17,7 @@ from keras_graphattn.masks.diffusion_graph import (
 from keras_graphattn.masks.input_checks import either
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.topology import (
+    ROWS_FROM_MATRIX,
     TopologyMask,
     finite,
     from_nodes,
@@ -27,9 +28,15 @@ from keras_graphattn.ops.graphs.diffusion import (
     chebyshev_coefficients,
     chebyshev_matrix,
     chebyshev_terms,
-    graph_operator_of_batch,
     resolvent_error,
     spectral_product,
+)
+from keras_graphattn.ops.graphs.example_diffusion import (
+    OperatorOfBatch,
+    exponential_matrix_of_batch,
+    exponential_product_of_batch,
+    graph_operator_of_batch,
+    spectral_matrix_of_batch,
     spectral_product_of_batch,
 )
 from keras_graphattn.ops.graphs.example_topology import largest_eigenvalue_bound
@@ -40,7 +47,6 @@ from keras_graphattn.ops.graphs.heat import (
     check_exponent,
     exponential_matrix,
     exponential_product,
-    exponential_product_of_batch,
     series_sizes,
 )
 from keras_graphattn.ops.graphs.sparse import SparseMatrix
@@ -71,7 +77,8 @@ class GraphDiffusion(TopologyMask):
     your own function is at most 1e-6 of its largest value.
 
     "auto" uses the matrix for up to about 128 nodes (for attention, 1024) and the series for more,
-    as benchmarks/tree_and_graph_masks.py measures.
+    as benchmarks/tree_and_graph_masks.py measures. With one graph per example, the matrix is a sum
+    of powers of the operator, which all heads share.
 
     Args:
         graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
@@ -284,10 +291,14 @@ class GraphDiffusion(TopologyMask):
             found = spectral_product(nodes, self._coefficients(time), self._chebyshev_matrix)
         return from_nodes(found, x)
 
+    def _operator_of_batch(self, length: Any, dtype: Any, inputs: Tensors) -> OperatorOfBatch:
+        dtype = keras.backend.standardize_dtype(dtype)
+        weights = inputs.get("edge_weights")
+        return graph_operator_of_batch(inputs["edges"], weights, length, self.operator, dtype)
+
     def _signal_of_batch(self, x: Tensor, time: Tensor, inputs: Tensors) -> Tensor:
-        shape, weights = ops.shape(x), inputs.get("edge_weights")
-        dtype = keras.backend.standardize_dtype(x.dtype)
-        apply = graph_operator_of_batch(inputs["edges"], weights, shape[1], self.operator, dtype)
+        shape = ops.shape(x)
+        apply = self._operator_of_batch(shape[1], x.dtype, inputs)
         nodes = ops.reshape(x, (-1, *shape[2:]))  # (B T, N, D): one graph of all examples
         if self._is_heat:
             found = exponential_product_of_batch(nodes, time, apply, shape[1], self._sizes)
@@ -314,15 +325,25 @@ class GraphDiffusion(TopologyMask):
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._graph is None:
-            columns = ops.eye(length, dtype=parameters["time"].dtype)
-            columns = self._columns(columns, length, parameters, inputs)  # (B, T, N, T)
-            return ops.transpose(columns, (0, 2, 1, 3))
+            return self._matrix_of_batch(length, parameters, inputs)
         time = parameters["time"]
         if self._positive is not None:
             return exponential_matrix(time, self._positive, self._matrix_sizes)[None]
         values, vectors = (ops.convert_to_tensor(a, dtype=time.dtype) for a in self._spectrum)
         factors = self.spectral_function(ops, values[:, None], time)  # (T, N)
         return ops.einsum("ik,kn,jk->nij", vectors, factors, vectors)[None]
+
+    def _matrix_of_batch(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+        time, batch = parameters["time"], ops.shape(inputs["edges"])[0]
+        if isinstance(length, int) and length > ROWS_FROM_MATRIX:  # powers cost O(T^3)
+            columns = ops.eye(length, dtype=time.dtype)
+            columns = self._columns(columns, length, parameters, inputs)  # (B, T, N, T)
+            return ops.transpose(columns, (0, 2, 1, 3))
+        operator = self._operator_of_batch(length, time.dtype, inputs)
+        if self._is_heat:
+            return exponential_matrix_of_batch(time, operator, batch, length, self._sizes)
+        coefficients = self._coefficients(time)
+        return spectral_matrix_of_batch(coefficients, operator, batch, length, *self.interval)
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()

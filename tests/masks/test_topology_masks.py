@@ -46,6 +46,8 @@ CASES = {
     "resolvent": lambda: diffusion(function="resolvent"),
     "graph per example": lambda: diffusion_of_batch("normalized_laplacian"),
     "plain graph per example": lambda: diffusion_of_batch("laplacian"),
+    "adjacency per example": lambda: diffusion_of_batch("adjacency"),
+    "resolvent per example": lambda: diffusion_of_batch("normalized_laplacian", "resolvent"),
     "hypercube": hypercube,
     "hypercube by bit": lambda: hypercube(dimension=4),
     "walks": walks_of,
@@ -102,6 +104,49 @@ def test_matrix_and_rows(name):
 def test_a_thousand_nodes(kind, function, path):
     mask, inputs, matrix = tree(1000, kind, function)
     check(mask, inputs, matrix, 1000, path)
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("path", ["dense", "series"])
+@pytest.mark.parametrize(
+    ("operator", "function", "bound"),
+    [
+        ("laplacian", "heat", 60.0),  # the time is split into parts
+        ("normalized_laplacian", "heat", None),
+        ("adjacency", "heat", 20.0),
+        ("normalized_laplacian", "resolvent", None),
+    ],
+)
+def test_gradients_of_the_weights_of_edges(operator, function, bound, path):
+    count, times = 9, [0.3, 1.1]
+    each = [reference.random_edges(count, 2.0, seed)[:12] for seed in (1, 2)]
+    edges = np.full((2, 14, 2), -1, "int32")
+    weights = np.random.default_rng(0).uniform(0.3, 2.0, edges.shape[:2]).astype("float32")
+    for example, found in enumerate(each):
+        edges[example, : len(found)] = found
+    options = {"operator": operator, "function": function, "spectral_bound": bound}
+    mask = GraphDiffusion(edge_weights=True, initial_time=times, learn_time=False, **options)
+    mask.build((None, count, len(times), count))
+    units = np.broadcast_to(np.eye(count, dtype="float32")[None, :, None], (2, count, 2, count))
+
+    def product(edge_weights):
+        return mask.apply(units, path, edges=edges, edge_weights=edge_weights)
+
+    def right(edge_weights):
+        found = [
+            reference.graph_matrix(count, own, operator, edge_weights[example, : len(own)])
+            for example, own in enumerate(each)
+        ]
+        found = [
+            reference.function_of_graph(one, torch.tensor(times), operator, function)
+            for one in found
+        ]
+        return torch.stack(found).transpose(1, 2)
+
+    value, gradients = value_and_gradients(product, weights)
+    right_value, right_gradients = reference_value_and_gradients(right, weights)
+    assert_close(value, right_value, 1e-5)
+    assert_all_close(gradients, right_gradients, 1e-5)
 
 
 @pytest.mark.slow_on("jax")

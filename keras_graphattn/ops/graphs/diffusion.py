@@ -9,7 +9,6 @@ Source: Choromanski et al., arXiv 2107.07999, Eq. 4 and Theorem 4.1. The Chebysh
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from keras_graphattn.checks.arguments import (
     whole,
 )
 from keras_graphattn.ops.graphs.graphs import an_adjacency
-from keras_graphattn.ops.graphs.sparse import SparseMatrix, sum_rows
+from keras_graphattn.ops.graphs.sparse import SparseMatrix
 from keras_graphattn.ops.graphs.symmetric_series import Carry, SymmetricSeries
 from keras_graphattn.ops.precision.own_gradient import kept_with
 from keras_graphattn.ops.trees.forests import Array
@@ -176,93 +175,6 @@ def resolvent_error(high: float, time: float, dtype: str) -> float:
     """
     rounding = 2.0**-53 if dtype == "float64" else 2.0**-24
     return float(rounding * np.sqrt(1.0 + time * high) * (1.0 + time * high / 2.0))
-
-
-def spectral_product_of_batch(
-    x: Tensor, coefficients: Tensor, apply: Callable[[Tensor], Tensor], low: Any, high: Any
-) -> Tensor:
-    """`spectral_product` for an operator of tensors, which get gradients: its terms are unrolled.
-
-    Args:
-        x: Tensor of shape (rows, N, C).
-        coefficients: Tensor of shape (terms, N), at least 2 terms.
-        apply: x -> S x.
-        low: Lower end of an interval that contains the eigenvalues.
-        high: Upper end.
-
-    Returns:
-        A tensor of the shape of `x`.
-    """
-    scale, middle = 2.0 / (high - low), (high + low) / 2.0
-    before, now = x, scale * (apply(x) - middle * x)
-    total = coefficients[0][:, None] * before + coefficients[1][:, None] * now
-    for k in range(2, coefficients.shape[0]):
-        before, now = now, 2.0 * scale * (apply(now) - middle * now) - before
-        total = total + coefficients[k][:, None] * now
-    return total
-
-
-def graph_operator_of_batch(
-    edges: Tensor,
-    edge_weights: Tensor | None,
-    length: Any,
-    operator: str,
-    dtype: str = "float32",
-) -> "OperatorOfBatch":
-    """Returns x -> S x for one graph per example, from tensors.
-
-    Args:
-        edges: Integer tensor of shape (B, E, 2), each edge once; -1 marks padding.
-        edge_weights: Optional positive tensor of shape (B, E); 1 by default.
-        length: Number of nodes T of each example.
-        operator: `"laplacian"`, `"normalized_laplacian"` or `"adjacency"`.
-        dtype: The dtype of the operator's numbers.
-
-    Returns:
-        The operator, a function of tensors (B T, N, C).
-    """
-    batch = ops.shape(edges)[0]
-    count = batch * length
-    edges = ops.cast(edges, "int32")
-    known = ops.all(edges >= 0, axis=-1)
-    first = ops.arange(batch, dtype="int32")[:, None, None] * length
-    ends = ops.reshape(ops.where(known[..., None], edges + first, 0), (-1, 2))  # (B E, 2)
-    weights = ops.cast(known, dtype)
-    if edge_weights is not None:
-        weights = ops.where(known, ops.cast(edge_weights, dtype), 0.0)
-    weights = ops.tile(ops.reshape(weights, (-1,)), 2)
-    sources = ops.concatenate([ends[:, 0], ends[:, 1]], axis=0)
-    targets = ops.concatenate([ends[:, 1], ends[:, 0]], axis=0)  # (2 B E,): both directions
-    degrees = sum_rows(weights, targets, count)  # (B T,)
-    if operator == "normalized_laplacian":
-        isolated = degrees <= 0.0
-        scale = ops.where(isolated, 0.0, ops.rsqrt(ops.where(isolated, 1.0, degrees)))
-        weights = weights * ops.take(scale, sources) * ops.take(scale, targets)
-        degrees = ops.cast(ops.logical_not(isolated), dtype)
-
-    def neighbours(x: Tensor) -> Tensor:
-        carried = weights[:, None, None] * ops.take(x, sources, axis=0)
-        return sum_rows(carried, targets, count)
-
-    return OperatorOfBatch(neighbours, None if operator == "adjacency" else degrees)
-
-
-@dataclass(frozen=True, eq=False)
-class OperatorOfBatch:
-    """x -> S x for one graph per example, in two parts.
-
-    Attributes:
-        neighbours: x -> the weighted sum over neighbours, for tensors (B T, N, C).
-        diagonal: The diagonal of a Laplacian, (B T,): S x = diagonal x - neighbours(x). `None` for
-            an adjacency matrix: S x = neighbours(x).
-    """
-
-    neighbours: Callable[[Tensor], Tensor]
-    diagonal: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        found = self.neighbours(x)
-        return found if self.diagonal is None else self.diagonal[:, None, None] * x - found
 
 
 def _nodes(low: float, high: float, count: int) -> Array:

@@ -26,7 +26,6 @@ import scipy.sparse
 import scipy.special
 from keras import ops
 
-from keras_graphattn.ops.graphs.diffusion import OperatorOfBatch
 from keras_graphattn.ops.graphs.graphs import spectral_radius
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
@@ -224,14 +223,30 @@ def _matrix_value(
     short = SeriesSizes(sizes.terms, 1, sizes.longest / sizes.parts)
     matrix = exponential_product(identity, time / sizes.parts, operator.unshifted, short)
     matrix = ops.transpose(matrix, (1, 0, 2))  # (N, n, n)
+    matrix = over_whole_time(matrix, time, operator.shift, sizes, LONGEST_PART_OF_MATRIX)
+    return (matrix,), (matrix,)
+
+
+def over_whole_time(
+    matrix: Tensor, time: Tensor, shift: Any, sizes: SeriesSizes, longest_part: float = LONGEST_PART
+) -> Tensor:
+    """exp(t S) from exp(t B / parts), which is squared log2(parts) times.
+
+    Args:
+        matrix: exp(t B / parts), of shape (N, n, n) or (B, N, n, n).
+        time: Tensor of shape (N,).
+        shift: c, a number, or a tensor of shape (B, 1).
+        sizes: The sizes from `series_sizes`.
+        longest_part: The `longest_part` of these.
+    """
     squarings = int(math.log2(sizes.parts))
-    before = min(squarings, int(math.log2(LONGEST_PART / LONGEST_PART_OF_MATRIX)))
+    before = min(squarings, int(math.log2(LONGEST_PART / longest_part)))
     parts = sizes.parts / 2**before  # then its rounding is squared as often as in a series
-    decay = decay_of(time / parts, operator.shift, sizes.longest / parts)[:, None, None]
+    decay = decay_of(time / parts, shift, sizes.longest / parts)[..., None, None]
     for k in range(squarings + 1):
         matrix = matrix * decay if k == before else matrix
         matrix = matrix @ matrix if k < squarings else matrix
-    return (matrix,), (matrix,)
+    return matrix
 
 
 def _matrix_gradient(
@@ -262,40 +277,6 @@ def _series(x: Tensor, time: Tensor, operator: PositiveOperator, sizes: SeriesSi
         return decay * ops.fori_loop(0, sizes.terms, term, x)
 
     return part(0, x) if sizes.parts == 1 else ops.fori_loop(0, sizes.parts, part, x)
-
-
-def exponential_product_of_batch(
-    x: Tensor, time: Tensor, operator: OperatorOfBatch, length: Any, sizes: SeriesSizes
-) -> Tensor:
-    """`exponential_product` for one graph per example. It is unrolled: weights get gradients too.
-
-    Args:
-        x: Tensor of shape (B T, N, C).
-        time: Tensor of shape (N,).
-        operator: The operator from
-            `keras_graphattn.ops.graphs.diffusion.graph_operator_of_batch`.
-        length: Number of nodes T of each example.
-        sizes: The sizes from `series_sizes`, for the largest radius that an example can have.
-
-    Returns:
-        A tensor of the shape of `x`.
-    """
-    time = time / sizes.parts
-    shift, rest = ops.zeros((1, 1), x.dtype), None
-    if operator.diagonal is not None:
-        largest = ops.max(ops.reshape(operator.diagonal, (-1, length)), axis=1, keepdims=True)
-        shift = ops.stop_gradient(largest) + ops.zeros((1, length), x.dtype)
-        shift = ops.reshape(shift, (-1, 1))  # (B T, 1): c of each example, for each of its nodes
-        rest = (shift - operator.diagonal[:, None])[:, :, None]
-    decay = decay_of(time[None, :], shift, sizes.longest / sizes.parts)[:, :, None]
-    for _ in range(sizes.parts):
-        total = x
-        for order in range(sizes.terms, 0, -1):
-            image = operator.neighbours(total)
-            image = image if rest is None else image + rest * total
-            total = x + (time / order)[None, :, None] * image
-        x = decay * total
-    return x
 
 
 def decay_of(time: Tensor, shift: Any, longest: float) -> Tensor:
