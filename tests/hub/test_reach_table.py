@@ -7,7 +7,7 @@ import pytest
 
 from tests.hub.abilities import ABILITIES, OPTIONS
 from tests.hub.families import FAMILIES
-from tests.hub.reach_table import NO, OUTCOMES, TABLE, TITLES, cell, outcomes, rendered
+from tests.hub.reach_table import BACKENDS, NO, OUTCOMES, TABLE, TITLES, cell, outcomes, rendered
 
 REPORT = """
 <testsuites><testsuite>
@@ -64,7 +64,7 @@ def test_a_table_has_a_row_for_each_backbone():
     ) == len(TITLES)
 
 
-def test_the_table_is_that_of_its_outcomes_and_nothing_fails():
+def test_the_table_is_that_of_its_outcomes_is_whole_and_nothing_fails():
     kept = json.loads(OUTCOMES.read_text())
     assert TABLE.read_text() == rendered(kept)
     assert set(kept["cells"]) == set(FAMILIES)
@@ -72,4 +72,6 @@ def test_the_table_is_that_of_its_outcomes_and_nothing_fails():
         assert list(row) == list(OPTIONS)
         for abilities in row.values():
             assert list(abilities) == list(ABILITIES)
-            assert not any(NO in found.values() for found in abilities.values())
+            for found in abilities.values():
+                assert set(found) == set(BACKENDS)
+                assert NO not in found.values()
