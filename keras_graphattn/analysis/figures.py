@@ -19,5 +19,5 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def own_or_new_axis(axis: Any, width: float, height: float) -> Any:
-    """The axis, or that of a new figure of so many inches if there is none."""
+    """The axis, or that of a new figure of so many inches if it is `None`."""
     return new_figure(width, height).add_subplot() if axis is None else axis

@@ -1,18 +1,23 @@
 """The graph of a `GraphDiffusion` mask: its operator, and the interval of the eigenvalues."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import scipy.sparse
 
 from keras_graphattn.checks.arguments import number, optional
-from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph
+from keras_graphattn.ops.graphs.diffusion import chebyshev_matrix
+from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph, spectrum_by_component
 from keras_graphattn.ops.graphs.heat import PositiveOperator, positive_operator
+from keras_graphattn.ops.graphs.sparse import SparseMatrix
 from keras_graphattn.ops.graphs.spectral_bounds import checked_bound
 
 Interval = tuple[float, float]
 
 
-class DiffusionGraph(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class DiffusionGraph:
     """A graph that is the same at every call.
 
     Attributes:
@@ -26,6 +31,16 @@ class DiffusionGraph(NamedTuple):
     operator: Any
     positive: PositiveOperator | None
     interval: Interval
+
+    @cached_property
+    def chebyshev(self) -> SparseMatrix:
+        """The matrix of the recurrence of a Chebyshev series."""
+        return chebyshev_matrix(self.operator, *self.interval)
+
+    @cached_property
+    def spectrum(self) -> tuple[Any, Any]:
+        """Eigenvalues and eigenvectors of the operator."""
+        return spectrum_by_component(self.operator)
 
 
 def read_diffusion_graph(
@@ -74,3 +89,21 @@ def interval_of_batches(edge_weights: Any, operator: str, bound: float | None) -
             'operator="normalized_laplacian", whose bound is 2.'
         )
     return (-bound if operator == "adjacency" else 0.0, bound)
+
+
+def refuse_poles(operator: str, function: str) -> None:
+    """Raises a `ValueError` for a function that is infinite at some eigenvalues."""
+    if function == "resolvent" and operator == "adjacency":
+        raise ValueError(
+            'The resolvent of an adjacency matrix has poles. Received: function="resolvent", '
+            'operator="adjacency". Use operator="laplacian" or "normalized_laplacian".'
+        )
+
+
+def inexact_resolvent(time: float, high: float) -> ValueError:
+    """The error for a resolvent whose series loses too many digits."""
+    return ValueError(
+        "The series of this resolvent is not exact in float32. Received: times up to "
+        f"{time:g} for eigenvalues up to {high:g}. Use shorter times, "
+        'dtype="float64" or function="heat".'
+    )

@@ -1,6 +1,5 @@
 """Masks over graphs: how much heat flows from one token to another along the edges."""
 
-from functools import cached_property
 from typing import Any
 
 import keras
@@ -11,8 +10,10 @@ from keras import ops
 from keras_graphattn.checks.arguments import flag, number, one_of, optional
 from keras_graphattn.masks.diffusion_graph import (
     DiffusionGraph,
+    inexact_resolvent,
     interval_of_batches,
     read_diffusion_graph,
+    refuse_poles,
 )
 from keras_graphattn.masks.input_checks import either
 from keras_graphattn.masks.mask import Tensors
@@ -26,7 +27,6 @@ from keras_graphattn.masks.topology import (
 )
 from keras_graphattn.ops.graphs.diffusion import (
     chebyshev_coefficients,
-    chebyshev_matrix,
     chebyshev_terms,
     resolvent_error,
     spectral_product,
@@ -40,7 +40,7 @@ from keras_graphattn.ops.graphs.example_diffusion import (
     spectral_product_of_batch,
 )
 from keras_graphattn.ops.graphs.example_topology import largest_eigenvalue_bound
-from keras_graphattn.ops.graphs.graphs import graph_edges, spectrum_by_component
+from keras_graphattn.ops.graphs.graphs import graph_edges
 from keras_graphattn.ops.graphs.heat import (
     LONGEST_PART_OF_MATRIX,
     PositiveOperator,
@@ -49,7 +49,6 @@ from keras_graphattn.ops.graphs.heat import (
     exponential_product,
     series_sizes,
 )
-from keras_graphattn.ops.graphs.sparse import SparseMatrix
 from keras_graphattn.ops.graphs.spectral_bounds import BOUND_SLACK, check_degrees
 
 Tensor = Any
@@ -77,8 +76,7 @@ class GraphDiffusion(TopologyMask):
     your own function is at most 1e-6 of its largest value.
 
     "auto" uses the matrix for up to about 128 nodes (for attention, 1024) and the series for more,
-    as benchmarks/tree_and_graph_masks.py measures. With one graph per example, the matrix is a sum
-    of powers of the operator, which all heads share.
+    as benchmarks/tree_and_graph_masks.py measures.
 
     Args:
         graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
@@ -150,11 +148,7 @@ class GraphDiffusion(TopologyMask):
         ):
             one_of(*known)(name, given, {})
         tolerance = optional(number(above=0.0))("tolerance", tolerance, {})
-        if function == "resolvent" and operator == "adjacency":
-            raise ValueError(
-                'The resolvent of an adjacency matrix has poles. Received: function="resolvent", '
-                'operator="adjacency". Use operator="laplacian" or "normalized_laplacian".'
-            )
+        refuse_poles(operator, function)
         self.operator, self.function, self.tolerance = operator, function, tolerance
         self.initial_time = finite("initial_time", initial_time, positive=True)
         self.learn_time = flag("learn_time", learn_time)
@@ -194,12 +188,8 @@ class GraphDiffusion(TopologyMask):
         error = resolvent_error(high, self.max_time, self.variable_dtype)
         if self.function != "resolvent" or error <= RESOLVENT_ERROR:
             return
-        if self._graph is None:  # then there is no path "dense" to use instead
-            raise ValueError(
-                "The series of this resolvent is not exact in float32. Received: times up to "
-                f"{self.max_time:g} for eigenvalues up to {high:g}. Use shorter times, "
-                'dtype="float64" or function="heat".'
-            )
+        if self._graph is None:  # then its matrix comes from the same series
+            raise inexact_resolvent(self.max_time, high)
         self.paths = ("dense",)
 
     @property
@@ -223,12 +213,6 @@ class GraphDiffusion(TopologyMask):
     def _positive(self) -> PositiveOperator | None:
         """The operator of the series with only positive terms, if the mask uses it."""
         return self._graph.positive if self._graph is not None and self._is_heat else None
-
-    @property
-    def _operator(self) -> Any:
-        """The sparse operator of a graph that is the same at every call."""
-        assert self._graph is not None
-        return self._graph.operator
 
     def _check_values(self, inputs: dict[str, Any], length: int | None) -> bool:
         plain = super()._check_values(inputs, length)
@@ -288,7 +272,7 @@ class GraphDiffusion(TopologyMask):
         if self._positive is not None:
             found = exponential_product(nodes, time, self._positive, self._sizes)
         else:
-            found = spectral_product(nodes, self._coefficients(time), self._chebyshev_matrix)
+            found = spectral_product(nodes, self._coefficients(time), self._graph.chebyshev)
         return from_nodes(found, x)
 
     def _operator_of_batch(self, length: Any, dtype: Any, inputs: Tensors) -> OperatorOfBatch:
@@ -303,8 +287,8 @@ class GraphDiffusion(TopologyMask):
         if self._is_heat:
             found = exponential_product_of_batch(nodes, time, apply, shape[1], self._sizes)
         else:
-            coefficients = self._coefficients(time)
-            found = spectral_product_of_batch(nodes, coefficients, apply, *self.interval)
+            series = self._coefficients(time), apply, *self.interval
+            found = spectral_product_of_batch(nodes, *series)
         return ops.reshape(found, shape)
 
     def _coefficients(self, time: Tensor) -> Tensor:
@@ -315,35 +299,24 @@ class GraphDiffusion(TopologyMask):
             keras.backend.standardize_dtype(time.dtype),
         )
 
-    @cached_property
-    def _chebyshev_matrix(self) -> SparseMatrix:
-        return chebyshev_matrix(self._operator, *self.interval)
-
-    @cached_property
-    def _spectrum(self) -> tuple[Any, Any]:
-        return spectrum_by_component(self._operator)
-
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         if self._graph is None:
             return self._matrix_of_batch(length, parameters, inputs)
         time = parameters["time"]
         if self._positive is not None:
             return exponential_matrix(time, self._positive, self._matrix_sizes)[None]
-        values, vectors = (ops.convert_to_tensor(a, dtype=time.dtype) for a in self._spectrum)
+        values, vectors = (ops.convert_to_tensor(a, dtype=time.dtype) for a in self._graph.spectrum)
         factors = self.spectral_function(ops, values[:, None], time)  # (T, N)
         return ops.einsum("ik,kn,jk->nij", vectors, factors, vectors)[None]
 
     def _matrix_of_batch(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         time, batch = parameters["time"], ops.shape(inputs["edges"])[0]
         if isinstance(length, int) and length > ROWS_FROM_MATRIX:  # powers cost O(T^3)
-            columns = ops.eye(length, dtype=time.dtype)
-            columns = self._columns(columns, length, parameters, inputs)  # (B, T, N, T)
-            return ops.transpose(columns, (0, 2, 1, 3))
-        operator = self._operator_of_batch(length, time.dtype, inputs)
+            return self._rows(ops.arange(length), length, parameters, inputs)
+        given = self._operator_of_batch(length, time.dtype, inputs), batch, length
         if self._is_heat:
-            return exponential_matrix_of_batch(time, operator, batch, length, self._sizes)
-        coefficients = self._coefficients(time)
-        return spectral_matrix_of_batch(coefficients, operator, batch, length, *self.interval)
+            return exponential_matrix_of_batch(time, *given, self._sizes)
+        return spectral_matrix_of_batch(self._coefficients(time), *given, *self.interval)
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()
