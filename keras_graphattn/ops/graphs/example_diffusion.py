@@ -5,8 +5,9 @@ The products go along the edges. The matrices come from powers of the operator, 
 share them, because heads differ only in the coefficients of their series.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from keras import ops
@@ -19,6 +20,8 @@ from keras_graphattn.ops.graphs.heat import (
 from keras_graphattn.ops.graphs.sparse import sum_rows
 
 Tensor = Any
+
+TERMS_AT_A_TIME = 8  # of a series, kept together while they are multiplied by their coefficients
 
 
 def graph_operator_of_batch(
@@ -150,12 +153,16 @@ def exponential_matrix_of_batch(
         shift = ops.stop_gradient(ops.max(diagonal, axis=1, keepdims=True, initial=0.0))
         positive = positive + (shift - diagonal)[:, :, None] * identity
     positive = (sizes.longest / sizes.parts) * positive
-    powers = [identity + ops.zeros_like(positive), positive]
-    for order in range(2, sizes.terms + 1):
-        powers.append(powers[-1] @ positive / order)
-    shares = (time / sizes.longest) ** ops.arange(len(powers), dtype=time.dtype)[:, None]
-    matrix = ops.einsum("kbvw,kn->bnvw", ops.stack(powers), shares)
-    return over_whole_time(matrix, time, shift, sizes)
+
+    def powers() -> Iterator[Tensor]:
+        power = identity + ops.zeros_like(positive)
+        yield power
+        for order in range(1, sizes.terms + 1):
+            power = positive if order == 1 else power @ positive / order
+            yield power
+
+    shares = (time / sizes.longest) ** ops.arange(sizes.terms + 1, dtype=time.dtype)[:, None]
+    return over_whole_time(_weighted_sum(powers(), shares), time, shift, sizes)
 
 
 def spectral_product_of_batch(
@@ -204,7 +211,21 @@ def spectral_matrix_of_batch(
         diagonal = ops.reshape(operator.diagonal, (batch, length))
         matrix = diagonal[:, :, None] * identity - matrix
     scaled = 2.0 / (high - low) * (matrix - (high + low) / 2.0 * identity)
-    terms = [identity + ops.zeros_like(scaled), scaled]
-    for _ in range(2, coefficients.shape[0]):
-        terms.append(2.0 * scaled @ terms[-1] - terms[-2])
-    return ops.einsum("kbvw,kn->bnvw", ops.stack(terms), coefficients)
+
+    def polynomials() -> Iterator[Tensor]:
+        now, following = identity + ops.zeros_like(scaled), scaled
+        while True:
+            yield now
+            now, following = following, 2.0 * scaled @ following - now
+
+    return _weighted_sum(polynomials(), coefficients)
+
+
+def _weighted_sum(terms: Iterator[Tensor], coefficients: Tensor) -> Tensor:
+    """sum_k c_k X_k for each head, (B, N, T, T), of terms (B, T, T); some of them at a time."""
+    total, count = 0.0, coefficients.shape[0]
+    for start in range(0, count, TERMS_AT_A_TIME):
+        of_these = coefficients[start : start + TERMS_AT_A_TIME]
+        some = ops.stack(list(islice(terms, of_these.shape[0])))
+        total = total + ops.einsum("kbvw,kn->bnvw", some, of_these)
+    return total
