@@ -65,7 +65,7 @@ your own, read [the next guide](your_own.py): it works in every layer, in `conve
 digits = load_digits()
 images = (digits.images / 16.0).astype("float32")
 x_train, x_test, y_train, y_test = train_test_split(
-    images, digits.target, test_size=0.3, random_state=0, stratify=digits.target
+    images, digits.target, train_size=1280, test_size=512, random_state=0, stratify=digits.target
 )
 
 

@@ -180,7 +180,8 @@ else:
 Each node has one of three colours. In half of the graphs, each group has a colour of its own; in
 the other half, the same colours are shuffled. Counting colours does not tell the two apart: a model
 has to see who is joined to whom. `precompute` draws walks once, and `GraphBatches` makes batches of
-about equal sizes, padded, with the mask of the nodes.
+about equal sizes, padded, with the mask of the nodes. Training and test have the same sizes here,
+so that the backend compiles one step for each size.
 """
 
 
@@ -197,9 +198,10 @@ def coloured_graphs(seed, count, least, most):
     return found
 
 
-def batches_of(graphs, inputs=("nodes", "node_mask", "walks"), **options):
+def batches_of(graphs, inputs=("nodes", "node_mask", "walks"), sizes=(13, 18), **options):
     walks = precompute(graphs, "walks", num_walks=20, walk_length=3, verbose=False)
-    return GraphBatches(graphs, 16, node_arrays={"walks": walks}, inputs=list(inputs), **options)
+    options |= {"inputs": list(inputs), "sizes": sizes}
+    return GraphBatches(graphs, 16, node_arrays={"walks": walks}, **options)
 
 
 def classifier(sees_graph):
@@ -259,7 +261,7 @@ for index in range(batches.num_batches):
     inputs, labels, weights = batches[index]
     answer = served.signatures[f"nodes_{inputs['nodes'].shape[1]}"]
     shares = answer(**{name: tf.constant(array) for name, array in inputs.items()})["shares"]
-    expected = keras.ops.convert_to_numpy(model(inputs))
+    expected = model.predict_on_batch(inputs)
     differences = max(differences, np.abs(shares.numpy() - expected).max())
     right += ((shares.numpy().argmax(axis=1) == labels) * weights).sum()
 print(f"served - Keras: at most {differences:.1e}")

@@ -124,7 +124,7 @@ digits = load_digits()
 patches = digits.images.reshape((-1, 4, 2, 4, 2)).transpose((0, 1, 3, 2, 4)) / 16.0
 patches = patches.reshape((-1, 16, 4)).astype("float32")
 x_train, x_test, y_train, y_test = train_test_split(
-    patches, digits.target, test_size=0.3, random_state=0, stratify=digits.target
+    patches, digits.target, train_size=1280, test_size=512, random_state=0, stratify=digits.target
 )
 inputs = keras.Input((16, 4), name="patches")
 x = keras.layers.ZeroPadding1D((1, 0))(keras.layers.Dense(48)(inputs))

@@ -52,7 +52,12 @@ def sequences(images, length):
 keras.utils.set_random_seed(0)
 digits = load_digits()
 train, test, y_train, y_test = train_test_split(
-    digits.images, digits.target, test_size=0.3, random_state=0, stratify=digits.target
+    digits.images,
+    digits.target,
+    train_size=1280,
+    test_size=512,
+    random_state=0,
+    stratify=digits.target,
 )
 
 tokens = keras.Input((None,), dtype="int32", name="tokens")

@@ -123,7 +123,7 @@ model knows of the order is in the mask.
 digits = load_digits()
 images = (digits.images / 16.0).astype("float32")
 x_train, x_test, y_train, y_test = train_test_split(
-    images, digits.target, test_size=0.3, random_state=0, stratify=digits.target
+    images, digits.target, train_size=1280, test_size=512, random_state=0, stratify=digits.target
 )
 inputs = keras.Input((8, 8), name="rows")
 x = keras.layers.Dense(48)(inputs)

@@ -93,8 +93,13 @@ def _run(model: Model, fitting: Any, label: str) -> None:
     """Runs the model on one batch: a server refuses a version whose warm-up fails."""
     name, signature, arrays = fitting
     tensors = {key: keras.ops.convert_to_tensor(array) for key, array in arrays.items()}
+    forward = forward_function(model, signature)
+    if keras.backend.backend() == "jax":  # one program, where eager code compiles each operation
+        import jax
+
+        forward = jax.jit(forward)
     try:
-        forward_function(model, signature)(tensors)
+        forward(tensors)
     except Exception as error:
         raise ValueError(
             f"{label} has the shapes of the signature '{name}', but the model fails on it. A "
