@@ -95,6 +95,11 @@ class ConvertedGraphFilter(ConvertedAttention):
         training: bool | None,
     ) -> Operator:
         scale, path = self.sizes.scale, self.attention_path
+        if path != "dense" and not logits.is_plain:
+            raise ValueError(
+                f"{type(self).__name__} was given a bias of its scores, which only the dense path "
+                f'keeps. Received: attention_path="{path}". Convert with attention_path="dense".'
+            )
         if path == "blockwise":
             return BlockwiseOperator(query, key, mask, scale, self.settings.block_size)
         if path == "fused":

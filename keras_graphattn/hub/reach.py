@@ -1,6 +1,8 @@
 """Which classes can be converted, and what their subclasses are registered as."""
 
 import sys
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import keras
@@ -132,6 +134,9 @@ def _reach_preprocessing(plain: Any) -> None:
 def reach_keras_hub() -> None:
     """Registers the subclasses for KerasHub; runs when KerasHub is imported."""
     keras_hub = sys.modules["keras_hub"]
+    for name in _names("modules"):
+        with suppress(ModuleNotFoundError):  # another release may keep its layers elsewhere
+            import_module(name)
     for name in backbone_names():
         if hasattr(keras_hub.models, name):
             _reach(getattr(keras_hub.models, name))

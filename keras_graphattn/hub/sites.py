@@ -14,12 +14,12 @@ from keras_graphattn.keras_internals import layer_attributes, walk
 
 # Layers whose attention looks at other tokens than it answers for. Its matrix may be square, but
 # row i and column i are not the same token, so that its powers mean nothing.
-# SigLIP, VideoPrism: learned probes. PARSeq: positions to be read, which look at the characters
-# before them. There the square of the matrix would even show a position its own character in
-# training.
+# SigLIP, VideoPrism, PaliGemma's tower: learned probes. PARSeq: positions to be read, which look at
+# the characters before them. There the square of the matrix would even show a position its own
+# character in training.
 OTHER_TOKENS = (
     *("SigLIPMultiHeadAttentionPooling", "VideoPrismAttenTokenPoolingLayer"),
-    "PARSeqDecoderBlock",
+    *("MultiHeadAttentionPooling", "PARSeqDecoderBlock"),
 )
 
 
@@ -60,7 +60,11 @@ class Site(NamedTuple):
 
 def direct_sites(layer: Any) -> list[Site]:
     """The sites that are attributes of this very layer."""
-    if type(layer).__name__ in OTHER_TOKENS or is_attention(layer):
+    # BLIP-2 keeps its cross-attention in a layer around it, of this name.
+    looks_elsewhere = type(layer).__name__ in OTHER_TOKENS or layer.name.startswith(
+        "cross_attention"
+    )
+    if looks_elsewhere or is_attention(layer):
         return []
     return [
         Site(layer, name)

@@ -95,6 +95,8 @@ def generate(case, folder):
     else:
         given, of = {**case.family.inputs(task.backbone), **prompts()}, ""
         given.pop("position_ids", None)  # of fewer tokens
+        if "response_mask" in given:  # the tokens of the prompt see each other
+            given["response_mask"] = 1 - given["padding_mask"]
         tokens = greedy(task, {k: v for k, v in given.items() if k in wanted_by(task.backbone)})
     whole = {f"{of}token_ids": tokens, f"{of}padding_mask": np.ones(tokens.shape, "int32")}
     found = outputs(task, {**given, **whole})[0]

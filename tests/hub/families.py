@@ -10,6 +10,7 @@ import pytest
 
 from tests.hub import (
     biased_decoders,
+    composed_models,
     encoders,
     models,
     rotary_decoders,
@@ -18,7 +19,10 @@ from tests.hub import (
 )
 
 # Of the tasks of a backbone, one of the first of these kinds stands for all.
-KINDS = ("CausalLM", "Seq2SeqLM", "TextClassifier", "ImageClassifier", "MaskedLM")
+KINDS = (
+    *("CausalLM", "Seq2SeqLM", "TextClassifier", "ImageClassifier", "MaskedLM"),
+    *("ImageSegmenter", "DepthEstimator"),
+)
 CLASSIFIERS = (keras_hub.models.TextClassifier, keras_hub.models.ImageClassifier)
 # What makes a random backbone, and what makes inputs for it.
 TABLES = (
@@ -31,6 +35,11 @@ TABLES = (
         sequence_to_sequence.MODELS,
         sequence_to_sequence.random_model,
         sequence_to_sequence.inputs_of,
+    ),
+    (
+        composed_models.COMPOSED,
+        composed_models.random_composed,
+        composed_models.inputs_of,
     ),
 )
 FAMILIES = {name: (partial(make, name), inputs) for table, make, inputs in TABLES for name in table}
@@ -60,7 +69,8 @@ class Family(NamedTuple):
     @property
     def where(self):
         """The layers that can be converted."""
-        return {**vision_models.WHERE, **sequence_to_sequence.WHERE}.get(self.name, "all")
+        tables = vision_models.WHERE, sequence_to_sequence.WHERE, composed_models.WHERE
+        return next((table[self.name] for table in tables if self.name in table), "all")
 
     def make_task(self, backbone):
         """The task around a backbone."""
@@ -68,6 +78,8 @@ class Family(NamedTuple):
             return sequence_to_sequence.parseq_task(backbone)
         if self.name in sequence_to_sequence.TASKS:
             return sequence_to_sequence.task(self.name, backbone)
+        if self.name in composed_models.TASKS:
+            return composed_models.TASKS[self.name](backbone)
         options = {"num_classes": 3} if issubclass(self.task, CLASSIFIERS) else {}
         return self.task(backbone=backbone, preprocessor=None, **options)
 

@@ -1,10 +1,17 @@
 """Every backbone of KerasHub is either reached by `convert` or listed here with the reason."""
 
+import pkgutil
+import re
+from importlib import import_module
+
+import keras
 import keras_hub
 import pytest
 
-from keras_graphattn.hub.adapters import ADAPTERS
+from keras_graphattn.hub.adapters import ADAPTERS, served_names
 from keras_graphattn.hub.reach import backbone_names
+from keras_graphattn.keras_internals import subclasses_of
+from tests.hub.families import FAMILIES, family
 
 NO_SELF_ATTENTION = (
     *("BASNetBackbone", "CSPNetBackbone", "DeepLabV3Backbone", "DenseNetBackbone"),
@@ -12,12 +19,32 @@ NO_SELF_ATTENTION = (
     *("RWKV7Backbone", "ResNetBackbone", "RetinaNetBackbone", "VGGBackbone", "XceptionBackbone"),
 )
 # a composition around other backbones: those are converted
-AROUND_OTHERS = (*("BLIP2Backbone", "FeaturePyramidBackbone", "SAM3PromptableConceptBackbone"),)
+AROUND_OTHERS = ("FeaturePyramidBackbone", "SAM3PromptableConceptBackbone")
 RECTANGULAR = ("MobileNetV5Backbone",)
 # Their attention is no layer with projections of its own, which could change its class. In Stable
 # Diffusion 3 the block itself attends, once or twice, over text and image; in Flux a layer without
 # weights is given the queries, keys and values of both.
 ATTENTION_WITHOUT_A_LAYER = ("FluxBackbone", "StableDiffusion3Backbone")
+# Classes of attention that no adapter serves, by the reason.
+NO_SQUARE_MATRIX = (
+    *("Attention2d", "MultiQueryAttention2d"),  # MobileNetV5: at keys of a smaller map
+    # Gemma 3n and Gemma 4: blocks of sound look at their surroundings.
+    *("Gemma3nAudioAttention", "Gemma4AudioAttention"),
+    "DFineMultiscaleDeformableAttention",  # at some points of an image
+    *("TwoWayMultiHeadAttention", "MultiHeadAttentionWithDownsampling"),  # SAM's prompts and image
+    # A learned probe at the patches.
+    *("MultiHeadAttentionPooling", "SigLIPMultiHeadAttentionPooling"),
+)
+AROUND_AN_ATTENTION_LAYER = (
+    *("DINOV2Attention", "DisentangledAttentionEncoder", "QFormerAttention", "MobileAttention"),
+    *("Gemma3nAudioConformerAttention", "Gemma4AudioConformerAttention"),
+)
+NO_ATTENTION = ("ComputeAttentionMask", "XLNetAttentionMaskLayer")
+OF_NOT_REACHED = (  # Stable Diffusion 3, Flux, SAM 3
+    *("Conv2DMultiHeadAttention", "FluxRoPEAttention", "SAM3Attention", "SAM3RoPEAttention"),
+    "SelfAttention",
+)
+NOT_SERVED = {*NO_SQUARE_MATRIX, *AROUND_AN_ATTENTION_LAYER, *NO_ATTENTION, *OF_NOT_REACHED}
 NOT_REACHED = {*NO_SELF_ATTENTION, *AROUND_OTHERS, *RECTANGULAR, *ATTENTION_WITHOUT_A_LAYER}
 
 
@@ -39,6 +66,32 @@ def test_a_new_backbone_is_noticed():
     assert not gone, f"KerasHub has no such backbone any more: {gone}"
     both = NOT_REACHED & set(backbone_names())
     assert not both, f"listed as not reached, but an adapter names it: {both}"
+
+
+def test_a_new_class_of_attention_is_noticed():
+    """Where a backbone is reached, each of its parts is, or there is a reason."""
+    for module in pkgutil.walk_packages(keras_hub.src.models.__path__, "keras_hub.src.models."):
+        import_module(module.name)
+    known = subclasses_of(keras.Layer)
+    found = {
+        cls.__name__
+        for cls in known
+        if cls.__module__.startswith("keras_hub.src.models.")
+        and re.search("Attention|Attn", cls.__name__)
+        and "GraphFilter" not in cls.__name__
+    }
+    served = set(served_names())
+    new = found - served - NOT_SERVED
+    assert not new, f"new attention: serve it with an adapter, or list it here with a reason: {new}"
+    gone = NOT_SERVED - found
+    assert not gone, f"KerasHub has no such attention any more: {gone}"
+    both = NOT_SERVED & served
+    assert not both, f"listed as not served, but an adapter names it: {both}"
+
+
+def test_each_reached_backbone_is_in_the_table_of_reach():
+    missing = set(backbone_names()) - {family(name).kind.__name__ for name in FAMILIES}
+    assert not missing, f"no tiny model in tests/hub/families.py: {missing}"
 
 
 @pytest.mark.parametrize("name", sorted(backbone_names()))

@@ -7,20 +7,17 @@ import pytest
 from keras import ops
 
 import keras_graphattn
-from tests.hub.biased_decoders import GROUPED, WINDOWED, attentions_of, made, moved
+from tests.hub.biased_decoders import WINDOWED, attentions_of, moved
+from tests.hub.composed_models import pali_gemma
 from tests.hub.models import VOCABULARY, assert_equal_outputs, fit_one_step, outputs, random_inputs
 from tests.numerics import to_numpy
 
 models = keras_hub.models
-VISION = {
-    **{"image_size": 8, "vit_patch_size": 4, "vit_num_heads": 2, "vit_hidden_dim": 8},
-    **{"vit_num_layers": 1, "vit_intermediate_dim": 16},
-}
 PROMPT = 4
 
 
 def random_backbone(**options):
-    backbone = made(models.PaliGemmaBackbone, GROUPED, VISION, **options)
+    backbone = pali_gemma(**options)
     generator = np.random.default_rng(4)
     for variable in backbone.weights:
         shape = tuple(variable.shape)
@@ -42,14 +39,15 @@ def inputs_of(length=7):
 
 
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-def test_starts_as_the_original_and_has_coefficients_in_the_decoder(attention):
+def test_starts_as_the_original_and_has_coefficients_in_tower_and_decoder(attention):
     backbone = random_backbone()
     inputs = random_inputs(backbone)
     before = outputs(backbone, inputs)
     keras_graphattn.convert(backbone, attention, **({"p": 2} if "p_" in attention else {}))
     assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-5)
     rows = keras_graphattn.inspect(backbone)
-    assert [row.path.split("/")[0] for row in rows] == ["decoder_block_0", "decoder_block_1"]
+    parts = [row.path.split("/")[0] for row in rows]
+    assert parts == ["image_encoder", "decoder_block_0", "decoder_block_1"]
     keras_graphattn.revert(backbone)
     assert_equal_outputs(outputs(backbone, inputs), before, tolerance=0)
 

@@ -137,14 +137,17 @@ CLASSES = {
 }
 
 
-def segformer():
-    backbone = models.SegFormerBackbone(mit(), projection_filters=8)
-    return models.SegFormerImageSegmenter(backbone, num_classes=3)
+def segformer_backbone():
+    return models.SegFormerBackbone(mit(), projection_filters=8)
 
 
-def sam():
+def segformer(backbone=None):
+    return models.SegFormerImageSegmenter(backbone or segformer_backbone(), num_classes=3)
+
+
+def sam_backbone():
     size, width = (16, 16), 8
-    backbone = models.SAMBackbone(
+    return models.SAMBackbone(
         vit_det(image_shape=(*size, 3), num_output_channels=width),
         keras_hub.layers.SAMPromptEncoder(
             hidden_size=width,
@@ -163,15 +166,18 @@ def sam():
             iou_head_hidden_dim=8,
         ),
     )
-    return models.SAMImageSegmenter(backbone)
 
 
-def depth_anything():
+def sam(backbone=None):
+    return models.SAMImageSegmenter(backbone or sam_backbone())
+
+
+def depth_anything_backbone():
     shape = (24, 24, 3)
     encoder = models.DINOV2Backbone(
         patch_size=4, image_shape=shape, position_embedding_shape=shape, **WIDTHS
     )
-    backbone = models.DepthAnythingBackbone(
+    return models.DepthAnythingBackbone(
         encoder,
         reassemble_factors=[1, 0.5],
         neck_hidden_dims=[4, 4],
@@ -180,7 +186,12 @@ def depth_anything():
         head_in_index=-1,
         feature_keys=["stage1", "stage2"],
     )
-    return models.DepthAnythingDepthEstimator(backbone, depth_estimation_type="relative")
+
+
+def depth_anything(backbone=None):
+    return models.DepthAnythingDepthEstimator(
+        backbone or depth_anything_backbone(), depth_estimation_type="relative"
+    )
 
 
 TASKS = {

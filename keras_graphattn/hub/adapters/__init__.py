@@ -17,6 +17,8 @@ from keras_graphattn.hub.adapters.gemma import GemmaAdapter
 from keras_graphattn.hub.adapters.gemma3 import Gemma3Adapter
 from keras_graphattn.hub.adapters.gemma3n import Gemma3nAdapter
 from keras_graphattn.hub.adapters.gemma4 import Gemma4Adapter
+from keras_graphattn.hub.adapters.gemma4_vision import Gemma4VisionAdapter
+from keras_graphattn.hub.adapters.gemma_vision import GemmaVisionAdapter
 from keras_graphattn.hub.adapters.gpt_neo_x import GPTNeoXAdapter
 from keras_graphattn.hub.adapters.gpt_oss import GptOssAdapter
 from keras_graphattn.hub.adapters.in_place import InPlaceAdapter
@@ -28,6 +30,7 @@ from keras_graphattn.hub.adapters.phi3 import Phi3Adapter
 from keras_graphattn.hub.adapters.qwen import QwenAdapter
 from keras_graphattn.hub.adapters.qwen3 import Qwen3Adapter
 from keras_graphattn.hub.adapters.qwen3_5 import Qwen3_5Adapter
+from keras_graphattn.hub.adapters.qwen3_5_vision import Qwen3_5VisionAdapter
 from keras_graphattn.hub.adapters.roformer import RoformerAdapter
 from keras_graphattn.hub.adapters.rotary import RotaryAdapter
 from keras_graphattn.hub.adapters.smollm3 import SmolLM3Adapter
@@ -76,6 +79,9 @@ ADAPTERS: list[AttentionAdapter] = [
     ViTDetAdapter(),
     MiTAdapter(),
     DFineAdapter(),
+    GemmaVisionAdapter(),
+    Gemma4VisionAdapter(),
+    Qwen3_5VisionAdapter(),
 ]
 
 

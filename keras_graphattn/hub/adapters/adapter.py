@@ -78,6 +78,7 @@ class AttentionAdapter:
         backbones: Names in `keras_hub.models` of the backbones that hold such layers.
         layers: Names in `keras_hub.layers` of the layers that hold such layers.
         inner_layers: Names of layers inside of those backbones, which have no public names.
+        modules: Names of modules of inner layers that `import keras_hub` does not import.
         has_cache: Whether the layers take `cache`, return it as the last of their results, and
             have as many slots in it as the other layers, since the caches of all are stacked.
         holder_configs: For each holder whose own `get_config` fails, by the name of its class, the
@@ -89,6 +90,7 @@ class AttentionAdapter:
     backbones: Sequence[str] = ()
     layers: Sequence[str] = ()
     inner_layers: Sequence[str] = ()
+    modules: Sequence[str] = ()
     has_cache: bool = False
     holder_configs: ClassVar[Mapping[str, Callable[[Any], dict[str, Any]]]] = {}
     cache_argument: str = "cache"

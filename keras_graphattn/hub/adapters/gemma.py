@@ -3,8 +3,8 @@
 The hook is `_compute_attention(q, k, v, attention_mask, ...)`. Queries and keys are rotated there,
 in Gemma's own order of the features. Keys and values have their own number of heads. The layer
 caps its scores, s -> c tanh(s / c), and has a window of its own in every other layer of Gemma 2.
-The cache is [B, 2, S, Nkv, H] with rotated keys. PaliGemma's decoder has the same layers; the
-attention of its vision tower is of another class and stays as it is.
+The cache is [B, 2, S, Nkv, H] with rotated keys. PaliGemma's decoder has the same layers; its
+vision tower has an adapter of its own.
 
 On every backend, KerasHub applies soft cap and window in the full pass and in decoding, and puts
 zeros in rows that see nothing. So does a converted layer. Its dropout is that of A.

@@ -10,8 +10,8 @@ The last layers of the model borrow keys and values of an earlier layer. The mod
 cache of that layer, and none of their own, so a filter has no place to keep A V of past tokens:
 these layers are refused by name.
 
-KerasHub spreads a row that sees nothing over all tokens. Here it is zero. The attention of the
-audio tower is of another class, and stays as it is.
+KerasHub spreads a row that sees nothing over all tokens. Here it is zero. The audio tower attends
+in blocks with a context before and after them, so that A is not square: it stays as it is.
 """
 
 from collections.abc import Sequence

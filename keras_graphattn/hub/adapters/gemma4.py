@@ -3,8 +3,9 @@
 As in Gemma 3, queries and keys have norms; here values have one, too, and the scores are not
 scaled. Some layers use their keys as values, before norm and rotation. Layers that see all tokens
 may have another number and another size of heads than those with a window, and rotate part of the
-features only. The window is in the mask of the decoder. The attention of the vision and audio
-towers is of other classes, and stays as it is.
+features only. The window is in the mask of the decoder. The vision tower has an adapter of its
+own. The audio tower attends in blocks with a context before and after them, so that A is not
+square: it stays as it is.
 
 The last layers of some models borrow keys and values: they get those of an earlier layer as
 `shared_kv`, and have projections of queries only. Their A is a square matrix of the same tokens as

@@ -6,8 +6,8 @@ The projection of the queries also yields a gate: the outputs of the heads are m
 sigmoid before the output projection. A filter acts on A, and the gate on what comes out of it.
 
 Most layers of these models are of class `Qwen3_5GatedDeltaNet`: a recurrence, which has no softmax
-matrix over pairs of tokens to filter. They are not converted and stay as they are, and so does the
-attention of the vision tower, which is of another class.
+matrix over pairs of tokens to filter. They are not converted and stay as they are. The vision tower
+has an adapter of its own.
 
 The cache of the model is a tuple: keys and values [B, 2, S, Nkv, H] of each layer, and two states
 of the recurrence. The first is stacked over all layers, so the layers with a recurrence pass on the

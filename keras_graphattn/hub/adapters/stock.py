@@ -43,7 +43,7 @@ class StockAdapter(AttentionAdapter):
         *("BertBackbone", "RobertaBackbone", "XLMRobertaBackbone", "DistilBertBackbone"),
         *("ElectraBackbone", "AlbertBackbone", "BartBackbone", "ViTBackbone", "DeiTBackbone"),
         *("CLIPBackbone", "SigLIPBackbone", "DINOV2Backbone", "DepthAnythingBackbone"),
-        *("MetaCLIP2Backbone", "PARSeqBackbone", "EdRecBackbone"),
+        *("MetaCLIP2Backbone", "PARSeqBackbone", "EdRecBackbone", "BLIP2Backbone"),
     )
     layers: Sequence[str] = ("TransformerEncoder",)
     inner_layers: Sequence[str] = (
@@ -52,7 +52,8 @@ class StockAdapter(AttentionAdapter):
         *("SigLIPVisionEncoder", "SigLIPTextEncoder", "SigLIPEncoderLayer"),
         *("DINOV2Encoder", "DINOV2Layer", "DINOV2Attention"),
         *("MetaCLIP2VisionEncoder", "MetaCLIP2TextEncoder", "MetaCLIP2EncoderLayer"),
-        "EdRecEncoderBlock",
+        *("BLIP2VisionEncoder", "BLIP2QFormer", "QFormerLayer", "QFormerAttention"),
+        *("BLIP2CustomOPT", "BLIP2FlanT5", "EdRecEncoderBlock"),
     )
     replacements: ClassVar[Mapping[str, type]] = {
         "graph_filter": GraphFilterAttention,

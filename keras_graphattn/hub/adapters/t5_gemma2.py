@@ -4,8 +4,7 @@ Queries and keys have norms, as in Gemma 3, and the window is in the mask of the
 
 The decoder has one attention for its own tokens and those of the encoder: T decoder tokens look at
 T + S others in one softmax. This matrix is not square, and a filter of it is undefined. So layers
-of class `T5Gemma2MergedAttention` are refused by name. The attention of the vision tower is of
-another class, and stays as it is.
+of class `T5Gemma2MergedAttention` are refused by name. The vision tower is Gemma 3's.
 
 KerasHub spreads a row that sees nothing over all tokens. Here it is zero. In KerasHub 0.32 the
 `get_config` of the encoder's layer leaves out the factor of its rotation.
