@@ -45,6 +45,8 @@ BORROWING = {
     },
     "gemma3n": {"num_hidden_layers": 4, "layer_types": KINDS, "num_kv_shared_layers": 2},
 }
+# An ulp of Gemma 4's weights changes outputs by 5e-5, as its scores are not scaled.
+TOLERANCES = {"gemma4": 5e-5, "gemma3n": 1e-5}
 WHERE = {"gemma4": "all", "gemma3n": "first:2"}  # the others of Gemma 3n are refused
 CASES = {
     "graph_filter": ("graph_filter", None, {"order": 4}),
@@ -73,7 +75,7 @@ def test_starts_with_the_outputs_of_the_original(name, attention):
     inputs = random_inputs(backbone)
     before = outputs(backbone, inputs)
     keras_graphattn.convert(backbone, attention, WHERE[name], **options)
-    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-5)
+    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=TOLERANCES[name])
     keras_graphattn.revert(backbone)
     assert_equal_outputs(outputs(backbone, inputs), before, tolerance=0)
 

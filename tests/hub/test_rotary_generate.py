@@ -2,11 +2,13 @@
 
 import itertools
 
+import keras_hub
 import numpy as np
 import pytest
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.hub.sites import attention_sites
 from tests.hub.containers import moved
 from tests.hub.models import outputs
 from tests.hub.rotary_decoders import PRETRAINED, REPRESENTATIVE, START, TASKS, tiny
@@ -38,6 +40,9 @@ def task(name, case=None, **options):
 
 
 def generated(model, inputs):
+    is_plain = not all(site.is_converted for site in attention_sites(model.backbone))
+    if BACKEND == "jax" and is_plain and isinstance(model, keras_hub.models.QwenMoeCausalLM):
+        pytest.skip("KerasHub 0.32 cannot compile a step with the window of QwenMoeAttention")
     given = {name: value.copy() for name, value in inputs.items()}
     found = model.generate(given, stop_token_ids=None)
     return np.asarray(ops.convert_to_numpy(found["token_ids"]))
