@@ -86,8 +86,8 @@ x = x + AttentiveGraphFilter(HEADS, SIZE, order=3)(keras.layers.LayerNormalizati
 pooled = keras.layers.GlobalAveragePooling1D()(x)
 model = keras.Model(tokens, keras.layers.Dense(2, activation="softmax")(pooled))
 model.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy", metrics=["accuracy"])
-model.fit(x_train, y_train, batch_size=32, epochs=2, verbose=0)
-_, accuracy = model.evaluate(x_test, y_test, batch_size=32, verbose=0)
+model.fit(x_train, y_train, batch_size=16, epochs=2, verbose=0)
+_, accuracy = model.evaluate(x_test, y_test, batch_size=16, verbose=0)
 print(f"AGF on {LENGTH} tokens: test accuracy {accuracy:.3f}")
 
 """
@@ -109,15 +109,15 @@ layers = {
     "kernel": MaskedKernelAttention(HEADS, SIZE, mask=Exponential(2, causal=True)),
 }
 for name, layer in layers.items():
-    start = text[:, :40]
+    start = text[:, :20]
     whole = layer(start)
     state, rows, sizes = layer.get_initial_state(1), [], []
-    for place in range(40):
+    for place in range(20):
         outputs, state = layer.decode(start[:, place : place + 1], state)
         rows.append(keras.ops.convert_to_numpy(outputs))
         sizes.append(sum(int(np.prod(part.shape)) for part in keras.tree.flatten(state)))
     print(
-        f"{name}: {sizes[0]} numbers after 1 token, {sizes[-1]} after 40; difference from the full"
+        f"{name}: {sizes[0]} numbers after 1 token, {sizes[-1]} after 20; difference from the full"
     )
     print(f"    pass at most {largest_difference(np.concatenate(rows, axis=1), whole):.0e}")
 
