@@ -6,18 +6,15 @@ import keras
 import pytest
 
 GUIDES = sorted((Path(__file__).parents[2] / "guides").glob("*.py"))
-# The guides that the fast suite runs: each on one backend, in `make test-slow` on all.
+# The guides that the fast suite runs: each on one backend, most on torch, which compiles nothing;
+# in `make test-slow` on all.
 FAST = {
     "torch": (
-        "first_steps",
-        "masked_attention",
-        "decoders",
-        "graphs",
-        "which_attention",
-        "smoothing",
+        *("first_steps", "masked_attention", "masks", "filters", "decoders", "graphs", "images"),
+        *("which_attention", "smoothing", "long_sequences"),
     ),
-    "jax": ("distribution", "your_own", "images"),
-    "tensorflow": ("serving", "masks", "filters", "long_sequences"),
+    "jax": ("distribution", "your_own"),
+    "tensorflow": ("serving",),
 }
 
 

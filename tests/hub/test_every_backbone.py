@@ -89,6 +89,7 @@ def test_a_new_class_of_attention_is_noticed():
     assert not both, f"listed as not served, but an adapter names it: {both}"
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_each_reached_backbone_is_in_the_table_of_reach():
     missing = set(backbone_names()) - {family(name).kind.__name__ for name in FAMILIES}
     assert not missing, f"no tiny model in tests/hub/families.py: {missing}"
