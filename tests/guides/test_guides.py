@@ -11,9 +11,9 @@ GUIDES = sorted((Path(__file__).parents[2] / "guides").glob("*.py"))
 FAST = {
     "torch": (
         *("first_steps", "masked_attention", "masks", "filters", "decoders", "graphs", "images"),
-        *("which_attention", "smoothing", "long_sequences"),
+        *("which_attention", "smoothing", "long_sequences", "distribution"),
     ),
-    "jax": ("distribution", "your_own"),
+    "jax": ("your_own",),
     "tensorflow": ("serving",),
 }
 

@@ -104,6 +104,7 @@ def test_lasts_in_a_keras_file(name, tmp_path):
     assert seeded_cache(TASKS[name](loaded), ids)[0].shape[2] == 4
 
 
+@pytest.mark.slow_on("jax")
 def test_positions_in_time_and_space_are_kept():
     """Of images and videos; with a cache and without."""
     layer = attentions_of(

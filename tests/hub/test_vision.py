@@ -299,6 +299,7 @@ def test_what_only_the_original_returns():
         layer(np.zeros((4, 9, 8), "float32"), return_attns=True)
 
 
+@pytest.mark.slow_on("jax")
 def test_d_fine_returns_the_matrix_that_the_filter_is_of():
     layer = attentions_of(random_vision("d_fine"))[0]
     x = np.random.default_rng(5).standard_normal((2, 6, 8)).astype("float32")

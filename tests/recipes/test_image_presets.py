@@ -67,6 +67,7 @@ def images(channels=3):
     return np.random.default_rng(0).uniform(0, 255, (2, 16, 16, channels)).astype("float32")
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("family", ["vit", *OTHERS])
 def test_the_start_is_the_preset_with_a_new_head(family, preset):
     folder = preset(family)

@@ -41,6 +41,7 @@ def test_keras_seed_decides_what_is_dropped_and_nothing_drops_outside_of_trainin
     np.testing.assert_array_equal(outputs(1, training=False), outputs(2, training=False))
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
 def test_conversion_starts_where_it_should(attention):
     model = classifier(image_size=8, **DATA)
