@@ -78,7 +78,6 @@ def test_a_new_class_of_attention_is_noticed():
         for cls in known
         if cls.__module__.startswith("keras_hub.src.models.")
         and re.search("Attention|Attn", cls.__name__)
-        and "GraphFilter" not in cls.__name__
     }
     served = set(served_names())
     new = found - served - NOT_SERVED

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import adapter_of
 from tests.hub.image_towers import (
     CLASSES,
     LAYERS,
@@ -18,13 +17,8 @@ from tests.hub.image_towers import (
 )
 from tests.hub.models import assert_equal_outputs
 from tests.hub.vision_models import attentions_of
-from tests.numerics import (
-    assert_all_close,
-    assert_close,
-    reference_value_and_gradients,
-    to_numpy,
-    value_and_gradients,
-)
+from tests.hub.vision_twins import assert_is_twin
+from tests.numerics import to_numpy
 
 EXPONENTS = {2: [1.5, 2.5], 4: [1.5, 2.5, 1.0, 3.0]}
 
@@ -42,16 +36,6 @@ def test_starts_with_the_outputs_of_the_original(name, attention):
     assert [type(x).__name__ for x in attentions_of(tower)] == [CLASSES[name]] * 2
 
 
-def names_of_weights(layer):
-    """The layer's trainable weights as the twins call them: projections and coefficients."""
-    found = adapter_of(layer).projections(layer)
-    names = {id(v): f"{name}/{v.name}" for name, each in found.items() for v in each.weights}
-    return [
-        names.get(id(v), "/".join(v.path.split("/")[-2:]) if "norm" in v.path else v.name)
-        for v in layer.trainable_variables
-    ]
-
-
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_values_and_gradients_are_those_of_the_formulas(name, attention):
@@ -61,23 +45,8 @@ def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     tower = converted(name, attention, **({} if exponents is None else {"p": exponents}))
     layer = attentions_of(tower)[0]
     x = np.random.default_rng(5).standard_normal(shape).astype("float32")
-    names = names_of_weights(layer)
-    values = [to_numpy(v) for v in layer.trainable_variables]
-    frozen = [(v, v.value) for v in layer.non_trainable_variables]
-
-    def ours(x, *values):
-        pairs = list(zip(layer.trainable_variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=pairs + frozen):
-            return call(layer, x)
-
-    value, gradients = value_and_gradients(ours, x, *values)
-    expected, right = reference_value_and_gradients(
-        lambda x, *values: twin(dict(zip(names, values, strict=True)), x, exponents), x, *values
-    )
-    assert_close(value, expected, 1e-5)
-    called = dict(enumerate(["input", *names]))
-    assert_all_close(
-        {called[i]: g for i, g in gradients.items()}, {called[i]: g for i, g in right.items()}, 1e-5
+    assert_is_twin(
+        layer, lambda x: call(layer, x), lambda weights, x: twin(weights, x, exponents), x
     )
 
 

@@ -26,13 +26,7 @@ from tests.hub.vision_models import (
     randomised,
     vit_det,
 )
-from tests.numerics import (
-    assert_all_close,
-    assert_close,
-    reference_value_and_gradients,
-    to_numpy,
-    value_and_gradients,
-)
+from tests.numerics import to_numpy
 
 EXPONENTS = [1.5, 2.5]
 OPTIONS = {
@@ -164,13 +158,6 @@ LAYERS = {
 }
 
 
-def names_of_weights(layer):
-    """The layer's trainable weights as the twins call them, in their order."""
-    found = adapter_of(layer).projections(layer)
-    names = {id(v): f"{name}/{v.name}" for name, each in found.items() for v in each.weights}
-    return [names.get(id(v), v.name) for v in layer.trainable_variables]
-
-
 @pytest.mark.parametrize("attention", OPTIONS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_values_and_gradients_are_those_of_the_formulas(name, attention):
@@ -179,27 +166,12 @@ def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     backbone = converted(name.partition(" ")[0], kind, **options)
     layer = attentions_of(backbone)[which]
     x = np.random.default_rng(5).standard_normal(shape).astype("float32")
-    names = names_of_weights(layer)
-    values = [to_numpy(v) for v in layer.trainable_variables]
-    frozen = [(v, v.value) for v in layer.non_trainable_variables]
-
-    def ours(x, *values):
-        pairs = list(zip(layer.trainable_variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=pairs + frozen):
-            return call(backbone, layer, x)
-
-    def theirs(x, *values):
-        exponents = None if attention == "graph_filter" else EXPONENTS
-        return twin(dict(zip(names, values, strict=True)), x, exponents)
-
-    value, gradients = value_and_gradients(ours, x, *values)
-    expected, right = reference_value_and_gradients(theirs, x, *values)
-    assert_close(value, expected, 1e-5)
-    called = dict(enumerate(["input", *names]))
-    assert_all_close(
-        {called[i]: g for i, g in gradients.items()},
-        {called[i]: g for i, g in right.items()},
-        1e-5,
+    exponents = None if kind == "graph_filter" else EXPONENTS
+    twins.assert_is_twin(
+        layer,
+        lambda x: call(backbone, layer, x),
+        lambda weights, x: twin(weights, x, exponents),
+        x,
     )
 
 

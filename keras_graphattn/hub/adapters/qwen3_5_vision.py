@@ -18,7 +18,6 @@ from keras import ops
 from keras_graphattn.hub.adapters.adapter import Sizes
 from keras_graphattn.hub.adapters.decoder import joined_heads
 from keras_graphattn.hub.adapters.encoder import EncoderAdapter, fused_in_heads
-from keras_graphattn.hub.logits import Logits
 
 Tensor = Any
 
@@ -62,9 +61,6 @@ class Qwen3_5VisionAdapter(EncoderAdapter):
 
     def projections(self, layer: Any) -> dict[str, Any]:
         return {"query": layer.qkv, "attention_output": layer.proj}
-
-    def logits(self, layer: Any, length: Any, given: Tensor | None = None) -> Logits:
-        return Logits()
 
     def projected(self, layer: Any, inputs: Tensor, index: Any) -> tuple[Tensor, Tensor, Tensor]:
         return fused_in_heads(layer.qkv(inputs), layer.num_heads)
