@@ -18,8 +18,10 @@ NO_SELF_ATTENTION = (
     *("EfficientNetBackbone", "FNetBackbone", "HGNetV2Backbone", "MobileNetBackbone"),
     *("RWKV7Backbone", "ResNetBackbone", "RetinaNetBackbone", "VGGBackbone", "XceptionBackbone"),
 )
-# a composition around other backbones: those are converted
-AROUND_OTHERS = ("FeaturePyramidBackbone", "SAM3PromptableConceptBackbone")
+AROUND_OTHERS = ("FeaturePyramidBackbone",)  # those are converted
+# KerasHub 0.32 hands the mask of SAM 3's prompts, (B, S), on as one of shape (T, S). So the model
+# answers only for as many examples as prompts, and then hides the prompts of other examples.
+WITH_A_WRONG_MASK = ("SAM3PromptableConceptBackbone",)
 RECTANGULAR = ("MobileNetV5Backbone",)
 # Their attention is no layer with projections of its own, which could change its class. In Stable
 # Diffusion 3 the block itself attends, once or twice, over text and image; in Flux a layer without
@@ -45,7 +47,10 @@ OF_NOT_REACHED = (  # Stable Diffusion 3, Flux, SAM 3
     "SelfAttention",
 )
 NOT_SERVED = {*NO_SQUARE_MATRIX, *AROUND_AN_ATTENTION_LAYER, *NO_ATTENTION, *OF_NOT_REACHED}
-NOT_REACHED = {*NO_SELF_ATTENTION, *AROUND_OTHERS, *RECTANGULAR, *ATTENTION_WITHOUT_A_LAYER}
+NOT_REACHED = {
+    *(*NO_SELF_ATTENTION, *AROUND_OTHERS, *WITH_A_WRONG_MASK),
+    *(*RECTANGULAR, *ATTENTION_WITHOUT_A_LAYER),
+}
 
 
 def backbones():
