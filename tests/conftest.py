@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # Of a test with more than MANY_CASES cases, JAX and TensorFlow, which compile or trace each case,
 # run one of CYCLE cases in the fast suite. torch runs the others.
-MANY_CASES, CYCLE = 3, 12
+MANY_CASES, CYCLE = 3, 24
 TURNS = {"jax": 1, "tensorflow": 3}
 
 

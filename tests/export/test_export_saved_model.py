@@ -84,7 +84,7 @@ def test_trained_model_with_a_dict_of_inputs(tmp_path):
     }
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "torch")
 def test_list_of_inputs_with_open_length(tmp_path):
     series, padding_mask = masked_inputs(length=None)
     outputs = keras.layers.Dense(3, name="classes")(attention(series, padding_mask))
@@ -95,7 +95,7 @@ def test_list_of_inputs_with_open_length(tmp_path):
     assert_served_like_predicted(model, path, batches, tmp_path, ["classes"])
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "torch")
 def test_mixed_precision_leaves_as_float32(tmp_path):
     series, padding_mask = masked_inputs()
     policy = keras.DTypePolicy("mixed_bfloat16")
@@ -108,6 +108,7 @@ def test_mixed_precision_leaves_as_float32(tmp_path):
     assert_served_like_predicted(model, path, batches, tmp_path, ["classes"], tolerance=0.1)
 
 
+@pytest.mark.slow_on("torch")
 def test_vocabularies_are_served(tmp_path):
     numbers = keras.Input((None,), dtype="int64", name="numbers")
     lookup = keras.layers.IntegerLookup(vocabulary=[5, 6, 7], name="lookup")

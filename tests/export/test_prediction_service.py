@@ -15,7 +15,7 @@ import pytest
 
 from keras_graphattn.export import PredictRequests, export_saved_model
 from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention
-from tests.numerics import BACKEND, randomise
+from tests.numerics import randomise
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("tensorflow_serving")
@@ -115,7 +115,7 @@ def check_rest(url, requests, rows, expected):
         ask('{"inputs": {"series": []}}')
 
 
-@pytest.mark.slow if BACKEND == "jax" else lambda test: test
+@pytest.mark.slow_on("jax", "torch")
 def test_a_server_answers_concurrent_clients(tmp_path):
     from tensorflow_serving.apis import prediction_service_pb2_grpc
 

@@ -63,10 +63,12 @@ def test_every_layer_and_mask_has_a_case():
     assert public - {"Mask"} <= under  # `Mask` is the base class
 
 
+@pytest.mark.slow_on("torch")
 def test_one_case_of_each_layer_at_open_lengths(tmp_path):
     check_open(names_served("open", CORE), [3], [13], tmp_path)
 
 
+@pytest.mark.slow_on("torch")
 def test_one_case_of_each_way_at_fixed_lengths(tmp_path):
     check_fixed(names_served("fixed", CORE), [3], [13], tmp_path)
 
@@ -97,6 +99,7 @@ def test_open_lengths_that_jax_cannot_export_are_told(name, tmp_path):
         export_saved_model(model_of([name], None), tmp_path / "served")
 
 
+@pytest.mark.slow_on("torch")
 def test_open_lengths_by_fft_are_refused(tmp_path):
     with pytest.raises(Exception, match="fixed length"):
         export_saved_model(model_of(["kernel_toeplitz_fft"], None), tmp_path / "served")

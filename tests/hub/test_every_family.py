@@ -129,13 +129,37 @@ def original_lasts_in_int8(kind, path):
 @pytest.mark.parametrize("name", fast_families())
 def test_mixed_bfloat16(name, attention):
     """The coefficients stay in float32, whatever the layer computes in."""
-    exact, inputs, expected = Case(name, attention).shared()
-    keras.config.set_dtype_policy("mixed_bfloat16")  # some models take no other way to set it
-    backbone, _ = Case(name, attention).converted()
-    keras.config.set_dtype_policy("float32")
-    backbone.set_weights([to_numpy(v) for v in exact.weights])
+    case = Case(name, attention)
+    backbone = in_mixed_bfloat16(case)
     layers = converted_layers(backbone)
     assert {v.dtype for layer in layers for v in added_variables(layer)} <= {"float32"}
     if name != "moonshine":  # it hands on the dtype of its variables
         assert {layer.compute_dtype for layer in layers} == {"bfloat16"}
-        assert 0 < distance(outputs(backbone, inputs), expected) < 0.2
+        lost = loss_in_mixed_bfloat16(case, backbone)
+        assert lost > 0
+        assert lost < 0.2 or lost < 2 * loss_in_mixed_bfloat16(Case(name))
+
+
+def in_mixed_bfloat16(case):
+    """A new backbone of this policy, with the weights of the shared one."""
+    keras.config.set_dtype_policy("mixed_bfloat16")  # some models take no other way to set it
+    backbone, _ = case.converted()
+    keras.config.set_dtype_policy("float32")
+    backbone.set_weights([to_numpy(v) for v in case.shared()[0].weights])
+    return backbone
+
+
+def loss_in_mixed_bfloat16(case, backbone=None):
+    """How far the outputs are from those of float32; skips the test where the original fails."""
+    _, inputs, expected = case.shared()
+    try:
+        found = outputs(in_mixed_bfloat16(case) if backbone is None else backbone, inputs)
+    except Exception as error:
+        if case.attention is None:
+            lacks(f"mixed precision of this backbone ({error!r:.200})")
+        loss_in_mixed_bfloat16(Case(case.name))
+        raise
+    if case.name == "d_fine":  # rounding chooses which tokens become its ten queries
+        found, expected = ([x for x in each if 10 not in x.shape] for each in (found, expected))
+        assert len(found) == 6
+    return distance(found, expected)

@@ -114,6 +114,7 @@ def test_more_tokens_than_in_pretraining_take_the_long_factors():
     assert_close(value, expected, 1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", ["qwen", "qwen_moe", "qwen3", "qwen3_moe"])
 def test_the_window_is_applied_where_kerashub_applies_it(name):
     """A failure means that KerasHub has changed, and that `QwenAdapter` has to follow."""

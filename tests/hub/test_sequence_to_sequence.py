@@ -208,6 +208,7 @@ def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     )
 
 
+@pytest.mark.slow_on("tensorflow")
 def test_buckets_of_t5_cover_all_distances():
     for name, place in (("encoder", 0), ("decoder", 2)):
         layer = attentions_of(MODELS["t5"]())[place]

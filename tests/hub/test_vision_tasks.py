@@ -73,7 +73,7 @@ def test_a_task_trains(name):
         assert (np.abs(to_numpy(variable) - old) > 1e-6).all(), variable.path
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("name", CASES)
 def test_files_and_presets_of_a_task(name, tmp_path):
     task = moved(convert(randomised(TASKS[name]()), name))
@@ -94,7 +94,7 @@ def test_files_and_presets_of_a_task(name, tmp_path):
     assert_equal_outputs(answers(backbone, inputs), answers(task.backbone, inputs))
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("name", ["dinov3", "mit", "mit_square"])
 def test_a_feature_pyramid(name, tmp_path):
     """A model of the pyramid, made before the conversion, has it, and keeps it in a file."""

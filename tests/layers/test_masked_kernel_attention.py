@@ -214,7 +214,7 @@ DECODED = [
 ]
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize(("mask", "options"), DECODED)
 def test_256_tokens_one_by_one_equal_the_full_pass(mask, options):
     layer, x = built(mask=mask(), **options), tokens(256, batch=1)

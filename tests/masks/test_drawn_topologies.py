@@ -71,6 +71,7 @@ def test_many_forests(count, kind, seed, data):
     check_forest(count, kind, seed, data, 256)
 
 
+@pytest.mark.slow_on("tensorflow")
 @settings(max_examples=5)
 @given(count=st.integers(1, 40), seed=SEEDS, data=st.data())
 def test_small_graphs(count, seed, data):

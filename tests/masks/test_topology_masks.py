@@ -158,6 +158,7 @@ def test_rows_without_the_matrix(monkeypatch):
         assert_close(to_numpy(mask.rows([4, 1], **inputs)), dense[:, :, [4, 1]], 1e-5)
 
 
+@pytest.mark.slow_on("tensorflow")
 @pytest.mark.parametrize("operator", ["laplacian", "normalized_laplacian", "adjacency"])
 def test_diffusion_agrees_with_expm_multiply(operator):
     count, edges = 200, reference.random_edges(200, seed=5)

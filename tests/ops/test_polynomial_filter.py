@@ -117,6 +117,7 @@ def test_the_operator_is_applied_once_for_each_degree():
     assert calls == [values.shape] * 5
 
 
+@pytest.mark.slow_on("jax")
 @given(length=st.integers(2, 20), order=st.integers(2, 6), seed=st.integers(0, 99))
 def test_exact_power_is_within_the_bound_of_theorem_3_1(length, order, seed):
     """max_i sum_j |A^K - (A + (K - 1)(A^2 - A))|_ij <= 2 K, both sides by the package."""

@@ -133,6 +133,7 @@ def cait(images, weights, filter):
     return dense(normed(token[:, 0], weights, "last"), weights, "logits")
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("filter", [None, FirstOrder(4)], ids=["softmax", "gfsa"])
 def test_model_is_its_formula(filter):
     def attention(index, num_heads, key_dim, name):

@@ -270,6 +270,7 @@ def test_only_matrices_decay_and_the_rate_rises_and_falls():
     assert decayed == {v.path for v in model.trainable_variables if v.path.endswith("kernel")}
 
 
+@pytest.mark.slow_on("jax")
 def test_two_steps_on_data_shaped_like_cifar(tmp_path):
     """`test_image_policies` has all models, attentions and precisions."""
     tfds = pytest.importorskip("tensorflow_datasets")

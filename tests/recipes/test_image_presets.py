@@ -96,6 +96,7 @@ def test_the_start_is_the_preset_with_a_new_head(family, preset):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("family", ["vit", *(one for one in OTHERS if one.values[0] != "mit")])
 def test_gfsa_starts_with_the_outputs_of_the_preset(family, preset):
     both = [made(preset(family), name) for name in ("softmax", "gfsa")]

@@ -114,7 +114,7 @@ def command(arguments, output, *more):
     return ["-m", "recipes.time_series", *arguments, *run, "--verbose", "2", *more]
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_a_recipe_ends_where_its_training_begins(tiny_arguments, tmp_path):
     process = start(["-u", *command(tiny_arguments, tmp_path)])
     try:

@@ -121,6 +121,7 @@ def test_a_run_leaves_everything_behind(arguments, folders, results, capsys):
     assert "learning_rate" in capsys.readouterr().err
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_the_best_model_loads_with_the_package_alone(folders, results):
     command = [sys.executable, "-c", RELOAD, str(Path(folders[-1]) / "model.keras")]
     root = Path(__file__).parents[2]
@@ -128,6 +129,7 @@ def test_the_best_model_loads_with_the_package_alone(folders, results):
     assert "(1, 10)" in done.stdout
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
 def test_mixed_precision_trains(folders, tmp_path):
     extra = ["--precision", "mixed_bfloat16", "--attention", "gfsa", "--epochs", "1"]
     assert RECIPE.main([*TINY, *folders[:2], "--output", str(tmp_path), *extra]) == 0
@@ -136,7 +138,7 @@ def test_mixed_precision_trains(folders, tmp_path):
     assert keras.config.dtype_policy().name == "float32"
 
 
-@pytest.mark.slow_on("jax")
+@pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("attention", RECIPE.attentions)
 def test_padding_has_no_influence(attention, folders):
     options = RECIPE.parse([*TINY, *folders, "--attention", attention])

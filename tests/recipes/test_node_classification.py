@@ -61,6 +61,7 @@ def test_only_nodes_of_a_part_count():
     assert told["accuracy"] == pytest.approx(expected)
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("attention", ["gcn", "gat", "graph_kernel"])
 def test_the_loss_is_that_of_labelled_nodes_and_the_penalty(attention):
     options = RECIPE.parse([*MODEL, "--dropout", "0", "--penalty", "0.01"])

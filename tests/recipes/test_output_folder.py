@@ -12,8 +12,6 @@ from recipes.time_series.__main__ import RECIPE
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
 
-SLOW = pytest.mark.slow if keras.backend.backend() != "torch" else lambda test: test
-
 
 @pytest.fixture(scope="module")
 def arguments(tiny_arguments):
@@ -108,7 +106,6 @@ def test_a_damaged_run_is_found_out_and_left_out(damage, output, capsys):
     assert printed.count("\n") == 1
 
 
-@SLOW
 def test_a_damaged_run_that_is_asked_for_begins_anew(output, arguments, capsys):
     cut(weights(output / "runs" / "linear-seed0"))
     (output / "histories" / "agf-seed1.csv").unlink()

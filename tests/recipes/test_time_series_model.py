@@ -28,6 +28,7 @@ def probabilities(model, series, mask):
     return ops.convert_to_numpy(model({"series": series, "padding_mask": mask}))
 
 
+@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("garbage", [1e30, -7.0, np.nan, np.inf])
 def test_padding_has_no_influence(model, problem, garbage):
     series, mask = problem.test.series, problem.test.padding_mask

@@ -150,6 +150,7 @@ def test_positions_of_another_resolution_lie_between_the_known_ones():
     assert grid.max() < plane.max() + 0.5
 
 
+@pytest.mark.slow_on("jax")
 def test_a_model_starts_from_another_of_other_images_and_classes():
     other = classifier(**DATA, attention=topological)
     randomise(other)
