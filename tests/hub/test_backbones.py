@@ -64,8 +64,17 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=combinations())
-def case(request):
+def shared_case(request):
     return Case(*request.param)
+
+
+@pytest.fixture
+def case(shared_case):
+    """The case as it was made, whatever a test before did to its weights."""
+    weights = [keras.ops.convert_to_numpy(v) for v in shared_case.backbone.weights]
+    yield shared_case
+    for variable, old in zip(shared_case.backbone.weights, weights, strict=True):
+        variable.assign(old)
 
 
 def test_starts_as_the_original_and_goes_back_to_it(case):
