@@ -50,9 +50,9 @@ def assert_all_close(actual, expected, tolerance, what="gradient"):
     """
     assert actual.keys() == expected.keys()
     size = {name: np.sqrt(np.mean(np.square(array))) for name, array in expected.items()}
+    largest = max(size.values())
     for name in expected:
         kernel = size.get(str(name).replace("/bias", "/kernel"), 0.0)
-        largest = max(size.values())
         share = 5e-2 if size[name] < 1e-12 * largest else 1e-2  # expected is float64
         floor = max(kernel, share * largest)
         assert_close(actual[name], expected[name], tolerance, floor, f"{what} {name}")
