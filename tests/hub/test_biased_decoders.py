@@ -20,13 +20,8 @@ from tests.hub.biased_decoders import (
 )
 from tests.hub.decoder_twins import TWINS, twin_attention, visible
 from tests.hub.models import assert_equal_outputs, fit_one_step, outputs, random_inputs
-from tests.numerics import (
-    assert_all_close,
-    assert_close,
-    reference_value_and_gradients,
-    to_numpy,
-    value_and_gradients,
-)
+from tests.hub.twins import assert_is_twin
+from tests.numerics import to_numpy
 
 EACH = fast_for(DECODERS)
 EXPONENTS = [1.5, 2.0, 2.5, 3.0]
@@ -101,26 +96,12 @@ def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     real = np.arange(7)[None] < np.array([7, 5, 7])[:, None]
     real[2, :2] = False  # padding on the left: rows that see nothing
     mask = visible(TWINS[name], torch.tensor(real)).numpy()
-    paths = [v.path.removeprefix(f"{layer.path}/") for v in layer.trainable_variables]
-    values = [to_numpy(v) for v in layer.trainable_variables]
-    frozen = [(v, v.value) for v in layer.non_trainable_variables]
-
-    def ours(x, *values):
-        pairs = list(zip(layer.trainable_variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=pairs + frozen):
-            return call_of(layer, name, x, mask)
-
-    def theirs(x, *values):
-        weights = dict(zip(paths, values, strict=True))
-        exponents = None if attention == "graph_filter" else EXPONENTS
-        return twin_attention(TWINS[name], x, weights, torch.tensor(real), exponents)
-
-    value, gradients = value_and_gradients(ours, x, *values)
-    expected, right = reference_value_and_gradients(theirs, x, *values)
-    assert_close(value, expected, 1e-5)
-    names = dict(enumerate(["input", *paths]))
-    assert_all_close(
-        {names[i]: g for i, g in gradients.items()}, {names[i]: g for i, g in right.items()}, 1e-5
+    exponents = None if attention == "graph_filter" else EXPONENTS
+    assert_is_twin(
+        layer,
+        lambda x: call_of(layer, name, x, mask),
+        lambda weights, x: twin_attention(TWINS[name], x, weights, torch.tensor(real), exponents),
+        input=x,
     )
 
 

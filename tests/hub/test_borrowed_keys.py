@@ -23,13 +23,8 @@ from tests.hub.biased_decoders import (
 )
 from tests.hub.decoder_twins import applied, normalised
 from tests.hub.models import assert_equal_outputs, fit_one_step, outputs, random_inputs
-from tests.numerics import (
-    assert_all_close,
-    assert_close,
-    reference_value_and_gradients,
-    to_numpy,
-    value_and_gradients,
-)
+from tests.hub.twins import assert_is_twin
+from tests.numerics import to_numpy
 
 KINDS = ["sliding_attention", "full_attention"] * 2  # the last two borrow from the first two
 BORROWING = {
@@ -241,17 +236,9 @@ def test_a_filter_of_borrowed_values_is_that_of_the_formulas(index):
     x = generator.standard_normal((2, 7, 16)).astype("float32")
     shared = generator.standard_normal((2, 2, 7, heads, size)).astype("float32")
     mask = np.broadcast_to(np.tril(np.ones((7, 7), bool)), (2, 7, 7))
-    paths = [v.path.removeprefix(f"{layer.path}/") for v in layer.trainable_variables]
-    values = [to_numpy(v) for v in layer.trainable_variables]
-    frozen = [(v, v.value) for v in layer.non_trainable_variables]
 
-    def ours(x, shared, *values):
-        pairs = list(zip(layer.trainable_variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=pairs + frozen):
-            return layer(x, attention_mask=mask, shared_kv=shared)[0]
-
-    def theirs(x, shared, *values):
-        weights, found = dict(zip(paths, values, strict=True)), []
+    def twin(weights, x, shared):
+        found = []
         wavelength = 10_000.0 if index == 2 else 1_000_000.0
         for head in range(4):
             query = normalised(x @ weights["query/kernel"][head], weights["query_norm/scale"])
@@ -262,13 +249,10 @@ def test_a_filter_of_borrowed_values_is_that_of_the_formulas(index):
             found.append(applied(matrix, value, weights, head, None))
         return torch.einsum("nbth,nhd->btd", torch.stack(found), weights["attention_output/kernel"])
 
-    value, gradients = value_and_gradients(ours, x, shared, *values)
-    expected, right = reference_value_and_gradients(theirs, x, shared, *values)
-    assert_close(value, expected, 1e-5)
-    names = dict(enumerate(["input", "shared", *paths]))
-    assert_all_close(
-        {names[i]: g for i, g in gradients.items()}, {names[i]: g for i, g in right.items()}, 1e-5
-    )
+    def call(x, shared):
+        return layer(x, attention_mask=mask, shared_kv=shared)[0]
+
+    assert_is_twin(layer, call, twin, input=x, shared=shared)
 
 
 def turned_in_part(x, size, wavelength):

@@ -24,13 +24,8 @@ from tests.hub.encoders import (
     random_encoder,
 )
 from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
-from tests.numerics import (
-    assert_all_close,
-    assert_close,
-    reference_value_and_gradients,
-    to_numpy,
-    value_and_gradients,
-)
+from tests.hub.twins import assert_is_twin
+from tests.numerics import to_numpy
 
 EXPONENTS = [1.5, 2.5]
 OPTIONS = {
@@ -90,35 +85,18 @@ def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     backbone = converted(name, attention.partition(" ")[0], **OPTIONS[attention])
     case = Case(name)
     layer = case.layer(backbone)
-    paths = [v.path.removeprefix(f"{layer.path}/") for v in layer.trainable_variables]
-    values = [to_numpy(v) for v in layer.trainable_variables]
-    frozen = [(v, v.value) for v in layer.non_trainable_variables]
     constants = case.arguments()
+    exponents = None if attention == "graph_filter" else EXPONENTS
 
-    def given_of(found):
-        return dict(zip(case.given, found, strict=True))
+    def call(x, *found):
+        return case.call(layer, x, dict(zip(case.given, found, strict=True)))
 
-    def ours(x, *found):
-        given, values = given_of(found[: len(case.given)]), found[len(case.given) :]
-        pairs = list(zip(layer.trainable_variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=pairs + frozen):
-            return case.call(layer, x, given)
-
-    def theirs(x, *found):
-        given, values = given_of(found[: len(case.given)]), found[len(case.given) :]
+    def twin(weights, x, *found):
+        given = dict(zip(case.given, found, strict=True))
         given |= {k: torch.tensor(v) for k, v in constants.items() if k == "segment_matrix"}
-        weights = dict(zip(paths, values, strict=True))
-        exponents = None if attention == "graph_filter" else EXPONENTS
         return twin_attention(case, x, weights, given, exponents)
 
-    arrays = (case.x, *case.given.values(), *values)
-    value, gradients = value_and_gradients(ours, *arrays)
-    expected, right = reference_value_and_gradients(theirs, *arrays)
-    assert_close(value, expected, 1e-5)
-    names = dict(enumerate(["input", *case.given, *paths]))
-    assert_all_close(
-        {names[i]: g for i, g in gradients.items()}, {names[i]: g for i, g in right.items()}, 1e-5
-    )
+    assert_is_twin(layer, call, twin, input=case.x, **case.given)
 
 
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])

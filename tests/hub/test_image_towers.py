@@ -16,8 +16,9 @@ from tests.hub.image_towers import (
     random_tower,
 )
 from tests.hub.models import assert_equal_outputs
+from tests.hub.twins import assert_is_twin
 from tests.hub.vision_models import attentions_of
-from tests.hub.vision_twins import assert_is_twin
+from tests.hub.vision_twins import names_of_weights
 from tests.numerics import to_numpy
 
 EXPONENTS = {2: [1.5, 2.5], 4: [1.5, 2.5, 1.0, 3.0]}
@@ -46,7 +47,11 @@ def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     layer = attentions_of(tower)[0]
     x = np.random.default_rng(5).standard_normal(shape).astype("float32")
     assert_is_twin(
-        layer, lambda x: call(layer, x), lambda weights, x: twin(weights, x, exponents), x
+        layer,
+        lambda x: call(layer, x),
+        lambda weights, x: twin(weights, x, exponents),
+        names_of_weights(layer),
+        input=x,
     )
 
 

@@ -26,14 +26,8 @@ from tests.hub.sequence_to_sequence import (
 )
 from tests.hub.t5_bias import bucket, t5_bias
 from tests.hub.test_biased_decoders import EXPONENTS, OPTIONS
-from tests.numerics import (
-    BACKEND,
-    assert_all_close,
-    assert_close,
-    reference_value_and_gradients,
-    to_numpy,
-    value_and_gradients,
-)
+from tests.hub.twins import assert_is_twin
+from tests.numerics import BACKEND, to_numpy
 
 START = {"graph_filter": {"order": 4}, "p_laplacian": {"p": 2}}
 DENSE = ("query_projector", "key_projector", "value_projector", "output_projector")
@@ -179,33 +173,21 @@ def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     real[2, :2] = False  # padding on the left: rows that see nothing
     mask = visible(twin, torch.tensor(real)).numpy()
     added = generator.standard_normal((1, 4, length, length)).astype("float32")
-    # T5's bias is made before its layer is built, and so has a shorter path.
-    paths = [v.path.rpartition(f"{layer.name}/")[2] for v in layer.trainable_variables]
-    values = [to_numpy(v) for v in layer.trainable_variables]
-    frozen = [(v, v.value) for v in layer.non_trainable_variables]
+    exponents = None if attention == "graph_filter" else EXPONENTS
     given = added + np.where(mask, 0, -1e9).astype("float32")[:, None]
 
-    def ours(x, *values):
-        pairs = list(zip(layer.trainable_variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=pairs + frozen):
-            return call_of(layer, name, x, mask, given if place == "later" else None)
+    def call(x):
+        return call_of(layer, name, x, mask, given if place == "later" else None)
 
-    def theirs(x, *values):
-        weights, bias = dict(zip(paths, values, strict=True)), None
+    def formulas(weights, x):
+        bias = None
         if family == "t5":
             weights, bias = with_heads(weights, layer), torch.tensor(added[0], dtype=torch.float64)
             if place != "later":
                 bias = t5_bias(weights["embeddings"], length, twin.causal)
-        exponents = None if attention == "graph_filter" else EXPONENTS
         return twin_attention(twin, x, weights, torch.tensor(real), exponents, bias)
 
-    value, gradients = value_and_gradients(ours, x, *values)
-    expected, right = reference_value_and_gradients(theirs, x, *values)
-    assert_close(value, expected, 1e-5)
-    names = dict(enumerate(["input", *paths]))
-    assert_all_close(
-        {names[i]: g for i, g in gradients.items()}, {names[i]: g for i, g in right.items()}, 1e-5
-    )
+    assert_is_twin(layer, call, formulas, input=x)
 
 
 @pytest.mark.slow_on("tensorflow")

@@ -12,6 +12,7 @@ from keras_graphattn.hub.sites import attention_sites
 from tests.hub import vision_twins as twins
 from tests.hub.models import assert_equal_outputs, fit_one_step
 from tests.hub.test_refusals import state_of
+from tests.hub.twins import assert_is_twin
 from tests.hub.vision_models import (
     CLASSES,
     CONVERTED,
@@ -167,11 +168,12 @@ def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     layer = attentions_of(backbone)[which]
     x = np.random.default_rng(5).standard_normal(shape).astype("float32")
     exponents = None if kind == "graph_filter" else EXPONENTS
-    twins.assert_is_twin(
+    assert_is_twin(
         layer,
         lambda x: call(backbone, layer, x),
         lambda weights, x: twin(weights, x, exponents),
-        x,
+        twins.names_of_weights(layer),
+        input=x,
     )
 
 

@@ -4,18 +4,10 @@ formed and every bias summed entry by entry.
 
 import math
 
-import keras
 import torch
 
 from keras_graphattn.hub.adapters import adapter_of
 from tests.hub.decoder_twins import applied
-from tests.numerics import (
-    assert_all_close,
-    assert_close,
-    reference_value_and_gradients,
-    to_numpy,
-    value_and_gradients,
-)
 
 
 def names_of_weights(layer):
@@ -26,35 +18,6 @@ def names_of_weights(layer):
         names.get(id(v), "/".join(v.path.split("/")[-2:]) if "norm" in v.path else v.name)
         for v in layer.trainable_variables
     ]
-
-
-def assert_is_twin(layer, call, twin, x):
-    """Values and all gradients of `call(x)`, which calls the layer, are those of its formulas.
-
-    Args:
-        twin: A function of the weights by name and of x.
-    """
-    names = names_of_weights(layer)
-    values = [to_numpy(v) for v in layer.trainable_variables]
-    frozen = [(v, v.value) for v in layer.non_trainable_variables]
-
-    def ours(x, *values):
-        pairs = list(zip(layer.trainable_variables, values, strict=True))
-        with keras.StatelessScope(state_mapping=pairs + frozen):
-            return call(x)
-
-    def theirs(x, *values):
-        return twin(dict(zip(names, values, strict=True)), x)
-
-    value, gradients = value_and_gradients(ours, x, *values)
-    expected, right = reference_value_and_gradients(theirs, x, *values)
-    assert_close(value, expected, 1e-5)
-    called = dict(enumerate(["input", *names]))
-    assert_all_close(
-        {called[i]: g for i, g in gradients.items()},
-        {called[i]: g for i, g in right.items()},
-        1e-5,
-    )
 
 
 def projection(weights, x, name, part=slice(None)):

@@ -1,0 +1,49 @@
+"""A converted layer against its formulas, in values and in all gradients."""
+
+import keras
+
+from tests.numerics import (
+    assert_all_close,
+    assert_close,
+    reference_value_and_gradients,
+    to_numpy,
+    value_and_gradients,
+)
+
+
+def paths_of_weights(layer):
+    """The layer's trainable weights by their paths in it, in their order."""
+    # T5's bias is made before its layer is built, and so has a shorter path.
+    return [v.path.rpartition(f"{layer.name}/")[2] for v in layer.trainable_variables]
+
+
+def assert_is_twin(layer, call, twin, names=None, **inputs):
+    """Values and gradients of `call(*inputs)`, which calls the layer, are those of its formulas.
+
+    Args:
+        twin: A function of the weights by name, and of the inputs: tensors of torch, float64.
+        names: The weights as the twin calls them; by default their paths in the layer.
+        inputs: What is differentiated beside the weights, in the order of the arguments.
+    """
+    names = paths_of_weights(layer) if names is None else names
+    trained, count = layer.trainable_variables, len(inputs)
+    frozen = [(v, v.value) for v in layer.non_trainable_variables]
+
+    def ours(*given):
+        pairs = list(zip(trained, given[count:], strict=True))
+        with keras.StatelessScope(state_mapping=pairs + frozen):
+            return call(*given[:count])
+
+    def theirs(*given):
+        return twin(dict(zip(names, given[count:], strict=True)), *given[:count])
+
+    arrays = (*inputs.values(), *(to_numpy(v) for v in trained))
+    value, gradients = value_and_gradients(ours, *arrays)
+    expected, right = reference_value_and_gradients(theirs, *arrays)
+    assert_close(value, expected, 1e-5)
+    called = dict(enumerate([*inputs, *names]))
+    assert_all_close(
+        {called[i]: g for i, g in gradients.items()},
+        {called[i]: g for i, g in right.items()},
+        1e-5,
+    )
