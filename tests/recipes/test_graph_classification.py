@@ -10,7 +10,7 @@ from recipes.common.data.graphs import batches_of, labels_of
 from recipes.common.training.graphs import inputs_of
 from recipes.graph_classification import data
 from recipes.graph_classification.__main__ import RECIPE
-from recipes.graph_classification.model import build
+from recipes.graph_classification.model import build, prepare
 from tests.graphs.test_readers import write_tu
 from tests.numerics import to_numpy
 from tests.recipes.command_line import assert_one_error_line
@@ -143,6 +143,20 @@ def test_batches_of_all_parts_have_the_same_shapes(tmp_path):
         batches = batches_of(graphs, ("edges",), sizes, options, edge_sizes=edges)
         shapes |= {batches[i][0]["edges"].shape for i in range(batches.num_batches)}
     assert len(shapes) == 3
+
+
+@pytest.mark.parametrize("decay", [False, True])
+def test_the_learning_rate_falls_to_0_over_all_epochs_where_that_is_asked_for(decay):
+    given = ["--graphs", "60", "--attention", "gcn", "--learning-rate", "0.01", *MODEL.split()]
+    options = RECIPE.parse([*given, *(["--decay"] if decay else [])])
+    training = prepare(data.load(options), "gcn", {}, 0, options)
+    optimizer, steps = training.model.optimizer, 2 * training.batches.num_batches
+    rates = []
+    for step in range(steps + 1):
+        optimizer.iterations.assign(step)
+        rates.append(float(to_numpy(optimizer.learning_rate)))
+    expected = 0.01 * (1 - np.arange(steps + 1) / steps) if decay else [0.01] * (steps + 1)
+    np.testing.assert_allclose(rates, expected, atol=1e-8)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum", "max"])

@@ -60,3 +60,4 @@ def add_classifier_options(
         help="share of a graph's numbers dropped in training, before the last layer",
     )
     add("--buckets", type=at_least(1), default=4, help="numbers of nodes to pad to")
+    add("--decay", action="store_true", help="the learning rate falls linearly to 0")

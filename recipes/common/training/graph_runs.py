@@ -10,6 +10,7 @@ from recipes.common.data.graphs import GraphProblem, batches_of
 from recipes.common.training.coefficients import coefficient_report
 from recipes.common.training.graphs import classifier, inputs_of
 from recipes.common.training.measures import loss_and_metrics
+from recipes.common.training.optimizers import WarmUpLinearDecay
 from recipes.common.training.runs import Training
 
 
@@ -34,11 +35,14 @@ def training_of(
     model = build(problem, attention, settings, options, seed)
     sizes = problem.sizes(options.buckets)
     shared = {"sizes": sizes, "edge_sizes": problem.edge_sizes(sizes), "options": options}
-    batches = (
+    batches = [
         batches_of(graphs, inputs_of(attention), seed=own_seed, **shared)
         for graphs, own_seed in zip(problem.splits.values(), (seed, None, None), strict=True)
-    )
-    return training_on(model, keras.optimizers.Adam(options.learning_rate), batches)
+    ]
+    rate = options.learning_rate
+    if options.decay:
+        rate = WarmUpLinearDecay(rate, 0, options.epochs * batches[0].num_batches)
+    return training_on(model, keras.optimizers.Adam(rate), batches)
 
 
 def build(
