@@ -45,8 +45,12 @@ BLOCKWISE_FROM = 513  # tokens from which GFSA forms its matrix in blocks of row
 SHOWN = 32  # test images in the picture of predictions
 SMALL = Size("deit", 4, 64, 4, 128, patch=2, image=8)  # of digits
 FROM_SCRATCH = {"epochs": 30, "learning_rate": 2e-3, "warm_up_epochs": 5.0, "mix_up": 0.3}
+OF_DIGITS = {**FROM_SCRATCH, "epochs": 20, "learning_rate": 3e-3}
 FINE_TUNING = {"epochs": 5, "learning_rate": 5e-5, "warm_up_epochs": 0.5, "mix_up": 0.0}
-TOLD = {name: f"{FROM_SCRATCH[name]:g}; with --preset {x:g}" for name, x in FINE_TUNING.items()}
+TOLD = {
+    name: f"{FROM_SCRATCH[name]:g}; of digits {OF_DIGITS[name]:g}; with --preset {x:g}"
+    for name, x in FINE_TUNING.items()
+}
 # what a preset has already
 SET_BY_PRESET = (
     *("model", "size", "image_size", "patch", "layers", "d_model", "heads", "feed_forward"),
@@ -164,7 +168,7 @@ class ImageClassification(Recipe):
         name = None if is_small else MODELS[options.model][1]
         size = SMALL if is_small else SIZES[options.size or name]
         return {
-            **FROM_SCRATCH,
+            **(OF_DIGITS if options.dataset == "digits" else FROM_SCRATCH),
             "size": name,
             "image_size": source.image_size if own else size.image,
             "patch": source.patch if own and options.model != "swin" else size.patch,

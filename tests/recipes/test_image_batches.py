@@ -132,3 +132,22 @@ def test_files_are_read_as_they_are(tmp_path):
         keras.utils.save_img(paths[-1], image, scale=False)
     found = ImageBatches(of_files(paths, LABELS[:5]), CLASSES, SIZE, 5)
     np.testing.assert_array_equal(found[0][0]["images"], IMAGES[:5])
+
+
+def test_data_are_read_once_for_each_epoch_and_once_where_epochs_are_equal(monkeypatch):
+    made = []
+    plain = ImageBatches.dataset
+    monkeypatch.setattr(ImageBatches, "dataset", lambda self: made.append(self) or plain(self))
+    training, validation = batches(), batches(seed=None)
+    inputs = {"images": keras.Input((SIZE, SIZE, 3), name="images")}
+    pooled = keras.layers.GlobalAveragePooling2D()(inputs["images"])
+    model = keras.Model(inputs, keras.layers.Dense(CLASSES)(pooled))
+    model.compile("sgd", "mse")
+    new_epoch = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: training.start_epoch(epoch)
+    )
+    given = {"validation_data": validation, "callbacks": [new_epoch], "shuffle": False}
+    model.fit(training, epochs=3, verbose=0, **given)
+    assert made.count(validation) == 1
+    # Keras takes the first batch before the first epoch begins, to build the model
+    assert made.count(training) <= 4

@@ -89,14 +89,20 @@ class ImageBatches(keras.utils.PyDataset):
 
     def start_epoch(self, epoch: int) -> None:
         """Begins anew, with the order and the changes of `epoch`, which counts from 0."""
-        self.epoch, self._next = epoch, 0
-        self._rows: Any = None
+        self.epoch = epoch
+        self._dataset: Any = None
+        self._rows: Any = None  # what comes after `_row`, which is that of `_index`
+        self._row: Any = None
+        self._index = -1
 
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-        if self._rows is None or index != self._next:
-            self._rows = self.dataset().skip(index).prefetch(2).as_numpy_iterator()
-        self._next = index + 1
-        images, labels, weights = next(self._rows)
+        if index != self._index:  # Keras asks for the first batch twice
+            if self._dataset is None:
+                self._dataset = self.dataset()
+            if self._rows is None or index != self._index + 1:
+                self._rows = self._dataset.skip(index).prefetch(2).as_numpy_iterator()
+            self._row, self._index = next(self._rows), index
+        images, labels, weights = self._row
         return {"images": images}, labels, weights
 
     def dataset(self) -> Any:
