@@ -119,8 +119,9 @@ def test_the_rates_are_those_of_fine_tuning(preset):
     names = ("learning_rate", "epochs", "warm_up_epochs", "mix_up")
     assert [getattr(options, name) for name in names] == [5e-5, 5, 0.5, 0.0]
     assert (options.image_size, options.layers, options.patience) == (16, 2, 5)
-    scratch = RECIPE.parse([])
-    assert [getattr(scratch, name) for name in names] == [2e-3, 30, 5.0, 0.3]
+    digits, others = RECIPE.parse([]), RECIPE.parse(["--dataset", "cifar10"])
+    assert [getattr(digits, name) for name in names] == [3e-3, 20, 5.0, 0.3]
+    assert [getattr(others, name) for name in names] == [2e-3, 30, 5.0, 0.3]
     given = parsed(preset("vit"), "--learning-rate", "1e-3", "--epochs", "7", "--mix-up", "0.2")
     assert (given.learning_rate, given.epochs, given.mix_up) == (1e-3, 7, 0.2)
     model = made(preset("vit"), "gfsa")
