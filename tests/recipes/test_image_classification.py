@@ -16,8 +16,9 @@ from recipes.common.data.image_batches import ImageBatches
 from recipes.common.data.imagenet100 import SYNSETS
 from recipes.common.images.sizes import SIZES
 from recipes.common.training.throughput import Throughput
-from recipes.image_classification.__main__ import MODELS, RECIPE, SMALL
+from recipes.image_classification.__main__ import RECIPE
 from recipes.image_classification.data import divided, load
+from recipes.image_classification.defaults import MODELS, SMALL
 from recipes.image_classification.model import (
     build,
     compile_model,
