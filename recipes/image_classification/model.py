@@ -17,7 +17,6 @@ from keras import layers
 import keras_graphattn
 from keras_graphattn.analysis import token_similarity
 from keras_graphattn.masks import BlockToeplitz
-from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.checks import keras_configured
 from recipes.common.command.parsing import UsageError
@@ -28,11 +27,11 @@ from recipes.common.images.sizes import SIZES, Size
 from recipes.common.training.coefficients import coefficient_report
 from recipes.common.training.kept import Run
 from recipes.common.training.layers import plain_attention
-from recipes.common.training.measures import one_hot_loss_and_metrics
 from recipes.common.training.runs import Training
 from recipes.common.training.similarity import similarity_by_depth
 from recipes.common.training.throughput import Throughput
 from recipes.image_classification.data import Problem
+from recipes.image_classification.training import compile_model, take_averages
 
 # of the pixels of ImageNet, by channel, on a scale from 0 to 1; for one channel, of scikit-learn's
 # digits
@@ -40,10 +39,6 @@ MEANS = {1: (0.305,), 3: (0.485, 0.456, 0.406)}
 DEVIATIONS = {1: (0.376,), 3: (0.229, 0.224, 0.225)}
 MEASURED = 1024  # images on which the similarity of tokens is measured, at most
 MEASURED_PRESET = 128  # the same for presets, which are larger
-NOT_DECAYED = (
-    *("bias", "gamma", "beta", "table", "vector", "scale", "log_factors", "coefficient"),
-    *("embedding", "token", "lambda"),  # of KerasHub's models
-)
 
 
 def prepare(
@@ -161,49 +156,6 @@ def replaced_layers(options: argparse.Namespace) -> list[int]:
         "first-half": list(range(math.ceil(count / 2))),
         "last-half": list(range(count // 2, count)),
     }[options.where]
-
-
-def compile_model(
-    model: keras.Model, problem: Problem, steps: int, options: argparse.Namespace
-) -> None:
-    """Compiles for AdamW: a linear warm-up, then half a cosine; matrices only decay.
-
-    Args:
-        model: The model.
-        problem: The data.
-        steps: Batches of an epoch.
-        options: The command line's options.
-    """
-    all_steps = options.epochs * steps  # Keras counts those that only accumulate too
-    warm_up = min(round(options.warm_up_epochs * steps), all_steps - 1)
-    peak = options.learning_rate
-    rate = keras.optimizers.schedules.CosineDecay(
-        peak if warm_up == 0 else 0.0,
-        all_steps - warm_up,
-        alpha=min(1.0, options.final_learning_rate / peak),
-        warmup_target=None if warm_up == 0 else peak,
-        warmup_steps=warm_up,
-    )
-    optimizer = keras.optimizers.AdamW(
-        rate,
-        weight_decay=options.weight_decay,
-        use_ema=options.ema > 0,
-        ema_momentum=options.ema or None,
-        gradient_accumulation_steps=options.accumulate if options.accumulate > 1 else None,
-    )
-    optimizer.exclude_from_weight_decay(var_names=list(NOT_DECAYED))
-    model.compile(
-        optimizer=with_coefficient_rates(optimizer),
-        **one_hot_loss_and_metrics(len(problem.classes), options.label_smoothing),
-    )
-
-
-def take_averages(model: keras.Model) -> None:
-    """Sets the weights to their moving averages, if the optimizer has any."""
-    optimizer = getattr(model, "optimizer", None)
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if optimizer is not None and optimizer.use_ema:
-        optimizer.finalize_variable_values(model.trainable_variables)
 
 
 def similarities(model: keras.Model, problem: Problem, options: argparse.Namespace) -> list[float]:

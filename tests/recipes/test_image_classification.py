@@ -21,11 +21,10 @@ from recipes.image_classification.data import divided, load
 from recipes.image_classification.defaults import MODELS, SMALL
 from recipes.image_classification.model import (
     build,
-    compile_model,
     prepare,
     replaced_layers,
-    take_averages,
 )
+from recipes.image_classification.training import compile_model, take_averages
 from tests.numerics import to_numpy
 from tests.recipes.command_line import assert_one_error_line
 

@@ -19,10 +19,10 @@ from recipes.image_classification.data import Problem
 from recipes.image_classification.model import (
     build,
     check_preset,
-    compile_model,
     prepare,
     tables_of_masks,
 )
+from recipes.image_classification.training import compile_model
 from tests.numerics import BACKEND, to_numpy
 from tests.recipes.command_line import assert_one_error_line
 

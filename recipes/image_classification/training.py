@@ -1,0 +1,57 @@
+"""How an image model is trained: AdamW along a cosine, and the moving averages of its weights."""
+
+import argparse
+
+import keras
+
+from keras_graphattn.optimizers import with_coefficient_rates
+from recipes.common.training.measures import one_hot_loss_and_metrics
+from recipes.image_classification.data import Problem
+
+NOT_DECAYED = (
+    *("bias", "gamma", "beta", "table", "vector", "scale", "log_factors", "coefficient"),
+    *("embedding", "token", "lambda"),  # of KerasHub's models
+)
+
+
+def compile_model(
+    model: keras.Model, problem: Problem, steps: int, options: argparse.Namespace
+) -> None:
+    """Compiles for AdamW: a linear warm-up, then half a cosine; matrices only decay.
+
+    Args:
+        model: The model.
+        problem: The data.
+        steps: Batches of an epoch.
+        options: The command line's options.
+    """
+    all_steps = options.epochs * steps  # Keras counts those that only accumulate too
+    warm_up = min(round(options.warm_up_epochs * steps), all_steps - 1)
+    peak = options.learning_rate
+    rate = keras.optimizers.schedules.CosineDecay(
+        peak if warm_up == 0 else 0.0,
+        all_steps - warm_up,
+        alpha=min(1.0, options.final_learning_rate / peak),
+        warmup_target=None if warm_up == 0 else peak,
+        warmup_steps=warm_up,
+    )
+    optimizer = keras.optimizers.AdamW(
+        rate,
+        weight_decay=options.weight_decay,
+        use_ema=options.ema > 0,
+        ema_momentum=options.ema or None,
+        gradient_accumulation_steps=options.accumulate if options.accumulate > 1 else None,
+    )
+    optimizer.exclude_from_weight_decay(var_names=list(NOT_DECAYED))
+    model.compile(
+        optimizer=with_coefficient_rates(optimizer),
+        **one_hot_loss_and_metrics(len(problem.classes), options.label_smoothing),
+    )
+
+
+def take_averages(model: keras.Model) -> None:
+    """Sets the weights to their moving averages, if the optimizer has any."""
+    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if optimizer is not None and optimizer.use_ema:
+        optimizer.finalize_variable_values(model.trainable_variables)
