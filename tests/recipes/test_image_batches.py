@@ -151,3 +151,8 @@ def test_data_are_read_once_for_each_epoch_and_once_where_epochs_are_equal(monke
     assert made.count(validation) == 1
     # Keras takes the first batch before the first epoch begins, to build the model
     assert made.count(training) <= 4
+
+
+def test_the_end_of_an_epoch_does_not_wait_for_a_thread_of_tf_data():
+    # that of its autotuning sleeps for up to seconds, and what is left of an iterator waits for it
+    assert batches().dataset().options().autotune.enabled is False

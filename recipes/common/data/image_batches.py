@@ -4,6 +4,7 @@ The changes are layers of Keras, called in `tf.data`. Their random numbers are s
 with one seed see the same images, on any number of cores, also if one of them was interrupted.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -121,11 +122,13 @@ class ImageBatches(keras.utils.PyDataset):
 
         made = rows.map(
             lambda place, row: self._example(drawn, place, *row),
-            num_parallel_calls=tf.data.AUTOTUNE,
+            num_parallel_calls=os.cpu_count(),
             deterministic=True,
         )
         made = made.batch(self.batch_size, drop_remainder=True).enumerate()
-        return made.map(lambda place, row: self._batch(drawn, place, *row))
+        fixed = tf.data.Options()
+        fixed.autotune.enabled = False  # its thread sleeps for seconds, and an iterator's end waits
+        return made.map(lambda place, row: self._batch(drawn, place, *row)).with_options(fixed)
 
     def _example(
         self, drawn: Tensor, place: Tensor, stored: Tensor, label: Tensor
