@@ -44,7 +44,7 @@ class GraphClassification(Recipe):
         add("--graphs", type=at_least(60), help="how many graphs are made [300]")
         add_run_options(parser, self.attentions, BY_DEFAULT, "graph_classification/<dataset>")
         training = {"epochs": 100, "patience": 100, "batch_size": 32, "learning_rate": 2e-3}
-        training |= {"validation_fraction": 0.1, "precision": "float32"}
+        training |= {"validation_fraction": 0.1, "precision": "float32", "ema": 0.0}
         add_shared(parser.add_argument_group("training"), training)
         model = parser.add_argument_group("model")
         sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}

@@ -24,6 +24,7 @@ from recipes.common.data.image_batches import Augmentation, ImageBatches
 from recipes.common.data.images import Images
 from recipes.common.images import cait, vit
 from recipes.common.images.sizes import SIZES, Size
+from recipes.common.training.averages import load_averages
 from recipes.common.training.coefficients import coefficient_report
 from recipes.common.training.kept import Run
 from recipes.common.training.layers import plain_attention
@@ -31,7 +32,7 @@ from recipes.common.training.runs import Training
 from recipes.common.training.similarity import similarity_by_depth
 from recipes.common.training.throughput import Throughput
 from recipes.image_classification.data import Problem
-from recipes.image_classification.training import compile_model, take_averages
+from recipes.image_classification.training import compile_model
 
 # of the pixels of ImageNet, by channel, on a scale from 0 to 1; for one channel, of scikit-learn's
 # digits
@@ -64,16 +65,13 @@ def prepare(
     coefficients = coefficient_report(model)
 
     def report() -> dict[str, Any]:
-        take_averages(model)
         found = model.evaluate(test, verbose=0, return_dict=True)
         kept = ("accuracy", "cross_entropy", "accuracy_top_5")
         return {**{f"test_{name}": found[name] for name in kept if name in found}, **coefficients()}
 
-    callbacks: list[keras.callbacks.Callback] = [Throughput(options.batch_size)]
-    if options.ema:
-        callbacks.append(keras.callbacks.SwapEMAWeights())  # validates with the averages
     measure = None if options.model == "swin" else lambda: similarities(model, problem, options)
-    return Training(model, batches, validation, None, measure, report, callbacks)
+    shown = [Throughput(options.batch_size)]
+    return Training(model, batches, validation, None, measure, report, shown)
 
 
 def best_model(
@@ -81,11 +79,12 @@ def best_model(
 ) -> keras.Model:
     """The model of a run at its chosen epoch."""
     model = build(problem, run.attention, settings, options, run.seed)
-    if options.ema:  # the averages are kept with the optimizer
-        compile_model(model, problem, 1, options)
-        model.optimizer.build(model.trainable_variables)
-    model.load_weights(run.weights)
-    take_averages(model)
+    if not options.ema:
+        model.load_weights(run.weights)
+        return model
+    trained = build(problem, run.attention, settings, options, run.seed)
+    compile_model(trained, problem, 1, options)
+    load_averages(model, run.weights, trained)
     return model
 
 

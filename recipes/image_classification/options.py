@@ -24,7 +24,7 @@ TOLD = {
 def add_training_options(group: argparse._ArgumentGroup) -> None:
     """Adds how a model is trained."""
     training = {"epochs": None, "batch_size": 64, "learning_rate": None, "validation_fraction": 0.2}
-    shared = {**training, "patience": None, "precision": "float32"}
+    shared = {**training, "patience": None, "precision": "float32", "ema": 0.0}
     add_shared(group, shared, {**TOLD, "patience": "all"})
     add = group.add_argument
     share = number_in(0.0, 1.0)
@@ -33,8 +33,6 @@ def add_training_options(group: argparse._ArgumentGroup) -> None:
     add("--warm-up-epochs", type=number_in(0.0, math.inf), help=warm_up)
     add("--weight-decay", type=share, default=0.05, help="AdamW's")
     add("--label-smoothing", type=share, default=0.0, help="share that all classes get")
-    ema = "momentum of the weights' moving average, which is validated and kept; 0: none"
-    add("--ema", type=share, default=0.0, help=ema)
     add("--accumulate", type=at_least(1), default=1, help="batches of one update of the weights")
 
 

@@ -1,10 +1,11 @@
-"""How an image model is trained: AdamW along a cosine, and the moving averages of its weights."""
+"""How an image model is trained: AdamW along a cosine, with moving averages of its weights."""
 
 import argparse
 
 import keras
 
 from keras_graphattn.optimizers import with_coefficient_rates
+from recipes.common.training.averages import averaged
 from recipes.common.training.measures import one_hot_loss_and_metrics
 from recipes.image_classification.data import Problem
 
@@ -38,8 +39,7 @@ def compile_model(
     optimizer = keras.optimizers.AdamW(
         rate,
         weight_decay=options.weight_decay,
-        use_ema=options.ema > 0,
-        ema_momentum=options.ema or None,
+        **averaged(options.ema),
         gradient_accumulation_steps=options.accumulate if options.accumulate > 1 else None,
     )
     optimizer.exclude_from_weight_decay(var_names=list(NOT_DECAYED))
@@ -47,11 +47,3 @@ def compile_model(
         optimizer=with_coefficient_rates(optimizer),
         **one_hot_loss_and_metrics(len(problem.classes), options.label_smoothing),
     )
-
-
-def take_averages(model: keras.Model) -> None:
-    """Sets the weights to their moving averages, if the optimizer has any."""
-    optimizer = getattr(model, "optimizer", None)
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if optimizer is not None and optimizer.use_ema:
-        optimizer.finalize_variable_values(model.trainable_variables)

@@ -47,7 +47,8 @@ class MotifDetection(Recipe):
         )
         add_run_options(parser, self.attentions, BY_DEFAULT, "motif_detection/<task>")
         training = {"epochs": 20, "patience": 20, "batch_size": 32, "learning_rate": 5e-3}
-        add_shared(parser.add_argument_group("training"), {**training, "precision": "float32"})
+        training |= {"precision": "float32", "ema": 0.0}
+        add_shared(parser.add_argument_group("training"), training)
         model = parser.add_argument_group("model")
         sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}
         add_shared(model, sizes)

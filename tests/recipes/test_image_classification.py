@@ -24,7 +24,7 @@ from recipes.image_classification.model import (
     prepare,
     replaced_layers,
 )
-from recipes.image_classification.training import compile_model, take_averages
+from recipes.image_classification.training import compile_model
 from tests.numerics import to_numpy
 from tests.recipes.command_line import assert_one_error_line
 
@@ -225,33 +225,6 @@ def test_a_run_writes_table_pictures_and_the_best_model(trained, tmp_path):
     model = keras.saving.load_model(trained / "model.keras")
     expected = model.predict({"images": images}, verbose=0)
     np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-@pytest.mark.slow_on("jax", "tensorflow")
-def test_with_ema_the_averages_are_validated_and_kept():
-    given = ["--ema", "0.9", "--accumulate", "2", "--epochs", "1", "--warm-up-epochs", "0"]
-    options = RECIPE.parse([*TINY, *given])
-    problem = load(options)
-    training = prepare(problem, "softmax", {}, 0, options)
-    model, raw = training.model, []
-    remember = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: raw.extend(map(to_numpy, model.trainable_variables))
-    )
-    found = model.fit(
-        training.batches,
-        validation_data=training.validation_batches,
-        callbacks=[*training.callbacks, remember],
-        verbose=0,
-    )
-    take_averages(model)
-    moved = zip(model.trainable_variables, raw, strict=True)
-    assert max(np.abs(to_numpy(v) - old).max() for v, old in moved) > 1e-5
-    kept = model.evaluate(training.validation_batches, return_dict=True, verbose=0)
-    (validated,) = found.history["val_cross_entropy"]
-    assert kept["cross_entropy"] == pytest.approx(validated, rel=1e-5)
-    averages = model.optimizer._model_variables_moving_average
-    for variable, average in zip(model.trainable_variables, averages, strict=True):
-        np.testing.assert_array_equal(to_numpy(variable), to_numpy(average))
 
 
 def test_only_matrices_decay_and_the_rate_rises_and_falls():

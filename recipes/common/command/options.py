@@ -34,6 +34,10 @@ SHARED: dict[str, dict[str, Any]] = {
         "type": number_in(0.0, 1.0, open_low=True),
         "help": "share of the training examples to validate on",
     },
+    "ema": {
+        "type": number_in(0.0, 1.0),
+        "help": "momentum of the weights' moving average, which is validated and kept; 0: none",
+    },
     "precision": {"choices": PRECISIONS, "help": "Keras' dtype policy"},
     "layers": {"type": at_least(1), "help": "blocks of the model"},
     "d_model": {"type": at_least(1), "help": "width of the tokens"},

@@ -7,8 +7,10 @@ import keras
 
 from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.data.graphs import GraphProblem, batches_of
+from recipes.common.training.averages import averaged, load_averages
 from recipes.common.training.coefficients import coefficient_report
 from recipes.common.training.graphs import classifier, inputs_of
+from recipes.common.training.kept import Run
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay
 from recipes.common.training.runs import Training
@@ -39,10 +41,22 @@ def training_of(
         batches_of(graphs, inputs_of(attention), seed=own_seed, **shared)
         for graphs, own_seed in zip(problem.splits.values(), (seed, None, None), strict=True)
     ]
-    rate = options.learning_rate
-    if options.decay:
-        rate = WarmUpLinearDecay(rate, 0, options.epochs * batches[0].num_batches)
-    return training_on(model, keras.optimizers.Adam(rate), batches)
+    steps = batches[0].num_batches
+    return training_on(model, _optimizer(steps, options), batches)
+
+
+def best_model(
+    run: Run, settings: dict[str, Any], problem: GraphProblem, options: argparse.Namespace
+) -> keras.Model:
+    """The model of a run at its chosen epoch."""
+    model = build(problem, run.attention, settings, options, run.seed)
+    if not options.ema:
+        model.load_weights(run.weights)
+        return model
+    trained = build(problem, run.attention, settings, options, run.seed)
+    trained.compile(with_coefficient_rates(_optimizer(1, options)))
+    load_averages(model, run.weights, trained)
+    return model
 
 
 def build(
@@ -54,3 +68,11 @@ def build(
 ) -> keras.Model:
     """The classifier for the features and the classes of the data."""
     return classifier(attention, problem.features, len(problem.classes), settings, options, seed)
+
+
+def _optimizer(steps: int, options: argparse.Namespace) -> keras.optimizers.Optimizer:
+    """Adam; with `--decay` its rate falls over all epochs of `steps` batches."""
+    rate = options.learning_rate
+    if options.decay:
+        rate = WarmUpLinearDecay(rate, 0, options.epochs * steps)
+    return keras.optimizers.Adam(rate, **averaged(options.ema))

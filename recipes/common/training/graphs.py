@@ -35,7 +35,7 @@ NEEDED = {
 
 
 POOLINGS = {"mean": GraphMeanPooling, "sum": GraphSumPooling, "max": GraphMaxPooling}
-MOMENTUM = 0.9  # of the means that normalisation takes outside of training
+MOMENTUM = 0.9  # of the means that normalisation takes outside of training, at least
 
 
 def inputs_of(attention: str) -> tuple[str, ...]:
@@ -107,8 +107,7 @@ def encodings(
                 [sums, layers.Dense(width, name=f"{name}_skip")(nodes)]
             )
         if options.normalise:
-            normalise = layers.BatchNormalization(momentum=MOMENTUM, name=f"{name}_normalisation")
-            sums = normalise(sums, mask=inputs["node_mask"])
+            sums = _normalise(options, name)(sums, mask=inputs["node_mask"])
         found.append(layers.Activation("elu", name=name)(sums))
     return found
 
@@ -147,13 +146,19 @@ def classifier(
         ]
     )
     if options.normalise:
-        pooled = layers.BatchNormalization(momentum=MOMENTUM, name="readout_normalisation")(pooled)
+        pooled = _normalise(options, "readout")(pooled)
     hidden = layers.Dense(options.feed_forward, activation="elu", name="head")(pooled)
     hidden = dropout(options.head_dropout, seed, "head_dropout")(hidden)
     probabilities = layers.Dense(
         classes, activation="softmax", dtype="float32", name="probabilities"
     )(hidden)
     return keras.Model(inputs, probabilities, name=f"graphs_{attention}")
+
+
+def _normalise(options: argparse.Namespace, name: str) -> layers.Layer:
+    """Normalises over a batch; where weights are averaged, its means are, over as many steps."""
+    momentum = max(MOMENTUM, getattr(options, "ema", 0.0))
+    return layers.BatchNormalization(momentum=momentum, name=f"{name}_normalisation")
 
 
 def attend_nodes(

@@ -18,6 +18,7 @@ import numpy as np
 from keras_graphattn.analysis import StopAtNonFiniteLoss
 from recipes.common.data.batches import Batches
 from recipes.common.storage.files import atomically, check_room, read_json, write_csv, write_json
+from recipes.common.training.averages import evaluated_by, take_averages
 
 
 class Criterion(NamedTuple):
@@ -139,7 +140,8 @@ class KeepRun(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict) -> None:
         """Records the metrics, saves the weights, then the state that names them."""
         if self.test_batches is not None:
-            test = self.model.evaluate(self.test_batches, verbose=0, return_dict=True)
+            given = {"verbose": 0, "return_dict": True, "callbacks": evaluated_by(self.model)}
+            test = self.model.evaluate(self.test_batches, **given)
             logs.update({f"test_{name}": value for name, value in test.items()})
         for name in [name for name in logs if name.startswith(("val_", "test_"))]:
             if name.endswith("_orthogonality"):  # layers measure it only in training
@@ -203,7 +205,7 @@ def fit_resumably(
 
     Returns:
         The finished run's state. `weights_file(folder, state.best_epoch)` holds the weights of
-        the best epoch, and `model` has them.
+        the best epoch, and `model` has them, or their averages if its optimizer makes any.
 
     Raises:
         FloatingPointError: If the loss is not finite, with the step and the layer.
@@ -225,10 +227,16 @@ def fit_resumably(
             epochs=epochs,
             initial_epoch=state.epoch,
             shuffle=False,
-            callbacks=[StopAtNonFiniteLoss(batches), keeper, *callbacks],
+            callbacks=[
+                StopAtNonFiniteLoss(batches),
+                *evaluated_by(model),
+                keeper,
+                *callbacks,
+            ],
             verbose=verbose,
         )
     model.load_weights(weights_file(folder, state.best_epoch))
+    take_averages(model)
     state.finished = True
     keeper.save_state()
     return state
