@@ -188,7 +188,7 @@ class CausalLanguageModels(Recipe):
             **({"published": {"paper": options.published}} if options.published else {}),
         }
 
-    def criterion(self, problem: "Problem") -> "Criterion":
+    def criterion(self, problem: "Problem", options: argparse.Namespace) -> "Criterion":
         from recipes.common.training.resume import Criterion
 
         return Criterion("perplexity", lower_is_better=True)

@@ -103,8 +103,8 @@ class Recipe(abc.ABC):
     def facts(self, problem: Any, options: argparse.Namespace) -> dict[str, Any]:
         """What is to be said of the data: comes first in `results.json`."""
 
-    def criterion(self, problem: Any) -> "Criterion":
-        """The metric that chooses an epoch and stands in the table."""
+    def criterion(self, problem: Any, options: argparse.Namespace) -> "Criterion":
+        """The metric that stands in the table, and what chooses an epoch."""
         from recipes.common.training.resume import ACCURACY
 
         return ACCURACY
@@ -234,7 +234,7 @@ def _train_and_report(
     output, model = options.output, recipe.model
     options = recipe.complete(problem, options)
     facts = _facts(recipe, problem, options)
-    criterion = recipe.criterion(problem)
+    criterion = recipe.criterion(problem, options)
     for seed in options.seeds:
         for attention in options.attention:
             one = (problem, attention, of_attentions[attention], seed, options)

@@ -21,6 +21,7 @@ from recipes.common.recipe import Recipe
 
 if TYPE_CHECKING:
     from recipes.common.data.chance import Chance
+    from recipes.common.training.resume import Criterion
     from recipes.graph_classification.data import Folds
 
 MADE = "made"
@@ -66,6 +67,11 @@ class GraphClassification(Recipe):
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.dataset)
+
+    def criterion(self, problem: "Folds", options: argparse.Namespace) -> "Criterion":
+        from recipes.common.training.graph_runs import criterion
+
+        return criterion(options)
 
     def chance(self, problem: "Folds") -> "Chance":
         from recipes.common.data.chance import of_accuracy

@@ -110,7 +110,7 @@ class GraphRegression(Recipe):
     def complete(self, problem: "GraphProblem", options: argparse.Namespace) -> argparse.Namespace:
         return argparse.Namespace(**vars(options), nodes=problem.sizes()[-1])
 
-    def criterion(self, problem: "GraphProblem") -> "Criterion":
+    def criterion(self, problem: "GraphProblem", options: argparse.Namespace) -> "Criterion":
         from recipes.common.training.resume import Criterion
 
         return Criterion("mean_absolute_error", lower_is_better=True, ties="squared_error")

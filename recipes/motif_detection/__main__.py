@@ -21,6 +21,7 @@ from recipes.common.recipe import Recipe
 if TYPE_CHECKING:
     from recipes.common.data.chance import Chance
     from recipes.common.data.graphs import GraphProblem
+    from recipes.common.training.resume import Criterion
 
 TASKS = ("caveman", "circle", "grid", "ladder", "circular_ladder", "induced_cycle")
 
@@ -58,6 +59,11 @@ class MotifDetection(Recipe):
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.task)
+
+    def criterion(self, problem: "GraphProblem", options: argparse.Namespace) -> "Criterion":
+        from recipes.common.training.graph_runs import criterion
+
+        return criterion(options)
 
     def chance(self, problem: "GraphProblem") -> "Chance":
         from recipes.common.data.chance import of_accuracy

@@ -135,7 +135,7 @@ class TextClassification(Recipe):
             self.model.build(problem, attention, settings[attention], options)
         return problem
 
-    def criterion(self, problem: "Problem") -> "Criterion":
+    def criterion(self, problem: "Problem", options: argparse.Namespace) -> "Criterion":
         """The first metric of the task, ties by the loss."""
         from recipes.common.training.resume import Criterion
 

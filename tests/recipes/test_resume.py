@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.common.training.resume import RunState, score
+from recipes.common.training.resume import ACCURACY, Criterion, RunState, score
 from recipes.time_series.__main__ import RECIPE
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
@@ -111,3 +111,21 @@ def test_score_prefers_accuracy_then_cross_entropy_and_numbers_to_none():
 
     assert of(0.9, 5.0) > of(0.8, 0.1) > of(0.8, 0.2) > of(0.8, float("nan"))
     assert of(0.8, None) == of(0.8, float("nan"))
+
+
+def test_score_by_cross_entropy_first_then_accuracy():
+    criterion = ACCURACY._replace(ties_first=True)
+
+    def of(accuracy, loss):
+        return score({"val_accuracy": accuracy, "val_cross_entropy": loss}, criterion)
+
+    assert of(0.5, 0.1) > of(0.9, 0.2) > of(0.8, 0.2) > of(0.9, float("nan"))
+
+
+def test_score_of_metrics_that_are_both_errors():
+    criterion = Criterion("mean_absolute_error", lower_is_better=True, ties="squared_error")
+
+    def of(absolute, squared):
+        return score({"val_mean_absolute_error": absolute, "val_squared_error": squared}, criterion)
+
+    assert of(0.1, 9.0) > of(0.2, 0.1) > of(0.2, 0.2) > of(None, 0.0)

@@ -59,5 +59,11 @@ def add_classifier_options(
         default=head_dropout,
         help="share of a graph's numbers dropped in training, before the last layer",
     )
+    add(
+        "--choose-by",
+        choices=("accuracy", "cross_entropy"),
+        default="accuracy",
+        help="what chooses the epoch on validation data; the other one decides between equals",
+    )
     add("--buckets", type=at_least(1), default=4, help="numbers of nodes to pad to")
     add("--decay", action="store_true", help="the learning rate falls linearly to 0")

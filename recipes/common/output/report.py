@@ -29,7 +29,7 @@ def write_results(
         packages: Packages whose versions count, beside Keras, its backend and NumPy.
     """
     best = best_run(runs)
-    name, ties = (text.replace("_", " ") for text in (best.criterion.name, best.criterion.ties))
+    first, second = (text.replace("_", " ") for text in best.criterion.order)
     results = {
         **facts,
         "settings": settings,
@@ -41,7 +41,7 @@ def write_results(
             "attention": best.attention,
             "seed": best.seed,
             "epoch": best.state.best_epoch,
-            "chosen_by": f"validation {name}, ties by validation {ties}",
+            "chosen_by": f"validation {first}, ties by validation {second}",
         },
     }
     write_json(output / "results.json", results)

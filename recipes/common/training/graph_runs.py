@@ -13,6 +13,7 @@ from recipes.common.training.graphs import classifier, inputs_of
 from recipes.common.training.kept import Run
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay
+from recipes.common.training.resume import ACCURACY, Criterion
 from recipes.common.training.runs import Training
 
 
@@ -43,6 +44,11 @@ def training_of(
     ]
     steps = batches[0].num_batches
     return training_on(model, _optimizer(steps, options), batches)
+
+
+def criterion(options: argparse.Namespace) -> Criterion:
+    """Accuracy in the table, and what `--choose-by` names to choose the epoch."""
+    return ACCURACY._replace(ties_first=options.choose_by == "cross_entropy")
 
 
 def best_model(

@@ -22,11 +22,17 @@ from recipes.common.training.averages import evaluated_by, take_averages
 
 
 class Criterion(NamedTuple):
-    """The metric that chooses an epoch on validation data, and that the table reports."""
+    """The metric that the table reports, and that chooses an epoch on validation data."""
 
     name: str
     lower_is_better: bool = False
     ties: str = "cross_entropy"  # the metric that decides between equals; the lower the better
+    ties_first: bool = False  # whether that metric chooses, and the first one between equals
+
+    @property
+    def order(self) -> tuple[str, str]:
+        """The two metrics; the one that chooses comes first."""
+        return (self.ties, self.name) if self.ties_first else (self.name, self.ties)
 
 
 ACCURACY = Criterion("accuracy")
@@ -62,16 +68,16 @@ class RunState:
 
 
 def score(metrics: dict[str, float | None], criterion: Criterion = ACCURACY) -> tuple[float, float]:
-    """What makes an epoch the best: the criterion on validation data, then its `ties`."""
-    value, loss = (
-        math.nan if metrics[name] is None else metrics[name]
-        for name in (f"val_{criterion.name}", f"val_{criterion.ties}")
-    )
-    value = -value if criterion.lower_is_better else value
-    return (
-        value if math.isfinite(value) else -math.inf,
-        -loss if math.isfinite(loss) else -math.inf,
-    )
+    """What makes an epoch the best on validation data; the metrics in the criterion's order."""
+
+    def rank(name: str) -> float:
+        value = metrics[f"val_{name}"]
+        if value is None or not math.isfinite(value):
+            return -math.inf
+        return -value if name == criterion.ties or criterion.lower_is_better else value
+
+    first, second = criterion.order
+    return rank(first), rank(second)
 
 
 def weights_file(folder: Path, epoch: int) -> Path:
