@@ -193,3 +193,22 @@ def test_seeds_are_folds_in_one_table(tmp_path):
     assert len(list(csv.DictReader((output / "histories" / "gat-seed1.csv").open()))) == 2
     model = keras.saving.load_model(output / "model.keras")
     assert set(model.input) == {"nodes", "node_mask", "edges"}
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("metric", ["accuracy", "cross_entropy"])
+def test_what_chooses_the_epoch(metric, tmp_path):
+    given = "--graphs 60 --attention gcn --skip-saved-model --validation-fraction 0.3"
+    asked = f"--choose-by {metric} --epochs 6 --output {tmp_path}"
+    assert RECIPE.main([*MODEL.split(), *given.split(), *asked.split()]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    rows = list(csv.DictReader((tmp_path / "histories" / "gcn-seed0.csv").open()))
+    accuracy, loss = (
+        np.array([float(row[f"val_{name}"]) for row in rows])
+        for name in ("accuracy", "cross_entropy")
+    )
+    order = (loss, -accuracy) if metric == "accuracy" else (-accuracy, loss)  # the last one counts
+    assert results["runs"][0]["chosen_epoch"] == np.lexsort(order)[0] + 1
+    words = ["accuracy", "cross entropy"][:: 1 if metric == "accuracy" else -1]
+    told = f"validation {words[0]}, ties by validation {words[1]}"
+    assert results["best_model"]["chosen_by"] == told
