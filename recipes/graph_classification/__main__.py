@@ -42,6 +42,8 @@ class GraphClassification(Recipe):
         add("--dataset", default=MADE, help="made, or the name of TU data in --data-dir")
         add("--data-dir", type=Path, help="folder with NAME.txt and 10fold_idx, or NAME with them")
         add("--degrees", action="store_true", help="a node's degree is a feature beside its tag")
+        search = "test on a fifth of a fold's training graphs: to choose options by"
+        add("--search", action="store_true", help=search)
         add("--graphs", type=at_least(60), help="how many graphs are made [300]")
         add_run_options(parser, self.attentions, BY_DEFAULT, "graph_classification/<dataset>")
         training = {"epochs": 100, "patience": 100, "batch_size": 32, "learning_rate": 2e-3}
@@ -89,13 +91,17 @@ class GraphClassification(Recipe):
         }
 
     def title(self, problem: "Folds", options: argparse.Namespace) -> str:
-        return f"graph classification, {problem.name}"
+        search = ", search" if options.search else ""
+        return f"graph classification, {problem.name}{search}"
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         folds = results["folds"]
         kind = "published" if folds["published"] else "stratified, drawn by --data-seed"
         best, *others = super().notes(results, options)
-        told = f"seed s trains and tests on fold s modulo {folds['count']}; the folds are {kind}."
+        tests = "trains and tests on" if not options.search else "trains and tests within"
+        told = f"seed s {tests} fold s modulo {folds['count']}; the folds are {kind}."
+        if options.search:
+            others.append("--search: a fifth of its training graphs is the test, its own is not.")
         return [best, told, *others]
 
 

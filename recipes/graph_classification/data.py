@@ -19,6 +19,8 @@ from recipes.common.data.graphs import GraphProblem, labels_of
 
 MADE = "made"  # the name of the data that needs no files
 FOLDS, LARGEST_DEGREE = 10, 20
+TESTED_IN_SEARCH = 0.2  # of the training graphs of a fold
+SEARCH_SEED = 1000  # is added to the fold's: a search holds out other graphs
 KINDS = ("small world", "preferential", "geometric")
 
 Edges = np.ndarray  # (E, 2)
@@ -66,31 +68,47 @@ def load(options: argparse.Namespace) -> Folds:
     if not problem.folds:
         problem.folds = stratified_folds(labels, options.data_seed)
     for number in range(len(problem.folds)):
-        fold(problem, number, options.validation_fraction)
+        fold(problem, number, options.validation_fraction, options.search)
     return problem
 
 
-def fold(problem: Folds, seed: int, validation_fraction: float) -> GraphProblem:
+def fold(
+    problem: Folds, seed: int, validation_fraction: float, search: bool = False
+) -> GraphProblem:
     """The fold `seed` modulo the number of folds, with an inner hold-out to validate on.
 
+    Args:
+        problem: All graphs and folds.
+        seed: The fold's number; also draws what is held out.
+        validation_fraction: Share of the training graphs to validate on.
+        search: Whether a fifth of the training graphs is the test part, and that of the fold is
+            not touched.
+
     Raises:
-        UsageError: If nothing is left to validate on.
+        UsageError: If nothing is left to validate or to test on.
     """
     train, test = problem.folds[seed % len(problem.folds)]
-    labels = labels_of([problem.graphs[place] for place in train])
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(seed + SEARCH_SEED if search else seed)
+    if search:
+        train, test = _hold_out(problem, train, TESTED_IN_SEARCH, random)
+    train, validation = _hold_out(problem, train, validation_fraction, random)
+    if not len(validation) or not len(test):
+        raise UsageError(f"{problem.name}: too few graphs for a fold to validate and to test on")
+    splits = ([problem.graphs[place] for place in part] for part in (train, validation, test))
+    return GraphProblem(problem.name, problem.classes, *splits)
+
+
+def _hold_out(
+    problem: Folds, places: np.ndarray, share: float, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The places that are left, and a share of them drawn class by class."""
+    labels = labels_of([problem.graphs[place] for place in places])
     held = []
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
-        held.append(
-            members[: min(max(round(validation_fraction * len(members)), 1), len(members) - 1)]
-        )
+        held.append(members[: min(max(round(share * len(members)), 1), len(members) - 1)])
     held_out = np.sort(np.concatenate(held))
-    if not len(held_out) or not len(test):
-        raise UsageError(f"{problem.name}: too few graphs for a fold to validate and to test on")
-    parts = (np.delete(train, held_out), train[held_out], test)
-    splits = ([problem.graphs[place] for place in part] for part in parts)
-    return GraphProblem(problem.name, problem.classes, *splits)
+    return np.delete(places, held_out), places[held_out]
 
 
 def stratified_folds(labels: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:

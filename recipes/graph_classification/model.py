@@ -18,5 +18,5 @@ def prepare(
     options: argparse.Namespace,
 ) -> Training:
     """The compiled model and the batches of one attention with one seed, on the seed's fold."""
-    part = fold(problem, seed, options.validation_fraction)
+    part = fold(problem, seed, options.validation_fraction, options.search)
     return training_of(part, attention, settings, seed, options)

@@ -70,6 +70,33 @@ def test_folds_test_on_each_graph_once_and_hold_out_from_the_training_graphs(see
     assert [id(graph) for graph in one] != [id(graph) for graph in other]
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_search_never_sees_the_test_part_of_the_fold(seed):
+    problem = loaded("--graphs", "120", "--search")
+    number = {id(graph): place for place, graph in enumerate(problem.graphs)}
+    train, test = problem.folds[seed]
+    parts = data.fold(problem, seed, 0.1, search=True).splits
+    places = {name: [number[id(graph)] for graph in part] for name, part in parts.items()}
+    assert sorted(np.concatenate(list(places.values()))) == sorted(train)
+    assert not set(test) & set(places["test"])
+    labels = labels_of([problem.graphs[place] for place in train])
+    expected = sum(round(0.2 * count) for count in np.bincount(labels))
+    assert len(places["test"]) == expected
+    assert set(labels_of(parts["test"])) == set(labels_of(parts["validation"])) == {0, 1, 2}
+
+
+def test_what_a_search_tests_on_is_said(tmp_path, capsys):
+    given = "--graphs 60 --attention gcn --skip-saved-model --search --validation-fraction 0.2"
+    assert RECIPE.main([*MODEL.split(), *given.split(), "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "graph classification, made, search on" in printed
+    assert "trains and tests within fold s" in printed
+    # a table of folds and one of a search never mix
+    folds = given.replace("--search ", "").split()
+    assert RECIPE.main([*MODEL.split(), *folds, "--output", str(tmp_path)]) == 2
+    assert "search" in capsys.readouterr().err
+
+
 def tu_text(classes=2, graphs=24):
     """Paths of 3 to 6 nodes, of one tag for all."""
     lines = [str(graphs)]
