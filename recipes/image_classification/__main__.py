@@ -13,12 +13,7 @@ from recipes.common.command.options import add_run_options, departures
 from recipes.common.command.parsing import Parser, UsageError, at_least, choose_backend
 from recipes.common.command.program import run_program
 from recipes.common.data.presets import refuse_beside_preset
-from recipes.common.images.sizes import SIZES
-from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
-from recipes.common.output.paired import paired
-from recipes.common.recipe import Recipe
-from recipes.image_classification.data import SOURCES
-from recipes.image_classification.defaults import (
+from recipes.common.images.defaults import (
     AGF,
     ATTENTIONS,
     BY_DEFAULT,
@@ -33,11 +28,16 @@ from recipes.image_classification.defaults import (
     RELEASED,
     SMALL,
 )
-from recipes.image_classification.options import (
+from recipes.common.images.options import (
     add_augmentation_options,
     add_model_options,
     add_training_options,
 )
+from recipes.common.images.sizes import SIZES
+from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
+from recipes.common.output.paired import paired
+from recipes.common.recipe import Recipe
+from recipes.image_classification.data import SOURCES
 
 if TYPE_CHECKING:
     import keras

@@ -24,6 +24,7 @@ from recipes.common.data.image_batches import Augmentation, ImageBatches
 from recipes.common.data.images import Images
 from recipes.common.images import cait, vit
 from recipes.common.images.sizes import SIZES, Size
+from recipes.common.images.training import compile_model
 from recipes.common.training.averages import load_averages
 from recipes.common.training.coefficients import coefficient_report
 from recipes.common.training.kept import Run
@@ -32,7 +33,6 @@ from recipes.common.training.runs import Training
 from recipes.common.training.similarity import similarity_by_depth
 from recipes.common.training.throughput import Throughput
 from recipes.image_classification.data import Problem
-from recipes.image_classification.training import compile_model
 
 # of the pixels of ImageNet, by channel, on a scale from 0 to 1; for one channel, of scikit-learn's
 # digits
@@ -61,7 +61,7 @@ def prepare(
         ImageBatches(images, *shape, 2 * options.batch_size)
         for images in (problem.validation, problem.test)
     )
-    compile_model(model, problem, batches.num_batches, options)
+    compile_model(model, len(problem.classes), batches.num_batches, options)
     coefficients = coefficient_report(model)
 
     def report() -> dict[str, Any]:
@@ -83,7 +83,7 @@ def best_model(
         model.load_weights(run.weights)
         return model
     trained = build(problem, run.attention, settings, options, run.seed)
-    compile_model(trained, problem, 1, options)
+    compile_model(trained, len(problem.classes), 1, options)
     load_averages(model, run.weights, trained)
     return model
 

@@ -14,17 +14,17 @@ import pytest
 
 from recipes.common.data.image_batches import ImageBatches
 from recipes.common.data.imagenet100 import SYNSETS
+from recipes.common.images.defaults import MODELS, SMALL
 from recipes.common.images.sizes import SIZES
+from recipes.common.images.training import compile_model
 from recipes.common.training.throughput import Throughput
 from recipes.image_classification.__main__ import RECIPE
 from recipes.image_classification.data import divided, load
-from recipes.image_classification.defaults import MODELS, SMALL
 from recipes.image_classification.model import (
     build,
     prepare,
     replaced_layers,
 )
-from recipes.image_classification.training import compile_model
 from tests.numerics import to_numpy
 from tests.recipes.command_line import assert_one_error_line
 
@@ -232,7 +232,7 @@ def test_only_matrices_decay_and_the_rate_rises_and_falls():
     options = RECIPE.parse([*TINY, "--epochs", "10", *given, "--accumulate", "2"])
     problem = SimpleNamespace(channels=1, classes=[str(n) for n in range(10)])
     model = build(problem, "topological", RECIPE.settings(options)["topological"], options)
-    compile_model(model, problem, 5, options)
+    compile_model(model, len(problem.classes), 5, options)
     rates = [float(model.optimizer._learning_rate(step)) for step in range(51)]
     assert np.argmax(rates) == 10
     assert rates[10] == pytest.approx(1e-2)

@@ -11,10 +11,10 @@ import pytest
 from recipes.common.command.checks import keras_configured
 from recipes.common.command.options import PRECISIONS
 from recipes.common.command.parsing import UsageError
+from recipes.common.images.defaults import MODELS
 from recipes.common.images.sizes import SIZES
 from recipes.image_classification.__main__ import RECIPE
 from recipes.image_classification.data import load
-from recipes.image_classification.defaults import MODELS
 from recipes.image_classification.model import prepare
 from tests.compiling import compiled_once
 from tests.numerics import BACKEND, to_numpy

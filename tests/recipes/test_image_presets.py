@@ -14,6 +14,7 @@ from recipes.common.command.checks import keras_configured
 from recipes.common.command.options import PRECISIONS
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.images import in_memory
+from recipes.common.images.training import compile_model
 from recipes.image_classification.__main__ import RECIPE
 from recipes.image_classification.data import Problem
 from recipes.image_classification.model import (
@@ -22,7 +23,6 @@ from recipes.image_classification.model import (
     prepare,
     tables_of_masks,
 )
-from recipes.image_classification.training import compile_model
 from tests.numerics import BACKEND, to_numpy
 from tests.recipes.command_line import assert_one_error_line
 

@@ -5,14 +5,14 @@ import math
 
 from recipes.common.command.options import add_shared
 from recipes.common.command.parsing import at_least, number_in
-from recipes.common.images.sizes import SIZES
-from recipes.image_classification.defaults import (
+from recipes.common.images.defaults import (
     FINE_TUNING,
     FROM_SCRATCH,
     MODEL,
     MODELS,
     OF_DIGITS,
 )
+from recipes.common.images.sizes import SIZES
 
 WHERE = ("all", "even", "first-half", "last-half")
 TOLD = {

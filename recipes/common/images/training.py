@@ -7,7 +7,6 @@ import keras
 from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.training.averages import averaged
 from recipes.common.training.measures import one_hot_loss_and_metrics
-from recipes.image_classification.data import Problem
 
 NOT_DECAYED = (
     *("bias", "gamma", "beta", "table", "vector", "scale", "log_factors", "coefficient"),
@@ -16,13 +15,13 @@ NOT_DECAYED = (
 
 
 def compile_model(
-    model: keras.Model, problem: Problem, steps: int, options: argparse.Namespace
+    model: keras.Model, classes: int, steps: int, options: argparse.Namespace
 ) -> None:
     """Compiles for AdamW: a linear warm-up, then half a cosine; matrices only decay.
 
     Args:
         model: The model.
-        problem: The data.
+        classes: Number of classes.
         steps: Batches of an epoch.
         options: The command line's options.
     """
@@ -45,5 +44,5 @@ def compile_model(
     optimizer.exclude_from_weight_decay(var_names=list(NOT_DECAYED))
     model.compile(
         optimizer=with_coefficient_rates(optimizer),
-        **one_hot_loss_and_metrics(len(problem.classes), options.label_smoothing),
+        **one_hot_loss_and_metrics(classes, options.label_smoothing),
     )
