@@ -125,7 +125,7 @@ def test_the_rates_are_those_of_fine_tuning(preset):
     given = parsed(preset("vit"), "--learning-rate", "1e-3", "--epochs", "7", "--mix-up", "0.2")
     assert (given.learning_rate, given.epochs, given.mix_up) == (1e-3, 7, 0.2)
     model = made(preset("vit"), "gfsa")
-    compile_model(model, SimpleNamespace(classes=list("abcde")), 10, options)
+    compile_model(model, 5, 10, options)
     rates = [float(model.optimizer._learning_rate(step)) for step in range(51)]
     assert rates[5] == max(rates) == pytest.approx(5e-5)
     assert rates[50] == pytest.approx(0.0, abs=1e-9)
@@ -137,7 +137,7 @@ def test_the_rates_are_those_of_fine_tuning(preset):
 @pytest.mark.parametrize("family", ["vit", *OTHERS])
 def test_only_matrices_decay(family, preset):
     model = made(preset(family), "softmax")
-    compile_model(model, SimpleNamespace(classes=list("abcde")), 10, parsed(preset(family)))
+    compile_model(model, 5, 10, parsed(preset(family)))
     decayed = {v.path for v in model.trainable_variables if model.optimizer._use_weight_decay(v)}
     assert decayed == {v.path for v in model.trainable_variables if v.path.endswith("kernel")}
 

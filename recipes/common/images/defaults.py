@@ -1,4 +1,4 @@
-"""Which image models and attentions there are, and how they are trained unless options say otherwise.
+"""Which image models and attentions there are, and how they are trained unless options differ.
 
 Imports no Keras.
 """
