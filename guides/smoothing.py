@@ -160,13 +160,14 @@ else:
 ## Deeper, with several seeds
 
 These commands take longer than a guide. The first trains ViTs of 24 blocks on the same digits, each
-block normalised after its branches, with three seeds. The second fine-tunes a pretrained MiniLM on
-CoLA, with three seeds too. The recipes measure the similarity after every block, and the last
+block normalised after its branches, with ten seeds. The second fine-tunes a pretrained MiniLM on
+CoLA, with three seeds. The recipes measure the similarity after every block, and the last
 command draws the picture and prints the table.
 
     python -m recipes.image_classification --layers 24 --post-norm --d-model 32 --heads 4 \
         --feed-forward 64 --epochs 40 --warm-up-epochs 10 --learning-rate 5e-4 --mix-up 0 \
-        --attention softmax,gfsa_high_pass --seeds 0,1,2 --backend jax --output results/deep/post-24
+        --attention softmax,gfsa,gfsa_high_pass --seeds 0,1,2,3,4,5,6,7,8,9 --backend jax \
+        --output results/deep/post-24
     python -m recipes.text_classification --task cola --data-dir folder/with/cola \
         --preset minilm --attention softmax,gfsa --seeds 0,1,2 --backend tensorflow \
         --output results/deep/minilm-cola
@@ -178,13 +179,15 @@ command draws the picture and prints the table.
 | --- | --- | --- | --- | --- |
 | MiniLM on CoLA | softmax | Matthews correlation 0.314 ± 0.021 | 0.21 | 0.54 |
 | | GFSA, started as plain attention | 0.317 ± 0.046 | 0.21 | 0.52 |
-| 24 blocks | softmax | accuracy 0.861 ± 0.015 | 0.96 | 1.00 |
-| | GFSA, started as a high-pass filter | 0.867 ± 0.031 | 0.57 | 0.99 |
+| 24 blocks | softmax | accuracy 0.856 ± 0.020 | 0.96 | 1.00 |
+| | GFSA, started as plain attention | 0.875 ± 0.016 | 0.92 | 1.00 |
+| | GFSA, started as a high-pass filter | 0.864 ± 0.022 | 0.66 | 0.99 |
 
 In the deep model, plain attention makes all tokens alike after half of the blocks. The filter that
 starts as a high-pass keeps them apart for longer, with every seed. Whether that pays is another
-question: the accuracies differ by less than the seeds do. A model of six layers that was trained
-with plain attention does not smooth much, and GFSA changes little in it.
+question. Seed by seed, GFSA from the plain start is above softmax by 0.019 with a standard error of
+0.006, and from the high-pass start by 0.009 with an error of 0.007. A model of six layers that was
+trained with plain attention does not smooth much, and GFSA changes little in it.
 """
 
 """
