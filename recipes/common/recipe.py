@@ -125,7 +125,13 @@ class Recipe(abc.ABC):
         if own is not None:
             return own(run, settings, problem, options)
         model = self.model.build(problem, run.attention, settings, options, run.seed)
-        model.load_weights(run.weights)
+        if not getattr(options, "ema", 0.0):
+            model.load_weights(run.weights)
+            return model
+        from recipes.common.training.averages import load_averages
+
+        training = self.model.prepare(problem, run.attention, settings, run.seed, options)
+        load_averages(model, run.weights, training.model)
         return model
 
     def write_model(self, output: Path, model: "keras.Model", options: argparse.Namespace) -> None:

@@ -3,11 +3,11 @@
 import argparse
 from typing import Any
 
-from recipes.common.training.graph_runs import best_model, build, training_of
+from recipes.common.training.graph_runs import build, training_of
 from recipes.common.training.runs import Training
 from recipes.graph_classification.data import Folds, fold
 
-__all__ = ["best_model", "build", "prepare"]
+__all__ = ["build", "prepare"]
 
 
 def prepare(

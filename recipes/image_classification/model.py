@@ -25,9 +25,7 @@ from recipes.common.data.images import Images
 from recipes.common.images import cait, vit
 from recipes.common.images.sizes import SIZES, Size
 from recipes.common.images.training import compile_model
-from recipes.common.training.averages import load_averages
 from recipes.common.training.coefficients import coefficient_report
-from recipes.common.training.kept import Run
 from recipes.common.training.layers import plain_attention
 from recipes.common.training.runs import Training
 from recipes.common.training.similarity import similarity_by_depth
@@ -72,20 +70,6 @@ def prepare(
     measure = None if options.model == "swin" else lambda: similarities(model, problem, options)
     shown = [Throughput(options.batch_size)]
     return Training(model, batches, validation, None, measure, report, shown)
-
-
-def best_model(
-    run: Run, settings: dict[str, Any], problem: Problem, options: argparse.Namespace
-) -> keras.Model:
-    """The model of a run at its chosen epoch."""
-    model = build(problem, run.attention, settings, options, run.seed)
-    if not options.ema:
-        model.load_weights(run.weights)
-        return model
-    trained = build(problem, run.attention, settings, options, run.seed)
-    compile_model(trained, len(problem.classes), 1, options)
-    load_averages(model, run.weights, trained)
-    return model
 
 
 def build(

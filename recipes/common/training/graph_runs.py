@@ -7,10 +7,9 @@ import keras
 
 from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.data.graphs import GraphProblem, batches_of
-from recipes.common.training.averages import averaged, load_averages
+from recipes.common.training.averages import averaged
 from recipes.common.training.coefficients import coefficient_report
 from recipes.common.training.graphs import classifier, inputs_of
-from recipes.common.training.kept import Run
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay
 from recipes.common.training.resume import ACCURACY, Criterion
@@ -49,20 +48,6 @@ def training_of(
 def criterion(options: argparse.Namespace) -> Criterion:
     """Accuracy in the table, and what `--choose-by` names to choose the epoch."""
     return ACCURACY._replace(ties_first=options.choose_by == "cross_entropy")
-
-
-def best_model(
-    run: Run, settings: dict[str, Any], problem: GraphProblem, options: argparse.Namespace
-) -> keras.Model:
-    """The model of a run at its chosen epoch."""
-    model = build(problem, run.attention, settings, options, run.seed)
-    if not options.ema:
-        model.load_weights(run.weights)
-        return model
-    trained = build(problem, run.attention, settings, options, run.seed)
-    trained.compile(with_coefficient_rates(_optimizer(1, options)))
-    load_averages(model, run.weights, trained)
-    return model
 
 
 def build(
