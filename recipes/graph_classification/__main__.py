@@ -13,6 +13,7 @@ from recipes.common.command.graph_options import (
     BY_DEFAULT,
     add_classifier_options,
     add_graph_options,
+    finish_classifier_options,
 )
 from recipes.common.command.options import add_run_options, add_shared
 from recipes.common.command.parsing import Parser, UsageError, at_least
@@ -46,9 +47,9 @@ class GraphClassification(Recipe):
         add("--search", action="store_true", help=search)
         add("--graphs", type=at_least(60), help="how many graphs are made [300]")
         add_run_options(parser, self.attentions, BY_DEFAULT, "graph_classification/<dataset>")
-        training = {"epochs": 100, "patience": 100, "batch_size": 32, "learning_rate": 2e-3}
+        training = {"epochs": 100, "patience": None, "batch_size": 32, "learning_rate": 2e-3}
         training |= {"validation_fraction": 0.1, "precision": "float32", "ema": 0.0}
-        add_shared(parser.add_argument_group("training"), training)
+        add_shared(parser.add_argument_group("training"), training, {"patience": "all"})
         model = parser.add_argument_group("model")
         sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}
         add_shared(model, sizes)
@@ -66,6 +67,9 @@ class GraphClassification(Recipe):
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         return {"graphs": 300} if options.dataset == MADE else {}
+
+    def finish(self, options: argparse.Namespace) -> None:
+        finish_classifier_options(options)
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.dataset)

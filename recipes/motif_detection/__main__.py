@@ -12,6 +12,7 @@ from recipes.common.command.graph_options import (
     BY_DEFAULT,
     add_classifier_options,
     add_graph_options,
+    finish_classifier_options,
 )
 from recipes.common.command.options import add_run_options, add_shared
 from recipes.common.command.parsing import Parser, at_least
@@ -47,15 +48,18 @@ class MotifDetection(Recipe):
             help="graphs to validate on, and as many to test on; an even number",
         )
         add_run_options(parser, self.attentions, BY_DEFAULT, "motif_detection/<task>")
-        training = {"epochs": 20, "patience": 20, "batch_size": 32, "learning_rate": 5e-3}
+        training = {"epochs": 20, "patience": None, "batch_size": 32, "learning_rate": 5e-3}
         training |= {"precision": "float32", "ema": 0.0}
-        add_shared(parser.add_argument_group("training"), training)
+        add_shared(parser.add_argument_group("training"), training, {"patience": "all"})
         model = parser.add_argument_group("model")
         sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}
         add_shared(model, sizes)
         add_graph_options(model, normalise=True)
         add_classifier_options(model, pooling="mean", head_dropout=0.0)
         add_attention_options(parser.add_argument_group("attentions"), self.attentions)
+
+    def finish(self, options: argparse.Namespace) -> None:
+        finish_classifier_options(options)
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.task)

@@ -223,7 +223,7 @@ def test_seeds_are_folds_in_one_table(tmp_path):
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-@pytest.mark.parametrize("metric", ["accuracy", "cross_entropy"])
+@pytest.mark.parametrize("metric", ["accuracy", "cross_entropy", "last_epoch"])
 def test_what_chooses_the_epoch(metric, tmp_path):
     given = "--graphs 60 --attention gcn --skip-saved-model --validation-fraction 0.3"
     asked = f"--choose-by {metric} --epochs 6 --output {tmp_path}"
@@ -234,8 +234,16 @@ def test_what_chooses_the_epoch(metric, tmp_path):
         np.array([float(row[f"val_{name}"]) for row in rows])
         for name in ("accuracy", "cross_entropy")
     )
-    order = (loss, -accuracy) if metric == "accuracy" else (-accuracy, loss)  # the last one counts
-    assert results["runs"][0]["chosen_epoch"] == np.lexsort(order)[0] + 1
-    words = ["accuracy", "cross entropy"][:: 1 if metric == "accuracy" else -1]
+    last = {"accuracy": (loss, -accuracy), "cross_entropy": (-accuracy, loss)}  # the last counts
+    best = np.lexsort(last[metric])[0] + 1 if metric in last else len(rows)
+    assert results["runs"][0]["chosen_epoch"] == best
+    words = ["accuracy", "cross entropy"][:: -1 if metric == "cross_entropy" else 1]
     told = f"validation {words[0]}, ties by validation {words[1]}"
+    told = told if metric in last else f"its last epoch; among runs: {told}"
     assert results["best_model"]["chosen_by"] == told
+
+
+def test_all_epochs_are_trained_where_the_last_one_is_chosen():
+    assert RECIPE.parse(["--choose-by", "last_epoch", "--epochs", "7"]).patience == 7
+    with pytest.raises(UsageError, match="--patience: with --choose-by last_epoch"):
+        RECIPE.parse(["--choose-by", "last_epoch", "--patience", "5"])

@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from recipes.common.command.parsing import at_least, number_in
+from recipes.common.command.parsing import UsageError, at_least, number_in
 
 ATTENTIONS = ("softmax", "gfsa", "gcn", "gat", "graph_kernel", "graph_masked_kernel")
 BY_DEFAULT = tuple(name for name in ATTENTIONS if name != "gfsa")
@@ -61,9 +61,21 @@ def add_classifier_options(
     )
     add(
         "--choose-by",
-        choices=("accuracy", "cross_entropy"),
+        choices=("accuracy", "cross_entropy", "last_epoch"),
         default="accuracy",
-        help="what chooses the epoch on validation data; the other one decides between equals",
+        help="what chooses the epoch: a metric on validation data, or nothing but its place",
     )
     add("--buckets", type=at_least(1), default=4, help="numbers of nodes to pad to")
     add("--decay", action="store_true", help="the learning rate falls linearly to 0")
+
+
+def finish_classifier_options(options: argparse.Namespace) -> None:
+    """Sets `options.patience` to all epochs where it is None.
+
+    Raises:
+        UsageError: For `--patience` where the last epoch is chosen.
+    """
+    if options.choose_by == "last_epoch" and options.patience is not None:
+        raise UsageError("--patience: with --choose-by last_epoch all epochs are trained")
+    if options.patience is None:
+        options.patience = options.epochs

@@ -55,7 +55,8 @@ def draw(title: str, runs: list[Run], chance: Chance | None = None) -> plt.Figur
         panel.set(xlabel="epoch", ylabel=f"{data} {metric.replace('_', ' ')}{scale}")
         if chance is not None and data in chance.levels:
             panel.axhline(chance.levels[data], color="black", linestyle="--", linewidth=1)
-    axes[0].set_title("validation data, which choose the epoch")
+    choose = "" if runs[0].criterion.last_epoch else ", which choose the epoch"
+    axes[0].set_title(f"validation data{choose}")
     axes[1].set_title("test data" if tested else "training data")
     if measured:
         _draw_similarity(axes[2], runs)

@@ -30,6 +30,9 @@ def write_results(
     """
     best = best_run(runs)
     first, second = (text.replace("_", " ") for text in best.criterion.order)
+    told = f"validation {first}, ties by validation {second}"
+    if best.criterion.last_epoch:
+        told = f"its last epoch; among runs: {told}"
     results = {
         **facts,
         "settings": settings,
@@ -41,7 +44,7 @@ def write_results(
             "attention": best.attention,
             "seed": best.seed,
             "epoch": best.state.best_epoch,
-            "chosen_by": f"validation {first}, ties by validation {second}",
+            "chosen_by": told,
         },
     }
     write_json(output / "results.json", results)

@@ -47,7 +47,8 @@ def training_of(
 
 def criterion(options: argparse.Namespace) -> Criterion:
     """Accuracy in the table, and what `--choose-by` names to choose the epoch."""
-    return ACCURACY._replace(ties_first=options.choose_by == "cross_entropy")
+    by = options.choose_by
+    return ACCURACY._replace(ties_first=by == "cross_entropy", last_epoch=by == "last_epoch")
 
 
 def build(

@@ -22,12 +22,13 @@ from recipes.common.training.averages import evaluated_by, take_averages
 
 
 class Criterion(NamedTuple):
-    """The metric that the table reports, and that chooses an epoch on validation data."""
+    """The metric that the table reports, and what chooses an epoch on validation data."""
 
     name: str
     lower_is_better: bool = False
     ties: str = "cross_entropy"  # the metric that decides between equals; the lower the better
     ties_first: bool = False  # whether that metric chooses, and the first one between equals
+    last_epoch: bool = False  # whether the last epoch is taken; the metrics then rank runs only
 
     @property
     def order(self) -> tuple[str, str]:
@@ -155,8 +156,7 @@ class KeepRun(keras.callbacks.Callback):
         metrics = {name: float(value) for name, value in logs.items()}
         state = self.state
         state.history.append({"epoch": epoch + 1, **metrics})
-        best = score(state.best, self.criterion) if state.best_epoch else None
-        if best is None or score(metrics, self.criterion) > best:
+        if not state.best_epoch or self._better(metrics, state.best):
             state.best_epoch = epoch + 1
         state.random_states = [
             keras.ops.convert_to_numpy(variable).tolist()
@@ -167,6 +167,11 @@ class KeepRun(keras.callbacks.Callback):
             self.model.save_weights(writing)
         self.save_state()
         self.model.stop_training = state.ends(self.epochs, self.patience)
+
+    def _better(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
+        if self.criterion.last_epoch:
+            return True
+        return score(metrics, self.criterion) > score(best, self.criterion)
 
     def save_state(self) -> None:
         """Writes the state and the history, then removes the weights no longer needed."""
