@@ -44,7 +44,7 @@ class NodeClassification(Recipe):
         model = parser.add_argument_group("model")
         sizes = {"layers": 2, "heads": 8, "key_dim": 8, "dropout": 0.6}
         add_shared(model, sizes)
-        add_graph_options(model, skip=False)
+        add_graph_options(model, embedding=False, skip=False)
         add_attention_options(parser.add_argument_group("attentions"), self.attentions)
 
     def refuse(self, options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 
@@ -115,17 +116,21 @@ def test_layers_survive_large_scores_and_half_precision(name):
 
 SIZES_OF_MODEL = {"heads": 2, "key_dim": 4, "layers": 2, "feed_forward": 8}
 NO_DROPOUT = {"dropout": 0.0, "head_dropout": 0.0}
-OPTIONS = SimpleNamespace(
-    **SIZES_OF_MODEL, **NO_DROPOUT, walks=3, walk_length=3, skip=True, normalise=True, pooling="sum"
-)
+AROUND = {"skip": True, "normalise": True, "pooling": "sum"}
+OPTIONS = SimpleNamespace(**SIZES_OF_MODEL, **NO_DROPOUT, **AROUND, walks=3, walk_length=3)
 SETTINGS = {"gfsa": {"filter": {"name": "first_order", "order": 2}}}
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("embedding", [True, False])
 @pytest.mark.parametrize("name", ["softmax", "gfsa", *NEEDED])
-def test_models_ignore_padding_and_the_order_of_the_nodes(name):
-    model = classifier(name, WIDTH, 3, SETTINGS.get(name, {}), OPTIONS)
+def test_models_ignore_padding_and_the_order_of_the_nodes(name, embedding):
+    options = SimpleNamespace(**vars(OPTIONS), embedding=embedding)
+    model = classifier(name, WIDTH, 3, SETTINGS.get(name, {}), options)
+    assert any(layer.name == "embedding" for layer in model.layers) == embedding
+    assert model.get_layer("layer_1").output.shape == (None, None, 8)
     randomise(model, scale=0.4)
+    model = keras.Model(model.input, model.get_layer("head").output)  # probabilities may be 0 or 1
     walks = precompute(GRAPHS, "walks", num_walks=3, walk_length=3, verbose=False)
 
     def answer(graphs, walks, size):
@@ -136,14 +141,15 @@ def test_models_ignore_padding_and_the_order_of_the_nodes(name):
         return to_numpy(model(batches[0][0]))
 
     expected = answer(GRAPHS, walks, 7)
-    np.testing.assert_allclose(answer(GRAPHS, walks, 12), expected, atol=2e-5)
+    close = {"atol": 1e-6 * np.abs(expected).max()}
+    np.testing.assert_allclose(answer(GRAPHS, walks, 12), expected, **close)
     order = np.random.default_rng(0).permutation(7)  # node i becomes order[i]
     back = np.argsort(order)
     features = GRAPHS[0].node_features[back]
     other = Graph(order[GRAPHS[0].edges], node_features=features)
     steps = np.where(walks[0] >= 0, order[walks[0]], -1)[back].astype("int32")
     found = answer([other, *GRAPHS[1:]], [steps, *walks[1:]], 7)
-    np.testing.assert_allclose(found, expected, atol=2e-5)
+    np.testing.assert_allclose(found, expected, **close)
     if name in NEEDED:  # the edges count, too
         fewer = Graph(GRAPHS[0].edges[:2], node_features=GRAPHS[0].node_features)
         drawn = precompute([fewer], "walks", num_walks=3, walk_length=3, verbose=False)

@@ -14,6 +14,7 @@ def add_graph_options(
     parser: argparse._ActionsContainer,
     *,
     layer_options: bool = True,
+    embedding: bool = True,
     skip: bool = True,
     normalise: bool = False,
 ) -> None:
@@ -21,13 +22,20 @@ def add_graph_options(
 
     Args:
         parser: The parser or group.
-        layer_options: Whether there are options of what is around each attention: `--skip` and
-            `--normalise`.
+        layer_options: Whether there are options of what is around each attention: `--embedding`,
+            `--skip` and `--normalise`.
+        embedding: Default of `--embedding`.
         skip: Default of `--skip`.
         normalise: Default of `--normalise`.
     """
     add = parser.add_argument
     if layer_options:
+        add(
+            "--embedding",
+            action=argparse.BooleanOptionalAction,
+            default=embedding,
+            help="a dense layer brings the features to the width of the model first",
+        )
         add(
             "--skip",
             action=argparse.BooleanOptionalAction,

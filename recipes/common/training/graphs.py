@@ -77,21 +77,20 @@ def encodings(
 ) -> list[Tensor]:
     """The nodes before the first layer and after each, (B, T, d).
 
-    A dense layer brings the features to the width of the model. Each layer is the attention, then
-    ELU. With `options.skip`, a dense layer of the nodes is added to what the attention finds; with
-    `options.normalise`, the sum is normalised over the nodes of a batch. All layers but the last
-    one have `options.heads` heads; the last one has one head of the same width. There is dropout
-    on the features and between the layers.
+    With `options.embedding`, a dense layer brings the features to the width of the model before
+    the first layer. Each layer is the attention, then ELU. With `options.skip`, a dense layer of
+    the nodes is added to what the attention finds; with `options.normalise`, the sum is normalised
+    over the nodes of a batch. All layers but the last one have `options.heads` heads; the last one
+    has one head of the same width. There is dropout on the features and between the layers.
     """
     width = options.heads * options.key_dim
-    found: list[Tensor] = []
+    found = [inputs["nodes"]]
     for number in range(1, options.layers + 1):
         name = f"layer_{number}"
-        nodes = found[-1] if found else inputs["nodes"]
-        nodes = dropout(options.dropout, seed, f"{name}_dropout")(nodes)
-        if not found:
+        nodes = dropout(options.dropout, seed, f"{name}_dropout")(found[-1])
+        if number == 1 and options.embedding:
             nodes = layers.Dense(width, name="embedding")(nodes)
-            found.append(nodes)
+            found = [nodes]
         heads = options.heads if number < options.layers or options.layers == 1 else 1
         sums = attend_nodes(
             attention,
@@ -175,18 +174,19 @@ def attend_nodes(
 
     Args:
         attention: A name out of `ATTENTIONS`.
-        nodes: Tensor of shape (B, T, d).
+        nodes: Tensor of shape (B, T, any).
         graph: `node_mask` (B, T), and `edges` (B, E, 2) or `walks` (B, T, walks, length).
         name: Name of the layer.
         num_heads: Number of heads.
-        key_dim: Width of each head; d is the product of the two.
+        key_dim: Width of each head.
         settings: The attention's settings, as `settings_of` gives them.
 
     Returns:
-        Tensor of shape (B, T, d).
+        Tensor of shape (B, T, num_heads * key_dim).
     """
-    given = {"name": name, "num_heads": num_heads, "key_dim": key_dim}
+    given: dict[str, Any] = {"name": name, "num_heads": num_heads, "key_dim": key_dim}
     if attention not in NEEDED:  # it sees all nodes of the graph, and no edge
+        given["output_shape"] = num_heads * key_dim
         return attend(attention, nodes, graph["node_mask"], settings=settings, **given)
     make = pkgutil.resolve_name(ATTENTIONS[attention].layer)
     return make(nodes, graph, {**given, **layer_arguments(settings)})
@@ -194,8 +194,7 @@ def attend_nodes(
 
 def gcn(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
     """Graph convolution; its weights are one matrix, so heads have no meaning."""
-    units = arguments["num_heads"] * arguments["key_dim"]
-    return GraphConvolution(units, name=arguments["name"])(nodes, graph["edges"])
+    return GraphConvolution(_width(arguments), name=arguments["name"])(nodes, graph["edges"])
 
 
 def gat(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
@@ -205,7 +204,7 @@ def gat(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -
 
 def graph_kernel(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
     """GKAT: softmax attention, its weights times the kernel of the walks."""
-    layer = GraphKernelAttention(mask=RandomWalk(), **arguments)
+    layer = GraphKernelAttention(mask=RandomWalk(), output_shape=_width(arguments), **arguments)
     mask = graph["node_mask"]
     return layer(nodes, query_mask=mask, value_mask=mask, mask_inputs={"walks": graph["walks"]})
 
@@ -214,6 +213,12 @@ def graph_masked_kernel(
     nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]
 ) -> Tensor:
     """Kernel attention, its matrix times the kernel of the walks."""
-    layer = MaskedKernelAttention(mask=RandomWalk(), path="dense", **arguments)
+    layer = MaskedKernelAttention(
+        mask=RandomWalk(), path="dense", output_shape=_width(arguments), **arguments
+    )
     mask = graph["node_mask"]
     return layer(nodes, query_mask=mask, value_mask=mask, mask_inputs={"walks": graph["walks"]})
+
+
+def _width(arguments: Mapping[str, Any]) -> int:
+    return int(arguments["num_heads"] * arguments["key_dim"])

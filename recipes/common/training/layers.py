@@ -30,6 +30,7 @@ def attend(
     num_heads: int,
     key_dim: int,
     settings: Mapping[str, Any],
+    output_shape: int | None = None,
 ) -> Tensor:
     """Self-attention of one kind, within a Functional model.
 
@@ -41,14 +42,17 @@ def attend(
         num_heads: Number of heads.
         key_dim: Width of each head.
         settings: The attention's settings, as `settings_of` gives them.
+        output_shape: Width of the output, d by default.
 
     Returns:
-        Tensor of shape (B, T, d).
+        Tensor of shape (B, T, d), or with `output_shape` in place of d.
 
     Raises:
         UsageError: If the backend cannot compute it in the precision asked for.
     """
     arguments = {"num_heads": num_heads, "key_dim": key_dim, "name": name}
+    if output_shape is not None:
+        arguments["output_shape"] = output_shape
     arguments.update(layer_arguments(settings))
     make = pkgutil.resolve_name(ATTENTIONS[attention].layer)
     if not isinstance(make, type):
