@@ -224,7 +224,7 @@ def test_seeds_are_folds_in_one_table(tmp_path):
 
 @pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("metric", ["accuracy", "cross_entropy", "last_epoch"])
-def test_what_chooses_the_epoch(metric, tmp_path):
+def test_what_chooses_the_epoch(metric, tmp_path, capsys):
     given = "--graphs 60 --attention gcn --skip-saved-model --validation-fraction 0.3"
     asked = f"--choose-by {metric} --epochs 6 --output {tmp_path}"
     assert RECIPE.main([*MODEL.split(), *given.split(), *asked.split()]) == 0
@@ -241,6 +241,8 @@ def test_what_chooses_the_epoch(metric, tmp_path):
     told = f"validation {words[0]}, ties by validation {words[1]}"
     told = told if metric in last else f"its last epoch; among runs: {told}"
     assert results["best_model"]["chosen_by"] == told
+    tested = "the epoch chosen on validation data" if metric in last else "the last epoch"
+    assert f"test accuracy: at {tested}; mean" in capsys.readouterr().out
 
 
 def test_all_epochs_are_trained_where_the_last_one_is_chosen():

@@ -11,6 +11,8 @@ from recipes.common.attentions import label
 from recipes.common.storage.files import atomically, folder_atomically, write_json
 from recipes.common.training.runs import Run, best_run, table
 
+CHOSEN = "the epoch chosen on validation data"
+
 
 def write_results(
     output: Path,
@@ -30,14 +32,15 @@ def write_results(
     """
     best = best_run(runs)
     first, second = (text.replace("_", " ") for text in best.criterion.order)
-    told = f"validation {first}, ties by validation {second}"
+    told, tested = f"validation {first}, ties by validation {second}", CHOSEN
     if best.criterion.last_epoch:
-        told = f"its last epoch; among runs: {told}"
+        told, tested = f"its last epoch; among runs: {told}", "the last epoch"
     results = {
         **facts,
         "settings": settings,
         "backend": keras.backend.backend(),
         "versions": _versions(packages),
+        "tested_at": tested,
         "table": table(runs),
         "runs": [run.summary() for run in runs],
         "best_model": {
@@ -85,8 +88,8 @@ def format_table(results: dict[str, Any], title: str, notes: list[str]) -> str:
         [
             f"{title} on {results['backend']}",
             *lines,
-            f"{_heading(means[0])}: at the epoch chosen on validation data; mean and standard "
-            "deviation over seeds.",
+            f"{_heading(means[0])}: at {results['tested_at']}; mean and standard deviation over "
+            "seeds.",
             *notes,
         ]
     )
