@@ -181,6 +181,8 @@ class Recipe(abc.ABC):
             if getattr(options, name) is None:
                 setattr(options, name, value)
         self.finish(options)
+        if getattr(options, "patience", None) is None:  # nothing ends training early
+            options.patience = options.epochs or math.inf
         if options.output is None:
             options.output = Path("results") / self.name / self.folder(options)
         return options

@@ -13,7 +13,7 @@ from recipes.common.command.graph_options import (
     BY_DEFAULT,
     add_classifier_options,
     add_graph_options,
-    finish_classifier_options,
+    refuse_classifier_options,
 )
 from recipes.common.command.options import add_run_options, add_shared
 from recipes.common.command.parsing import Parser, UsageError, at_least
@@ -58,6 +58,7 @@ class GraphClassification(Recipe):
         add_attention_options(parser.add_argument_group("attentions"), self.attentions)
 
     def refuse(self, options: argparse.Namespace) -> None:
+        refuse_classifier_options(options)
         if options.dataset == MADE and options.data_dir is not None:
             raise UsageError("--data-dir: the graphs of --dataset made are made, not read")
         if options.dataset != MADE and options.graphs is not None:
@@ -67,9 +68,6 @@ class GraphClassification(Recipe):
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         return {"graphs": 300} if options.dataset == MADE else {}
-
-    def finish(self, options: argparse.Namespace) -> None:
-        finish_classifier_options(options)
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.dataset)

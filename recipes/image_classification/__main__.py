@@ -167,8 +167,6 @@ class ImageClassification(Recipe):
         reader = "tensorflow-datasets" if SOURCES[options.dataset].tfds else "scikit-learn"
         hub = ("keras-hub",) if options.preset is not None else ()
         self.packages = ("tensorflow", reader, *hub)
-        if options.patience is None:
-            options.patience = options.epochs
 
     def settings(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         found = super().settings(options)

@@ -9,7 +9,6 @@ come from (Skyformer, arXiv 2111.00035): 2 layers, 2 heads of 32, feed-forward 1
 """
 
 import argparse
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -130,8 +129,6 @@ class LongRangeArena(Recipe):
         return preset(options.task, options.preset)
 
     def finish(self, options: argparse.Namespace) -> None:
-        if options.patience is None:
-            options.patience = options.epochs or math.inf
         self.packages = ("tensorflow-datasets",) if options.task in ("text", "image") else ()
 
     def folder(self, options: argparse.Namespace) -> str:

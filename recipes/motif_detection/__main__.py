@@ -12,7 +12,7 @@ from recipes.common.command.graph_options import (
     BY_DEFAULT,
     add_classifier_options,
     add_graph_options,
-    finish_classifier_options,
+    refuse_classifier_options,
 )
 from recipes.common.command.options import add_run_options, add_shared
 from recipes.common.command.parsing import Parser, at_least
@@ -58,8 +58,8 @@ class MotifDetection(Recipe):
         add_classifier_options(model, pooling="mean", head_dropout=0.0)
         add_attention_options(parser.add_argument_group("attentions"), self.attentions)
 
-    def finish(self, options: argparse.Namespace) -> None:
-        finish_classifier_options(options)
+    def refuse(self, options: argparse.Namespace) -> None:
+        refuse_classifier_options(options)
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.task)

@@ -113,7 +113,6 @@ class TextClassification(Recipe):
             raise UsageError(
                 f"--d-model {options.d_model} is no multiple of --heads {options.heads}"
             )
-        options.patience = options.epochs
 
     def folder(self, options: argparse.Namespace) -> str:
         kind = Path(options.preset).name if options.preset else "small"

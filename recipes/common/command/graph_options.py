@@ -71,19 +71,14 @@ def add_classifier_options(
         "--choose-by",
         choices=("accuracy", "cross_entropy", "last_epoch"),
         default="accuracy",
-        help="what chooses the epoch: a metric on validation data, or nothing but its place",
+        help="what chooses the epoch: one of two metrics on validation data, of which the other "
+        "one decides between equals; last_epoch takes the last one",
     )
     add("--buckets", type=at_least(1), default=4, help="numbers of nodes to pad to")
     add("--decay", action="store_true", help="the learning rate falls linearly to 0")
 
 
-def finish_classifier_options(options: argparse.Namespace) -> None:
-    """Sets `options.patience` to all epochs where it is None.
-
-    Raises:
-        UsageError: For `--patience` where the last epoch is chosen.
-    """
+def refuse_classifier_options(options: argparse.Namespace) -> None:
+    """Raises `UsageError` for `--patience` where the last epoch is chosen."""
     if options.choose_by == "last_epoch" and options.patience is not None:
         raise UsageError("--patience: with --choose-by last_epoch all epochs are trained")
-    if options.patience is None:
-        options.patience = options.epochs

@@ -75,7 +75,7 @@ def encodings(
     options: argparse.Namespace,
     seed: int,
 ) -> list[Tensor]:
-    """The nodes before the first layer and after each, (B, T, d).
+    """The nodes before the first layer and after each, (B, T, d); d may be other before the first.
 
     With `options.embedding`, a dense layer brings the features to the width of the model before
     the first layer. Each layer is the attention, then ELU. With `options.skip`, a dense layer of
