@@ -186,10 +186,11 @@ def test_the_learning_rate_falls_to_0_over_all_epochs_where_that_is_asked_for(de
     np.testing.assert_allclose(rates, expected, atol=1e-8)
 
 
+@pytest.mark.parametrize("size", [(), ("--graph-size",)])
 @pytest.mark.parametrize("pooling", ["mean", "sum", "max"])
-def test_the_head_sees_the_pooled_nodes_of_every_layer(pooling):
+def test_the_head_sees_the_pooled_nodes_of_every_layer(pooling, size):
     problem = loaded("--graphs", "60")
-    options = RECIPE.parse([*MODEL.split(), "--pooling", pooling, "--no-normalise"])
+    options = RECIPE.parse([*MODEL.split(), "--pooling", pooling, "--no-normalise", *size])
     model = build(problem, "gcn", {}, options)
     graphs = problem.graphs[:3]
     inputs = batches_of(graphs, inputs_of("gcn"), [60], options)[0][0]
@@ -200,6 +201,8 @@ def test_the_head_sees_the_pooled_nodes_of_every_layer(pooling):
     for row, graph in enumerate(graphs):
         own = [layer[row, : graph.num_nodes] for layer in nodes]
         expected = np.concatenate([pool(one, axis=0) for one in own])
+        if size:
+            expected = np.append(expected, np.log(1 + graph.num_nodes))
         np.testing.assert_allclose(found[row], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -210,7 +213,7 @@ def test_seeds_are_folds_in_one_table(tmp_path):
     given = (
         f"--dataset MADE --data-dir {tmp_path} --output {output} --cache-dir {tmp_path / 'cache'}"
     )
-    asked = "--attention gat --seeds 0,1 --skip-saved-model"
+    asked = "--attention gat --seeds 0,1 --graph-size --skip-saved-model"
     assert RECIPE.main([*given.split(), *MODEL.split(), *asked.split()]) == 0
     results = json.loads((output / "results.json").read_text())
     assert results["folds"] == {"count": 2, "published": True}

@@ -116,7 +116,7 @@ def test_layers_survive_large_scores_and_half_precision(name):
 
 SIZES_OF_MODEL = {"heads": 2, "key_dim": 4, "layers": 2, "feed_forward": 8}
 NO_DROPOUT = {"dropout": 0.0, "head_dropout": 0.0}
-AROUND = {"skip": True, "normalise": True, "pooling": "sum"}
+AROUND = {"skip": True, "normalise": True, "pooling": "sum", "graph_size": True}
 OPTIONS = SimpleNamespace(**SIZES_OF_MODEL, **NO_DROPOUT, **AROUND, walks=3, walk_length=3)
 SETTINGS = {"gfsa": {"filter": {"name": "first_order", "order": 2}}}
 

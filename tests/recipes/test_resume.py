@@ -114,7 +114,7 @@ def test_score_prefers_accuracy_then_cross_entropy_and_numbers_to_none():
 
 
 def test_score_by_cross_entropy_first_then_accuracy():
-    criterion = ACCURACY._replace(ties_first=True)
+    criterion = ACCURACY._replace(choose_by="cross_entropy")
 
     def of(accuracy, loss):
         return score({"val_accuracy": accuracy, "val_cross_entropy": loss}, criterion)

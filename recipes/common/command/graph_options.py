@@ -74,6 +74,11 @@ def add_classifier_options(
         help="what chooses the epoch: one of two metrics on validation data, of which the other "
         "one decides between equals; last_epoch takes the last one",
     )
+    add(
+        "--graph-size",
+        action="store_true",
+        help="log(1 + n) of a graph of n nodes stands beside its pooled nodes",
+    )
     add("--buckets", type=at_least(1), default=4, help="numbers of nodes to pad to")
     add("--decay", action="store_true", help="the learning rate falls linearly to 0")
 

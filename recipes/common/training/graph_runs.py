@@ -47,8 +47,7 @@ def training_of(
 
 def criterion(options: argparse.Namespace) -> Criterion:
     """Accuracy in the table, and what `--choose-by` names to choose the epoch."""
-    by = options.choose_by
-    return ACCURACY._replace(ties_first=by == "cross_entropy", last_epoch=by == "last_epoch")
+    return ACCURACY._replace(choose_by=options.choose_by)
 
 
 def build(

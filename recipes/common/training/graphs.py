@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-from keras import layers
+from keras import layers, ops
 
 from keras_graphattn.layers import (
     GraphKernelAttention,
@@ -122,8 +122,9 @@ def classifier(
     """A Functional classifier of graphs: layers, one vector for each graph, two dense layers.
 
     The vector is the pooled nodes before the first layer and after each, side by side; with
-    `options.normalise`, each is normalised over the graphs of a batch. Its inputs are those of
-    `inputs_of`; its output is `probabilities` (B, classes).
+    `options.graph_size`, log(1 + n) of the n nodes, too. With `options.normalise`, each number is
+    normalised over the graphs of a batch. Its inputs are those of `inputs_of`; its output is
+    `probabilities` (B, classes).
 
     Source: Xu et al., arXiv 1810.00826, Section 5: the sum as pooling, and that of all layers.
 
@@ -138,12 +139,13 @@ def classifier(
     inputs = symbolic_inputs(attention, features, options)
     found = encodings(attention, inputs, settings, options, seed)
     make = POOLINGS[options.pooling]
-    pooled = layers.Concatenate(name="readout")(
-        [
-            make(name=f"pooling_{number}")(nodes, mask=inputs["node_mask"])
-            for number, nodes in enumerate(found)
-        ]
-    )
+    mask = inputs["node_mask"]
+    pooled = [
+        make(name=f"pooling_{number}")(nodes, mask=mask) for number, nodes in enumerate(found)
+    ]
+    if options.graph_size:
+        pooled.append(ops.log1p(ops.sum(ops.cast(mask, "float32"), axis=-1, keepdims=True)))
+    pooled = layers.Concatenate(name="readout")(pooled)
     if options.normalise:
         pooled = _normalise(options, "readout")(pooled)
     hidden = layers.Dense(options.feed_forward, activation="elu", name="head")(pooled)

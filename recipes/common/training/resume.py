@@ -20,20 +20,29 @@ from recipes.common.data.batches import Batches
 from recipes.common.storage.files import atomically, check_room, read_json, write_csv, write_json
 from recipes.common.training.averages import evaluated_by, take_averages
 
+LAST_EPOCH = "last_epoch"
+
 
 class Criterion(NamedTuple):
-    """The metric that the table reports, and what chooses an epoch on validation data."""
+    """The metric that the table reports, and what chooses an epoch on validation data.
+
+    Where the last epoch is taken, the metrics rank runs only.
+    """
 
     name: str
     lower_is_better: bool = False
     ties: str = "cross_entropy"  # the metric that decides between equals; the lower the better
-    ties_first: bool = False  # whether that metric chooses, and the first one between equals
-    last_epoch: bool = False  # whether the last epoch is taken; the metrics then rank runs only
+    choose_by: str | None = None  # one of the two, by default `name`; or `LAST_EPOCH`
 
     @property
     def order(self) -> tuple[str, str]:
         """The two metrics; the one that chooses comes first."""
-        return (self.ties, self.name) if self.ties_first else (self.name, self.ties)
+        return (self.ties, self.name) if self.choose_by == self.ties else (self.name, self.ties)
+
+    @property
+    def last_epoch(self) -> bool:
+        """Whether the last epoch is taken."""
+        return self.choose_by == LAST_EPOCH
 
 
 ACCURACY = Criterion("accuracy")
