@@ -10,7 +10,9 @@ does not always end a program:
 * An interpreter that ends in the middle of a compilation can crash.
 
 So nothing is raised here. A thread hears of Ctrl-C, writes the line and ends the process. That is
-safe, because the recipes write their files so that a program may end at any moment.
+safe, because the recipes write their files so that a program may end at any moment. Meanwhile the
+main thread stands still: it does not take the end of a child process for a result, and it does not
+end the program with another exit code.
 
 Imports as little as possible: what comes before `run_program` cannot be interrupted in order.
 """
@@ -53,7 +55,12 @@ def _listen(line: str) -> None:
     signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
     arguments = (hears, tells, line)  # the sockets stay open as long as the thread lives
     threading.Thread(target=_hear, args=arguments, daemon=True, name="ctrl-c").start()
-    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGINT, _stand_still)
+
+
+def _stand_still(*_: object) -> None:
+    """What the main thread does after Ctrl-C, as soon as it is back in Python: it waits."""
+    threading.Event().wait()
 
 
 def _hear(hears: socket.socket, tells: socket.socket, line: str) -> None:
@@ -64,16 +71,18 @@ def _hear(hears: socket.socket, tells: socket.socket, line: str) -> None:
 
 def _end(line: str) -> NoReturn:
     """Writes the line, ends child processes and then this one, without the interpreter's end."""
-    flushing = threading.Thread(target=_flush, daemon=True)
-    flushing.start()
-    flushing.join(0.5)  # the main thread may hold the stream while it waits for a reader
-    with suppress(OSError):
-        os.write(2, f"{line}\n".encode())
-    for file in Path("/proc/self/task").glob("*/children"):  # such as an export's; Linux
+    try:
+        flushing = threading.Thread(target=_flush, daemon=True)
+        flushing.start()
+        flushing.join(0.5)  # the main thread may hold the stream while it waits for a reader
         with suppress(OSError):
-            for child in file.read_text().split():
-                os.kill(int(child), signal.SIGKILL)
-    os._exit(INTERRUPTED)
+            os.write(2, f"{line}\n".encode())
+        for file in Path("/proc/self/task").glob("*/children"):  # such as an export's; Linux
+            with suppress(OSError):
+                for child in file.read_text().split():
+                    os.kill(int(child), signal.SIGKILL)
+    finally:  # whatever happened: the main thread waits for it
+        os._exit(INTERRUPTED)
 
 
 def _flush() -> None:
