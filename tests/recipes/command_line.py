@@ -2,11 +2,23 @@
 
 import os
 import signal
+import time
+from pathlib import Path
 
 
 def heed_interrupts():
     """For `preexec_fn`: a shell that starts tests in the background has them ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def wait_until_it_listens(process):
+    """Waits for the thread that hears of Ctrl-C; a busy machine needs long for it."""
+    threads = Path(f"/proc/{process.pid}/task")
+    for _ in range(6000):
+        if process.poll() is not None or len(list(threads.iterdir())) > 1:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the program did not begin within a minute")
 
 
 def assert_one_error_line(main, arguments, words, capsys):
