@@ -110,6 +110,8 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         for name, (axes, given) in self._arrays.items():
             self._check_arrays(name, axes, given, counts)
         self._names = self._checked_names(inputs)
+        if "edge_weights" in self._names:
+            self._check_weights()
         self.labels: Any = [graph.label for graph in self.graphs]
         if self.graphs[0].label is None:
             self.labels = None
@@ -245,6 +247,18 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
                 "in `node_arrays` or `pair_arrays`."
             )
         return list(names)
+
+    def _check_weights(self) -> None:
+        limits = np.finfo("float32")
+        for place, graph in enumerate(self.graphs):
+            weights = graph.edge_weights
+            wrong = weights[(weights < limits.tiny) | (weights > limits.max)]
+            if len(wrong):
+                raise ValueError(
+                    "A batch holds edge weights as float32: numbers from 1.2e-38 to 3.4e38. "
+                    f"Received: {wrong[0]} in graph {place}, and {len(wrong)} such there. Scale "
+                    "the weights."
+                )
 
     def _check_arrays(self, name: str, axes: int, given: Any, counts: Array) -> None:
         taken = ("nodes", "node_mask", "edges", "edge_weights", "edge_features")

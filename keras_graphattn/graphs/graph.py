@@ -122,7 +122,20 @@ def _numbers(name: str, value: Any, rows: tuple[str, int | None]) -> Array | Non
             f"`{name}` must be numbers of shape ({expected}, features). Received: shape "
             f"{array.shape}. Use `{name}[:, None]` for one feature."
         )
-    return array.astype("float32")
+    with np.errstate(over="ignore"):
+        narrow = array.astype("float32")
+    lost = ~np.isfinite(narrow)
+    if array.dtype.kind in "iu":
+        lost |= narrow.astype(array.dtype) != array
+    wrong = np.argwhere(lost)
+    if len(wrong):
+        place = wrong[0].tolist()
+        raise ValueError(
+            f"A graph holds `{name}` as float32: numbers up to 3.4e38, and whole numbers up to "
+            f"2^24 for certain. Received: {array[tuple(place)]} at {name}{place}, and {len(wrong)} "
+            "such in all. Scale the numbers, or number names from 0 to their count."
+        )
+    return narrow
 
 
 def _finite(name: str, array: Array) -> Array:

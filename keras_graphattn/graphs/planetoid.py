@@ -66,7 +66,8 @@ def read_planetoid(folder: Any, name: str) -> PlanetoidData:
     `test.index`.
 
     An edge counts once, even if it is listed several times. Links from a node to itself are left
-    out. Test nodes that `test.index` skips (in Citeseer) have features of 0 and the label -1.
+    out. Test nodes that `test.index` skips (in Citeseer) have features of 0 and the label -1. So
+    has a node without a class the label -1.
 
     Args:
         folder: The folder with the files.
@@ -105,21 +106,44 @@ def _joined(parts: dict[str, Any], index: Array) -> PlanetoidData:
             f"Features and labels must have one row for each node. Received: {shapes} with "
             f"{len(index)} test nodes"
         )
+    training = shapes["y"][0]
+    if shapes["x"][0] != training or training > known:
+        raise ValueError(
+            f"The {training} training nodes must be the first of the {known} nodes of `allx`. "
+            f"Received: {shapes}"
+        )
+    if index.min() < known or len(np.unique(index)) < len(index):
+        raise ValueError(
+            f"`test.index` must have each number once, none below {known}, the number of nodes of "
+            f"`allx`. Received: {len(index)} numbers, {len(np.unique(index))} of them different, "
+            f"from {index.min()} to {index.max()}"
+        )
     features = np.zeros((count, shapes["allx"][1]), "float32")
     labels = np.full(count, -1, "int64")
     for rows, x, y in ((np.arange(known), "allx", "ally"), (index, "tx", "ty")):
         features[rows] = scipy.sparse.csr_array(parts[x]).toarray()
-        labels[rows] = np.asarray(parts[y]).argmax(axis=1)
+        labels[rows] = _classes(y, np.asarray(parts[y]))
     links = [(node, other) for node, others in parts["graph"].items() for other in others]
     edges = np.array(links, "int64").reshape((-1, 2))
     edges = edges[edges[:, 0] != edges[:, 1]]
-    training = len(parts["y"])
     return PlanetoidData(
         Graph(edges, node_features=features, label=labels, num_nodes=count),
         np.arange(training),
         np.arange(training, min(training + VALIDATION_NODES, known)),
         np.sort(index),
     )
+
+
+def _classes(part: str, rows: Array) -> Array:
+    """The number of each row's class; -1 for a row of zeros."""
+    wrong = np.flatnonzero(((rows != 0) & (rows != 1)).any(axis=1) | (rows.sum(axis=1) > 1))
+    if len(wrong):
+        raise ValueError(
+            f"Each row of `{part}` must have at most one 1, at the node's class, and zeros. "
+            f"Received: {rows[wrong[0]].tolist()} in row {wrong[0]}, and {len(wrong)} such in all"
+        )
+    found: Array = np.where(rows.any(axis=1), rows.argmax(axis=1), -1)
+    return found
 
 
 def _read(file: Path) -> Any:

@@ -19,17 +19,16 @@ from typing import Any
 
 import keras
 import numpy as np
-import scipy.sparse.linalg
 from scipy.sparse.csgraph import shortest_path
 
 from keras_graphattn.checks.arguments import flag, is_list, one_of, optional, whole
 from keras_graphattn.checks.arguments import folder as local_folder
 from keras_graphattn.graphs.graph import Array, Graph
+from keras_graphattn.graphs.spectrum import smallest_eigenpairs
 from keras_graphattn.ops.graphs.graphs import graph_operator
 from keras_graphattn.ops.graphs.walks import random_walks
 
-FORM_OF_FILES = 1  # counts up if the same call computes something else
-LARGEST_DENSE = 500  # nodes up to which all eigenvectors are computed
+FORM_OF_FILES = 2  # counts up if the same call computes something else
 
 
 def precompute(
@@ -61,8 +60,8 @@ def precompute(
             first ones.
             `"spectrum"`: float32 (n, count, 2) for the `count` smallest eigenvalues of the
             normalised Laplacian: the eigenvalue, the same for all nodes, and the node's entry of
-            the eigenvector. Each eigenvector has length 1, and its largest entry is positive. Zeros
-            fill up graphs of fewer nodes. Option `count=8`.
+            the eigenvector. Each eigenvector has length 1, is 0 outside one component, and its
+            largest entry is positive. Zeros fill up graphs of fewer nodes. Option `count=8`.
         cache_dir: A folder where results are kept and found again. The file's name depends on the
             graphs and on all options. A damaged file is computed again. If the folder cannot be
             written to, there is a warning, and the results are returned.
@@ -158,15 +157,8 @@ def _paths(index: int, graph: Graph, hops: int) -> Array:
 
 
 def _spectrum(index: int, graph: Graph, count: int) -> Array:
-    laplacian, _, high = graph_operator(graph.adjacency(), "normalized_laplacian")
-    if graph.num_nodes <= max(LARGEST_DENSE, count + 1):
-        values, vectors = np.linalg.eigh(laplacian.toarray())
-    else:  # the largest eigenvalues of high - L converge fast
-        turned = high * scipy.sparse.eye_array(graph.num_nodes) - laplacian
-        start = np.random.default_rng(0).normal(size=graph.num_nodes)
-        values, vectors = scipy.sparse.linalg.eigsh(turned, count, which="LA", v0=start)
-        values, vectors = high - values[::-1], vectors[:, ::-1]
-    values, vectors = values[:count], vectors[:, :count]
+    laplacian = graph_operator(graph.adjacency(), "normalized_laplacian")[0]
+    values, vectors = smallest_eigenpairs(laplacian, count)
     peaks = np.abs(vectors).argmax(axis=0)
     vectors = vectors * np.sign(vectors[peaks, np.arange(len(peaks))])
     found = np.zeros((graph.num_nodes, count, 2), "float32")

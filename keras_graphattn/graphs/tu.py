@@ -11,6 +11,7 @@ Source: Kersting et al., "Benchmark data sets for graph kernels" (2016); the fol
 et al., "How powerful are graph neural networks?", arXiv 1810.00826.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,7 +115,7 @@ class _Lines:
 
     def integers(self, count: int) -> list[int]:
         words = self.next()
-        if len(words) != count or not all(word.lstrip("-").isdigit() for word in words):
+        if len(words) != count or not all(re.fullmatch("-?[0-9]+", word) for word in words):
             raise self.wrong(f"{count} integers")
         return [int(word) for word in words]
 

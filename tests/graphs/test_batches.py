@@ -127,6 +127,15 @@ def test_numbers_that_a_batch_does_not_hold_are_refused(wrong):
     GraphBatches(pair, 1, node_arrays={"far": [np.array([-(2**31), 2**31 - 1])]})
 
 
+@pytest.mark.parametrize("wrong", [1e39, 1e-39, 1e-310])
+def test_weights_that_a_batch_does_not_hold_are_refused(wrong):
+    graphs = [*made((2,)), Graph([[0, 1], [1, 2]], [1.0, wrong], np.ones((3, 2)), label=0)]
+    graphs = [Graph(g.edges, g.edge_weights, np.ones((g.num_nodes, 2)), label=0) for g in graphs]
+    with pytest.raises(ValueError, match=r"edge weights as float32.*in graph 1, and 1 such"):
+        GraphBatches(graphs, 1)
+    GraphBatches(graphs, 1, inputs=["nodes"])  # no weights in it
+
+
 def walk_layer():
     return GraphKernelAttention(2, 4, mask=RandomWalk()), ("walks",)
 

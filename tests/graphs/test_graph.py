@@ -76,6 +76,16 @@ NAN = np.full((2, 1), np.nan)
         ({"edges": [[0, 1]], "node_features": [["a"], ["b"]]}, "must be numbers"),
         ({"edges": [[0, 2]], "node_features": np.ones((2, 1))}, "numbered from 0"),
         ({"edges": [[0, 1]], "node_features": np.ones((3, 1)), "num_nodes": 2}, "3 rows"),
+        (
+            {"edges": [[0, 1]], "node_features": [[0], [1e39]]},
+            r"float32.*1e\+39 at node_f.*\[1, 0\]",
+        ),
+        ({"edges": [[0, 1]], "node_features": [[2**24 + 1], [0]]}, "float32.*16777217 at"),
+        (
+            {"edges": [[0, 1]], "node_features": [[2**62 + 1], [0]]},
+            "float32.*4611686018427387905",
+        ),
+        ({"edges": [[0, 1]], "edge_features": [[-1e39]]}, "float32.*-1e.39 at edge_features"),
         ({"edges": [[0, 1]], "edge_features": NAN}, "finite"),
         ({"edges": [[0, 1]], "edge_features": np.ones((2, 1))}, r"shape \(1, features\)"),
         ({"edges": [[0, 1], [1, 0]], "edge_features": [[1.0], [2.0]]}, "edges 0 and 1 join"),
@@ -87,6 +97,14 @@ NAN = np.full((2, 1), np.nan)
 def test_malformed_graphs_get_one_clear_error(arguments, words):
     with pytest.raises(ValueError, match=words):
         Graph(**arguments)
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_float32_holds_are_held():
+    features = np.array([[2**24, -(2**40)], [3, 0]])
+    assert Graph([[0, 1]], node_features=features).node_features.tolist() == features.tolist()
+    rounded = Graph([[0, 1]], edge_features=[[0.1, 1e-50]]).edge_features
+    assert rounded.tolist() == [[float(np.float32(0.1)), 0.0]]
 
 
 @pytest.mark.parametrize(

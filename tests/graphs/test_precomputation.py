@@ -2,9 +2,10 @@ import os
 
 import numpy as np
 import pytest
+from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import ArpackError
 
-from keras_graphattn.graphs import Graph, precompute
-from keras_graphattn.graphs import precomputation as module
+from keras_graphattn.graphs import Graph, precomputation, precompute, spectrum
 from keras_graphattn.ops.graphs.graphs import graph_operator, transition_matrix
 from tests.reference_topology import random_edges, shortest_paths
 
@@ -72,18 +73,58 @@ def test_paths_are_edges_that_lead_to_the_other_node(hops):
                 assert far[here, end] == far[start, end] - hop - 1
 
 
+def grid(rows, columns):
+    places = np.arange(rows * columns).reshape((rows, columns))
+    ends = (places[:, :-1], places[:, 1:]), (places[:-1], places[1:])
+    return np.concatenate([np.stack([one.ravel(), other.ravel()], axis=1) for one, other in ends])
+
+
+# Eigenvalues that occur several times, lie close together, or belong to several components.
+SPECTRA = {
+    "random": Graph(random_edges(30, seed=3)),
+    "weights": Graph(grid(5, 7), 10.0 ** np.linspace(-3, 3, len(grid(5, 7)))),
+    "path": Graph([[node, node + 1] for node in range(60)]),
+    "ring": Graph([[node, (node + 1) % 40] for node in range(40)]),
+    "star": Graph([[0, node] for node in range(1, 40)]),
+    "two sides": Graph([[one, 20 + other] for one in range(20) for other in range(20)]),
+    "cube": Graph([[i, i ^ 2**bit] for i in range(64) for bit in range(6) if i < i ^ 2**bit]),
+    "three components": Graph(np.concatenate([grid(4, 5) + 20 * part for part in range(3)])),
+    "many components": Graph(
+        np.concatenate([grid(2, 3) + 6 * part for part in range(20)]), num_nodes=130
+    ),
+}
+
+
 @pytest.mark.parametrize("largest_dense", [500, 3])
-def test_spectra_are_eigenpairs_of_the_normalised_laplacian(largest_dense, monkeypatch):
-    monkeypatch.setattr(module, "LARGEST_DENSE", largest_dense)
-    graph = Graph(random_edges(30, seed=3))
-    (found,) = precompute([graph], "spectrum", count=4, **QUIET)
+@pytest.mark.parametrize("restarts", [100, 1])
+@pytest.mark.parametrize("name", SPECTRA)
+def test_spectra_are_eigenpairs_of_the_normalised_laplacian(
+    name, restarts, largest_dense, monkeypatch
+):
+    monkeypatch.setattr(spectrum, "LARGEST_DENSE", largest_dense)
+    monkeypatch.setattr(spectrum, "RESTARTS", restarts)
+    graph = SPECTRA[name]
     matrix = graph_operator(graph.adjacency(), "normalized_laplacian")[0].toarray()
-    values, vectors = found[0, :, 0], found[:, :, 1]
-    np.testing.assert_allclose(values, np.linalg.eigvalsh(matrix)[:4], atol=1e-5)
-    np.testing.assert_allclose(matrix @ vectors, values * vectors, atol=1e-5)
-    np.testing.assert_allclose(vectors.T @ vectors, np.eye(4), atol=1e-5)
-    assert (found[:, :, 0] == values).all()
-    assert (vectors.max(axis=0) == np.abs(vectors).max(axis=0)).all()
+    for count in (1, 4, 12):
+        (found,) = precompute([graph], "spectrum", count=count, **QUIET)
+        values, vectors = found[0, :, 0], found[:, :, 1]
+        np.testing.assert_allclose(values, np.linalg.eigvalsh(matrix)[:count], atol=1e-6)
+        np.testing.assert_allclose(matrix @ vectors, values * vectors, atol=1e-6)
+        np.testing.assert_allclose(vectors.T @ vectors, np.eye(count), atol=1e-6)
+        assert (found[:, :, 0] == values).all()
+        assert (vectors.max(axis=0) == np.abs(vectors).max(axis=0)).all()
+        _, component = connected_components(graph.adjacency())
+        assert all(len(set(component[vector != 0])) == 1 for vector in vectors.T)
+
+
+def test_a_spectrum_that_cannot_be_computed_is_one_clear_error(monkeypatch):
+    def fail(*_, **__):
+        raise ArpackError(3)
+
+    monkeypatch.setattr(spectrum, "LARGEST_DENSE", 3)
+    monkeypatch.setattr(spectrum, "eigsh", fail)
+    with pytest.raises(ValueError, match="The 4 smallest eigenvalues cannot be computed"):
+        precompute([SPECTRA["random"]], "spectrum", count=4, **QUIET)
 
 
 def test_spectra_of_small_graphs_are_filled_up():
@@ -112,7 +153,7 @@ def test_results_are_kept_and_found(tmp_path, monkeypatch, capsys):
     }
     assert "3/3" in capsys.readouterr().out
     assert len(list(folder.iterdir())) == 4
-    monkeypatch.setattr(module, "_mapped", None)  # nothing is computed from here on
+    monkeypatch.setattr(precomputation, "_mapped", None)  # nothing is computed from here on
     for kind, arrays in expected.items():
         assert_same(precompute(GRAPHS, kind, cache_dir=folder, **QUIET), arrays)
     for other in ({"graphs": GRAPHS[:2]}, {"seed": 5}, {"num_walks": 2}):

@@ -57,6 +57,8 @@ def test_tu_attributes_come_after_the_tags(tmp_path):
         ("1\n2 0\n0 0\n", "ends after line 3"),
         ("one\n", "line 1 must be 1 integers"),
         ("1\n1\n", "line 2 must be 2 integers"),
+        ("1\n1 --2\n", "line 2 must be 2 integers"),
+        ("1\n1 \u00b2\n", "line 2 must be 2 integers"),
         ("1\n1 0\nx 0\n", "line 3 must be tag, degree"),
         ("1\n2 0\n0 1 0.5\n0 0\n", "line 3 must be tag, degree"),
         ("1\n2 0\n0 2 1\n0 0\n", "line 3 must be of a node with 2 neighbours"),
@@ -157,3 +159,37 @@ def test_planetoid_files_of_another_form(tmp_path):
     file.unlink()
     with pytest.raises(FileNotFoundError, match=r"ind\.made\.x"):
         read_planetoid(tmp_path, "made")
+
+
+@pytest.mark.parametrize(
+    ("changes", "index", "words"),
+    [
+        ({"x": scipy.sparse.csr_matrix(ROWS[:1])}, "5 3 6", "2 training nodes must be the first"),
+        (
+            {"x": scipy.sparse.csr_matrix(ROWS[:4]), "y": CLASSES[[0, 1, 1, 0]]},
+            "5 3 6",
+            "4 training nodes must be the first of the 3",
+        ),
+        ({}, "5 2 6", "none below 3.*from 2 to 6"),
+        ({}, "-1 3 6", "none below 3"),
+        ({}, "5 3 5", "each number once.*2 of them different"),
+        (
+            {"ty": CLASSES[[0, 1, 1]] + CLASSES[[0, 0, 0]]},
+            "5 3 6",
+            r"`ty`.*\[2, 0\] in row 0, and 3",
+        ),
+        ({"ally": np.full((3, 2), 0.5)}, "5 3 6", r"`ally` must have at most one 1"),
+        ({"ally": np.ones((3, 2))}, "5 3 6", r"`ally` must have at most one 1"),
+    ],
+)
+def test_planetoid_nodes_that_cannot_be(changes, index, words, tmp_path):
+    folder = write_planetoid(tmp_path, **changes)
+    (folder / "ind.made.test.index").write_text(index.replace(" ", "\n"))
+    with pytest.raises(ValueError, match=words):
+        read_planetoid(folder, "made")
+
+
+def test_planetoid_nodes_without_a_class_have_no_label(tmp_path):
+    changes = {"ally": np.array([[1, 0], [0, 1], [0, 0]]), "ty": np.array([[1, 0], [0, 0], [0, 1]])}
+    labels = read_planetoid(write_planetoid(tmp_path, **changes), "made").graph.label
+    assert labels.tolist() == [0, 1, -1, -1, -1, 0, 1]

@@ -14,6 +14,7 @@ from keras_graphattn.ops.graphs.graphs import (
     graph_operator,
     read_graph,
     spectral_radius,
+    transition_matrix,
 )
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product, sum_rows
 from keras_graphattn.ops.graphs.walks import random_walks
@@ -99,6 +100,16 @@ def graph_edges_of(graph):
     return edges, graph.shape[0], weights
 
 
+@pytest.mark.parametrize("scale", [1e-310, 1e-30, 1.0, 1e15, 1e300])
+def test_steps_of_a_walk_are_shares_of_any_weights(scale):
+    graph = read_graph([[0, 1], [1, 2], [3, 4]], 6, [scale, 3.0 * scale, 1.0])
+    steps = transition_matrix(graph)
+    expected = np.zeros((6, 6))
+    expected[[0, 1, 1, 2, 3, 4], [1, 0, 2, 1, 4, 3]] = [1.0, 0.25, 0.75, 1.0, 1.0, 1.0]
+    np.testing.assert_allclose(steps.toarray(), expected, rtol=1e-12)
+    assert graph[0, 1] == scale  # the graph is as it was
+
+
 def test_walks_walk_along_edges():
     graph = read_graph(reference.random_edges(25, 2.0, 3), 25)
     walks = random_walks(graph, 6, 5, seed=1)
@@ -113,7 +124,19 @@ def test_walks_walk_along_edges():
     assert (walks != random_walks(graph, 6, 5, seed=2)).any()
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-15, 1.0, 1e15, 1e20])
+def test_walks_take_edges_by_their_weights_beside_any_other_weights(scale):
+    """The first nodes' weights are far from those of the others."""
+    graph = read_graph([[0, 1], [1, 2], [3, 4], [4, 5], [4, 6]], 7, [scale, scale, 1.0, 2.0, 5.0])
+    walks = random_walks(graph, 8000, 2, seed=0)
+    shares = np.stack([np.bincount(steps, minlength=7) for steps in walks[:, :, 1]]) / 8000
+    expected = transition_matrix(graph).toarray()
+    assert np.abs(shares - expected).max() < 5 * np.sqrt(0.25 / 8000)
+    assert (shares[expected == 0] == 0).all()
+
+
 EDGE = [[0, 1]]
+ONE_WAY = np.array([[0.0, 1e12, 1.0], [1e12, 0.0, 0.0], [0.0, 0.0, 0.0]])
 
 
 @pytest.mark.parametrize(
@@ -123,6 +146,8 @@ EDGE = [[0, 1]]
         (lambda: GraphDiffusion(EDGE, [-1.0]), "positive"),
         (lambda: GraphDiffusion("graph"), "integer array of edges"),
         (lambda: GraphDiffusion(scipy.sparse.csr_array([[0, 1], [0, 0]])), "symmetric"),
+        # the other way of an edge is missing beside much larger weights
+        (lambda: GraphDiffusion(scipy.sparse.csr_array(ONE_WAY)), "symmetric"),
         (lambda: GraphDiffusion(EDGE, operator="signless"), "operator"),
         (lambda: GraphDiffusion(EDGE, function="wave"), "function"),
         (lambda: GraphDiffusion(EDGE, function="resolvent", operator="adjacency"), "poles"),

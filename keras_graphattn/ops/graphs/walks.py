@@ -92,8 +92,9 @@ def random_walks(
     """
     generator = np.random.default_rng(seed)
     count = adjacency.shape[0]
-    # The cumulative weights of all edges, from which a uniform number picks one edge of a node.
-    ends = np.cumsum(np.concatenate([[0.0], adjacency.data]))
+    # The cumulative probabilities of all edges, from which a uniform number picks one edge of a
+    # node. Those of a node sum to 1: sums of weights would lose a small one after a large one.
+    ends = np.cumsum(np.concatenate([[0.0], transition_matrix(adjacency).data]))
     first, last = ends[adjacency.indptr[:-1]], ends[adjacency.indptr[1:]]
     isolated = np.diff(adjacency.indptr) == 0
     found = np.full((count, walks, length), -1, "int64")
