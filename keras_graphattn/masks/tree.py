@@ -73,6 +73,9 @@ class Tree(TopologyMask):
       distance.
     - `centroids` for larger diameters.
 
+    For a table, the error of a row is about 1e-7 of the largest row of its tree. A node beyond the
+    last distance never changes a row, not even by rounding.
+
     Args:
         forest: Integers of shape (n,): each node's parent, -1 at roots. Or a graph without
             cycles: an integer array of edges of shape (E, 2), a scipy.sparse matrix of edge

@@ -173,11 +173,13 @@ def hypercube(generator, length):
 
 def tree(generator, length):
     kind = ["random", "path", "deep", "balanced", "star", "caterpillar"][generator.integers(6)]
-    parents = reference.random_parents(length, kind, int(generator.integers(1000)), cut=0.15)
+    cut = [0.0, 0.15][generator.integers(2)]  # one tree, or several
+    parents = reference.random_parents(length, kind, int(generator.integers(1000)), cut=cut)
     links = reference.parent_edges(parents)
     if generator.integers(2):
         distances = reference.shortest_paths(length, links)
-        mask = built(masks.Tree(parents, function="table"), length)
+        last = [None, int(generator.integers(0, 6))][generator.integers(2)]
+        mask = built(masks.Tree(parents, function="table", max_distance=last), length)
         mask.log_table.assign(generator.uniform(-3.0, 3.0, tuple(mask.log_table.shape)))
         matrix = lambda table: reference.table_matrix(distances, torch.exp(table))[None]  # noqa: E731
         return Case(mask, matrix, length)
@@ -199,8 +201,15 @@ def trees_of_examples(generator, length):
     kinds = ["random", "path", "deep", "star"]
     drawn = [kinds[generator.integers(4)] for _ in range(2)]
     batch = np.stack([reference.random_parents(length, kind, 5, cut=0.15) for kind in drawn])
-    each = [reference.shortest_paths(length, reference.parent_edges(p)) for p in batch]
-    function = ["exponential", "table"][generator.integers(2)]
+    lengths = (10.0 ** generator.uniform(-4, 4, (2, length))).astype("float32")
+    function = ["exponential", "weighted", "table"][generator.integers(3)]
+    lengths = lengths if function == "weighted" else np.ones_like(lengths)
+    each = []
+    for parents, weights in zip(batch, lengths, strict=True):
+        links = reference.parent_edges(parents)
+        of_links = [weights[node].astype("float64") for node, _ in links]
+        each.append(reference.shortest_paths(length, links, of_links))
+    inputs = {"parents": batch.astype("int32")}
     if function == "table":
         mask = masks.Tree(function=function, max_distance=4)
 
@@ -209,13 +218,17 @@ def trees_of_examples(generator, length):
 
     else:
         rate = [-(10.0 ** generator.uniform(-3, 1.5)), 10.0 ** generator.uniform(-3, 0)]
-        mask = masks.Tree(initial_rate=rate, initial_offset=generator.uniform(-9.0, 9.0))
+        offset = generator.uniform(-9.0, 9.0)
+        mask = masks.Tree(initial_rate=rate, initial_offset=offset)
+        if function == "weighted":
+            rate[1] = -(10.0 ** generator.uniform(-6, 3))
+            mask = masks.Tree(edge_weights=True, initial_rate=rate, initial_offset=offset)
+            inputs["edge_weights"] = lengths
 
         def matrix(*weights):
             return torch.stack([reference.exponential_matrix(d, *weights) for d in each])
 
     built(mask, length)
-    inputs = {"parents": batch.astype("int32")}
     return Case(mask, matrix, length, inputs, bound=1e-5, batch=2)
 
 

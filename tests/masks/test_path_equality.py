@@ -96,6 +96,26 @@ def check_gradients(name, k, seed, length, path):
     assert_all_close(found, right, 20 * case.bound)
 
 
+def check_hidden(name, k, seed, length):
+    """Checks that a token changes nothing in the rows where its entry of M is 0, at any size."""
+    case = made(name, k, seed, length)
+    right = np.broadcast_to(expected(case), (case.batch, HEADS, case.length, case.length))
+    x = np.random.default_rng(seed).standard_normal((case.batch, case.length, HEADS, 2))
+    for token in np.random.default_rng(seed).integers(0, case.length, 3):
+        hidden = (right[..., token] == 0.0).all(axis=1)  # (B, T)
+        if not hidden.any():
+            continue
+        for path in case.mask.paths:
+            rows = []
+            for factor in (1.0, 1e4, 1e15):
+                changed = x.astype("float32")
+                changed[:, token] *= factor
+                rows.append(to_numpy(case.mask.apply(changed, path, **case.inputs))[hidden])
+            what = f"{name}, {path}, token {token}"
+            np.testing.assert_array_equal(rows[1], rows[0], what)
+            np.testing.assert_array_equal(rows[2], rows[0], what)
+
+
 def test_every_mask_is_here():
     public = {name for name in masks.__all__ if inspect.isclass(getattr(masks, name))}
     assert public - {"Mask"} == set(CASES)
@@ -106,6 +126,21 @@ def test_every_mask_is_here():
 def test_paths(name, k):
     for seed in range(1 if BACKEND == "jax" else 3):  # JAX compiles every shape
         check_paths(name, k, seed, 24)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize(("name", "k"), EVERY)
+def test_what_is_not_seen_changes_nothing(name, k):
+    for seed in range(1 if BACKEND == "jax" else 4):
+        check_hidden(name, k, seed, 24)
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(seed=st.integers(8, 10**6), length=st.integers(1, 90))
+@pytest.mark.parametrize(("name", "k"), EVERY)
+def test_what_is_not_seen_changes_nothing_at_any_length(name, k, seed, length):
+    check_hidden(name, k, seed, length)
 
 
 @pytest.mark.slow  # fast tests elsewhere check some settings of each mask

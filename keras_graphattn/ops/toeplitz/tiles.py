@@ -3,9 +3,10 @@
 One long FFT mixes all tokens, with an error of 1e-7 of the largest. In a causal product this error
 leaks from the future into the past. In any product it changes rows that are much smaller than the
 largest row, which happens with kernel features. Here the sequence is split into tiles. Tiles that
-are equal or neighbours use a matrix product. All other pairs of tiles use the product of their
-spectra, frequency by frequency. So zeros of the table stay exact zeros, and the error of a row is
-relative to the tokens that the row sees. The cost is O(n^1.5).
+are equal or neighbours use a matrix product, and so do tiles that see each other in part. All other
+pairs of tiles use the product of their spectra, frequency by frequency. So zeros of the table stay
+exact zeros, and the error of a row is relative to the tokens that the row sees. The cost is
+O(n^1.5).
 """
 
 import math
@@ -25,13 +26,20 @@ def tile_size(length: int) -> int:
     return max(64, 1 << round(math.log2(max(length, 1)) / 2))
 
 
-def tiled_toeplitz_product(table: Tensor, x: Tensor, size: int | None = None) -> Tensor:
+def tiled_toeplitz_product(
+    table: Tensor,
+    x: Tensor,
+    size: int | None = None,
+    limits: tuple[int, int] | None = None,
+) -> Tensor:
     """Returns `y_i = sum_j table[i - j] x_j`, exact row by row, differentiable in both.
 
     Args:
         table: Tensor of shape (N, 2 T - 1), for offsets from `-(T - 1)` to `T - 1`.
         x: Tensor of shape (B, T, N, D).
         size: Number of tokens of a tile; `tile_size(T)` by default.
+        limits: The first and the last offset that is seen, if the table is 0 at all others.
+            Without it, the factors of offsets of one sign are all seen, or none is.
 
     Returns:
         A tensor of the shape and dtype of `x`. It is computed in at least float32.
@@ -52,45 +60,44 @@ def tiled_toeplitz_product(table: Tensor, x: Tensor, size: int | None = None) ->
     signal = ops.pad(at_least_float32(x), ((0, 0), (0, padding), (0, 0), (0, 0)))
     tiles = ops.reshape(signal, (batch, count, size, heads, width))
     tiles = ops.transpose(tiles, (0, 3, 4, 1, 2))  # (B, N, D, tiles, size)
-    product = _near(table, tiles)
+    exact = {-1, 0, 1} | _seen_in_part(limits, count, size)
+    product = sum(_by_matrix(table, tiles, apart) for apart in exact if abs(apart) < count)
     if count > 2:
-        product = product + _far(table, tiles)
+        product = product + _by_spectra(table, tiles, exact)
     product = ops.transpose(product, (0, 3, 4, 1, 2))  # (B, tiles, size, N, D)
     product = ops.reshape(product, (batch, count * size, heads, width))
     return ops.cast(product[:, :length], x.dtype)
 
 
-def _near(table: Tensor, tiles: Tensor) -> Tensor:
-    """Products of the tiles (B, N, D, tiles, size) with themselves and their neighbours."""
+def _seen_in_part(limits: tuple[int, int] | None, count: int, size: int) -> set[int]:
+    """The distances of two tiles at which some of their offsets are within the limits, not all."""
+    first, last = limits or (-count * size, count * size)
+    found = set()
+    for apart in range(-(count - 1), count):
+        lowest, highest = apart * size - (size - 1), apart * size + size - 1
+        some, every = first <= highest and lowest <= last, first <= lowest and highest <= last
+        if some and not every:
+            found.add(apart)
+    return found
+
+
+def _by_matrix(table: Tensor, tiles: Tensor, apart: int) -> Tensor:
+    """Products of the tiles (B, N, D, tiles, size) with the tiles that are `apart` before them."""
     count, size = tiles.shape[-2:]
-    if count == 1:
-        return ops.einsum(
-            "nij,bndtj->bndti", _in_heads(toeplitz_rows(table, 0, size), tiles), tiles
-        )
-    # Rows of the middle of three tiles. With two tiles or more, the table has all their offsets.
-    offsets = np.arange(-(2 * size - 1), 2 * size) + table.shape[1] // 2
-    band = toeplitz_rows(ops.take(table, offsets, axis=1), 0, 2 * size)
-    own, later = band[:, :size, :size], band[:, :size, size:]
-    earlier = band[:, size:, :size]
-    own, later, earlier = (_in_heads(block, tiles) for block in (own, later, earlier))
-    others = [(0, 0)] * 3
-    return (
-        ops.einsum("nij,bndtj->bndti", own, tiles)
-        + ops.pad(
-            ops.einsum("nij,bndtj->bndti", earlier, tiles[..., :-1, :]), [*others, (1, 0), (0, 0)]
-        )
-        + ops.pad(
-            ops.einsum("nij,bndtj->bndti", later, tiles[..., 1:, :]), [*others, (0, 1), (0, 0)]
-        )
-    )
+    offsets = apart * size + np.arange(-(size - 1), size) + table.shape[1] // 2
+    block = toeplitz_rows(ops.take(table, offsets, axis=1), 0, size)
+    before, after = max(apart, 0), max(-apart, 0)
+    seen = tiles[..., after : count - before, :]
+    product = ops.einsum("nij,bndtj->bndti", _in_heads(block, tiles), seen)
+    return ops.pad(product, [(0, 0)] * 3 + [(before, after), (0, 0)]) if apart else product
 
 
-def _far(table: Tensor, tiles: Tensor) -> Tensor:
-    """Products between tiles with a distance of two or more, by their spectra."""
+def _by_spectra(table: Tensor, tiles: Tensor, exact: set[int]) -> Tensor:
+    """Products between tiles at all other distances, by their spectra."""
     count, size = tiles.shape[-2:]
     apart = np.arange(-(count - 1), count)[::-1, None]  # reversed, as `skewed` needs it
     within = np.concatenate([np.arange(size), [0], np.arange(-(size - 1), 0)])[None]
-    counted = (np.abs(apart) > 1) & (np.arange(2 * size) != size)[None]
+    counted = ~np.isin(apart, sorted(exact)) & (np.arange(2 * size) != size)[None]
     indices = np.where(counted, apart * size + within + table.shape[1] // 2, 0)
     kernel = ops.reshape(
         ops.take(table, indices.ravel().astype("int32"), axis=1), (-1, *indices.shape)

@@ -80,9 +80,11 @@ def distances_of_batch(
     """Returns all distances, and which nodes share a tree. It takes O(T^2 log T) additions.
 
     Let N[i, parent(i)] = 1 and L = (I - N)^-1. Then L[i, j] = 1 if j is an ancestor of i, or i
-    itself. The paths of two nodes to the root share edges; the sum of their weights is
-    L diag(w) L^T. Each factor L is a sweep down the trees by pointer doubling, over all columns at
-    once. There is no product of matrices.
+    itself. The way from i up to the first node above j, too, has the length
+    (L diag(w) (1 - L^T))[i, j]: each edge above i counts that is not above j. The distance of i and
+    j is this length plus that from j. It has no differences of lengths, which would lose the short
+    ones of two nodes far from the root. Each factor L is a sweep down the trees by pointer
+    doubling, over all columns at once. There is no product of matrices.
 
     Args:
         parents: Integer tensor of shape (B, T), -1 at roots and padding.
@@ -111,14 +113,15 @@ def distances_of_batch(
             x = x + ops.take(x, table, axis=0)
         return x[:-1]
 
-    heights = ops.reshape(down(weights[:, None]), (batch, length))  # distances to the root
-    own = ops.reshape(weights, (batch, length, 1)) * ops.eye(length, dtype=weights.dtype)[None]
-    paths = ops.reshape(down(ops.reshape(own, (-1, length))), (batch, length, length))  # L diag(w)
-    turned = ops.reshape(ops.transpose(paths, (0, 2, 1)), (-1, length))
-    common = ops.reshape(down(turned), (batch, length, length))  # L diag(w) L^T
+    def columns(x: Tensor) -> Tensor:
+        return ops.reshape(down(ops.reshape(x, (-1, length))), (batch, length, length))
+
+    own = ops.ones((batch, 1, 1), weights.dtype) * ops.eye(length, dtype=weights.dtype)[None]
+    is_above = ops.transpose(columns(own), (0, 2, 1))  # [i, j]: whether i is j, or above it
+    ways = columns(ops.reshape(weights, (batch, length, 1)) * (1.0 - is_above))
     roots = ops.reshape(roots, (batch, length))
     same_tree = ops.equal(roots[:, :, None], roots[:, None, :])
-    distances = heights[:, :, None] + heights[:, None, :] - 2.0 * common  # (B, T, T)
+    distances = ways + ops.transpose(ways, (0, 2, 1))  # (B, T, T)
     return ops.where(same_tree, distances, 0.0), same_tree
 
 

@@ -3,7 +3,8 @@
 The centroid decomposition turns the mask into sparse sums and Hankel products (see
 `keras_graphattn.ops.trees.centroids`). Branches and components with a similar number of distances
 share one product. For few distances it is a matrix product with the Hankel matrix of f, for more
-distances it uses FFTs.
+distances it uses FFTs. If f ends before the largest distance, these are of tiles, so that a node
+never changes a row that does not see it.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from keras import ops
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.precision.own_gradient import kept_with
 from keras_graphattn.ops.toeplitz.fourier import fast_fourier_length
+from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product
 from keras_graphattn.ops.trees.centroids import centroid_incidences
 from keras_graphattn.ops.trees.forests import Array, Forest
 
@@ -122,6 +124,11 @@ def _hankel_products(x: Tensor, table: Tensor, shapes: list[tuple[int, int]], sh
             places = np.arange(size)[:, None] + np.arange(size)  # d + e
             matrix = ops.reshape(ops.take(values, places.ravel(), axis=0), (size, size, -1))
             product = matrix_products(signal, matrix)
+        elif table.shape[0] - shift < 2 * size - 1:
+            last = table.shape[0] - 1 - shift - (size - 1)  # d - (size - 1 - e) of the last factor
+            product = tiled_toeplitz_product(
+                ops.transpose(values), ops.flip(signal, axis=1), limits=(1 - size, last)
+            )
         else:
             product = _by_transform(signal, values, size)
         parts.append(ops.reshape(product, (count * size, heads, columns)))

@@ -10,10 +10,11 @@ except for the distance of a leaf off the spine to itself. So the mask consists 
 matrices T_s of f(|p - q| + s) for s = 0, 1, 2. Let x_0 be the sum of x by place on the spine, and
 x_1 the sum over the leaves off it. Then
 
-    y_0 = T_1 (x_0 + x_1) + (T_0 - T_1) x_0,      y_1 = T_1 (x_0 + x_1) + (T_2 - T_1) x_1
+    y_0 = T_0 x_0 + T_1 x_1,      y_1 = T_1 x_0 + T_2 x_1
 
-takes three products instead of four. A path needs only one, T_0 x. Trees with a similar number of
-places share a product: by the matrix for few places, by FFT for more.
+A path needs only T_0 x. Trees with a similar number of places share a product: by the matrix for
+few places, by FFT for more. If f ends before the largest distance, the FFTs are of tiles, so that a
+node never changes a row that does not see it.
 """
 
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.precision.own_gradient import kept_with
 from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
 from keras_graphattn.ops.toeplitz.rows import toeplitz_matrix
+from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product
 from keras_graphattn.ops.trees.forests import Array, Forest
 from keras_graphattn.ops.trees.hankel import (
     LARGEST_MATRIX,
@@ -90,38 +92,37 @@ def spine_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
     plan = kept_with(forest, _spine_plan)
     x = ops.convert_to_tensor(x)
     table = ops.cast(table, x.dtype)
-    longest = max(places for _, places in plan.spines)
-    # f(d), f(d + 1) and f(d + 2) for each distance d along the spine: (places, N) each
-    here, near, far = (table_values(table, shift, longest) for shift in range(3))
     on = sparse_product(plan.spine, x)  # (rows, N, C)
     if plan.legs is None:
-        products = _toeplitz_products(on, [here] * len(plan.spines), plan.spines)
-        return sparse_product(plan.spine.transpose, products)
+        return sparse_product(plan.spine.transpose, _products(on, table, 0, plan.spines))
     leaves = sparse_product(plan.legs, x)
-    # A tree of one node has no neighbours. Adding and subtracting f(1) would round away its f(0).
-    near = [near * float(places > 1) for _, places in plan.spines]
-    both = _toeplitz_products(on + leaves, near, plan.spines)
-    on = both + _toeplitz_products(on, [here - values for values in near], plan.spines)
-    leaves = both + _toeplitz_products(leaves, [far - values for values in near], plan.spines)
+    columns = ops.shape(x)[2]
+    across = _products(ops.concatenate([on, leaves], axis=2), table, 1, plan.spines)
+    on = _products(on, table, 0, plan.spines) + across[..., columns:]
+    leaves = _products(leaves, table, 2, plan.spines) + across[..., :columns]
     found = sparse_product(plan.spine.transpose, on)
     found = found + sparse_product(plan.legs.transpose, leaves)
     of_leaves = ops.convert_to_tensor(plan.beside, dtype=x.dtype)[:, None, None]
-    return found + of_leaves * (here[0] - far[0])[None, :, None] * x
+    own = table[0] - table_values(table, 2, 1)[0]
+    return found + of_leaves * own[None, :, None] * x
 
 
-def _toeplitz_products(x: Tensor, values: list[Tensor], spines: list[tuple[int, int]]) -> Tensor:
-    """y[p] = sum_q values[|p - q|] x[q] in each tree, for rows (tree, place)."""
+def _products(x: Tensor, table: Tensor, shift: int, spines: list[tuple[int, int]]) -> Tensor:
+    """y[p] = sum_q f(|p - q| + shift) x[q] in each tree, for rows (tree, place)."""
     parts, start = [], 0
     _, heads, columns = ops.shape(x)
-    for (count, places), of_class in zip(spines, values, strict=True):
+    for count, places in spines:
         signal = ops.reshape(x[start : start + count * places], (count, places, heads, columns))
         start += count * places
         offsets = np.abs(np.arange(1 - places, places)).astype("int32")
-        table = ops.transpose(ops.take(of_class, offsets, axis=0))
+        factors = ops.transpose(ops.take(table_values(table, shift, places), offsets, axis=0))
+        last = table.shape[0] - 1 - shift
         if places <= LARGEST_MATRIX:
-            product = matrix_products(signal, ops.transpose(toeplitz_matrix(table), (1, 2, 0)))
+            product = matrix_products(signal, ops.transpose(toeplitz_matrix(factors), (1, 2, 0)))
+        elif last < places - 1:
+            product = tiled_toeplitz_product(factors, signal, limits=(-last, last))
         else:
-            product = toeplitz_product(table, signal)
+            product = toeplitz_product(factors, signal)
         parts.append(ops.reshape(product, (count * places, heads, columns)))
     return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=0)
 
