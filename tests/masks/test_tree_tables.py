@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from keras import ops
 from scipy.sparse.csgraph import shortest_path
 
 from keras_graphattn.masks import Tree
 from tests import reference_topology as reference
-from tests.numerics import to_numpy, value_and_gradients
+from tests.numerics import differentiated, to_numpy
 from tests.topology_cases import HEADS, check
 
 LONG = {"path": 600, "caterpillar": 800, "deep": 1500}  # more places or distances than a matrix has
@@ -44,17 +45,18 @@ def check_unseen(mask, path, distances, last, inputs):
     """A node beyond the table changes no row and gets no gradient from one, at any size."""
     count = len(distances)
     x = np.random.default_rng(0).standard_normal((1, count, HEADS, 2)).astype("float32")
-    for node in (0, count // 2, count - 1):
+    for node in (0, count - 1):
         unseen = np.flatnonzero(distances[node] > last)
         if not len(unseen):
             continue
+        of_unseen = differentiated(
+            lambda x, unseen=unseen: ops.take(mask.apply(x, path, **inputs), unseen, axis=1)
+        )
         rows = []
         for factor in (1.0, 1e4, 1e15):
             changed = x.copy()
             changed[:, node] *= factor
-            value, gradients = value_and_gradients(
-                lambda x, unseen=unseen: mask.apply(x, path, **inputs)[:, unseen], changed
-            )
+            value, gradients = of_unseen(changed)
             rows.append(value)
             assert not gradients[0][:, node].any()
         np.testing.assert_array_equal(rows[1], rows[0])
@@ -62,7 +64,7 @@ def check_unseen(mask, path, distances, last, inputs):
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-@pytest.mark.parametrize("last", [1, 5, 290])
+@pytest.mark.parametrize("last", [5, 290])
 @pytest.mark.parametrize(("kind", "path"), KINDS)
 def test_nodes_beyond_the_table_change_nothing_in_long_trees(kind, path, last):
     parents = reference.random_parents(LONG[kind], kind, cut=0.0)
