@@ -7,6 +7,15 @@ import keras
 import numpy as np
 
 from keras_graphattn.checks.arguments import flag, is_list, optional, whole
+from keras_graphattn.graphs.batch_checks import (
+    check_alike,
+    check_arrays,
+    check_narrow,
+    check_one_kind,
+    check_weights,
+    checked_edge_sizes,
+    checked_sizes,
+)
 from keras_graphattn.graphs.graph import Array, Graph
 from keras_graphattn.graphs.precomputation import checked_graphs
 
@@ -59,7 +68,8 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
 
     Raises:
         ValueError: For graphs that do not go together, arrays of the wrong shape, numbers that
-            int32 or float32 do not hold, and sizes that do not hold all graphs.
+            int32 or float32 do not hold (edge weights from 1.2e-38 to 3.4e38, if they are an
+            input), and sizes that do not hold all graphs.
 
     Example:
 
@@ -91,32 +101,34 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         self.batch_size = whole()("batch_size", batch_size, {})
         self.seed = optional(whole(0, 2**32))("seed", seed, {})
         self.node_labels = flag("node_labels", node_labels)
-        self._check_alike()
+        check_alike(self.graphs, self.node_labels)
         self._weighted = any((graph.edge_weights != 1.0).any() for graph in self.graphs)
         if weighted is not None:
             self._weighted = flag("weighted", weighted)
         counts = np.array([graph.num_nodes for graph in self.graphs])
         num_buckets = whole()("num_buckets", num_buckets, {})
-        self.sizes = _sizes(counts, num_buckets) if sizes is None else _checked_sizes(sizes, counts)
+        self.sizes = _sizes(counts, num_buckets) if sizes is None else checked_sizes(sizes, counts)
         self._bucket = np.searchsorted(self.sizes, counts)
         edges = np.array([len(graph.edges) for graph in self.graphs])
         self.edge_sizes = _edges_of_buckets(self._bucket, edges, len(self.sizes))
         if edge_sizes is not None:
-            self.edge_sizes = _checked_edge_sizes(edge_sizes, self.edge_sizes, sizes)
+            self.edge_sizes = checked_edge_sizes(edge_sizes, self.edge_sizes, sizes)
         self._arrays = {
             **{name: (1, given) for name, given in dict(node_arrays or {}).items()},
             **{name: (2, given) for name, given in dict(pair_arrays or {}).items()},
         }
         for name, (axes, given) in self._arrays.items():
-            self._check_arrays(name, axes, given, counts)
+            check_arrays(name, axes, given, counts)
         self._names = self._checked_names(inputs)
         if "edge_weights" in self._names:
-            self._check_weights()
+            check_weights(self.graphs)
         self.labels: Any = [graph.label for graph in self.graphs]
         if self.graphs[0].label is None:
             self.labels = None
         else:
-            _check_narrow("label", self.labels)
+            check_narrow("label", self.labels)
+            if self.node_labels:
+                check_one_kind("label", self.labels)
             self.labels = self.labels if self.node_labels else _narrow(np.stack(self.labels))
         self.start_epoch(0)
 
@@ -215,26 +227,6 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
             signature.append(tf.TensorSpec(shape, array.dtype))
         return tf.data.Dataset.from_generator(run, output_signature=tuple(signature))
 
-    def _check_alike(self) -> None:
-        def of(graph: Graph) -> tuple[Any, ...]:
-            label, edges = graph.label, graph.edge_features
-            of_label = None if label is None else () if self.node_labels else label.shape
-            return graph.node_features.shape[1], None if edges is None else edges.shape[1], of_label
-
-        expected = of(self.graphs[0])
-        for place, graph in enumerate(self.graphs):
-            if of(graph) != expected:
-                raise ValueError(
-                    "All graphs must have the same number of node features, of edge features and "
-                    f"labels of the same shape (`None`: none). Received: {expected} in graph 0 and "
-                    f"{of(graph)} in graph {place}"
-                )
-            if self.node_labels and np.shape(graph.label) != (graph.num_nodes,):
-                raise ValueError(
-                    f"With `node_labels=True` a label must have the shape (n,). Received: shape "
-                    f"{np.shape(graph.label)} in graph {place} of {graph.num_nodes} nodes"
-                )
-
     def _checked_names(self, names: Any) -> list[str]:
         known = ["nodes", "node_mask", "edges", *self._arrays]
         known += ["edge_weights"] if self._weighted else []
@@ -248,61 +240,11 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
             )
         return list(names)
 
-    def _check_weights(self) -> None:
-        limits = np.finfo("float32")
-        for place, graph in enumerate(self.graphs):
-            weights = graph.edge_weights
-            wrong = weights[(weights < limits.tiny) | (weights > limits.max)]
-            if len(wrong):
-                raise ValueError(
-                    "A batch holds edge weights as float32: numbers from 1.2e-38 to 3.4e38. "
-                    f"Received: {wrong[0]} in graph {place}, and {len(wrong)} such there. Scale "
-                    "the weights."
-                )
-
-    def _check_arrays(self, name: str, axes: int, given: Any, counts: Array) -> None:
-        taken = ("nodes", "node_mask", "edges", "edge_weights", "edge_features")
-        shapes = [np.shape(array) for array in given]
-        right = len(shapes) == len(counts) and all(
-            shape[:axes] == (count,) * axes and shape[axes:] == shapes[0][axes:]
-            for shape, count in zip(shapes, counts, strict=False)
-        )
-        if name in taken or not right:
-            expected = "(n, ...)" if axes == 1 else "(n, n, ...)"
-            raise ValueError(
-                f"Arrays must have another name than {taken}, one array of shape {expected} for "
-                f"each of the {len(counts)} graphs, with the same last axes. Received: {name!r} "
-                f"with {len(shapes)} arrays, the first ones of shapes {shapes[:3]}"
-            )
-        _check_narrow(name, given)
-
 
 def _sizes(counts: Array, num_buckets: int) -> list[int]:
     """Sizes to pad to, each taking about as many of the graphs."""
     shares = np.arange(1, num_buckets + 1) / num_buckets
     return sorted({int(size) for size in np.quantile(counts, shares, method="higher")})
-
-
-def _checked_sizes(sizes: Any, counts: Array) -> list[int]:
-    found = [whole()("sizes", size, {}) for size in sizes]
-    if not found or sorted(set(found)) != found or found[-1] < counts.max():
-        raise ValueError(
-            f"`sizes` must be ascending, and the last one at least {counts.max()}, the number of "
-            f"nodes of the largest graph. Received: sizes={sizes!r}"
-        )
-    return found
-
-
-def _checked_edge_sizes(given: Any, least: list[int], sizes: Any) -> list[int]:
-    found = [whole()("edge_sizes", size, {}) for size in given]
-    holds = len(found) == len(least) and all(a >= b for a, b in zip(found, least, strict=True))
-    if sizes is None or not holds:
-        raise ValueError(
-            f"`edge_sizes` must be given with `sizes`, and be at least {least}, the numbers of "
-            f"edges that hold the graphs of each size. Received: edge_sizes={given!r}, "
-            f"sizes={sizes!r}"
-        )
-    return found
 
 
 def _edges_of_buckets(bucket: Array, edges: Array, count: int) -> list[int]:
@@ -312,23 +254,6 @@ def _edges_of_buckets(bucket: Array, edges: Array, count: int) -> list[int]:
         most = int(edges[bucket == number].max(initial=1))
         found.append(max(most, found[-1] + 1 if found else 1))
     return found
-
-
-def _check_narrow(name: str, arrays: Sequence[Any]) -> None:
-    """Raises a `ValueError` for anything but numbers that the dtype of a batch holds."""
-    for place, array in enumerate(map(np.asarray, arrays)):
-        if array.dtype.kind not in "biuf":
-            raise ValueError(
-                f"{name!r} must be numbers. Received: dtype {array.dtype} for graph {place}"
-            )
-        whole_numbers = array.dtype.kind in "iu"
-        limit = 2.0**31 if whole_numbers else float(np.finfo("float32").max)
-        finite = array[np.isfinite(array)]
-        if finite.size and max(-float(finite.min()), float(finite.max()) + whole_numbers) > limit:
-            raise ValueError(
-                f"A batch holds integers as int32 and other numbers as float32. Received: {name!r} "
-                f"of graph {place} with numbers from {finite.min()} to {finite.max()}"
-            )
 
 
 def _narrow(array: Array) -> Array:

@@ -42,8 +42,9 @@ class Graph:
 
     Raises:
         ValueError: For an empty graph, edges to nodes that are not there, loops, weights that are
-            not positive finite numbers, numbers of the wrong shape, NaN or infinity, and for an
-            edge with two different weights or features.
+            not positive finite numbers, numbers of the wrong shape, NaN or infinity, features that
+            float32 does not hold (above 3.4e38, and some whole numbers above 2^24 given as
+            integers), and for an edge with two different weights or features.
         TypeError: For edges that are not an integer array of shape (E, 2).
 
     Example:

@@ -127,6 +127,18 @@ def test_numbers_that_a_batch_does_not_hold_are_refused(wrong):
     GraphBatches(pair, 1, node_arrays={"far": [np.array([-(2**31), 2**31 - 1])]})
 
 
+@pytest.mark.parametrize("other", [[0.5, 1.5], [True, False]])
+def test_numbers_of_two_kinds_are_not_made_one_in_silence(other):
+    """An array has the dtype of its first graph: 0.5 would become 0."""
+    pair = [Graph([[0, 1]], label=[1, 0]), Graph([[0, 1]], label=other)]
+    for options in ({"node_labels": True}, {"node_arrays": {"far": [[1, 2], other]}}):
+        graphs = pair if "node_labels" in options else [Graph([[0, 1]])] * 2
+        with pytest.raises(ValueError, match=r"int64 for graph 0 and .* for graph 1"):
+            GraphBatches(graphs, 2, **options)
+    numbers = [Graph([[0, 1]], label=1), Graph([[0, 1]], label=0.5)]  # labels of graphs are stacked
+    assert GraphBatches(numbers, 2)[0][1].tolist() == [1.0, 0.5]
+
+
 @pytest.mark.parametrize("wrong", [1e39, 1e-39, 1e-310])
 def test_weights_that_a_batch_does_not_hold_are_refused(wrong):
     graphs = [*made((2,)), Graph([[0, 1], [1, 2]], [1.0, wrong], np.ones((3, 2)), label=0)]
