@@ -91,12 +91,12 @@ def random_walks(
     [[[0, 1, 0]], [[1, 0, 1]]]
     """
     generator = np.random.default_rng(seed)
-    count = adjacency.shape[0]
+    steps, count = transition_matrix(adjacency), adjacency.shape[0]
     # The cumulative probabilities of all edges, from which a uniform number picks one edge of a
     # node. Those of a node sum to 1: sums of weights would lose a small one after a large one.
-    ends = np.cumsum(np.concatenate([[0.0], transition_matrix(adjacency).data]))
-    first, last = ends[adjacency.indptr[:-1]], ends[adjacency.indptr[1:]]
-    isolated = np.diff(adjacency.indptr) == 0
+    ends = np.cumsum(np.concatenate([[0.0], steps.data]))
+    first, last = ends[steps.indptr[:-1]], ends[steps.indptr[1:]]
+    isolated = np.diff(steps.indptr) == 0
     found = np.full((count, walks, length), -1, "int64")
     here = np.repeat(np.arange(count), walks)
     for step in range(length):
@@ -107,9 +107,9 @@ def random_walks(
         now = here[moving]
         target = first[now] + generator.random(len(now)) * (last[now] - first[now])
         place = np.searchsorted(ends, target, side="right") - 1
-        place = np.clip(place, adjacency.indptr[now], adjacency.indptr[now + 1] - 1)
+        place = np.clip(place, steps.indptr[now], steps.indptr[now + 1] - 1)
         here = np.full(len(here), -1)
-        here[moving] = adjacency.indices[place]
+        here[moving] = steps.indices[place]
     return found
 
 
