@@ -73,7 +73,8 @@ class Tree(TopologyMask):
       distance.
     - `centroids` for larger diameters.
 
-    For a table, the error of a row is about 1e-7 of the largest row of its tree. A node beyond the
+    For a table, the error of a row is about 1e-7 of the largest factor times the largest sum of
+    tokens of its tree, except on the path "dense", where it is 1e-7 of the row. A node beyond the
     last distance never changes a row, not even by rounding.
 
     Args:
