@@ -116,9 +116,10 @@ def distances_of_batch(
     def columns(x: Tensor) -> Tensor:
         return ops.reshape(down(ops.reshape(x, (-1, length))), (batch, length, length))
 
-    own = ops.ones((batch, 1, 1), weights.dtype) * ops.eye(length, dtype=weights.dtype)[None]
+    lengths = ops.reshape(weights, (batch, length, 1))
+    own = ops.ones_like(lengths) * ops.eye(length, dtype=weights.dtype)[None]
     is_above = ops.transpose(columns(own), (0, 2, 1))  # [i, j]: whether i is j, or above it
-    ways = columns(ops.reshape(weights, (batch, length, 1)) * (1.0 - is_above))
+    ways = columns(lengths * (1.0 - is_above))
     roots = ops.reshape(roots, (batch, length))
     same_tree = ops.equal(roots[:, :, None], roots[:, None, :])
     distances = ways + ops.transpose(ways, (0, 2, 1))  # (B, T, T)
