@@ -7,16 +7,21 @@ weights its coefficients learn. The optimizers of this module apply it.
 """
 
 import functools
+import warnings
 from typing import Any
 
 import keras
 
-from keras_graphattn.checks.arguments import number, optional
+from keras_graphattn.checks.arguments import optional
+from keras_graphattn.coefficient_rate import MARK, NAME, positive
 
-FINE_TUNING_MULTIPLIER = 100.0  # of layers made by `convert`: 5e-3 if other weights have 5e-5
-MARK = "learning_rate_multiplier"  # an attribute of variables; their layer sets it
-
-positive = number(above=0.0)
+__all__ = [
+    "CoefficientRates",
+    "applies_coefficient_rates",
+    "learning_rate_multiplier",
+    "with_coefficient_rates",
+    "without_coefficient_rates",
+]
 
 
 def learning_rate_multiplier(variable: Any) -> float:
@@ -47,11 +52,14 @@ class CoefficientRates:
     """
 
     coefficient_learning_rate_multiplier: float | None = None
+    warns_without_effect = False  # the user asked for the rates
     optimizers: Any
     _trainable_variables: Any
     _get_variable_index: Any
 
     def build(self, variables: Any) -> None:
+        if self.warns_without_effect and not self.built:  # type: ignore[attr-defined]
+            _warn_without_effect(variables, self.coefficient_learning_rate_multiplier)
         super().build(variables)  # type: ignore[misc]
         _change_members(self, self.coefficient_learning_rate_multiplier)
 
@@ -89,13 +97,13 @@ class CoefficientRates:
         optimizer = plain.from_config(super().get_config())  # type: ignore[misc]
         return {
             "optimizer": keras.optimizers.serialize(optimizer),
-            "coefficient_learning_rate_multiplier": self.coefficient_learning_rate_multiplier,
+            NAME: self.coefficient_learning_rate_multiplier,
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         optimizer = keras.optimizers.deserialize(dict(config["optimizer"]), custom_objects)
-        return with_coefficient_rates(optimizer, config["coefficient_learning_rate_multiplier"])
+        return apply_rates(optimizer, config[NAME])
 
 
 def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> Any:
@@ -116,11 +124,14 @@ def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> A
         optimizer: A Keras optimizer, its name, or its configuration. An optimizer is changed in
             place. For a `LossScaleOptimizer` or `MultiOptimizer`, the inner optimizers are changed.
         multiplier: The factor of the rate, a positive number, for all coefficients. By default
-            each coefficient has the `coefficient_learning_rate_multiplier` of its layer: 1 in a
-            layer made by its constructor, 100 in a layer made by `convert`.
+            each coefficient has the `coefficient_learning_rate_multiplier` of its layer or mask:
+            FILTER in a layer made by its constructor, MASK in a mask, 100 in a layer made by
+            `convert`.
 
     Returns:
-        The optimizer; still an instance of its class.
+        The optimizer; still an instance of its class. It warns when it is built for variables that
+        it would all give one rate: those of a model without trained coefficients, or of one whose
+        coefficients all have the multiplier 1.
 
     Raises:
         ValueError: For an invalid optimizer, and for a multiplier that is not positive.
@@ -138,8 +149,16 @@ def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> A
             "`optimizer` must be a Keras optimizer, its name or its configuration. Received: "
             "optimizer=None"
         )
+    apply_rates(found, multiplier)
+    inner = found.inner_optimizer if _is_loss_scaling(found) else found
+    inner.warns_without_effect = True
+    return found
+
+
+def apply_rates(found: Any, multiplier: float | None = None) -> Any:
+    """Does to an optimizer, in place, what `with_coefficient_rates` does, without its warning."""
     if _is_loss_scaling(found):
-        with_coefficient_rates(found.inner_optimizer, multiplier)
+        apply_rates(found.inner_optimizer, multiplier)
         return found
     if not isinstance(found, CoefficientRates):
         plain: Any = type(found)
@@ -191,10 +210,28 @@ def _is_loss_scaling(optimizer: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+def _warn_without_effect(variables: Any, multiplier: float | None) -> None:
+    found = [variable for variable in variables if hasattr(variable, MARK)]
+    if found and (multiplier or any(learning_rate_multiplier(one) != 1.0 for one in found)):
+        return
+    received = (
+        f"{len(found)} coefficients, each of which has the multiplier 1. Set "
+        f"`{NAME}` of their layers and masks, or give `multiplier` here."
+        if found
+        else "none among the trained weights. Use the optimizer as it is, or check that the model "
+        "has a filter or a mask with weights, and that they are trainable."
+    )
+    warnings.warn(
+        "`with_coefficient_rates` has no effect in this model: it gives another learning rate to "
+        f"coefficients of filters and masks. Received: {received}",
+        stacklevel=3,
+    )
+
+
 def _change_members(optimizer: Any, multiplier: float | None) -> None:
     """Changes the optimizers inside a `MultiOptimizer`. It makes some of them when it is built."""
     for member in getattr(optimizer, "optimizers", ()):
-        with_coefficient_rates(member, multiplier)
+        apply_rates(member, multiplier)
 
 
 @functools.cache

@@ -1,14 +1,17 @@
 """Coefficient rates: compared with NumPy, under all Keras optimizers, compiled and saved."""
 
+import copy
+import warnings
+
 import keras
 import numpy as np
 import pytest
 
 from keras_graphattn import layers, masks
+from keras_graphattn.coefficient_rate import FILTER_MULTIPLIER, MARK, MASK_MULTIPLIER, NAME
 from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
 from keras_graphattn.layers.parts.projections import projections_of
 from keras_graphattn.optimizers import (
-    MARK,
     applies_coefficient_rates,
     learning_rate_multiplier,
     with_coefficient_rates,
@@ -255,19 +258,21 @@ def cases():
             yield pytest.param(name, options, id=name)
     for name, options in MASKS.items():
         if name != "Entries":
-            mask = getattr(masks, name)
-            made = {"num_heads": N, "key_dim": 3, "mask": lambda m=mask, o=options: m(**o)}
+            made = {"num_heads": N, "key_dim": 3, "mask": getattr(masks, name)(**options)}
             yield pytest.param("MaskedKernelAttention", made, id=f"mask {name}")
+
+
+def built_layer(name, options, **own):
+    """A layer with objects of its own; it has the default multiplier if `own` has none."""
+    given = copy.deepcopy({key: value for key, value in options.items() if key != NAME})
+    layer = getattr(layers, name)(**given, **own)
+    layer.build((2, T, 6), (2, T, 6))
+    return layer
 
 
 @pytest.mark.parametrize(("name", "options"), list(cases()))
 def test_all_that_a_layer_adds_to_its_projections_carries_the_multiplier(name, options):
-    mask = options.get("mask")
-    given = (
-        {**options, "mask": mask()} if callable(mask) and not hasattr(mask, "build") else options
-    )
-    layer = getattr(layers, name)(**{**given, "coefficient_learning_rate_multiplier": 30})
-    layer.build((2, T, 6), (2, T, 6))
+    layer = built_layer(name, options, coefficient_learning_rate_multiplier=30)
     own = [getattr(layer, part, None) for part in ("singular_dense", "_additive_score")]
     projections = [*projections_of(layer).values(), *own]
     theirs = {id(v) for p in projections if p is not None for v in p.weights}
@@ -277,6 +282,99 @@ def test_all_that_a_layer_adds_to_its_projections_carries_the_multiplier(name, o
     assert layer.get_config()["coefficient_learning_rate_multiplier"] == 5.0
     assert {learning_rate_multiplier(v) for v in layer.coefficients} <= {5.0}
     assert not theirs & {id(v) for v in layer.coefficients}
+
+
+@pytest.mark.parametrize(("name", "options"), list(cases()))
+def test_by_default_coefficients_and_masks_move_as_far_as_their_multipliers_say(name, options):
+    moved = []
+    for optimizer in (keras.optimizers.get("adam"), with_coefficient_rates("adam")):
+        optimizer.warns_without_effect = False  # some layers and masks have no weights
+        layer = built_layer(name, options)
+        weights = layer.trainable_weights
+        starts = [to_numpy(weight) for weight in weights]
+        optimizer.build(weights)
+        optimizer.apply([keras.ops.ones(weight.shape) for weight in weights])
+        moved.append([np.abs(to_numpy(w) - s).max() for w, s in zip(weights, starts, strict=True)])
+    of_mask = getattr(layer, "mask", None)
+    of_mask = {id(weight) for weight in of_mask.weights} if of_mask else set()
+    of_filter = {id(weight) for weight in layer.coefficients} - of_mask
+    for weight, plain, fast in zip(weights, *moved, strict=True):
+        expected = MASK_MULTIPLIER if id(weight) in of_mask else 1.0
+        expected = FILTER_MULTIPLIER if id(weight) in of_filter else expected
+        np.testing.assert_allclose(fast, expected * plain, rtol=2e-3)
+        assert learning_rate_multiplier(weight) == expected
+
+
+def kernel_layer(mask, **options):
+    layer = layers.MaskedKernelAttention(N, 3, mask=mask, filter="monomial", **options)
+    layer.build((2, 4, 6))
+    return layer
+
+
+def multipliers(layer):
+    """Those of the filter and those of the mask."""
+    of_mask = {id(weight) for weight in layer.mask.weights}
+    return tuple(
+        {learning_rate_multiplier(v) for v in layer.coefficients if (id(v) in of_mask) == is_mask}
+        for is_mask in (False, True)
+    )
+
+
+@pytest.mark.parametrize("product", [False, True])
+@pytest.mark.parametrize("mask_first", [False, True])
+def test_a_mask_has_the_multiplier_that_it_was_given_else_that_of_its_layer(product, mask_first):
+    def mask(**given):
+        own = masks.BlockToeplitz((2, 2), **given)
+        if mask_first:
+            own.build((2, 4, N, 3))
+        return masks.Product([masks.Causal(), own]) if product else own
+
+    for of_layer, of_mask, expected in (
+        (None, None, (FILTER_MULTIPLIER, MASK_MULTIPLIER)),
+        (None, 5.0, (FILTER_MULTIPLIER, 5.0)),
+        (7.0, None, (7.0, 7.0)),
+        (7.0, 5.0, (7.0, 5.0)),
+    ):
+        given = {} if of_mask is None else {NAME: of_mask}
+        layer = kernel_layer(mask(**given), coefficient_learning_rate_multiplier=of_layer)
+        assert multipliers(layer) == ({expected[0]}, {expected[1]})
+        restored = layers.MaskedKernelAttention.from_config(layer.get_config())
+        restored.build((2, 4, 6))
+        assert multipliers(restored) == multipliers(layer)
+    layer.coefficient_learning_rate_multiplier = 3.0
+    assert multipliers(layer) == ({3.0}, {3.0})
+    assert layer.mask.coefficient_learning_rate_multiplier == 3.0
+
+
+def test_layers_of_older_files_keep_the_multiplier_of_their_file():
+    config = kernel_layer(masks.Exponential()).get_config()
+    del config["mask"]["config"][NAME]  # masks had none of their own
+    restored = layers.MaskedKernelAttention.from_config({**config, NAME: 1.0})
+    restored.build((2, 4, 6))
+    assert multipliers(restored) == ({1.0}, {1.0})
+
+
+WITHOUT = "no effect in this model"
+
+
+@pytest.mark.parametrize("make", [keras.optimizers.SGD, LINEAR["loss_scale"], LINEAR["map"]])
+@pytest.mark.parametrize("factor", [None, 1.0, 2.0])
+def test_a_warning_says_once_where_rates_have_no_effect(make, factor):
+    found = variables(marked=factor is not None, factor=factor)
+    optimizer = with_coefficient_rates(make())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.build(found)
+        optimizer.build(found)
+    told = [str(one.message) for one in caught if WITHOUT in str(one.message)]
+    assert len(told) == (factor != 2.0)
+    assert all(("1 coefficients" in one) == (factor == 1.0) for one in told)
+
+
+def test_no_warning_for_a_multiplier_that_was_given_to_the_optimizer():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with_coefficient_rates("sgd", multiplier=1.0).build(variables())
 
 
 def small_model():

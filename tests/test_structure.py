@@ -13,7 +13,7 @@ MOST_LINES = 350
 # Each folder may import only from itself and from the folders in the lines before it.
 ORDER = (
     ("checks", "serialization", "version", "keras_internals"),
-    ("ops",),
+    ("ops", "coefficient_rate"),
     ("filters", "feature_maps", "masks", "graphs", "optimizers"),
     ("layers",),
     ("hub", "analysis", "distribution", "export"),

@@ -20,7 +20,7 @@ from keras_graphattn.hub.adapters import (
     served_names,
 )
 from keras_graphattn.keras_internals import subclasses_of
-from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
+from keras_graphattn.layers.parts.conversion_mark import ConversionMark
 
 # Names in papers and in other libraries, written as `_simple` writes them.
 ALIASES = {
@@ -126,7 +126,7 @@ def is_reached(layer: Any) -> bool:
 
 def is_ours(layer: Any) -> bool:
     """Whether this is attention of this package, made by `convert` or not."""
-    return isinstance(layer, CoefficientRate)
+    return isinstance(layer, ConversionMark)
 
 
 def is_attention(layer: Any) -> bool:

@@ -7,7 +7,7 @@ import keras
 
 from keras_graphattn.hub.attentions import is_ours
 from keras_graphattn.keras_internals import walk
-from keras_graphattn.optimizers import with_coefficient_rates, without_coefficient_rates
+from keras_graphattn.optimizers import apply_rates, without_coefficient_rates
 
 
 def compile_methods(plain: Any) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def compile_methods(plain: Any) -> dict[str, Any]:
     def compile(self: Any, *args: Any, **kwargs: Any) -> None:
         plain.compile(self, *args, **kwargs)
         if self.optimizer is not None:
-            with_coefficient_rates(self.optimizer)
+            apply_rates(self.optimizer)
 
     if plain.compile is not keras.Model.compile:
         return {"compile": compile}  # such models Keras loads without compiling them
@@ -39,6 +39,6 @@ def settle_optimizer(model: Any) -> None:
     if optimizer is None:
         return
     if any(is_ours(layer) for layer in walk(model)):
-        with_coefficient_rates(optimizer)
+        apply_rates(optimizer)
     else:
         without_coefficient_rates(optimizer)

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
+from keras_graphattn.coefficient_rate import NAME, CoefficientRate
 from keras_graphattn.hub.cached import CacheSlots, open_slots, step_mask
 from keras_graphattn.hub.grouped_cache import Step, in_all_heads
 from keras_graphattn.hub.logits import Logits
 from keras_graphattn.hub.paged import refuse_paged_attention
 from keras_graphattn.keras_internals import remove_attribute
-from keras_graphattn.layers.parts.coefficient_rate import CoefficientRate
 from keras_graphattn.layers.parts.conversion_mark import ConversionMark
 from keras_graphattn.ops.softmax.masks import AttentionMask, all_of, four_dimensional
 
@@ -223,7 +223,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         config = keras.Layer.get_config(self)
         options = self.converted_from.request.options  # type: ignore[attr-defined]
         serialized = keras.saving.serialize_keras_object(options)
-        return {**config, "coefficient_learning_rate_multiplier": self._multiplier, **serialized}
+        return {**config, NAME: self._multiplier, **serialized}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:

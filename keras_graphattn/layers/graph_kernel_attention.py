@@ -148,6 +148,7 @@ class GraphKernelAttention(FeatureLayer):
         self.mask, self.score, self.feature_chunk = mask, score, feature_chunk
         self.feature_map = None if feature_map is None else feature_maps.get(feature_map)
         self.dynamic_walks = dynamic_walks
+        self._share_multiplier()
         self._check_form()
         if dynamic_walks:
             check_walks(mask, self.sliding_window)

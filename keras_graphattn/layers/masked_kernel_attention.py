@@ -138,6 +138,7 @@ class MaskedKernelAttention(FeatureLayer):
         self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
         self.feature_map = feature_maps.get(feature_map)
         self.filter = found
+        self._share_multiplier()
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         if self.filter is not None:

@@ -20,6 +20,7 @@ from keras_graphattn.checks.arguments import (
     integers,
     whole,
 )
+from keras_graphattn.coefficient_rate import MASK_MULTIPLIER, CoefficientRate
 from keras_graphattn.masks.call_inputs import CallInputs, Prepared
 from keras_graphattn.masks.calls import (
     matrix_of_call,
@@ -37,7 +38,7 @@ Tensors = dict[str, Tensor]
 DENSE_LIMIT = 1024  # for longer sequences, "auto" forms blocks of rows if a mask has no own path
 
 
-class Mask(CallInputs, keras.layers.Layer):  # type: ignore[misc]
+class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[misc]
     """M, a T x T matrix of non-negative factors per head, as a linear operator.
 
     A subclass names its `paths` and `inputs_at_call`, and writes at least one of `_matrix` and
@@ -69,6 +70,7 @@ class Mask(CallInputs, keras.layers.Layer):  # type: ignore[misc]
     [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
     """
 
+    default_multiplier: ClassVar[float] = MASK_MULTIPLIER
     paths: tuple[str, ...] = FORMED_PATHS
     block_size: ClassVar[int] = 512
 

@@ -65,6 +65,7 @@ class Product(ChunkedMask):
             for mask in given
             for factor in (mask.masks if isinstance(mask, Product) else [mask])
         ]
+        self._share_multiplier()
         names = [name for mask in self.masks for name in mask.inputs_at_call]
         if len(set(names)) < len(names):
             raise ValueError(

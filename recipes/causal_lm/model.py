@@ -11,12 +11,11 @@ import keras_hub
 import numpy as np
 
 import keras_graphattn
-from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.causal_lm.data import Problem, no_preset, per_word
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.batches import Windows
-from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.coefficients import coefficient_report, with_rates
 from recipes.common.training.kept import Run
 from recipes.common.training.layers import served_inputs
 from recipes.common.training.optimizers import WarmUpLinearDecay
@@ -104,7 +103,7 @@ def trainer(task: keras.Model, options: argparse.Namespace, steps: int) -> keras
     model = keras.Model(task.input, task.output, name=task.name)
     rate = WarmUpLinearDecay(options.learning_rate, options.warm_up, steps)
     model.compile(
-        optimizer=with_coefficient_rates(keras.optimizers.Adam(rate, global_clipnorm=1.0)),
+        optimizer=with_rates(keras.optimizers.Adam(rate, global_clipnorm=1.0), model),
         loss=keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, reduction="mean_with_sample_weight"
         ),

@@ -124,7 +124,7 @@ class PublishedFilter(NamedTuple):
         Args:
             one_rate: Whether coefficients learn as fast as all other weights, as in the papers.
         """
-        rate = None if one_rate else MULTIPLIER
+        rate = 1.0 if one_rate else MULTIPLIER
         return {"gfsa": {"order": 3, RATE: rate}, "agf": {**self._asdict(), RATE: rate}}
 
 

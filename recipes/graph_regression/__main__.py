@@ -102,7 +102,7 @@ class GraphRegression(Recipe):
         return {"train_examples": 1024, "evaluation_examples": 256}
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-        return {"gfsa": {"order": ORDER, RATE: None if options.published else MULTIPLIER}}
+        return {"gfsa": {"order": ORDER, RATE: 1.0 if options.published else MULTIPLIER}}
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.dataset)

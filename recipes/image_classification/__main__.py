@@ -180,13 +180,13 @@ class ImageClassification(Recipe):
         return f"{options.dataset.replace('/', '-')}-{_model_name(options)}"
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-        # with a preset, that of `convert`
-        own_rate = options.published or options.released or options.preset is not None
-        found = AGF.defaults(one_rate=own_rate)
+        found = AGF.defaults(one_rate=options.published or options.released)
         if options.preset is None:
             found["gfsa"]["order"] = ORDERS[MODELS[options.model].family]
-        found["gfsa_high_pass"] = found["gfsa"]
-        return {**found, "topological": {RATE: None if own_rate else MULTIPLIER}}
+        found["topological"] = {RATE: found["gfsa"][RATE]}
+        if options.preset is not None:  # coefficients have the rate of `convert`
+            found = {name: {**own, RATE: None} for name, own in found.items()}
+        return {**found, "gfsa_high_pass": found["gfsa"]}
 
     def load(self, options: argparse.Namespace) -> "Problem":
         problem: Problem = super().load(options)

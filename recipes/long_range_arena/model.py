@@ -13,10 +13,9 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.data.batches import Buckets, bucket_lengths
 from recipes.common.data.ragged import Problem
-from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.coefficients import coefficient_report, with_rates
 from recipes.common.training.layers import attend, dropout, masked_mean
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay
@@ -107,7 +106,7 @@ def compile_model(model: keras.Model, options: argparse.Namespace, steps: int) -
     """
     schedule = WarmUpLinearDecay(options.learning_rate, min(options.warm_up, steps - 1), steps)
     model.compile(
-        optimizer=with_coefficient_rates(keras.optimizers.Adam(schedule)),
+        optimizer=with_rates(keras.optimizers.Adam(schedule), model),
         **loss_and_metrics(),
     )
 

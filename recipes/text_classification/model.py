@@ -15,12 +15,11 @@ import numpy as np
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.batches import Buckets
 from recipes.common.data.presets import refuse_converted, refused_preset
-from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.coefficients import coefficient_report, with_rates
 from recipes.common.training.kept import Run
 from recipes.common.training.layers import served_inputs
 from recipes.common.training.measures import CrossEntropy, SquaredError
@@ -176,8 +175,9 @@ def compile_model(
     else:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         error = CrossEntropy(from_logits=True, name="cross_entropy")
+    multiplier = options.coefficient_learning_rate / options.learning_rate
     model.compile(
-        optimizer=_adamw(options, steps),
+        optimizer=with_rates(_adamw(options, steps), model, multiplier),
         loss=loss,
         weighted_metrics=[criterion_metric(problem.task), error],
     )
@@ -186,9 +186,7 @@ def compile_model(
 def _adamw(options: argparse.Namespace, steps: int) -> keras.optimizers.Optimizer:
     warm_up = min(round(options.warm_up * steps), steps - 1)
     rate = WarmUpLinearDecay(options.learning_rate, warm_up, steps)
-    adamw = keras.optimizers.Adam(rate, weight_decay=options.weight_decay or None)
-    multiplier = options.coefficient_learning_rate / options.learning_rate
-    return with_coefficient_rates(adamw, multiplier)
+    return keras.optimizers.Adam(rate, weight_decay=options.weight_decay or None)
 
 
 def served(classifier: Any, options: argparse.Namespace) -> keras.Model:

@@ -13,9 +13,8 @@ import numpy as np
 from keras import layers, ops
 
 from keras_graphattn.analysis import token_similarity
-from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.data.batches import Batches
-from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.coefficients import coefficient_report, with_rates
 from recipes.common.training.kept import Run
 from recipes.common.training.layers import attend, dropout, masked_mean
 from recipes.common.training.measures import loss_and_metrics
@@ -112,7 +111,7 @@ def compile_model(model: keras.Model, options: argparse.Namespace) -> None:
     The metrics leave out the rows that only fill up the last batch.
     """
     model.compile(
-        optimizer=with_coefficient_rates(radam(options.learning_rate)),
+        optimizer=with_rates(radam(options.learning_rate), model),
         **loss_and_metrics(),
     )
 

@@ -1,5 +1,7 @@
 """Converted models train their coefficients at a rate of their own, however they are compiled."""
 
+import warnings
+
 import keras
 import keras_hub
 import numpy as np
@@ -74,6 +76,15 @@ def test_converting_a_compiled_task_gives_the_rate_and_reverting_takes_it_back()
         keras_graphattn.revert(model)
         assert not applies_coefficient_rates(model.optimizer)
         assert type(model.optimizer).__name__ == "Adam"
+
+
+def test_no_warning_where_compile_gave_rates_to_a_model_without_coefficients():
+    task = classifier("p_laplacian")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        task.compile("adam")
+        task.optimizer.build(task.trainable_variables)
+    assert applies_coefficient_rates(task.optimizer)
 
 
 def test_multipliers_are_shown_and_adjustable(tmp_path):

@@ -196,7 +196,8 @@ def test_published_settings_are_graphormer_slim_with_gfsa():
     assert (options.layers, options.heads * options.key_dim, options.feed_forward) == (12, 80, 80)
     assert options.attention == ["softmax", "gfsa"]
     filter = {"name": "first_order", "order": 2}
-    assert RECIPE.settings(options)["gfsa"] == {"filter": filter}  # coefficients have one rate
+    one_rate = {"coefficient_learning_rate_multiplier": 1.0}
+    assert RECIPE.settings(options)["gfsa"] == {"filter": filter, **one_rate}
     assert RECIPE.departures(options) == ["epochs 3 (published: 10000)"]
 
 

@@ -14,7 +14,7 @@ import scipy.stats
 import sklearn.metrics
 
 import keras_graphattn
-from keras_graphattn.optimizers import MARK
+from keras_graphattn.layers import GraphFilterAttention
 from recipes.common.command.parsing import UsageError
 from recipes.common.training.resume import KeepRun
 from recipes.text_classification.__main__ import RECIPE
@@ -27,6 +27,7 @@ from recipes.text_classification.model import (
     padded_lengths,
     report,
 )
+from tests.numerics import to_numpy
 from tests.recipes.command_line import assert_one_error_line
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
@@ -292,15 +293,17 @@ def test_metrics_in_batches_are_those_of_scikit_learn_and_scipy():
 
 
 def test_coefficients_learn_at_their_own_rate():
-    ours, other = (keras.Variable([1.0], name=name) for name in ("power_coefficient", "kernel"))
-    setattr(ours, MARK, 100.0)  # as `convert` sets it; the recipe's option has the last word
+    tokens = keras.Input((3, 4))  # the recipe's option goes before what the layer says
+    layer = GraphFilterAttention(1, 2, coefficient_learning_rate_multiplier=100.0)
+    model = keras.Model(tokens, layer(tokens, tokens))
     options = RECIPE.parse(["--learning-rate", "1e-3", "--coefficient-learning-rate", "2e-2"])
     options.warm_up = 0.0
-    model = keras.Sequential([keras.layers.Dense(2)])
     compile_model(model, types.SimpleNamespace(task=TASKS["cola"]), options, steps=10)
-    model.optimizer.build([ours, other])
-    model.optimizer.apply([keras.ops.array([0.3]), keras.ops.array([0.3])])
-    moved = [1.0 - float(keras.ops.convert_to_numpy(one.value)[0]) for one in (ours, other)]
+    both = [layer.power_coefficient, layer._query_dense.kernel]
+    starts = [to_numpy(one) for one in both]
+    model.optimizer.build(both)
+    model.optimizer.apply([keras.ops.full(one.shape, 0.3) for one in both])
+    moved = [np.abs(to_numpy(x) - start).mean() for x, start in zip(both, starts, strict=True)]
     np.testing.assert_allclose(moved, [2e-2, 1e-3], rtol=1e-3)
 
 

@@ -122,6 +122,7 @@ def test_published_names_the_ten_sets_settings():
             "filter": {"name": "jacobi", "order": order, "alpha": alpha, "beta": beta},
             "learned_constant": name in ("Handwriting", "Heartbeat", "JapaneseVowels"),
             "orthogonality_weight": weight / 2,
+            "coefficient_learning_rate_multiplier": 1.0,
         }
         assert (options.epochs, options.batch_size, options.learning_rate) == (100, 16, 1e-3)
         assert (options.layers, options.d_model, options.heads) == (2, 512, 8)

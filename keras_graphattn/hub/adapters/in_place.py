@@ -12,16 +12,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from keras_graphattn.coefficient_rate import FINE_TUNING_MULTIPLIER, NAME, positive
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Shell
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.converted_filter import ConvertedGraphFilter
 from keras_graphattn.hub.converted_p_laplacian import ConvertedPLaplacian
 from keras_graphattn.hub.logits import Logits
 from keras_graphattn.keras_internals import change_class, growing, scope_of
-from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER, positive
 
 Tensor = Any
-RATE = "coefficient_learning_rate_multiplier"
 
 
 class InPlaceAdapter(AttentionAdapter):
@@ -140,7 +139,7 @@ class InPlaceAdapter(AttentionAdapter):
             )
         plain = getattr(type(layer), "plain_class", type(layer))
         options = request.own_options()
-        multiplier = positive(RATE, options.pop(RATE, FINE_TUNING_MULTIPLIER), {})
+        multiplier = positive(NAME, options.pop(NAME, FINE_TUNING_MULTIPLIER), {})
         _check_options(options, replacement, plain)
         settings = replacement.settings_from(self.sizes(layer), **options)
         new_class = self.converted_class(plain, replacement)
@@ -178,6 +177,6 @@ def _check_options(options: dict[str, Any], replacement: Any, plain: type) -> No
     if unknown:
         raise ValueError(
             f"{plain.__name__} keeps its own settings when it is converted: options must be out "
-            f"of {[*taken, RATE]}. Received: "
+            f"of {[*taken, NAME]}. Received: "
             f"{', '.join(f'{name}={options[name]!r}' for name in unknown)}"
         )

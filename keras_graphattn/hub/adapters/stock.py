@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import keras
 
+from keras_graphattn.coefficient_rate import FINE_TUNING_MULTIPLIER, NAME
 from keras_graphattn.hub.adapters.adapter import AttentionAdapter, Shell, Sizes
 from keras_graphattn.keras_internals import (
     exchange,
@@ -25,7 +26,6 @@ from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
 from keras_graphattn.layers.parts.projections import build_around, projections_of
-from keras_graphattn.optimizers import FINE_TUNING_MULTIPLIER
 
 DECODERS = ("TransformerDecoder", "EdRecDecoderBlock")  # parents that mask causally by themselves
 
@@ -118,7 +118,7 @@ class StockAdapter(AttentionAdapter):
         new_class: Any = self.replacement(request.attention)
         config = keras.layers.MultiHeadAttention.get_config(source)  # not a subclass's own
         config.update(dtype=source.dtype_policy, trainable=True)
-        config["coefficient_learning_rate_multiplier"] = FINE_TUNING_MULTIPLIER
+        config[NAME] = FINE_TUNING_MULTIPLIER
         if config.get("attention_axes") in (None, (1,), [1]):
             config["attention_axes"] = None
         if issubclass(new_class, AttentiveGraphFilter):

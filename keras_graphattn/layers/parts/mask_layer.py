@@ -20,10 +20,8 @@ class MaskLayer(MultiHeadLayer):
     mask: Mask | None
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
-        if self.mask is not None:
-            if not self.mask.built:
-                self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
-            self._mark(self.mask.weights)
+        if self.mask is not None and not self.mask.built:
+            self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
         super().build(query_shape, value_shape, key_shape)
 
     def call(

@@ -4,8 +4,8 @@ import argparse
 
 import keras
 
-from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.training.averages import averaged
+from recipes.common.training.coefficients import with_rates
 from recipes.common.training.measures import one_hot_loss_and_metrics
 
 NOT_DECAYED = (
@@ -43,6 +43,6 @@ def compile_model(
     )
     optimizer.exclude_from_weight_decay(var_names=list(NOT_DECAYED))
     model.compile(
-        optimizer=with_coefficient_rates(optimizer),
+        optimizer=with_rates(optimizer, model),
         **one_hot_loss_and_metrics(classes, options.label_smoothing),
     )

@@ -1,4 +1,4 @@
-"""How far the coefficients of filters have moved: what a run tells."""
+"""The rate of the coefficients of filters and masks, and how far they have moved in a run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,9 +6,24 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_graphattn.optimizers import MARK
+from keras_graphattn.coefficient_rate import MARK
+from keras_graphattn.optimizers import learning_rate_multiplier, with_coefficient_rates
 
 DISTANCE, POWER = "coefficient_distance", "mean_absolute_power_coefficient"
+
+
+def with_rates(optimizer: Any, model: keras.Model, multiplier: float | None = None) -> Any:
+    """The optimizer; under it, coefficients have their own rate, if the model has any.
+
+    Args:
+        optimizer: An optimizer of Keras.
+        model: The model that it is for.
+        multiplier: As in `with_coefficient_rates`.
+    """
+    found = [one for one in model.trainable_variables if hasattr(one, MARK)]
+    if multiplier is None and all(learning_rate_multiplier(one) == 1.0 for one in found):
+        return optimizer
+    return with_coefficient_rates(optimizer, multiplier) if found else optimizer
 
 
 def coefficient_report(model: keras.Model) -> Callable[[], dict[str, float]]:

@@ -5,10 +5,9 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.optimizers import with_coefficient_rates
 from recipes.common.data.graphs import GraphProblem, batches_of
 from recipes.common.training.averages import averaged
-from recipes.common.training.coefficients import coefficient_report
+from recipes.common.training.coefficients import coefficient_report, with_rates
 from recipes.common.training.graphs import classifier, inputs_of
 from recipes.common.training.measures import loss_and_metrics
 from recipes.common.training.optimizers import WarmUpLinearDecay
@@ -22,7 +21,7 @@ def training_on(model: keras.Model, optimizer: Any, batches: Any, **compiled: An
     `compiled` are arguments of `compile` in place of those of `loss_and_metrics`.
     """
     compiled = {**loss_and_metrics(), **compiled}
-    model.compile(optimizer=with_coefficient_rates(optimizer), **compiled)
+    model.compile(optimizer=with_rates(optimizer, model), **compiled)
     return Training(model, *batches, report=coefficient_report(model))
 
 

@@ -1,0 +1,90 @@
+"""How fast coefficients learn: a base of our layers, of converted ones and of masks."""
+
+from typing import Any, ClassVar
+
+from keras_graphattn.checks.arguments import number, optional
+
+NAME = "coefficient_learning_rate_multiplier"
+MARK = "learning_rate_multiplier"  # an attribute of variables; their layer or mask sets it
+
+# At 1e-3, the usual rate of training from scratch, Adam moves a weight by about 1e-3 in a step.
+# The search behind these numbers: docs/pages/filters.md
+FILTER_MULTIPLIER = 10.0
+MASK_MULTIPLIER = 30.0
+FINE_TUNING_MULTIPLIER = 100.0  # of layers made by `convert`: 5e-3 if other weights have 5e-5
+
+positive = number(above=0.0)
+
+
+class CoefficientRate:
+    """The option `coefficient_learning_rate_multiplier` of all attention layers and masks.
+
+    A coefficient is a weight that the layer itself owns, next to its projections, or a weight of
+    a mask. The vectors of an additive score count as projections.
+    `coefficient_learning_rate_multiplier` sets how fast coefficients learn. Variables
+    carry the multiplier, so it holds in any model. The optimizers of
+    `keras_graphattn.optimizers` read it.
+    """
+
+    default_multiplier: ClassVar[float] = FILTER_MULTIPLIER
+    weights: Any
+    _flatten_layers: Any
+
+    def __init__(
+        self,
+        *args: Any,
+        coefficient_learning_rate_multiplier: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        multiplier = optional(positive)(NAME, coefficient_learning_rate_multiplier, {})
+        super().__init__(*args, **kwargs)
+        self._multiplier: float | None = multiplier
+
+    @property
+    def coefficient_learning_rate_multiplier(self) -> float:
+        """How many times as fast as other weights the coefficients learn; may be set.
+
+        It takes effect under `keras_graphattn.optimizers.with_coefficient_rates`, when the model
+        is compiled. Setting it on a layer sets it on the layer's mask too.
+        """
+        return self.default_multiplier if self._multiplier is None else self._multiplier
+
+    @coefficient_learning_rate_multiplier.setter
+    def coefficient_learning_rate_multiplier(self, multiplier: float) -> None:
+        multiplier = positive(NAME, multiplier, {})
+        for part in self._parts():
+            part._multiplier = multiplier
+        self._mark()
+
+    @property
+    def coefficients(self) -> list[Any]:
+        """The weights that learn at the coefficients' rate; empty before the layer is built."""
+        return [variable for variable in self.weights if hasattr(variable, MARK)]
+
+    def add_weight(self, *args: Any, **kwargs: Any) -> Any:
+        variable = super().add_weight(*args, **kwargs)  # type: ignore[misc]
+        setattr(variable, MARK, self.coefficient_learning_rate_multiplier)
+        return variable
+
+    def _parts(self) -> list["CoefficientRate"]:
+        """The layer itself, then its mask, then the masks in that."""
+        return [part for part in self._flatten_layers() if isinstance(part, CoefficientRate)]
+
+    def _share_multiplier(self) -> None:
+        """Gives the layer's multiplier, if it was given one, to each mask that was given none."""
+        if self._multiplier is not None:
+            for part in self._parts():
+                part._multiplier = part._multiplier or self._multiplier
+            self._mark()
+
+    def _mark(self) -> None:
+        for part in self._parts():
+            for variable in part.coefficients:
+                setattr(variable, MARK, part.coefficient_learning_rate_multiplier)
+
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = super().get_config()  # type: ignore[misc]
+        # A file of weights keeps the number. Before that, a mask may still get it from its layer.
+        built = self.built  # type: ignore[attr-defined]
+        multiplier = self.coefficient_learning_rate_multiplier if built else self._multiplier
+        return {**config, NAME: multiplier}
