@@ -44,8 +44,9 @@ class CoefficientRate:
     def coefficient_learning_rate_multiplier(self) -> float:
         """How many times as fast as other weights the coefficients learn; may be set.
 
-        It takes effect under `keras_graphattn.optimizers.with_coefficient_rates`, when the model
-        is compiled. Setting it on a layer sets it on the layer's mask too.
+        For a mask, its weights are the coefficients. Setting it on a layer sets it on the layer's
+        mask too. An optimizer of `keras_graphattn.optimizers.with_coefficient_rates` applies it;
+        any other optimizer ignores it.
         """
         return self.default_multiplier if self._multiplier is None else self._multiplier
 

@@ -90,9 +90,9 @@ class AttentiveGraphFilter(MultiHeadLayer):
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
             `dtype`) except `attention_axes`, `sliding_window` and `flash_attention`, which need
-            an attention matrix. And `coefficient_learning_rate_multiplier`, 1 by default: under
-            `keras_graphattn.optimizers.with_coefficient_rates`, `theta` learns this many times as
-            fast as other weights.
+            an attention matrix. And `coefficient_learning_rate_multiplier`, 10 by default:
+            `theta` learns this many times as fast as other weights, if the optimizer is one of
+            `keras_graphattn.optimizers.with_coefficient_rates`. Any other optimizer ignores it.
 
     Call arguments:
         query: Tensor of shape (B, T, d), from which U and S are made.

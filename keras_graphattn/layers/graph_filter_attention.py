@@ -61,9 +61,9 @@ class GraphFilterAttention(SelfAttention):
         **kwargs: All further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, `attention_axes`, `sliding_window`, initializers, regularizers,
             constraints, `use_gate`, `seed`, `name`, `dtype`), and
-            `coefficient_learning_rate_multiplier`, 1 by default: under
-            `keras_graphattn.optimizers.with_coefficient_rates`, the coefficients learn this many
-            times as fast as other weights.
+            `coefficient_learning_rate_multiplier`, 10 by default: the coefficients learn this
+            many times as fast as other weights, if the optimizer is one of
+            `keras_graphattn.optimizers.with_coefficient_rates`. Any other optimizer ignores it.
 
     Call arguments:
         query: Tensor of shape (B, T, d).

@@ -65,9 +65,8 @@ class GraphKernelAttention(FeatureLayer):
             walks instead of a graph, its edges are the steps of these walks.
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` except `attention_axes`
             (and `sliding_window` in the factored form), and
-            `coefficient_learning_rate_multiplier`, 1 by default: under
-            `keras_graphattn.optimizers.with_coefficient_rates`, the mask's weights learn this
-            many times as fast as other weights.
+            `coefficient_learning_rate_multiplier`, which holds for the mask's weights if the mask
+            was given none.
 
     Call arguments:
         query: Tensor of shape (B, T, d), one row per node.

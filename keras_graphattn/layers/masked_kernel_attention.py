@@ -59,9 +59,11 @@ class MaskedKernelAttention(FeatureLayer):
         **kwargs: Further arguments of `keras.layers.MultiHeadAttention` (`use_bias`,
             `output_shape`, initializers, regularizers, constraints, `use_gate`, `seed`, `name`,
             `dtype`) except `attention_axes`, `sliding_window` and `flash_attention`. And
-            `coefficient_learning_rate_multiplier`, 1 by default: under
-            `keras_graphattn.optimizers.with_coefficient_rates`, the filter's coefficients and the
-            mask's weights learn this many times as fast as other weights.
+            `coefficient_learning_rate_multiplier`, 10 by default: the filter's coefficients learn
+            this many times as fast as other weights, if the optimizer is one of
+            `keras_graphattn.optimizers.with_coefficient_rates`. Any other optimizer ignores it. A
+            mask has its own, 30 by default. If the mask was given none, a number given here holds
+            for the mask's weights too.
 
     Call arguments:
         query: Tensor of shape (B, T, d).

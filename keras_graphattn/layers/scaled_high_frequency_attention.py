@@ -27,9 +27,9 @@ class ScaledHighFrequencyAttention(MultiHeadLayer):
 
     Args:
         *args, **kwargs: The arguments of `keras.layers.MultiHeadAttention`, and
-            `coefficient_learning_rate_multiplier`, 1 by default: under
-            `keras_graphattn.optimizers.with_coefficient_rates`, `high_frequency_scale` learns
-            this many times as fast as other weights.
+            `coefficient_learning_rate_multiplier`, 10 by default: `high_frequency_scale` learns
+            this many times as fast as other weights, if the optimizer is one of
+            `keras_graphattn.optimizers.with_coefficient_rates`. Any other optimizer ignores it.
 
     Call arguments:
         As for `GraphFilterAttention`.

@@ -30,7 +30,8 @@ class BlockToeplitz(FourierMask):
         num_prefix_tokens: Number of tokens before the grid.
         form: `"offsets"` learns a factor for each offset. `"distance"` learns a factor for each
             |i_1 - j_1| + ... + |i_d - j_d|.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Weights:
         `log_factors`, of shape (num_heads, 2 s_1 - 1, ..., 2 s_d - 1), or (num_heads,

@@ -31,7 +31,8 @@ class Exponential(ChunkedMask):
             (num_heads, num_decays). By default 2^(-8 k / (N R)) for k = 1 ... N R, where k counts
             the rates of the first head, then of the second, and so on. With one decay these are
             ALiBi's slopes.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Weights:
         `log_rates` and, with several decays, `log_weights`, of shape (num_heads, num_decays). The

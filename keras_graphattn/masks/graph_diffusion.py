@@ -104,7 +104,8 @@ class GraphDiffusion(TopologyMask):
             Laplacian it must be at least the largest d_u + d_v over the edges (u, v) of every
             graph, for the adjacency matrix the largest sqrt(d_u d_v). An example with a larger
             value is an error, because a series is wrong outside its interval.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Weights:
         `time_logit` of shape (num_heads,), with t = max_time sigmoid(time_logit).

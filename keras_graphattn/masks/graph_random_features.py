@@ -72,7 +72,8 @@ class GraphRandomFeatures(TopologyMask):
         learn_modulation: Whether f is learned. `False` keeps the start and joins the steps of the
             walks, which is faster.
         seed: Seed of the walks, which are the same on every backend.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Weights:
         With `learn_modulation=True`, `log_modulation` of shape (L, num_heads), the logarithm of f.

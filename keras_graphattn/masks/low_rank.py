@@ -74,7 +74,8 @@ class LowRank(Factored):
     Args:
         rank: Rank of the mask, at least 1.
         length: Largest number of tokens. Shorter sequences use the first rows of the table.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Weights:
         `log_left` and `log_right`, of shape (num_heads, length, rank). They start near M = 1.
@@ -141,7 +142,8 @@ class StochasticPositions(Factored):
         num_frequencies: Number K of frequencies, at least 1.
         trainable_frequencies: Whether the frequencies are learned; the draw is their start value.
         seed: Seed of the draw.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Weights:
         `frequencies` (per token, log-uniform between 1/2 and 1/4096), `gain_logits` and `phases`,

@@ -35,7 +35,8 @@ class Product(ChunkedMask):
 
     Args:
         masks: Two or more masks. A product among them is replaced by its factors.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Raises:
         ValueError: For fewer than two masks, for anything that is not a mask, and for two factors

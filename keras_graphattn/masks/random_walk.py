@@ -61,7 +61,8 @@ class RandomWalk(TopologyMask):
         learn_decay: Whether the decay is learned.
         normalization: The exponent a: 1 makes M a cosine, 0 keeps the inner products.
         seed: Seed of the walks, which are the same on every backend.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Weights:
         With `learn_decay=True`, `log_decay` of shape (num_heads,).

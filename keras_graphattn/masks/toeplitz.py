@@ -31,7 +31,8 @@ class Toeplitz(FourierMask):
         causal: Whether M[i, j] = 0 for j > i.
         initial_slopes: With `None`, b starts at 0 and every factor at 1. With a number, or one per
             head, b starts at minus the slope times the distance. `"alibi"` uses ALiBi's slopes.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Weights:
         `log_factors`, of shape (num_heads, 2 max_length - 1) for the offsets from

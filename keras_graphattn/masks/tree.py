@@ -98,7 +98,8 @@ class Tree(TopologyMask):
         max_depth: With `forest=None`, the most ancestors that a node may have; T - 1 by default. A
             smaller number saves steps of pointer doubling. A node with more ancestors is an error,
             as above.
-        **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
     Weights:
         `rate` and `offset` of shape (num_heads,), or `log_table` of shape (distances, num_heads).

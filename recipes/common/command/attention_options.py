@@ -9,7 +9,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from recipes.common.attentions import ATTENTIONS, OF_FILTER, RATE, filter_name, given_options
+from recipes.common.attentions import (
+    ATTENTIONS,
+    MULTIPLIER,
+    OF_FILTER,
+    RATE,
+    filter_name,
+    given_options,
+)
 from recipes.common.command.parsing import (
     UsageError,
     at_least,
@@ -70,7 +77,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     RATE: {
         "type": number_in(0.0, math.inf, open_low=True),
-        "help": "the learning rate of coefficients, over that of all other weights",
+        "help": "the learning rate of coefficients of filters and of weights of masks, over that "
+        f"of all other weights [{MULTIPLIER:g}]",
     },
 }
 
