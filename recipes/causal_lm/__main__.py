@@ -27,7 +27,8 @@ PAPERS = {"gfsa": "arXiv 2312.04234", "p_laplacian": "arXiv 2311.03235"}
 SIZES = {"layers": 4, "d_model": 128, "heads": 4, "feed_forward": 512, "dropout": 0.1}
 SCRATCH = {**SIZES, "context": 128, "batch_size": 16, "learning_rate": 1e-3, "warm_up": 100}
 PRESET = {"context": 1024, "batch_size": 4, "learning_rate": 5e-5, "warm_up": 0}
-MULTIPLIERS = {"scratch": 10.0, "preset": 100.0}  # coefficients' rate, over that of other weights
+# the rate of coefficients, over that of other weights: as of a layer and of a mask from scratch
+MULTIPLIERS = {"gfsa": 10.0, "masked_kernel": 30.0}
 
 # Choi et al., arXiv 2312.04234: GPT-2 with GFSA, (epochs, K) by data set
 PUBLISHED_GFSA = {"ptb": (15, 7), "wikitext-2": (10, 9), "wikitext-103": (4, 3)}
@@ -118,7 +119,7 @@ class CausalLanguageModels(Recipe):
         add_shared(training, {"precision": "float32"})
         sizes = {name: str(value) for name, value in SIZES.items()}
         add_shared(parser.add_argument_group("model"), dict.fromkeys(SIZES), sizes)
-        rates = f"{MULTIPLIERS['scratch']:g}; with --preset {MULTIPLIERS['preset']:g}"
+        rates = "gfsa: 10, masked_kernel: 30; with --preset 100"
         hints = {RATE: rates, "order": "3"}
         add_attention_options(parser.add_argument_group("attentions"), self.attentions, hints)
 
@@ -166,11 +167,14 @@ class CausalLanguageModels(Recipe):
         return str(options.dataset)
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-        rate = {RATE: MULTIPLIERS["preset" if options.preset else "scratch"]}
-        return {
-            "gfsa": {"order": 3, **rate},
-            "masked_kernel": {"mask": "exponential", "feature_map": "relu", **rate},
+        found: dict[str, dict[str, Any]] = {
+            "gfsa": {"order": 3},
+            "masked_kernel": {"mask": "exponential", "feature_map": "relu"},
         }
+        if not options.preset:  # else that of `convert`
+            for name, multiplier in MULTIPLIERS.items():
+                found[name][RATE] = multiplier
+        return found
 
     def load(self, options: argparse.Namespace) -> "Problem":
         if importlib.util.find_spec("keras_hub") is None:
