@@ -17,7 +17,6 @@ from keras_graphattn.checks.arguments import (
     as_tensor,
     check_dtype_policy,
     check_shape,
-    integers,
     whole,
 )
 from keras_graphattn.masks.call_inputs import CallInputs, Prepared
@@ -298,15 +297,18 @@ class Mask(CallInputs, keras.layers.Layer):  # type: ignore[misc]
         """Returns M[positions, :]: a few query rows, without the rest of M if the mask can.
 
         Args:
-            positions: Integer tensor of shape (R,).
+            positions: Integer tensor of shape (R,), with numbers from 0 to T - 1.
             length: Number of tokens T. It is optional if the mask or its inputs know it.
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
             A tensor of shape (1 or B, 1 or N, R, T), of the dtype of `dense`.
+
+        Raises:
+            ValueError: As for `apply`, and for a known position below 0 or above T - 1. Compiled
+                code cannot raise it: there, the row of such a position is NaN.
         """
         length, prepared = prepared_matrix(self, length, inputs)
-        positions = ops.cast(integers("R")("positions", positions, {}), "int32")
         return matrix_of_call(self, positions, length, prepared)
 
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
