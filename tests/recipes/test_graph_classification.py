@@ -172,6 +172,15 @@ def test_batches_of_all_parts_have_the_same_shapes(tmp_path):
     assert len(shapes) == 3
 
 
+def test_a_last_batch_that_devices_cannot_share_is_refused(monkeypatch):
+    problem = loaded("--graphs", "60")
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda *_: ["cpu:0", "cpu:1"])
+    options = RECIPE.parse(["--batch-size", "10", "--distribute"])
+    assert batches_of(problem.graphs[:32], ("edges",), [60], options).num_batches == 4
+    with pytest.raises(UsageError, match="1 of 31 graphs, cannot be shared out over 2 devices"):
+        batches_of(problem.graphs[:31], ("edges",), [60], options)
+
+
 @pytest.mark.parametrize("decay", [False, True])
 def test_the_learning_rate_falls_to_0_over_all_epochs_where_that_is_asked_for(decay):
     given = ["--graphs", "60", "--attention", "gcn", "--learning-rate", "0.01", *MODEL.split()]
