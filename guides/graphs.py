@@ -84,7 +84,7 @@ def random_features(num_walks):
 
 masks = {
     "RandomWalk, exact": RandomWalk(edges, num_nodes=size, exact=True),
-    "RandomWalk, 20 walks": RandomWalk(edges, num_nodes=size, num_walks=20),
+    "RandomWalk, 20 walks": RandomWalk(edges, num_nodes=size, num_walks=20, seed=0),
     "Tree": Tree(parents, initial_rate=-0.5),
     "GraphDiffusion": GraphDiffusion(edges, num_nodes=size, **normalised),
     "GraphRandomFeatures, 20 walks": random_features(20),

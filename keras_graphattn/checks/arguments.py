@@ -14,6 +14,7 @@ import functools
 import inspect
 import math
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
@@ -129,6 +130,14 @@ def whole(least: int = 1, below: int = 2**31) -> Rule:
         return int(value)
 
     return check
+
+
+def seed_of(seed: int | None) -> int:
+    """The seed, or one that is drawn as Keras' initializers draw theirs.
+
+    `keras.utils.set_random_seed` sets what is drawn.
+    """
+    return random.randint(1, 10**9) if seed is None else whole(0, 2**63)("seed", seed, {})
 
 
 def is_whole(value: Any) -> bool:

@@ -49,7 +49,8 @@ class GraphKernelAttention(FeatureLayer):
         value_dim: Size of each head for value; `key_dim` by default.
         dropout: Dropout probability of A, in the dense form only.
         mask: A mask of `keras_graphattn.masks`, such as `RandomWalk(graph)`. `RandomWalk()` takes
-            walks with each call. The layer builds the mask for its number of heads.
+            walks with each call. The layer builds the mask for its number of heads. A
+            mask with weights belongs to one layer.
         score: `"dot_product"`: S = Q K^T / sqrt(H). `"additive"`: the score of graph attention
             networks, S_ij = LeakyReLU(a . [q_i || k_j]) with slope 0.2 below 0 and a learned
             vector a for each head, in the dense form only.
@@ -144,9 +145,9 @@ class GraphKernelAttention(FeatureLayer):
         score = one_of("dot_product", "additive")("score", score, {})
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
         dynamic_walks = flag("dynamic_walks", dynamic_walks)
-        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        feature_map = None if feature_map is None else feature_maps.get(feature_map)
+        super().__init__(num_heads, key_dim, value_dim, dropout, feature_map=feature_map, **kwargs)
         self.mask, self.score, self.feature_chunk = mask, score, feature_chunk
-        self.feature_map = None if feature_map is None else feature_maps.get(feature_map)
         self.dynamic_walks = dynamic_walks
         self._check_form()
         if dynamic_walks:

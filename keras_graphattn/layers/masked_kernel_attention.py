@@ -43,7 +43,7 @@ class MaskedKernelAttention(FeatureLayer):
         value_dim: Size of each head for value; `key_dim` by default.
         dropout: Dropout probability of the heads' outputs, as there is no attention matrix.
         mask: A mask of `keras_graphattn.masks`, or `None`: every factor is 1. The layer builds
-            the mask for its number of heads.
+            the mask for its number of heads. A mask with weights belongs to one layer.
         feature_map: A map of `keras_graphattn.feature_maps`, such as `Favor(num_features=64)`, or
             its name: `"relu"`, `"squared_relu"`, `"elu"`, or `"favor"` (positive orthogonal random
             features, an unbiased estimate of softmax attention); or a function registered with
@@ -134,9 +134,9 @@ class MaskedKernelAttention(FeatureLayer):
         if found is not None:
             found.coefficients(num_heads)  # refuses start values for another number of heads
             found.refuse_without_solution("a MaskedKernelAttention")
-        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        feature_map = feature_maps.get(feature_map)
+        super().__init__(num_heads, key_dim, value_dim, dropout, feature_map=feature_map, **kwargs)
         self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
-        self.feature_map = feature_maps.get(feature_map)
         self.filter = found
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
