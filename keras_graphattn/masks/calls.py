@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 Tensor = Any
 
 
+def check_heads(mask: "Mask", shape: Any) -> None:
+    """Raises a `ValueError` if a built mask has another number of heads than a signal."""
+    if shape[2] != mask.num_heads:
+        raise ValueError(
+            f"This {type(mask).__name__} was built for {mask.num_heads} heads. Received: a "
+            f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another mask "
+            "for another number of heads."
+        )
+
+
 def prepared_signal(mask: "Mask", x: Tensor, inputs: Tensors, sizes: Sizes) -> Prepared:
     """Checks a signal and the inputs that come with it. Builds the mask if it has no weights yet.
 
@@ -36,12 +46,7 @@ def prepared_signal(mask: "Mask", x: Tensor, inputs: Tensors, sizes: Sizes) -> P
         mask._check_length(shape[1])
     if not mask.built:
         mask.build(tuple(shape))
-    if shape[2] != mask.num_heads:
-        raise ValueError(
-            f"This {type(mask).__name__} was built for {mask.num_heads} heads. Received: a "
-            f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another mask "
-            "for another number of heads."
-        )
+    check_heads(mask, shape)
     found = mask._checked_inputs(inputs, sizes)
     return mask._without_wrong_entries(inputs, found, ops.shape(x)[1])
 

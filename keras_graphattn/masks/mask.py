@@ -70,6 +70,7 @@ class Mask(CallInputs, keras.layers.Layer):  # type: ignore[misc]
 
     paths: tuple[str, ...] = FORMED_PATHS
     block_size: ClassVar[int] = 512
+    _holder: Any = None  # a weak reference to the layer that the mask's weights belong to
 
     def __init__(self, **kwargs: Any) -> None:
         check_dtype_policy(kwargs.get("dtype"))

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.keras_internals import move
 from keras_graphattn.masks.chunked import Causal, ChunkedMask, Form
 from keras_graphattn.masks.feature_sums import attend_by_products
 from keras_graphattn.masks.input_checks import either
@@ -111,6 +112,8 @@ class Product(ChunkedMask):
         for mask in self.masks:
             if not mask.built:
                 mask.build(input_shape)
+            elif mask._holder is None:  # else the weights keep the paths that the layer gave them
+                move(mask, self)
 
     def parameters(self) -> Tensors:
         return {
@@ -241,7 +244,12 @@ class Product(ChunkedMask):
         return self.is_causal and not self._factored and not self._others
 
     def get_config(self) -> dict[str, Any]:
-        masks = [keras.saving.serialize_keras_object(mask) for mask in self.masks]
+        first = [self.masks.index(mask) for mask in self.masks]
+        # a factor that stands here twice is one mask: its second place holds the index of the first
+        masks = [
+            keras.saving.serialize_keras_object(mask) if place == index else place
+            for index, (mask, place) in enumerate(zip(self.masks, first, strict=True))
+        ]
         return {**super().get_config(), "masks": masks}
 
     @classmethod
@@ -249,6 +257,7 @@ class Product(ChunkedMask):
         masks = config.get("masks")
         if isinstance(masks, (list, tuple)):
             masks = [restored("masks", mask) for mask in masks]
+            masks = [masks[mask] if isinstance(mask, int) else mask for mask in masks]
         return cls(**{**config, "masks": masks})
 
 
