@@ -29,6 +29,7 @@ from keras_graphattn.checks.dtypes import check_dtype_policy as check_dtype_poli
 from keras_graphattn.checks.dtypes import dtype_name as dtype_name
 from keras_graphattn.checks.dtypes import float_dtype as float_dtype
 from keras_graphattn.checks.known_values import known_value
+from keras_graphattn.checks.names import did_you_mean
 from keras_graphattn.checks.shapes import Sizes as Sizes
 from keras_graphattn.checks.shapes import check_broadcast as check_broadcast
 from keras_graphattn.checks.shapes import check_shape as check_shape
@@ -223,7 +224,10 @@ def one_of(*allowed: Any) -> Rule:
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
         if not isinstance(value, str) or value not in allowed:
-            raise ValueError(f"`{name}` must be one of {list(allowed)}. Received: {name}={value!r}")
+            raise ValueError(
+                f"`{name}` must be one of {list(allowed)}. Received: {name}={value!r}."
+                f"{did_you_mean(value, allowed)}"
+            )
         return value
 
     return check

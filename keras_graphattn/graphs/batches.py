@@ -168,9 +168,8 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
     def on_epoch_end(self) -> None:
         self.start_epoch(self.epoch + 1)
 
-    @property
-    def num_batches(self) -> int:
-        return len(self._batches)
+    def __len__(self) -> int:
+        return len(self._batches)  # Keras reads it as `num_batches`
 
     def graphs_of(self, index: int) -> list[int]:
         """The places in `graphs` of the rows of a batch."""

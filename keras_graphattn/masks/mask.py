@@ -19,6 +19,7 @@ from keras_graphattn.checks.arguments import (
     check_shape,
     whole,
 )
+from keras_graphattn.checks.layer_calls import WeightsAfterBuild
 from keras_graphattn.masks.call_inputs import CallInputs, Prepared
 from keras_graphattn.masks.calls import (
     matrix_of_call,
@@ -36,7 +37,7 @@ Tensors = dict[str, Tensor]
 DENSE_LIMIT = 1024  # for longer sequences, "auto" forms blocks of rows if a mask has no own path
 
 
-class Mask(CallInputs, keras.layers.Layer):  # type: ignore[misc]
+class Mask(CallInputs, WeightsAfterBuild, keras.layers.Layer):  # type: ignore[misc]
     """M, a T x T matrix of non-negative factors per head, as a linear operator.
 
     A subclass names its `paths` and `inputs_at_call`, and writes at least one of `_matrix` and
@@ -102,7 +103,7 @@ class Mask(CallInputs, keras.layers.Layer):  # type: ignore[misc]
     # For subclasses to write
 
     def parameters(self) -> Tensors:
-        """The differentiable tensors that define M, at least float32, by name."""
+        """The differentiable tensors that define M, at least float32, by name; after `build`."""
         return {}
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.checks.arguments import is_list
 from keras_graphattn.keras_internals import move
 from keras_graphattn.masks.chunked import Causal, ChunkedMask, Form
 from keras_graphattn.masks.feature_sums import attend_by_products
@@ -35,7 +36,8 @@ class Product(ChunkedMask):
     | anything else | "blockwise" and "dense" only: quadratic time, linear memory |
 
     Args:
-        masks: Two or more masks. A product among them is replaced by its factors.
+        masks: Two or more masks, or names of masks that need no argument. A product among them is
+            replaced by its factors.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer.
 
     Raises:
@@ -53,14 +55,16 @@ class Product(ChunkedMask):
     [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
 
-    def __init__(self, masks: Sequence[Mask], **kwargs: Any) -> None:
+    def __init__(self, masks: Sequence[Any], **kwargs: Any) -> None:
+        from keras_graphattn.masks import get  # which knows this class
+
         super().__init__(**kwargs)
-        given = list(masks) if isinstance(masks, Sequence) else [masks]
-        if len(given) < 2 or not all(isinstance(mask, Mask) for mask in given):
+        if not is_list(masks) or len(masks) < 2:
             raise ValueError(
                 "`masks` must be a list of two or more masks of keras_graphattn.masks. Received: "
                 f"masks={masks!r}"
             )
+        given = [get(mask) for mask in masks]
         self.masks: list[Any] = [
             factor
             for mask in given

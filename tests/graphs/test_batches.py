@@ -33,7 +33,8 @@ def test_every_graph_comes_once_and_whole():
         graphs, 2, node_arrays={"names": names}, pair_arrays={"distances": distances}, seed=1
     )
     seen = []
-    for index in range(batches.num_batches):
+    assert len(batches) == batches.num_batches
+    for index in range(len(batches)):
         inputs, labels, weights = batches[index]
         of_batch = inputs["names"][:, 0, 0].tolist()
         assert batches.graphs_of(index) == of_batch

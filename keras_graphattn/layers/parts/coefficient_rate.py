@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from keras_graphattn.checks.layer_calls import WeightsAfterBuild
 from keras_graphattn.optimizers import MARK, positive
 
 
-class CoefficientRate:
+class CoefficientRate(WeightsAfterBuild):
     """The option `coefficient_learning_rate_multiplier` of all attention layers.
 
     A coefficient is a weight that the layer itself owns, next to its projections, or a weight of
@@ -16,6 +17,7 @@ class CoefficientRate:
     """
 
     weights: Any
+    built: bool
 
     def __init__(
         self, *args: Any, coefficient_learning_rate_multiplier: float = 1.0, **kwargs: Any
@@ -37,11 +39,13 @@ class CoefficientRate:
     @coefficient_learning_rate_multiplier.setter
     def coefficient_learning_rate_multiplier(self, multiplier: float) -> None:
         self._multiplier = positive("coefficient_learning_rate_multiplier", multiplier, {})
-        self._mark(self.coefficients)
+        self._mark([variable for variable in self.weights if hasattr(variable, MARK)])
 
     @property
     def coefficients(self) -> list[Any]:
-        """The weights that learn at the coefficients' rate; empty before the layer is built."""
+        """The weights that learn at the coefficients' rate; an `AttributeError` before `build`."""
+        if not self.built:
+            raise AttributeError("coefficients")  # `__getattr__` says why
         return [variable for variable in self.weights if hasattr(variable, MARK)]
 
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
