@@ -84,12 +84,13 @@ class CausalLanguageModels(Recipe):
         "curves, samples and the best model."
     )
     attentions = ("softmax", "gfsa", "p_laplacian", "masked_kernel")
+    data_files = "a text file, or the folder of the text's files"
     packages = ("keras-hub",)
 
     def add_options(self, parser: Parser) -> None:
         add = parser.add_argument
         add("--dataset", choices=DATASETS, default="text", help="which text")
-        add("--data-dir", type=Path, help="text: a file, or a folder with one; else the files' one")
+        add("--data-dir", type=Path, help=self.data_files)
         add(
             "--preset",
             help="a KerasHub causal language model: a name such as gpt2_base_en, or a folder",
