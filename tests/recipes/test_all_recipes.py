@@ -19,6 +19,7 @@ from recipes.common.command.parsing import UsageError
 from recipes.common.data.tfds import load_tfds
 from recipes.common.storage.lock import LOCK, locked
 from tests.graphs.test_readers import write_planetoid
+from tests.numerics import BACKEND
 from tests.recipes.command_line import assert_one_error_line
 from tests.recipes.conftest import write_ts
 
@@ -132,6 +133,27 @@ def arguments_of(name, folder, one_class=False):
     if name not in MADE:
         shared += f" --data-dir {folder}"
     return [*text.split(), *shared.split()]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_that_succeeds_prints_no_traceback_no_nan_and_no_warning(
+    name, tmp_path, capfd, caplog, recwarn
+):
+    recipe = recipe_of(name)
+    arguments = arguments_of(name, tmp_path)
+    arguments[arguments.index("--verbose") + 1] = "1"  # the progress bar
+    if "agf" in recipe.attentions:
+        arguments[arguments.index("--attention") + 1] = "softmax,agf"
+    if BACKEND == "torch" and "skip_saved_model" in vars(recipe.parse(arguments)):
+        arguments.append("--skip-saved-model")  # another process would write it, in TensorFlow
+    assert recipe.main([*arguments, "--output", str(tmp_path / "output")]) == 0
+    printed = capfd.readouterr()
+    told = f"{printed.out}\n{printed.err}\n{caplog.text}"
+    assert re.findall(r"Traceback.*|.*\bnan\b.*", told) == []
+    ours = [
+        one for one in recwarn if {"keras_graphattn", "recipes"} & set(Path(one.filename).parts)
+    ]
+    assert [str(one.message) for one in ours] == []
 
 
 def data_options(name):
