@@ -194,7 +194,7 @@ def inspect(model: Any) -> Table:
     >>> outputs = encoder(keras.random.normal((2, 5, 8)))
     >>> inspect(encoder)[0].class_name
     'MultiHeadAttention'
-    >>> layer = keras_graphattn.layers.GraphFilterAttention(num_heads=2, key_dim=4, name="mine")
+    >>> layer = GraphFilterAttention(num_heads=2, key_dim=4)
     >>> outputs = layer(keras.random.normal((2, 5, 8)))
     >>> inspect(layer)[0].coefficients["linear_coefficient"].values.tolist()
     [1.0, 1.0]
