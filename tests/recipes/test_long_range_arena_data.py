@@ -89,7 +89,7 @@ def test_retrieval_reads_pairs(tmp_path):
 
 
 def test_retrieval_errors_name_file_and_line(tmp_path):
-    with pytest.raises(UsageError, match=r"no files \*train.tsv"):
+    with pytest.raises(UsageError, match=r"one file \*train\.tsv\. It has 0"):
         data.load(options("--task retrieval", "--data-dir", tmp_path))
     write_pairs(tmp_path, "train", [(1, "one", "two"), (3, "one", "two")])
     with pytest.raises(UsageError, match=r"train.tsv, line 2: expected a label"):
