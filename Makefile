@@ -36,7 +36,7 @@ $(VENV)/.demo-$(DEMO_BACKEND): pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q "$(TORCH)"
-	$(BIN)/python -m pip install -q -e ".[tensorflow,jax,torch,hub,serving,recipes,dev]"
+	$(BIN)/python -m pip install -q -e ".[tensorflow,jax,torch,hub,cv,serving,recipes,dev]"
 	touch $@
 
 # The guides run on all backends; ruff wraps the lines of signatures.

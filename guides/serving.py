@@ -10,8 +10,7 @@ Environment: KERAS_BACKEND=tensorflow
 
 """
 TensorFlow Serving loads a SavedModel and needs neither Python nor Keras nor the backend that
-trained the model. `pip install keras-graphattn[serving]` brings what the exporting side and a
-Python client need. Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch` before Python starts.
+trained the model. The extra `serving` brings what the exporting side and a Python client need.
 """
 
 """

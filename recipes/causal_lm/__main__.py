@@ -175,7 +175,9 @@ class CausalLanguageModels(Recipe):
 
     def load(self, options: argparse.Namespace) -> "Problem":
         if importlib.util.find_spec("keras_hub") is None:
-            raise UsageError("the models are KerasHub's: pip install 'keras-graphattn[hub]'")
+            from keras_graphattn.version import INSTALL_EXTRA
+
+            raise UsageError(f"the models are KerasHub's: {INSTALL_EXTRA.format('hub')}")
         problem: Problem = super().load(options)
         self.model.prompt_tokens(problem, options)
         return problem

@@ -46,9 +46,11 @@ def _one_line_errors(name: str) -> Iterator[Any]:
     try:
         import tensorflow_datasets
     except ImportError as error:
+        from keras_graphattn.version import INSTALL_EXTRA
+
         raise UsageError(
             f"{name} is read through tensorflow-datasets: "
-            "pip install 'keras-graphattn[recipes]' tensorflow"
+            f"{INSTALL_EXTRA.format('recipes,tensorflow')}"
         ) from error
     try:
         yield tensorflow_datasets
