@@ -22,6 +22,9 @@ by their groups. The pictures go to a folder `graphs` in the folder that the env
 """
 
 import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
 import tempfile
 from pathlib import Path
 

@@ -20,6 +20,10 @@ A handwritten digit becomes the sequence of its inked pixels: numbers from 1 to 
 there is ink, padded with 0. The model takes any length.
 """
 
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # or "jax", "torch"
+
 import json
 import subprocess
 import sys
