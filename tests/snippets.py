@@ -1,6 +1,6 @@
 """Runs the snippets of pages and guides as a reader would: `python snippets.py BACKEND FILE ...`.
 
-A file's snippets run in order in one namespace, its first line with the name of BACKEND. Of a guide
+A file's snippets run in order in one namespace, with BACKEND in its first lines. Of a guide
 the first block runs. `make wheel` starts this where one backend is installed. tests/test_readme.py
 starts it where all are; with `alone`, the other backends cannot be imported then.
 """
@@ -22,8 +22,8 @@ EXTRAS = {
     "export_saved_model(": ("tensorflow",),
     "from sklearn": ("sklearn",),
 }
-FIRST_LINE = re.compile(
-    r'import os(?:; |\n\n)os\.environ(?:\[| ?\.setdefault\()"KERAS_BACKEND"(?:\] = |, )"(\w+)"\)?'
+FIRST_LINES = re.compile(
+    r'import os\n\nos\.environ(?:\[|\.setdefault\()"KERAS_BACKEND"(?:\] = |, )"(\w+)"\)?'
     r'  # or "\w+", "\w+"\n'
 )
 
@@ -86,7 +86,7 @@ def main(backend: str, *names: str) -> None:
         module: dict[str, object] = {"__name__": "__main__"}
         for number, block in enumerate(blocks(path)):
             if number == 0:
-                chosen = FIRST_LINE.match(block)
+                chosen = FIRST_LINES.match(block)
                 assert chosen, f"{path} does not begin with the choice of a backend"
                 block = block[: chosen.start(1)] + backend + block[chosen.end(1) :]
             lacking = missing(block)
