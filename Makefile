@@ -36,11 +36,12 @@ $(VENV)/.demo-$(DEMO_BACKEND): pyproject.toml | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q "$(TORCH)"
-	$(BIN)/python -m pip install -q -e ".[tensorflow,jax,torch,hub,serving,recipes,dev]"
+	$(BIN)/python -m pip install -q -e ".[tensorflow,jax,torch,hub,cv,serving,recipes,dev]"
 	touch $@
 
 # The guides run on all backends; ruff wraps the lines of signatures.
 $(VENV)/.docs: $(VENV)/.dev
+	@echo "== installing what the documentation needs"
 	$(BIN)/python -m pip install -q -e ".[docs]"
 	touch $@
 
@@ -64,19 +65,22 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Each backend has an environment of its own: the wheel must not need another one.
+# Each backend has an environment of its own: the wheel and the snippets must not need another one.
 wheel: $(VENV)/.dev
 	rm -rf build dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
 	@set -e; version=$$($(BIN)/python -c "exec(open('keras_graphattn/version.py').read()); print(__version__)"); \
-	wheel=$$(ls "$$(pwd)"/dist/*.whl); folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; cp tests/wheel_check.py "$$folder"; \
+	wheel=$$(ls "$$(pwd)"/dist/*.whl); folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; cp tests/wheel_check.py tests/snippets.py "$$folder"; \
 	for backend in $(BACKENDS); do \
 	  echo "== wheel on $$backend"; \
 	  $(PYTHON) -m venv "$$folder/venv"; \
 	  if [ $$backend = torch ]; then "$$folder/venv/bin/python" -m pip install -q "$(TORCH)"; fi; \
 	  "$$folder/venv/bin/python" -m pip install -q "$$wheel[$$backend]"; \
 	  (cd "$$folder" && KERAS_BACKEND=$$backend venv/bin/python wheel_check.py "$$folder" $$version); \
+	  "$$folder/venv/bin/python" -m pip install -q "$$wheel[guides]"; \
+	  root=$$(pwd); (cd "$$folder" && venv/bin/python snippets.py $$backend \
+	    "$$root"/README.md "$$root"/docs/pages/*.md "$$root"/guides/*.py); \
 	  rm -rf "$$folder/venv"; \
 	done
 

@@ -1,4 +1,4 @@
-"""Speed and memory of the attentive graph filter against softmax attention, by length.
+"""Speed and memory of the linear layers against softmax attention, by length.
 
     KERAS_BACKEND=jax python benchmarks/attentive_graph_filter.py
     KERAS_BACKEND=torch python benchmarks/attentive_graph_filter.py --memory --lengths 512 2048
@@ -30,6 +30,7 @@ RIVALS = {
     "causal filter core": "causal softmax core",
     "AttentiveGraphFilter": "keras MultiHeadAttention",
     "AttentiveGraphFilter, causal": "keras MultiHeadAttention, causal",
+    "MaskedKernelAttention, Exponential": "keras MultiHeadAttention",
 }
 
 
@@ -72,13 +73,17 @@ def layer_cases(heads, size, order):
     """Built layers as functions of the tokens and all their weights, by name."""
     import keras
 
-    from keras_graphattn.layers import AttentiveGraphFilter
+    from keras_graphattn.layers import AttentiveGraphFilter, MaskedKernelAttention
+    from keras_graphattn.masks import Exponential
 
     layers = {
         "keras MultiHeadAttention": keras.layers.MultiHeadAttention(heads, size),
         "AttentiveGraphFilter": AttentiveGraphFilter(heads, size, order=order),
         "keras MultiHeadAttention, causal": keras.layers.MultiHeadAttention(heads, size),
         "AttentiveGraphFilter, causal": AttentiveGraphFilter(heads, size, order=order, causal=True),
+        "MaskedKernelAttention, Exponential": MaskedKernelAttention(
+            heads, size, mask=Exponential()
+        ),
     }
 
     def as_function(layer, causal):

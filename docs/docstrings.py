@@ -6,6 +6,9 @@ public class becomes a link to its place in the reference.
 
 import inspect
 import re
+from itertools import groupby
+
+from docs import formulas
 
 SECTIONS = {
     "Args": "Arguments",
@@ -21,6 +24,7 @@ SECTIONS = {
 LISTS = ("Args", "Attributes", "Call arguments", "Raises", "Warns")
 ITEM = re.compile(r"^(?P<name>[\w*][\w*,. ]*): (?P<text>.*)$")
 SOURCE = re.compile(r"^(Sources?):(?= )")
+COST = re.compile(r"\bO\([\w ^+]+\)")
 CLASS = re.compile(r"(?<![\w`.\[])`([A-Z]\w+)`(?![`\]])")
 
 
@@ -34,6 +38,8 @@ def markdown(docstring: str, identifiers: dict[str, str] | None = None) -> str:
     """
     parts = []
     for title, lines in _sections(inspect.cleandoc(docstring).splitlines()):
+        if not title:
+            lines = _with_formulas(lines)
         if title:
             parts.append(f"**{SECTIONS[title]}**\n")
         if title in LISTS and any(ITEM.match(line) for line in lines):
@@ -43,6 +49,21 @@ def markdown(docstring: str, identifiers: dict[str, str] | None = None) -> str:
     text = re.sub(SOURCE, r"**\1:**", text, count=1) if text.startswith("Source") else text
     text = re.sub(r"\n(Sources?):(?= )", r"\n**\1:**", text)
     return _linked(text, identifiers or {})
+
+
+def example(docstring: str) -> str:
+    """The first code of a docstring's example."""
+    _, _, text = markdown(docstring).partition("**Example**")
+    return text[text.index("```pycon") : text.index("```\n") + 3]
+
+
+def _with_formulas(lines: list[str]) -> list[str]:
+    """Lines of formulas as HTML."""
+    found = []
+    for is_formula, group in groupby(lines, formulas.is_formula):
+        same = list(group)
+        found += [formulas.block(same)] if is_formula else same
+    return found
 
 
 def _sections(lines: list[str]) -> list[tuple[str, list[str]]]:
@@ -92,11 +113,15 @@ def _with_code_blocks(lines: list[str]) -> list[str]:
 
 
 def _linked(text: str, identifiers: dict[str, str]) -> str:
-    """The text with links at the names of classes, outside of code blocks."""
+    """The text with links at the names of classes and costs as formulas, outside of code blocks."""
     pieces = re.split(r"(```.*?```)", text, flags=re.DOTALL)
+
+    def linked(piece: str) -> str:
+        costs = COST.sub(lambda cost: formulas.convert(formulas.latex(cost[0])), piece)
+        return CLASS.sub(link, costs)
 
     def link(match: re.Match) -> str:
         name = match[1]
         return f"[`{name}`][{identifiers[name]}]" if name in identifiers else match[0]
 
-    return "".join(p if p.startswith("```") else CLASS.sub(link, p) for p in pieces)
+    return "".join(p if p.startswith("```") else linked(p) for p in pieces)

@@ -1,4 +1,4 @@
-"""The package's error messages, read from its source, for the page on troubleshooting."""
+"""The package's error messages, read from its source, for a page of the site."""
 
 import ast
 import functools
@@ -92,9 +92,12 @@ def parts_of(message: str) -> tuple[str, str]:
 
 def page() -> str:
     """The Markdown of all messages: each is a heading, so that the search leads to it."""
-    parts = []
+    parts = [
+        "# All messages",
+        "Every error of the package, as its source has it. What comes from the call is in braces.",
+    ]
     for group, texts in messages().items():
-        parts.append(f"### {GROUPS.get(group, group)}")
+        parts.append(f"## {GROUPS.get(group, group)}")
         for kind, message, _ in texts:
             expected, fix = parts_of(message)
             parts.append(f"#### {_escaped(expected)}")

@@ -27,6 +27,15 @@ KNOWN = (
 NEEDED = ("Title", "Description", "Accelerator")
 
 
+# The order of reading: what all need, then the kinds of data, then the parts, then use
+ORDER = (
+    *("first_steps", "which_attention", "long_sequences", "images", "graphs", "decoders"),
+    *("smoothing", "filters", "masked_attention", "masks", "your_own", "distribution", "serving"),
+)
+# What a guide imports that the package does not need, and the extra that brings it
+EXTRAS = {"sklearn": "guides", "keras_hub": "hub"}
+
+
 class Block(NamedTuple):
     """A part of a script: text or code."""
 
@@ -51,8 +60,8 @@ class Printed(NamedTuple):
 
 
 def all_guides() -> list[Path]:
-    """The scripts, `first_steps` before all others."""
-    return sorted(GUIDES.glob("*.py"), key=lambda path: (path.stem != "first_steps", path.stem))
+    """The scripts in the order of reading."""
+    return sorted(GUIDES.glob("*.py"), key=lambda path: ORDER.index(path.stem))
 
 
 def read(path: Path) -> Guide:
@@ -121,6 +130,9 @@ def page(guide: Guide, printed: list[Printed]) -> str:
     told = ("Author", "Date created", "Last modified", "Accelerator")
     facts = [header["Description"]]
     facts += [f"**{name}:** {header[name]}" for name in told if name in header]
+    code = "\n".join(block.source for block in guide.blocks if block.kind == "code")
+    extras = [f"`{extra}`" for name, extra in EXTRAS.items() if f" {name}" in code]
+    facts += [f"**Extra to install:** {', '.join(extras)}"] if extras else []
     given = " ".join(f"{name}={value}" for name, value in environment(guide).items())
     facts.append(f"**The outputs below:** `{given} python guides/{guide.name}.py`")
     files = f"[Script]({guide.name}.py) · [Notebook]({guide.name}.ipynb)"

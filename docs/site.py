@@ -9,7 +9,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from docs import errors, guides, links, reference, tables
+import keras_graphattn
+from docs import docstrings, errors, formulas, guides, links, reference, tables
 from docs.guides import Printed
 from docs.paths import CONFIG, IDENTIFIERS, OUTPUT, OUTPUTS_OF_GUIDES, ROOT
 
@@ -27,7 +28,8 @@ FILES = {
     **{f"recipes/{name}/README.md": f"results/{name}.md" for name in RECIPES},
 }
 HIDDEN = {"index.md": "navigation", "capabilities.md": "toc", "reach.md": "toc"}  # for width
-SEARCHED_FIRST = "---\nsearch:\n  boost: 4\n---\n\n"
+# How far up a search shows a page: templates of errors below all that explains
+SEARCH = "---\nsearch:\n  boost: {}\n---\n\n"
 # What pages may link to, but that is no page
 COPIED = {
     path.relative_to(ROOT).as_posix(): f"files/{path.relative_to(ROOT).as_posix()}"
@@ -54,12 +56,12 @@ def pages(printed: Callable[[guides.Guide], list[Printed]]) -> dict[str, str]:
         found[page] = links.moved((ROOT / file).read_text(), file, page, where)
     for page, side in HIDDEN.items():
         found[page] = f"---\nhide: [{side}]\n---\n\n{found[page]}"
-    messages = f"\n## All messages\n\n{errors.page()}"
-    found["troubleshooting.md"] = SEARCHED_FIRST + found["troubleshooting.md"] + messages
+    found["messages.md"] = SEARCH.format(0.01) + errors.page()
     for path in guides.all_guides():
         guide = guides.read(path)
         page = f"guides/{guide.name}.md"
-        found[page] = guides.page(_with_moved_links(guide, page, where), printed(guide))
+        text = guides.page(_with_moved_links(guide, page, where), printed(guide))
+        found[page] = SEARCH.format(4) + text
     found["guides/index.md"] = _list_of_guides()
     found["results/index.md"] = _list_of_results()
     found["api/index.md"] = reference.index()
@@ -71,7 +73,7 @@ def pages(printed: Callable[[guides.Guide], list[Printed]]) -> dict[str, str]:
                 found[page] = _page_of_class(package, name, _tables(package, name, page, where))
         else:
             found[f"api/{package}.md"] = reference.page_of_package(package)
-    return found
+    return {page: formulas.set_in_page(text) for page, text in found.items()}
 
 
 def _with_moved_links(guide: guides.Guide, page: str, where: dict[str, str]) -> guides.Guide:
@@ -121,10 +123,12 @@ def _tables(package: str, name: str, page: str, where: dict[str, str]) -> str:
 
 
 def _page_of_class(package: str, name: str, in_tables: str) -> str:
-    """The page of a layer or a mask: its matrix, its docstring, rows of tables, its guides."""
+    """The page of a layer or a mask: an example, its matrix, its docstring, tables, guides."""
     from docs import pictures
 
-    parts = [f"# {name}"]
+    public = getattr(getattr(keras_graphattn, package), name)
+    imported = f"```pycon\n>>> from keras_graphattn.{package} import {name}"
+    parts = [f"# {name}", docstrings.example(public.__doc__).replace("```pycon", imported, 1)]
     if (package, name) != ("masks", "Mask"):
         shown = pictures.MASKS[name][2] if package == "masks" else pictures.LAYERS
         caption = f"The matrix of `{name}`" + (f": {shown}." if shown else ".")
@@ -168,7 +172,7 @@ def navigation() -> list:
         },
         {"Results": ["results/index.md", *of_recipes]},
         {"Reference": packages},
-        {"Errors": "troubleshooting.md"},
+        {"Errors": ["troubleshooting.md", {"All messages": "messages.md"}]},
         {"Project": ["contributing.md", "changelog.md"]},
     ]
 
@@ -180,8 +184,14 @@ def write() -> None:
 
     kept = OUTPUTS_OF_GUIDES
     shutil.rmtree(OUTPUT, ignore_errors=True)
-    for path, text in pages(lambda guide: outputs_of(guide, kept / guide.name)).items():
+
+    def printed(guide: guides.Guide) -> list[Printed]:
+        print(f"guide: {guide.name}", flush=True)
+        return outputs_of(guide, kept / guide.name)
+
+    for path, text in pages(printed).items():
         _write(OUTPUT / path, text)
+    print("pictures of layers and masks", flush=True)
     for path in guides.all_guides():
         _write(OUTPUT / "guides" / f"{path.stem}.ipynb", guides.notebook(guides.read(path)))
         shutil.copy(path, OUTPUT / "guides" / path.name)

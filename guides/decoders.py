@@ -16,6 +16,10 @@ starts with the same outputs. Mistral, Qwen, Gemma, Phi-3, GPT-NeoX, Bloom, Falc
 in the same way.
 """
 
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
 import sys
 import tempfile
 from pathlib import Path

@@ -19,6 +19,10 @@ TensorFlow (`tf.distribute`). On torch, `fit` trains on one device; a Keras mode
 `torch.nn.Module` there, for `DistributedDataParallel` in your own loop.
 """
 
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
 import keras
 import numpy as np
 

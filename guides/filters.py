@@ -19,6 +19,10 @@ A layer takes a filter by its name, with its order. Everything else belongs to t
 constructor: which coefficients are trained, what they start as, the parameters of a basis.
 """
 
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
 import keras
 import numpy as np
 from sklearn.datasets import load_digits

@@ -2,7 +2,7 @@
 Title: First steps with graph-filter attention
 Author: The keras_graphattn authors
 Date created: 2026/11/21
-Last modified: 2026/11/22
+Last modified: 2026/11/25
 Description: Replace attention in a small transformer, read what the filters learned, serve it.
 Accelerator: None
 """
@@ -14,33 +14,39 @@ polynomial of A there instead; the coefficients are learned, one set per head.
 """
 
 """
-## A transformer for handwritten digits
+## A transformer for waves
 
-Each 8 x 8 image is a sequence of eight rows. The data come with scikit-learn: no download. The
-split makes whole batches, as JAX and TensorFlow compile each step anew for a batch of another size.
-Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch` before Python starts.
+Each signal has 64 readings of a wave, with noise: a sequence of eight windows of eight readings.
+The model tells the form of the wave. Keras reads the backend's name when it is imported, so this
+comes first. The splits make whole batches, as JAX and TensorFlow compile each step anew for a batch
+of another size.
 """
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 import keras_graphattn
 from keras_graphattn.analysis import token_similarity
 from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention
 
 keras.utils.set_random_seed(0)
-digits = load_digits()
-images = (digits.images / 16.0).astype("float32")
-x_train, x_test, y_train, y_test = train_test_split(
-    images, digits.target, train_size=1280, test_size=512, random_state=0, stratify=digits.target
-)
+random, count = np.random.default_rng(0), 1280 + 512
+forms = random.integers(0, 4, count)  # sine, square, triangle, sawtooth
+periods, start = random.uniform(1, 3, (count, 1)), random.random((count, 1))
+turn = (periods * np.arange(64) / 64 + start) % 1  # from 0 to 1 in each period
+waves = [np.sin(2 * np.pi * turn), np.sign(turn - 0.5), 4 * abs(turn - 0.5) - 1, 2 * turn - 1]
+signals = np.choose(forms[:, None], waves) + 0.3 * random.normal(size=turn.shape)
+windows = signals.reshape(-1, 8, 8).astype("float32")
+x_train, x_test, y_train, y_test = windows[:1280], windows[1280:], forms[:1280], forms[1280:]
 
 
 def transformer(attention):
     """Two pre-normalised blocks; `attention` makes the layer of each."""
-    inputs = keras.Input((8, 8), name="rows")
+    inputs = keras.Input((8, 8), name="windows")
     x = keras.layers.Dense(32)(inputs)
     positions = keras.layers.Embedding(8, 32, name="positions")
     x = x + positions(keras.ops.cumsum(keras.ops.ones_like(inputs[:, :, 0]), axis=1) - 1)
@@ -50,7 +56,7 @@ def transformer(attention):
         hidden = keras.layers.Dense(64, activation="gelu")(keras.layers.LayerNormalization()(x))
         x = keras.layers.Add(name=f"block_{number}")([x, keras.layers.Dense(32)(hidden)])
     pooled = keras.layers.GlobalAveragePooling1D()(x)
-    outputs = keras.layers.Dense(10, activation="softmax", name="digit")(pooled)
+    outputs = keras.layers.Dense(4, activation="softmax", name="form")(pooled)
     return keras.Model(inputs, outputs)
 
 
@@ -99,18 +105,24 @@ for label, model in models.items():
 """
 ## Save and serve
 
-A `.keras` file needs no more than `import keras_graphattn` to load. A SavedModel needs nothing of
-Python: TensorFlow Serving loads it. It is written from any backend.
+A `.keras` file needs no more than `import keras_graphattn` to load.
 """
 
 import tempfile
 from pathlib import Path
 
 with tempfile.TemporaryDirectory() as folder:
-    filtered.save(Path(folder) / "digits.keras")
-    again = keras.saving.load_model(Path(folder) / "digits.keras")
+    filtered.save(Path(folder) / "waves.keras")
+    again = keras.saving.load_model(Path(folder) / "waves.keras")
     difference = again.predict(x_test, verbose=0) - filtered.predict(x_test, verbose=0)
     print(f"largest difference after loading: {np.abs(difference).max():.1e}")
+
+"""
+A SavedModel needs nothing of Python: TensorFlow Serving loads it. It is written from any backend;
+beside JAX or PyTorch, this needs the extra `serving`.
+"""
+
+with tempfile.TemporaryDirectory() as folder:
     version = keras_graphattn.export_saved_model(filtered, Path(folder) / "served")
     print("served files:", sorted(path.name for path in version.iterdir()))
     print(f"they were in {folder}, a temporary folder that is removed now")

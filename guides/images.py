@@ -18,6 +18,9 @@ names, or to a new temporary folder. The guide says where.
 """
 
 import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
 import tempfile
 from pathlib import Path
 

@@ -19,6 +19,10 @@ A training step at four times the length takes up to 16 times as long where a ma
 about four times as long where it is not.
 """
 
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
 import time
 
 import keras

@@ -23,6 +23,9 @@ to a new temporary folder. The guide says where.
 """
 
 import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
 import tempfile
 from pathlib import Path
 

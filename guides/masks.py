@@ -21,6 +21,9 @@ the environment variable `GUIDE_OUTPUT` names, or to a new temporary folder. The
 """
 
 import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
 import tempfile
 from pathlib import Path
 

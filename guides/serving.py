@@ -10,8 +10,7 @@ Environment: KERAS_BACKEND=tensorflow
 
 """
 TensorFlow Serving loads a SavedModel and needs neither Python nor Keras nor the backend that
-trained the model. `pip install keras-graphattn[serving]` brings what the exporting side and a
-Python client need. Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch` before Python starts.
+trained the model. The extra `serving` brings what the exporting side and a Python client need.
 """
 
 """
@@ -20,6 +19,10 @@ Python client need. Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch` before
 A handwritten digit becomes the sequence of its inked pixels: numbers from 1 to 64, as many as
 there is ink, padded with 0. The model takes any length.
 """
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # or "jax", "torch"
 
 import json
 import subprocess

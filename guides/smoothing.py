@@ -17,8 +17,11 @@ second model differs in the attention only: `GraphFilterAttention` with a filter
 H = I + (I - A). It keeps each token, and adds what the token does not share with the others.
 """
 
-import csv
 import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
+import csv
 import tempfile
 from pathlib import Path
 

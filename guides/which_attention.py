@@ -13,6 +13,10 @@ guide measures what a training step takes on your machine, and trains the same s
 three of them. The numbers of your own problem count, so replace the data by yours.
 """
 
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
 import time
 
 import keras

@@ -20,6 +20,10 @@ recurrence only: P_k = (slope x + offset) P_{k-1} - previous P_{k-2}. Here are t
 polynomials. The filter starts as plain attention; its base class sees to that.
 """
 
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # or "torch", "tensorflow"
+
 import tempfile
 from pathlib import Path
 

@@ -15,9 +15,31 @@ from keras_graphattn import (
 from keras_graphattn.distribution import layout_map
 from keras_graphattn.export import export_saved_model
 from keras_graphattn.hub import convert, inspect, revert
+from keras_graphattn.layers import (
+    AttentiveGraphFilter,
+    ContraNorm,
+    GraphFilterAttention,
+    GraphKernelAttention,
+    GraphMaxPooling,
+    GraphMeanPooling,
+    GraphSumPooling,
+    MaskedKernelAttention,
+    PLaplacianAttention,
+    ScaledHighFrequencyAttention,
+)
 from keras_graphattn.version import __version__
 
 __all__ = [
+    "AttentiveGraphFilter",
+    "ContraNorm",
+    "GraphFilterAttention",
+    "GraphKernelAttention",
+    "GraphMaxPooling",
+    "GraphMeanPooling",
+    "GraphSumPooling",
+    "MaskedKernelAttention",
+    "PLaplacianAttention",
+    "ScaledHighFrequencyAttention",
     "__version__",
     "analysis",
     "convert",

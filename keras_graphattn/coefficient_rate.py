@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from keras_graphattn.checks.arguments import number, optional
+from keras_graphattn.checks.layer_calls import WeightsAfterBuild
 
 NAME = "coefficient_learning_rate_multiplier"
 MARK = "learning_rate_multiplier"  # an attribute of variables; their layer or mask sets it
@@ -16,7 +17,7 @@ FINE_TUNING_MULTIPLIER = 100.0  # of layers made by `convert`: 5e-3 if other wei
 positive = number(above=0.0)
 
 
-class CoefficientRate:
+class CoefficientRate(WeightsAfterBuild):
     """The option `coefficient_learning_rate_multiplier` of all attention layers and masks.
 
     A coefficient is a weight that the layer itself owns, next to its projections, or a weight of
@@ -28,6 +29,7 @@ class CoefficientRate:
 
     default_multiplier: ClassVar[float] = FILTER_MULTIPLIER
     weights: Any
+    built: bool
     _flatten_layers: Any
 
     def __init__(
@@ -59,7 +61,9 @@ class CoefficientRate:
 
     @property
     def coefficients(self) -> list[Any]:
-        """The weights that learn at the coefficients' rate; empty before the layer is built."""
+        """The weights that learn at the coefficients' rate; an `AttributeError` before `build`."""
+        if not self.built:
+            raise AttributeError("coefficients")  # `__getattr__` says why
         return [variable for variable in self.weights if hasattr(variable, MARK)]
 
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,12 +84,12 @@ class CoefficientRate:
 
     def _mark(self) -> None:
         for part in self._parts():
-            for variable in part.coefficients:
-                setattr(variable, MARK, part.coefficient_learning_rate_multiplier)
+            for variable in part.weights:
+                if hasattr(variable, MARK):
+                    setattr(variable, MARK, part.coefficient_learning_rate_multiplier)
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
         # A file of weights keeps the number. Before that, a mask may still get it from its layer.
-        built = self.built  # type: ignore[attr-defined]
-        multiplier = self.coefficient_learning_rate_multiplier if built else self._multiplier
-        return {**config, NAME: multiplier}
+        number = self.coefficient_learning_rate_multiplier if self.built else self._multiplier
+        return {**config, NAME: number}

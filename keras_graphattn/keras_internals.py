@@ -73,6 +73,16 @@ def scope_of(layer: Any) -> AbstractContextManager[Any]:
     return scope
 
 
+def move(layer: Any, parent: Any) -> None:
+    """Gives a built layer and its weights the paths that they have if `parent` builds the layer."""
+    layer._path = f"{parent.path}/{layer.name}"
+    for variable in (*layer._trainable_variables, *layer._non_trainable_variables):
+        variable._path = f"{layer.path}/{variable.name}"
+    for child in sublayers(layer):
+        move(child, layer)
+    track_again(layer)
+
+
 def change_class(layer: Any, new_class: type) -> None:
     """Changes the class of an instance in place; everything that points at it stays valid."""
     object.__setattr__(layer, "__class__", new_class)

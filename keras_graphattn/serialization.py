@@ -1,9 +1,12 @@
 """Objects in a layer's configuration, created from a name, an object or a configuration."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import keras
+
+from keras_graphattn.checks.names import did_you_mean
 
 Found = TypeVar("Found")
 
@@ -30,6 +33,22 @@ def restored(name: str, given: Any) -> Any:
         ) from error
 
 
+def _needed(cls: Any) -> list[str]:
+    """The arguments that the constructor of a class needs, without `self`."""
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [one.name for one in parameters if one.kind is plain and one.default is one.empty]
+
+
+def _hint(name: str, given: Any, base: type, registry: Mapping[str, Any]) -> str:
+    """What was meant by a class, by a name of a class that needs arguments, or by another name."""
+    meant = registry.get(given) if isinstance(given, str) else given
+    if isinstance(meant, type) and issubclass(meant, base):
+        arguments = ", ".join(f"{argument}=..." for argument in _needed(meant))
+        return f" Give an object: {name}={meant.__name__}({arguments})."
+    return did_you_mean(given, list(registry))
+
+
 def resolve(
     name: str,
     given: Any,
@@ -51,17 +70,18 @@ def resolve(
         An instance of `base`.
 
     Raises:
-        ValueError: If `given` is anything else, or if it is not a name and options are given.
+        ValueError: If `given` is anything else, such as a name of a class that needs arguments;
+            or if it is not a name and options are given.
     """
     options = {key: value for key, value in options.items() if value is not None}
-    if isinstance(given, str) and given in registry:
+    if isinstance(given, str) and given in registry and not _needed(registry[given]):
         return registry[given](**options)
     found = restored(name, given)
     if not isinstance(found, base):
         raise ValueError(
-            f"`{name}` must be one of {list(registry)}, or a "
-            f"`keras_graphattn.{base.__module__.split('.')[1]}.{base.__name__}`. Received: "
-            f"{name}={given!r}"
+            f"`{name}` must be one of {[one for one in registry if not _needed(registry[one])]}, "
+            f"or a `keras_graphattn.{base.__module__.split('.')[1]}.{base.__name__}`. Received: "
+            f"{name}={given!r}.{_hint(name, given, base, registry)}"
         )
     if options:
         received = ", ".join(f"{key}={value!r}" for key, value in options.items())

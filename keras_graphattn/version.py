@@ -1,3 +1,6 @@
-"""The version, in the one place that is read by both the package and its build."""
+"""What is true of this release: its version, read by the build too, and how to install it."""
 
 __version__ = "0.1.0"
+
+# In a checkout of the repository, as no package index has the package.
+INSTALL_EXTRA = 'pip install -e ".[{}]"'

@@ -26,3 +26,16 @@ def compiled_once(folder):
     yield
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+
+
+def jit(function):
+    """The function compiled, where the backend compiles quickly: its tensors have no values."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.jit(function)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=True)
+    return function

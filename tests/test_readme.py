@@ -1,65 +1,68 @@
-"""The README's and the documentation's examples run as they stand there, without a download."""
+"""The snippets of README, pages and guides run as they stand there, without a download."""
 
 import os
-import re
+import subprocess
+import sys
 from pathlib import Path
 
+import keras
 import pytest
+
+from keras_graphattn.version import INSTALL_EXTRA
+from tests.snippets import EXTRAS, FIRST_LINES, blocks
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").glob("*.md"))]
+GUIDES = sorted((ROOT / "guides").glob("*.py"))
 
 
-def blocks(page):
-    return re.findall("^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+def run(folder, *files_and_options):
+    """What the snippets print on this backend, in a process that nobody told the backend."""
+    # JAX compiles each program once, so its costly passes would not pay
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT)}
+    del environment["KERAS_BACKEND"]
+    command = [sys.executable, "-P", ROOT / "tests" / "snippets.py", keras.backend.backend()]
+    ran = subprocess.run(
+        [*command, *files_and_options], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
 
 
-def exports(block):
-    return "export_saved_model" in block
+@pytest.mark.parametrize("path", [*PAGES, *GUIDES], ids=lambda path: path.stem)
+@pytest.mark.all_cases
+def test_the_first_snippet_chooses_the_backend(path):
+    found = blocks(path)
+    assert found or path.suffix == ".md"
+    if found:
+        assert FIRST_LINES.match(found[0])
+    assert all("KERAS_BACKEND" not in block for block in found[1:])
 
 
-@pytest.fixture
-def tiny_presets(monkeypatch):
-    """`from_preset` gives a tiny random model, whichever preset is asked for."""
-    keras_hub = pytest.importorskip("keras_hub")
-    models = keras_hub.models
-
-    def from_preset(preset, **options):
-        backbone = models.GPT2Backbone(
-            vocabulary_size=30, num_layers=2, num_heads=2, hidden_dim=8, intermediate_dim=16
-        )
-        return models.GPT2CausalLM(backbone)
-
-    monkeypatch.setattr(models.GPT2CausalLM, "from_preset", from_preset)
-
-
-def run(page, monkeypatch, folder, wanted):
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("KERAS_BACKEND", os.environ.get("KERAS_BACKEND", "torch"))
-    names = {}
-    for block in blocks(page):
-        if wanted(block):
-            exec(block, names)
+def test_pages_run_where_one_backend_is_installed(tmp_path):
+    printed = run(tmp_path, "alone", *PAGES)
+    assert "2, 128, 512" in printed.splitlines()[0]
+    assert (tmp_path / "text.keras").exists()
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
-def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch, tiny_presets):
-    run(page, monkeypatch, tmp_path, lambda block: not exports(block))
+def test_guides_begin_where_one_backend_is_installed(tmp_path):
+    assert run(tmp_path, "alone", *GUIDES).count("ran: ") == len(GUIDES)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if any(map(exports, blocks(p)))], ids=lambda page: page.stem
-)
-def test_the_examples_that_export_run(page, tmp_path, monkeypatch, tiny_presets):
-    run(page, monkeypatch, tmp_path, lambda block: True)
-    assert list(tmp_path.rglob("saved_model.pb"))
+@pytest.mark.slow  # on TensorFlow, the test of pages runs them
+def test_snippets_that_need_extras_run_beside_tensorflow(tmp_path):
+    marks = [mark for mark, names in EXTRAS.items() if "tensorflow" in names]
+    files = [p for p in (*PAGES, *GUIDES) if any(mark in b for b in blocks(p) for mark in marks)]
+    assert "left out" not in run(tmp_path, *files)
+    assert (tmp_path / "served" / "1" / "saved_model.pb").exists()
 
 
 def test_the_readme_is_short_and_begins_with_what_it_promises():
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= 235
+    assert text.index(INSTALL_EXTRA.format("jax")) < text.index("```python")
+    assert text.index("```python") < text.index("![") < text.index("## ")
     assert text.index("make demo") < text.index("make test") < text.index("## Install")
     for backend in ("jax", "tensorflow", "torch"):
-        assert f'pip install -e ".[{backend}]"' in text
+        assert INSTALL_EXTRA.format(backend) in text

@@ -1,11 +1,13 @@
 """What a release says of itself agrees: version, citation, changelog, supported versions."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import keras_graphattn
+from keras_graphattn.version import INSTALL_EXTRA
 from tests.version_bounds import requirements
 
 ROOT = Path(__file__).parents[1]
@@ -31,3 +33,18 @@ def test_oldest_requirements_are_the_lower_bounds():
 def test_other_ends_are_refused():
     with pytest.raises(SystemExit, match=r"oldest or newest\. Received: middle"):
         requirements("middle")
+
+
+def test_how_to_install_stands_in_one_place():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    told = re.compile(r"pip install (?:-e|.?keras-graphattn)")
+    for folder in ("keras_graphattn", "recipes", "guides", "benchmarks", "docs"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert path.name == "version.py" or not told.search(path.read_text()), path
+    command = re.compile(re.escape(INSTALL_EXTRA).replace(r"\{\}", r"([\w,]+)"))
+    for page in (ROOT / "README.md", *ROOT.glob("recipes/*/README.md"), *ROOT.glob("docs/pages/*")):
+        named = command.findall(page.read_text())
+        assert len(named) == len(told.findall(page.read_text())), page
+        assert {extra for each in named for extra in each.split(",")} <= set(extras), page

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("tensorflow", "jax", "torch", "hub", "serving", "recipes")
+EXTRAS = ("tensorflow", "jax", "torch", "hub", "cv", "serving", "recipes")
 
 
 def requirements(which: str) -> list[str]:

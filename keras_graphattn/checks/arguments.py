@@ -14,6 +14,7 @@ import functools
 import inspect
 import math
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
@@ -28,6 +29,7 @@ from keras_graphattn.checks.dtypes import check_dtype_policy as check_dtype_poli
 from keras_graphattn.checks.dtypes import dtype_name as dtype_name
 from keras_graphattn.checks.dtypes import float_dtype as float_dtype
 from keras_graphattn.checks.known_values import known_value
+from keras_graphattn.checks.names import did_you_mean
 from keras_graphattn.checks.shapes import Sizes as Sizes
 from keras_graphattn.checks.shapes import check_broadcast as check_broadcast
 from keras_graphattn.checks.shapes import check_shape as check_shape
@@ -131,6 +133,14 @@ def whole(least: int = 1, below: int = 2**31) -> Rule:
     return check
 
 
+def seed_of(seed: int | None) -> int:
+    """The seed, or one that is drawn as Keras' initializers draw theirs.
+
+    `keras.utils.set_random_seed` sets what is drawn.
+    """
+    return random.randint(1, 10**9) if seed is None else whole(0, 2**63)("seed", seed, {})
+
+
 def is_whole(value: Any) -> bool:
     """Whether a value is an integer of Python or NumPy."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -214,7 +224,10 @@ def one_of(*allowed: Any) -> Rule:
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
         if not isinstance(value, str) or value not in allowed:
-            raise ValueError(f"`{name}` must be one of {list(allowed)}. Received: {name}={value!r}")
+            raise ValueError(
+                f"`{name}` must be one of {list(allowed)}. Received: {name}={value!r}."
+                f"{did_you_mean(value, allowed)}"
+            )
         return value
 
     return check

@@ -1,14 +1,16 @@
 """Writes a model's forward pass as a TensorFlow graph, on the TensorFlow and JAX backends."""
 
 import itertools
+import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from keras_graphattn.export.signature import DEFAULT, Signature, served_signatures
-from keras_graphattn.keras_internals import walk
+from keras_graphattn.keras_internals import replaced_attributes, walk
 
 Model = Any
 Tensor = Any
@@ -122,14 +124,16 @@ def _write_from_jax(model: Model, signatures: dict[str, Signature], path: Path) 
 
 def _concrete_from_jax(model: Model, signature: Signature, variables: list[Any]) -> tuple[Any, Any]:
     """Returns a TensorFlow function and its graph, with the first names of sizes that work."""
-    failures = []
-    for shapes in _symbolic_shapes(signature):
-        function = _function_from_jax(model, signature, shapes, variables)
-        try:
+    *others, last = (
+        _function_from_jax(model, signature, shapes, variables)
+        for shapes in _symbolic_shapes(signature)
+    )
+    for function in others:
+        # Keras logs a traceback of what jax refuses; `last` does the same where it fails, too.
+        silent = replaced_attributes([(logging.getLogger("absl"), "disabled", True)])
+        with suppress(Exception), silent:
             return function, function.get_concrete_function()
-        except Exception as error:
-            failures.append(error)
-    raise failures[-1]
+    return last, last.get_concrete_function()
 
 
 def _function_from_jax(

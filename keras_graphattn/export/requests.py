@@ -13,6 +13,7 @@ import keras
 from keras_graphattn.checks.arguments import Sizes, checked, folder, number, optional, text, whole
 from keras_graphattn.export.batches import checked_batch
 from keras_graphattn.export.signature import DEFAULT, Specs
+from keras_graphattn.version import INSTALL_EXTRA
 
 Array = Any
 Message = Any
@@ -246,7 +247,8 @@ def check_serving_api() -> None:
     if importlib.util.find_spec("tensorflow_serving") is None:
         raise ImportError(
             "Requests and warm-up records are messages of TensorFlow Serving. They need "
-            "tensorflow-serving-api. Install it with `pip install keras-graphattn[serving]`."
+            "tensorflow-serving-api. "
+            f"Install the extra `serving` in a checkout: {INSTALL_EXTRA.format('serving')}"
         )
 
 

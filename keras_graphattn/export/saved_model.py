@@ -17,6 +17,7 @@ from keras_graphattn.export.scratch import locked_scratch
 from keras_graphattn.export.signature import DEFAULT, served_signatures
 from keras_graphattn.export.through_tensorflow import write_graph_through_tensorflow
 from keras_graphattn.export.warmup import warmup_requests, write_warmup
+from keras_graphattn.version import INSTALL_EXTRA
 
 Model = Any
 
@@ -92,7 +93,7 @@ def export_saved_model(
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(
             "`export_saved_model` writes a TensorFlow graph, which needs TensorFlow. "
-            "Install it with `pip install keras-graphattn[serving]`."
+            f"Install the extra `serving` in a checkout: {INSTALL_EXTRA.format('serving')}"
         )
     signatures = served_signatures(model, signature)  # before anything is written
     directory = Path(directory)

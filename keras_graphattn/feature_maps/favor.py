@@ -26,7 +26,8 @@ class Favor(FeatureMap):
     Args:
         num_features: Number m of random features. H log(H) by default, where H is the size of a
             head.
-        seed: Seed of the draw; the layer's own `seed` by default.
+        seed: Seed of the draw; the layer's own `seed` by default, which follows
+            `keras.utils.set_random_seed`.
 
     Raises:
         ValueError: If `num_features` is not a positive integer, or `seed` is negative.

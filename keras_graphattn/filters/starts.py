@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_graphattn.checks.arguments import is_one_of
+from keras_graphattn.checks.names import did_you_mean
 
 STARTS = {
     "plain": (0.0, 1.0, 0.0),  # A
@@ -31,7 +32,10 @@ def check_start(start: Any, given: Any, order: int, allowed: Sequence[str]) -> s
             order that is too low for the named filter.
     """
     if not is_one_of(start, list(allowed)):
-        raise ValueError(f"`start` must be one of {list(allowed)}. Received: start={start!r}")
+        raise ValueError(
+            f"`start` must be one of {list(allowed)}. Received: start={start!r}."
+            f"{did_you_mean(start, allowed)}"
+        )
     if start != "plain" and given is not None:
         raise ValueError(
             "`start` names coefficients and `initial_coefficients` lists them: give only one of "

@@ -24,12 +24,15 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
     """Batches of graphs of about the same size, for `fit`, `evaluate` and `predict`.
 
     Every bucket holds graphs of about the same number of nodes, and pads them to one shape, so
-    nothing more is compiled. All batches have `batch_size` rows. What is missing in the last batch
-    of a bucket is filled up with other graphs of weight 0; take `weighted_metrics` in `compile`,
-    which leave these out. With a seed, graphs are shuffled within their buckets and batches among
-    each other, anew for each epoch of `fit`, in the same way whenever the program runs.
+    little is compiled. Every row of a batch is another graph. All batches but one have `batch_size`
+    rows: graphs that do not fill a batch of their bucket go to the next larger bucket, and what is
+    left at the end makes a smaller batch. With a seed, graphs are shuffled within their buckets
+    and batches among each other, anew for each epoch of `fit`, in the same way whenever the program
+    runs.
 
-    A batch is `(inputs, labels, weights)`, or `(inputs,)` if the graphs have no labels. The inputs:
+    A batch is `(inputs, labels, weights)`, or `(inputs,)` if the graphs have no labels. The weights
+    of graphs are 1. So the loss of a batch is the mean over its graphs, and the loss and metrics of
+    `evaluate` are means over all graphs. The inputs:
 
     * `nodes`: float32 (B, T, F), node features; 0 at padding.
     * `node_mask`: bool (B, T), `True` at the nodes of the graph: `query_mask` of the layers.
@@ -43,12 +46,16 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
 
     Args:
         graphs: The graphs, all with the same number of features. All have labels, or none has.
-        batch_size: Rows of every batch.
+        batch_size: Rows of every batch but one.
         node_arrays: Arrays by the name of the input, one for each graph, of shape (n, ...). Padding
             is -1 for integers and 0 for other numbers.
         pair_arrays: The same for arrays of shape (n, n, ...). Nothing else has n^2 numbers.
         node_labels: Whether a label is an array (n,), one for each node. Then labels and weights
-            have the shape (B, T), 0 at padding. An integer below 0 has the weight 0, too.
+            have the shape (B, T), 0 at padding. An integer below 0 has the weight 0, too. The other
+            weights of a batch are equal and add up to B T. So Keras' mean over all places, the loss
+            of a batch, is the mean over the nodes with a label. `evaluate` returns the mean of the
+            batches' losses, by numbers of graphs, and of `weighted_metrics`, by B T. Both are means
+            over all these nodes if there is one batch.
         inputs: Names of the inputs that a batch has; all by default. Keras warns of inputs that a
             model does not have.
         weighted: Whether there is an input `edge_weights`; by default if a weight is not 1.
@@ -139,13 +146,16 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         """
         self.epoch = whole(0)("epoch", epoch, {})
         random = None if self.seed is None else np.random.default_rng([self.seed, epoch])
-        batches = []
+        batches, members = [], np.zeros(0, "int64")
         for bucket in range(len(self.sizes)):
-            members = np.flatnonzero(self._bucket == bucket)
+            members = np.concatenate([members, np.flatnonzero(self._bucket == bucket)])
             if random is not None:
                 members = random.permutation(members)
-            starts = range(0, len(members), self.batch_size)
-            batches += [(bucket, members[at : at + self.batch_size]) for at in starts]
+            while len(members) >= self.batch_size:
+                batches.append((bucket, members[: self.batch_size]))
+                members = members[self.batch_size :]
+        if len(members):
+            batches.append((self._bucket[members].max(), members))
         if random is not None:
             batches = [batches[place] for place in random.permutation(len(batches))]
         for place, (bucket, _) in enumerate(batches):
@@ -158,18 +168,15 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
     def on_epoch_end(self) -> None:
         self.start_epoch(self.epoch + 1)
 
-    @property
-    def num_batches(self) -> int:
-        return len(self._batches)
+    def __len__(self) -> int:
+        return len(self._batches)  # Keras reads it as `num_batches`
 
     def graphs_of(self, index: int) -> list[int]:
-        """The places in `graphs` of the rows of a batch, without those that only fill it up."""
+        """The places in `graphs` of the rows of a batch."""
         return [int(place) for place in self._batches[index][1]]
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        bucket, members = self._batches[index]
-        weights = (np.arange(self.batch_size) < len(members)).astype("float32")
-        chosen = [int(place) for place in np.resize(members, self.batch_size)]
+        bucket, chosen = self._batches[index]
         size, graphs = int(self.sizes[bucket]), [self.graphs[place] for place in chosen]
         edges = int(self.edge_sizes[bucket])
         inputs = {
@@ -191,12 +198,13 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         if self.labels is None:
             return (inputs,)
         if not self.node_labels:
-            return inputs, self.labels[chosen], weights
+            return inputs, self.labels[chosen], np.ones(len(chosen), "float32")
         of_nodes = [_narrow(graph.label) for graph in graphs]
         labels = _padded(of_nodes, (size,), 0)
         known = [(label >= 0) | (label.dtype.kind == "f") for label in of_nodes]
         present = _padded(known, (size,), 0)
-        return inputs, np.where(present, labels, 0), weights[:, None] * present
+        weight = np.float32(present.size / max(present.sum(), 1))
+        return inputs, np.where(present, labels, 0), weight * present
 
     def to_tf_dataset(self) -> Any:
         """The same batches as a `tf.data.Dataset`: a run through it is an epoch, in its order.
@@ -217,13 +225,13 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         def spec(name: str, array: Array) -> Any:
             per_edge = {"edges": 1, "edge_weights": 1, "edge_features": 1}
             axes = per_edge.get(name, self._arrays.get(name, (1, None))[0])
-            shape = (array.shape[0], *(None,) * axes, *array.shape[1 + axes :])
+            shape = (None, *(None,) * axes, *array.shape[1 + axes :])
             return tf.TensorSpec(shape, array.dtype)
 
         inputs, *rest = self[0]
         signature: list[Any] = [{name: spec(name, array) for name, array in inputs.items()}]
         for array in rest:
-            shape = (array.shape[0], None) if self.node_labels else array.shape
+            shape = (None, None) if self.node_labels else (None, *array.shape[1:])
             signature.append(tf.TensorSpec(shape, array.dtype))
         return tf.data.Dataset.from_generator(run, output_signature=tuple(signature))
 

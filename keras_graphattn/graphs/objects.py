@@ -17,7 +17,8 @@ def from_scipy(matrix: Any, node_features: Any = None, label: Any = None) -> Gra
     """Reads a symmetric scipy.sparse matrix of edge weights.
 
     Args:
-        matrix: Positive numbers of shape (n, n), with one entry in each place and no diagonal.
+        matrix: Positive numbers of shape (n, n), with one entry in each place and no diagonal. A
+            stored 0 is an error, as is an edge of weight 0 in every other form of a graph.
         node_features: Finite numbers of shape (n, F).
         label: A finite number, or an array of them.
 

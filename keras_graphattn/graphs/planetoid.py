@@ -17,6 +17,7 @@ from numpy._core import multiarray
 from keras_graphattn.checks.arguments import folder as local_folder
 from keras_graphattn.checks.arguments import text
 from keras_graphattn.graphs.graph import Array, Graph
+from keras_graphattn.graphs.tables import Table, read_table
 from keras_graphattn.graphs.unpickling import RestrictedUnpickler
 
 VALIDATION_NODES = 500  # of the public split: the nodes after those with a training label
@@ -89,7 +90,7 @@ def read_planetoid(folder: Any, name: str) -> PlanetoidData:
         part: _read(path / f"ind.{name}.{part}")
         for part in ("x", "y", "tx", "ty", "allx", "ally", "graph")
     }
-    index = np.loadtxt(_existing(path / f"ind.{name}.test.index"), dtype="int64", ndmin=1)
+    index = read_table(path / f"ind.{name}.test.index", columns=1)
     try:
         return _joined(parts, index)
     except (AttributeError, TypeError, IndexError, KeyError) as error:
@@ -98,8 +99,11 @@ def read_planetoid(folder: Any, name: str) -> PlanetoidData:
         ) from error
 
 
-def _joined(parts: dict[str, Any], index: Array) -> PlanetoidData:
-    known, count = len(parts["ally"]), int(index.max()) + 1
+def _joined(parts: dict[str, Any], table: Table) -> PlanetoidData:
+    known, index = len(parts["ally"]), table.rows[:, 0]
+    count = int(index.max(initial=known - 1)) + 1
+    table.check(index >= known, f"a node from {known}, the number of nodes of `allx`")
+    table.check_once("a node that has no line yet")
     shapes = {part: parts[part].shape for part in ("x", "y", "tx", "ty", "allx", "ally")}
     if (shapes["tx"][0], shapes["ty"][0]) != (len(index),) * 2 or shapes["allx"][0] != known:
         raise ValueError(
@@ -111,12 +115,6 @@ def _joined(parts: dict[str, Any], index: Array) -> PlanetoidData:
         raise ValueError(
             f"The {training} training nodes must be the first of the {known} nodes of `allx`. "
             f"Received: {shapes}"
-        )
-    if index.min() < known or len(np.unique(index)) < len(index):
-        raise ValueError(
-            f"`test.index` must have each number once, none below {known}, the number of nodes of "
-            f"`allx`. Received: {len(index)} numbers, {len(np.unique(index))} of them different, "
-            f"from {index.min()} to {index.max()}"
         )
     features = np.zeros((count, shapes["allx"][1]), "float32")
     labels = np.full(count, -1, "int64")

@@ -5,12 +5,12 @@ The adapters of `keras_graphattn.hub.adapters` hold them. A later attention is o
 takes its place.
 """
 
-import difflib
 import inspect
 from typing import Any
 
 import keras
 
+from keras_graphattn.checks.names import did_you_mean, plain_name
 from keras_graphattn.hub.adapters import (
     ADAPTERS,
     StockAdapter,
@@ -22,7 +22,7 @@ from keras_graphattn.hub.adapters import (
 from keras_graphattn.keras_internals import subclasses_of
 from keras_graphattn.layers.parts.conversion_mark import ConversionMark
 
-# Names in papers and in other libraries, written as `_simple` writes them.
+# Names in papers and in other libraries, written as `plain_name` writes them.
 ALIASES = {
     **dict.fromkeys(("gfsa", "graphfilterattention"), "graph_filter"),
     **dict.fromkeys(("plat", "plaplacianattention"), "p_laplacian"),
@@ -43,11 +43,6 @@ HINTS = {
         "For the model's own attention call keras_graphattn.revert(model).",
     ),
 }
-
-
-def _simple(name: str) -> str:
-    """A name without what writers differ in: case, spaces, hyphens and underscores."""
-    return "".join(letter for letter in name.lower() if letter not in " -_")
 
 
 def register_attention(attention: str, replaced: str, replacement: type) -> None:
@@ -109,14 +104,14 @@ def attention_name(attention: Any) -> str:
     names = attention_names()
     if attention in names:
         return str(attention)
-    simple = _simple(attention) if isinstance(attention, str) else ""
-    known = {**ALIASES, **{_simple(name): name for name in names}}
+    simple = plain_name(attention) if isinstance(attention, str) else ""
+    known = {**ALIASES, **{plain_name(name): name for name in names}}
     if simple in known:
         return known[simple]
-    close = difflib.get_close_matches(simple, known, n=1)
-    hint = f"Did you mean {known[close[0]]!r}?" if close else ""
-    message = f"`attention` must be one of {names}. Received: attention={attention!r}. "
-    raise ValueError((message + HINTS.get(simple, hint)).strip())
+    hint = f" {HINTS[simple]}" if simple in HINTS else did_you_mean(attention, known)
+    raise ValueError(
+        f"`attention` must be one of {names}. Received: attention={attention!r}.{hint}"
+    )
 
 
 def is_reached(layer: Any) -> bool:

@@ -221,7 +221,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
     def get_config(self) -> dict[str, Any]:
         """What the layer is; to look at, since a converted layer is not made from it."""
         config = keras.Layer.get_config(self)
-        options = self.converted_from.request.options  # type: ignore[attr-defined]
+        options = self.converted_from.request.options
         serialized = keras.saving.serialize_keras_object(options)
         return {**config, NAME: self._multiplier, **serialized}
 

@@ -162,6 +162,6 @@ def reach_keras_cv() -> None:
 
 
 def reached_names() -> list[str]:
-    """The public names of the classes that are reached."""
-    names = {cls.__name__ for cls in _REACHED}
-    return [name for name in (*backbone_names(), *_names("layers")) if name in names]
+    """The public names of the classes that are reached; before KerasHub is imported, of all."""
+    names, known = {cls.__name__ for cls in _REACHED}, [*backbone_names(), *_names("layers")]
+    return [name for name in known if name in names] or known

@@ -17,7 +17,8 @@ from keras_graphattn.keras_internals import walk
 INSTEAD = (
     "In your own model, use a layer of keras_graphattn.layers where the model is built: "
     "GraphFilterAttention takes the arguments of keras.layers.MultiHeadAttention and starts with "
-    "its outputs."
+    "its outputs. If a layer class of your own holds keras.layers.MultiHeadAttention in an "
+    "attribute, call keras_graphattn.hub.reach(<the class>) first, and then convert."
 )
 
 

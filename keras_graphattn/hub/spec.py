@@ -16,9 +16,16 @@ class Request(NamedTuple):
 
     def own_options(self) -> dict[str, Any]:
         """The options in objects of their own: a mask with weights is not shared by layers."""
-        serialized = keras.saving.serialize_keras_object(dict(self.options))
-        options: dict[str, Any] = keras.saving.deserialize_keras_object(serialized)
+        config = _unshared(keras.saving.serialize_keras_object(dict(self.options)))
+        options: dict[str, Any] = keras.saving.deserialize_keras_object(config)
         return options
+
+
+def _unshared(config: Any) -> Any:
+    """A configuration without the marks by which Keras makes an object of a file only once."""
+    if isinstance(config, dict):
+        return {key: _unshared(x) for key, x in config.items() if key != "shared_object_id"}
+    return [_unshared(x) for x in config] if isinstance(config, list) else config
 
 
 class Conversion(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_graphattn.hub.attentions import attention_name, is_attention
+from keras_graphattn.hub.attentions import attention_name, is_attention, is_ours
 from keras_graphattn.hub.carriers import class_now, forget_conversions, make_carriers
 from keras_graphattn.hub.compiling import settle_optimizer
 from keras_graphattn.hub.holders import holders_of
@@ -26,7 +26,7 @@ from keras_graphattn.hub.surgery import (
     convert_sites,
     revert_site,
 )
-from keras_graphattn.hub.table import Row, Table, multiplier_of, note_on_optimizer
+from keras_graphattn.hub.table import Row, Table, coefficients_of, multiplier_of, note_on_optimizer
 from keras_graphattn.keras_internals import (
     change_class,
     forget_compiled,
@@ -36,6 +36,7 @@ from keras_graphattn.keras_internals import (
     track_again,
     walk,
 )
+from keras_graphattn.layers.parts.token_layer import TokenLayer
 
 
 class Owner(NamedTuple):
@@ -99,9 +100,12 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
     ... )
     >>> backbone = convert(backbone, "graph_filter", where="last:1", order=4)
     >>> print(inspect(backbone))
-    index  path                                       class                 added  rate
+    index  path                                      class                 added  rate  values
         0  transformer_layer_0/self_attention_layer  MultiHeadAttention        0
         1  transformer_layer_1/self_attention_layer  GraphFilterAttention      6  x100
+             identity_coefficient                                                 x100  0, 0
+             linear_coefficient                                                   x100  1, 1
+             power_coefficient                                                    x100  0, 0
 
     Sources: arXiv 2312.04234 (GFSA), 2311.03235 (p-LaT), 2505.08516 (AGF), 2107.07999 (masks).
     """
@@ -157,19 +161,31 @@ def revert(model: Any) -> Any:
 
 
 def inspect(model: Any) -> Table:
-    """The self-attention layers of a model: what they are, and how fast what was added learns.
+    """The self-attention that `convert` reaches, all layers of this package, their coefficients.
 
     Args:
-        model: Whatever `convert` accepts.
+        model: Any Keras model or layer.
 
     Returns:
-        A list of rows with the fields `index`, `path`, `class_name`, `parameters_added` and
-        `coefficient_learning_rate_multiplier` (`None` without coefficients), which prints as a
-        table. Its `note` says so where the model is compiled with an optimizer that does not
-        apply the multipliers.
+        A list of rows, which prints as a table. First come the self-attention layers that
+        `convert` reaches; then the other layers of this package, which have no `index`. A row has
+        the fields:
+
+        * `index`: the number that `where` of `convert` takes, or `None`;
+        * `path`, `class_name`;
+        * `parameters_added`: how many numbers `convert` has added, or those of the coefficients of
+          a layer that was not converted;
+        * `coefficient_learning_rate_multiplier`: that of its coefficients, or the layer's
+          if they differ; `None` without coefficients;
+        * `coefficients`: a dictionary from the name of each coefficient, or weight of a mask, to
+          its `values`, a NumPy array, and the `multiplier` of its learning rate. The table prints
+          more than 8 numbers as their shape, mean and range. Empty before the layer is built.
+
+        The `note` of the table says so where the model is compiled with an optimizer that does
+        not apply the multipliers.
 
     Raises:
-        ValueError: For models without self-attention that `convert` reaches.
+        ValueError: For models without any of these layers.
 
     Example:
 
@@ -178,29 +194,42 @@ def inspect(model: Any) -> Table:
     >>> outputs = encoder(keras.random.normal((2, 5, 8)))
     >>> inspect(encoder)[0].class_name
     'MultiHeadAttention'
+    >>> layer = GraphFilterAttention(num_heads=2, key_dim=4)
+    >>> outputs = layer(keras.random.normal((2, 5, 8)))
+    >>> inspect(layer)[0].coefficients["linear_coefficient"].values.tolist()
+    [1.0, 1.0]
     """
-    sites = [site for owner in _owners(model) for site in owner.sites]
-    if not sites:
+    sites = [site for owner in _owners(model, refuses=False) for site in owner.sites]
+    reached = {id(site.layer) for site in sites}
+    others = [
+        layer
+        for layer in walk(model)
+        if (is_ours(layer) or isinstance(layer, TokenLayer)) and id(layer) not in reached
+    ]
+    if not sites and not others:
+        _owners(model)  # refuses attention that is not reached
         raise ValueError(nothing_to_convert(model))
     rows = [
-        Row(
-            index,
-            site.path,
-            type(site.layer).__name__,
-            sum(_size(v) for v in added_variables(site.layer)) if site.is_converted else 0,
-            multiplier_of(site.layer),
-        )
+        _row(index, site.path, site.layer, added_variables(site.layer) if site.is_converted else [])
         for index, site in enumerate(sites)
     ]
+    rows += [_row(None, str(x.path or x.name), x, getattr(x, "coefficients", [])) for x in others]
     return Table(rows, note=note_on_optimizer(model, rows))
 
 
-def _size(variable: Any) -> int:
-    return math.prod(int(length) for length in variable.shape)
+def _row(index: int | None, path: str, layer: Any, added: list[Any]) -> Row:
+    count = sum(math.prod(int(length) for length in variable.shape) for variable in added)
+    name = type(layer).__name__
+    return Row(index, path, name, count, multiplier_of(layer), coefficients_of(layer))
 
 
-def _owners(model: Any) -> list[Owner]:
-    """The outermost backbones and reached layers of a model, in the order of its graph."""
+def _owners(model: Any, refuses: bool = True) -> list[Owner]:
+    """The outermost backbones and reached layers of a model, in the order of its graph.
+
+    Args:
+        model: Whatever `convert` accepts.
+        refuses: Whether to raise a `ValueError` for attention that cannot be converted.
+    """
     if not isinstance(model, keras.Layer):
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
     owners: list[Owner] = []
@@ -213,12 +242,13 @@ def _owners(model: Any) -> list[Owner]:
         if is_reachable(layer) and not is_task(layer):
             owners.append(Owner(layer, attention_sites(layer)))
             return
-        if is_backbone(layer) or direct_sites(layer) or is_attention(layer):
+        if refuses and (is_backbone(layer) or direct_sites(layer) or is_attention(layer)):
             raise ValueError(refusal(layer))
         for child in sublayers(layer):
             visit(child)
 
-    check_registered(model)
+    if refuses:
+        check_registered(model)
     visit(model)
     return owners
 

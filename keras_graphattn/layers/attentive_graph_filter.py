@@ -15,7 +15,6 @@ from keras_graphattn.layers.parts.copying import copy_projections
 from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
 from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer
 from keras_graphattn.layers.parts.orthogonality import (
-    OrthogonalityMetric,
     add_orthogonality,
     check_orthogonality,
 )
@@ -79,10 +78,9 @@ class AttentiveGraphFilter(MultiHeadLayer):
         causal: Whether each token sees only itself and tokens before it. Query and value must
             then be the same sequence.
         orthogonality_weight: Weight (the paper's gamma) of the loss on |U^T U - I| and |V^T V - I|
-            that the layer adds with `add_loss`. In training the layer also reports the loss,
-            before the weight, as the metric `<name of the layer>_orthogonality` (on JAX: at the
-            end of an epoch). The losses of several layers add up. Divide the weight by their
-            number to average them, as the paper's code does.
+            that the layer adds with `add_loss`; `layer.losses` holds it after a call. The losses
+            of several layers add up. Divide the weight by their number to average them, as the
+            paper's code does.
         orthogonality_scaling: `"mean"`, the mean over heads and entries that the released code
             trains with; or `"squared_length"`, the Frobenius norm over n^2 of Eq. 11, where n is
             the number of tokens that are not padding. Causal layers measure V as the last token
@@ -164,9 +162,6 @@ class AttentiveGraphFilter(MultiHeadLayer):
             found.coefficients(num_heads)  # refuses start values for another number of heads
             found.refuse_without_solution("an AttentiveGraphFilter")
         self.filter, self.learned_constant = found, learned_constant
-        self._orthogonality: OrthogonalityMetric | None = None
-        if self.orthogonality_weight:
-            self._orthogonality = OrthogonalityMetric(name=f"{self.name}_orthogonality")
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         if isinstance(self.filter, Polynomial):
@@ -194,12 +189,6 @@ class AttentiveGraphFilter(MultiHeadLayer):
     def singular_dense(self) -> Any:
         """The projection whose sigmoid makes the singular values S."""
         return self._singular_dense
-
-    @property
-    def variables(self) -> list[Any]:
-        """All state: weights, seeds, and the sums of the orthogonality metric."""
-        metric = self._orthogonality
-        return [*super().variables, *(metric.layer_state if metric is not None else ())]
 
     def copy_projections_from(self, attention: Any) -> None:
         """Starts from softmax attention: copies `query`, `key`, `value` and `attention_output`.
@@ -233,7 +222,7 @@ class AttentiveGraphFilter(MultiHeadLayer):
         left = left_singular_vectors(self.query_dense(query), masks.query)  # U, (B, T, N, H)
         logits, values = self.key_dense(key), self.value_dense(value)  # (B, S, N, H or D)
         if self.orthogonality_weight:
-            add_orthogonality(self, left, logits, masks.query, source_mask, training)
+            add_orthogonality(self, left, logits, masks.query, source_mask)
         filtered = self._filtered(left, query)
         dropped = self._dropped(filtered, training)
         if self.causal:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn import feature_maps
+from keras_graphattn import feature_maps, masks
 from keras_graphattn.checks.arguments import flag, one_of, optional, whole
 from keras_graphattn.checks.layer_calls import check_one_axis
 from keras_graphattn.checks.layer_options import refuse_options
@@ -48,8 +48,9 @@ class GraphKernelAttention(FeatureLayer):
         key_dim: Size H of each head for query and key.
         value_dim: Size of each head for value; `key_dim` by default.
         dropout: Dropout probability of A, in the dense form only.
-        mask: A mask of `keras_graphattn.masks`, such as `RandomWalk(graph)`. `RandomWalk()` takes
-            walks with each call. The layer builds the mask for its number of heads.
+        mask: A mask of `keras_graphattn.masks`, such as `RandomWalk(graph)`. `RandomWalk()`, or
+            its name `"random_walk"`, takes walks with each call. The layer builds the mask for its
+            number of heads. A mask with weights belongs to one layer.
         score: `"dot_product"`: S = Q K^T / sqrt(H). `"additive"`: the score of graph attention
             networks, S_ij = LeakyReLU(a . [q_i || k_j]) with slope 0.2 below 0 and a learned
             vector a for each head, in the dense form only.
@@ -134,18 +135,14 @@ class GraphKernelAttention(FeatureLayer):
         dynamic_walks: bool = False,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(mask, Mask):
-            raise ValueError(
-                "`mask` must be a mask of keras_graphattn.masks, such as RandomWalk(graph). "
-                f"Received: mask={mask!r}"
-            )
+        mask = masks.get(mask)
         refuse_options(self, kwargs, ["attention_axes"], "Leave it out: nodes are on one axis.")
         score = one_of("dot_product", "additive")("score", score, {})
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
         dynamic_walks = flag("dynamic_walks", dynamic_walks)
-        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        feature_map = None if feature_map is None else feature_maps.get(feature_map)
+        super().__init__(num_heads, key_dim, value_dim, dropout, feature_map=feature_map, **kwargs)
         self.mask, self.score, self.feature_chunk = mask, score, feature_chunk
-        self.feature_map = None if feature_map is None else feature_maps.get(feature_map)
         self.dynamic_walks = dynamic_walks
         self._share_multiplier()
         self._check_form()

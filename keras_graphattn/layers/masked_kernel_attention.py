@@ -15,7 +15,7 @@ from keras_graphattn.layers.parts.copying import copy_projections
 from keras_graphattn.layers.parts.feature_layer import FeatureLayer
 from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
 from keras_graphattn.layers.parts.kernel_decoding import State
-from keras_graphattn.layers.parts.kernel_masks import check_mask_and_path
+from keras_graphattn.layers.parts.kernel_masks import checked_mask
 from keras_graphattn.layers.parts.multi_head import Masks
 from keras_graphattn.ops.kernel.attention import NormalisedOperator
 from keras_graphattn.ops.precision.float32 import nan_where
@@ -42,8 +42,9 @@ class MaskedKernelAttention(FeatureLayer):
         key_dim: Size H of each head for query and key.
         value_dim: Size of each head for value; `key_dim` by default.
         dropout: Dropout probability of the heads' outputs, as there is no attention matrix.
-        mask: A mask of `keras_graphattn.masks`, or `None`: every factor is 1. The layer builds
-            the mask for its number of heads.
+        mask: A mask of `keras_graphattn.masks`; the name of one that needs no argument, such as
+            `"causal"`; or `None`: every factor is 1. The layer builds the mask for its number of
+            heads. A mask with weights belongs to one layer.
         feature_map: A map of `keras_graphattn.feature_maps`, such as `Favor(num_features=64)`, or
             its name: `"relu"`, `"squared_relu"`, `"elu"`, or `"favor"` (positive orthogonal random
             features, an unbiased estimate of softmax attention); or a function registered with
@@ -125,7 +126,7 @@ class MaskedKernelAttention(FeatureLayer):
     ) -> None:
         refused = ["attention_axes", "sliding_window"]
         refuse_options(self, kwargs, refused, "Leave it out, or express it as a `mask`.")
-        check_mask_and_path(mask, path)
+        mask = checked_mask(mask, path)
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
         if filter is None and order is not None:
             raise ValueError(
@@ -136,9 +137,9 @@ class MaskedKernelAttention(FeatureLayer):
         if found is not None:
             found.coefficients(num_heads)  # refuses start values for another number of heads
             found.refuse_without_solution("a MaskedKernelAttention")
-        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        feature_map = feature_maps.get(feature_map)
+        super().__init__(num_heads, key_dim, value_dim, dropout, feature_map=feature_map, **kwargs)
         self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
-        self.feature_map = feature_maps.get(feature_map)
         self.filter = found
         self._share_multiplier()
 

@@ -10,13 +10,23 @@ from keras import ops
 from keras_graphattn.checks.arguments import Sizes, whole
 from keras_graphattn.masks.call_inputs import Prepared, Tensors
 from keras_graphattn.masks.formed import FORMED_PATHS, formed_product
-from keras_graphattn.masks.input_checks import marked
+from keras_graphattn.masks.input_checks import checked_positions, marked
 from keras_graphattn.masks.precision import in_one_dtype, widest_dtype
 
 if TYPE_CHECKING:
     from keras_graphattn.masks.mask import Mask
 
 Tensor = Any
+
+
+def check_heads(mask: "Mask", shape: Any) -> None:
+    """Raises a `ValueError` if a built mask has another number of heads than a signal."""
+    if shape[2] != mask.num_heads:
+        raise ValueError(
+            f"This {type(mask).__name__} was built for {mask.num_heads} heads. Received: a "
+            f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another mask "
+            "for another number of heads."
+        )
 
 
 def prepared_signal(mask: "Mask", x: Tensor, inputs: Tensors, sizes: Sizes) -> Prepared:
@@ -36,12 +46,7 @@ def prepared_signal(mask: "Mask", x: Tensor, inputs: Tensors, sizes: Sizes) -> P
         mask._check_length(shape[1])
     if not mask.built:
         mask.build(tuple(shape))
-    if shape[2] != mask.num_heads:
-        raise ValueError(
-            f"This {type(mask).__name__} was built for {mask.num_heads} heads. Received: a "
-            f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another mask "
-            "for another number of heads."
-        )
+    check_heads(mask, shape)
     found = mask._checked_inputs(inputs, sizes)
     return mask._without_wrong_entries(inputs, found, ops.shape(x)[1])
 
@@ -109,7 +114,7 @@ def matrix_of_call(
 
     Args:
         mask: The mask that is called.
-        positions: Integer tensor of shape (R,); `None` for all T rows.
+        positions: Integers of shape (R,), not checked yet; `None` for all T rows.
         length: Number of tokens T.
         prepared: The checked inputs.
 
@@ -119,6 +124,9 @@ def matrix_of_call(
     """
     _, parameters, inputs = in_one_dtype((), mask.parameters(), prepared.tensors)
     dtype = widest_dtype(parameters.values(), mask.compute_dtype)
+    right = None
+    if positions is not None:
+        positions, right = checked_positions(positions, length)
     count = length if positions is None else ops.shape(positions)[0]
     if _is_empty(length, inputs) or (positions is not None and positions.shape[0] == 0):
         examples = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
@@ -127,6 +135,8 @@ def matrix_of_call(
         found = mask._matrix(length, parameters, inputs)
     else:
         found = mask._rows(positions, length, parameters, inputs)
+    if right is not None:
+        found = ops.where(right[:, None], found, ops.cast(float("nan"), found.dtype))
     return ops.cast(marked(found, prepared.wrong), dtype)
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, number, one_of
+from keras_graphattn.checks.arguments import flag, number, one_of, seed_of
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.modulations import read_modulation
 from keras_graphattn.masks.topology import (
@@ -71,7 +71,9 @@ class GraphRandomFeatures(TopologyMask):
             memory and time, and have a larger variance.
         learn_modulation: Whether f is learned. `False` keeps the start and joins the steps of the
             walks, which is faster.
-        seed: Seed of the walks, which are the same on every backend.
+        seed: Seed of the walks, which are the same on every backend. By default it is drawn. The
+            draw follows `keras.utils.set_random_seed` and is kept in the configuration. Walks are
+            not weights: give a seed to load weights into a model that is made by code again.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
             `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
@@ -110,7 +112,7 @@ class GraphRandomFeatures(TopologyMask):
         walk_length: int | None = None,
         halt_probability: float = 0.1,
         learn_modulation: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -126,7 +128,7 @@ class GraphRandomFeatures(TopologyMask):
             "halt_probability", halt_probability, {}
         )
         self.learn_modulation = flag("learn_modulation", learn_modulation)
-        self.seed = whole_number("seed", seed, 0)
+        self.seed = seed_of(seed)
         self.series, self.strength, self._start = read_modulation(series, strength, walk_length)
         self.walk_length = len(self._start)
         self._adjacency = read_graph(graph, num_nodes, edge_weights)

@@ -12,6 +12,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_graphattn.checks.arguments import integers
+from keras_graphattn.checks.known_values import known_value
 from keras_graphattn.ops.graphs.edge_lists import disagreeing, repeated_edges
 from keras_graphattn.ops.graphs.example_topology import (
     any_of_example,
@@ -209,6 +211,30 @@ def _check_ends(edges: Array, length: int | None) -> None:
             "itself. An edge must join two different nodes. To leave out an edge, give it the "
             "nodes (-1, -1)."
         )
+
+
+def checked_positions(given: Any, length: Any) -> tuple[Tensor, Tensor | None]:
+    """Refuses known positions that are not in 0 ... `length` - 1, and keeps others in bounds.
+
+    Args:
+        given: Positions as the caller passed them, integers of shape (R,).
+        length: Number of tokens T, a number or an integer tensor.
+
+    Returns:
+        int32 positions (R,), and booleans (R,) for those that are right, or `None` if all are.
+    """
+    positions, values = integers("R")("positions", given, {}), known_value(given)
+    if values is None or not isinstance(length, int):
+        positions, right = bounded_ids(positions, 0, length)
+        return ops.maximum(positions, 0), right
+    place = _first(_outside(values, 0, length - 1))
+    if place:
+        raise ValueError(
+            f"`positions` must be numbers from 0 to {length - 1}. Received: {values[place]} at "
+            f"positions[{place[0]}]. Negative numbers do not count from the end: add {length} to "
+            "them."
+        )
+    return ops.cast(positions, "int32"), None
 
 
 def bounded_inputs(

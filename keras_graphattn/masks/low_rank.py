@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, optional, whole
+from keras_graphattn.checks.arguments import flag, seed_of, whole
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.ops.kernel.attention import unmasked_attention
 from keras_graphattn.ops.precision.float32 import at_least_float32
@@ -141,7 +141,8 @@ class StochasticPositions(Factored):
     Args:
         num_frequencies: Number K of frequencies, at least 1.
         trainable_frequencies: Whether the frequencies are learned; the draw is their start value.
-        seed: Seed of the draw.
+        seed: Seed of the frequencies. By default it is drawn. The draw follows
+            `keras.utils.set_random_seed` and is kept in the configuration.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
             `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
@@ -174,7 +175,7 @@ class StochasticPositions(Factored):
         super().__init__(**kwargs)
         self.num_frequencies = whole()("num_frequencies", num_frequencies, {})
         self.trainable_frequencies = flag("trainable_frequencies", trainable_frequencies)
-        self.seed = optional(whole(0))("seed", seed, {})
+        self.seed = seed_of(seed)
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)

@@ -17,7 +17,6 @@ from keras_graphattn.checks.arguments import (
     as_tensor,
     check_dtype_policy,
     check_shape,
-    integers,
     whole,
 )
 from keras_graphattn.coefficient_rate import MASK_MULTIPLIER, CoefficientRate
@@ -73,6 +72,7 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
     default_multiplier: ClassVar[float] = MASK_MULTIPLIER
     paths: tuple[str, ...] = FORMED_PATHS
     block_size: ClassVar[int] = 512
+    _holder: Any = None  # a weak reference to the layer that the mask's weights belong to
 
     def __init__(self, **kwargs: Any) -> None:
         check_dtype_policy(kwargs.get("dtype"))
@@ -104,7 +104,7 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
     # For subclasses to write
 
     def parameters(self) -> Tensors:
-        """The differentiable tensors that define M, at least float32, by name."""
+        """The differentiable tensors that define M, at least float32, by name; after `build`."""
         return {}
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
@@ -300,15 +300,18 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
         """Returns M[positions, :]: a few query rows, without the rest of M if the mask can.
 
         Args:
-            positions: Integer tensor of shape (R,).
+            positions: Integer tensor of shape (R,), with numbers from 0 to T - 1.
             length: Number of tokens T. It is optional if the mask or its inputs know it.
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
             A tensor of shape (1 or B, 1 or N, R, T), of the dtype of `dense`.
+
+        Raises:
+            ValueError: As for `apply`, and for a known position below 0 or above T - 1. Compiled
+                code cannot raise it: there, the row of such a position is NaN.
         """
         length, prepared = prepared_matrix(self, length, inputs)
-        positions = ops.cast(integers("R")("positions", positions, {}), "int32")
         return matrix_of_call(self, positions, length, prepared)
 
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:

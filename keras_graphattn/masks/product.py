@@ -8,6 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.checks.arguments import is_list
+from keras_graphattn.keras_internals import move
 from keras_graphattn.masks.chunked import Causal, ChunkedMask, Form
 from keras_graphattn.masks.feature_sums import attend_by_products
 from keras_graphattn.masks.input_checks import either
@@ -34,7 +36,8 @@ class Product(ChunkedMask):
     | anything else | "blockwise" and "dense" only: quadratic time, linear memory |
 
     Args:
-        masks: Two or more masks. A product among them is replaced by its factors.
+        masks: Two or more masks, or names of masks that need no argument. A product among them is
+            replaced by its factors.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
             `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
@@ -53,14 +56,16 @@ class Product(ChunkedMask):
     [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
 
-    def __init__(self, masks: Sequence[Mask], **kwargs: Any) -> None:
+    def __init__(self, masks: Sequence[Any], **kwargs: Any) -> None:
+        from keras_graphattn.masks import get  # which knows this class
+
         super().__init__(**kwargs)
-        given = list(masks) if isinstance(masks, Sequence) else [masks]
-        if len(given) < 2 or not all(isinstance(mask, Mask) for mask in given):
+        if not is_list(masks) or len(masks) < 2:
             raise ValueError(
                 "`masks` must be a list of two or more masks of keras_graphattn.masks. Received: "
                 f"masks={masks!r}"
             )
+        given = [get(mask) for mask in masks]
         self.masks: list[Any] = [
             factor
             for mask in given
@@ -113,6 +118,8 @@ class Product(ChunkedMask):
         for mask in self.masks:
             if not mask.built:
                 mask.build(input_shape)
+            elif mask._holder is None:  # else the weights keep the paths that the layer gave them
+                move(mask, self)
 
     def parameters(self) -> Tensors:
         return {
@@ -243,7 +250,12 @@ class Product(ChunkedMask):
         return self.is_causal and not self._factored and not self._others
 
     def get_config(self) -> dict[str, Any]:
-        masks = [keras.saving.serialize_keras_object(mask) for mask in self.masks]
+        first = [self.masks.index(mask) for mask in self.masks]
+        # a factor that stands here twice is one mask: its second place holds the index of the first
+        masks = [
+            keras.saving.serialize_keras_object(mask) if place == index else place
+            for index, (mask, place) in enumerate(zip(self.masks, first, strict=True))
+        ]
         return {**super().get_config(), "masks": masks}
 
     @classmethod
@@ -251,6 +263,7 @@ class Product(ChunkedMask):
         masks = config.get("masks")
         if isinstance(masks, (list, tuple)):
             masks = [restored("masks", mask) for mask in masks]
+            masks = [masks[mask] if isinstance(mask, int) else mask for mask in masks]
         return cls(**{**config, "masks": masks})
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, number, numpy_of
+from keras_graphattn.checks.arguments import flag, number, numpy_of, optional, seed_of, whole
 from keras_graphattn.masks.calls import prepared_matrix
 from keras_graphattn.masks.input_checks import marked
 from keras_graphattn.masks.mask import Tensors
@@ -60,7 +60,9 @@ class RandomWalk(TopologyMask):
         decay: Decay of each step, a positive number or one per head; the paper uses 1.
         learn_decay: Whether the decay is learned.
         normalization: The exponent a: 1 makes M a cosine, 0 keeps the inner products.
-        seed: Seed of the walks, which are the same on every backend.
+        seed: Seed of the walks, which are the same on every backend. By default it is drawn. The
+            draw follows `keras.utils.set_random_seed` and is kept in the configuration. Walks are
+            not weights: give a seed to load weights into a model that is made by code again.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
             `coefficient_learning_rate_multiplier`, the property, 30 by default.
 
@@ -98,13 +100,13 @@ class RandomWalk(TopologyMask):
         decay: Any = 1.0,
         learn_decay: bool = False,
         normalization: float = 1.0,
-        seed: int = 0,
+        seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.num_walks = whole_number("num_walks", num_walks, 1)
         self.walk_length = whole_number("walk_length", walk_length, 1)
-        self.seed = whole_number("seed", seed, 0)
+        optional(whole(0))("seed", seed, {})
         self.exact, self.learn_decay = flag("exact", exact), flag("learn_decay", learn_decay)
         self.decay = finite("decay", decay, positive=True)
         self.normalization = number()("normalization", normalization, {})
@@ -121,6 +123,7 @@ class RandomWalk(TopologyMask):
             if exact:
                 self._features = expected_features(self._adjacency, self.walk_length)
             else:
+                self.seed = seed_of(seed)
                 drawn = random_walks(self._adjacency, num_walks, self.walk_length, self.seed)
                 self._features = features_of_walks(drawn)
         elif walks is not None:

@@ -19,7 +19,25 @@ class TopologyMask(Mask):
     """A mask over the nodes of a topology, given once or with each batch."""
 
     num_nodes: int | None = None  # known if the topology is given once
+    seed: int | None = None  # of the walks that the mask has drawn
     _topology: tuple[str, str] = ("graph", "edges")  # the arguments that give it: once, each call
+
+    def save_own_variables(self, store: Any) -> None:
+        super().save_own_variables(store)
+        if self.seed is not None:
+            store["seed"] = np.asarray(self.seed)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the weights, which fit only the walks with which they were saved."""
+        weights = dict(store)
+        saved = weights.pop("seed", self.seed)
+        if saved != self.seed:
+            raise ValueError(
+                "These weights were saved with other walks. Received: a file of walks with "
+                f"seed={int(saved)}, for a {type(self).__name__} with seed={self.seed}. Make the "
+                f"mask with seed={int(saved)}."
+            )
+        super().load_own_variables(weights)
 
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None

@@ -84,9 +84,10 @@ class Tree(TopologyMask):
             own forest: then the calls take `parents`, integers of shape (B, T), numbered within
             the example, -1 at roots and padding. A parent out of range and a cycle are errors; in
             compiled code they put NaN into the outputs of their example (see `Mask`).
-        edge_weights: Lengths of the edges, not negative; 1 by default. With parents they are one
-            per node, with edges one per edge. With `forest=None`, `True` makes the calls take
-            `edge_weights` of shape (B, T) together with `parents`; they get gradients.
+        edge_weights: Lengths of the edges; 1 by default. With parents they are one per node, and
+            may be 0. With edges they are one per edge, and positive, as in every graph. With
+            `forest=None`, `True` makes the calls take `edge_weights` of shape (B, T) together with
+            `parents`; they get gradients.
         num_nodes: Number of nodes, if the edges do not name them all.
         function: `"exponential"` or `"table"`.
         initial_rate: Start value of a, a number or one per head. Negative values favour near nodes.

@@ -85,12 +85,13 @@ class CausalLanguageModels(Recipe):
         "curves, samples and the best model."
     )
     attentions = ("softmax", "gfsa", "p_laplacian", "masked_kernel")
+    data_files = "a text file, or the folder of the text's files"
     packages = ("keras-hub",)
 
     def add_options(self, parser: Parser) -> None:
         add = parser.add_argument
         add("--dataset", choices=DATASETS, default="text", help="which text")
-        add("--data-dir", type=Path, help="text: a file, or a folder with one; else the files' one")
+        add("--data-dir", type=Path, help=self.data_files)
         add(
             "--preset",
             help="a KerasHub causal language model: a name such as gpt2_base_en, or a folder",
@@ -178,7 +179,9 @@ class CausalLanguageModels(Recipe):
 
     def load(self, options: argparse.Namespace) -> "Problem":
         if importlib.util.find_spec("keras_hub") is None:
-            raise UsageError("the models are KerasHub's: pip install 'keras-graphattn[hub]'")
+            from keras_graphattn.version import INSTALL_EXTRA
+
+            raise UsageError(f"the models are KerasHub's: {INSTALL_EXTRA.format('hub')}")
         problem: Problem = super().load(options)
         self.model.prompt_tokens(problem, options)
         return problem

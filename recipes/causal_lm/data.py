@@ -62,8 +62,8 @@ def read(dataset: str, place: Path | None, *, raw: bool = False) -> Corpus:
     if place is None:
         wanted = " or ".join(", ".join(names) for names in FILES.get(dataset, (("a text file",),)))
         raise UsageError(
-            f"--dataset {dataset} is read from files: give --data-dir with {wanted} "
-            "(tensorflow-datasets has only tiny_shakespeare)"
+            f"--dataset {dataset} needs --data-dir with {wanted}. tensorflow-datasets downloads "
+            "only --dataset tiny_shakespeare"
         )
     if dataset == "text":
         return split(_read(_text_file(place)))
@@ -257,7 +257,8 @@ def _text_file(place: Path) -> Path:
     found = sorted(place.glob("*.txt")) if place.is_dir() else []
     if len(found) != 1:
         raise UsageError(
-            f"--data-dir {place} is no text file, and has {len(found) or 'no'} *.txt in it, not 1"
+            f"--data-dir {place} must be a text file, or a folder with one *.txt file. This folder "
+            f"has {len(found)} of them"
         )
     return found[0]
 

@@ -26,7 +26,7 @@ from recipes.common.command.checks import (
 from recipes.common.command.compiling import shared_programs
 from recipes.common.command.devices import check_devices
 from recipes.common.command.options import departures
-from recipes.common.command.parsing import Parser, choose_backend, run_command
+from recipes.common.command.parsing import Parser, UsageError, choose_backend, run_command
 from recipes.common.output.notes import coefficient_notes
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Recipe(abc.ABC):
     name: str  # of the folder
     description: str  # in the help
     attentions: tuple[str, ...]  # all that it knows, in the order of the table
+    data_files: str = ""  # what --data-dir is, for recipes that read data
     packages: tuple[str, ...] = ()  # whose versions count, beside Keras, its backend and NumPy
     open_in_paper: tuple[str, ...] = ()  # options that the published settings leave to the user
 
@@ -214,6 +215,9 @@ def compare(recipe: Recipe, arguments: list[str] | None) -> None:
     of_attentions = recipe.settings(options)
     check_attentions(options.attention, of_attentions)
     check_devices(options)
+    folder = getattr(options, "data_dir", None)
+    if folder is not None and not folder.exists():
+        raise UsageError(f"--data-dir {folder} does not exist. Give {recipe.data_files}")
     problem = recipe.load(options)
     configured = keras_configured(options.precision)
     with only_run_in(options.output), configured, shared_programs():

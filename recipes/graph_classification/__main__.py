@@ -37,11 +37,12 @@ class GraphClassification(Recipe):
         "the best model for serving."
     )
     attentions = ATTENTIONS
+    data_files = "the folder with NAME.txt or NAME_A.txt, or the one above it"
 
     def add_options(self, parser: Parser) -> None:
         add = parser.add_argument
         add("--dataset", default=MADE, help="made, or the name of TU data in --data-dir")
-        add("--data-dir", type=Path, help="folder with NAME.txt and 10fold_idx, or NAME with them")
+        add("--data-dir", type=Path, help=self.data_files)
         add("--degrees", action="store_true", help="a node's degree is a feature beside its tag")
         search = "test on a fifth of a fold's training graphs: to choose options by"
         add("--search", action="store_true", help=search)

@@ -184,8 +184,8 @@ def _read(options: argparse.Namespace) -> Folds:
     """TU data; degrees are the features where all nodes have the same tag, or beside the tags."""
     if options.data_dir is None:
         raise UsageError(
-            f"--dataset {options.dataset} needs --data-dir, with {options.dataset}.txt in it or in "
-            f"a folder {options.dataset}"
+            f"--dataset {options.dataset} needs --data-dir, with {options.dataset}.txt or "
+            f"{options.dataset}_A.txt in it or in a folder {options.dataset}"
         )
     inner = options.data_dir / options.dataset
     try:

@@ -53,11 +53,12 @@ class GraphRegression(Recipe):
         "graphs, on properties of molecules; writes a table, curves and the best model for serving."
     )
     attentions = ATTENTIONS
+    data_files = "the folder with train.pickle, train.index and so on"
 
     def add_options(self, parser: Parser) -> None:
         add = parser.add_argument
         add("--dataset", choices=DATASETS, default="made", help="zinc: the subset of 12,000 [made]")
-        add("--data-dir", type=Path, help="folder with train.pickle, train.index and so on")
+        add("--data-dir", type=Path, help=self.data_files)
         add("--train-examples", type=at_least(1), help="molecules that are made [1024]")
         evaluation = "molecules that are made to validate on, and as many to test on [256]"
         add("--evaluation-examples", type=at_least(1), help=evaluation)

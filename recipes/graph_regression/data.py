@@ -9,6 +9,7 @@ What Graphormer sees of a molecule is here, too: the types of the bonds along sh
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from scipy.sparse.csgraph import shortest_path
@@ -49,6 +50,9 @@ def load(options: argparse.Namespace) -> GraphProblem:
     try:
         found = read_zinc(options.data_dir, options.dataset == SUBSET)
         splits = [[graph_of(molecule, ZINC_ATOMS) for molecule in found[part]] for part in PARTS]
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        raise UsageError(f"--data-dir {options.data_dir} has no {missing}") from error
     except (OSError, ValueError) as error:
         raise UsageError(f"--dataset {options.dataset} cannot be read: {error}") from error
     return GraphProblem(options.dataset, [], *splits)

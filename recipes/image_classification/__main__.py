@@ -65,12 +65,15 @@ class ImageClassification(Recipe):
         "of masks and predictions, and the best model for serving."
     )
     attentions = ATTENTIONS
+    data_files = (
+        "the folder of tensorflow-datasets; "
+        "for --dataset folder, one with a sub-folder for each class"
+    )
 
     def add_options(self, parser: Parser) -> None:
         add = parser.add_argument
         add("--dataset", choices=tuple(SOURCES), default="digits", help="what is classified")
-        told = "TFDS' folder; of --dataset folder, that with a sub-folder for each class"
-        add("--data-dir", type=Path, help=told)
+        add("--data-dir", type=Path, help=self.data_files)
         seed = "seed of the division into training, validation and test data, where there is none"
         add("--data-seed", type=at_least(0), default=0, help=seed)
         for name, whose in (("published", "papers'"), ("released", "GFSA code's")):

@@ -89,12 +89,15 @@ class LongRangeArena(Recipe):
         "curves and the best model."
     )
     attentions = ("softmax", "linear", "gfsa", "agf")
+    data_files = (
+        "the folder of tensorflow-datasets; for --task retrieval, the folder of its .tsv files"
+    )
 
     def add_options(self, parser: Parser) -> None:
         add = parser.add_argument
         add("--task", choices=tuple(TASKS), default="listops", help="one of the arena's five")
         add("--preset", choices=("smoke", "paper"), default="smoke", help="size of it all")
-        add("--data-dir", type=Path, help="text, image: TFDS' folder; retrieval: its tsv files'")
+        add("--data-dir", type=Path, help=self.data_files)
         add("--data-seed", type=at_least(0), default=0, help="seed of data that is made")
         cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
         add("--cache-dir", type=Path, default=cache, help="where data that is made is kept")

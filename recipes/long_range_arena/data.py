@@ -167,7 +167,8 @@ def _retrieval(options: argparse.Namespace) -> Problem:
         found = sorted(options.data_dir.glob(f"*{split}.tsv"))
         if len(found) != 1:
             raise UsageError(
-                f"--data-dir {options.data_dir} has {len(found) or 'no'} files *{split}.tsv, not 1"
+                f"--data-dir {options.data_dir} must have one file *{split}.tsv. It has "
+                f"{len(found)}"
             )
         return _read_pairs(found[0], options.max_length, limit)
 

@@ -30,11 +30,12 @@ class NodeClassification(Recipe):
         "curves and the best model for serving."
     )
     attentions = ATTENTIONS
+    data_files = "the folder with ind.NAME.x and the other Planetoid files"
 
     def add_options(self, parser: Parser) -> None:
         add = parser.add_argument
         add("--dataset", default=KARATE, help="karate, or the name of Planetoid files: cora")
-        add("--data-dir", type=Path, help="folder with ind.NAME.x and the other files")
+        add("--data-dir", type=Path, help=self.data_files)
         add_run_options(parser, self.attentions, BY_DEFAULT, "node_classification/<dataset>")
         training = {"epochs": 200, "patience": 100, "batch_size": 1, "learning_rate": 5e-3}
         group = parser.add_argument_group("training")

@@ -56,13 +56,16 @@ class TextClassification(Recipe):
         "attention in its place; writes a table, curves and the best model."
     )
     attentions = ("softmax", "gfsa", "p_laplacian")
+    data_files = (
+        "the folder with the task's .tsv files; without it, tensorflow-datasets downloads them"
+    )
     packages = ("keras-hub", "scikit-learn", "scipy")
     open_in_paper = ("order",)
 
     def add_options(self, parser: Parser) -> None:
         add = parser.add_argument
         add("--task", choices=tuple(TASKS), default="cola", help="one of GLUE's nine")
-        add("--data-dir", type=Path, help="folder with the task's TSV files; else through TFDS")
+        add("--data-dir", type=Path, help=self.data_files)
         add(
             "--preset",
             help="a KerasHub preset of BERT, RoBERTa, ALBERT, DistilBERT, ..., its name or a "

@@ -60,6 +60,7 @@ class TimeSeries(Recipe):
         "curves and the best model for serving."
     )
     attentions = ("softmax", "linear", "gfsa", "agf")
+    data_files = "the folder with NAME_TRAIN.ts and NAME_TEST.ts"
     packages = ("aeon",)
 
     def add_options(self, parser: Parser) -> None:
@@ -72,9 +73,7 @@ class TimeSeries(Recipe):
             help="the paper's training of --dataset: all attentions, 100 epochs; options given "
             "here are put in its place, and named beside the table",
         )
-        parser.add_argument(
-            "--data-dir", type=Path, help="folder with NAME_TRAIN.ts and NAME_TEST.ts"
-        )
+        parser.add_argument("--data-dir", type=Path, help=self.data_files)
         attentions = ("softmax", "gfsa", "agf")
         add_run_options(parser, self.attentions, attentions, "time_series/<dataset>")
         training = {"epochs": 15, "patience": 8, "batch_size": 16, "learning_rate": 1e-3}

@@ -1,15 +1,19 @@
 """What the site takes from the package: docstrings, error messages, pictures of matrices."""
 
+import inspect
+import re
+
 import numpy as np
 import pytest
+from latex2mathml.converter import convert
 
-from docs import docstrings, errors, pictures, tables
+from docs import docstrings, errors, findings, formulas, pictures, reference, tables
 from docs.paths import ROOT
 from keras_graphattn import layers, masks
 
 DOCSTRING = """A title with `Tree`.
 
-    A formula, w_0 I:
+    A formula, O(n^2):
 
         H = w_0 I
 
@@ -35,11 +39,14 @@ DOCSTRING = """A title with `Tree`.
 
     Source: A paper.
     """
+FORMULAS = '<div class="formula">.*?</div>'
 MARKDOWN = """A title with [`Tree`][masks.Tree].
 
-A formula, w_0 I:
+A formula, COST:
 
-    H = w_0 I
+<div class="formula">
+FORMULA
+</div>
 
 **Arguments**
 
@@ -73,7 +80,29 @@ A tensor.
 
 
 def test_a_docstring_becomes_markdown():
-    assert docstrings.markdown(DOCSTRING, {"Tree": "masks.Tree"}) == MARKDOWN
+    expected = MARKDOWN.replace("FORMULA", convert("H = w_{0} I"))
+    expected = expected.replace("COST", convert("O(n^{2})"))
+    assert docstrings.markdown(DOCSTRING, {"Tree": "masks.Tree"}) == expected
+    assert docstrings.example(DOCSTRING) == "```pycon\n>>> f(1)\n`Tree`\n>>> f(2)\n2\n```"
+
+
+def test_each_formula_of_a_docstring_is_set():
+    texts = [inspect.getdoc(reference._object(name)) or "" for name in reference.places()]
+    blocks = [b for t in texts for b in re.findall(FORMULAS, docstrings.markdown(t), re.DOTALL)]
+    assert len(blocks) > 10
+    for block in blocks:
+        shown = re.sub(r"<[^>]*>|walk_length", "", block)
+        assert not re.search(r"[\\^_*@`]|\b(sum|phi|theta)\b", shown), shown
+    assert formulas.latex("A_ij^-1 = sum_j exp(w_low)^((p - 2) / 2) two words o M") == (
+        r"A_{ij}^{-1} = \sum _j \operatorname{exp}(w_{\text{low}})^{(p - 2) / 2}"
+        r" \text{ two words } \odot  M"
+    )
+
+
+def test_dollars_outside_of_code_are_formulas():
+    text = "a $w_0$ b\n\n    $x$\n```\n$y$ $z$\n```\n`$u$` | $v$ |\n"
+    expected = text.replace("$w_0$", convert("w_0")).replace("$v$", convert("v"))
+    assert formulas.set_in_page(text) == expected
 
 
 def test_messages_are_read_from_the_source_with_their_fix():
@@ -171,3 +200,18 @@ def test_every_layer_and_mask_has_its_cost_and_abilities():
     for name in set(masks.__all__) - {"Mask"}:
         assert tables.rows_of(name, (ROOT / "docs/pages/masks.md").read_text()), name
         assert tables.rows_of(name, abilities), name
+
+
+def test_the_readme_says_what_its_picture_shows(tmp_path):
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    last = {label: list(by_length.items())[-1] for label, by_length in findings.shares().items()}
+    assert {length for length, _ in last.values()} == {4096}
+    filtered, kernel = (last[n][1] for n in ("AttentiveGraphFilter", "MaskedKernelAttention"))
+    assert f"`AttentiveGraphFilter` takes {filtered:.2f} and" in readme
+    assert f"`MaskedKernelAttention` {kernel:.2f} of the time of Keras' layer" in readme
+    softmax, gat, gkat = (
+        f"{mean:.3f} ± {spread:.3f}" for mean, spread in findings.accuracies().values()
+    )
+    assert f"| {softmax.split()[0]} | GKAT {gkat} (GAT {gat}) |" in readme
+    findings.draw(tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000

@@ -1,5 +1,7 @@
 """Exports whole models and runs them through TensorFlow's C API, without Keras."""
 
+import logging
+
 import keras
 import numpy as np
 import pytest
@@ -131,3 +133,34 @@ def test_failure_of_the_other_process_is_told(tmp_path):
     ):
         write_graph_through_tensorflow(model, tmp_path / "saved_model")
     assert not (tmp_path / "saved_model").exists()
+
+
+@pytest.fixture
+def logged():
+    """What is logged to absl, where Keras and TensorFlow tell of errors."""
+    records, logger = [], logging.getLogger("absl")
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+    assert not logger.disabled
+
+
+@pytest.mark.slow_on("torch")
+def test_an_export_with_two_open_lengths_logs_nothing(tmp_path, logged):
+    tokens, padding_mask = masked_inputs(length=None)
+    outputs = keras.layers.MultiHeadAttention(2, 4)(tokens, tokens, value_mask=padding_mask)
+    export_saved_model(keras.Model([tokens, padding_mask], outputs), tmp_path / "served")
+    assert [record.getMessage() for record in logged] == []
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="only jax is tried twice")
+def test_an_export_that_fails_both_times_is_logged_once_and_raised(tmp_path, logged):
+    tokens, padding_mask = masked_inputs(length=None)
+    other = keras.layers.MultiHeadAttention(2, 4)(tokens, tokens[:, 1:], value_mask=padding_mask)
+    model = keras.Model([tokens, padding_mask], other)
+    with pytest.raises(ValueError, match="could not be exported with the open lengths"):
+        export_saved_model(model, tmp_path / "served")
+    (record,) = logged
+    assert "dot_product_attention" in record.getMessage()

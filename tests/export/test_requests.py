@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ from keras_graphattn.export import PredictRequests, export_saved_model
 from keras_graphattn.export.signature import served_signatures
 from keras_graphattn.export.warmup import FILE, warmup_requests, write_warmup
 from keras_graphattn.layers import GraphFilterAttention
+from keras_graphattn.version import INSTALL_EXTRA
 
 SPECS = {
     "series": ((None, 3, 2), "float32"),
@@ -142,7 +144,7 @@ def test_without_the_messages_of_the_server(tmp_path, monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if "serving" in name else find(name)
     )
-    with pytest.raises(ImportError, match=r"pip install keras-graphattn\[serving\]"):
+    with pytest.raises(ImportError, match=re.escape(INSTALL_EXTRA.format("serving"))):
         export_saved_model(make_model(), tmp_path / "served", warmup=example(5))
     with pytest.raises(ImportError, match="tensorflow-serving-api"):
         REQUESTS.grpc(batch())

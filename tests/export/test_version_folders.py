@@ -2,12 +2,14 @@
 
 import importlib.util
 import os
+import re
 import tempfile
 
 import keras
 import pytest
 
 from keras_graphattn.export import export_saved_model, saved_model
+from keras_graphattn.version import INSTALL_EXTRA
 
 
 @pytest.fixture
@@ -140,5 +142,5 @@ def test_a_remote_address(model, writer):
 
 def test_without_tensorflow(model, writer, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install keras-graphattn\[serving\]"):
+    with pytest.raises(ImportError, match=re.escape(INSTALL_EXTRA.format("serving"))):
         export_saved_model(model, tmp_path)

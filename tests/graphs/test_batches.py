@@ -4,7 +4,7 @@ import pytest
 from keras import ops
 
 from keras_graphattn.graphs import Graph, GraphBatches, precompute
-from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
+from keras_graphattn.layers import GraphKernelAttention, GraphMeanPooling, MaskedKernelAttention
 from keras_graphattn.masks import GraphDiffusion, RandomWalk
 from tests.numerics import randomise, to_numpy
 from tests.reference_topology import random_edges
@@ -33,10 +33,12 @@ def test_every_graph_comes_once_and_whole():
         graphs, 2, node_arrays={"names": names}, pair_arrays={"distances": distances}, seed=1
     )
     seen = []
-    for index in range(batches.num_batches):
+    assert len(batches) == batches.num_batches
+    for index in range(len(batches)):
         inputs, labels, weights = batches[index]
         of_batch = inputs["names"][:, 0, 0].tolist()
-        assert batches.graphs_of(index) == of_batch[: int(weights.sum())]
+        assert batches.graphs_of(index) == of_batch
+        assert weights.tolist() == [1.0] * len(of_batch)
         for row, number in enumerate(of_batch):
             graph = graphs[number]
             n, e = graph.num_nodes, len(graph.edges)
@@ -54,7 +56,7 @@ def test_every_graph_comes_once_and_whole():
             assert (one["distances"][n:] == -1).all()
             assert (one["distances"][:, n:] == -1).all()
             assert labels[row] == graph.label
-            seen += [number] * int(weights[row])
+            seen.append(number)
     assert sorted(seen) == list(range(len(graphs)))
 
 
@@ -108,7 +110,7 @@ def test_labels_of_nodes_and_none():
     batches = GraphBatches(made(labels="node", sizes=(2, 4)), 2, num_buckets=1, node_labels=True)
     _, labels, weights = batches[0]
     assert labels.tolist() == [[0, 0, 0, 0], [0, 0, 1, 2]]  # -1 is no label
-    assert weights.tolist() == [[0, 1, 0, 0], [0, 1, 1, 1]]
+    assert weights.tolist() == [[0, 2, 0, 0], [0, 2, 2, 2]]  # they add up to the number of places
     assert len(GraphBatches(made(labels="none"), 2)[0]) == 1
     numbers = Graph([[0, 1]], label=[-0.5, 0.5], num_nodes=2)  # no classes: all of them count
     _, labels, weights = GraphBatches([numbers], 1, node_labels=True)[0]
@@ -216,6 +218,68 @@ def test_fit_evaluate_and_predict_on_ragged_graphs():
     right = np.mean([answers[i].argmax() == int(g.label) for i, g in enumerate(graphs)])
     accuracy = trained.evaluate(still, verbose=0, return_dict=True)["accuracy"]
     assert accuracy == pytest.approx(right)
+
+
+def small_model(node_labels):
+    """Two classes for each node, or for each graph; open numbers of nodes."""
+    nodes = keras.Input((None, 3), name="nodes")
+    mask = keras.Input((None,), dtype="bool", name="node_mask")
+    found = nodes if node_labels else GraphMeanPooling()(nodes, mask=mask)
+    shares = keras.layers.Dense(2, activation="softmax")(found)
+    return keras.Model({"nodes": nodes, "node_mask": mask}, shares)
+
+
+def losses_of_labels(model, batches, index):
+    """The cross-entropy of each label of a batch, by hand."""
+    inputs, labels, weights = batches[index]
+    shares = to_numpy(model(inputs))
+    return -np.log(np.take_along_axis(shares, labels[..., None], axis=-1)[..., 0])[weights > 0]
+
+
+@pytest.mark.parametrize("labels", ["graph", "node"])
+def test_the_loss_of_a_batch_is_the_mean_over_its_labels_and_so_is_that_of_all(labels):
+    """Under `compile` as it comes; padding and graphs that are not there have no share."""
+    keras.utils.set_random_seed(0)
+    graphs, node_labels = made((*SIZES, 6), labels=labels), labels == "node"
+    graphs = [Graph(g.edges, None, g.node_features, label=np.minimum(g.label, 1)) for g in graphs]
+    batches = GraphBatches(
+        graphs, 3, num_buckets=2, inputs=["nodes", "node_mask"], node_labels=node_labels, seed=0
+    )
+    trained = small_model(node_labels)
+    trained.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+    each = [losses_of_labels(trained, batches, i) for i in range(batches.num_batches)]
+    for index, losses in enumerate(each):
+        found = trained.test_on_batch(*batches[index])
+        np.testing.assert_allclose(found[0], losses.mean(), rtol=1e-5)
+    whole = GraphBatches(
+        graphs, 8, num_buckets=1, inputs=["nodes", "node_mask"], node_labels=node_labels
+    )
+    several, at_once = (trained.evaluate(one, verbose=0) for one in (batches, whole))
+    np.testing.assert_allclose(at_once[0], np.concatenate(each).mean(), rtol=1e-5)
+    if not node_labels:
+        np.testing.assert_allclose(several, at_once, rtol=1e-5)
+        trained.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        np.testing.assert_allclose(trained.evaluate(batches, verbose=0), at_once, rtol=1e-5)
+    trained.layers[-1].kernel.assign(0.0 * trained.layers[-1].kernel)  # a constant classifier
+    assert trained.evaluate(batches, verbose=0)[0] == pytest.approx(np.log(2.0))
+    weights = [to_numpy(w) for w in trained.trainable_variables]
+    trained.train_on_batch(*batches[0])
+    steps = [w - to_numpy(v) for w, v in zip(weights, trained.trainable_variables, strict=True)]
+    _, of_labels, known = batches[0]
+    shares = np.array([(of_labels[known > 0] == k).mean() for k in (0, 1)])
+    np.testing.assert_allclose(steps[-1], 0.01 * (0.5 - shares), atol=1e-6)  # of the bias
+
+
+def test_only_one_batch_is_smaller():
+    batches = GraphBatches(made(tuple(range(2, 24))), 4, num_buckets=3, seed=1)
+    for epoch in range(3):
+        batches.start_epoch(epoch)
+        found = order(batches)
+        assert sorted(np.concatenate(found)) == list(range(22))
+        assert sorted(map(len, found)) == [2, 4, 4, 4, 4, 4]
+    few = GraphBatches(made((2, 3)), 4, sizes=[5, 50])
+    assert few.num_batches == 1
+    assert few[0][0]["nodes"].shape == (2, 5, 3)  # no larger than these graphs need
 
 
 def test_tf_data_has_the_same_batches():

@@ -3,6 +3,7 @@
 import collections
 import os
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -50,25 +51,33 @@ def test_tu_attributes_come_after_the_tags(tmp_path):
     assert graph.node_features.tolist() == [[1.0, 0.5, -2.0], [1.0, 1.5, 3.0]]
 
 
+NODE = "must be tag, degree, neighbours and attributes"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "ends after line 0"),
         ("1\n2 0\n0 0\n", "ends after line 3"),
-        ("one\n", "line 1 must be 1 integers"),
-        ("1\n1\n", "line 2 must be 2 integers"),
-        ("1\n1 --2\n", "line 2 must be 2 integers"),
-        ("1\n1 \u00b2\n", "line 2 must be 2 integers"),
-        ("1\n1 0\nx 0\n", "line 3 must be tag, degree"),
-        ("1\n2 0\n0 1 0.5\n0 0\n", "line 3 must be tag, degree"),
-        ("1\n2 0\n0 2 1\n0 0\n", "line 3 must be of a node with 2 neighbours"),
-        ("1\n2 0\n0 0 1.5\n0 0\n", "equally many attributes"),
-        ("1\n2 0\n0 1 7\n0 0\n", "graph 0: The nodes of `graph` must be numbered"),
-        ("1\n2 0\n0 1 0\n0 0\n", "graph 0: An edge of `graph` must join two different nodes"),
-        ("1\n1 0\n0 0 nan\n", "graph 0: `node_features` must be finite"),
-        ("1\n0 0\n", "graph 0: A graph must have at least one node"),
-        ("1\n1 0\n0 0\n0 0\n", "more lines than its graphs, from 4"),
-        ("2\n1 0\n0 0 1\n1 0\n0 0\n", "same number of attributes"),
+        ("one\n", "line 1 must be the number of graphs, at least 1"),
+        ("-1\n", "line 1 must be the number of graphs, at least 1.*'-1'"),
+        ("0\n", "line 1 must be the number of graphs, at least 1"),
+        ("1\n1\n", "line 2 must be .*: 2 integers"),
+        ("1\n1 --2\n", "line 2 must be .*: 2 integers"),
+        ("1\n1 \u00b2\n", "line 2 must be .*: 2 integers"),
+        ("1\n0 0\n", "line 2 must be .*number of nodes, at least 1"),
+        ("1\n1 0\n0\n", f"line 3 {NODE}"),
+        ("1\n1 0\nx 0\n", f"line 3 {NODE}"),
+        ("1\n1 0\n0 -1\n", f"line 3 {NODE}"),
+        ("1\n1 0\n0 0 nan\n", f"line 3 {NODE}"),
+        ("1\n2 0\n0 1 0.5\n0 0\n", f"line 3 {NODE}"),
+        ("1\n2 0\n0 2 1\n0 0\n", f"line 3 {NODE}"),
+        ("1\n2 0\n0 0 1.5\n0 0\n", "line 4 must be a node with 1 attributes"),
+        ("2\n1 0\n0 0 1\n1 0\n0 0\n", "line 5 must be a node with 1 attributes"),
+        ("1\n2 0\n0 1 7\n0 0\n", "line 3 must be node 0 with neighbours from 0 to 1"),
+        ("1\n2 0\n0 1 0\n0 0\n", "line 3 must be node 0 .* not itself"),
+        ("1\n1 0\n0 0 1e39\n", "MADE, graph 0: A graph holds `node_features` as float32"),
+        ("1\n1 0\n0 0\n0 0\n", "more lines than its graphs, from line 4"),
     ],
 )
 def test_tu_files_of_another_form_name_the_line(text, words, tmp_path):
@@ -76,13 +85,154 @@ def test_tu_files_of_another_form_name_the_line(text, words, tmp_path):
         read_tu(write_tu(tmp_path, text, ()))
 
 
-def test_tu_folds_that_cannot_be(tmp_path):
-    with pytest.raises(ValueError, match="fold 1 must have each graph once"):
-        read_tu(write_tu(tmp_path, folds=[((0, 1), (1,))]))
-    with pytest.raises(ValueError, match="numbers from 0 to 2"):
-        read_tu(write_tu(tmp_path, folds=[((0, 1), (3,))]))
-    with pytest.raises(FileNotFoundError, match=r"tiny\.txt"):
+@pytest.mark.parametrize(
+    ("fold", "words"),
+    [
+        (((0, 1), (1,)), r"test_idx-1\.txt, line 1 must be a graph that the fold does not"),
+        (((0, 1, 1), (2,)), r"train_idx-1\.txt, line 3 must be a graph that the fold does not"),
+        (((0, 1), (3,)), r"test_idx-1\.txt, line 1 must be a graph from 0 to 2"),
+        (((-1, 1), (2,)), r"train_idx-1\.txt, line 1 must be a graph from 0 to 2"),
+        (((0, "x"), (2,)), r"train_idx-1\.txt, line 2 must be 1 integers"),
+        (((0,), (2,)), "fold 1 must have each of the 3 graphs.*1 and 1 graphs, graph 1 in nei"),
+        (((0, 1, 2), ()), "fold 1 must have .* some of both. Received: 3 and 0 graphs"),
+        (((), (0, 1, 2)), "fold 1 must have .* some of both. Received: 0 and 3 graphs"),
+    ],
+)
+def test_tu_folds_that_cannot_be(fold, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        read_tu(write_tu(tmp_path, folds=[fold]))
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_tu_files_that_are_missing(part, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"tiny\.txt or tiny_A\.txt"):
         read_tu(tmp_path, "tiny")
+    folder = write_tu(tmp_path)
+    (folder / "10fold_idx" / f"{part}_idx-1.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{part}_idx-1\.txt"):
+        read_tu(folder)
+
+
+ARCHIVE = {  # the first two graphs of `TU` and a pair, with attributes
+    "A": "1, 2\n2, 1\n3, 1\n1, 3\n5, 6\n6, 5\n",
+    "graph_indicator": "1\n1\n1\n2\n3\n3\n",
+    "graph_labels": "5\n-1\n5\n",
+    "node_labels": "4\n0\n4\n9\n0\n9\n",
+    "node_attributes": "0.5, 1\n1.5, 2\n2.5, 3\n3.5, 4\n4.5, 5\n5.5, 6\n",
+    "edge_labels": "7\n7\n3\n3\n3\n3\n",
+    "edge_attributes": "0.1\n0.1\n0.2\n0.2\n0.3\n0.3\n",
+}
+
+
+def write_archive(folder, **changes):
+    path = folder / "MADE"
+    path.mkdir(exist_ok=True)
+    for part, text in {**ARCHIVE, **changes}.items():
+        (path / f"MADE_{part}.txt").write_text(text)
+    return path
+
+
+def without(path, *parts):
+    for part in parts:
+        (path / f"MADE_{part}.txt").unlink()
+    return path
+
+
+def everything(data):
+    """All numbers of a data set as lists."""
+    names = ("edges", "node_features", "edge_features", "label")
+    arrays = [[getattr(graph, name) for name in names] for graph in data.graphs]
+    graphs = [[None if a is None else a.tolist() for a in of_graph] for of_graph in arrays]
+    return graphs, data.classes, [[part.tolist() for part in fold] for fold in data.folds]
+
+
+def test_the_archives_own_files(tmp_path):
+    data = read_tu(write_archive(tmp_path))
+    assert data.classes == [-1, 5]
+    assert [int(graph.label) for graph in data.graphs] == [1, 0, 1]
+    assert [graph.edges.tolist() for graph in data.graphs] == [[[0, 1], [0, 2]], [], [[0, 1]]]
+    assert data.graphs[0].node_features[:, :3].tolist() == [[0, 1, 0], [1, 0, 0], [0, 1, 0]]
+    assert data.graphs[2].node_features[:, 3:].tolist() == [[4.5, 5], [5.5, 6]]
+    expected = np.array([[0, 1, 0.1], [1, 0, 0.2]], "float32")  # labels 3 and 7, attribute
+    assert data.graphs[0].edge_features.tolist() == expected.tolist()
+    folder = without(tmp_path / "MADE", "node_labels", "edge_labels")
+    data = read_tu(folder)
+    assert data.graphs[0].node_features.tolist() == [[1, 0.5, 1], [1, 1.5, 2], [1, 2.5, 3]]
+    data = read_tu(without(folder, "node_attributes", "edge_attributes"))
+    assert data.graphs[0].node_features.tolist() == [[1]] * 3
+    assert data.graphs[0].edge_features is None
+
+
+def test_both_forms_of_a_data_set_are_equal(tmp_path):
+    folder = without(write_archive(tmp_path), "node_attributes", "edge_labels", "edge_attributes")
+    archive = read_tu(folder)
+    write_tu(tmp_path)
+    (folder / "MADE.txt").unlink()
+    with_folds = read_tu(folder)
+    write_tu(tmp_path)
+    text = read_tu(folder)
+    assert everything(with_folds) == everything(text)
+    assert everything(archive)[:2] == everything(text)[:2]
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "words"),
+    [
+        ("A", "1, 2\n2, 1\n1, 3\n", "A.txt, line 3 must be an edge whose other direction"),
+        ("A", "1, 2\n2, 1\n2, 2\n", "A.txt, line 3 must be two different nodes"),
+        ("A", "3, 4\n4, 3\n", "A.txt, line 1 must be .* of one graph"),
+        ("A", "1, 2\n2, 7\n", "A.txt, line 2 must be two nodes from 1 to 6"),
+        ("A", "0, 1\n", "A.txt, line 1 must be two nodes from 1 to 6"),
+        ("A", "1, 2\n2\n", "A.txt, line 2 must be 2 integers, separated by commas"),
+        ("A", "1 2\n2 1\n", "A.txt, line 1 must be 2 integers, separated by commas"),
+        ("A", "1, 2\n2, 1.0\n", "A.txt, line 2 must be 2 integers"),
+        ("graph_indicator", "1\n1\n1\n2\n3\n4\n", "line 6 must be a graph from 1 to 3"),
+        ("graph_indicator", "1\n1\n1\n1\n3\n3\n", "Received: no node of graph 2"),
+        ("graph_labels", "5\n-1\n5\n5\n", "Received: no node of graph 4"),
+        ("graph_labels", "5\n-1\n", "indicator.txt, line 5 must be a graph from 1 to 2"),
+        ("node_labels", "1\n", "node_labels.txt must have as many lines .*indicator.txt, 6"),
+        ("edge_labels", "1\n", "edge_labels.txt must have as many lines as MADE_A.txt, 6"),
+        ("node_attributes", "1\n2\n3, 4\n", "attributes.txt, line 3 must be 1 finite numbers"),
+        ("node_attributes", "1\nnan\n", "attributes.txt, line 2 must be 1 finite numbers"),
+        ("edge_attributes", "1\n2\n3\n3\n3\n3\n", "MADE, graph 0: An edge may be given several"),
+    ],
+)
+def test_files_of_the_archive_that_cannot_be(part, text, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        read_tu(write_archive(tmp_path, **{part: text}))
+    with pytest.raises(FileNotFoundError, match="MADE_graph_labels"):
+        read_tu(without(tmp_path / "MADE", "graph_labels"))
+
+
+def spoilt(text):
+    """Yields the text with each of its lines lost, doubled, or after a blank line."""
+    lines = text.splitlines(keepends=True)
+    for place, line in enumerate(lines):
+        for instead in ([], [line, line], ["\n", line]):
+            yield "".join([*lines[:place], *instead, *lines[place + 1 :]])
+
+
+def outcome(read, *given):
+    """What a reader returns, or the words of its error."""
+    try:
+        return everything(read(*given))
+    except ValueError as error:
+        return str(error)
+
+
+ERRORS = r"line \d|as many lines|no node of graph|graph \d in neither"
+FILES = ["MADE.txt", "10fold_idx/train_idx-1.txt", *(f"MADE_{part}.txt" for part in ARCHIVE)]
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize("name", FILES)
+def test_a_line_lost_doubled_or_blank_is_an_error_or_changes_nothing(name, tmp_path):
+    folder = write_archive(tmp_path) if name.startswith("MADE_") else write_tu(tmp_path)
+    right = everything(read_tu(folder))
+    for text in spoilt((folder / name).read_text()):
+        (folder / name).write_text(text)
+        found = outcome(read_tu, folder)
+        assert found == right or re.search(ERRORS, str(found)), text
 
 
 ROWS = np.array([[1.0, 0], [0, 2], [0, 0], [3, 4], [0, 5]])
@@ -170,9 +320,12 @@ def test_planetoid_files_of_another_form(tmp_path):
             "5 3 6",
             "4 training nodes must be the first of the 3",
         ),
-        ({}, "5 2 6", "none below 3.*from 2 to 6"),
-        ({}, "-1 3 6", "none below 3"),
-        ({}, "5 3 5", "each number once.*2 of them different"),
+        ({}, "5 2 6", r"test\.index, line 2 must be a node from 3"),
+        ({}, "-1 3 6", r"test\.index, line 1 must be a node from 3"),
+        ({}, "5 3 5", r"test\.index, line 3 must be a node that has no line yet"),
+        ({}, "5 x 6", r"test\.index, line 2 must be 1 integers"),
+        ({}, "5 3", "one row for each node.*with 2 test nodes"),
+        ({}, "", "one row for each node.*with 0 test nodes"),
         (
             {"ty": CLASSES[[0, 1, 1]] + CLASSES[[0, 0, 0]]},
             "5 3 6",

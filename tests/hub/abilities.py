@@ -200,7 +200,13 @@ def _check_loaded(loaded, backbone, inputs, expected):
     conversions = [model.get_config().get("graph_attention") for model in (loaded, backbone)]
     assert conversions[0] == conversions[1]
     assert _rows(loaded) == _rows(backbone)
+    assert added_paths(loaded) == added_paths(backbone)
     assert_equal_outputs(outputs(loaded, inputs), expected)
+
+
+def added_paths(model):
+    """The paths of the weights that a conversion has added."""
+    return [v.path for site in attention_sites(model) for v in added_variables(site.layer)]
 
 
 def _rows(model):

@@ -96,3 +96,16 @@ def test_a_variable_takes_the_layout_of_a_distribution():
     kernel = attention().query_dense.kernel
     internals.place_again(kernel, distribution)
     assert kernel._layout is not None, "Variable._layout no longer says where a variable is"
+
+
+def test_a_built_layer_gets_the_paths_of_a_part_of_another():
+    parent, layer = keras.layers.Dense(2, name="parent"), keras.Sequential(name="layer")
+    layer.add(keras.layers.Dense(3, name="inner"))
+    for each in (parent, layer):
+        each.build((None, 4))
+    internals.move(layer, parent)
+    assert [weight.path for weight in layer.weights] == [
+        "parent/layer/inner/kernel",
+        "parent/layer/inner/bias",
+    ], "Keras no longer keeps the path of a weight in Variable._path: internals.move needs it."
+    assert layer.layers[0].path == "parent/layer/inner"

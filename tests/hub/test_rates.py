@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_graphattn
+from keras_graphattn import layers, masks
 from keras_graphattn.optimizers import applies_coefficient_rates, with_coefficient_rates
 from tests.hub.models import BACKBONES, VOCABULARY, random_inputs
 from tests.numerics import BACKEND, to_numpy
@@ -108,6 +109,18 @@ def test_a_composed_model_takes_one_line_and_inspect_says_so():
     assert "with_coefficient_rates" in str(keras_graphattn.inspect(model))
     model.compile(with_coefficient_rates("adam"), loss="mse")
     assert "with_coefficient_rates" not in str(keras_graphattn.inspect(model))
+
+
+def test_inspect_says_where_a_plain_optimizer_ignores_the_multiplier_of_a_mask():
+    tokens = keras.Input((4, 6))
+    layer = layers.MaskedKernelAttention(2, 3, mask=masks.Exponential())
+    model = keras.Model(tokens, layer(tokens))
+    model.compile("adam", loss="mse")
+    [row] = table = keras_graphattn.inspect(model)
+    assert row.coefficient_learning_rate_multiplier == layer.mask.default_multiplier
+    assert "does not apply these rates" in table.note
+    model.compile(with_coefficient_rates("adam"), loss="mse")
+    assert keras_graphattn.inspect(model).note == ""
 
 
 def test_a_saved_backbone_is_loaded_compiled_as_it_was(tmp_path):

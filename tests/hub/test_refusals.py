@@ -1,5 +1,7 @@
 """What is refused is refused before anything has changed, and says what to do instead."""
 
+import sys
+
 import keras
 import keras_hub
 import numpy as np
@@ -158,13 +160,25 @@ def dense():
     [
         (bare, "MultiHeadAttention 'bare' is a layer of the model itself.*GraphFilterAttention"),
         (dense, "'plain' has no self-attention.*GraphFilterAttention takes the arguments"),
-        (ours, "'ours' is a layer of the model itself and graph attention already"),
         (encoder, "'encoder' has no self-attention yet: it is not built"),
     ],
 )
 def test_a_model_of_ones_own_hears_what_to_do_instead(verb, make, message):
     with pytest.raises(ValueError, match=message):
         verb(make())
+
+
+def test_a_layer_of_ours_is_not_converted_but_inspected():
+    with pytest.raises(ValueError, match="'ours' is a layer of the model itself and graph atten"):
+        keras_graphattn.convert(ours())
+    assert [row.class_name for row in keras_graphattn.inspect(ours())] == ["GraphFilterAttention"]
+
+
+@pytest.mark.parametrize("make", [bare, dense])
+def test_without_keras_hub_the_error_names_what_can_be_converted(make, monkeypatch):
+    monkeypatch.setattr(sys.modules[backbone_names.__module__], "_REACHED", set())
+    with pytest.raises(ValueError, match=r"BertBackbone, .*TransformerEncoder.*hub\.reach\(<the"):
+        keras_graphattn.convert(make())
 
 
 class UnknownAttention(keras.layers.Layer):

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import keras_graphattn
+from keras_graphattn import masks
 from keras_graphattn.hub.sites import attention_sites
 from keras_graphattn.keras_internals import walk
+from tests.hub.abilities import added_paths
 from tests.hub.containers import (
     ATTENTIONS,
     CONTAINERS,
@@ -29,6 +31,7 @@ from tests.hub.containers import (
     classes,
     converted,
     functional,
+    moved,
 )
 from tests.hub.models import (
     BACKBONES,
@@ -76,8 +79,22 @@ def test_a_copy_computes_what_its_original_does(name, way, attention, tmp_path):
     found = answers(new, inputs)
     assert [name for _, name in classes(new)] == [name for _, name in classes(model)]
     assert [site.layer.get_config() for site in attention_sites(new)] == kept
+    assert added_paths(new) == added_paths(model)
     for actual, right in zip(found, expected, strict=True):
         np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+
+
+@pytest.mark.parametrize("way", ["saved", "cloned", "deep_copied"])
+def test_each_converted_layer_has_a_mask_of_its_own(way, tmp_path):
+    """Keras makes an object of a file only once, from its second place on: four layers tell."""
+    backbone = BACKBONES["bert"](num_layers=4)
+    inputs = random_inputs(backbone)
+    mask = masks.Product([masks.Exponential(), masks.Toeplitz(24)])
+    moved(keras_graphattn.convert(backbone, "masked_kernel", mask=mask))
+    new = WAYS[way](backbone, tmp_path)
+    assert len(added_paths(backbone)) == len(set(added_paths(backbone))) == 8
+    assert added_paths(new) == added_paths(backbone)
+    assert_equal_outputs(outputs(new, inputs), outputs(backbone, inputs))
 
 
 def in_a_fresh_process(program, folder):

@@ -264,7 +264,8 @@ def test_keras_nlp_names_convert():
 
 
 def test_keras_cv_encoders_convert_and_last(tmp_path):
-    keras_cv = pytest.importorskip("keras_cv")
+    import keras_cv
+
     x = np.random.default_rng(0).standard_normal((2, 5, 8)).astype("float32")
     inputs = keras.Input((5, 8))
     encoder = keras_cv.layers.TransformerEncoder(8, num_heads=2, mlp_dim=16, name="encoder")

@@ -208,7 +208,7 @@ def float16(row: Row, folder: Any) -> None:
     _half(row, "float16")
 
 
-def _model(row: Row) -> tuple[Any, dict[str, Any]]:
+def model_of(row: Row) -> tuple[Any, dict[str, Any]]:
     """A model of the layer, and its inputs."""
     layer, call = row.built()
     given = call.get("mask_inputs", {})
@@ -224,7 +224,7 @@ def _model(row: Row) -> tuple[Any, dict[str, Any]]:
 
 def fit(row: Row, folder: Any) -> None:
     """A compiled step of `fit` moves every weight, or the gradient passes through."""
-    model, inputs = _model(row)
+    model, inputs = model_of(row)
     before = [to_numpy(v) for v in model.trainable_variables]
     target = np.random.default_rng(2).standard_normal(np.shape(model(inputs))).astype("float32")
     model.compile(keras.optimizers.SGD(10.0), "mse")
@@ -238,7 +238,7 @@ def fit(row: Row, folder: Any) -> None:
 
 def keras_file(row: Row, folder: Any) -> None:
     """A model loaded from a `.keras` file gives the same outputs."""
-    model, inputs = _model(row)
+    model, inputs = model_of(row)
     model.save(folder / "model.keras")
     again = keras.saving.load_model(folder / "model.keras")
     np.testing.assert_allclose(to_numpy(again(inputs)), to_numpy(model(inputs)), atol=1e-6)

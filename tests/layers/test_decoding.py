@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_graphattn.layers import GraphFilterAttention, PLaplacianAttention
+from tests.compiling import jit
 from tests.numerics import BACKEND, randomise, to_numpy
 
 FEATURES = 12
@@ -32,22 +33,9 @@ def full_pass(layer, x, padding_mask=None):
     )
 
 
-def jitted(function):
-    """The function compiled, where the backend compiles: the index is a tensor inside."""
-    if BACKEND == "jax":
-        import jax
-
-        return jax.jit(function)
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        return tf.function(function, jit_compile=True)
-    return function
-
-
 def decoded(layer, x, sizes, padding_mask=None, max_length=None, compiled=False):
     """The outputs of decoding `sizes` tokens at a time."""
-    step = jitted(layer.decode) if compiled else layer.decode
+    step = jit(layer.decode) if compiled else layer.decode
     cache = layer.get_initial_cache(len(x), max_length or x.shape[1])
     outputs, index = [], 0
     for size in sizes:
@@ -153,3 +141,26 @@ def test_refuses_tokens_that_do_not_fit():
         layer.decode(tokens(1), cache, -1)
     with pytest.raises(ValueError, match=r"`tokens` must have shape \(B, t, d\)"):
         layer.decode(tokens(3)[:, 0], cache, 0)
+
+
+@pytest.mark.parametrize("kind", [GraphFilterAttention, PLaplacianAttention])
+def test_a_tensor_as_index_has_the_same_limits(kind):
+    layer, x = built(kind), tokens(2)
+    _, cache = layer.decode(x, layer.get_initial_cache(2, 4), 0)
+    right = to_numpy(layer.decode(x, cache, 2)[0])
+    step = jit(layer.decode)
+    for index in (-1, 2, 3, 9):
+        for make in (np.array, ops.convert_to_tensor):
+            if index == 2:
+                found = to_numpy(layer.decode(x, cache, make(index))[0])
+                np.testing.assert_array_equal(found, right)
+                continue
+            with pytest.raises(ValueError, match=rf"Received: .*index={index}"):
+                layer.decode(x, cache, make(index))
+        if BACKEND == "torch":
+            continue  # it compiles too slowly for a test
+        found = to_numpy(step(x, cache, ops.convert_to_tensor(index, "int32"))[0])
+        if index == 2:
+            np.testing.assert_allclose(found, right, atol=1e-6)
+        else:
+            assert np.isnan(found).all()

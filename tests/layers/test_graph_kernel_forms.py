@@ -113,6 +113,35 @@ def test_agrees_with_naive_twin(form, padded):
         assert (gradients["input"][~PADDED] == 0.0).all()
 
 
+@pytest.mark.all_cases
+@pytest.mark.parametrize("form", ["dot product", "additive"])
+def test_gradients_are_differences_in_float64(form):
+    """Under fixed walks and padding; the differences are of the twin, which agrees with the layer.
+
+    A difference in float32 is no test of a gradient: a step of 1e-2 may cross a kink of LeakyReLU,
+    and at a step of 1e-4 an error of 1e-7 in the values is an error of 1e-3 or more in the slope.
+    """
+    layer = built(RandomWalk(walks=WALKS[0], learn_decay=True, decay=0.7, name="mask"), form)
+    seen = torch.tensor(PADDED)
+    seen = seen[:, None, None, :] * seen[:, None, :, None]
+
+    def twin(x, weights):
+        features = reference.walk_features(WALKS[0], torch.exp(weights["mask/log_decay"]))
+        return naive(x, weights, reference.walk_matrix(features) * seen, form)
+
+    call = {"query_mask": PADDED, "value_mask": PADDED}
+    value, gradients = layer_value_and_gradients(layer, tokens(), **call)
+    expected, expected_gradients = layer_reference(layer, twin, tokens())
+    assert_close(value, expected, 1e-5)
+    assert_all_close(gradients, expected_gradients, 1e-4)
+    weights = reference_weights(layer)
+    torch.autograd.gradcheck(
+        lambda x, *given: twin(x, dict(zip(weights, given, strict=True))),
+        [torch.as_tensor(x).double().requires_grad_() for x in (tokens(), *weights.values())],
+        fast_mode=True,
+    )
+
+
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("form", FORMS)

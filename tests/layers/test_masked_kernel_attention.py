@@ -12,6 +12,7 @@ from keras_graphattn.feature_maps import Favor
 from keras_graphattn.layers import MaskedKernelAttention
 from keras_graphattn.masks import Causal, Exponential, LowRank, Product, Segments
 from tests import reference, reference_dense, reference_kernel
+from tests.compiling import jit
 from tests.numerics import (
     BACKEND,
     assert_all_close,
@@ -194,18 +195,6 @@ def test_causal_never_sees_the_future_and_packing_never_sees_neighbours():
             np.testing.assert_array_equal(one[ids == 3], two[ids == 3])
 
 
-def jitted(function):
-    if BACKEND == "jax":
-        import jax
-
-        return jax.jit(function)
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        return tf.function(function, jit_compile=True)
-    return function
-
-
 DECODED = [
     (lambda: None, {}),
     (lambda: Causal(), {"feature_map": "favor"}),
@@ -218,7 +207,7 @@ DECODED = [
 @pytest.mark.parametrize(("mask", "options"), DECODED)
 def test_256_tokens_one_by_one_equal_the_full_pass(mask, options):
     layer, x = built(mask=mask(), **options), tokens(256, batch=1)
-    step, state = jitted(layer.decode), layer.get_initial_state(1)
+    step, state = jit(layer.decode), layer.get_initial_state(1)
     outputs = []
     for index in range(256):
         output, state = step(ops.convert_to_tensor(x[:, index : index + 1]), state)

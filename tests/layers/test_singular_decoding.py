@@ -8,7 +8,8 @@ from hypothesis.extra import numpy as hnp
 from keras import ops
 
 from keras_graphattn.layers import AttentiveGraphFilter
-from tests.numerics import BACKEND, randomise, to_numpy
+from tests.compiling import jit
+from tests.numerics import randomise, to_numpy
 
 FEATURES = 6
 
@@ -26,20 +27,8 @@ def tokens(length, batch=2):
     return np.random.default_rng(0).standard_normal(shape).astype("float32")
 
 
-def jitted(function):
-    if BACKEND == "jax":
-        import jax
-
-        return jax.jit(function)
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        return tf.function(function, jit_compile=True)
-    return function
-
-
 def decoded(layer, x, sizes, mask=None, compiled=False):
-    step = jitted(layer.decode) if compiled else layer.decode
+    step = jit(layer.decode) if compiled else layer.decode
     state = layer.get_initial_state(len(x))
     shapes = [tuple(part.shape) for part in state]
     outputs, start = [], 0

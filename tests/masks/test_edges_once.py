@@ -1,11 +1,16 @@
-"""Repeated and reversed edges count once; loops are refused."""
+"""The same graph in every form. Edges count once; loops and edges of weight 0 are refused."""
 
+import functools
+import inspect
+
+import networkx
 import numpy as np
 import pytest
 import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keras_graphattn import graphs, masks
 from keras_graphattn.masks import GraphDiffusion, RandomWalk, Tree
 from keras_graphattn.ops.graphs.graphs import read_graph
 from tests import reference_topology as reference
@@ -61,6 +66,71 @@ def test_entries_of_a_sparse_matrix():
     assert read_graph(twice).data.tolist() == [2.0] * 8
     with pytest.raises(ValueError, match="loop at node 2"):
         read_graph(scipy.sparse.csr_array(np.diag([0.0, 0.0, 1.0])))
+
+
+def in_every_form(weights):
+    """Yields the graph `PATH` on 6 nodes in each form, by the name of its kind."""
+    u, v = np.concatenate([PATH, PATH[:, ::-1]]).T
+    yield "edges", (PATH, weights, 6)
+    yield "edges", (np.stack([u, v], axis=1), np.tile(weights, 2), 6)
+    yield "edges", (np.repeat(PATH, 2, axis=0), np.repeat(weights, 2), 6)
+    graph = networkx.Graph()
+    graph.add_nodes_from(range(6))
+    graph.add_weighted_edges_from((*edge, w) for edge, w in zip(PATH, weights, strict=True))
+    parallel = networkx.MultiDiGraph(graph)
+    parallel.add_edges_from(list(parallel.edges(data=True)))
+    yield from (("networkx", (one,)) for one in (graph, graph.to_directed(), parallel))
+    matrix = scipy.sparse.coo_array((np.tile(weights, 2), (u, v)), shape=(6, 6))
+    yield from (("scipy", (matrix.asformat(kind),)) for kind in ("coo", "csr", "csc", "lil"))
+    if all(weights):
+        yield "parents", ([-1, 0, 1, 2, -1, 4], [1.0, *weights[:3], 1.0, weights[3]])
+
+
+def readers():
+    """Maps names to all that is made of a graph, and to the kinds of its forms."""
+    every = ("edges", "networkx", "scipy")
+    found = {
+        "Graph": (lambda edges, weights, n: graphs.Graph(edges, weights, num_nodes=n), every[:1]),
+        "from_networkx": (graphs.from_networkx, every[1:2]),
+        "from_scipy": (graphs.from_scipy, every[2:]),
+        "read_graph": (lambda graph, *rest: read_graph(graph, *rest[::-1]), every),
+    }
+    for name in masks.__all__:
+        parameters = inspect.signature(getattr(masks, name)).parameters
+        if {"graph", "forest"} & set(parameters):
+            fixed = {"seed": 0} if "seed" in parameters else {}
+            make = functools.partial(getattr(masks, name), **fixed)
+            found[name] = make, (*every, "parents") if "forest" in parameters else every
+    return found
+
+
+MADE = readers()
+
+
+def numbers_of(made):
+    if isinstance(made, masks.Mask):
+        return matrix(made)
+    return (made.adjacency() if isinstance(made, graphs.Graph) else made).toarray()
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize("name", MADE)
+def test_a_graph_is_the_same_in_every_form(name):
+    make, kinds = MADE[name]
+    forms = in_every_form(np.array([0.5, 1.5, 2.0, 0.7]))
+    first, *others = (numbers_of(make(*form)) for kind, form in forms if kind in kinds)
+    for other in others:
+        np.testing.assert_allclose(other, first, rtol=1e-6)
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize("name", MADE)
+def test_an_edge_of_weight_0_is_refused_in_every_form(name):
+    make, kinds = MADE[name]
+    for kind, form in in_every_form(np.array([0.5, 0.0, 2.0, 0.7])):
+        if kind in kinds:
+            with pytest.raises(ValueError, match="positive"):
+                make(*form)
 
 
 @pytest.mark.slow_on("jax")

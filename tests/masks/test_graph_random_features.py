@@ -135,7 +135,9 @@ def test_a_modulation_that_is_not_learned_is_the_start_of_a_learned_one():
     x = np.random.default_rng(0).standard_normal((2, COUNT, 2, 3)).astype("float32")
     for strength in (0.7, [0.7, 1.5]):
         learned, fixed = (
-            GraphRandomFeatures(EDGES, WEIGHTS, COUNT, strength=strength, learn_modulation=learn)
+            GraphRandomFeatures(
+                EDGES, WEIGHTS, COUNT, strength=strength, learn_modulation=learn, seed=0
+            )
             for learn in (True, False)
         )
         for path in learned.paths:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keras import ops
 
 from keras_graphattn import masks
+from tests.compiling import jit
 from tests.masks.registry import CASES, HEADS, RELATIVE_TO_LARGEST
 from tests.numerics import (
     BACKEND,
@@ -126,6 +128,36 @@ def test_every_mask_is_here():
 def test_paths(name, k):
     for seed in range(1 if BACKEND == "jax" else 3):  # JAX compiles every shape
         check_paths(name, k, seed, 24)
+
+
+@pytest.mark.parametrize(("name", "k"), EVERY)
+def test_known_positions_outside_of_the_sequence_are_refused(name, k):
+    case = made(name, k, 0, 24)
+    count = case.length
+    for wrong in (-1, count, count + 7):
+        for kind in (list, np.array, lambda given: ops.convert_to_tensor(given, "int32")):
+            with pytest.raises(ValueError, match=rf"0 to {count - 1}\. Received: {wrong} at pos"):
+                case.mask.rows(kind([0, wrong]), count, **case.inputs)
+    with pytest.raises(ValueError, match="Received: 4294967296 at"):
+        case.mask.rows(np.array([2**32]), count, **case.inputs)  # 0 as int32
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize(("name", "k"), EVERY)
+def test_compiled_rows_at_positions_outside_of_the_sequence_are_nan(name, k, monkeypatch):
+    case = made(name, k, 0, 24)
+    count = case.length
+
+    def rows(positions):
+        return case.mask.rows(positions, count, **case.inputs)
+
+    if BACKEND == "torch":  # it compiles too slowly for a test: hide the values
+        monkeypatch.setattr("keras_graphattn.masks.input_checks.known_value", lambda given: None)
+    positions = ops.convert_to_tensor([-1, 0, count, count - 1, count + 7], "int32")
+    found = to_numpy(jit(rows)(positions))
+    assert np.isnan(found[:, :, [0, 2, 4]]).all()
+    right = expected(case)[:, :, [0, count - 1]]
+    assert_rows(found[:, :, [1, 3]], right, case.bound, f"{name}, rows")
 
 
 @pytest.mark.slow_on("jax", "tensorflow")

@@ -212,7 +212,7 @@ def test_refusals():
     x = signals(5)[2]
     for function, message in (
         (lambda: Product([Causal()]), "two or more masks"),
-        (lambda: Product([Causal(), "causal"]), "two or more masks"),
+        (lambda: Product([Causal(), "casual"]), "Did you mean 'causal'"),
         (lambda: Product([Segments(), Segments()]), "same name"),
         (lambda: Exponential(0), "`num_decays`"),
         (lambda: Exponential(initial_rates=-1.0), "`initial_rates`"),

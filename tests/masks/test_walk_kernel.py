@@ -100,7 +100,8 @@ def test_heads_of_one_decay_share_one_matrix_of_the_walks_of_a_call(decay, heads
 
 @pytest.mark.parametrize("decay", [0.7, DECAY])
 def test_products_of_walks_are_found_once_for_all_calls(decay, monkeypatch):
-    mask = RandomWalk(EDGES, num_nodes=COUNT, walk_length=LENGTH, decay=decay, num_walks=5)
+    options = {"num_nodes": COUNT, "walk_length": LENGTH, "num_walks": 5, "seed": 0}
+    mask = RandomWalk(EDGES, decay=decay, **options)
     mask.build((None, COUNT, HEADS, COUNT))
     dense = to_numpy(mask.dense())
     walks = random_walks(read_graph(EDGES, COUNT), 5, LENGTH, seed=0)

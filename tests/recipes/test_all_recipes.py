@@ -16,8 +16,10 @@ import pytest
 from keras_graphattn import filters
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
+from recipes.common.data.tfds import load_tfds
 from recipes.common.storage.lock import LOCK, locked
 from tests.graphs.test_readers import write_planetoid
+from tests.numerics import BACKEND
 from tests.recipes.command_line import assert_one_error_line
 from tests.recipes.conftest import write_ts
 
@@ -133,6 +135,27 @@ def arguments_of(name, folder, one_class=False):
     return [*text.split(), *shared.split()]
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_that_succeeds_prints_no_traceback_no_nan_and_no_warning(
+    name, tmp_path, capfd, caplog, recwarn
+):
+    recipe = recipe_of(name)
+    arguments = arguments_of(name, tmp_path)
+    arguments[arguments.index("--verbose") + 1] = "1"  # the progress bar
+    if "agf" in recipe.attentions:
+        arguments[arguments.index("--attention") + 1] = "softmax,agf"
+    if BACKEND == "torch" and "skip_saved_model" in vars(recipe.parse(arguments)):
+        arguments.append("--skip-saved-model")  # another process would write it, in TensorFlow
+    assert recipe.main([*arguments, "--output", str(tmp_path / "output")]) == 0
+    printed = capfd.readouterr()
+    told = f"{printed.out}\n{printed.err}\n{caplog.text}"
+    assert re.findall(r"Traceback.*|.*\bnan\b.*", told) == []
+    ours = [
+        one for one in recwarn if {"keras_graphattn", "recipes"} & set(Path(one.filename).parts)
+    ]
+    assert [str(one.message) for one in ours] == []
+
+
 def data_options(name):
     """Options that say where the data are, for recipes that read them."""
     tasks = {
@@ -223,11 +246,15 @@ def test_a_new_filter_is_an_option_of_every_recipe(name, monkeypatch):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_help_names_every_filter_and_every_attention(name, capsys):
+    recipe = recipe_of(name)
     with pytest.raises(SystemExit) as ended:
-        recipe_of(name).parse(["--help"])
+        recipe.parse(["--help"])
     assert ended.value.code == 0
-    words = re.findall(r"[\w-]+", capsys.readouterr().out)
-    assert {*filters.FILTERS, *recipe_of(name).attentions, "--output"} <= set(words)
+    told = capsys.readouterr().out
+    verb = recipe.description.partition(" ")[0]
+    assert told.startswith(f"usage: python -m recipes.{name} [options]\n\n{verb} ")
+    words = re.findall(r"[\w-]+", told)
+    assert {*filters.FILTERS, *recipe.attentions, "--output"} <= set(words)
 
 
 def test_a_filter_of_another_kind_has_its_own_order():
@@ -259,6 +286,40 @@ def test_folders_that_cannot_be_used_are_one_line(name, tmp_path, capsys):
         for place, words in places.items():
             output = ["--output", str(tmp_path / place)]
             assert_one_error_line(main, [*arguments, *output], words, capsys)
+
+
+FROM_FILES = {
+    "causal_lm": (),
+    "graph_classification": ("--dataset", "Tiny"),
+    "graph_regression": ("--dataset", "zinc"),
+    "image_classification": ("--dataset", "folder"),
+    "long_range_arena": ("--task", "retrieval"),
+    "node_classification": ("--dataset", "made"),
+    "text_classification": (),
+    "time_series": (),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_folder_without_the_data_is_one_line_that_names_it(name, tmp_path, capsys):
+    recipe = recipe_of(name)
+    assert (name in FROM_FILES) == bool(recipe.data_files)
+    for folder in [tmp_path / "missing", tmp_path] if recipe.data_files else []:
+        words = [str(folder)]
+        words += [] if folder.exists() else ["does not exist", recipe.data_files]
+        given = [*FROM_FILES[name], "--data-dir", str(folder), "--output", str(tmp_path / "out")]
+        assert_one_error_line(recipe.main, given, words, capsys)
+
+
+def test_a_package_that_tfds_does_not_require_is_named(monkeypatch):
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    def load(*_, **__):
+        raise ModuleNotFoundError(name="importlib_resources")
+
+    monkeypatch.setattr(tfds, "load", load)
+    with pytest.raises(UsageError, match="`pip install importlib_resources`, or give"):
+        load_tfds("glue/cola", "train")
 
 
 WITHOUT_ONE_CLASS = ("causal_lm", *MADE)

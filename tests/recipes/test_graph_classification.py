@@ -168,8 +168,17 @@ def test_batches_of_all_parts_have_the_same_shapes(tmp_path):
     shapes = set()
     for graphs in part.splits.values():
         batches = batches_of(graphs, ("edges",), sizes, options, edge_sizes=edges)
-        shapes |= {batches[i][0]["edges"].shape for i in range(batches.num_batches)}
+        shapes |= {batches[i][0]["edges"].shape[1:] for i in range(batches.num_batches)}
     assert len(shapes) == 3
+
+
+def test_a_last_batch_that_devices_cannot_share_is_refused(monkeypatch):
+    problem = loaded("--graphs", "60")
+    monkeypatch.setattr(keras.distribution, "list_devices", lambda *_: ["cpu:0", "cpu:1"])
+    options = RECIPE.parse(["--batch-size", "10", "--distribute"])
+    assert batches_of(problem.graphs[:32], ("edges",), [60], options).num_batches == 4
+    with pytest.raises(UsageError, match="1 of 31 graphs, cannot be shared out over 2 devices"):
+        batches_of(problem.graphs[:31], ("edges",), [60], options)
 
 
 @pytest.mark.parametrize("decay", [False, True])

@@ -172,6 +172,8 @@ def test_files_that_are_not_zinc_are_refused(content, words, tmp_path, monkeypat
         ("--dataset zinc --data-dir {folder}/bonds", ["cannot be read", "1 to 3", "4"]),
         ("--dataset zinc --data-dir {folder}/apart", ["cannot be read", "symmetric"]),
         ("--dataset zinc --data-dir {folder}/index", ["cannot be read", "from 0 to 0"]),
+        ("--dataset zinc --data-dir {folder}/twice", ["cannot be read", "train.index, line 3"]),
+        ("--dataset zinc --data-dir {folder}/word", ["cannot be read", "train.index, line 1"]),
         ("--data-dir {folder}", ["--data-dir", "made, not read"]),
         ("--dataset zinc --data-dir {folder} --train-examples 3", ["--train-examples"]),
         ("--published", ["--published", "--dataset zinc"]),
@@ -182,6 +184,8 @@ def test_bad_input_is_one_line(wrong, words, tmp_path, capsys):
         ("bonds", 4 * PAIR, "0"),
         ("apart", np.triu(PAIR), "0"),
         ("index", PAIR, "1"),
+        ("twice", PAIR, "0\n\n0\n"),
+        ("word", PAIR, "0,one"),
     ):
         (tmp_path / name).mkdir()
         write_zinc(tmp_path / name, [MOLECULES[1]._replace(bonds=bonds)], index)

@@ -1,9 +1,11 @@
+import re
 import sys
 import types
 
 import numpy as np
 import pytest
 
+from keras_graphattn.version import INSTALL_EXTRA
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.listops import Rules
 from recipes.long_range_arena import data
@@ -89,7 +91,7 @@ def test_retrieval_reads_pairs(tmp_path):
 
 
 def test_retrieval_errors_name_file_and_line(tmp_path):
-    with pytest.raises(UsageError, match=r"no files \*train.tsv"):
+    with pytest.raises(UsageError, match=r"one file \*train\.tsv\. It has 0"):
         data.load(options("--task retrieval", "--data-dir", tmp_path))
     write_pairs(tmp_path, "train", [(1, "one", "two"), (3, "one", "two")])
     with pytest.raises(UsageError, match=r"train.tsv, line 2: expected a label"):
@@ -148,7 +150,7 @@ def test_image_is_grey_pixels(monkeypatch):
 @pytest.mark.parametrize("task", ["text", "image"])
 def test_no_tfds_or_no_network_is_one_line(task, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(UsageError, match=r"pip install 'keras-graphattn\[recipes\]'"):
+    with pytest.raises(UsageError, match=re.escape(INSTALL_EXTRA.format("recipes,tensorflow"))):
         data.load(options(f"--task {task}"))
     fake_tfds(monkeypatch, OSError("no route\nto host"))
     with pytest.raises(UsageError, match="--data-dir"):

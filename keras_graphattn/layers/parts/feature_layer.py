@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import numpy as np
 from keras import ops
 
+from keras_graphattn.checks.arguments import seed_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.layers.parts.kernel_features import (
     add_feature_weights,
@@ -27,13 +27,21 @@ Tensor = Any
 class FeatureLayer(MaskLayer):
     """Base of the layers whose attention is D^-1 [(phi(Q) phi(K)^T) o M].
 
-    A subclass sets `feature_map`, `attention_path` and `feature_chunk`. A `feature_map` of `None`
-    makes no weights.
+    A subclass sets `attention_path` and `feature_chunk`. A `feature_map` of `None` has no weights.
+    The seed of a map that draws is the map's own, else the layer's.
     """
 
     feature_map: FeatureMap | None
     attention_path: str
     feature_chunk: int | None
+    seed: Any
+
+    def __init__(self, *args: Any, feature_map: FeatureMap | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.feature_map = feature_map
+        draws = feature_map is not None and type(feature_map).weights is not FeatureMap.weights
+        if draws and self.seed is None and getattr(feature_map, "seed", None) is None:
+            self.seed = seed_of(None)  # kept in the configuration
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
         if self.feature_map is not None:
@@ -47,7 +55,8 @@ class FeatureLayer(MaskLayer):
         epoch.
 
         Args:
-            seed: Seed of the draw; a new random seed by default.
+            seed: Seed of the draw; a new one by default, which follows
+                `keras.utils.set_random_seed`.
 
         Raises:
             ValueError: For a feature map without random weights, and before the layer is built.
@@ -59,8 +68,7 @@ class FeatureLayer(MaskLayer):
                 f"Received: feature_map={self.feature_map!r}, built={self.built}. Use "
                 'feature_map="favor" and build the layer first.'
             )
-        seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        drawn = self.feature_map.weights(self.num_heads, self.key_dim, seed)
+        drawn = self.feature_map.weights(self.num_heads, self.key_dim, seed_of(seed))
         for name, value in drawn.items():
             getattr(self, name).assign(value)
 

@@ -7,6 +7,7 @@ from keras import ops
 from keras_graphattn.checks.arguments import is_one_of
 from keras_graphattn.layers.parts.mask_forms import mask_form
 from keras_graphattn.layers.parts.multi_head import Masks
+from keras_graphattn.masks import get
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.ops.softmax.masks import all_of
 
@@ -34,16 +35,18 @@ class KernelMask(NamedTuple):
         return all_of(sighted, None if self.queries is None else self.queries[:, :, None])
 
 
-def check_mask_and_path(mask: Any, path: str) -> None:
-    """Raises a `ValueError` for an invalid mask, and for a path that the mask does not have."""
-    if mask is not None and not isinstance(mask, Mask):
-        raise ValueError(
-            f"`mask` must be a mask of keras_graphattn.masks or None. Received: mask={mask!r}"
-        )
-    paths = ("auto", "dense") if mask is None else ("auto", *mask.paths)
+def checked_mask(mask: Any, path: str) -> Mask | None:
+    """The mask for a layer's arguments `mask` and `path`.
+
+    Raises:
+        ValueError: For an invalid mask, and for a path that the mask does not have.
+    """
+    found = None if mask is None else get(mask)
+    paths = ("auto", "dense") if found is None else ("auto", *found.paths)
     if not is_one_of(path, paths):
-        kind = "Without a mask" if mask is None else f"With the mask {type(mask).__name__}"
+        kind = "Without a mask" if found is None else f"With the mask {type(found).__name__}"
         raise ValueError(f"{kind}, `path` must be one of {list(paths)}. Received: path={path!r}")
+    return found
 
 
 def kernel_mask(layer: Any, masks: Masks) -> KernelMask:

@@ -1,10 +1,13 @@
 """The base of the layers that hold a mask of `keras_graphattn.masks`."""
 
+import weakref
 from typing import Any
 
 from keras import ops
 
+from keras_graphattn.keras_internals import move, walk
 from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer
+from keras_graphattn.masks.calls import check_heads
 from keras_graphattn.masks.mask import Mask
 
 Tensor = Any
@@ -20,9 +23,32 @@ class MaskLayer(MultiHeadLayer):
     mask: Mask | None
 
     def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
-        if self.mask is not None and not self.mask.built:
-            self.mask.build((query_shape[0], query_shape[1], self.num_heads, self.value_dim))
+        if self.mask is not None:
+            self._build_mask(self.mask, (*query_shape[:2], self.num_heads, self.value_dim))
         super().build(query_shape, value_shape, key_shape)
+
+    def _build_mask(self, mask: Mask, signal_shape: Any) -> None:
+        """Makes the mask a part of this layer. It may be built already, by hand or from a file.
+
+        Raises:
+            ValueError: For a mask whose weights belong to another layer, or with other heads.
+        """
+        for part in walk(mask):
+            if part.weights and part._holder is not None and part._holder() is not self:
+                other = part._holder()
+                raise ValueError(
+                    "A mask with weights belongs to one layer. Received: the mask "
+                    f"{type(part).__name__} '{part.name}' in '{self.path}'. It belongs to "
+                    f"{'another layer' if other is None else repr(other.path)}. Give each layer a "
+                    "mask of its own, such as mask.from_config(mask.get_config())."
+                )
+        if mask.built:
+            check_heads(mask, signal_shape)
+            move(mask, self)
+        else:
+            mask.build(signal_shape)
+        for part in walk(mask):
+            part._holder = weakref.ref(self)
 
     def call(
         self,

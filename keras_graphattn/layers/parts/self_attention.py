@@ -180,8 +180,8 @@ class SelfAttention(MultiHeadLayer):
             The outputs, of shape (B, t, d), and the new cache.
 
         Raises:
-            ValueError: If the tokens do not fit in the cache. Checked only if `index` is a Python
-                integer.
+            ValueError: If the tokens do not fit in the cache. Compiled code cannot raise it if
+                `index` is a tensor: there, the outputs of such tokens are NaN.
 
         Example:
 
@@ -209,8 +209,12 @@ class SelfAttention(MultiHeadLayer):
             cache,
             index,
         )
-        outputs = zero_masked_rows(outputs, mask)
-        return self._project_out(outputs, tokens), {**cache, "signals": signals}
+        outputs = self._project_out(zero_masked_rows(outputs, mask), tokens)
+        if not isinstance(index, int):  # only known at run time
+            last = ops.shape(mask)[-1] - ops.shape(tokens)[1]
+            fits = ops.logical_and(index >= 0, index <= ops.cast(last, index.dtype))
+            outputs = ops.where(fits, outputs, ops.cast(float("nan"), outputs.dtype))
+        return outputs, {**cache, "signals": signals}
 
     def _decode_rows(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any

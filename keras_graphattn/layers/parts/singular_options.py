@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_graphattn import filters
 from keras_graphattn.checks.arguments import flag
+from keras_graphattn.checks.names import did_you_mean
 from keras_graphattn.filters import Filter, Polynomial
 
 Tensor = Any
@@ -37,9 +38,10 @@ def singular_filter(filter: Any, order: int | None, learned_constant: bool) -> F
             )
         return filter
     if isinstance(filter, str) and filter not in filters.FILTERS:
+        names = [*filters.FILTERS, *ABLATIONS]
         raise ValueError(
-            f"`filter` must be one of {[*filters.FILTERS, *ABLATIONS]}, or a filter of "
-            f"keras_graphattn.filters. Received: filter={filter!r}"
+            f"`filter` must be one of {names}, or a filter of keras_graphattn.filters. Received: "
+            f"filter={filter!r}.{did_you_mean(filter, names)}"
         )
     is_polynomial = isinstance(filter, str) and issubclass(filters.FILTERS[filter], Polynomial)
     found = filters.get(filter, ORDER if order is None and is_polynomial else order)

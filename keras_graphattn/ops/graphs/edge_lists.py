@@ -96,14 +96,22 @@ def edges_of_graph(edges: Array, weights: Array) -> tuple[Array, Array]:
     return edges[kept], weights[kept]
 
 
-def check_entries_once(matrix: Any) -> None:
-    """Raises a `ValueError` for a scipy.sparse matrix that has two entries in one place.
+def check_entries(matrix: Any) -> None:
+    """Raises a `ValueError` for a scipy.sparse matrix with a stored 0, or two entries in one place.
 
-    scipy adds such entries, so an edge that is given twice would count double.
+    scipy adds such entries, so an edge that is given twice would count double. A stored 0 is an
+    edge of weight 0, which no graph has. Where a format fills up with zeros, they are no edges.
     """
-    if matrix.format not in ("coo", "csr", "csc"):
+    if matrix.format in ("bsr", "dia"):
         return
     entries = matrix.tocoo()
+    zero = np.flatnonzero(entries.data == 0)
+    if len(zero):
+        place = int(entries.row[zero[0]]), int(entries.col[zero[0]])
+        raise ValueError(
+            f"Weights of edges of `graph` must be positive. Received: a stored 0 at {place}, and "
+            f"{len(zero)} such in all. To leave these edges out, call `graph.eliminate_zeros()`."
+        )
     keys = entries.row.astype("int64") * matrix.shape[1] + entries.col
     places, counts = np.unique(keys, return_counts=True)
     if (counts > 1).any():

@@ -11,7 +11,7 @@ import scipy.sparse
 from scipy.sparse.csgraph import connected_components, laplacian
 
 from keras_graphattn.checks.arguments import checked, numpy_of, one_of, optional, whole
-from keras_graphattn.ops.graphs.edge_lists import check_entries_once, edges_of_graph
+from keras_graphattn.ops.graphs.edge_lists import check_entries, edges_of_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,7 +32,8 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
             symmetric scipy.sparse matrix of edge weights, with one entry in each place. An object
             like a networkx graph, with `nodes` and `edges`: its nodes are numbered in the order of
             `nodes`, and the edge attribute "weight" is the weight, 1 by default. A directed graph
-            must have every edge in both directions.
+            must have every edge in both directions. In all forms, an edge of weight 0 is an error,
+            which an entry of 0 in a scipy.sparse matrix is, too.
         num_nodes: Number of nodes n; by default the number that the edges or the matrix show.
         edge_weights: Optional numbers, one per row of an edge array; 1 by default.
 
@@ -195,7 +196,7 @@ def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Any:
             f"The matrix of a `graph` must have real numbers. Received: dtype {graph.dtype}. "
             "Convert it, for example with `graph.astype('float64')`."
         )
-    check_entries_once(graph)
+    check_entries(graph)
     matrix = _sorted(graph)
     matrix.eliminate_zeros()
     # by entry: beside a weight of 1e12, an edge of weight 1 in one direction only is not rounding
@@ -208,7 +209,7 @@ def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Any:
         node = int(np.flatnonzero(matrix.diagonal())[0])
         raise ValueError(
             "An edge of `graph` must join two different nodes. Received: a matrix with a diagonal, "
-            f"such as a loop at node {node}. Set the diagonal to 0."
+            f"such as a loop at node {node}. Call `graph.setdiag(0)` and `graph.eliminate_zeros()`."
         )
     _checked_weights(matrix.data, matrix.nnz)
     return matrix
@@ -257,10 +258,12 @@ def _edge_array(graph: Any) -> Array:
     if edges.size == 0 and edges.dtype != object:
         return np.zeros((0, 2), "int64")
     if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
+        columns = edges.ndim == 2 and edges.shape[0] == 2  # as `edge_index` of PyTorch Geometric
+        hint = " One edge is one row: give its transpose, np.transpose(edges)." if columns else ""
         raise TypeError(
             "`graph` must be an integer array of edges of shape (E, 2), a scipy.sparse matrix, or "
             f"an object with `nodes` and `edges`. Received: {type(graph).__name__} of shape "
-            f"{edges.shape}, dtype {edges.dtype}"
+            f"{edges.shape}, dtype {edges.dtype}.{hint}"
         )
     return edges.astype("int64")
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, flag, optional, tensor, whole
+from keras_graphattn.checks.arguments import checked, flag, optional, seed_of, tensor, whole
 from keras_graphattn.checks.arguments import mask as mask_of
 from keras_graphattn.ops.precision.float32 import at_least_float32, hidden_logit
 from keras_graphattn.ops.precision.wide import larger, largest
@@ -79,7 +79,7 @@ def orthogonal_features(
         num_heads: Number of heads N. Each has its own directions.
         key_dim: Size H of a head.
         num_features: Number m of directions.
-        seed: Seed of the draw.
+        seed: Seed of the draw. By default it is drawn and follows `keras.utils.set_random_seed`.
 
     Returns:
         A float32 array of shape (N, H, m). Each direction is distributed as N(0, I).
@@ -93,7 +93,7 @@ def orthogonal_features(
 
     Source: Choromanski et al., "Rethinking Attention with Performers", arXiv 2009.14794, Sec. 2.4.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed_of(seed))
     blocks = -(-num_features // key_dim)
     gaussian = generator.standard_normal((num_heads, blocks, key_dim, key_dim))
     orthogonal, triangular = np.linalg.qr(gaussian)

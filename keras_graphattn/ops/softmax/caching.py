@@ -24,6 +24,7 @@ from keras_graphattn.checks.arguments import (
     tensor,
     whole,
 )
+from keras_graphattn.checks.known_values import known_value
 from keras_graphattn.ops.filters.triangular import solve_lower
 from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.softmax.masks import AttentionMask, joined_mask
@@ -46,10 +47,14 @@ def a_cache(name: str, value: Any, sizes: Sizes) -> Cache:
 
 
 def position(name: str, value: Any, sizes: Sizes) -> Any:
-    """The rule of a position in the cache: an integer of at least 0, or a scalar tensor."""
-    if not isinstance(value, (bool, float, np.integer)) and hasattr(value, "shape"):
-        return integers("")(name, value, sizes)
-    return whole(0)(name, value, sizes)
+    """The rule of a position in the cache: an integer of at least 0, or a scalar tensor.
+
+    A tensor whose value is known becomes an integer.
+    """
+    if isinstance(value, (bool, float, np.integer)) or not hasattr(value, "shape"):
+        return whole(0)(name, value, sizes)
+    tensor, known = integers("")(name, value, sizes), known_value(value)
+    return tensor if known is None else whole(0)(name, int(known), sizes)
 
 
 @checked(
@@ -119,8 +124,8 @@ def update_keys(
         The new cache, and the boolean `padding_mask` of the new tokens.
 
     Raises:
-        ValueError: If the tokens do not fit in the cache. Checked only if `index` is a Python
-            integer.
+        ValueError: If the tokens do not fit in the cache. Checked only if the value of `index` is
+            known, which it is outside compiled code.
 
     Example:
 

@@ -161,8 +161,10 @@ def forest_from_parents(parents: Any, edge_weights: Any = None) -> Forest:
 def forest_from_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = None) -> Forest:
     """Returns a forest, from its edges. The arguments are those of `read_graph`.
 
+    Edges have positive lengths. Only `forest_from_parents` takes a length of 0.
+
     Raises:
-        ValueError: For a graph with a cycle.
+        ValueError: For a graph with a cycle, and as `read_graph`.
 
     Example:
 

@@ -48,9 +48,20 @@ def check_devices(options: argparse.Namespace) -> None:
         raise UsageError(
             f"--distribute {options.distribute}: {count} devices cannot be grouped by {each}"
         )
-    if options.batch_size % (count // each):
-        what = f"{count} devices" if each == 1 else f"{count // each} groups of {each} devices"
-        raise UsageError(f"--batch-size {options.batch_size} cannot be shared out over {what}")
+    check_rows(options.batch_size, f"--batch-size {options.batch_size}", options)
+
+
+def check_rows(rows: int, what: str, options: argparse.Namespace) -> None:
+    """Refuses a batch, called `what` in the error, if the devices cannot share its rows."""
+    if not options.distribute:
+        return
+    import keras
+
+    each = _devices_of_a_model(options)
+    count = len(keras.distribution.list_devices()) // each
+    if rows % count:
+        over = f"{count} devices" if each == 1 else f"{count} groups of {each} devices"
+        raise UsageError(f"{what} cannot be shared out over {over}")
 
 
 @contextmanager

@@ -28,7 +28,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description: str, prog: str | None = None) -> None:
         told = f"{description} [in brackets: the default]"
-        super().__init__(prog=prog, description=told, formatter_class=_Defaults)
+        usage = None if prog is None else f"{prog} [options]"  # a recipe has dozens of options
+        super().__init__(prog, usage, told, formatter_class=_Defaults)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = sys.argv[1:] if args is None else list(args)

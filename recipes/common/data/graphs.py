@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from keras_graphattn.graphs import Graph, GraphBatches, precompute
+from recipes.common.command.devices import check_rows
 
 
 @dataclasses.dataclass
@@ -84,7 +85,12 @@ def batches_of(
 
     Walks are drawn once, by `options.data_seed`, and kept in `options.cache_dir`. Further inputs
     may be `pair_arrays`, by their names, of shape (n, n, ...) for each graph.
+
+    Raises:
+        UsageError: If several devices cannot share the last batch, which has what is left.
     """
+    left = len(graphs) % options.batch_size
+    check_rows(left, f"the last batch, {left} of {len(graphs)} graphs,", options)
     arrays = {}
     if "walks" in inputs:
         arrays["walks"] = precompute(

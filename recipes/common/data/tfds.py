@@ -46,12 +46,19 @@ def _one_line_errors(name: str) -> Iterator[Any]:
     try:
         import tensorflow_datasets
     except ImportError as error:
+        from keras_graphattn.version import INSTALL_EXTRA
+
         raise UsageError(
             f"{name} is read through tensorflow-datasets: "
-            "pip install 'keras-graphattn[recipes]' tensorflow"
+            f"{INSTALL_EXTRA.format('recipes,tensorflow')}"
         ) from error
     try:
         yield tensorflow_datasets
+    except ModuleNotFoundError as error:  # it imports some packages only when they are needed
+        raise UsageError(
+            f"{name}: tensorflow-datasets needs the package {error.name}. Call "
+            f"`pip install {error.name}`, or give the data's folder as --data-dir"
+        ) from error
     except Exception as error:  # TFDS raises whatever the network or the disk met
         raise UsageError(
             f"{name} cannot be loaded by tensorflow-datasets: {type(error).__name__}: "

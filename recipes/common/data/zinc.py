@@ -73,10 +73,19 @@ def _molecule(entry: dict[str, Any]) -> Molecule:
 
 def _places(file: Path, count: int) -> list[int]:
     """The numbers in an index file, with commas or line breaks between them."""
-    numbers = [int(word) for word in file.read_text().replace(",", " ").split()]
-    if not numbers or min(numbers) < 0 or max(numbers) >= count:
-        raise ValueError(f"{file.name} must name molecules from 0 to {count - 1}")
-    return numbers
+    places: dict[int, None] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        for word in line.replace(",", " ").split():
+            place = int(word) if word.isdecimal() else count
+            if place >= count or place in places:
+                raise ValueError(
+                    f"{file.name}, line {number} must name molecules from 0 to {count - 1} that "
+                    f"are not named before it. Received: {word}"
+                )
+            places[place] = None
+    if not places:
+        raise ValueError(f"{file.name} must name molecules. Received: no number")
+    return list(places)
 
 
 class _Tensor(NamedTuple):

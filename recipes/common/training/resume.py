@@ -159,9 +159,6 @@ class KeepRun(keras.callbacks.Callback):
             given = {"verbose": 0, "return_dict": True, "callbacks": evaluated_by(self.model)}
             test = self.model.evaluate(self.test_batches, **given)
             logs.update({f"test_{name}": value for name, value in test.items()})
-        for name in [name for name in logs if name.startswith(("val_", "test_"))]:
-            if name.endswith("_orthogonality"):  # layers measure it only in training
-                del logs[name]
         metrics = {name: float(value) for name, value in logs.items()}
         state = self.state
         state.history.append({"epoch": epoch + 1, **metrics})
