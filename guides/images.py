@@ -182,7 +182,7 @@ print(f"factors from {np.exp(factors.min()):.1e} to {np.exp(factors.max()):.1e}"
 if Figure is not None:
     figure = Figure(figsize=(9, 2.6), layout="constrained")
     for number, (axis, table) in enumerate(zip(figure.subplots(1, 4), factors, strict=True), 1):
-        picture = axis.imshow(table, cmap="RdBu_r", vmin=-3, vmax=3)
+        picture = axis.imshow(table, cmap="RdBu_r", vmin=-9, vmax=9)
         axis.plot(3, 3, "k+")
         axis.set(xticks=[], yticks=[], title=f"head {number}")
     figure.colorbar(picture, ax=figure.axes, label="logarithm of the factor")
