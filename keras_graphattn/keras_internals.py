@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
+from keras.src.backend.common.masking import get_keras_mask
 
 
 def sublayers(layer: Any) -> list[Any]:
@@ -250,4 +251,4 @@ def without_rematerialisation(layer: Any) -> list[tuple[Any, str, Any]]:
 
 def keras_mask_of(tensor: Any) -> Any:
     """The mask (B, T) that Keras has attached to a tensor, or `None`."""
-    return getattr(tensor, "_keras_mask", None)
+    return get_keras_mask(tensor)

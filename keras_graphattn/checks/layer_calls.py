@@ -8,6 +8,7 @@ from typing import Any, cast
 from keras_graphattn.checks.arguments import Sizes, as_tensor, check_shape, switch
 
 MASK_SHAPES = {
+    "mask": ("B T",),
     "query_mask": ("B T",),
     "value_mask": ("B S",),
     "key_mask": ("B S",),
@@ -34,7 +35,12 @@ def check_call(given: dict[str, Any]) -> dict[str, Any]:
         sizes["S"] = sizes["T"]
     # with a cache, there are more keys than in the call
     is_sequence = len(found["query"].shape) == 3 and found.get("cache") is None
-    for name in ("query_mask", "value_mask", "key_mask", "attention_mask"):
+    if found.get("mask") is not None and found.get("query_mask") is not None:
+        raise ValueError(
+            "`mask` and `query_mask` are two names of one mask. Received: both. Leave one of them "
+            "out."
+        )
+    for name in MASK_SHAPES:
         if found.get(name) is not None:
             found[name] = as_tensor(name, found[name], "boolean")
             if is_sequence:

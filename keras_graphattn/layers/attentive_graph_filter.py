@@ -105,6 +105,7 @@ class AttentiveGraphFilter(MultiHeadLayer):
             formed only for this, in O(T S) memory.
         training: Whether to apply dropout.
         use_causal_mask: Allowed with `causal=True` only. Such a layer is causal in any case.
+        mask: `query_mask` by the name that wrappers such as `keras.layers.TimeDistributed` use.
 
     Returns:
         A tensor of shape (B, T, d), or `output_shape` instead of d; with
@@ -295,7 +296,7 @@ class AttentiveGraphFilter(MultiHeadLayer):
             tokens: Tensor of shape (B, t, d): a prompt, or the next token, or several.
             state: The state that `get_initial_state` or the previous step returned.
             padding_mask: Optional boolean tensor of shape (B, t); `False` marks padding on either
-                side, which no later token sees.
+                side, which no later token sees. By default the tokens' Keras mask.
 
         Returns:
             The outputs, of shape (B, t, d), and the new state.

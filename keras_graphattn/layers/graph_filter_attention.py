@@ -70,7 +70,8 @@ class GraphFilterAttention(SelfAttention):
         value: Tensor of shape (B, T, d'); `query` by default.
         key: Tensor of shape (B, T, d''); `value` by default.
         query_mask, value_mask, key_mask: Boolean tensors of shape (B, T); `False` marks
-            padding. Taken from the inputs' Keras masks when not given.
+            padding. Taken from the inputs' Keras masks when not given. A value that is left out
+            has the mask of the query.
         attention_mask: Boolean tensor of shape (T, T), (B, T, T) or (B, num_heads, T, T);
             `True` lets a query position (row) see a key position (column).
         return_attention_scores: Whether to return A as well.
@@ -78,6 +79,7 @@ class GraphFilterAttention(SelfAttention):
         use_causal_mask: Whether position t sees only positions 0 ... t.
         return_filter_matrix: Whether to return H as well (of the A without dropout). It is
             formed only for this, at O(n^3).
+        mask: `query_mask` by the name that wrappers such as `keras.layers.TimeDistributed` use.
 
     Returns:
         A tensor of shape (B, T, d), or `output_shape` instead of d. With
@@ -175,6 +177,8 @@ class GraphFilterAttention(SelfAttention):
         training: bool | None = None,
         use_causal_mask: bool = False,
         return_filter_matrix: bool = False,
+        *,
+        mask: Tensor | None = None,
     ) -> Any:
         results = super().call(
             query,
@@ -187,6 +191,7 @@ class GraphFilterAttention(SelfAttention):
             return_attention_scores or return_filter_matrix,
             training,
             use_causal_mask,
+            mask=mask,
         )
         if not return_filter_matrix:
             return results

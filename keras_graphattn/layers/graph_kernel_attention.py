@@ -84,6 +84,7 @@ class GraphKernelAttention(FeatureLayer):
         mask_inputs: Dictionary of the tensors that the mask needs at each call. A wrong entry is
             an error if its value is known. In compiled code it makes the outputs of its example
             NaN.
+        mask: `query_mask` by the name that wrappers such as `keras.layers.TimeDistributed` use.
 
     Returns:
         A tensor of shape (B, T, d), or `output_shape` instead of d; with

@@ -81,6 +81,7 @@ class MaskedKernelAttention(FeatureLayer):
             `{"segment_ids": ids}`. A wrong entry is an error if its value is known. In compiled
             code it makes the outputs of its example NaN (see `Mask`, and `Mask.check_inputs` for
             data pipelines).
+        mask: `query_mask` by the name that wrappers such as `keras.layers.TimeDistributed` use.
 
     Returns:
         A tensor of shape (B, T, d), or `output_shape` instead of d; with
@@ -224,7 +225,7 @@ class MaskedKernelAttention(FeatureLayer):
             tokens: Tensor of shape (B, t, d): a prompt, or the next token, or several.
             state: The state that `get_initial_state` or the previous step returned.
             padding_mask: Optional boolean tensor of shape (B, t); `False` marks padding on either
-                side, which no later token sees.
+                side, which no later token sees. By default the tokens' Keras mask.
             mask_inputs: The tensors that the mask needs for the new tokens, such as `segment_ids`
                 (B, t).
 

@@ -69,6 +69,7 @@ class PLaplacianAttention(SelfAttention):
             with the values is the output.
         training: Whether to apply dropout.
         use_causal_mask: Whether position t sees only positions 0 ... t.
+        mask: `query_mask` by the name that wrappers such as `keras.layers.TimeDistributed` use.
 
     Returns:
         A tensor of shape (B, T, d), or `output_shape` instead of d; with

@@ -297,3 +297,16 @@ def test_difference_token_masks_belong_to_one_attention_axis():
     layer = GraphFilterAttention(HEADS, SIZE, attention_axes=(1, 2))
     with pytest.raises(ValueError, match="Pass one `attention_mask`"):
         layer(x, x, use_causal_mask=True)
+
+
+def test_difference_a_given_query_mask_is_used():
+    x = random(BATCH, LENGTH, WIDTH)
+    mask = np.arange(LENGTH)[None] < [[3], [5]]
+    stock, ours = twins(GraphFilterAttention, [x.shape, x.shape], use_bias=False)
+    assert_equal(stock(x, x, query_mask=mask), stock(x, x))
+    outputs, expected = to_numpy(ours(x, x, query_mask=mask)), to_numpy(stock(x, x))
+    np.testing.assert_allclose(outputs, expected * mask[..., None], atol=1e-5)
+    for form in ({"value": x, "mask": mask, "value_mask": mask}, {"mask": mask}):
+        assert_equal(ours(x, **form), ours(x, query_mask=mask))
+    with pytest.raises(TypeError, match="mask"):
+        stock(x, x, mask=mask)

@@ -6,7 +6,7 @@ from keras import ops
 
 from keras_graphattn.layers.parts.kernel_features import key_features, query_features
 from keras_graphattn.layers.parts.mask_forms import mask_form
-from keras_graphattn.layers.parts.multi_head import without_padding
+from keras_graphattn.layers.parts.multi_head import padding_of, without_padding
 from keras_graphattn.ops.kernel.attention import NormalisedOperator
 from keras_graphattn.ops.softmax.masks import all_of
 
@@ -39,7 +39,7 @@ def decode(
     layer._check_shapes(tokens.shape, tokens.shape, None)
     if not layer.built:
         layer.build(tuple(tokens.shape))
-    padding_mask = all_of(padding_mask)
+    padding_mask = all_of(padding_of(tokens, padding_mask))
     tokens = without_padding(ops.cast(tokens, layer.compute_dtype), padding_mask)
     # features (B, t, N, m)
     query = query_features(layer, layer.query_dense(tokens), padding_mask, fixed_scale=True)

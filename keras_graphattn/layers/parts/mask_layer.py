@@ -63,11 +63,13 @@ class MaskLayer(MultiHeadLayer):
         training: bool | None = None,
         use_causal_mask: bool = False,
         mask_inputs: dict[str, Tensor] | None = None,
+        *,
+        mask: Tensor | None = None,
     ) -> Any:
         masks = Masks(
             query_mask, value_mask, key_mask, attention_mask, use_causal_mask, mask_inputs
         )
-        return self._call(query, value, key, masks, return_attention_scores, training)
+        return self._call(query, value, key, masks, mask, return_attention_scores, training)
 
     def _without_broken(
         self, query: Tensor, value: Tensor, key: Tensor, masks: Masks

@@ -14,6 +14,7 @@ from keras_graphattn.checks.arguments import check_dtype_policy, flag, optional
 from keras_graphattn.checks.layer_calls import check_call, names_of_call
 from keras_graphattn.checks.layer_options import check_options
 from keras_graphattn.coefficient_rate import CoefficientRate
+from keras_graphattn.keras_internals import keras_mask_of
 from keras_graphattn.layers.parts.attention_axes import AttentionAxes
 from keras_graphattn.layers.parts.conversion_mark import ConversionMark
 from keras_graphattn.layers.parts.first_call import undone_if_refused
@@ -34,6 +35,26 @@ class Masks(NamedTuple):
     causal: bool = False
     inputs: dict[str, Tensor] | None = None  # tensors that a mask of keras_graphattn.masks needs
     broken: Tensor | None = None  # (B, T), tokens that held NaN or infinity and are zeros now
+
+    def of_tokens(self, query: Tensor, mask: Tensor | None) -> "Masks":
+        """The masks of a call whose value is its query.
+
+        Keras finds `mask` for a call with one tensor, `query_mask` and `value_mask` only for one
+        with several. The form of a call must not change the outputs.
+
+        Args:
+            query: Tensor of shape (B, T, d), with or without a mask of Keras.
+            mask: The call's `mask` (B, T), or `None`.
+        """
+        found = padding_of(query, mask)
+        query_mask = found if self.query is None else self.query
+        found = query_mask if found is None else found
+        return self._replace(query=query_mask, value=found if self.value is None else self.value)
+
+
+def padding_of(tokens: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The mask (B, T) given for tokens (B, T, d), or else the one that Keras has attached."""
+    return keras_mask_of(tokens) if mask is None else mask
 
 
 def without_padding(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -132,9 +153,11 @@ class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAtte
         return_attention_scores: bool = False,
         training: bool | None = None,
         use_causal_mask: bool = False,
+        *,
+        mask: Tensor | None = None,
     ) -> Any:
         masks = Masks(query_mask, value_mask, key_mask, attention_mask, use_causal_mask)
-        return self._call(query, value, key, masks, return_attention_scores, training)
+        return self._call(query, value, key, masks, mask, return_attention_scores, training)
 
     def _call(
         self,
@@ -142,6 +165,7 @@ class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAtte
         value: Tensor | None,
         key: Tensor | None,
         masks: Masks,
+        mask: Tensor | None,
         return_attention_scores: bool,
         training: bool | None,
     ) -> Any:
@@ -150,9 +174,10 @@ class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAtte
         Padding becomes zeros before anything is computed with it. So it has no influence on values
         and gradients, even if it holds NaN or infinity.
         """
+        if mask is not None:
+            masks = masks._replace(query=mask)
         if value is None:
-            value = query
-            masks = masks._replace(value=masks.query if masks.value is None else masks.value)
+            value, masks = query, masks.of_tokens(query, mask)
         key = value if key is None else key
         self._check_shapes(query.shape, value.shape, key.shape)
         is_shared, seen = key is value, all_of(masks.value, masks.key)
@@ -215,6 +240,8 @@ class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAtte
         return_attention_scores: bool = False,
         training: bool | None = None,
         use_causal_mask: bool = False,
+        *,
+        mask: Tensor | None = None,
     ) -> Any:
         value = query if value is None else value
         key = value if key is None else key

@@ -10,7 +10,12 @@ from keras import ops
 
 from keras_graphattn.checks.arguments import checked, is_one_of, mask, optional, size, tensor, whole
 from keras_graphattn.layers.parts.dense import attend_densely, check_same_length, mask_of_call
-from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer, without_padding
+from keras_graphattn.layers.parts.multi_head import (
+    Masks,
+    MultiHeadLayer,
+    padding_of,
+    without_padding,
+)
 from keras_graphattn.layers.parts.projections import build_grouped
 from keras_graphattn.ops.softmax.caching import (
     Cache,
@@ -174,7 +179,7 @@ class SelfAttention(MultiHeadLayer):
             index: Position of the first new token, an integer or a scalar tensor. From there on,
                 the contents of the cache are overwritten or not used.
             padding_mask: Optional boolean tensor of shape (B, t); `False` marks padding on
-                either side, which no later token sees.
+                either side, which no later token sees. By default the tokens' Keras mask.
 
         Returns:
             The outputs, of shape (B, t, d), and the new cache.
@@ -196,6 +201,7 @@ class SelfAttention(MultiHeadLayer):
         """
         if not self.built:
             self.build(tokens.shape)
+        padding_mask = padding_of(tokens, padding_mask)
         tokens = without_padding(tokens, padding_mask)
         # the cache's keys (B, L, N, H) with those of the new tokens
         cache, padding_mask = update_keys(cache, self.key_dense(tokens), index, padding_mask)

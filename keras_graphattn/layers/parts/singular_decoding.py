@@ -4,7 +4,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.layers.parts.multi_head import without_padding
+from keras_graphattn.layers.parts.multi_head import padding_of, without_padding
 from keras_graphattn.ops.singular.attention import left_singular_vectors
 from keras_graphattn.ops.singular.causal import causal_singular_value_attention
 from keras_graphattn.ops.singular.running_sums import RunningSum, empty_running_sum
@@ -27,6 +27,7 @@ def decode(
     layer._check_shapes(tokens.shape, tokens.shape, None)
     if not layer.built:
         layer.build(tuple(tokens.shape))
+    padding_mask = padding_of(tokens, padding_mask)
     tokens = without_padding(ops.cast(tokens, layer.compute_dtype), padding_mask)
     left = left_singular_vectors(layer.query_dense(tokens), padding_mask)  # (B, t, N, H)
     filtered = layer._filtered(left, tokens)

@@ -1,0 +1,188 @@
+"""A layer gives the same outputs in every form of call, and padding has no influence on tokens.
+
+The masks come from token ids, as Keras finds them, or from the caller.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_graphattn import layers
+from keras_graphattn.layers.parts.token_layer import TokenLayer
+from tests.layers.unseen_cases import BATCH, CASES, CHANNELS, HEADS, LENGTH, SIZE, scene
+from tests.numerics import randomise, to_numpy
+
+IDS = 1 + np.random.default_rng(0).integers(20, size=(BATCH, LENGTH))
+IDS[0, 7:], IDS[1, 6:], IDS[1, 2] = 0, 0, 0  # padding
+REAL = IDS > 0
+SHORTER = 8
+
+
+def embedding():
+    """A layer from token ids to tokens with a mask, whose padding is far from all tokens."""
+    made = keras.layers.Embedding(21, CHANNELS, mask_zero=True)
+    made.build()
+    table = np.random.default_rng(1).standard_normal((21, CHANNELS))
+    table[0] = 100.0
+    made.set_weights([table])
+    return made
+
+
+class Subclassed(keras.Model):
+    def __init__(self, embed, layer, call):
+        super().__init__()
+        self.embed, self.layer, self.given = embed, layer, call
+
+    def call(self, ids):
+        return self.layer(self.embed(ids), **self.given)
+
+
+def forms_of(layer, call):
+    """Every form of call by its name: a function from token ids to outputs."""
+    embed = embedding()
+
+    def functional(ids):
+        inputs = keras.Input((None,), dtype="int32")
+        return keras.Model(inputs, layer(embed(inputs), **call))(ids)
+
+    forms = {
+        "one tensor": lambda ids: layer(embed(ids), **call),
+        "functional": functional,
+        "subclassed": lambda ids: Subclassed(embed, layer, call)(ids),
+        "mask": lambda ids: layer(plain(embed(ids)), mask=ids > 0, **call),
+        "mask over the one found": lambda ids: layer(
+            with_mask(embed(ids), ids < 0), mask=ids > 0, **call
+        ),
+    }
+    if not call:
+        forms["Sequential"] = lambda ids: keras.Sequential([embed, layer])(ids)
+        forms["TimeDistributed"] = lambda ids: keras.layers.TimeDistributed(layer)(
+            embed(np.stack([ids, ids], axis=1))
+        )[:, 1]
+    if isinstance(layer, TokenLayer):
+        forms["by name"] = lambda ids: layer(inputs=embed(ids))
+        return forms
+    forms |= {
+        "by name": lambda ids: layer(query=embed(ids), **call),
+        "two tensors": lambda ids: layer(*[embed(ids)] * 2, **call),
+        "three tensors": lambda ids: layer(*[embed(ids)] * 3, **call),
+        "key alone": lambda ids: layer(embed(ids), key=embed(ids), **call),
+        "two by name": lambda ids: layer(query=embed(ids), value=embed(ids), **call),
+        "value's mask found": lambda ids: layer(
+            plain(embed(ids)), embed(ids), query_mask=ids > 0, **call
+        ),
+        **{
+            f"{name} beside the one found": lambda ids, name=name: layer(
+                embed(ids), **{name: ids > 0}, **call
+            )
+            for name in ("query_mask", "value_mask", "key_mask")
+        },
+        "query_mask": lambda ids: layer(plain(embed(ids)), query_mask=ids > 0, **call),
+        "query_mask and value_mask": lambda ids: layer(
+            *[plain(embed(ids))] * 2, query_mask=ids > 0, value_mask=ids > 0, **call
+        ),
+        "all masks": lambda ids: layer(
+            *[plain(embed(ids))] * 3,
+            **dict.fromkeys(("query_mask", "value_mask", "key_mask"), ids > 0),
+            **call,
+        ),
+    }
+    return forms
+
+
+def plain(x):
+    """The tensor without its mask."""
+    return ops.copy(x)
+
+
+def with_mask(x, mask):
+    x = plain(x)
+    keras.src.backend.set_keras_mask(x, ops.convert_to_tensor(mask))
+    return x
+
+
+def built(name):
+    layer = CASES[name].make()
+    layer.build((BATCH, LENGTH, CHANNELS))
+    randomise(layer)
+    return layer, scene(name, "example", layer).call
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_form_of_call_gives_the_same_outputs(name):
+    layer, call = built(name)
+    forms = forms_of(layer, call)
+    expected = to_numpy(forms["mask"](IDS))
+    for form, run in forms.items():
+        found = to_numpy(run(IDS))
+        np.testing.assert_allclose(
+            found, expected, atol=1e-5 * np.abs(expected).max(), err_msg=form
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_padding_has_no_influence_from_token_ids_on(name):
+    layer, call = built(name)
+    embed = embedding()
+    before = to_numpy(layer(embed(IDS), **call))
+    table = to_numpy(embed.embeddings)
+    table[0] = -3.0
+    embed.set_weights([table])
+    after = to_numpy(layer(embed(IDS), **call))
+    lengths = [after]
+    has_a_size = CASES[name].components or "BlockToeplitz" in name  # a topology, a grid
+    if not call and not has_a_size:
+        lengths.append(to_numpy(layer(embed(IDS[:, :SHORTER]))))
+    for outputs in lengths:
+        expected, real = before, np.ones(len(outputs), bool)
+        if outputs.ndim == 3:
+            expected, real = before[:, : outputs.shape[1]], REAL[:, : outputs.shape[1]]
+        np.testing.assert_allclose(outputs[real], expected[real], atol=1e-5 * np.abs(before).max())
+
+
+class Narrow(layers.GraphFilterAttention):
+    """A layer of a user, whose call has no masks."""
+
+    def call(self, query, value=None, key=None):
+        return super().call(query, value, key)
+
+
+@pytest.mark.parametrize("kind", ["a layer", "a subclass of a user", "rematerialised"])
+def test_the_mask_reaches_the_pooling_in_training_and_after_loading(kind, tmp_path):
+    if kind == "rematerialised" and keras.backend.backend() == "tensorflow":
+        pytest.skip("Keras rematerialises no layer with masks on TensorFlow")
+    make = Narrow if kind == "a subclass of a user" else layers.GraphFilterAttention
+    with keras.RematScope("full" if kind == "rematerialised" else None):
+        attention = make(HEADS, SIZE)
+    embed, pooling, head = embedding(), layers.GraphMeanPooling(), keras.layers.Dense(1)
+    embed.trainable = False
+    model = keras.Sequential([embed, attention, pooling, head])
+    model.compile("sgd", "mse")
+    model.fit(IDS, np.ones(BATCH), epochs=1, verbose=0)
+    expected = model.predict(IDS, verbose=0)
+    shorter = [model.predict(ids[ids > 0][None], verbose=0)[0] for ids in IDS]
+    np.testing.assert_allclose(expected, shorter, rtol=1e-4)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras", {"Narrow": Narrow})
+    np.testing.assert_allclose(loaded.predict(IDS, verbose=0), expected, rtol=1e-4)
+
+
+def test_two_names_of_one_mask_are_refused():
+    x = embedding()(IDS)
+    with pytest.raises(ValueError, match="`mask` and `query_mask` are two names of one mask"):
+        layers.GraphFilterAttention(HEADS, SIZE)(x, mask=REAL, query_mask=REAL)
+
+
+@pytest.mark.parametrize(
+    "name", ["graph filter", "AGF, causal", "kernel, causal, squared ReLU, filter"]
+)
+def test_decoding_finds_the_mask_of_the_tokens(name):
+    layer, _ = built(name)
+    x = embedding()(IDS)
+    expected = to_numpy(layer(x, **{} if "AGF" in name else {"use_causal_mask": True}))
+    if hasattr(layer, "get_initial_cache"):
+        found, _ = layer.decode(x, layer.get_initial_cache(BATCH, LENGTH), 0)
+    else:
+        found, _ = layer.decode(x, layer.get_initial_state(BATCH))
+    np.testing.assert_allclose(to_numpy(found)[REAL], expected[REAL], atol=1e-4)
