@@ -246,7 +246,10 @@ def _spread(count: int, most: int) -> Array:
 
 
 def _contradiction(reading: Any, call: Call) -> str | None:
-    """Why the operator is not that of the layer: its values times it must be its outputs."""
+    """Why the operator is not that of the layer: its values times it must be its outputs.
+
+    The report has the part of it that is between tokens. So no token may see padding.
+    """
     if not np.isfinite(reading.operator).all():
         return "its operator has entries that are not finite"
     values = np.where(np.isfinite(reading.values), reading.values, 0.0).astype("float64")
@@ -257,6 +260,10 @@ def _contradiction(reading: Any, call: Call) -> str | None:
     difference = (expected - reading.heads)[valid]
     size = np.sqrt(np.mean(reading.heads[valid].astype("float64") ** 2)) if valid.any() else 0.0
     policy = getattr(call.layer, "compute_dtype", "float32")
-    if np.sqrt(np.mean(difference**2)) <= TOLERANCE.get(policy, 1e-3) * size + 1e-6:
-        return None
-    return "its outputs are not the product of one matrix for each head and its values"
+    tolerance = TOLERANCE.get(policy, 1e-3)
+    if np.sqrt(np.mean(difference**2)) > tolerance * size + 1e-6:
+        return "its outputs are not the product of one matrix for each head and its values"
+    to_padding = valid[:, None, :, None] & ~valid[:, None, None, :]  # (B, 1, T, T)
+    if np.max(np.abs(reading.operator), where=to_padding, initial=0.0) > tolerance:
+        return "its tokens see padding"
+    return None

@@ -45,8 +45,8 @@ def inspect_smoothing(
     values: their response to the frequencies of the Fourier basis and to the eigenvectors of A,
     the entropy of A, its sink, the filter's coefficients and its response curve. No layer has to
     form a matrix: H is found by probing, which applies the layer to unit signals. The report has it
-    only if H times the layer's values is what the layer has computed from them. Where an operator
-    cannot be found, the report says why.
+    only if H times the layer's values is what the layer has computed from them, and if no token
+    sees padding. Where an operator cannot be found, the report says why.
 
     Padding is left out. Its mask is the one that the attention layers get, or `token_mask`.
 

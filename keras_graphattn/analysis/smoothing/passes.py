@@ -189,13 +189,15 @@ def _is_cross(given: dict[str, Any], tokens: Tensor) -> bool:
 def _valid_tokens(given: dict[str, Any], tokens: Tensor) -> Array | None:
     """Which tokens (B, T) are not padding, by the masks that a layer got.
 
-    These are the layer's masks of tokens, the mask that Keras attached to them, and masks of pairs
-    (B, T, T) or (B, N, T, T), in which no token sees padding. Masks of numbers that are added to
-    the scores tell nothing.
+    These are the layer's masks of tokens, the mask that Keras attached to them if the values have
+    no other, and masks of pairs (B, T, T) or (B, N, T, T), in which no token sees padding. Masks of
+    numbers that are added to the scores tell nothing.
     """
     given = {**given, **given.get("kwargs", {})}
     batch, length = tokens.shape[:2]
-    found = [keras_mask_of(tokens), *(given.get(name) for name in TOKEN_MASKS)]
+    found = [given.get(name) for name in TOKEN_MASKS]
+    if given.get("value_mask") is None:
+        found.append(keras_mask_of(tokens))
     found = [x for x in found if tuple(getattr(x, "shape", ())) == (batch, length)]
     for name, mask in given.items():
         shape = tuple(getattr(mask, "shape", ()))

@@ -66,6 +66,58 @@ def test_the_operator_is_the_matrix_that_the_layer_returns(name):
         np.testing.assert_array_equal(found.heads.attention_map, found.heads.operator_map)
 
 
+MASKED_CALLS = {
+    "one tensor": lambda layer, x, mask: layer(x),
+    "two tensors": lambda layer, x, mask: layer(x, x),
+    "given": lambda layer, x, mask: layer(x + 0.0, x + 0.0, query_mask=mask, value_mask=mask),
+}
+
+
+def masked_model(layer, call):
+    """A model whose tokens of zeros are padding."""
+    inputs = keras.Input((LENGTH, 8))
+    mask = keras.ops.any(inputs != 0.0, axis=-1)
+    return keras.Model(inputs, call(layer, keras.layers.Masking()(inputs), mask))
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_the_operator_is_that_of_the_tokens_in_every_form_of_call(name):
+    tokens, count = TOKENS.copy(), LENGTH - 2
+    tokens[:, count:] = 0.0
+    layer, mask = LAYERS[name](), np.any(tokens != 0.0, axis=-1)
+    layer.build(tokens.shape, tokens.shape)
+    randomise(layer)
+    masks = {"query_mask": mask, "value_mask": mask}
+    _, matrix = layer(tokens, tokens, return_attention_scores=True, **masks)
+    for form, call in MASKED_CALLS.items():
+        if form == "one tensor" and name in ("stock", "gated"):
+            continue  # Keras' own layer needs the value
+        found = inspect_smoothing(masked_model(layer, call), tokens).layers[0]
+        assert found.reason is None, form
+        expected = to_numpy(matrix)[0][:, :count, :count]
+        np.testing.assert_allclose(found.heads.operator_map, expected, atol=1e-5, err_msg=form)
+
+
+def test_an_operator_with_padding_is_not_reported():
+    layer = GraphFilterAttention(2, 4)
+    model = masked_model(layer, lambda layer, x, mask: layer(x, x + 0.0, query_mask=mask))
+    tokens = TOKENS.copy()
+    tokens[:, 4:] = 0.0
+    found = inspect_smoothing(model, tokens).layers[0]
+    assert found.heads is None
+    assert found.reason == "its tokens see padding"
+
+
+def test_a_mask_that_is_given_counts_in_place_of_the_one_found():
+    layer, tokens = GraphFilterAttention(2, 4), TOKENS.copy()
+    tokens[:, 4:] = 0.0
+    masks = dict.fromkeys(("query_mask", "value_mask"), np.ones((2, LENGTH), bool))
+    model = masked_model(layer, lambda layer, x, mask: layer(x, x, **masks))
+    found = inspect_smoothing(model, tokens).layers[0].heads
+    _, matrix = layer(tokens, tokens, return_filter_matrix=True)
+    np.testing.assert_allclose(found.operator_map, to_numpy(matrix)[0], atol=1e-5)
+
+
 FILTERED = {
     "dense": lambda: GraphFilterAttention(2, 4),
     "blockwise": lambda: GraphFilterAttention(2, 4, attention_path="blockwise", block_size=3),
