@@ -172,7 +172,7 @@ class CachedSelfAttention(CachedCall):
         seen = ops.any(mask, axis=(1, 2))
         seen = ops.broadcast_to(seen, (ops.shape(query)[0], ops.shape(seen)[1]))
         outputs, signals = self._decode_rows(
-            self.query_dense(query),
+            ops.cast(self.query_dense(query), keys.dtype),
             keys,
             self.value_dense(value),
             mask,

@@ -192,7 +192,7 @@ class GraphKernelAttention(FeatureLayer):
     ) -> tuple[Tensor, Tensor | None]:
         if self.feature_map is not None:
             return self._attend_by_features(query, value, key, masks, return_attention_scores)
-        queries, keys = self.query_dense(query), self.key_dense(key)  # (B, T, N, H)
+        queries, keys, values = self._projected(query, value, key, masks)  # (B, T, N, H)
         given = joined(mask_of_call(self, query, masks), keys)
         scores = self._scores(queries, keys)
         factors, broken = self._factors(scores, given, masks)
@@ -201,8 +201,8 @@ class GraphKernelAttention(FeatureLayer):
         seen = seen if given is None else ops.logical_and(seen, given)
         # a factor of the exponential is its logarithm in the exponent
         scores = scores + ops.log(ops.cast(factors, scores.dtype))
-        weights = ops.cast(masked_softmax(scores, seen), self.compute_dtype)  # (B, N, T, T)
-        outputs = matrix_operator(self._dropped(weights, training))(self.value_dense(value))
+        weights = ops.cast(masked_softmax(scores, seen), values.dtype)  # (B, N, T, T)
+        outputs = matrix_operator(self._dropped(weights, training))(values)
         if given is not None:  # 0 times NaN is not 0
             outputs = zero_masked_rows(outputs, seen)
         if broken is not None:

@@ -73,7 +73,7 @@ class ScaledHighFrequencyAttention(MultiHeadLayer):
         return_attention_scores: bool,
         training: bool | None,
     ) -> tuple[Tensor, Tensor | None]:
-        projected = (self.query_dense(query), self.key_dense(key), self._values(value, masks))
+        projected = self._projected(query, value, key, masks)
         return attend_densely(self, query, projected, masks, return_attention_scores, training)
 
     def _compute_attention(
@@ -89,7 +89,7 @@ class ScaledHighFrequencyAttention(MultiHeadLayer):
         mask = with_causal(self, attention_mask, key, use_causal_mask)
         attention_scores = attention_matrix(query, key, mask, self.score_scale)  # (B, N, T, T)
         uniform = masked_softmax(ops.zeros_like(attention_scores), mask)
-        scale = ops.reshape(self.high_frequency_scale, (-1, 1, 1))  # (N, 1, 1)
+        scale = at_least_float32(ops.reshape(self.high_frequency_scale, (-1, 1, 1)))  # (N, 1, 1)
         scaled = (1.0 + scale) * at_least_float32(attention_scores)
         scaled = ops.cast(scaled - scale * at_least_float32(uniform), attention_scores.dtype)
         outputs = matrix_operator(self._dropped(scaled, training))(value)  # (B, T, N, H)

@@ -15,7 +15,8 @@ from keras_graphattn.layers import (
 )
 from keras_graphattn.masks import Causal, Exponential, RandomWalk, Toeplitz
 from tests.fuzz.cases_of_classes import TOKEN_LAYERS
-from tests.numerics import BACKEND, to_numpy
+from tests.layers.capabilities import LAYERS, TOKENS
+from tests.numerics import BACKEND, assert_close, to_numpy
 
 OURS = [name for name in CASES if "Keras" not in name]
 ON_JAX = ("graph filter, dense", "AGF", "kernel, Toeplitz by FFT")  # compiling takes seconds each
@@ -157,3 +158,26 @@ def test_the_cases_reach_all_layers():
     made = {type(built(name, 8)) for name in OURS}
     made |= {getattr(keras_graphattn.layers, name) for name in TOKEN_LAYERS}  # all in float32
     assert made == {getattr(keras_graphattn.layers, n) for n in keras_graphattn.layers.__all__}
+
+
+@pytest.mark.parametrize(("dtype", "own"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_projection_with_a_dtype_of_its_own(name, dtype, own):
+    layer, call = LAYERS[name].built()
+    if not hasattr(layer, "query_dense"):
+        pytest.skip("has no projections")
+    expected = to_numpy(layer(TOKENS, **call))
+    for part in ("query", "key", "value"):
+        policy = keras.dtype_policies.DTypePolicyMap(default_policy=dtype)
+        policy[f"{layer.name}/{part}"] = keras.DTypePolicy(own)
+        mixed = type(layer).from_config({**layer.get_config(), "dtype": policy})
+        mixed.build(TOKENS.shape)
+        mixed.set_weights(layer.get_weights())
+        assert getattr(mixed, f"{part}_dense").compute_dtype == own
+        assert_close(to_numpy(mixed(TOKENS, **call)), expected, 5e-2, what=part)
+        if hasattr(layer, "get_initial_cache"):
+            found, decoded = (
+                x.decode(TOKENS, x.get_initial_cache(len(TOKENS), TOKENS.shape[1]), 0)[0]
+                for x in (mixed, layer)
+            )
+            assert_close(to_numpy(found), to_numpy(decoded), 5e-2, what=part)

@@ -19,7 +19,7 @@ from keras_graphattn.layers.parts.attention_axes import AttentionAxes
 from keras_graphattn.layers.parts.conversion_mark import ConversionMark
 from keras_graphattn.layers.parts.first_call import undone_if_refused
 from keras_graphattn.layers.parts.projections import Adopted, adopt, projections_of
-from keras_graphattn.ops.precision.float32 import zero_where_masked
+from keras_graphattn.ops.precision.float32 import in_one_dtype, zero_where_masked
 from keras_graphattn.ops.softmax.masks import all_of
 
 Tensor = Any
@@ -195,6 +195,18 @@ class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAtte
     ) -> tuple[Tensor, Tensor, Tensor, Masks]:
         """Returns the inputs unchanged; layers with a mask of factors take broken tokens out."""
         return query, value, key, masks
+
+    def _projected(
+        self, query: Tensor, value: Tensor, key: Tensor, masks: Masks
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads, (B, ..., T, N, H) each, in one dtype.
+
+        A `DTypePolicyMap` may give each projection a dtype of its own.
+        """
+        queries, keys, values = in_one_dtype(
+            self.query_dense(query), self.key_dense(key), self._values(value, masks)
+        )
+        return queries, keys, values
 
     def _values(self, value: Tensor, masks: Masks) -> Tensor:
         """Projected values (B, ..., S, N, value_dim), 0 in padding: a bias would change that."""

@@ -99,12 +99,8 @@ class SelfAttention(MultiHeadLayer):
     def _projected(
         self, query: Tensor, value: Tensor, key: Tensor, masks: Masks
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of all heads, (B, T, N, H) each."""
-        return (
-            self.query_dense(query),
-            self._in_all_heads(self.key_dense(key)),
-            self._in_all_heads(self._values(value, masks)),
-        )
+        query, key, value = super()._projected(query, value, key, masks)
+        return query, self._in_all_heads(key), self._in_all_heads(value)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().compute_output_spec(*args, **kwargs)
@@ -208,7 +204,7 @@ class SelfAttention(MultiHeadLayer):
         mask = step_mask(cache, index, padding_mask, self.sliding_window)  # (B, 1, t, L)
         # outputs (B, t, N, D), signals (B, num_signals, L, N, D)
         outputs, signals = self._decode_rows(
-            self.query_dense(tokens),
+            ops.cast(self.query_dense(tokens), cache["key"].dtype),
             self._in_all_heads(cache["key"]),
             self._in_all_heads(self.value_dense(tokens)),
             mask,

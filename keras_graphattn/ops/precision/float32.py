@@ -7,7 +7,7 @@ uniform average nor NaN.
 
 from typing import Any
 
-from keras import ops
+from keras import backend, ops
 
 from keras_graphattn.checks.arguments import (
     check_broadcast,
@@ -36,6 +36,21 @@ def at_least_float32(x: Tensor) -> Tensor:
     """
     x = ops.convert_to_tensor(x)
     return x if dtype_name(x.dtype) in ("float32", "float64") else ops.cast(x, "float32")
+
+
+def in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors in the widest of their dtypes, because `keras.ops.einsum` on torch needs one dtype.
+
+    Example:
+
+    >>> half, single = in_one_dtype(*(keras.ops.ones(2, name) for name in ("float16", "float32")))
+    >>> keras.backend.standardize_dtype(half.dtype)
+    'float32'
+    """
+    if all(x.dtype == tensors[0].dtype for x in tensors):
+        return tensors
+    dtype = backend.result_type(*(x.dtype for x in tensors))
+    return tuple(ops.cast(x, dtype) for x in tensors)
 
 
 def finite_scores(scores: Tensor) -> Tensor:
