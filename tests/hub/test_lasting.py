@@ -212,6 +212,30 @@ def test_int8(tmp_path):
         assert_equal_outputs(outputs(loaded, inputs), rounded, tolerance=1e-5)
 
 
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("kind", ["GPTQ", "AWQ"])
+def test_a_file_of_calibrated_projections_is_refused_in_the_words_of_keras(kind, tmp_path):
+    """Keras 3.15 cannot load such a file of its own layers."""
+    refusals = []
+    for convert in (lambda backbone: None, keras_graphattn.convert):
+        backbone = random_backbone("bert")
+        convert(backbone)
+        structure = {
+            "pre_block_layers": [backbone.token_embedding],
+            "sequential_blocks": backbone.transformer_layers,
+        }
+        data = {"dataset": [np.arange(8)[None]], "num_samples": 1, "sequence_length": 8}
+        config = getattr(keras.quantizers, f"{kind}Config")(
+            **data, tokenizer=list, group_size=8, quantization_layer_structure=structure
+        )
+        backbone.quantize(kind.lower(), config=config)
+        backbone.save(tmp_path / "calibrated.keras")
+        with pytest.raises(ValueError, match="objects could not be loaded") as refusal:
+            keras.saving.load_model(tmp_path / "calibrated.keras")
+        refusals.append(str(refusal.value))
+    assert refusals[0].splitlines()[0] == refusals[1].splitlines()[0]
+
+
 def test_mixed_bfloat16(tmp_path):
     exact = converted()
     backbone = type(exact).from_config({**exact.get_config(), "dtype": "mixed_bfloat16"})

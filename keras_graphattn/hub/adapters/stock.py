@@ -25,7 +25,7 @@ from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
-from keras_graphattn.layers.parts.projections import build_around, projections_of
+from keras_graphattn.layers.parts.projections import build_around, input_shapes, projections_of
 
 DECODERS = ("TransformerDecoder", "EdRecDecoderBlock")  # parents that mask causally by themselves
 
@@ -143,9 +143,7 @@ class StockAdapter(AttentionAdapter):
         if layer.built:
             found = projections_of(layer)
             with scope_of(layer):
-                source.build(
-                    *((None, None, found[n].kernel.shape[0]) for n in ("query", "value", "key"))
-                )
+                source.build(*input_shapes(found))
             for name, projection in projections_of(source).items():
                 for old, now in zip(projection.weights, found[name].weights, strict=True):
                     old.assign(now)

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.layers.parts.projections import projections_of
+from keras_graphattn.layers.parts.projections import input_shapes, projections_of
 
 
 def copy_projections(target: Any, source: Any) -> None:
@@ -35,9 +35,7 @@ def copy_projections(target: Any, source: Any) -> None:
             f"'{source.name}' is quantised ({', '.join(quantised)}). Copy before quantising."
         )
     if not target.built:
-        target.build(
-            *((None, None, found[name].kernel.shape[0]) for name in ("query", "value", "key"))
-        )
+        target.build(*input_shapes(found))
     # collect all differences before the first copy, so that an error leaves `target` unchanged
     pairs, differences = [], []
     wanted = projections_of(target)

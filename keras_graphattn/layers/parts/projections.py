@@ -18,6 +18,15 @@ def projections_of(attention: Any) -> dict[str, Any]:
     return found
 
 
+def input_shapes(projections: dict[str, Any]) -> list[tuple[None, None, int]]:
+    """The shapes of query, value and key for which the projections were built.
+
+    They do not come from kernels: a projection quantised with GPTQ or AWQ may have none.
+    """
+    built = [projections[name].get_build_config() for name in ("query", "value", "key")]
+    return [(None, None, config["input_shape"][-1]) for config in built]
+
+
 class Adopted:
     """Holds built projections for another layer. Keras does not track attributes of this class."""
 
@@ -36,11 +45,10 @@ def build_around(layer: Any, source: Any) -> None:
         source: A built `keras.layers.MultiHeadAttention`, or a subclass of it.
     """
     projections = projections_of(source)
-    shapes = [(None, None, projections[name].kernel.shape[0]) for name in ("query", "value", "key")]
     # set for the time of `build` only, which then takes the projections instead of making them
     layer._adopted = Adopted(projections)
     try:
-        layer.build(*shapes)
+        layer.build(*input_shapes(projections))
     finally:
         layer._adopted = None
 
