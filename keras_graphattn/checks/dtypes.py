@@ -24,12 +24,13 @@ def float_dtype(name: str, value: Any, sizes: Sizes | None = None) -> str:
 def check_dtype_policy(dtype: Any) -> None:
     """Raises a `ValueError` for a value that is neither a dtype nor a dtype policy of Keras."""
     kinds = (keras.dtype_policies.DTypePolicy, keras.dtype_policies.DTypePolicyMap)
+    message = f"`dtype` must be a dtype or a dtype policy. Received: dtype={dtype!r}"
     try:
-        is_policy = isinstance(keras.dtype_policies.get(dtype), kinds)
-    except Exception:
-        is_policy = False
-    if not is_policy:
-        raise ValueError(f"`dtype` must be a dtype or a dtype policy. Received: dtype={dtype!r}")
+        policy = keras.dtype_policies.get(dtype)
+    except Exception as error:
+        raise ValueError(f"{message}. The cause: {error}") from error
+    if not isinstance(policy, kinds):
+        raise ValueError(message)
 
 
 @functools.cache

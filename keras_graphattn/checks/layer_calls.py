@@ -30,7 +30,11 @@ def check_call(given: dict[str, Any]) -> dict[str, Any]:
             own = "B T" if name == "query" or given.get("value") is None else "B S"
             # query, value and key may differ in length and features, not in rank
             rest = "_ " * (len(found["query"].shape) - 2) if name != "query" else "..."
-            check_shape(name, found[name], (f"{own} {rest}",), sizes)
+            try:
+                check_shape(name, found[name], (f"{own} {rest}",), sizes)
+            except ValueError as error:
+                same = "All dimensions of `value` and `key`, except the last one, must be equal. "
+                raise ValueError(f"{same if name == 'key' else ''}{error}") from None
     if found.get("value") is None and "T" in sizes:
         sizes["S"] = sizes["T"]
     # with a cache, there are more keys than in the call

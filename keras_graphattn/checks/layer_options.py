@@ -32,7 +32,12 @@ def check_options(options: dict[str, Any]) -> None:
     Args:
         options: Arguments of `keras.layers.MultiHeadAttention`, by name.
     """
-    optional(whole())("sliding_window", options.get("sliding_window"), {})
+    window = options.get("sliding_window")
+    if window is not None and not (is_whole(window) and 0 < window < 2**31):
+        raise ValueError(
+            "`sliding_window` must be `None` or a positive integer. Received: "
+            f"sliding_window={window!r}"
+        )
     _check_axes(options.get("attention_axes"))
     for name in ("num_heads", "key_dim", "value_dim"):
         size = options.get(name)  # Keras itself refuses other types
@@ -48,6 +53,11 @@ def check_options(options: dict[str, Any]) -> None:
     if not isinstance(seed, keras.random.SeedGenerator):
         optional(whole(0))("seed", seed, {})
     shape = options.get("output_shape")
+    if shape is not None and not (is_list(shape) or is_whole(shape)):
+        raise ValueError(
+            f"Invalid `output_shape`: {shape!r}. When specified, the `output_shape` should be of "
+            "type tuple, list, or int."
+        )
     if shape is not None:
         for size in shape if is_list(shape) and len(shape) else [shape]:
             whole()("output_shape", size, {})
@@ -89,6 +99,6 @@ def _check_axes(axes: Any) -> None:
         is_whole(axis) and -(2**31) < axis < 2**31 for axis in given
     ):
         raise ValueError(
-            "`attention_axes` must be None, the number of an axis, or a list of them. Received: "
+            "`attention_axes` must be an int, list, or tuple of at least one axis. Received: "
             f"attention_axes={axes!r}"
         )

@@ -140,6 +140,11 @@ class GraphFilterAttention(SelfAttention):
                 "A flash kernel runs on the fused path only. Received: flash_attention=True, "
                 f'attention_path={attention_path!r}. Use attention_path="fused".'
             )
+        if flash_attention and dropout:
+            raise ValueError(
+                "Dropout is not supported when flash attention is enabled. Please set dropout to "
+                "0.0 to use flash attention."
+            )
         super().__init__(num_heads, key_dim, value_dim, dropout, attention_path=path, **kwargs)
         self.dropout_on = dropout_on
         self.flash_attention = flash_attention

@@ -358,7 +358,7 @@ def test_flash_attention_is_handed_to_the_kernel(monkeypatch):
         ({"attention_path": "sparse"}, "`attention_path` must be one of"),
         ({"attention_path": "blockwise", "dropout": 0.1}, "only attention_path=.dense. forms"),
         ({"attention_path": "fused", "dropout": 0.1}, "only attention_path=.dense. forms"),
-        ({"flash_attention": True, "dropout": 0.1}, "only attention_path=.dense. forms"),
+        ({"flash_attention": True, "dropout": 0.1}, "Dropout is not supported when flash"),
         ({"flash_attention": True, "attention_path": "dense"}, "flash kernel runs on the fused"),
         ({"block_size": 0}, "`block_size`.*at least 1"),
         ({"block_size": 2.0}, "`block_size`.*at least 1"),

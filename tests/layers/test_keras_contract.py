@@ -5,18 +5,23 @@ same way. What differs on purpose stands in guides/differences_from_keras.md; th
 each row of that table.
 """
 
+import functools
+import re
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
 from keras_graphattn.layers import (
+    AttentiveGraphFilter,
     GraphFilterAttention,
     GraphKernelAttention,
+    MaskedKernelAttention,
     PLaplacianAttention,
     ScaledHighFrequencyAttention,
 )
-from keras_graphattn.masks import Tree
+from keras_graphattn.masks import Exponential, Tree
 from tests.numerics import to_numpy
 
 BATCH, LENGTH, WIDTH, HEADS, SIZE = 2, 5, 6, 2, 4
@@ -258,6 +263,74 @@ def test_graph_kernel_attention_says_that_it_attends_over_one_axis():
         layer(random(BATCH, 3, LENGTH, WIDTH))
 
 
+EVERY_LAYER = {
+    "graph filter": GraphFilterAttention,
+    "graph filter, groups": functools.partial(GraphFilterAttention, num_key_value_heads=1),
+    "p-Laplacian": PLaplacianAttention,
+    "high frequencies": ScaledHighFrequencyAttention,
+    "AGF": AttentiveGraphFilter,
+    "kernel": MaskedKernelAttention,
+    "graph kernel": functools.partial(GraphKernelAttention, mask=Exponential()),
+}
+X = random(BATCH, LENGTH, WIDTH)
+MISTAKES = {
+    "num_heads": lambda make: make(0, SIZE),
+    "key_dim": lambda make: make(HEADS, 4.0),
+    "value_dim": lambda make: make(HEADS, SIZE, value_dim=0),
+    "output_shape": lambda make: make(HEADS, SIZE, output_shape=8.0),
+    "attention_axes": lambda make: make(HEADS, SIZE, attention_axes=1.5),
+    "sliding_window": lambda make: make(HEADS, SIZE, sliding_window=0),
+    "dropout with flash_attention": lambda make: make(
+        HEADS, SIZE, dropout=0.1, flash_attention=True
+    ),
+    "initializer": lambda make: make(HEADS, SIZE, kernel_initializer="none"),
+    "regularizer": lambda make: make(HEADS, SIZE, bias_regularizer="none"),
+    "constraint": lambda make: make(HEADS, SIZE, kernel_constraint="none"),
+    "dtype": lambda make: make(HEADS, SIZE, dtype="half"),
+    "name": lambda make: make(HEADS, SIZE, name="a/b"),
+    "unknown option": lambda make: make(HEADS, SIZE, heads=2),
+    "option left out": lambda make: make(HEADS),
+    "unknown argument": lambda make: make(HEADS, SIZE)(X, X, keys=X),
+    "too many arguments": lambda make: make(HEADS, SIZE)(*[X] * 13),
+    "key of other tokens": lambda make: make(HEADS, SIZE)(X, X, X[:, 1:]),
+    "key of another rank": lambda make: make(HEADS, SIZE)(X, X, X[0]),
+    "key of an open batch": lambda make: make(HEADS, SIZE)(
+        *(keras.Input((length, WIDTH)) for length in (5, 5, 3))
+    ),
+    "key in build": lambda make: make(HEADS, SIZE).build(X.shape, X.shape, (2, 3, WIDTH)),
+    "rank of key in build": lambda make: make(HEADS, SIZE).build(X.shape, X.shape, (5, WIDTH)),
+    "key in compute_output_shape": lambda make: make(HEADS, SIZE).compute_output_shape(
+        X.shape, X.shape, (2, 3, WIDTH)
+    ),
+    "weights before build": lambda make: make(HEADS, SIZE).set_weights([X]),
+    "quantize": lambda make: make(HEADS, SIZE).quantize("int8"),
+}
+
+
+def refusal(mistake, make):
+    """The type of an error, and its words without the layer's name."""
+    with pytest.raises(Exception) as refused:  # noqa: PT011  # the types are compared
+        mistake(make)
+    words = str(refused.value).replace("\n", " ")
+    words = re.sub(r"\x1b\[\d+m|^Exception encountered when calling \S+ +", "", words)
+    names = r"\b[A-Z]\w*(Attention|Filter|Layer)\b|\w*_(attention|filter)(_\d+)?\b"
+    return refused.type, re.sub(names, "", words)
+
+
+@pytest.mark.parametrize("name", EVERY_LAYER)
+def test_what_keras_refuses_in_words_is_refused_in_the_same_words(name):
+    options = EVERY_LAYER[name](HEADS, SIZE).get_config()
+    for kind, mistake in MISTAKES.items():
+        if kind in ("attention_axes", "sliding_window") and kind not in options:
+            continue  # there is no such option
+        if "flash" in kind and "graph filter" not in name:
+            continue
+        error, words = refusal(mistake, keras.layers.MultiHeadAttention)
+        ours, our_words = refusal(mistake, EVERY_LAYER[name])
+        assert ours is error, kind
+        assert words.split("Received")[0].strip(" .") in our_words, kind
+
+
 # What guides/differences_from_keras.md says
 
 
@@ -310,3 +383,39 @@ def test_difference_a_given_query_mask_is_used():
         assert_equal(ours(x, **form), ours(x, query_mask=mask))
     with pytest.raises(TypeError, match="mask"):
         stock(x, x, mask=mask)
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(EVERY_LAYER) - {"graph filter", "graph filter, groups"})
+)
+def test_difference_most_layers_have_no_flash_kernel(name):
+    with pytest.raises(ValueError, match="does not run on a flash attention kernel"):
+        EVERY_LAYER[name](HEADS, SIZE, flash_attention=True)
+
+
+@pytest.mark.parametrize(
+    "option", [{"use_bias": "no"}, {"seed": 1.5}, {"output_shape": 0}, {"dropout": 1.0}]
+)
+def test_difference_options_of_a_wrong_type_are_refused_by_the_constructor(option):
+    keras.layers.MultiHeadAttention(HEADS, SIZE, **option)
+    for make in EVERY_LAYER.values():
+        with pytest.raises(ValueError, match=next(iter(option))):
+            make(HEADS, SIZE, **option)
+
+
+def test_difference_arguments_that_are_no_tensors_or_do_not_fit_are_named():
+    stock, ours = twins(GraphFilterAttention, [X.shape, X.shape])
+    with pytest.raises(ValueError, match="Only input tensors may be passed as positional"):
+        stock("tokens", X)
+    with pytest.raises(TypeError, match="`query` must be a tensor or an array"):
+        ours("tokens", X)
+    with pytest.raises(ValueError, match=r"`value` must have shape .* with B=2 as in `query`"):
+        ours(X, X[:1])
+    with pytest.raises(ValueError, match=r"`value_mask` must have shape .* S=5 as in `value`"):
+        ours(X, X, value_mask=np.ones((BATCH, LENGTH - 1), bool))
+
+
+def test_difference_tokens_may_be_integers():
+    counts = np.arange(BATCH * LENGTH * WIDTH).reshape(X.shape) % 3
+    layer = GraphFilterAttention(HEADS, SIZE)
+    assert_equal(layer(counts, counts), layer(counts.astype("float32"), counts.astype("float32")))

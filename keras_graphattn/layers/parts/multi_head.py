@@ -284,8 +284,8 @@ class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAtte
         return AttentionAxes(self._normalised_axes(len(query.shape)), ops.shape(query)[:-1])
 
     def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
-        for name, shape in (("query", query_shape), ("value", value_shape), ("key", key_shape)):
-            if shape is not None and len(shape) < 3:
+        for name, shape in (("query", query_shape), ("value", value_shape)):
+            if len(shape) < 3:
                 raise ValueError(
                     f"{type(self).__name__} attends over a sequence: `{name}` must have at "
                     "least three dimensions (batch, length, features). Received: "

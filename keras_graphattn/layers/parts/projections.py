@@ -81,6 +81,7 @@ def build_grouped(
     layer: Any, query_shape: Any, value_shape: Any, key_shape: Any, num_key_value_heads: int
 ) -> None:
     """Builds projections as Keras does, but with fewer heads for keys and values."""
+    layer.compute_output_shape(query_shape, value_shape, key_shape)  # Keras checks the shapes
     layer._query_dense = token_projection(layer, "query", layer.key_dim)
     layer._query_dense.build(query_shape)
     layer._key_dense = token_projection(layer, "key", layer.key_dim, num_key_value_heads)
