@@ -71,17 +71,17 @@ def optional(rule: Rule) -> Rule:
 
 def tensor(*shapes: str) -> Rule:
     """A tensor of numbers, of one of the shapes; of any shape if none is given."""
-    return functools.partial(_checked_tensor, shapes, "number")
+    return _rule_of_tensor(shapes, "number")
 
 
 def integers(*shapes: str) -> Rule:
     """A tensor of integers, of one of the shapes."""
-    return functools.partial(_checked_tensor, shapes, "integer")
+    return _rule_of_tensor(shapes, "integer")
 
 
 def mask(*shapes: str) -> Rule:
     """A tensor of booleans, or of zeros and ones of any dtype, of one of the shapes."""
-    return functools.partial(_checked_tensor, shapes, "boolean")
+    return _rule_of_tensor(shapes, "boolean")
 
 
 def tensors(*shapes: str) -> Rule:
@@ -165,7 +165,7 @@ def size(least: int = 1) -> Rule:
     """An integer of at least `least`, or the backend's symbol for an unknown size."""
 
     def check(name: str, value: Any, sizes: Sizes) -> Any:
-        is_symbol = "DimExpr" in type(value).__name__  # JAX's unknown size in an export
+        is_symbol = type(value).__name__ in ("_DimExpr", "SymInt")  # in exports by JAX and torch
         return value if is_symbol or _is_integer_scalar(value) else whole(least)(name, value, sizes)
 
     return check
@@ -346,7 +346,10 @@ def _as_array(name: str, value: Any) -> Any:
     return array.astype("float32") if is_list and array.dtype == "float64" else array
 
 
-def _checked_tensor(shapes: tuple[str, ...], kind: str, name: str, value: Any, sizes: Sizes) -> Any:
-    value = as_tensor(name, value, kind)
-    check_shape(name, value, shapes, sizes)
-    return value
+def _rule_of_tensor(shapes: tuple[str, ...], kind: str) -> Rule:
+    def check(name: str, value: Any, sizes: Sizes) -> Any:
+        value = as_tensor(name, value, kind)
+        check_shape(name, value, shapes, sizes)
+        return value
+
+    return check

@@ -1,10 +1,10 @@
 """Checks dtypes and dtype policies."""
 
-import functools
 from typing import Any
 
 import keras
 
+from keras_graphattn.checks.known_values import cached
 from keras_graphattn.checks.shapes import Sizes
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -33,7 +33,7 @@ def check_dtype_policy(dtype: Any) -> None:
         raise ValueError(message)
 
 
-@functools.cache
+@cached
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype of the backend or of NumPy; cached, as every call needs it."""
     try:

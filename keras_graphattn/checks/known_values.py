@@ -1,11 +1,14 @@
-"""The numbers of a tensor, where they are known."""
+"""What is known before the run, and what only while it runs: numbers of tensors, cached results."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 PLAIN = (np.ndarray, np.generic, list, tuple, int, float, complex)
 
@@ -48,7 +51,7 @@ def _of_torch(given: Any) -> Array | None:
     # While Keras infers shapes, it fills every tensor with ones: those numbers mean nothing.
     with keras.SymbolicScope() as scope:
         is_traced = scope.original_scope is not None
-    is_traced = is_traced or torch.compiler.is_compiling() or torch.jit.is_tracing()
+    is_traced = is_traced or traced_by_torch()
     if is_traced or not isinstance(given, torch.Tensor) or given.device.type == "meta":
         return None
     given = given.detach()
@@ -57,3 +60,26 @@ def _of_torch(given: Any) -> Array | None:
         return np.asarray(given.cpu().numpy())
     except RuntimeError:  # a batched tensor without numbers, as under `torch.func.vmap`
         return None
+
+
+def traced_by_torch() -> bool:
+    """Whether torch traces code now, to compile or to export it. Then it unrolls loops."""
+    if keras.backend.backend() != "torch":
+        return False
+    import torch
+
+    return bool(torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+
+def cached(function: Function) -> Function:
+    """`functools.lru_cache`, but torch, which warns of it, compiles the function itself."""
+    known: Any = functools.lru_cache(maxsize=256)(function)
+    if keras.backend.backend() != "torch":
+        return known  # type: ignore[no-any-return]
+    import torch
+
+    @functools.wraps(function)
+    def found(*arguments: Any) -> Any:
+        return (function if torch.compiler.is_compiling() else known)(*arguments)
+
+    return found  # type: ignore[return-value]

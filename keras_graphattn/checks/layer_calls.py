@@ -1,11 +1,11 @@
 """Checks of a call of multi-head attention, and of weights that are read before there are any."""
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
 from keras_graphattn.checks.arguments import Sizes, as_tensor, check_shape, switch
+from keras_graphattn.checks.known_values import cached
 
 MASK_SHAPES = {
     "mask": ("B T",),
@@ -86,7 +86,7 @@ class WeightsAfterBuild:
             raise AttributeError(message, name=name, obj=self) from None
 
 
-@functools.cache
+@cached
 def names_of_call(call: Callable[..., Any]) -> list[str]:
     """The names of a method's parameters, without `self`."""
     return list(inspect.signature(call).parameters)[1:]

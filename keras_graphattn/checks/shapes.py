@@ -1,7 +1,8 @@
 """Checks shapes against patterns such as "B T N H"; `arguments` explains the patterns."""
 
-import functools
 from typing import Any
+
+from keras_graphattn.checks.known_values import cached
 
 Sizes = dict[str, tuple[int, str]]  # letter -> size, and the argument that has it
 
@@ -39,7 +40,7 @@ def check_broadcast(name: str, value: Any, of: str, whole_tensor: Any) -> None:
         )
 
 
-@functools.cache
+@cached
 def _letters(pattern: str) -> list[tuple[str, str]]:
     """The letters of a pattern, each with and without its question mark."""
     return [(letter, letter.rstrip("?")) for letter in pattern.split()]

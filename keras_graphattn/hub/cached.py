@@ -20,6 +20,7 @@ from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 from keras_graphattn.layers.parts.multi_head import Masks
 from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
+from keras_graphattn.ops.precision.wide import pad
 from keras_graphattn.ops.singular.attention import (
     left_singular_vectors,
     right_singular_vectors,
@@ -35,7 +36,7 @@ def open_slots(cache: Tensor, slots: int) -> Tensor:
     missing = slots - cache.shape[1]
     if missing <= 0:
         return cache
-    return ops.pad(cache, [[0, 0], [0, missing], [0, 0], [0, 0], [0, 0]])
+    return pad(cache, [[0, 0], [0, missing], [0, 0], [0, 0], [0, 0]])
 
 
 def write_slot(slot: Tensor, x: Tensor, index: Any) -> Tensor:
@@ -137,8 +138,8 @@ class CachedCall(CacheSlots):
 def step_mask(mask: Tensor | None, query: Tensor, cache: Tensor, index: Any) -> Tensor:
     """The mask of the new tokens against the whole cache, (B or 1, 1, t, S)."""
     if mask is None:
-        rows = index + ops.arange(ops.shape(query)[1])
-        mask = (rows[:, None] >= ops.arange(cache.shape[2])[None])[None]
+        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        mask = (rows[:, None] >= ops.arange(cache.shape[2], dtype="int32")[None])[None]
     mask = ops.cast(mask, "bool")
     return mask[:, None] if len(mask.shape) == 3 else mask
 
@@ -237,7 +238,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         updated = ops.concatenate([slots, cache[:, 2:]], axis=1)
         if query.shape[1] == 1:
             return self._row(filtered, all_logits, all_values, mask, index), updated
-        past = ops.arange(cache.shape[2])[None] < index
+        past = ops.arange(cache.shape[2], dtype="int32")[None] < index
         past = ops.logical_and(past, mask[:, 0, 0])
         past = ops.broadcast_to(past, (ops.shape(query)[0], cache.shape[2]))
         _, state = causal_singular_value_attention(
@@ -253,7 +254,9 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
 
         One row of (U * g(S)) V^T, V the softmax over the tokens up to this one.
         """
-        seen = ops.logical_and(mask[:, 0, 0], ops.arange(logits.shape[1])[None] <= index)  # (B, S)
+        seen = ops.logical_and(
+            mask[:, 0, 0], ops.arange(logits.shape[1], dtype="int32")[None] <= index
+        )  # (B, S)
         seen = ops.broadcast_to(seen, ops.shape(logits)[:2])
         right = right_singular_vectors(logits, seen)
         row = singular_value_matrix(filtered, right)  # (B, N, 1, S)

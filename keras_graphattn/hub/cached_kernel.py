@@ -57,7 +57,7 @@ class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  
     ) -> tuple[Tensor, Tensor]:
         phi_query = query_features(self, query, None, fixed_scale=True)
         phi_key = key_features(self, key, None, fixed_scale=True)
-        rows = index + ops.arange(ops.shape(query)[1])
+        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
         form: Any = mask_form(self, causal=True)
         factors = form.rows(rows, key.shape[1])
         matrix = ops.einsum("btnm,bsnm->bnts", phi_query, phi_key)

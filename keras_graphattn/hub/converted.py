@@ -93,8 +93,10 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         entries = None if mask is None else four_dimensional(mask)  # (B, 1, t, S)
         window = self.adapter.window(self)
         if window is not None:
-            rows = index + ops.arange(ops.shape(query)[1])
-            columns = ops.arange(ops.shape(query)[1] if mask is None else ops.shape(mask)[-1])
+            rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
+            columns = ops.arange(
+                ops.shape(query)[1] if mask is None else ops.shape(mask)[-1], dtype="int32"
+            )
             behind = rows[:, None] - columns[None, :]  # (t, S)
             before, after = window
             seen = all_of(

@@ -11,6 +11,7 @@ from keras_graphattn.hub.grouped_cache import Step, in_all_heads
 from keras_graphattn.hub.logits import DROPOUT, Logits
 from keras_graphattn.layers.p_laplacian_attention import apply_weights, check_distances, exponents
 from keras_graphattn.ops.precision.float32 import zero_where_masked
+from keras_graphattn.ops.precision.wide import pad
 from keras_graphattn.ops.softmax.attention import scaled
 from keras_graphattn.ops.softmax.blocks import map_query_blocks
 from keras_graphattn.ops.softmax.masks import (
@@ -92,7 +93,7 @@ class ConvertedPLaplacian(ConvertedAttention):
         is_dropped = DROPOUT in self.sizes.beyond_softmax
         by_row, shared = split_mask(mask)
         by_row |= {"query": query, "row_values": value}
-        shared |= {"key": key, "values": value, "columns": ops.arange(length)}
+        shared |= {"key": key, "values": value, "columns": ops.arange(length, dtype="int32")}
         if logits.bias is not None:
             bias = ops.transpose(logits.bias, (0, 2, 1, 3))  # (B, T, N, S)
             (shared if bias.shape[1] == 1 else by_row)["bias"] = bias
@@ -116,7 +117,7 @@ class ConvertedPLaplacian(ConvertedAttention):
             return apply_weights(weights, tensors["values"])
 
         if is_dropped:  # a block would draw other numbers in the backward pass
-            return rows_of_block(ops.arange(length), {**by_row, **shared})
+            return rows_of_block(ops.arange(length, dtype="int32"), {**by_row, **shared})
         return map_query_blocks(rows_of_block, by_row, shared, length, self.settings.block_size)
 
     def attend_rows(
@@ -133,7 +134,7 @@ class ConvertedPLaplacian(ConvertedAttention):
             key,
             (ops.cast(value, values.dtype), values),
             step.mask,
-            step.index + ops.arange(ops.shape(query)[1]),
+            step.index + ops.arange(ops.shape(query)[1], dtype="int32"),
             logits,
         )  # (B, N, t, S)
         return zero_masked_rows(apply_weights(weights, values), step.mask), cache
@@ -149,9 +150,9 @@ class ConvertedPLaplacian(ConvertedAttention):
     ) -> Tensor:
         """The re-weighted matrix (B, N, t, S) of scaled queries at the positions `rows`."""
         row_values, column_values = values
-        same = rows[:, None] == ops.arange(ops.shape(key)[1])[None, :]  # (t, S)
+        same = rows[:, None] == ops.arange(ops.shape(key)[1], dtype="int32")[None, :]  # (t, S)
         if logits.sink is not None:  # a column whose weight counts in the softmax only
-            column_values = ops.pad(column_values, ((0, 0), (0, 1), (0, 0), (0, 0)))
+            column_values = pad(column_values, ((0, 0), (0, 1), (0, 0), (0, 0)))
         weights = p_laplacian_weights(
             logits.of(scores_of(query, key)),
             (row_values, column_values),

@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_graphattn.layers.parts.token_layer import TokenLayer
 from keras_graphattn.ops.precision.float32 import at_least_float32, nan_where, zero_where_masked
+from keras_graphattn.ops.precision.wide import largest
 
 Tensor = Any
 
@@ -139,8 +140,7 @@ class GraphMaxPooling(GraphPooling):
     """
 
     def _pooled(self, nodes: Tensor, known: Tensor) -> Tensor:
-        lowest = float("-inf")
-        nodes = ops.where(known, nodes, ops.cast(lowest, nodes.dtype))
-        top = ops.max(nodes, axis=1, initial=lowest)
+        nodes = ops.where(known, nodes, ops.cast(float("-inf"), nodes.dtype))
+        top = largest(nodes, axis=1)
         top = ops.where(ops.any(known, axis=1), top, ops.cast(0.0, top.dtype))
         return nan_where(ops.any(ops.isnan(nodes), axis=1), top)

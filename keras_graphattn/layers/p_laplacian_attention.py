@@ -138,7 +138,7 @@ class PLaplacianAttention(SelfAttention):
         use_causal_mask: bool = False,
     ) -> tuple[Tensor, Tensor]:
         mask = with_causal(self, attention_mask, key, use_causal_mask)
-        positions = ops.arange(ops.shape(key)[1])
+        positions = ops.arange(ops.shape(key)[1], dtype="int32")
         # (B, N, T, T)
         weights = self._weights(query, key, (value, value), mask, positions, positions)
         outputs = apply_weights(self._dropped(weights, training), value)
@@ -166,8 +166,8 @@ class PLaplacianAttention(SelfAttention):
         signal = ops.cast(value, cache["signals"].dtype)[:, None]  # (B, 1, t, N, D)
         signals = ops.slice_update(cache["signals"], (0, 0, index, 0, 0), signal)
         values = zero_where_masked(signals[:, 0], ops.any(mask, axis=(1, 2))[..., None, None])
-        columns = ops.arange(ops.shape(key)[1])  # all cached positions
-        rows = index + ops.arange(ops.shape(query)[1])
+        columns = ops.arange(ops.shape(key)[1], dtype="int32")  # all cached positions
+        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
         # (B, N, t, L): rows of the new tokens only
         weights = self._weights(query, key, (signal[:, 0], values), mask, rows, columns)
         return apply_weights(weights, values), signals

@@ -12,6 +12,7 @@ from keras_graphattn.checks.arguments import is_list, is_whole, one_of, whole
 from keras_graphattn.masks.fourier import FourierMask
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.wide import pad, take
 from keras_graphattn.ops.toeplitz.fourier import table_shape, toeplitz_product
 from keras_graphattn.ops.toeplitz.rows import block_toeplitz_rows, toeplitz_matrix
 
@@ -99,13 +100,13 @@ class BlockToeplitz(FourierMask):
             axes = [np.abs(np.arange(1 - size, size)) for size in self.grid_shape]
             distances = sum(np.meshgrid(*axes, indexing="ij"))
             # (N, distances) -> (N, 2 s_1 - 1, ..., 2 s_d - 1)
-            factors = ops.take(factors, np.asarray(distances, dtype="int32"), axis=1)
+            factors = take(factors, np.asarray(distances, dtype="int32"), axis=1)
         return {"table": factors}
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         before = (self.num_prefix_tokens, 0)
         matrix = toeplitz_matrix(parameters["table"])  # (N, G, G) for G tokens of the grid
-        return ops.pad(matrix, ((0, 0), before, before), constant_values=1.0)[None]
+        return pad(matrix, ((0, 0), before, before), fill=1.0)[None]
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         shape = table_shape(self.grid_shape)
@@ -113,7 +114,7 @@ class BlockToeplitz(FourierMask):
         keys = self._places(ops.arange(self.length, dtype="int32"))
         offsets = queries[:, None] - keys[None]  # (R, T)
         table = ops.reshape(parameters["table"], (-1, math.prod(shape)))
-        rows = ops.take(table, offsets + math.prod(shape) // 2, axis=1)  # (N, R, T)
+        rows = take(table, offsets + math.prod(shape) // 2, axis=1)  # (N, R, T)
         return self._with_prefix(rows, positions)[None]
 
     def _block_rows(
@@ -130,7 +131,7 @@ class BlockToeplitz(FourierMask):
         rows = block_toeplitz_rows(table, start // size, lines, self.grid_shape)
         # of the whole lines, keep the rows that were asked for: (N, lines s, G) -> (N, R, T)
         kept = ops.maximum(positions - before, 0) - start // size * size
-        rows = ops.pad(ops.take(rows, kept, axis=1), ((0, 0), (0, 0), (before, 0)))
+        rows = pad(take(rows, kept, axis=1), ((0, 0), (0, 0), (before, 0)))
         return self._with_prefix(rows, positions)[None]
 
     def _places(self, positions: Tensor) -> Tensor:

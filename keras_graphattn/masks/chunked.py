@@ -15,6 +15,7 @@ from keras_graphattn.ops.kernel.chunks import (
     segment_runs,
 )
 from keras_graphattn.ops.kernel.decays import Decay, decay_matrix
+from keras_graphattn.ops.precision.wide import take
 
 Tensor = Any
 
@@ -56,7 +57,7 @@ class ChunkedMask(Mask):
             rows = ops.where(distance >= 0, rows, ops.cast(0.0, rows.dtype))
         if form.segment_ids is not None:
             runs, kept = segment_runs(form.segment_ids)
-            seen = ops.equal(ops.take(runs, positions, axis=1)[:, :, None], runs[:, None, :])
+            seen = ops.equal(take(runs, positions, axis=1)[:, :, None], runs[:, None, :])
             seen = ops.logical_and(seen, kept[:, None, :])  # (B, R, T)
             rows = ops.where(seen[:, None], rows, ops.cast(0.0, rows.dtype))
         return rows

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from keras import ops
 
 from keras_graphattn.ops.kernel.attention import masked_scores
+from keras_graphattn.ops.precision.wide import size_tensor
 from keras_graphattn.ops.softmax.blocks import map_query_blocks
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def formed_product(
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         matrix = mask._block_rows(
-            ops.minimum(rows, length - 1),  # (R,); the last block may reach past the end
+            # (R,); the last block may reach past the end
+            ops.minimum(rows, size_tensor(length - 1, "int32")),
             length,
             {name: tensors[f"parameter {name}"] for name in parameters},
             {name: tensors[f"input {name}"] for name in inputs},

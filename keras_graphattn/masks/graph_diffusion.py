@@ -313,7 +313,7 @@ class GraphDiffusion(TopologyMask):
     def _matrix_of_batch(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         time, batch = parameters["time"], ops.shape(inputs["edges"])[0]
         if isinstance(length, int) and length > ROWS_FROM_MATRIX:  # powers cost O(T^3)
-            return self._rows(ops.arange(length), length, parameters, inputs)
+            return self._rows(ops.arange(length, dtype="int32"), length, parameters, inputs)
         given = self._operator_of_batch(length, time.dtype, inputs), batch, length
         if self._is_heat:
             return exponential_matrix_of_batch(time, *given, self._sizes)

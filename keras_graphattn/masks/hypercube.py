@@ -93,7 +93,7 @@ class Hypercube(TopologyMask):
         return rows[None]
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
-        return self._rows(ops.arange(length), length, parameters, inputs)
+        return self._rows(ops.arange(length, dtype="int32"), length, parameters, inputs)
 
     def _fixed(self, length: Any) -> int:
         """The number of nodes, also if the length of the signal is only known at run time."""

@@ -11,6 +11,8 @@ from keras_graphattn.checks.arguments import flag, seed_of, whole
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.ops.kernel.attention import unmasked_attention
 from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.wide import pad, take
+from keras_graphattn.ops.softmax.blocks import first_of
 
 Tensor = Any
 
@@ -46,7 +48,7 @@ class Factored(Mask):
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         left, right = self.factors(length, parameters)
-        left = ops.take(left, positions, axis=1)  # (N, R, rank)
+        left = take(left, positions, axis=1)  # (N, R, rank)
         rows = ops.einsum("nir,njr->nij", left, right)  # (N, R, T)
         return rows[None]
 
@@ -115,7 +117,9 @@ class LowRank(Factored):
         }
 
     def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
-        left, right = (parameters[name][:, :length] for name in ("log_left", "log_right"))
+        left, right = (
+            first_of(parameters[name], length, axis=1) for name in ("log_left", "log_right")
+        )
         return ops.exp(left), ops.exp(right)  # (N, T, rank) each
 
     def _check_length(self, length: int) -> None:
@@ -198,8 +202,8 @@ class StochasticPositions(Factored):
 
     def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
         frequencies, logits = parameters["frequencies"], parameters["gain_logits"]
-        gains = ops.softmax(ops.pad(logits, ((0, 0), (0, 1))), axis=-1)[:, None, :-1]  # (N, 1, K)
-        positions = ops.cast(ops.arange(length), frequencies.dtype)[None, :, None]
+        gains = ops.softmax(pad(logits, ((0, 0), (0, 1))), axis=-1)[:, None, :-1]  # (N, 1, K)
+        positions = ops.cast(ops.arange(length, dtype="int32"), frequencies.dtype)[None, :, None]
         # The product of a position and the leading 12 bits of a frequency is exact, and so is its
         # fraction. Without this, a large position would lose the digits of the angle.
         leading = ops.stop_gradient(_truncated(frequencies * 4096.0) / 4096.0)

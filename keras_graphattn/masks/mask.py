@@ -30,6 +30,7 @@ from keras_graphattn.masks.calls import (
 )
 from keras_graphattn.masks.feature_sums import attend_by_products
 from keras_graphattn.masks.formed import FORMED_PATHS
+from keras_graphattn.ops.precision.wide import take
 
 Tensor = Any
 Tensors = dict[str, Tensor]
@@ -63,7 +64,8 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
 
     >>> class Window(Mask):
     ...     def _rows(self, positions, length, parameters, inputs):
-    ...         far = keras.ops.abs(positions[:, None] - keras.ops.arange(length)[None, :]) > 1
+    ...         keys = keras.ops.arange(length, dtype="int32")
+    ...         far = keras.ops.abs(positions[:, None] - keys[None, :]) > 1
     ...         return keras.ops.cast(keras.ops.logical_not(far), "float32")[None, None]
     >>> keras.ops.convert_to_numpy(Window().dense(3))[0, 0].tolist()
     [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
@@ -111,11 +113,11 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
         """M, of shape (1 or B, 1 or N, T, T)."""
         if type(self)._rows is Mask._rows:
             raise NotImplementedError(f"{type(self).__name__} must write `_matrix` or `_rows`.")
-        return self._rows(ops.arange(length), length, parameters, inputs)
+        return self._rows(ops.arange(length, dtype="int32"), length, parameters, inputs)
 
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         """M[positions, :], of shape (1 or B, 1 or N, R, T)."""
-        return ops.take(self._matrix(length, parameters, inputs), positions, axis=2)
+        return take(self._matrix(length, parameters, inputs), positions, axis=2)
 
     def _block_rows(
         self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors

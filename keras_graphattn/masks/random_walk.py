@@ -165,7 +165,7 @@ class RandomWalk(TopologyMask):
     @property
     def _has_one_decay(self) -> bool:
         """Whether all heads have the same decay, which is not learned."""
-        return not self.learn_decay and np.ndim(self.decay) == 0
+        return not self.learn_decay and isinstance(self.decay, float)
 
     def _different_decays(self, parameters: Tensors) -> Tensor:
         """The decays of the heads, (N,); (1,) where all heads have the same."""

@@ -11,6 +11,7 @@ from keras_graphattn.masks.fourier import FourierMask
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.topology import finite
 from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.wide import pad, take
 from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
 from keras_graphattn.ops.toeplitz.rows import toeplitz_matrix, toeplitz_rows
 from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product
@@ -104,7 +105,7 @@ class Toeplitz(FourierMask):
     def parameters(self) -> Tensors:
         factors = ops.exp(at_least_float32(self.log_factors))
         if self.causal:  # (N, max_length) -> (N, 2 max_length - 1)
-            factors = ops.pad(factors, ((0, 0), (self.max_length - 1, 0)))
+            factors = pad(factors, ((0, 0), (self.max_length - 1, 0)))
         return {"table": factors}
 
     def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
@@ -115,7 +116,7 @@ class Toeplitz(FourierMask):
     def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
         order = ops.arange(length, dtype="int32")
         offsets = ops.cast(positions, "int32")[:, None] - order[None, :]  # (R, T)
-        return ops.take(parameters["table"], offsets + (self.max_length - 1), axis=1)[None]
+        return take(parameters["table"], offsets + (self.max_length - 1), axis=1)[None]
 
     def _block_rows(
         self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors
@@ -132,7 +133,7 @@ class Toeplitz(FourierMask):
     def _causal_signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
         _check_fixed(x)
         past = self._table(x.shape[1], parameters)[:, x.shape[1] - 1 :]  # (N, T)
-        return tiled_toeplitz_product(ops.pad(past, ((0, 0), (x.shape[1] - 1, 0))), x)
+        return tiled_toeplitz_product(pad(past, ((0, 0), (x.shape[1] - 1, 0))), x)
 
     def _table(self, length: int, parameters: Tensors) -> Tensor:
         """The middle of the table, (N, 2 length - 1): all offsets of `length` tokens."""

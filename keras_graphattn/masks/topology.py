@@ -9,6 +9,7 @@ from keras_graphattn.checks.arguments import numpy_of, whole
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.masks.precision import widest_dtype
 from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.wide import constant
 
 Tensor = Any
 
@@ -63,7 +64,9 @@ class TopologyMask(Mask):
             return super()._rows(positions, length, parameters, inputs)
         dtype = widest_dtype(parameters.values())
         # rows of M are columns of its transpose, which are products with unit vectors (T, R)
-        columns = ops.cast(ops.equal(ops.arange(length)[:, None], positions[None]), dtype)
+        columns = ops.cast(
+            ops.equal(ops.arange(length, dtype="int32")[:, None], positions[None]), dtype
+        )
         found = self._transposed_columns(columns, length, parameters, inputs)
         return ops.transpose(found, (0, 2, 3, 1))
 
@@ -105,7 +108,7 @@ class TopologyMask(Mask):
 
     def _constant(self, start: Any) -> Tensor:
         """A start value that is not learned, as a tensor."""
-        return ops.convert_to_tensor(start, dtype=widest_dtype((), self.variable_dtype))
+        return constant(start, dtype=widest_dtype((), self.variable_dtype))
 
     def _of_heads(self, name: str, number: Any, *others: int) -> Any:
         """Returns a start value as an array of shape (*others, num_heads)."""

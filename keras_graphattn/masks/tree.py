@@ -20,6 +20,7 @@ from keras_graphattn.masks.topology import (
     whole_number,
 )
 from keras_graphattn.masks.tree_forest import forest_config, read_forest
+from keras_graphattn.ops.precision.wide import pad, take
 from keras_graphattn.ops.trees.choice import sweep_path, way_of_running
 from keras_graphattn.ops.trees.distances import (
     depth_product_of_batch,
@@ -287,14 +288,14 @@ class Tree(TopologyMask):
             rate, offset = (parameters[name][None, :, None, None] for name in ("rate", "offset"))
             factors = ops.exp(rate * distances[:, None] + offset)  # (1 or B, N, T, T)
             return ops.where(same[:, None], factors, 0.0)
-        table = ops.pad(parameters["table"], ((0, 1), (0, 0)))  # one more distance, of factor 0
+        table = pad(parameters["table"], ((0, 1), (0, 0)))  # one more distance, of factor 0
         beyond = (self.max_distance or 0) + 1
         places = ops.cast(ops.round(ops.minimum(distances, float(beyond))), "int32")
         places = ops.where(same, places, beyond)  # (1 or B, T, T)
-        return ops.transpose(ops.take(table, places, axis=0), (0, 3, 1, 2))
+        return ops.transpose(take(table, places, axis=0), (0, 3, 1, 2))
 
     def _depth(self, parents: Tensor) -> int:
-        longest = parents.shape[1]
+        longest = parents.shape[1] if isinstance(parents.shape[1], int) else None
         if self.max_depth is not None:
             return self.max_depth if longest is None else min(self.max_depth, longest - 1)
         if longest is None:

@@ -199,7 +199,7 @@ def _p_laplacian_probes(layer: Any, current: Current) -> list[Patch]:
     def read(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: Tensor) -> None:
         reading = current()
         if reading.takes(value):
-            positions = ops.arange(ops.shape(key)[1])
+            positions = ops.arange(ops.shape(key)[1], dtype="int32")
             both = (value, value)
             weights = layer._weights(query, key, both, mask, positions, positions)
             attention = attention_matrix(query, key, mask, layer.score_scale)
@@ -249,7 +249,7 @@ def _converted_p_laplacian_probe(layer: Any, current: Current) -> Patch:
         reading = current()
         if reading.takes(value):
             entries = layer.mask_of(query, mask).entries
-            positions, scale = ops.arange(ops.shape(key)[1]), layer.sizes.scale
+            positions, scale = ops.arange(ops.shape(key)[1], dtype="int32"), layer.sizes.scale
             logits = layer.adapter.logits(layer, ops.shape(key)[1], given)
             weights = layer._weights(query * scale, key, (value, value), entries, positions, logits)
             reading.read(value, outputs, weights, logits.matrix(query, key, entries, scale))

@@ -66,7 +66,7 @@ def mask_of_call(layer: Any, query: Tensor, masks: Masks) -> AttentionMask:
 
 def joined(mask: AttentionMask, key: Tensor) -> Tensor | None:
     """The pieces of a mask as one that broadcasts to (B, N, T, T), for keys (B, T, N, H)."""
-    positions = ops.arange(ops.shape(key)[1])
+    positions = ops.arange(ops.shape(key)[1], dtype="int32")
     return joined_mask(mask, positions, positions)
 
 

@@ -30,6 +30,7 @@ from keras_graphattn.ops.graphs.graphs import an_adjacency
 from keras_graphattn.ops.graphs.sparse import SparseMatrix
 from keras_graphattn.ops.graphs.symmetric_series import Carry, SymmetricSeries
 from keras_graphattn.ops.precision.own_gradient import kept_with
+from keras_graphattn.ops.precision.wide import constant
 from keras_graphattn.ops.trees.forests import Array
 
 Tensor = Any
@@ -94,12 +95,12 @@ def chebyshev_coefficients(
     >>> np.abs(keras.ops.convert_to_numpy(coefficients)).round(4).ravel().astype(float).tolist()
     [0.0, 1.0, 0.0]
     """
-    unit = ops.convert_to_tensor(_nodes(-1.0, 1.0, terms)[:, None], dtype=dtype)
+    unit = constant(_nodes(-1.0, 1.0, terms)[:, None], dtype)
     values = function((high + low) / 2.0 + (high - low) / 2.0 * unit)  # (terms, N)
     angles = np.outer(np.arange(terms), (np.arange(terms) + 0.5) * np.pi / terms)
     transform = 2.0 / terms * np.cos(angles)
     transform[0] /= 2.0
-    return ops.einsum("kj,jn->kn", ops.convert_to_tensor(transform, dtype=dtype), values)
+    return ops.einsum("kj,jn->kn", constant(transform, dtype), values)
 
 
 @checked(matrix=an_adjacency, low=number(), high=number())

@@ -45,7 +45,7 @@ def kernel_of_steps(
     """
     steps = at_least_float32(steps)
     decay = ops.cast(decay, steps.dtype)[None, :, None, None]
-    nodes = ops.arange(ops.shape(steps)[-1])
+    nodes = ops.arange(ops.shape(steps)[-1], dtype="int32")
     start = ops.cast(ops.equal(nodes[:, None], nodes[None, :]), steps.dtype)  # (T, T)
     features = start + ops.zeros_like(steps)
     for step in range(length - 1):  # Horner: f = I + decay P f

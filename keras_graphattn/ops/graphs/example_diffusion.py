@@ -18,6 +18,7 @@ from keras_graphattn.ops.graphs.heat import (
     over_whole_time,
 )
 from keras_graphattn.ops.graphs.sparse import sum_rows
+from keras_graphattn.ops.precision.wide import largest, take
 
 Tensor = Any
 
@@ -59,11 +60,11 @@ def graph_operator_of_batch(
     if operator == "normalized_laplacian":
         isolated = degrees <= 0.0
         scale = ops.where(isolated, 0.0, ops.rsqrt(ops.where(isolated, 1.0, degrees)))
-        weights = weights * ops.take(scale, sources) * ops.take(scale, targets)
+        weights = weights * take(scale, sources, axis=0) * take(scale, targets, axis=0)
         degrees = ops.cast(ops.logical_not(isolated), dtype)
 
     def neighbours(x: Tensor) -> Tensor:
-        carried = weights[:, None, None] * ops.take(x, sources, axis=0)
+        carried = weights[:, None, None] * take(x, sources, axis=0)
         return sum_rows(carried, targets, count)
 
     return OperatorOfBatch(neighbours, None if operator == "adjacency" else degrees)
@@ -91,7 +92,7 @@ class OperatorOfBatch:
         units = ops.broadcast_to(
             ops.eye(length, dtype=dtype)[None, :, None], (batch, length, 1, length)
         )
-        found = self.neighbours(ops.reshape(units, (-1, 1, length)))
+        found = self.neighbours(ops.reshape(units, (batch * length, 1, length)))
         return ops.reshape(found, (batch, length, length))
 
 
@@ -113,8 +114,8 @@ def exponential_product_of_batch(
     time = time / sizes.parts
     shift, rest = ops.zeros((1, 1), x.dtype), None
     if operator.diagonal is not None:
-        largest = ops.max(ops.reshape(operator.diagonal, (-1, length)), axis=1, keepdims=True)
-        shift = ops.stop_gradient(largest) + ops.zeros((1, length), x.dtype)
+        degree = largest(ops.reshape(operator.diagonal, (-1, length)), axis=1, keepdims=True)
+        shift = ops.stop_gradient(degree) + ops.zeros((1, length), x.dtype)
         shift = ops.reshape(shift, (-1, 1))  # (B T, 1): c of each example, for each of its nodes
         rest = (shift - operator.diagonal[:, None])[:, :, None]
     decay = decay_of(time[None, :], shift, sizes.longest / sizes.parts)[:, :, None]
@@ -150,7 +151,7 @@ def exponential_matrix_of_batch(
     positive, shift = operator.matrix(batch, length, time.dtype), ops.zeros((1, 1), time.dtype)
     if operator.diagonal is not None:
         diagonal = ops.reshape(operator.diagonal, (batch, length))
-        shift = ops.stop_gradient(ops.max(diagonal, axis=1, keepdims=True, initial=0.0))
+        shift = ops.stop_gradient(largest(diagonal, axis=1, keepdims=True))
         positive = positive + (shift - diagonal)[:, :, None] * identity
     positive = (sizes.longest / sizes.parts) * positive
 

@@ -11,6 +11,7 @@ from keras import backend, ops
 
 from keras_graphattn.ops.graphs.edge_lists import SAME_WEIGHT
 from keras_graphattn.ops.graphs.sparse import sum_rows
+from keras_graphattn.ops.precision.wide import largest, size_tensor, take, take_along
 from keras_graphattn.ops.trees.doubling import flat_parents
 
 Tensor = Any
@@ -36,7 +37,7 @@ def bounded_ids(ids: Tensor, low: int, high: Any) -> tuple[Tensor, Tensor]:
     dtype = backend.standardize_dtype(ids.dtype)
     if dtype in NARROW:
         ids, dtype = ops.cast(ids, "int32"), "int32"
-    right = ids < ops.cast(high, dtype)
+    right = ids < size_tensor(high, dtype)
     if not dtype.startswith("uint"):
         right = ops.logical_and(right, ids >= ops.cast(low, dtype))
     known = ops.cast(ops.where(right, ids, ops.zeros_like(ids)), "int32")
@@ -73,9 +74,9 @@ def trees_without_root(parents: Tensor, depth: int | None, max_depth: int | None
     steps = MOST_STEPS if depth is None else int(depth).bit_length()
     for _ in range(steps):
         if max_depth is not None:  # on a cycle, the count grows to at most 2 * depth
-            ancestors = ancestors + ops.take(ancestors, jump, axis=0)
-        jump = ops.take(jump, jump, axis=0)
-    wrong = ops.take(ops.cast(has_parent, "int32"), jump, axis=0) > 0
+            ancestors = ancestors + take(ancestors, jump, axis=0)
+        jump = take(jump, jump, axis=0)
+    wrong = take(ops.cast(has_parent, "int32"), jump, axis=0) > 0
     if max_depth is not None:
         wrong = ops.logical_or(wrong, ancestors > max_depth)
     return any_of_example(ops.reshape(wrong, ops.shape(parents)))
@@ -96,12 +97,12 @@ def edges_once(
         mean of the given weights of an edge, so that each of these gets its part of the gradient.
         And which examples give one edge two different weights, (B,).
     """
-    last = ops.cast(length, "int32")
+    last = size_tensor(length, "int32")
     known = ops.all(edges >= 0, axis=-1)
-    low = ops.where(known, ops.min(edges, axis=-1), last)
-    high = ops.where(known, ops.max(edges, axis=-1), last)
+    low = ops.where(known, ops.minimum(edges[..., 0], edges[..., 1]), last)
+    high = ops.where(known, ops.maximum(edges[..., 0], edges[..., 1]), last)
     order = _order_of_pairs(low, high, length)
-    low, high = (ops.take_along_axis(ends, order, axis=1) for ends in (low, high))
+    low, high = (take_along(ends, order, axis=1) for ends in (low, high))
     again = ops.logical_and(
         ops.equal(low[:, 1:], low[:, :-1]), ops.equal(high[:, 1:], high[:, :-1])
     )
@@ -111,14 +112,14 @@ def edges_once(
     found = ops.where(first[..., None], ops.stack([low, high], axis=-1), ops.cast(-1, "int32"))
     if edge_weights is None:
         return found, None, ops.zeros_like(low[:, 0], dtype="bool")
-    weights = ops.where(known, ops.take_along_axis(edge_weights, order, axis=1), 0.0)
+    weights = ops.where(known, take_along(edge_weights, order, axis=1), 0.0)
     batch, count = ops.shape(low)
     start = ops.arange(batch, dtype="int32")[:, None] * count
     # the number of each edge's run of equal edges
     runs = ops.maximum(ops.cumsum(ops.cast(first, "int32"), axis=1) - 1, 0) + start
     runs = ops.reshape(runs, (-1,))
     sums = ops.stack([weights, ops.cast(known, weights.dtype)], axis=-1)  # (B, E, 2)
-    sums = ops.take(sum_rows(ops.reshape(sums, (-1, 2)), runs, batch * count), runs, axis=0)
+    sums = take(sum_rows(ops.reshape(sums, (-1, 2)), runs, batch * count), runs, axis=0)
     mean = ops.reshape(sums[:, 0] / ops.maximum(sums[:, 1], 1.0), (batch, count))
     before = ops.concatenate([weights[:, :1], weights[:, :-1]], axis=1)
     apart = ops.abs(weights - before) > SAME_WEIGHT * ops.maximum(weights, before)
@@ -131,8 +132,8 @@ def _order_of_pairs(low: Tensor, high: Tensor, length: Any) -> Tensor:
     if isinstance(length, int) and length < WIDEST_KEY:
         return ops.argsort(low * (length + 1) + high, axis=1)
     order = ops.argsort(high, axis=1)
-    later = ops.argsort(ops.take_along_axis(low, order, axis=1), axis=1)  # stable on all backends
-    return ops.take_along_axis(order, later, axis=1)
+    later = ops.argsort(take_along(low, order, axis=1), axis=1)  # stable on all backends
+    return take_along(order, later, axis=1)
 
 
 def largest_eigenvalue_bound(
@@ -157,10 +158,10 @@ def largest_eigenvalue_bound(
     start = ops.arange(batch, dtype="int32")[:, None, None] * length
     ends = ops.reshape(ops.where(known[..., None], edges + start, start), (-1,))
     spread = ops.reshape(ops.repeat(weights, 2, axis=1), (-1,))
-    degrees = ops.take(sum_rows(spread, ends, batch * length), ends, axis=0)
+    degrees = take(sum_rows(spread, ends, batch * length), ends, axis=0)
     degrees = ops.reshape(degrees, (batch, count, 2))  # of both ends of each edge
     if operator == "adjacency":
         bounds = ops.sqrt(degrees[..., 0]) * ops.sqrt(degrees[..., 1])
     else:
         bounds = degrees[..., 0] + degrees[..., 1]
-    return ops.max(ops.where(known, bounds, 0.0), axis=1, initial=0.0)
+    return largest(ops.where(known, bounds, 0.0), axis=1)

@@ -16,6 +16,7 @@ from keras import ops
 from keras_graphattn.ops.graphs.sparse import sum_rows
 from keras_graphattn.ops.graphs.walks import scale_of_squares
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
+from keras_graphattn.ops.precision.wide import pad, take
 
 Tensor = Any
 
@@ -73,7 +74,7 @@ def walk_squares_of_batch(walks: Tensor) -> Tensor:
             node = walk[:, :, step, None, None]
             same = ops.logical_and(ops.equal(walks, node), node >= 0)
             pairs = ops.sum(ops.cast(same, "int32"), axis=2)
-            total = total + ops.pad(pairs, ((0, 0), (0, 0), (step, length - 1 - step)))
+            total = total + pad(pairs, ((0, 0), (0, 0), (step, length - 1 - step)))
         return total
 
     total = ops.fori_loop(0, number, add, ops.zeros((batch, count, 2 * length - 1), "int32"))
@@ -110,7 +111,7 @@ def _sum_of_met(x: Tensor, places: Tensor) -> Tensor:
 
     def add(k: Any, total: Tensor) -> Tensor:
         sources, known = _rows_of_walk(_entry(places, k))
-        found = ops.reshape(ops.take(flat, sources, axis=0), (batch, length, count, heads, width))
+        found = ops.reshape(take(flat, sources, axis=0), (batch, length, count, heads, width))
         return total + ops.sum(ops.where(known[..., None, None], found, 0.0), axis=1)
 
     start = ops.zeros((batch, count, heads, width), x.dtype)
@@ -129,7 +130,7 @@ def _rows_of_walk(nodes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _entry(x: Tensor, k: Any) -> Tensor:
-    return x[k] if isinstance(k, int) else ops.take(x, k, axis=0)
+    return x[k] if isinstance(k, int) else take(x, k, axis=0)
 
 
 _visits_with_gradient = FunctionWithGradient(

@@ -29,6 +29,7 @@ from keras import ops
 from keras_graphattn.ops.graphs.graphs import spectral_radius
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
+from keras_graphattn.ops.precision.wide import take
 
 Tensor = Any
 
@@ -271,7 +272,7 @@ def _series(x: Tensor, time: Tensor, operator: PositiveOperator, sizes: SeriesSi
 
     def part(index: Any, x: Tensor) -> Tensor:
         def term(k: Any, y: Tensor) -> Tensor:
-            factor = factors[k] if isinstance(k, int) else ops.take(factors, k, axis=0)
+            factor = factors[k] if isinstance(k, int) else take(factors, k, axis=0)
             return x + factor[None, :, None] * product(y)
 
         return decay * ops.fori_loop(0, sizes.terms, term, x)

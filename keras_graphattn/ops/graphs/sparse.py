@@ -26,8 +26,10 @@ from keras_graphattn.checks.arguments import (
     size,
     tensor,
 )
+from keras_graphattn.checks.known_values import traced_by_torch
 from keras_graphattn.ops.graphs import torch_sparse
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
+from keras_graphattn.ops.precision.wide import take
 
 Tensor = Any
 Product = Callable[[Tensor], Tensor]
@@ -86,7 +88,7 @@ class RowNumbers:
     def of(self, x: Tensor) -> Tensor:
         """Returns the rows of `x` with these numbers."""
         if keras.backend.backend() != "torch":
-            return ops.take(x, self.numbers, axis=0)
+            return take(x, self.numbers, axis=0)
         x = ops.convert_to_tensor(x)
         return x.index_select(0, self.tensor(x))
 
@@ -178,9 +180,10 @@ class SparseMatrix:
     def product(self, like: Tensor) -> Product:
         """Returns x -> matrix x for x of shape (columns, ...), without a custom gradient.
 
-        Constants are made only once, for the device and dtype of `like`.
+        Constants are made only once, for the device and dtype of `like`. No exporter of torch takes
+        its sparse tensors, so torch traces the product of the other backends.
         """
-        if keras.backend.backend() == "torch":
+        if keras.backend.backend() == "torch" and not traced_by_torch():
             return torch_sparse.matrix_product(self.matrix, like, self._constants)
 
         def product(x: Tensor) -> Tensor:
@@ -223,7 +226,7 @@ class SparseMatrix:
         classes, position = self._classes
         parts = [_weighted_rows(x, columns, values) for columns, values in classes]
         joined = parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=0)
-        return joined if position is None else ops.take(joined, position, axis=0)
+        return joined if position is None else take(joined, position, axis=0)
 
 
 @checked(
@@ -273,12 +276,12 @@ def _weighted_rows(x: Tensor, columns: Any, values: Any) -> Tensor:
     if entries == 0:
         return ops.zeros((rows, ops.shape(x)[1]), x.dtype)
     if entries > UNROLLED_ENTRIES:
-        gathered = ops.take(x, columns.ravel(), axis=0)
+        gathered = take(x, columns.ravel(), axis=0)
         gathered = ops.reshape(gathered, (rows, entries, -1))  # (rows, entries, c)
         return ops.einsum("re,rec->rc", ops.convert_to_tensor(values, x.dtype), gathered)
     total = None
     for k in range(entries):
-        part = ops.take(x, columns[:, k], axis=0)
+        part = take(x, columns[:, k], axis=0)
         if not (values[:, k] == 1.0).all():
             part = part * ops.convert_to_tensor(values[:, k, None], x.dtype)
         total = part if total is None else total + part

@@ -13,6 +13,7 @@ from typing import Any
 from keras import ops
 
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
+from keras_graphattn.ops.precision.wide import take
 
 Tensor = Any
 Carry = tuple[Tensor, ...]
@@ -64,7 +65,7 @@ class SymmetricSeries:
 
         def add(k: Any, total: Tensor, products: Tensor, term: Tensor) -> tuple[Tensor, Tensor]:
             product = ops.sum(upstream[0] * term[:, :, width:], axis=(0, 2))  # y' . P_k x, (N,)
-            here = ops.cast(ops.equal(ops.arange(count), k), product.dtype)
+            here = ops.cast(ops.equal(ops.arange(count, dtype="int32"), k), product.dtype)
             total = total + _weighted(term[:, :, :width], coefficients, k)
             return total, products + here[:, None] * product
 
@@ -80,5 +81,5 @@ class SymmetricSeries:
 
 
 def _weighted(term: Tensor, coefficients: Tensor, k: Any) -> Tensor:
-    factors = coefficients[k] if isinstance(k, int) else ops.take(coefficients, k, axis=0)
+    factors = coefficients[k] if isinstance(k, int) else take(coefficients, k, axis=0)
     return term * factors[None, :, None]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from keras_graphattn.checks.known_values import traced_by_torch
+
 Tensor = Any
 
 
@@ -16,7 +18,12 @@ def add_rows(x: Tensor, targets: Tensor, count: int) -> Tensor:
     """Sums the rows of `x` with the same target: (rows, ...) -> (count, ...)."""
     rows = x.reshape(x.shape[0], math.prod(x.shape[1:]))  # -1 would fail for a tensor of no rows
     zeros = rows.new_zeros((count, rows.shape[1]))
-    return zeros.index_add(0, targets.long(), rows).reshape(count, *x.shape[1:])
+    targets = targets.long()
+    if traced_by_torch():  # an export of `index_add` to ONNX is wrong where targets repeat
+        found = zeros.scatter_add(0, targets[:, None].expand(rows.shape), rows)
+    else:
+        found = zeros.index_add(0, targets, rows)
+    return found.reshape(count, *x.shape[1:])
 
 
 def kept(constants: dict[Any, Tensor], key: Any, make: Callable[[], Tensor]) -> Tensor:
@@ -27,7 +34,7 @@ def kept(constants: dict[Any, Tensor], key: Any, make: Callable[[], Tensor]) -> 
     """
     import torch
 
-    if torch.compiler.is_compiling():
+    if traced_by_torch():
         return make()
     found = constants.get(key)
     if found is None:

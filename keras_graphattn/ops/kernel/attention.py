@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_graphattn.checks.arguments import checked, tensor
 from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.wide import pad
 from keras_graphattn.ops.softmax.blocks import map_in_turn
 
 Tensor = Any
@@ -84,7 +85,7 @@ def sum_over_features(
 def _feature_chunks(features: Tensor, size: int) -> Tensor:
     """(B, T, N, m) -> (m / size, B, T, N, size), padded with zeros."""
     missing = -features.shape[-1] % size
-    features = ops.pad(features, ((0, 0), (0, 0), (0, 0), (0, missing)))
+    features = pad(features, ((0, 0), (0, 0), (0, 0), (0, missing)))
     batch, length, heads, count = ops.shape(features)
     features = ops.reshape(features, (batch, length, heads, count // size, size))
     return ops.transpose(features, (3, 0, 1, 2, 4))

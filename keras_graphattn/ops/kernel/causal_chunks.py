@@ -10,10 +10,8 @@ later half sees the earlier half relative to the largest logit at the border. Th
 positive, for any logits. This takes several times as long, so it runs only if it is needed.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import keras
 from keras import ops
 
 from keras_graphattn.ops.precision.float32 import zero_where_masked
@@ -34,31 +32,6 @@ class Chunks(NamedTuple):
     values: Tensor  # (B, N, C, c, D), 0 in padding
     before: RunningSum  # (B, N, C, H) and (B, N, C, H, D)
     visible: Tensor | None  # booleans (B, C, c); None if padding is only at the end
-
-
-def where_needed(
-    condition: Tensor,
-    function: Callable[..., Tensor],
-    outputs: Tensor,
-    arguments: Sequence[Tensor],
-) -> Tensor:
-    """Returns `function(outputs, *arguments)` if the condition holds, else `outputs`.
-
-    The function runs only if it is needed, except while torch traces. So it must be right for any
-    condition. Outside `jit`, jax would compile a branch of `cond` again at each call; there the
-    condition is read instead.
-    """
-    if keras.backend.backend() == "torch":
-        import torch
-
-        if torch.compiler.is_compiling():
-            return function(outputs, *arguments)
-    if keras.backend.backend() == "jax":
-        import jax
-
-        if not isinstance(condition, jax.core.Tracer):
-            return function(outputs, *arguments) if bool(condition) else outputs
-    return ops.cond(condition, lambda: function(outputs, *arguments), lambda: outputs)
 
 
 def rises_too_high(logits: Tensor, reference: Tensor) -> Tensor:

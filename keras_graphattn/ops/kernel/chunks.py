@@ -32,7 +32,8 @@ from keras_graphattn.ops.kernel.decays import (
 )
 from keras_graphattn.ops.kernel.states import sums_before
 from keras_graphattn.ops.precision.float32 import zero_where_masked
-from keras_graphattn.ops.precision.wide import matmul
+from keras_graphattn.ops.precision.wide import matmul, size_tensor
+from keras_graphattn.ops.softmax.blocks import cut_into_chunks, first_of
 
 Tensor = Any
 
@@ -77,7 +78,7 @@ def segment_runs(ids: Tensor, before: Tensor | None = None) -> tuple[Tensor, Ten
     """
     ids = ops.cast(ids, "int32")
     first = ids[:, :1] if before is None else ops.cast(before, "int32")[:, None]
-    shifted = ops.concatenate([first, ids[:, :-1]], axis=1)
+    shifted = ops.concatenate([first, ids], axis=1)[:, :-1]
     return ops.cumsum(ops.cast(ops.not_equal(ids, shifted), "int32"), axis=1), ids >= 0
 
 
@@ -180,9 +181,11 @@ def chunked_attention(
         runs, kept = segment_runs(segment_ids, None if state is None else state.segment)
         kept = kept[:, :, None, None]
         query, key, x = (zero_where_masked(t, kept) for t in (query, key, x))
-        runs = _chunks(runs[:, None], chunk_size, last=True)[:, 0]  # (B, C, c)
+        runs = cut_into_chunks(runs[:, None], chunk_size, -1)[:, 0]  # (B, C, c)
     # (B, T, N, ...) -> (B, N, C, c, ...)
-    query, key, x = (_chunks(ops.transpose(t, (0, 2, 1, 3)), chunk_size) for t in (query, key, x))
+    query, key, x = (
+        cut_into_chunks(ops.transpose(t, (0, 2, 1, 3)), chunk_size) for t in (query, key, x)
+    )
     sums = None if state is None else ops.cast(state.sums, x.dtype)
     outputs = _inside(query, key, x, runs, causal, decay)
     is_one = isinstance(query.shape[2], int) and query.shape[2] == 1
@@ -190,7 +193,7 @@ def chunked_attention(
         outputs = outputs + _outside(query, key, x, runs, decay, reverse=False, sums=sums)
     if not causal and not is_one:
         outputs = outputs + _outside(query, key, x, runs, decay, reverse=True)
-    outputs = ops.reshape(outputs, (batch, heads, -1, width))[:, :, :length]
+    outputs = first_of(ops.reshape(outputs, (batch, heads, -1, width)), length, axis=2)
     return ops.transpose(outputs, (0, 2, 1, 3))
 
 
@@ -234,9 +237,9 @@ def advanced_state(
     key = ops.transpose(key, (0, 2, 1, 3))
     if decay is not None:
         length = ops.shape(x)[1]
-        key = with_decays(key, decay.rates, length - 1 - ops.arange(length))
+        key = with_decays(key, decay.rates, length - 1 - ops.arange(length, dtype="int32"))
         rates = ops.repeat(decay.rates, state.sums.shape[2] // decay.rates.shape[1], axis=1)
-        keep = keep * ops.exp(-rates * ops.cast(length, rates.dtype))[:, :, None]
+        keep = keep * ops.exp(-rates * size_tensor(length, rates.dtype))[:, :, None]
     sums = keep * ops.cast(state.sums, x.dtype) + ops.einsum("bnjf,bjnd->bnfd", key, x)
     return ChunkedState(sums, segment)
 
@@ -245,7 +248,7 @@ def _inside(
     query: Tensor, key: Tensor, x: Tensor, runs: Tensor | None, causal: bool, decay: Decay | None
 ) -> Tensor:
     """The contributions of tokens of the same chunk: (B, N, C, c, D)."""
-    order = ops.arange(x.shape[3])
+    order = ops.arange(x.shape[3], dtype="int32")
     distance = order[:, None] - order[None, :]
     scores = matmul(query, ops.swapaxes(key, -1, -2))  # (B, N, C, c, c)
     if decay is not None:
@@ -277,7 +280,7 @@ def _outside(
         reached = ops.cast(ops.equal(runs, target[..., None]), x.dtype)[:, None, ..., None]
         key = key * ops.cast(ops.equal(runs, source[..., None]), x.dtype)[:, None, ..., None]
     log_decay = None
-    order = ops.arange(size)
+    order = ops.arange(size, dtype="int32")
     to_edge = order if reverse else size - 1 - order
     if decay is not None:
         key = with_decays(key, decay.rates, to_edge)
@@ -297,14 +300,3 @@ def _outside(
         query, ops.reshape(found, (batch, heads, count, features, width)), decay, size - to_edge
     )
     return outputs if reached is None else outputs * reached
-
-
-def _chunks(x: Tensor, size: int, last: bool = False) -> Tensor:
-    """(B, N, T, ...) -> (B, N, T / size, size, ...), padded with zeros or with the last entry."""
-    batch, heads, length, *others = ops.shape(x)
-    missing = -length % size
-    if not isinstance(missing, int) or missing > 0:
-        tail = ops.zeros((batch, heads, missing, *others), x.dtype)
-        tail = tail + x[:, :, -1:] if last else tail
-        x = ops.concatenate([x, tail], axis=2)
-    return ops.reshape(x, (batch, heads, (length + missing) // size, size, *others))

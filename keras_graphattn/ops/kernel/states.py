@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_graphattn.ops.precision.wide import matmul
+from keras_graphattn.ops.softmax.blocks import fits_one_block
 
 Tensor = Any
 
@@ -65,7 +66,7 @@ class _Scan(NamedTuple):
 def _sums_before(updates: Tensor, scan: _Scan) -> Tensor:
     """`sums_before` for u of shape (B, N, F', C, F / F')."""
     count = updates.shape[3]
-    if isinstance(count, int) and count <= 2 * GROUP:
+    if fits_one_block(count, 2 * GROUP):
         return matmul(_weights(count, scan, 0), updates)
     batch, heads, parts, chunks, width = ops.shape(updates)
     missing = -chunks % GROUP
@@ -106,7 +107,7 @@ def _sums_before(updates: Tensor, scan: _Scan) -> Tensor:
 
 def _weights(count: Any, scan: _Scan, between: int) -> Tensor:
     """The factor of chunk c' (last axis) in S_c: broadcasts to (B, N, F', ..., C, C)."""
-    order = ops.arange(count)
+    order = ops.arange(count, dtype="int32")
     steps = order[:, None] - order[None, :]
     steps = (-steps if scan.reverse else steps) - 1
     weights = _powers(scan.log_decay, ops.maximum(steps, 0), between, scan.dtype)
@@ -118,7 +119,7 @@ def _weights(count: Any, scan: _Scan, between: int) -> Tensor:
 
 def _to_end(scan: _Scan, following: Tensor | None) -> Tensor:
     """The factor of each chunk in the sum of its group: broadcasts to (..., 1, GROUP)."""
-    order = ops.arange(GROUP)[None, :]
+    order = ops.arange(GROUP, dtype="int32")[None, :]
     steps = order if scan.reverse else GROUP - 1 - order
     weights = _powers(scan.log_decay, steps, 1, scan.dtype)
     if scan.source is None or following is None:
@@ -128,7 +129,7 @@ def _to_end(scan: _Scan, following: Tensor | None) -> Tensor:
 
 def _from_start(scan: _Scan, first: Tensor | None) -> Tensor:
     """The factor of the sum before a group in each of its chunks: broadcasts to (..., GROUP, 1)."""
-    order = ops.arange(GROUP)[:, None]
+    order = ops.arange(GROUP, dtype="int32")[:, None]
     steps = GROUP - 1 - order if scan.reverse else order
     weights = _powers(scan.log_decay, steps, 1, scan.dtype)
     if scan.target is None or first is None:

@@ -18,6 +18,7 @@ from keras_graphattn.checks.arguments import (
     optional,
     tensor,
 )
+from keras_graphattn.ops.precision.wide import largest
 
 Tensor = Any
 
@@ -119,8 +120,7 @@ def masked_softmax(
         weights = ops.softmax(scores, axis=axes[0])
     else:  # Keras' softmax needs known lengths, and at most five axes on TensorFlow
         axes = tuple(axes)
-        top = ops.max(scores, axis=axes, keepdims=True, initial=_LARGE_NEGATIVE)
-        top = ops.stop_gradient(top)
+        top = ops.stop_gradient(largest(scores, axis=axes, keepdims=True))
         exponentials = ops.exp(scores - top)
         weights = exponentials / ops.sum(exponentials, axis=axes, keepdims=True)
     if mask is not None:

@@ -19,6 +19,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_graphattn.checks.known_values import traced_by_torch
+
 Tensor = Any
 Tensors = tuple[Tensor, ...]
 
@@ -39,7 +41,7 @@ def compiled_once(function: Callable[..., Any], *settings: Hashable) -> Callable
     6.0
     """
     if keras.backend.backend() != "jax":
-        return functools.partial(function, *settings)
+        return lambda *tensors: function(*settings, *tensors)
     return _compiled(function, settings)
 
 
@@ -54,6 +56,8 @@ def _compiled(function: Callable[..., Any], settings: tuple[Hashable, ...]) -> C
 def kept_with(owner: Any, make: Callable[[Any], Any]) -> Any:
     """The result of the first `make(owner)`, kept as long as `owner` lives.
 
+    What torch makes while it traces is not kept.
+
     Example:
 
     >>> class Owner:
@@ -64,10 +68,13 @@ def kept_with(owner: Any, make: Callable[[Any], Any]) -> Any:
     >>> kept_with(owner, make) is kept_with(owner, make)
     True
     """
-    kept = owner.__dict__.setdefault("_kept", {})
-    if make not in kept:
-        kept[make] = make(owner)
-    return kept[make]
+    kept = owner.__dict__.get("_kept", {})
+    if make in kept:
+        return kept[make]
+    found = make(owner)
+    if not traced_by_torch():
+        owner.__dict__["_kept"] = {**kept, make: found}
+    return found
 
 
 class FunctionWithGradient:
@@ -101,18 +108,18 @@ class FunctionWithGradient:
     ) -> None:
         self.value = value
         self.gradient = gradient
+        makers = {"jax": _on_jax, "tensorflow": _on_tensorflow, "torch": _on_torch}
+        self._run = makers[keras.backend.backend()](self)
 
     def __call__(self, *tensors: Tensor) -> Tensors:
         outputs: Tensors = self._run(*(ops.convert_to_tensor(tensor) for tensor in tensors))
         return outputs
 
-    @functools.cached_property
-    def _run(self) -> Callable[..., Tensors]:
-        makers = {"jax": _on_jax, "tensorflow": _on_tensorflow, "torch": _on_torch}
-        return makers[keras.backend.backend()](self)
-
     def __getstate__(self) -> dict[str, Any]:
         return {"value": self.value, "gradient": self.gradient}  # without compiled functions
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
 
 def _on_jax(function: FunctionWithGradient) -> Callable[..., Tensors]:

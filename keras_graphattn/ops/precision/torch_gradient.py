@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from keras_graphattn.checks.known_values import traced_by_torch
+
 Tensor = Any
 Tensors = tuple[Tensor, ...]
 
@@ -17,7 +19,7 @@ Tensors = tuple[Tensor, ...]
 def with_gradient(value: Callable[..., Any], gradient: Callable[..., Any], *tensors: Tensor) -> Any:
     """The outputs of `value(*tensors)`, with `gradient` for their gradient."""
     needs_none = not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors)
-    if needs_none or _in_forward_mode(tensors):
+    if needs_none or torch.jit.is_tracing() or _in_forward_mode(tensors):  # ONNX has no gradient
         return value(*tensors)[0]
     return _WithGradient.apply(value, gradient, *tensors)
 
@@ -54,7 +56,7 @@ def in_place(
 
 def _are_ordinary(tensors: Tensors) -> bool:
     """Whether these are tensors of one float type on a CPU, not traced or transformed by torch."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if traced_by_torch() or torch._C._are_functorch_transforms_active():
         return False
     kinds = (torch.Tensor, torch.nn.Parameter)
     ordinary = all(type(x) in kinds and x.numel() for x in tensors)

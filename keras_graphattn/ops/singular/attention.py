@@ -18,7 +18,7 @@ from keras_graphattn.ops.precision.float32 import (
     masked_softmax,
     zero_where_masked,
 )
-from keras_graphattn.ops.precision.wide import larger
+from keras_graphattn.ops.precision.wide import larger, size_tensor
 
 Tensor = Any
 
@@ -232,7 +232,7 @@ def orthogonality_penalty(
     gram = ops.einsum("bnth,bntg->bnhg", vectors, vectors)  # (B, N, H, H)
     excess = gram - ops.eye(gram.shape[-1], dtype=gram.dtype)
     if mask is None:
-        lengths = ops.cast(ops.shape(vectors)[2], gram.dtype)
+        lengths = size_tensor(ops.shape(vectors)[2], gram.dtype)
     else:
         lengths = ops.sum(ops.cast(mask, gram.dtype), axis=1)  # (B,)
     if scaling == "mean":

@@ -22,17 +22,16 @@ from keras_graphattn.ops.kernel.causal_chunks import (
     reference_of,
     rises_too_high,
     running_maximum,
-    where_needed,
 )
 from keras_graphattn.ops.precision.float32 import at_least_float32, hidden_logit, zero_where_masked
 from keras_graphattn.ops.precision.wide import largest
 from keras_graphattn.ops.singular.running_sums import (
     RunningSum,
-    cut_into_chunks,
     empty_running_sum,
     running_sum,
     sums_before_and_after,
 )
+from keras_graphattn.ops.softmax.blocks import cut_into_chunks, first_of, where_needed
 
 Tensor = Any
 
@@ -113,10 +112,11 @@ def causal_singular_value_attention(
 
         # Rematerialised, so that the values for its gradient are not kept if it does not run
         needed = ops.any(rises_too_high(largest(chunks.logits, axis=3), reference))
-        outputs = where_needed(needed, keras.remat(exactly), near, arguments)
+        outputs = where_needed(needed, lambda: keras.remat(exactly)(near, *arguments), lambda: near)
     batch, heads, count, size, width = ops.shape(outputs)  # (B, N, C, c, D)
     outputs = ops.reshape(outputs, (batch, heads, count * size, width))
-    outputs = ops.transpose(outputs[:, :, : ops.shape(values)[1]], (0, 2, 1, 3))  # (B, T, N, D)
+    outputs = first_of(outputs, ops.shape(values)[1], axis=2)
+    outputs = ops.transpose(outputs, (0, 2, 1, 3))  # (B, T, N, D)
     return ops.cast(outputs, values.dtype), state
 
 

@@ -12,6 +12,7 @@ from keras import ops
 from keras_graphattn.checks.arguments import Sizes, checked, size, tensor, whole
 from keras_graphattn.ops.precision.float32 import hidden_logit
 from keras_graphattn.ops.precision.wide import larger, largest
+from keras_graphattn.ops.softmax.blocks import cut_into_chunks, fits_one_block
 
 Tensor = Any
 
@@ -85,16 +86,6 @@ def least_logit(dtype: str) -> float:
     return 0.5 * hidden_logit(dtype)
 
 
-def cut_into_chunks(x: Tensor, size: int, fill: float) -> Tensor:
-    """(B, N, T, ...) -> (B, N, T / size, size, ...), padded with `fill` at the end."""
-    batch, heads, length, *others = ops.shape(x)
-    missing = -length % size
-    if not isinstance(missing, int) or missing > 0:
-        tail = ops.full((batch, heads, missing, *others), fill, x.dtype)
-        x = ops.concatenate([x, tail], axis=2)
-    return ops.reshape(x, (batch, heads, (length + missing) // size, size, *others))
-
-
 def map_sums(function: Callable[..., Tensor], *sums: RunningSum) -> RunningSum:
     """Applies the function to the maxima, to the normalisers and to the contexts."""
     return RunningSum(*(function(*parts) for parts in zip(*sums, strict=True)))
@@ -130,7 +121,7 @@ def sums_before_and_after(
 def _sums_over_chunks(sums: RunningSum) -> RunningSum:
     """Sums over chunks 0 ... c for every c; the chunk axis is the third."""
     count, heads = sums.maximum.shape[2], sums.maximum.shape[1]
-    if count is not None and count <= 2 * GROUP + 1:
+    if fits_one_block(count, 2 * GROUP + 1):
         return _dense_prefix_sums(sums)
     # First inside groups, whose axis is merged with the heads; then over the groups, recursively
     fills = RunningSum(hidden_logit(sums.maximum.dtype), 0.0, 0.0)
@@ -139,7 +130,7 @@ def _sums_over_chunks(sums: RunningSum) -> RunningSum:
     )
     inside = _dense_prefix_sums(groups)
     totals = map_sums(lambda part: _split_heads(part[:, :, -1], heads), inside)
-    totals = _dense_prefix_sums(totals) if count is None else _sums_over_chunks(totals)
+    totals = _sums_over_chunks(totals) if isinstance(count, int) else _dense_prefix_sums(totals)
     before = map_sums(
         lambda part, fill: _merge_axes(
             ops.concatenate([ops.full_like(part[:, :, :1], fill), part[:, :, :-1]], axis=2)
@@ -184,7 +175,7 @@ def _dense_prefix_sums(sums: RunningSum) -> RunningSum:
     """Prefix sums by one lower-triangular matrix per feature."""
     count = ops.shape(sums.maximum)[2]
     maxima = ops.stop_gradient(ops.transpose(sums.maximum, (0, 1, 3, 2)))  # (B, N, H, C)
-    order = ops.arange(count)
+    order = ops.arange(count, dtype="int32")
     seen = order[None, :] <= order[:, None]
     low = ops.cast(hidden_logit(maxima.dtype), maxima.dtype)
     relative = ops.where(seen, maxima[:, :, :, None, :], low)  # (B, N, H, C, C)

@@ -27,10 +27,11 @@ from keras_graphattn.checks.arguments import (
     scale_of_scores,
     tensor,
 )
+from keras_graphattn.checks.known_values import traced_by_torch
 from keras_graphattn.ops.filters.operator_filters import Operator
 from keras_graphattn.ops.filters.triangular import solve_causal
 from keras_graphattn.ops.precision.float32 import masked_softmax
-from keras_graphattn.ops.precision.wide import is_float64
+from keras_graphattn.ops.precision.wide import is_float64, pad
 from keras_graphattn.ops.softmax.blocks import map_query_blocks
 from keras_graphattn.ops.softmax.masks import (
     AttentionMask,
@@ -190,7 +191,7 @@ def fused_operator(
     mask = AttentionMask() if mask is None else mask
     length = ops.shape(query)[1]
     if is_float64(query):
-        positions = ops.arange(length)
+        positions = ops.arange(length, dtype="int32")
         return softmax_operator(query, key, joined_mask(mask, positions, positions), scale)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     seen = sighted_rows(mask, length)
@@ -202,8 +203,11 @@ def fused_operator(
     needs_float32 = _needs_float32(is_masked)
     entries = None
     if is_masked and not by_blocks:
-        positions = ops.arange(length)
+        positions = ops.arange(length, dtype="int32")
         entries = joined_mask(pairs._replace(causal=False), positions, positions)
+
+    if flash_attention is None and traced_by_torch():
+        flash_attention = False  # torch chooses the kernel; it does not trace Keras' question
 
     def attend(query: Tensor, key: Tensor, x: Tensor, entries: Tensor, causal: bool) -> Tensor:
         size = x.shape[-1]
@@ -224,7 +228,7 @@ def fused_operator(
             return attend(tensors["query"], tensors["key"], tensors["x"], entries, False)
 
         by_row, whole = split_mask(pairs)
-        whole |= {"key": key, "x": x, "columns": ops.arange(length)}
+        whole |= {"key": key, "x": x, "columns": ops.arange(length, dtype="int32")}
         return map_query_blocks(rows_of_block, {**by_row, "query": query}, whole, length, 512)
 
     def apply(x: Tensor) -> Tensor:
@@ -258,7 +262,7 @@ def _needs_float32(is_masked: bool) -> bool:
 def _widened(x: Tensor, size: int) -> Tensor:
     """The channels of (B, T, N, H), filled up with zeros to `size`."""
     missing = size - x.shape[-1]
-    return ops.pad(x, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else x
+    return pad(x, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else x
 
 
 def scaled(query: Tensor, scale: float | None) -> Tensor:

@@ -34,7 +34,7 @@ class Settings(NamedTuple):
         """Rows of A, (B, N, T, S), of queries (B, T, N, H) and of keys (B, N, S, H)."""
         scores = ops.einsum("btnh,bnsh->bnts", query, keys)
         mask = AttentionMask(causal=self.causal, window=self.window)
-        columns = ops.arange(ops.shape(keys)[2])
+        columns = ops.arange(ops.shape(keys)[2], dtype="int32")
         return masked_softmax(scores, block_mask(mask, mask_tensors, rows, columns))
 
 

@@ -8,6 +8,8 @@ from keras import ops
 
 from keras_graphattn.checks.arguments import checked, function, tensors, whole
 from keras_graphattn.checks.arguments import length as length_of
+from keras_graphattn.checks.known_values import traced_by_torch
+from keras_graphattn.ops.precision.wide import pad, take
 
 Tensor = Any
 BlockFunction = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
@@ -55,7 +57,7 @@ def map_query_blocks(
     if not by_row and not whole:
         raise ValueError("`by_row` and `whole` must hold a tensor. Received: none in either")
     if fits_one_block(length, block_size):
-        return function(ops.arange(length), {**by_row, **whole})
+        return function(ops.arange(length, dtype="int32"), {**by_row, **whole})
     rows = cut_rows(length, block_size)
     blocks = [cut_into_blocks(_without_booleans(x), block_size) for x in by_row.values()]
     names = (*by_row, *whole)
@@ -127,7 +129,7 @@ def loop_over_blocks(
         return carried, ops.stack(blocks)
     if backend != "tensorflow":
         found: tuple[Any, Tensor] = ops.scan(
-            lambda carried, index: body(index, carried), start, ops.arange(count)
+            lambda carried, index: body(index, carried), start, ops.arange(count, dtype="int32")
         )
         return found
     import tensorflow as tf
@@ -146,19 +148,46 @@ def loop_over_blocks(
     return carried, blocks.stack()
 
 
+def where_needed(
+    condition: Tensor, function: Callable[[], Tensor], otherwise: Callable[[], Tensor]
+) -> Tensor:
+    """`function()` if the condition holds, else `otherwise()`, of the same shape and dtype.
+
+    While torch traces, it is `function()`, which must be right for any condition. Outside `jit`,
+    jax would compile a branch of `cond` again at each call; there the condition is read instead.
+    """
+    if traced_by_torch():
+        return function()
+    if keras.backend.backend() == "jax":
+        import jax
+
+        if not isinstance(condition, jax.core.Tracer):
+            return function() if bool(condition) else otherwise()
+    return ops.cond(condition, function, otherwise)
+
+
 def fits_one_block(length: Any, block_size: int) -> bool:
-    """Whether there is nothing to cut; `False` for a length not known before the run."""
-    return isinstance(length, int) and length <= block_size
+    """Whether there is nothing to cut.
+
+    A length that is not known before the run may be longer. But torch unrolls its loops, so there
+    such a length is one block.
+    """
+    if isinstance(length, int):
+        return length <= block_size
+    return bool(keras.backend.backend() == "torch")
 
 
 def number_of_blocks(length: Any, block_size: int) -> Any:
     """How many blocks hold `length` rows: an integer, or a tensor if `length` is one.
 
-    JAX can derive shapes of an open length, as exports have it, only from the other form. It has
-    one block too many at multiples of `block_size`.
+    JAX and torch can derive shapes of an open length, as exports have it, only from other forms.
+    That of JAX has one block too many at multiples of `block_size`, that of torch always: a
+    number of blocks that may be 1 would stay 1.
     """
     if not isinstance(length, int) and keras.backend.backend() == "jax":
         return length // block_size + 1
+    if not isinstance(length, int) and keras.backend.backend() == "torch":
+        return (length + 2 * block_size - 1) // block_size
     return (length + (-length) % block_size) // block_size
 
 
@@ -170,7 +199,7 @@ def rows_missing(length: Any, block_size: int) -> Any:
 def cut_rows(length: Any, block_size: int) -> Tensor:
     """The positions 0, 1, ... of each block's rows, beyond `length` in the last: (count, block)."""
     count = number_of_blocks(length, block_size)
-    return ops.reshape(ops.arange(count * block_size), (count, block_size))
+    return ops.reshape(ops.arange(count * block_size, dtype="int32"), (count, block_size))
 
 
 def cut_into_blocks(x: Tensor, block_size: int) -> Tensor:
@@ -190,6 +219,26 @@ def join_blocks(blocks: Tensor, length: Any) -> Tensor:
     blocks = ops.transpose(blocks, (1, 0, *range(2, len(blocks.shape))))
     batch, count, size, *others = ops.shape(blocks)
     return ops.reshape(blocks, (batch, count * size, *others))[:, :length]
+
+
+def cut_into_chunks(x: Tensor, size: int, fill: float = 0) -> Tensor:
+    """(B, N, T, ...) -> (B, N, count, size, ...), filled up at the end."""
+    batch, heads, length, *others = ops.shape(x)
+    missing = rows_missing(length, size)
+    most = missing if isinstance(missing, int) else 2 * size
+    if most:
+        widths = ((0, 0), (0, 0), (0, most), *((0, 0) for _ in others))
+        x = pad(x, widths, fill)
+    if not isinstance(missing, int):
+        x = first_of(x, length + missing, axis=2)
+    return ops.reshape(x, (batch, heads, number_of_blocks(length, size), size, *others))
+
+
+def first_of(x: Tensor, count: Any, axis: int) -> Tensor:
+    """The first entries of an axis; torch cannot derive if a slice of open length changes `x`."""
+    if keras.backend.backend() == "torch" and not isinstance(count, int):
+        return take(x, ops.arange(count, dtype="int32"), axis=axis)
+    return x[(*[slice(None)] * axis, slice(count))]
 
 
 def _is_boolean(x: Tensor) -> bool:

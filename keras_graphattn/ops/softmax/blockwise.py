@@ -5,7 +5,6 @@ it. A filter that applies A twice in a row pays for that once: `BlockwiseOperato
 backward pass of its own, in which both applications share one gradient of the scores.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.checks.arguments import checked, optional, scale_of_scores, tensor, whole
+from keras_graphattn.checks.known_values import cached
 from keras_graphattn.ops.filters.triangular import NOT_CAUSAL
 from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient, compiled_once
@@ -108,7 +108,7 @@ class BlockwiseOperator:
         if keras.backend.backend() == "torch" and fits_one_block(length, heads * self.block_size):
             from keras_graphattn.ops.softmax import torch_blockwise
 
-            positions = ops.arange(length)
+            positions = ops.arange(length, dtype="int32")
             mask = joined_mask(self.mask, positions, positions)
             once, second = torch_blockwise.twice(by_blocks, self.query, self.key, x, mask)
         else:
@@ -139,7 +139,7 @@ class BlockwiseOperator:
         return causal_solution(self.mask, self.block_size, self.query, self.key, factor, x)
 
     def _matrix(self, dtype: Any) -> Tensor:
-        positions = ops.arange(ops.shape(self.query)[1])
+        positions = ops.arange(ops.shape(self.query)[1], dtype="int32")
         mask = joined_mask(self.mask, positions, positions)
         return ops.cast(attention_matrix(self.query, self.key, mask, scale=1.0), dtype)
 
@@ -163,11 +163,11 @@ def _once(
     )
 
 
-@functools.lru_cache(maxsize=256)
+@cached
 def _twice(settings: Settings) -> FunctionWithGradient:
     return FunctionWithGradient(
-        functools.partial(_value_of_twice, settings),
-        functools.partial(_gradient_of_twice, settings),
+        lambda *tensors: _value_of_twice(settings, *tensors),
+        lambda *given: _gradient_of_twice(settings, *given),
     )
 
 
@@ -176,7 +176,7 @@ def _value_of_twice(
 ) -> tuple[Tensors, Tensors]:
     length = ops.shape(query)[1]
     weights_of, query_blocks, _ = weights_by_index(settings, query, key, mask_tensors, x.dtype)
-    numbers = ops.arange(ops.shape(query_blocks)[0])
+    numbers = ops.arange(ops.shape(query_blocks)[0], dtype="int32")
 
     def apply(signal: Tensor) -> Tensor:
         signal = heads_first(signal)

@@ -171,8 +171,8 @@ def step_mask(cache: Cache, index: Any, padding_mask: Tensor, window: int | None
     >>> keras.ops.convert_to_numpy(step_mask(cache, 0, padding_mask))[0, 0].tolist()
     [[True, False, False], [True, True, False]]
     """
-    rows = index + ops.arange(ops.shape(padding_mask)[1])
-    columns = ops.arange(cache["key"].shape[1])
+    rows = index + ops.arange(ops.shape(padding_mask)[1], dtype="int32")
+    columns = ops.arange(cache["key"].shape[1], dtype="int32")
     mask = AttentionMask(
         queries=padding_mask, keys=cache["padding_mask"], causal=True, window=window
     )

@@ -4,14 +4,15 @@ Rows of A see earlier rows only. So each block of y needs the blocks before it, 
 system of the block's own size. The gradient solves the transposed system from the last block on.
 """
 
-import functools
 from typing import Any
 
 from keras import ops
 
+from keras_graphattn.checks.known_values import cached
 from keras_graphattn.ops.filters.triangular import solve_lower
 from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
+from keras_graphattn.ops.precision.wide import pad, take
 from keras_graphattn.ops.softmax.block_weights import (
     Settings,
     Tensors,
@@ -49,10 +50,10 @@ def causal_solution(
     return ops.cast(solved, x.dtype)
 
 
-@functools.lru_cache(maxsize=256)
+@cached
 def _solution(settings: Settings) -> FunctionWithGradient:
     return FunctionWithGradient(
-        functools.partial(_value, settings), functools.partial(_gradient, settings)
+        lambda *tensors: _value(settings, *tensors), lambda *given: _gradient(settings, *given)
     )
 
 
@@ -68,7 +69,7 @@ def _rows_of_a(settings: Settings, query: Tensor, key: Tensor, masks: Tensors, d
     missing = rows_missing(ops.shape(key)[1], settings.block_size)
 
     def rows_of(index: Tensor) -> Tensor:
-        return ops.pad(weights_of(index), ((0, 0), (0, 0), (0, 0), (0, missing)))
+        return pad(weights_of(index), ((0, 0), (0, 0), (0, 0), (0, missing)))
 
     return rows_of
 
@@ -76,7 +77,7 @@ def _rows_of_a(settings: Settings, query: Tensor, key: Tensor, masks: Tensors, d
 def _diagonal(rows: Tensor, index: Tensor, size: int) -> Tensor:
     """The block's own columns, (B, N, block, block), of its rows of A."""
     batch, heads, _, length = ops.shape(rows)
-    return ops.take(ops.reshape(rows, (batch, heads, size, length // size, size)), index, axis=3)
+    return take(ops.reshape(rows, (batch, heads, size, length // size, size)), index, axis=3)
 
 
 def _with_block(x: Tensor, index: Tensor, block: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ def _with_block(x: Tensor, index: Tensor, block: Tensor) -> Tensor:
     batch, heads, length, width = ops.shape(x)
     size = block.shape[2]
     blocks = ops.reshape(x, (batch, heads, length // size, size, width))
-    is_it = (ops.arange(length // size) == index)[:, None, None]
+    is_it = (ops.arange(length // size, dtype="int32") == index)[:, None, None]
     replaced = ops.where(is_it, ops.expand_dims(ops.cast(block, x.dtype), 2), blocks)
     return ops.reshape(replaced, (batch, heads, length, width))
 
@@ -92,7 +93,7 @@ def _with_block(x: Tensor, index: Tensor, block: Tensor) -> Tensor:
 def _block_of(x: Tensor, index: Tensor, size: int) -> Tensor:
     """One block of rows of x (B, N, count * block, H)."""
     batch, heads, length, width = ops.shape(x)
-    return ops.take(ops.reshape(x, (batch, heads, length // size, size, width)), index, axis=2)
+    return take(ops.reshape(x, (batch, heads, length // size, size, width)), index, axis=2)
 
 
 def _value(
@@ -130,7 +131,7 @@ def _gradient(
     rows_of = _rows_of_a(settings, query, key, tuple(masks), blocks.dtype)
     query_blocks, query_count = cut_into_blocks(query, size), count
     missing = rows_missing(length, size)
-    keys = ops.pad(heads_first(key), ((0, 0), (0, 0), (0, missing), (0, 0)))
+    keys = pad(heads_first(key), ((0, 0), (0, 0), (0, missing), (0, 0)))
 
     def solve_block(step: Tensor, state: Tensors) -> Tensors:
         later, to_x, to_query, to_key, to_factor = state

@@ -11,10 +11,10 @@ Which of the two a pair gets depends only on its own two tokens.
 from collections.abc import Callable
 from typing import Any
 
-import keras
 from keras import ops
 
 from keras_graphattn.checks.arguments import checked, tensor
+from keras_graphattn.checks.known_values import traced_by_torch
 from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
 from keras_graphattn.ops.softmax.blocks import (
@@ -22,6 +22,7 @@ from keras_graphattn.ops.softmax.blocks import (
     fits_one_block,
     join_blocks,
     map_in_turn,
+    where_needed,
 )
 
 Tensor = Any
@@ -29,6 +30,7 @@ Tensors = tuple[Tensor, ...]
 
 _LEAST_SHARE = 1.0 / 64.0  # of |v_i|^2 + |v_j|^2; the Gram form is right to 4e-6 from there on
 _DIFFERENCES_OF_A_ROW = 512  # about how many numbers per column are formed at a time
+_CHANNELS = 8  # of a pair that are formed at a time where rows are not cut into blocks
 
 
 @checked(rows=tensor("B T N D"), columns=tensor("B S N D"))
@@ -76,6 +78,8 @@ def pair_distances(
         A tensor of shape (B, N, T, S).
     """
     rows, columns = at_least_float32(rows), at_least_float32(columns)
+    if traced_by_torch():  # whether a pair is near is not known, and blocks would be unrolled
+        return _sums_by_channels(rows, columns) + smoothing
     shift = ops.cast(0.0, rows.dtype) if centre is None else ops.stop_gradient(centre)
     from_centre = rows - shift, columns - shift
     of_rows, of_columns = (ops.sum(x * x, axis=-1, keepdims=True) for x in from_centre)
@@ -89,7 +93,8 @@ def pair_distances(
     def corrected() -> Tensor:
         return ops.where(near, _sums_of_squares(rows, columns) + smoothing, gram)
 
-    return _if_any(near, corrected, gram)
+    is_any = ops.max(ops.cast(near, "uint8"), initial=0) > 0  # `any` is slow on torch
+    return where_needed(is_any, corrected, lambda: gram)
 
 
 def _gram_form(rows: Tensor, columns: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
@@ -103,6 +108,17 @@ def _sums_of_squares(rows: Tensor, columns: Tensor) -> Tensor:
     """sum_h (v_ih - v_jh)^2 for every pair, (B, N, T, S)."""
     (found,) = _SUMS_OF_SQUARES(rows, columns)
     return found
+
+
+def _sums_by_channels(rows: Tensor, columns: Tensor) -> Tensor:
+    """Squared distances (B, N, T, S), for all rows and a few channels at a time."""
+    rows, columns = (ops.transpose(x, (0, 2, 1, 3)) for x in (rows, columns))
+    total = 0.0
+    for first in range(0, rows.shape[-1], _CHANNELS):
+        some = slice(first, first + _CHANNELS)
+        differences = rows[..., :, None, some] - columns[..., None, :, some]
+        total = total + ops.sum(differences * differences, axis=-1)
+    return total
 
 
 def _value_of_sums(rows: Tensor, columns: Tensor) -> tuple[Tensors, Tensors]:
@@ -177,14 +193,3 @@ def _by_rows(
         return of_block((rows, *by_row))
     blocks = tuple(cut_into_blocks(x, count) for x in (rows, *by_row))
     return join_blocks(map_in_turn(of_block, blocks), length)
-
-
-def _if_any(flags: Tensor, function: Callable[[], Tensor], otherwise: Tensor) -> Tensor:
-    """`function()` if any flag is set, else `otherwise`, of the same shape and dtype."""
-    wanted = ops.max(ops.cast(flags, "uint8"), initial=0) > 0  # `any` is slow on torch
-    if keras.backend.backend() == "jax":
-        try:  # outside `jit`, a branch would be compiled again in each call
-            return function() if bool(wanted) else otherwise
-        except TypeError:  # not known while jax traces
-            pass
-    return ops.cond(wanted, function, lambda: otherwise)

@@ -22,6 +22,7 @@ from keras_graphattn.checks.arguments import (
     mask as mask_of,
 )
 from keras_graphattn.ops.precision.own_gradient import compiled_once
+from keras_graphattn.ops.precision.wide import pad, take
 from keras_graphattn.ops.softmax.blocks import map_query_blocks
 
 Tensor = Any
@@ -184,13 +185,13 @@ def _rows_that_see(mask: AttentionMask, length: Any) -> Tensor:
     keys = ops.cast(mask.keys, "int32")
     if not mask.causal and mask.window is None:
         return ops.any(ops.cast(keys, "bool"), axis=1, keepdims=True)
-    up_to = ops.pad(ops.cumsum(keys, axis=1), ((0, 0), (1, 0)))  # visible keys before each position
-    rows = ops.arange(length)
+    up_to = pad(ops.cumsum(keys, axis=1), ((0, 0), (1, 0)))  # visible keys before each position
+    rows = ops.arange(length, dtype="int32")
     first, behind = ops.zeros_like(rows), rows + 1 if mask.causal else length + 0 * rows
     if mask.window is not None:
         first = ops.maximum(rows - mask.window + 1, 0)
         behind = ops.minimum(behind, rows + mask.window)
-    return ops.take(up_to, behind, axis=1) > ops.take(up_to, first, axis=1)
+    return take(up_to, behind, axis=1) > take(up_to, first, axis=1)
 
 
 def _sighted_by_blocks(
@@ -214,7 +215,7 @@ def _sighted_by_blocks(
     seen = map_query_blocks(
         rows_of_block,
         {name: named[name] for name in by_row},
-        {**{name: named[name] for name in whole}, "columns": ops.arange(length)},
+        {**{name: named[name] for name in whole}, "columns": ops.arange(length, dtype="int32")},
         length,
         block_size,
     )

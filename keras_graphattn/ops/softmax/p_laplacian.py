@@ -131,7 +131,7 @@ def _attend(
     outputs = map_query_blocks(
         rows_of_block,
         {**mask_by_row, "query": scaled(query, scale), "row_values": values},
-        {**mask_whole, "key": key, "values": values, "columns": ops.arange(length)},
+        {**mask_whole, "key": key, "values": values, "columns": ops.arange(length, dtype="int32")},
         length,
         block_size,
     )
@@ -174,7 +174,7 @@ def _rows_of_output(settings: _Settings, rows: Tensor, *tensors: Tensor) -> Tens
 
 def _plain_rows(settings: _Settings, rows: Tensor, *tensors: Tensor) -> Tensor:
     query, key, row_values, values, *others = tensors
-    columns = ops.arange(ops.shape(key)[1])
+    columns = ops.arange(ops.shape(key)[1], dtype="int32")
     weights = p_laplacian_weights(
         scores_of(query, key),
         (row_values, values),

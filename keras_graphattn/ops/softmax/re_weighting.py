@@ -1,6 +1,5 @@
 """The weights of p-Laplacian attention: softmax times a power of the distance of the values."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.checks.arguments import Sizes, checked, flag, mask, number, optional, tensor
+from keras_graphattn.checks.known_values import cached
 from keras_graphattn.ops.precision.float32 import finite_scores, masked_softmax
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
 from keras_graphattn.ops.softmax.distances import pair_distances
@@ -125,9 +125,11 @@ def _re_weighted(
     return weights
 
 
-@functools.lru_cache(maxsize=256)
+@cached
 def _reweighted(least: float) -> FunctionWithGradient:
-    return FunctionWithGradient(functools.partial(_value_of_weights, least), _gradient_of_weights)
+    return FunctionWithGradient(
+        lambda *tensors: _value_of_weights(least, *tensors), _gradient_of_weights
+    )
 
 
 def _value_of_weights(

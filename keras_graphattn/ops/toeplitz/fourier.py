@@ -14,11 +14,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import scipy.fft
 from keras import ops
 
 from keras_graphattn.checks.arguments import checked, is_list, is_whole, tensor
+from keras_graphattn.checks.known_values import cached
 from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.wide import pad
 
 Tensor = Any
 Shape = Sequence[int]
@@ -29,6 +30,7 @@ def table_shape(grid_shape: Shape) -> tuple[int, ...]:
     return tuple(2 * size - 1 for size in grid_shape)
 
 
+@cached
 def fast_fourier_length(length: int) -> int:
     """Returns the smallest even number >= `length` with no prime factor above 5.
 
@@ -37,7 +39,10 @@ def fast_fourier_length(length: int) -> int:
     >>> fast_fourier_length(127), fast_fourier_length(511)
     (128, 512)
     """
-    return 2 * int(scipy.fft.next_fast_len(max(1, -(-length // 2)), real=True))
+    half = max(1, -(-length // 2))
+    powers = range(half.bit_length())
+    odd = [3**i * 5**j for i in powers for j in powers if 3**i * 5**j < 2 * half]
+    return 2 * min(factor << (-(-half // factor) - 1).bit_length() for factor in odd)
 
 
 @checked(table=tensor("_ ..."), x=tensor("B T N D"))
@@ -127,7 +132,7 @@ def _spread(columns: Tensor, grid_shape: Shape) -> Tensor:
     wide = (grid_shape[0], *table_shape(grid_shape[1:]))
     columns = ops.reshape(columns, (*others, *grid_shape))
     widths = [(0, full - size) for full, size in zip(wide, grid_shape, strict=True)]
-    return ops.reshape(ops.pad(columns, [(0, 0)] * 3 + widths), (*others, math.prod(wide)))
+    return ops.reshape(pad(columns, [(0, 0)] * 3 + widths), (*others, math.prod(wide)))
 
 
 def _gathered(columns: Tensor, grid_shape: Shape) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 from keras import ops
 
 from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.wide import take
 from keras_graphattn.ops.toeplitz.fourier import table_shape
 
 Tensor = Any
@@ -90,7 +91,7 @@ def toeplitz_rows(table: Tensor, start: Any, count: int, length: int | None = No
     offsets = ops.cast(start, "int32") + count - 1
     offsets = offsets - ops.arange(count + length - 1, dtype="int32")
     indices = ops.clip(offsets + size - 1, 0, 2 * size - 2)
-    return skewed(ops.take(table, indices, axis=1), count)
+    return skewed(take(table, indices, axis=1), count)
 
 
 def block_toeplitz_rows(
@@ -124,7 +125,7 @@ def block_toeplitz_rows(
         offset = ours % extent - theirs % extent + (extent - 1)
         indices, stride = indices + stride * offset, stride * width
         ours, theirs = ours // extent, theirs // extent
-    windows = ops.take(ops.flip(slabs, axis=-1), ops.reshape(indices, (-1,)), axis=1)
+    windows = take(ops.flip(slabs, axis=-1), ops.reshape(indices, (-1,)), axis=1)
     blocks = ops.reshape(skewed(windows, size), (-1, lines, math.prod(leading), size, size))
     blocks = ops.transpose(blocks, (0, 1, 3, 2, 4))  # (N, lines, s_d, all lines, s_d)
     return ops.reshape(blocks, (-1, lines * size, math.prod(grid_shape)))

@@ -16,6 +16,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.wide import constant, pad, take
 from keras_graphattn.ops.toeplitz.rows import skewed, toeplitz_rows
 
 Tensor = Any
@@ -56,8 +57,8 @@ def tiled_toeplitz_product(
     size = tile_size(length) if size is None else size
     count = -(-length // size)
     padding = count * size - length
-    table = ops.pad(table, ((0, 0), (padding, padding)))
-    signal = ops.pad(at_least_float32(x), ((0, 0), (0, padding), (0, 0), (0, 0)))
+    table = pad(table, ((0, 0), (padding, padding)))
+    signal = pad(at_least_float32(x), ((0, 0), (0, padding), (0, 0), (0, 0)))
     tiles = ops.reshape(signal, (batch, count, size, heads, width))
     tiles = ops.transpose(tiles, (0, 3, 4, 1, 2))  # (B, N, D, tiles, size)
     exact = {-1, 0, 1} | _seen_in_part(limits, count, size)
@@ -85,11 +86,11 @@ def _by_matrix(table: Tensor, tiles: Tensor, apart: int) -> Tensor:
     """Products of the tiles (B, N, D, tiles, size) with the tiles that are `apart` before them."""
     count, size = tiles.shape[-2:]
     offsets = apart * size + np.arange(-(size - 1), size) + table.shape[1] // 2
-    block = toeplitz_rows(ops.take(table, offsets, axis=1), 0, size)
+    block = toeplitz_rows(take(table, offsets, axis=1), 0, size)
     before, after = max(apart, 0), max(-apart, 0)
     seen = tiles[..., after : count - before, :]
     product = ops.einsum("nij,bndtj->bndti", _in_heads(block, tiles), seen)
-    return ops.pad(product, [(0, 0)] * 3 + [(before, after), (0, 0)]) if apart else product
+    return pad(product, [(0, 0)] * 3 + [(before, after), (0, 0)]) if apart else product
 
 
 def _by_spectra(table: Tensor, tiles: Tensor, exact: set[int]) -> Tensor:
@@ -99,10 +100,8 @@ def _by_spectra(table: Tensor, tiles: Tensor, exact: set[int]) -> Tensor:
     within = np.concatenate([np.arange(size), [0], np.arange(-(size - 1), 0)])[None]
     counted = ~np.isin(apart, sorted(exact)) & (np.arange(2 * size) != size)[None]
     indices = np.where(counted, apart * size + within + table.shape[1] // 2, 0)
-    kernel = ops.reshape(
-        ops.take(table, indices.ravel().astype("int32"), axis=1), (-1, *indices.shape)
-    )
-    kernel = ops.where(ops.convert_to_tensor(counted), kernel, ops.cast(0.0, kernel.dtype))
+    kernel = ops.reshape(take(table, indices.ravel().astype("int32"), axis=1), (-1, *indices.shape))
+    kernel = ops.where(constant(counted), kernel, ops.cast(0.0, kernel.dtype))
     blocks = [_pairs(part, count) for part in ops.rfft(kernel, fft_length=2 * size)]
     real, imaginary = ops.rfft(tiles, fft_length=2 * size)
     blocks = [_in_heads(part, tiles) for part in blocks]

@@ -20,6 +20,7 @@ from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.graphs.symmetric_series import Carry, SymmetricSeries
 from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.precision.own_gradient import kept_with
+from keras_graphattn.ops.precision.wide import pad, size_tensor, take
 from keras_graphattn.ops.trees.doubling import flat_parents
 from keras_graphattn.ops.trees.forests import Forest
 
@@ -29,12 +30,12 @@ Tensor = Any
 def depth_product(x: Tensor, table: Tensor, forest: Forest) -> Tensor:
     """`table_tree_product` by tables of depths: O(n) for each distance of the table."""
     table = ops.cast(table, x.dtype)
-    signal = ops.take(x, forest.order.astype("int32"), axis=0)  # (n, N, C), breadth first
+    signal = take(x, forest.order.astype("int32"), axis=0)  # (n, N, C), breadth first
     if forest.height == 0:
         found = signal * table[0][None, :, None]
     else:
         found = kept_with(forest, _series_of_forest)(signal, table)
-    return ops.take(found, forest.position.astype("int32"), axis=0)
+    return take(found, forest.position.astype("int32"), axis=0)
 
 
 def _series_of_forest(forest: Forest) -> SymmetricSeries:
@@ -71,7 +72,7 @@ def _step_of_batch(carry: Carry, rows: Tensor, child: Tensor) -> Carry:
     near, below, before = carry
     rows = ops.cast(rows, "int32")
     deeper = sum_rows(child * below, rows, ops.shape(rows)[0])
-    return deeper + child * (ops.take(near, rows, axis=0) - before), deeper, below
+    return deeper + child * (take(near, rows, axis=0) - before), deeper, below
 
 
 def distances_of_batch(
@@ -99,22 +100,22 @@ def distances_of_batch(
     weights = ops.cast(has_parent, "float32")
     if edge_weights is not None:
         weights = ops.where(has_parent, ops.reshape(at_least_float32(edge_weights), (-1,)), 0.0)
-    beyond = ops.cast(batch * length, "int32")  # one more row of zeros, the parent of all roots
+    beyond = size_tensor(batch * length, "int32")  # one more row of zeros, the parent of all roots
     jump = ops.where(has_parent, roots, beyond)
     jump = ops.concatenate([jump, ops.reshape(beyond, (1,))], axis=0)
     tables = []  # the ancestors 1, 2, 4, ... edges up, (B T + 1,) each
     for _ in range(int(depth).bit_length()):
         tables.append(jump)
-        jump, roots = ops.take(jump, jump, axis=0), ops.take(roots, roots, axis=0)
+        jump, roots = take(jump, jump, axis=0), take(roots, roots, axis=0)
 
     def down(x: Tensor) -> Tensor:
-        x = ops.pad(x, ((0, 1), (0, 0)))
+        x = pad(x, ((0, 1), (0, 0)))
         for table in tables:
-            x = x + ops.take(x, table, axis=0)
+            x = x + take(x, table, axis=0)
         return x[:-1]
 
     def columns(x: Tensor) -> Tensor:
-        return ops.reshape(down(ops.reshape(x, (-1, length))), (batch, length, length))
+        return ops.reshape(down(ops.reshape(x, (batch * length, length))), (batch, length, length))
 
     lengths = ops.reshape(weights, (batch, length, 1))
     own = ops.ones_like(lengths) * ops.eye(length, dtype=weights.dtype)[None]

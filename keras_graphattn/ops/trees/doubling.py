@@ -7,14 +7,15 @@ that come with each batch (`doubling_plan_of_batch`).
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 from keras import ops
 
+from keras_graphattn.checks.known_values import cached
 from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.ops.precision.wide import take
 from keras_graphattn.ops.trees.forests import Forest, jumps
 from keras_graphattn.ops.trees.levels import Sweep, TreePlan, plan_in_order
 
@@ -110,7 +111,7 @@ def doubling_plan_of_batch(parents: Tensor, edge_weights: Tensor | None, depth: 
     return replace(plan, has_parent=has_parent, weights=weights, tensors=tensors, of=of)
 
 
-@lru_cache
+@cached
 def _plan_of_rows(depth: int) -> Callable[[Tensor], TreePlan]:
     """Returns the function from the rows of parents to the two sweeps, the same for one depth."""
 
@@ -118,7 +119,7 @@ def _plan_of_rows(depth: int) -> Callable[[Tensor], TreePlan]:
         rows = ops.cast(rows_as_floats, "int32")
         tables = [rows]
         while 2 ** len(tables) <= depth:
-            tables.append(ops.take(tables[-1], tables[-1], axis=0))
+            tables.append(take(tables[-1], tables[-1], axis=0))
         return TreePlan(None, None, rows, None, None, _sweep(tables, True), _sweep(tables, False))
 
     return of
@@ -133,9 +134,9 @@ def _sweep(tables: list[Tensor], upwards: bool) -> Sweep:
             if upwards:
                 x = x + sum_rows(decay * x, jump, count)
             else:
-                x = x + decay * ops.take(x, jump, axis=0)
+                x = x + decay * take(x, jump, axis=0)
             if k + 1 < len(tables):  # the decay to the ancestor twice as far up
-                decay = decay * ops.take(decay, jump, axis=0)
+                decay = decay * take(decay, jump, axis=0)
         return x
 
     return sweep

@@ -26,6 +26,8 @@ from keras import ops
 
 from keras_graphattn.checks.arguments import checked, instance, one_of, optional, tensor
 from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient, kept_with
+from keras_graphattn.ops.precision.wide import take
+from keras_graphattn.ops.softmax.blocks import where_needed
 from keras_graphattn.ops.trees.choice import sweep_path, way_of_running
 from keras_graphattn.ops.trees.doubling import doubling_plan
 from keras_graphattn.ops.trees.forests import Array, Forest
@@ -128,8 +130,8 @@ def _gradient(
     _, decay, *topology = tensors
     plan, (below, near, above) = _plan_of(owner, tuple(topology)), kept
     other_below, other_near, other_above = _sweeps(upstream[0], decay[..., None], plan)
-    terms = other_below * (near + ops.take(above, plan.parents, axis=0))
-    terms = terms + below * (other_near + ops.take(other_above, plan.parents, axis=0))
+    terms = other_below * (near + take(above, plan.parents, axis=0))
+    terms = terms + below * (other_near + take(other_above, plan.parents, axis=0))
     other = _moved(other_below + other_above, plan.position)
     return other, ops.sum(terms, axis=-1), *(None for _ in topology)
 
@@ -145,14 +147,14 @@ def _sweeps(x: Tensor, decay: Tensor, plan: TreePlan) -> tuple[Tensor, Tensor, T
     carried = decay * below
 
     def by_sum() -> Tensor:
-        return ops.take(x, plan.parents, axis=0) + sums_of_siblings(carried, plan)
+        return take(x, plan.parents, axis=0) + sums_of_siblings(carried, plan)
 
     def by_difference() -> Tensor:
-        return ops.take(below, plan.parents, axis=0) - carried
+        return take(below, plan.parents, axis=0) - carried
 
-    near = ops.cond(ops.any(decay > 1.0), by_sum, by_difference)
+    near = where_needed(ops.any(decay > 1.0), by_sum, by_difference)
     return below, near, plan.down(decay * near, decay)
 
 
 def _moved(x: Tensor, places: Any) -> Tensor:
-    return x if places is None else ops.take(x, places, axis=0)
+    return x if places is None else take(x, places, axis=0)

@@ -16,6 +16,7 @@ from keras import ops
 
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.precision.own_gradient import kept_with
+from keras_graphattn.ops.precision.wide import pad, take
 from keras_graphattn.ops.toeplitz.fourier import fast_fourier_length
 from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product
 from keras_graphattn.ops.trees.centroids import centroid_incidences
@@ -122,7 +123,7 @@ def _hankel_products(x: Tensor, table: Tensor, shapes: list[tuple[int, int]], sh
         values = table_values(table, shift, 2 * size - 1)
         if size <= LARGEST_MATRIX:
             places = np.arange(size)[:, None] + np.arange(size)  # d + e
-            matrix = ops.reshape(ops.take(values, places.ravel(), axis=0), (size, size, -1))
+            matrix = ops.reshape(take(values, places.ravel(), axis=0), (size, size, -1))
             product = matrix_products(signal, matrix)
         elif table.shape[0] - shift < 2 * size - 1:
             last = table.shape[0] - 1 - shift - (size - 1)  # d - (size - 1 - e) of the last factor
@@ -139,7 +140,7 @@ def table_values(table: Tensor, first: int, count: int) -> Tensor:
     """f(first) ... f(first + count - 1), (count, N); 0 after the end of the table."""
     known = table[first : first + count]
     missing = count - known.shape[0]
-    return ops.pad(known, ((0, missing), (0, 0))) if missing else known
+    return pad(known, ((0, missing), (0, 0))) if missing else known
 
 
 def matrix_products(x: Tensor, matrix: Tensor) -> Tensor:
@@ -154,8 +155,8 @@ def matrix_products(x: Tensor, matrix: Tensor) -> Tensor:
 def _by_transform(x: Tensor, values: Tensor, size: int) -> Tensor:
     """The Hankel product as a circular correlation, so long that no index wraps around."""
     length = fast_fourier_length(2 * size - 1)
-    signal = ops.transpose(ops.pad(x, ((0, 0), (0, length - size), (0, 0), (0, 0))), (0, 2, 3, 1))
-    kernel = ops.transpose(ops.pad(values, ((0, length - 2 * size + 1), (0, 0))))
+    signal = ops.transpose(pad(x, ((0, 0), (0, length - size), (0, 0), (0, 0))), (0, 2, 3, 1))
+    kernel = ops.transpose(pad(values, ((0, length - 2 * size + 1), (0, 0))))
     kernel_real, kernel_imaginary = ops.rfft(kernel[None, :, None, :], fft_length=length)
     real, imaginary = ops.rfft(signal, fft_length=length)
     # the conjugate of the signal's transform times the kernel's: (groups, N, C, frequencies)

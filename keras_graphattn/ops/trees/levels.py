@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
+from keras_graphattn.ops.precision.wide import take
 from keras_graphattn.ops.trees.forests import Array, Forest
 
 Tensor = Any
@@ -134,7 +135,7 @@ def scan_plan(forest: Forest) -> TreePlan:
     def down(x: Tensor, decay: Tensor) -> Tensor:
         def step(above: Tensor, level: Any) -> Any:
             x, decay, sources = level
-            found = x + decay * ops.take(above, sources, axis=0)
+            found = x + decay * take(above, sources, axis=0)
             return found, found
 
         levels = by_level(x), by_level(decay), ops.convert_to_tensor(inside)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_graphattn.ops.precision.wide import size_tensor, take
 from keras_graphattn.ops.trees.levels import TreePlan
 
 Tensor = Any
@@ -31,19 +32,20 @@ def sums_of_siblings(x: Tensor, plan: TreePlan) -> Tensor:
         return _sums_of_others(x, family, largest)
     order = ops.argsort(family)
     largest = count if isinstance(count, int) else 2**24
-    found = _sums_of_others(ops.take(x, order, axis=0), ops.take(family, order, axis=0), largest)
-    return ops.take(found, ops.argsort(order), axis=0)
+    found = _sums_of_others(take(x, order, axis=0), take(family, order, axis=0), largest)
+    return take(found, ops.argsort(order), axis=0)
 
 
 def _sums_of_others(x: Tensor, family: Tensor, largest: int) -> Tensor:
     """The sum over the other rows of the same family; rows of a family are consecutive."""
-    places = ops.arange(ops.shape(x)[0], dtype="int32")
+    count = ops.shape(x)[0]
+    places, last = ops.arange(count, dtype="int32"), size_tensor(count - 1, "int32")
 
     def moved(x: Tensor, step: int) -> Tensor:
-        source = ops.clip(places - step, 0, ops.shape(x)[0] - 1)
-        same = ops.equal(ops.take(family, source, axis=0), family)
+        source = ops.minimum(ops.maximum(places - step, 0), last)
+        same = ops.equal(take(family, source, axis=0), family)
         same = ops.logical_and(same, ops.equal(source, places - step))
-        return ops.where(same[:, None, None], ops.take(x, source, axis=0), ops.cast(0.0, x.dtype))
+        return ops.where(same[:, None, None], take(x, source, axis=0), ops.cast(0.0, x.dtype))
 
     sides = []
     for sign in (1, -1):

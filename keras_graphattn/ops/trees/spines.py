@@ -25,6 +25,7 @@ from keras import ops
 
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.precision.own_gradient import kept_with
+from keras_graphattn.ops.precision.wide import take
 from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
 from keras_graphattn.ops.toeplitz.rows import toeplitz_matrix
 from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product
@@ -115,7 +116,7 @@ def _products(x: Tensor, table: Tensor, shift: int, spines: list[tuple[int, int]
         signal = ops.reshape(x[start : start + count * places], (count, places, heads, columns))
         start += count * places
         offsets = np.abs(np.arange(1 - places, places)).astype("int32")
-        factors = ops.transpose(ops.take(table_values(table, shift, places), offsets, axis=0))
+        factors = ops.transpose(take(table_values(table, shift, places), offsets, axis=0))
         last = table.shape[0] - 1 - shift
         if places <= LARGEST_MATRIX:
             product = matrix_products(signal, ops.transpose(toeplitz_matrix(factors), (1, 2, 0)))
