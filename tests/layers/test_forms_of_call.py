@@ -168,6 +168,20 @@ def test_the_mask_reaches_the_pooling_in_training_and_after_loading(kind, tmp_pa
     np.testing.assert_allclose(loaded.predict(IDS, verbose=0), expected, rtol=1e-4)
 
 
+def test_masks_that_keras_finds_are_no_part_of_a_functional_model(tmp_path):
+    """Else files of models with several layers would hold operations of one name."""
+    inputs = keras.Input((None,), dtype="int32")
+    first, second = (layers.GraphFilterAttention(HEADS, SIZE) for _ in range(2))
+    model = keras.Model(inputs, second(query=first(embedding()(inputs))))
+    for layer in (first, second):
+        (node,) = model.get_layer(layer.name)._inbound_nodes
+        assert not [name for name in node.arguments.kwargs if "mask" in name]
+    model.save(tmp_path / "model.keras")
+    keras.utils.clear_session()  # names begin anew, as in another process
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(to_numpy(loaded(IDS)), to_numpy(model(IDS)), atol=1e-6)
+
+
 def test_two_names_of_one_mask_are_refused():
     x = embedding()(IDS)
     with pytest.raises(ValueError, match="`mask` and `query_mask` are two names of one mask"):

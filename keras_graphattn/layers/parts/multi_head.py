@@ -99,6 +99,8 @@ class MultiHeadLayer(CoefficientRate, ConversionMark, keras.layers.MultiHeadAtte
         if len(args) > len(names):
             return super().__call__(*args, **kwargs)  # raises Python's own error
         found = check_call(dict(zip(names, args, strict=False)) | kwargs)
+        if isinstance(found["query"], keras.KerasTensor):
+            found.setdefault("value")  # a call by keywords: Keras leaves masks out of the graph
         args = tuple(found.pop(name) for name in names[: len(args)])
         with undone_if_refused(self):
             return super().__call__(*args, **found)
