@@ -42,7 +42,7 @@ def fast_fourier_length(length: int) -> int:
     half = max(1, -(-length // 2))
     powers = range(half.bit_length())
     odd = [3**i * 5**j for i in powers for j in powers if 3**i * 5**j < 2 * half]
-    return 2 * min(factor << (-(-half // factor) - 1).bit_length() for factor in odd)
+    return int(2 * min(factor << (-(-half // factor) - 1).bit_length() for factor in odd))
 
 
 @checked(table=tensor("_ ..."), x=tensor("B T N D"))
