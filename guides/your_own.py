@@ -83,7 +83,9 @@ class PowerLaw(Mask):
         return {"exponent": ops.convert_to_tensor(self.exponent)}  # (N,)
 
     def _rows(self, positions, length, parameters, inputs):
-        distance = ops.abs(positions[:, None] - ops.arange(length, dtype="int32")[None, :])  # (R, T)
+        distance = ops.abs(
+            positions[:, None] - ops.arange(length, dtype="int32")[None, :]
+        )  # (R, T)
         exponent = parameters["exponent"][None, :, None, None]
         logarithms = ops.log(1.0 + ops.cast(distance, exponent.dtype))
         return ops.exp(-exponent * logarithms)  # (1, N, R, T)
