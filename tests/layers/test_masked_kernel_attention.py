@@ -309,7 +309,7 @@ def test_redrawing_random_features():
 
 
 BAD = [
-    ({"mask": "causal"}, "`mask` must be a mask"),
+    ({"mask": 3}, "`mask` must be one of"),
     ({"feature_map": "cosine"}, "`feature_map` must be one of"),
     ({"feature_map": lambda x: x}, "must be registered"),
     ({"path": "fft"}, "`path` must be one of"),

@@ -327,7 +327,7 @@ def test_one_start_is_given():
         ("--where last:9 --epochs 1", ["last:9"]),
         ("--exponents 0.5 --attention p_laplacian", ["--exponents", "0.5"]),
         ("--validation-fraction 0.001", ["--validation-fraction"]),
-        ("--data-dir nowhere", ["nowhere", "train.tsv"]),
+        ("--data-dir nowhere", ["nowhere", "folder"]),
         ("--learning-rate 0", ["--learning-rate"]),
         (f"--backend {OTHER}", [BACKEND, OTHER]),
     ],
