@@ -254,9 +254,8 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
 
         One row of (U * g(S)) V^T, V the softmax over the tokens up to this one.
         """
-        seen = ops.logical_and(
-            mask[:, 0, 0], ops.arange(logits.shape[1], dtype="int32")[None] <= index
-        )  # (B, S)
+        columns = ops.arange(logits.shape[1], dtype="int32")
+        seen = ops.logical_and(mask[:, 0, 0], columns[None] <= index)  # (B, S)
         seen = ops.broadcast_to(seen, ops.shape(logits)[:2])
         right = right_singular_vectors(logits, seen)
         row = singular_value_matrix(filtered, right)  # (B, N, 1, S)

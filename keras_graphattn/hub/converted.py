@@ -94,9 +94,8 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         window = self.adapter.window(self)
         if window is not None:
             rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
-            columns = ops.arange(
-                ops.shape(query)[1] if mask is None else ops.shape(mask)[-1], dtype="int32"
-            )
+            length = ops.shape(query)[1] if mask is None else ops.shape(mask)[-1]
+            columns = ops.arange(length, dtype="int32")
             behind = rows[:, None] - columns[None, :]  # (t, S)
             before, after = window
             seen = all_of(
