@@ -168,7 +168,7 @@ def test_files_that_are_not_zinc_are_refused(content, words, tmp_path, monkeypat
     ("wrong", "words"),
     [
         ("--dataset zinc", ["zinc", "--data-dir", "train.pickle"]),
-        ("--dataset zinc --data-dir {folder}", ["cannot be read", "train.pickle"]),
+        ("--dataset zinc --data-dir {folder}", ["--data-dir", "train.pickle"]),
         ("--dataset zinc --data-dir {folder}/bonds", ["cannot be read", "1 to 3", "4"]),
         ("--dataset zinc --data-dir {folder}/apart", ["cannot be read", "symmetric"]),
         ("--dataset zinc --data-dir {folder}/index", ["cannot be read", "from 0 to 0"]),
