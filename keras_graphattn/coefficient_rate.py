@@ -2,8 +2,7 @@
 
 from typing import Any, ClassVar
 
-from keras_graphattn.checks.arguments import number, optional
-from keras_graphattn.checks.layer_calls import WeightsAfterBuild
+from keras_graphattn.checks import number, optional
 
 NAME = "coefficient_learning_rate_multiplier"
 MARK = "learning_rate_multiplier"  # an attribute of variables; their layer or mask sets it
@@ -15,6 +14,23 @@ MASK_MULTIPLIER = 30.0
 FINE_TUNING_MULTIPLIER = 100.0  # of layers made by `convert`: 5e-3 if other weights have 5e-5
 
 positive = number(above=0.0)
+
+
+class WeightsAfterBuild:
+    """Base of layers that say "build first" where a weight is read before it exists."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Python calls it only for an attribute that is not found; torch keeps sublayers there."""
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            message = f"'{type(self).__name__}' object has no attribute '{name}'"
+            if not name.startswith("_") and not vars(self).get("built", True):
+                message += (
+                    ". The layer is not built, and its weights do not exist yet: build it first, "
+                    "or call it on data once."
+                )
+            raise AttributeError(message, name=name, obj=self) from None
 
 
 class CoefficientRate(WeightsAfterBuild):

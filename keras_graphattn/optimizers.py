@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks.arguments import optional
+from keras_graphattn.checks import optional
 from keras_graphattn.coefficient_rate import MARK, NAME, positive
 
 __all__ = [

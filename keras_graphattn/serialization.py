@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from keras_graphattn.checks.names import did_you_mean
+from keras_graphattn.checks import did_you_mean
 
 Found = TypeVar("Found")
 

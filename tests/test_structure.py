@@ -11,8 +11,10 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Each folder may import only from itself and from the folders in the lines before it.
 ORDER = (
+    ("types",),
     ("checks", "version", "keras_internals"),
-    ("ops", "serialization", "coefficient_rate"),
+    ("numerics", "serialization", "coefficient_rate"),
+    ("ops",),
     ("filters", "feature_maps", "masks", "graphs", "optimizers"),
     ("layers",),
     ("hub", "analysis", "distribution", "export"),

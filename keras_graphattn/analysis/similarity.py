@@ -4,9 +4,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, mask, optional, tensor
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import largest
+from keras_graphattn.checks import checked, mask, optional, tensor
+from keras_graphattn.numerics.precision import at_least_float32, largest
 
 Tensor = Any
 

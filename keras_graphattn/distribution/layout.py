@@ -14,7 +14,15 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks import distribution as arguments
+from keras_graphattn.distribution.checks import (
+    axis_of,
+    built,
+    check_backend,
+    mesh,
+    paths_in,
+    rules_on,
+    size_of_matrix,
+)
 from keras_graphattn.distribution.table import Row, Table
 from keras_graphattn.feature_maps import Favor
 from keras_graphattn.keras_internals import walk
@@ -79,12 +87,12 @@ def layout_map(
 
     Source: Shoeybi et al., "Megatron-LM", arXiv 1909.08053, Section 3, for the split of a block.
     """
-    arguments.check_backend()
-    arguments.built("model", model, {})
-    arguments.mesh("device_mesh", device_mesh, {})
-    arguments.axis_of(device_mesh)("axis", axis, {})
-    arguments.paths_in(model)("replicate", replicate, {})
-    arguments.large("large", large, {})
+    check_backend()
+    built("model", model, {})
+    mesh("device_mesh", device_mesh, {})
+    axis_of(device_mesh)("axis", axis, {})
+    paths_in(model)("replicate", replicate, {})
+    size_of_matrix("large", large, {})
     devices = _size_of(device_mesh, axis)
     wanted: dict[str, Axes] = {}
     for layer in walk(model):
@@ -125,10 +133,10 @@ def check_layout_map(
     Warns:
         UserWarning: If neither a rule nor `replicate` matches a large matrix.
     """
-    arguments.built("model", model, {})
-    arguments.rules_on()("rules", rules, {})
-    arguments.paths_in(model)("replicate", replicate, {})
-    arguments.large("large", large, {})
+    built("model", model, {})
+    rules_on()("rules", rules, {})
+    paths_in(model)("replicate", replicate, {})
+    size_of_matrix("large", large, {})
     unused = set(rules)
     masks = {id(v) for layer in walk(model) if isinstance(layer, Mask) for v in layer.variables}
     rows, whole = [], []

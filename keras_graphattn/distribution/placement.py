@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks import distribution as arguments
+from keras_graphattn.distribution.checks import built, check_backend
 from keras_graphattn.distribution.layout import check_layout_map
 from keras_graphattn.keras_internals import compiled_metrics, layouts_of, place_again
 
@@ -36,10 +36,10 @@ def distribute(model: Any) -> Any:
     ...     with keras.distribution.DataParallel().scope():
     ...         layer = distribute(layer)
     """
-    arguments.check_backend(
+    check_backend(
         "On tensorflow, build and compile the model in the scope of a tf.distribute strategy."
     )
-    arguments.built("model", model, {})
+    built("model", model, {})
     distribution = keras.distribution.distribution()
     if distribution is None:
         raise ValueError(

@@ -4,8 +4,8 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks import distribution as arguments
-from keras_graphattn.checks.arguments import optional, whole
+from keras_graphattn.checks import optional, whole
+from keras_graphattn.distribution.checks import axis_of, check_backend, mesh, rules_on
 
 
 class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
@@ -53,9 +53,9 @@ class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
         layout_map: Any = None,
         shortest: int = 128,
     ) -> None:
-        arguments.check_backend()
-        arguments.mesh("device_mesh", device_mesh, {})
-        axis = arguments.axis_of(device_mesh)
+        check_backend()
+        mesh("device_mesh", device_mesh, {})
+        axis = axis_of(device_mesh)
         axis("sequence_axis", sequence_axis, {})
         optional(axis)("batch_axis", batch_axis, {})
         if batch_axis == sequence_axis:
@@ -63,7 +63,7 @@ class SequenceParallel(keras.distribution.ModelParallel):  # type: ignore[misc]
                 "`batch_axis` must be another axis of the mesh than `sequence_axis`. Received: "
                 f"{batch_axis!r} for both."
             )
-        optional(arguments.rules_on(device_mesh))("layout_map", layout_map, {})
+        optional(rules_on(device_mesh))("layout_map", layout_map, {})
         layout_map = keras.distribution.LayoutMap(device_mesh) if layout_map is None else layout_map
         self.sequence_axis, self.batch_axis = sequence_axis, batch_axis
         self.shortest = whole()("shortest", shortest, {})

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks.arguments import Sizes, checked, folder, number, optional, text, whole
+from keras_graphattn.checks import Sizes, checked, folder, number, optional, text, whole
 from keras_graphattn.export.batches import checked_batch
 from keras_graphattn.export.signature import DEFAULT, Specs
 from keras_graphattn.version import INSTALL_EXTRA

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks.arguments import checked, folder, optional
+from keras_graphattn.checks import checked, folder, optional
 from keras_graphattn.export.graph import write_graph
 from keras_graphattn.export.requests import VERSION
 from keras_graphattn.export.scratch import locked_scratch

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_graphattn.checks.arguments import optional, whole
+from keras_graphattn.checks import optional, whole
 
 Model = Any
 Structure = Any

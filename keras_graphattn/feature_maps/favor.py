@@ -7,14 +7,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_graphattn.checks.arguments import optional, whole
+from keras_graphattn.checks import optional, whole
 from keras_graphattn.feature_maps.feature_map import FeatureMap
+from keras_graphattn.numerics.precision import at_least_float32
 from keras_graphattn.ops.kernel.features import (
     favor_key_features,
     favor_query_features,
     orthogonal_features,
 )
-from keras_graphattn.ops.precision.float32 import at_least_float32
 
 Tensor = Any
 

@@ -7,8 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import largest
+from keras_graphattn.numerics.precision import at_least_float32, largest
 from keras_graphattn.serialization import restored
 
 Tensor = Any

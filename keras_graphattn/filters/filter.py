@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from keras_graphattn.checks.arguments import is_list, numpy_of
+from keras_graphattn.checks import is_list, numpy_of
 from keras_graphattn.filters.starts import STARTS, check_start
 from keras_graphattn.ops.filters.polynomials import check_order
 

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_graphattn.filters.filter import NamedFilter, Operator
 from keras_graphattn.filters.starts import STARTS
-from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.numerics.precision import at_least_float32
 
 Tensor = Any
 

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import number
+from keras_graphattn.checks import number
 from keras_graphattn.filters.filter import NamedFilter, Operator
-from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.numerics.precision import at_least_float32
 
 Tensor = Any
 

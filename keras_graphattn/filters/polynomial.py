@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_graphattn.checks.arguments import is_list
+from keras_graphattn.checks import is_list
 from keras_graphattn.filters.filter import Filter, Operator, of_heads
 from keras_graphattn.filters.starts import STARTS
 from keras_graphattn.ops.filters.operator_filters import (

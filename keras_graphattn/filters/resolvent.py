@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, number
+from keras_graphattn.checks import flag, number
 from keras_graphattn.filters.filter import NamedFilter, Operator
-from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.numerics.precision import at_least_float32
 
 Tensor = Any
 

@@ -7,8 +7,7 @@ tokens. So A keeps what they have in common (low frequencies), and I - A keeps t
 from collections.abc import Sequence
 from typing import Any
 
-from keras_graphattn.checks.arguments import is_one_of
-from keras_graphattn.checks.names import did_you_mean
+from keras_graphattn.checks import did_you_mean, is_one_of
 
 STARTS = {
     "plain": (0.0, 1.0, 0.0),  # A

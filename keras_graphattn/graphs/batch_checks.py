@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_graphattn.checks.arguments import whole
+from keras_graphattn.checks import whole
 from keras_graphattn.graphs.graph import Array, Graph
 
 

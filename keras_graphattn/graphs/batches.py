@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_graphattn.checks.arguments import flag, is_list, optional, whole
+from keras_graphattn.checks import flag, is_list, optional, whole
 from keras_graphattn.graphs.batch_checks import (
     check_alike,
     check_arrays,

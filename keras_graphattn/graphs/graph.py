@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from keras_graphattn.checks.arguments import numpy_of, optional, whole
+from keras_graphattn.checks import numpy_of, optional, whole
 from keras_graphattn.ops.graphs.edge_lists import repeated_edges
 from keras_graphattn.ops.graphs.graphs import graph_edges, read_graph
 

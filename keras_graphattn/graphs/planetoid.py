@@ -14,8 +14,8 @@ import numpy as np
 import scipy.sparse
 from numpy._core import multiarray
 
-from keras_graphattn.checks.arguments import folder as local_folder
-from keras_graphattn.checks.arguments import text
+from keras_graphattn.checks import folder as local_folder
+from keras_graphattn.checks import text
 from keras_graphattn.graphs.graph import Array, Graph
 from keras_graphattn.graphs.tables import Table, read_table
 from keras_graphattn.graphs.unpickling import RestrictedUnpickler

@@ -21,8 +21,8 @@ import keras
 import numpy as np
 from scipy.sparse.csgraph import shortest_path
 
-from keras_graphattn.checks.arguments import flag, is_list, one_of, optional, whole
-from keras_graphattn.checks.arguments import folder as local_folder
+from keras_graphattn.checks import flag, is_list, one_of, optional, whole
+from keras_graphattn.checks import folder as local_folder
 from keras_graphattn.graphs.graph import Array, Graph
 from keras_graphattn.graphs.spectrum import smallest_eigenpairs
 from keras_graphattn.ops.graphs.graphs import graph_operator

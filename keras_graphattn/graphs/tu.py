@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_graphattn.checks.arguments import folder as local_folder
+from keras_graphattn.checks import folder as local_folder
 from keras_graphattn.graphs.graph import Array, Graph
 from keras_graphattn.graphs.tables import Table, numbers_of, read_table, wrong_line
 

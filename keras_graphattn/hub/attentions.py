@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks.names import did_you_mean, plain_name
+from keras_graphattn.checks import did_you_mean, plain_name
 from keras_graphattn.hub.adapters import (
     ADAPTERS,
     StockAdapter,

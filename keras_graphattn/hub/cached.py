@@ -19,8 +19,7 @@ from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 from keras_graphattn.layers.parts.multi_head import Masks
-from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
-from keras_graphattn.ops.precision.wide import pad
+from keras_graphattn.numerics.precision import at_least_float32, pad, zero_where_masked
 from keras_graphattn.ops.singular.attention import (
     left_singular_vectors,
     right_singular_vectors,

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_graphattn import filters
-from keras_graphattn.checks.arguments import is_one_of, whole
+from keras_graphattn.checks import is_one_of, whole
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.grouped_cache import GroupedOperator, Step, in_all_heads
 from keras_graphattn.hub.logits import Logits

@@ -5,15 +5,14 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import is_list, whole
+from keras_graphattn.checks import is_list, whole
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.grouped_cache import Step, in_all_heads
 from keras_graphattn.hub.logits import DROPOUT, Logits
 from keras_graphattn.layers.p_laplacian_attention import apply_weights, check_distances, exponents
-from keras_graphattn.ops.precision.float32 import zero_where_masked
-from keras_graphattn.ops.precision.wide import pad
+from keras_graphattn.numerics.blocks import map_query_blocks
+from keras_graphattn.numerics.precision import pad, zero_where_masked
 from keras_graphattn.ops.softmax.attention import scaled
-from keras_graphattn.ops.softmax.blocks import map_query_blocks
 from keras_graphattn.ops.softmax.masks import (
     AttentionMask,
     block_mask,

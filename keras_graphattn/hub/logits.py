@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.ops.precision.float32 import at_least_float32, masked_softmax
+from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
 from keras_graphattn.ops.softmax.attention import attention_matrix, score_operands
 
 Tensor = Any

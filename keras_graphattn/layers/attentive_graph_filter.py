@@ -5,14 +5,14 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, optional, size, tensor
-from keras_graphattn.checks.arguments import mask as mask_of
-from keras_graphattn.checks.layer_calls import check_one_axis
-from keras_graphattn.checks.layer_options import refuse_options
+from keras_graphattn.checks import checked, optional, size, tensor
+from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.filters import Filter, Polynomial
 from keras_graphattn.layers.parts import singular_decoding
 from keras_graphattn.layers.parts.copying import copy_projections
 from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
+from keras_graphattn.layers.parts.layer_calls import check_one_axis
+from keras_graphattn.layers.parts.layer_options import refuse_options
 from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer
 from keras_graphattn.layers.parts.orthogonality import (
     add_orthogonality,
@@ -24,8 +24,7 @@ from keras_graphattn.layers.parts.singular_options import (
     start_of_theta,
     token_mask,
 )
-from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
-from keras_graphattn.ops.precision.wide import tanh
+from keras_graphattn.numerics.precision import at_least_float32, tanh, zero_where_masked
 from keras_graphattn.ops.singular.attention import (
     attend_to_context,
     left_singular_vectors,

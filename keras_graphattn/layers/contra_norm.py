@@ -5,14 +5,14 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import number
+from keras_graphattn.checks import number
 from keras_graphattn.layers.parts.token_layer import TokenLayer
-from keras_graphattn.ops.precision.float32 import (
+from keras_graphattn.numerics.precision import (
     at_least_float32,
     masked_softmax,
+    matmul,
     zero_where_masked,
 )
-from keras_graphattn.ops.precision.wide import matmul
 
 Tensor = Any
 

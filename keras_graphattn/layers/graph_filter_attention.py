@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_graphattn import filters
-from keras_graphattn.checks.arguments import flag, is_one_of
+from keras_graphattn.checks import flag, is_one_of
 from keras_graphattn.layers.parts.dense import with_causal
 from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
 from keras_graphattn.layers.parts.self_attention import SelfAttention

@@ -6,17 +6,17 @@ import keras
 from keras import ops
 
 from keras_graphattn import feature_maps, masks
-from keras_graphattn.checks.arguments import flag, one_of, optional, whole
-from keras_graphattn.checks.layer_calls import check_one_axis
-from keras_graphattn.checks.layer_options import refuse_options
+from keras_graphattn.checks import flag, one_of, optional, whole
 from keras_graphattn.layers.parts.additive_score import AdditiveScore
 from keras_graphattn.layers.parts.dense import check_same_length, joined, mask_of_call
 from keras_graphattn.layers.parts.dynamic_walks import check_masks, check_walks, dynamic_factors
 from keras_graphattn.layers.parts.feature_layer import FeatureLayer
+from keras_graphattn.layers.parts.layer_calls import check_one_axis
+from keras_graphattn.layers.parts.layer_options import refuse_options
 from keras_graphattn.layers.parts.multi_head import Masks
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.masks.random_walk import RandomWalk
-from keras_graphattn.ops.precision.float32 import at_least_float32, masked_softmax, nan_where
+from keras_graphattn.numerics.precision import at_least_float32, masked_softmax, nan_where
 from keras_graphattn.ops.softmax.attention import matrix_operator, score_operands
 from keras_graphattn.ops.softmax.masks import zero_masked_rows
 from keras_graphattn.serialization import restored

@@ -6,8 +6,12 @@ import keras
 from keras import ops
 
 from keras_graphattn.layers.parts.token_layer import TokenLayer
-from keras_graphattn.ops.precision.float32 import at_least_float32, nan_where, zero_where_masked
-from keras_graphattn.ops.precision.wide import largest
+from keras_graphattn.numerics.precision import (
+    at_least_float32,
+    largest,
+    nan_where,
+    zero_where_masked,
+)
 
 Tensor = Any
 

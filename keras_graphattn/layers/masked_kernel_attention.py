@@ -6,19 +6,19 @@ import keras
 from keras import ops
 
 from keras_graphattn import feature_maps, filters
-from keras_graphattn.checks.arguments import checked, optional, size, tensor, whole
-from keras_graphattn.checks.arguments import mask as mask_of
-from keras_graphattn.checks.layer_calls import check_one_axis
-from keras_graphattn.checks.layer_options import refuse_options
+from keras_graphattn.checks import checked, optional, size, tensor, whole
+from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.layers.parts import kernel_decoding
 from keras_graphattn.layers.parts.copying import copy_projections
 from keras_graphattn.layers.parts.feature_layer import FeatureLayer
 from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
 from keras_graphattn.layers.parts.kernel_decoding import State
 from keras_graphattn.layers.parts.kernel_masks import checked_mask
+from keras_graphattn.layers.parts.layer_calls import check_one_axis
+from keras_graphattn.layers.parts.layer_options import refuse_options
 from keras_graphattn.layers.parts.multi_head import Masks
+from keras_graphattn.numerics.precision import nan_where
 from keras_graphattn.ops.kernel.attention import NormalisedOperator
-from keras_graphattn.ops.precision.float32 import nan_where
 from keras_graphattn.serialization import restored
 
 Tensor = Any

@@ -6,11 +6,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import is_finite, is_list, is_one_of
-from keras_graphattn.checks.layer_calls import check_one_axis
+from keras_graphattn.checks import is_finite, is_list, is_one_of
 from keras_graphattn.layers.parts.dense import with_causal
+from keras_graphattn.layers.parts.layer_calls import check_one_axis
 from keras_graphattn.layers.parts.self_attention import SelfAttention
-from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
+from keras_graphattn.numerics.precision import at_least_float32, zero_where_masked
 from keras_graphattn.ops.softmax.attention import scaled
 from keras_graphattn.ops.softmax.caching import Cache
 from keras_graphattn.ops.softmax.masks import AttentionMask, zero_masked_rows

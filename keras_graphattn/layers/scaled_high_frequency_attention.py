@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_graphattn.layers.parts.dense import attend_densely, check_same_length, with_causal
 from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer
-from keras_graphattn.ops.precision.float32 import at_least_float32, masked_softmax
+from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
 from keras_graphattn.ops.softmax.attention import attention_matrix, matrix_operator
 from keras_graphattn.ops.softmax.masks import zero_masked_rows
 

@@ -8,11 +8,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import is_list, is_whole, one_of, whole
+from keras_graphattn.checks import is_list, is_whole, one_of, whole
 from keras_graphattn.masks.fourier import FourierMask
 from keras_graphattn.masks.mask import Tensors
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import pad, take
+from keras_graphattn.numerics.precision import at_least_float32, pad, take
 from keras_graphattn.ops.toeplitz.fourier import table_shape, toeplitz_product
 from keras_graphattn.ops.toeplitz.rows import block_toeplitz_rows, toeplitz_matrix
 

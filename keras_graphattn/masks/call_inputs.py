@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import Rule, Sizes, check_shape, integers, tensor, whole
-from keras_graphattn.checks.known_values import known_value
+from keras_graphattn.checks import Rule, Sizes, check_shape, integers, known_value, tensor, whole
 from keras_graphattn.masks.input_checks import (
     bounded_inputs,
     check_values,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import Sizes, whole
+from keras_graphattn.checks import Sizes, whole
 from keras_graphattn.masks.call_inputs import Prepared, Tensors
 from keras_graphattn.masks.formed import FORMED_PATHS, formed_product
 from keras_graphattn.masks.input_checks import checked_positions, marked

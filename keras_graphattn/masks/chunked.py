@@ -8,6 +8,7 @@ from keras import ops
 from keras_graphattn.masks.input_checks import marked
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.masks.precision import in_one_dtype
+from keras_graphattn.numerics.precision import take
 from keras_graphattn.ops.kernel.chunks import (
     advanced_state,
     chunked_attention,
@@ -15,7 +16,6 @@ from keras_graphattn.ops.kernel.chunks import (
     segment_runs,
 )
 from keras_graphattn.ops.kernel.decays import Decay, decay_matrix
-from keras_graphattn.ops.precision.wide import take
 
 Tensor = Any
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import scipy.sparse
 
-from keras_graphattn.checks.arguments import number, optional
+from keras_graphattn.checks import number, optional
 from keras_graphattn.ops.graphs.diffusion import chebyshev_matrix
 from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph, spectrum_by_component
 from keras_graphattn.ops.graphs.heat import PositiveOperator, positive_operator

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.masks.mask import Mask, Tensors
-from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.numerics.precision import at_least_float32
 
 Tensor = Any
 

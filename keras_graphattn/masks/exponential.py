@@ -7,12 +7,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, whole
+from keras_graphattn.checks import flag, whole
 from keras_graphattn.masks.chunked import ChunkedMask, Form
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.topology import finite
+from keras_graphattn.numerics.precision import at_least_float32
 from keras_graphattn.ops.kernel.decays import Decay
-from keras_graphattn.ops.precision.float32 import at_least_float32
 
 Tensor = Any
 

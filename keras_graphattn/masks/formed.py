@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
+from keras_graphattn.numerics.blocks import map_query_blocks
+from keras_graphattn.numerics.precision import size_tensor
 from keras_graphattn.ops.kernel.attention import masked_scores
-from keras_graphattn.ops.precision.wide import size_tensor
-from keras_graphattn.ops.softmax.blocks import map_query_blocks
 
 if TYPE_CHECKING:
     from keras_graphattn.masks.mask import Mask, Tensors

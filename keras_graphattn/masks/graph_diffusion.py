@@ -7,7 +7,7 @@ import numpy as np
 import scipy.special
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, number, one_of, optional
+from keras_graphattn.checks import flag, number, one_of, optional
 from keras_graphattn.masks.diffusion_graph import (
     DiffusionGraph,
     inexact_resolvent,

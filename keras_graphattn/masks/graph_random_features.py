@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, number, one_of, seed_of
+from keras_graphattn.checks import flag, number, one_of, seed_of
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.modulations import read_modulation
 from keras_graphattn.masks.topology import (

@@ -12,8 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import integers
-from keras_graphattn.checks.known_values import known_value
+from keras_graphattn.checks import integers, known_value
 from keras_graphattn.ops.graphs.edge_lists import disagreeing, repeated_edges
 from keras_graphattn.ops.graphs.example_topology import (
     any_of_example,

@@ -7,12 +7,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, seed_of, whole
+from keras_graphattn.checks import flag, seed_of, whole
 from keras_graphattn.masks.mask import Mask, Tensors
+from keras_graphattn.numerics.blocks import first_of
+from keras_graphattn.numerics.precision import at_least_float32, pad, take
 from keras_graphattn.ops.kernel.attention import unmasked_attention
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import pad, take
-from keras_graphattn.ops.softmax.blocks import first_of
 
 Tensor = Any
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     Sizes,
     as_tensor,
     check_dtype_policy,
@@ -30,7 +30,7 @@ from keras_graphattn.masks.calls import (
 )
 from keras_graphattn.masks.feature_sums import attend_by_products
 from keras_graphattn.masks.formed import FORMED_PATHS
-from keras_graphattn.ops.precision.wide import take
+from keras_graphattn.numerics.precision import take
 
 Tensor = Any
 Tensors = dict[str, Tensor]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.special
 
-from keras_graphattn.checks.arguments import numpy_of, one_of, whole
+from keras_graphattn.checks import numpy_of, one_of, whole
 from keras_graphattn.masks.topology import finite
 from keras_graphattn.ops.graphs.random_features import modulation_of_series
 from keras_graphattn.ops.trees.forests import Array

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import is_list
+from keras_graphattn.checks import is_list
 from keras_graphattn.keras_internals import move
 from keras_graphattn.masks.chunked import Causal, ChunkedMask, Form
 from keras_graphattn.masks.feature_sums import attend_by_products

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, number, numpy_of, optional, seed_of, whole
+from keras_graphattn.checks import flag, number, numpy_of, optional, seed_of, whole
 from keras_graphattn.masks.calls import prepared_matrix
 from keras_graphattn.masks.input_checks import marked
 from keras_graphattn.masks.mask import Tensors

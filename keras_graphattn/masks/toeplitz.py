@@ -6,12 +6,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, whole
+from keras_graphattn.checks import flag, whole
 from keras_graphattn.masks.fourier import FourierMask
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.topology import finite
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import pad, take
+from keras_graphattn.numerics.precision import at_least_float32, pad, take
 from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
 from keras_graphattn.ops.toeplitz.rows import toeplitz_matrix, toeplitz_rows
 from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product

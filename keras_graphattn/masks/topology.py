@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import numpy_of, whole
+from keras_graphattn.checks import numpy_of, whole
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.masks.precision import widest_dtype
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import constant
+from keras_graphattn.numerics.precision import at_least_float32, constant
 
 Tensor = Any
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import one_of, optional, whole
+from keras_graphattn.checks import one_of, optional, whole
 from keras_graphattn.masks.input_checks import bounded_inputs, check_values
 from keras_graphattn.masks.mask import Tensors
 from keras_graphattn.masks.precision import widest_dtype
@@ -20,7 +20,7 @@ from keras_graphattn.masks.topology import (
     whole_number,
 )
 from keras_graphattn.masks.tree_forest import forest_config, read_forest
-from keras_graphattn.ops.precision.wide import pad, take
+from keras_graphattn.numerics.precision import pad, take
 from keras_graphattn.ops.trees.choice import sweep_path, way_of_running
 from keras_graphattn.ops.trees.distances import (
     depth_product_of_batch,

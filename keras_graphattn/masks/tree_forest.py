@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_graphattn.checks.arguments import numpy_of
+from keras_graphattn.checks import numpy_of
 from keras_graphattn.ops.trees.forests import Forest, forest_from_graph, forest_from_parents
 
 

@@ -1,5 +1,12 @@
 """Pure functions on tensors: no weights, any Keras backend."""
 
+from keras_graphattn.numerics.blocks import map_query_blocks
+from keras_graphattn.numerics.precision import (
+    at_least_float32,
+    hidden_logit,
+    masked_softmax,
+    zero_where_masked,
+)
 from keras_graphattn.ops.filters.operator_filters import (
     filter_matrix,
     first_order_filter,
@@ -49,12 +56,6 @@ from keras_graphattn.ops.kernel.features import (
     relu_features,
     squared_relu_features,
 )
-from keras_graphattn.ops.precision.float32 import (
-    at_least_float32,
-    hidden_logit,
-    masked_softmax,
-    zero_where_masked,
-)
 from keras_graphattn.ops.singular.attention import (
     attend_to_context,
     left_singular_vectors,
@@ -74,7 +75,6 @@ from keras_graphattn.ops.softmax.attention import (
     matrix_operator,
     softmax_operator,
 )
-from keras_graphattn.ops.softmax.blocks import map_query_blocks
 from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator
 from keras_graphattn.ops.softmax.caching import (
     CachedOperator,

@@ -46,7 +46,7 @@ def found_by(function, inputs, monkeypatch, plain):
     """Outputs, without a gradient too, gradients, and products with the Hessian."""
     import torch
 
-    from keras_graphattn.ops.precision import torch_gradient
+    from keras_graphattn.numerics import torch_gradient
 
     with monkeypatch.context() as patch:
         if plain:
@@ -104,7 +104,7 @@ def test_what_is_hidden_may_be_any_number(make, number, monkeypatch):
     function = make(MASKS["padding"])
     quick = to_numpy(function(*inputs).detach())
     with monkeypatch.context() as patch:
-        patch.setattr("keras_graphattn.ops.precision.torch_gradient._are_ordinary", lambda _: False)
+        patch.setattr("keras_graphattn.numerics.torch_gradient._are_ordinary", lambda _: False)
         plain = to_numpy(function(*inputs).detach())
     assert np.isfinite(quick).all()
     np.testing.assert_allclose(quick, plain, atol=1e-6)

@@ -10,7 +10,7 @@ from keras import ops
 from keras_graphattn.analysis.smoothing.collect import LayerCollector
 from keras_graphattn.analysis.smoothing.passes import Recorder
 from keras_graphattn.analysis.smoothing.report import SmoothingReport
-from keras_graphattn.checks.arguments import flag, optional, whole
+from keras_graphattn.checks import flag, optional, whole
 
 Tensor = Any
 ARRAYS = (dict, list, tuple)  # of arrays: the inputs of one model

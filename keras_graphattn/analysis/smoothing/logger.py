@@ -10,7 +10,7 @@ import keras
 from keras_graphattn.analysis.smoothing import files
 from keras_graphattn.analysis.smoothing.inspection import check_data, inspect_smoothing
 from keras_graphattn.analysis.smoothing.report import SmoothingReport
-from keras_graphattn.checks.arguments import whole
+from keras_graphattn.checks import whole
 
 
 class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]

@@ -7,7 +7,7 @@ import numpy as np
 
 from keras_graphattn.analysis.figures import new_figure, own_or_new_axis
 from keras_graphattn.analysis.smoothing.report import HeadMeasures, SmoothingReport
-from keras_graphattn.checks.arguments import flag, is_list, is_whole
+from keras_graphattn.checks import flag, is_list, is_whole
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 DEPTHS = "viridis"

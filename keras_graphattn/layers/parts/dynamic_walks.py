@@ -7,9 +7,9 @@ from keras import ops
 from keras_graphattn.layers.parts.kernel_masks import is_key_mask
 from keras_graphattn.layers.parts.multi_head import Masks
 from keras_graphattn.masks.random_walk import RandomWalk
+from keras_graphattn.numerics.precision import masked_softmax
 from keras_graphattn.ops.graphs.dynamic_walks import kernel_of_steps
 from keras_graphattn.ops.kernel.attention import SMALLEST
-from keras_graphattn.ops.precision.float32 import masked_softmax
 
 Tensor = Any
 

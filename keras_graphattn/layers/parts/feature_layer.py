@@ -4,7 +4,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import seed_of
+from keras_graphattn.checks import seed_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.layers.parts.kernel_features import (
     add_feature_weights,
@@ -14,12 +14,12 @@ from keras_graphattn.layers.parts.kernel_features import (
 from keras_graphattn.layers.parts.kernel_masks import kernel_mask
 from keras_graphattn.layers.parts.mask_layer import MaskLayer
 from keras_graphattn.layers.parts.multi_head import Masks
+from keras_graphattn.numerics.precision import nan_where
 from keras_graphattn.ops.kernel.attention import (
     NormalisedOperator,
     masked_scores,
     unmasked_attention,
 )
-from keras_graphattn.ops.precision.float32 import nan_where
 
 Tensor = Any
 

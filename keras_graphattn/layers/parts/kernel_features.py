@@ -4,7 +4,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.precision.float32 import zero_where_masked
+from keras_graphattn.numerics.precision import zero_where_masked
 
 Tensor = Any
 

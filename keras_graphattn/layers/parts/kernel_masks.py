@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import is_one_of
+from keras_graphattn.checks import is_one_of
 from keras_graphattn.layers.parts.mask_forms import mask_form
 from keras_graphattn.layers.parts.multi_head import Masks
 from keras_graphattn.masks import get

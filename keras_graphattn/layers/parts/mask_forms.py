@@ -6,7 +6,7 @@ from keras_graphattn.masks.chunked import Causal
 from keras_graphattn.masks.entries import Entries
 from keras_graphattn.masks.mask import Mask
 from keras_graphattn.masks.product import Product
-from keras_graphattn.ops.precision.own_gradient import kept_with
+from keras_graphattn.numerics.custom_gradient import kept_with
 
 
 def mask_form(layer: Any, *, causal: bool = False, entries: bool = False) -> Mask | None:

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import check_dtype_policy, flag, optional
-from keras_graphattn.checks.layer_calls import check_call, names_of_call
-from keras_graphattn.checks.layer_options import check_options
+from keras_graphattn.checks import check_dtype_policy, flag, optional
 from keras_graphattn.coefficient_rate import CoefficientRate
 from keras_graphattn.keras_internals import keras_mask_of
 from keras_graphattn.layers.parts.attention_axes import AttentionAxes
 from keras_graphattn.layers.parts.conversion_mark import ConversionMark
 from keras_graphattn.layers.parts.first_call import undone_if_refused
+from keras_graphattn.layers.parts.layer_calls import check_call, names_of_call
+from keras_graphattn.layers.parts.layer_options import check_options
 from keras_graphattn.layers.parts.projections import Adopted, adopt, projections_of
-from keras_graphattn.ops.precision.float32 import in_one_dtype, zero_where_masked
+from keras_graphattn.numerics.precision import in_one_dtype, zero_where_masked
 from keras_graphattn.ops.softmax.masks import all_of
 
 Tensor = Any

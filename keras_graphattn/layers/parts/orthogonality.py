@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keras_graphattn.checks.arguments import is_finite, is_one_of
+from keras_graphattn.checks import is_finite, is_one_of
 from keras_graphattn.ops.singular.attention import (
     SCALINGS,
     orthogonality_penalty,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, is_one_of, mask, optional, size, tensor, whole
+from keras_graphattn.checks import checked, is_one_of, mask, optional, size, tensor, whole
 from keras_graphattn.layers.parts.dense import attend_densely, check_same_length, mask_of_call
 from keras_graphattn.layers.parts.multi_head import (
     Masks,

@@ -6,8 +6,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn import filters
-from keras_graphattn.checks.arguments import flag
-from keras_graphattn.checks.names import did_you_mean
+from keras_graphattn.checks import did_you_mean, flag
 from keras_graphattn.filters import Filter, Polynomial
 
 Tensor = Any

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     Sizes,
     as_tensor,
     check_dtype_policy,

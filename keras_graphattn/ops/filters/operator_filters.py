@@ -11,11 +11,10 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import check_broadcast, check_shape, checked, function, tensor
+from keras_graphattn.checks import check_broadcast, check_shape, checked, function, tensor
+from keras_graphattn.numerics.precision import at_least_float32, matmul
 from keras_graphattn.ops.filters.polynomials import Step, basis_steps, check_order
 from keras_graphattn.ops.filters.triangular import solve_causal
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import matmul
 
 Tensor = Any
 Operator = Callable[[Tensor], Tensor]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, is_finite, tensor
+from keras_graphattn.checks import checked, is_finite, tensor
 
 Tensor = Any
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.known_values import known_value
-from keras_graphattn.ops.precision.float32 import at_least_float32, nan_where
+from keras_graphattn.checks import known_value
+from keras_graphattn.numerics.precision import at_least_float32, nan_where
 
 Tensor = Any
 

@@ -16,7 +16,7 @@ import scipy.fft
 import scipy.sparse
 from keras import ops
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     checked,
     float_dtype,
     function,
@@ -26,11 +26,11 @@ from keras_graphattn.checks.arguments import (
     tensor,
     whole,
 )
+from keras_graphattn.numerics.custom_gradient import kept_with
+from keras_graphattn.numerics.precision import constant
 from keras_graphattn.ops.graphs.graphs import an_adjacency
 from keras_graphattn.ops.graphs.sparse import SparseMatrix
 from keras_graphattn.ops.graphs.symmetric_series import Carry, SymmetricSeries
-from keras_graphattn.ops.precision.own_gradient import kept_with
-from keras_graphattn.ops.precision.wide import constant
 from keras_graphattn.ops.trees.forests import Array
 
 Tensor = Any

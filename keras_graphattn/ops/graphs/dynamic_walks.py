@@ -12,11 +12,10 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, number, tensor, whole
+from keras_graphattn.checks import checked, number, tensor, whole
+from keras_graphattn.numerics.precision import at_least_float32, matmul
 from keras_graphattn.ops.graphs.sparse import sum_rows
 from keras_graphattn.ops.graphs.walks import normalised
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import matmul
 
 Tensor = Any
 

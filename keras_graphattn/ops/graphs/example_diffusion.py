@@ -12,13 +12,13 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.numerics.precision import largest, take
 from keras_graphattn.ops.graphs.heat import (
     SeriesSizes,
     decay_of,
     over_whole_time,
 )
 from keras_graphattn.ops.graphs.sparse import sum_rows
-from keras_graphattn.ops.precision.wide import largest, take
 
 Tensor = Any
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from keras import backend, ops
 
+from keras_graphattn.numerics.precision import largest, size_tensor, take, take_along
 from keras_graphattn.ops.graphs.edge_lists import SAME_WEIGHT
 from keras_graphattn.ops.graphs.sparse import sum_rows
-from keras_graphattn.ops.precision.wide import largest, size_tensor, take, take_along
 from keras_graphattn.ops.trees.doubling import flat_parents
 
 Tensor = Any

@@ -13,10 +13,10 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
+from keras_graphattn.numerics.precision import pad, take
 from keras_graphattn.ops.graphs.sparse import sum_rows
 from keras_graphattn.ops.graphs.walks import scale_of_squares
-from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
-from keras_graphattn.ops.precision.wide import pad, take
 
 Tensor = Any
 

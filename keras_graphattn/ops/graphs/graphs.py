@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components, laplacian
 
-from keras_graphattn.checks.arguments import checked, numpy_of, one_of, optional, whole
+from keras_graphattn.checks import checked, numpy_of, one_of, optional, whole
 from keras_graphattn.ops.graphs.edge_lists import check_entries, edges_of_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]

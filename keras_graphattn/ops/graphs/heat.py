@@ -26,10 +26,10 @@ import scipy.sparse
 import scipy.special
 from keras import ops
 
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
+from keras_graphattn.numerics.precision import take
 from keras_graphattn.ops.graphs.graphs import spectral_radius
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
-from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
-from keras_graphattn.ops.precision.wide import take
 
 Tensor = Any
 

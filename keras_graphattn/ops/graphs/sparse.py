@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     PLAIN,
     Sizes,
     checked,
@@ -25,11 +25,11 @@ from keras_graphattn.checks.arguments import (
     integers,
     size,
     tensor,
+    traced_by_torch,
 )
-from keras_graphattn.checks.known_values import traced_by_torch
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
+from keras_graphattn.numerics.precision import take
 from keras_graphattn.ops.graphs import torch_sparse
-from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
-from keras_graphattn.ops.precision.wide import take
 
 Tensor = Any
 Product = Callable[[Tensor], Tensor]

@@ -12,8 +12,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
-from keras_graphattn.ops.precision.wide import take
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
+from keras_graphattn.numerics.precision import take
 
 Tensor = Any
 Carry = tuple[Tensor, ...]

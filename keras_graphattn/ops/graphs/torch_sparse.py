@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from keras_graphattn.checks.known_values import traced_by_torch
+from keras_graphattn.checks import traced_by_torch
 
 Tensor = Any
 

@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, instance, number, tensor, whole
+from keras_graphattn.checks import checked, instance, number, tensor, whole
 from keras_graphattn.ops.graphs.graphs import an_adjacency, numbers_of, transition_matrix
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product, sum_rows
 from keras_graphattn.ops.trees.forests import Array

@@ -11,10 +11,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, tensor
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import pad
-from keras_graphattn.ops.softmax.blocks import map_in_turn
+from keras_graphattn.checks import checked, tensor
+from keras_graphattn.numerics.blocks import map_in_turn
+from keras_graphattn.numerics.precision import at_least_float32, pad
 
 Tensor = Any
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.ops.precision.float32 import zero_where_masked
-from keras_graphattn.ops.precision.wide import larger, matmul, smaller
+from keras_graphattn.numerics.precision import larger, matmul, smaller, zero_where_masked
 from keras_graphattn.ops.singular.running_sums import RunningSum, least_logit
 
 Tensor = Any

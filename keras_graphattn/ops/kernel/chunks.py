@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     Sizes,
     checked,
     flag,
@@ -22,6 +22,8 @@ from keras_graphattn.checks.arguments import (
     tensor,
     whole,
 )
+from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
+from keras_graphattn.numerics.precision import matmul, size_tensor, zero_where_masked
 from keras_graphattn.ops.kernel.decays import (
     Decay,
     a_decay,
@@ -31,9 +33,6 @@ from keras_graphattn.ops.kernel.decays import (
     with_decays,
 )
 from keras_graphattn.ops.kernel.states import sums_before
-from keras_graphattn.ops.precision.float32 import zero_where_masked
-from keras_graphattn.ops.precision.wide import matmul, size_tensor
-from keras_graphattn.ops.softmax.blocks import cut_into_chunks, first_of
 
 Tensor = Any
 

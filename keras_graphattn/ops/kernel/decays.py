@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import Sizes, optional, tensor
-from keras_graphattn.ops.precision.wide import matmul
+from keras_graphattn.checks import Sizes, optional, tensor
+from keras_graphattn.numerics.precision import matmul
 
 Tensor = Any
 

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, flag, optional, seed_of, tensor, whole
-from keras_graphattn.checks.arguments import mask as mask_of
-from keras_graphattn.ops.precision.float32 import at_least_float32, hidden_logit
-from keras_graphattn.ops.precision.wide import larger, largest
+from keras_graphattn.checks import checked, flag, optional, seed_of, tensor, whole
+from keras_graphattn.checks import mask as mask_of
+from keras_graphattn.numerics.precision import at_least_float32, hidden_logit, larger, largest
 
 Tensor = Any
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.ops.precision.wide import matmul
-from keras_graphattn.ops.softmax.blocks import fits_one_block
+from keras_graphattn.numerics.blocks import fits_one_block
+from keras_graphattn.numerics.precision import matmul
 
 Tensor = Any
 

@@ -11,14 +11,15 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, float_dtype, mask, one_of, optional, tensor
-from keras_graphattn.ops.filters.polynomials import Step, basis_steps, polynomial
-from keras_graphattn.ops.precision.float32 import (
+from keras_graphattn.checks import checked, float_dtype, mask, one_of, optional, tensor
+from keras_graphattn.numerics.precision import (
     at_least_float32,
+    larger,
     masked_softmax,
+    size_tensor,
     zero_where_masked,
 )
-from keras_graphattn.ops.precision.wide import larger, size_tensor
+from keras_graphattn.ops.filters.polynomials import Step, basis_steps, polynomial
 
 Tensor = Any
 

@@ -13,7 +13,14 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, mask, optional, tensor, whole
+from keras_graphattn.checks import checked, mask, optional, tensor, whole
+from keras_graphattn.numerics.blocks import cut_into_chunks, first_of, where_needed
+from keras_graphattn.numerics.precision import (
+    at_least_float32,
+    hidden_logit,
+    largest,
+    zero_where_masked,
+)
 from keras_graphattn.ops.kernel.causal_chunks import (
     ALWAYS_EXACT,
     Chunks,
@@ -23,15 +30,12 @@ from keras_graphattn.ops.kernel.causal_chunks import (
     rises_too_high,
     running_maximum,
 )
-from keras_graphattn.ops.precision.float32 import at_least_float32, hidden_logit, zero_where_masked
-from keras_graphattn.ops.precision.wide import largest
 from keras_graphattn.ops.singular.running_sums import (
     RunningSum,
     empty_running_sum,
     running_sum,
     sums_before_and_after,
 )
-from keras_graphattn.ops.softmax.blocks import cut_into_chunks, first_of, where_needed
 
 Tensor = Any
 

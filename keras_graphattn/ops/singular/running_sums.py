@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import Sizes, checked, size, tensor, whole
-from keras_graphattn.ops.precision.float32 import hidden_logit
-from keras_graphattn.ops.precision.wide import larger, largest
-from keras_graphattn.ops.softmax.blocks import cut_into_chunks, fits_one_block
+from keras_graphattn.checks import Sizes, checked, size, tensor, whole
+from keras_graphattn.numerics.blocks import cut_into_chunks, fits_one_block
+from keras_graphattn.numerics.precision import hidden_logit, larger, largest
 
 Tensor = Any
 

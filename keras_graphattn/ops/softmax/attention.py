@@ -16,7 +16,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     Sizes,
     check_shape,
     checked,
@@ -26,13 +26,12 @@ from keras_graphattn.checks.arguments import (
     optional,
     scale_of_scores,
     tensor,
+    traced_by_torch,
 )
-from keras_graphattn.checks.known_values import traced_by_torch
+from keras_graphattn.numerics.blocks import map_query_blocks
+from keras_graphattn.numerics.precision import is_float64, masked_softmax, pad
 from keras_graphattn.ops.filters.operator_filters import Operator
 from keras_graphattn.ops.filters.triangular import solve_causal
-from keras_graphattn.ops.precision.float32 import masked_softmax
-from keras_graphattn.ops.precision.wide import is_float64, pad
-from keras_graphattn.ops.softmax.blocks import map_query_blocks
 from keras_graphattn.ops.softmax.masks import (
     AttentionMask,
     attention_mask,

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.ops.precision.float32 import at_least_float32, masked_softmax
-from keras_graphattn.ops.softmax.blocks import cut_into_blocks, cut_rows
+from keras_graphattn.numerics.blocks import cut_into_blocks, cut_rows
+from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
 from keras_graphattn.ops.softmax.masks import AttentionMask, block_mask, split_mask
 
 Tensor = Any

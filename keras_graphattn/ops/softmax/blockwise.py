@@ -11,20 +11,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, optional, scale_of_scores, tensor, whole
-from keras_graphattn.checks.known_values import cached
-from keras_graphattn.ops.filters.triangular import NOT_CAUSAL
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient, compiled_once
-from keras_graphattn.ops.softmax.attention import attention_matrix, matrix_operator, score_operands
-from keras_graphattn.ops.softmax.block_weights import (
-    Settings,
-    float32_sum,
-    heads_first,
-    settings_of,
-    weights_by_index,
-)
-from keras_graphattn.ops.softmax.blocks import (
+from keras_graphattn.checks import cached, checked, optional, scale_of_scores, tensor, whole
+from keras_graphattn.numerics.blocks import (
     cut_into_blocks,
     fits_one_block,
     join_blocks,
@@ -32,6 +20,17 @@ from keras_graphattn.ops.softmax.blocks import (
     loop_over_blocks,
     map_in_turn,
     map_query_blocks,
+)
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
+from keras_graphattn.numerics.precision import at_least_float32
+from keras_graphattn.ops.filters.triangular import NOT_CAUSAL
+from keras_graphattn.ops.softmax.attention import attention_matrix, matrix_operator, score_operands
+from keras_graphattn.ops.softmax.block_weights import (
+    Settings,
+    float32_sum,
+    heads_first,
+    settings_of,
+    weights_by_index,
 )
 from keras_graphattn.ops.softmax.causal_solution import causal_solution
 from keras_graphattn.ops.softmax.masks import AttentionMask, attention_mask, joined_mask

@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     Sizes,
     check_shape,
     checked,
     float_dtype,
     integers,
+    known_value,
     mask,
     optional,
     size,
     tensor,
     whole,
 )
-from keras_graphattn.checks.known_values import known_value
+from keras_graphattn.numerics.precision import at_least_float32
 from keras_graphattn.ops.filters.triangular import solve_lower
-from keras_graphattn.ops.precision.float32 import at_least_float32
 from keras_graphattn.ops.softmax.masks import AttentionMask, joined_mask
 
 Tensor = Any

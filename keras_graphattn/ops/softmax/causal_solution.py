@@ -8,11 +8,11 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.known_values import cached
+from keras_graphattn.checks import cached
+from keras_graphattn.numerics.blocks import cut_into_blocks, loop_in_turn, rows_missing
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
+from keras_graphattn.numerics.precision import at_least_float32, pad, take
 from keras_graphattn.ops.filters.triangular import solve_lower
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
-from keras_graphattn.ops.precision.wide import pad, take
 from keras_graphattn.ops.softmax.block_weights import (
     Settings,
     Tensors,
@@ -21,7 +21,6 @@ from keras_graphattn.ops.softmax.block_weights import (
     settings_of,
     weights_by_index,
 )
-from keras_graphattn.ops.softmax.blocks import cut_into_blocks, loop_in_turn, rows_missing
 from keras_graphattn.ops.softmax.masks import AttentionMask
 
 Tensor = Any

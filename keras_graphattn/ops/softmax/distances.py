@@ -13,17 +13,16 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, tensor
-from keras_graphattn.checks.known_values import traced_by_torch
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
-from keras_graphattn.ops.softmax.blocks import (
+from keras_graphattn.checks import checked, tensor, traced_by_torch
+from keras_graphattn.numerics.blocks import (
     cut_into_blocks,
     fits_one_block,
     join_blocks,
     map_in_turn,
     where_needed,
 )
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
+from keras_graphattn.numerics.precision import at_least_float32
 
 Tensor = Any
 Tensors = tuple[Tensor, ...]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     Rule,
     Sizes,
     checked,
@@ -18,12 +18,12 @@ from keras_graphattn.checks.arguments import (
     tensor,
     whole,
 )
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     mask as mask_of,
 )
-from keras_graphattn.ops.precision.own_gradient import compiled_once
-from keras_graphattn.ops.precision.wide import pad, take
-from keras_graphattn.ops.softmax.blocks import map_query_blocks
+from keras_graphattn.numerics.blocks import map_query_blocks
+from keras_graphattn.numerics.custom_gradient import compiled_once
+from keras_graphattn.numerics.precision import pad, take
 
 Tensor = Any
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     checked,
     flag,
     number,
@@ -23,10 +23,10 @@ from keras_graphattn.checks.arguments import (
     tensor,
     whole,
 )
-from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
-from keras_graphattn.ops.precision.own_gradient import compiled_once
+from keras_graphattn.numerics.blocks import map_query_blocks
+from keras_graphattn.numerics.custom_gradient import compiled_once
+from keras_graphattn.numerics.precision import at_least_float32, zero_where_masked
 from keras_graphattn.ops.softmax.attention import scaled
-from keras_graphattn.ops.softmax.blocks import map_query_blocks
 from keras_graphattn.ops.softmax.masks import (
     AttentionMask,
     attention_mask,

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import Sizes, checked, flag, mask, number, optional, tensor
-from keras_graphattn.checks.known_values import cached
-from keras_graphattn.ops.precision.float32 import finite_scores, masked_softmax
-from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient
+from keras_graphattn.checks import Sizes, cached, checked, flag, mask, number, optional, tensor
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
+from keras_graphattn.numerics.precision import finite_scores, masked_softmax
 from keras_graphattn.ops.softmax.distances import pair_distances
 from keras_graphattn.ops.softmax.masks import all_of
 

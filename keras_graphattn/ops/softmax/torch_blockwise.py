@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from keras_graphattn.ops.precision.float32 import hidden_logit
-from keras_graphattn.ops.precision.torch_gradient import heads_first, heads_last, in_place
+from keras_graphattn.numerics.precision import hidden_logit
+from keras_graphattn.numerics.torch_gradient import heads_first, heads_last, in_place
 
 Tensor = Any
 Tensors = tuple[Tensor, ...]

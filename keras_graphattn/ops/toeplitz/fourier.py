@@ -16,10 +16,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, is_list, is_whole, tensor
-from keras_graphattn.checks.known_values import cached
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import pad
+from keras_graphattn.checks import cached, checked, is_list, is_whole, tensor
+from keras_graphattn.numerics.precision import at_least_float32, pad
 
 Tensor = Any
 Shape = Sequence[int]

@@ -11,7 +11,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, tensor
+from keras_graphattn.checks import checked, tensor
 
 Tensor = Any
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import take
+from keras_graphattn.numerics.precision import at_least_float32, take
 from keras_graphattn.ops.toeplitz.fourier import table_shape
 
 Tensor = Any

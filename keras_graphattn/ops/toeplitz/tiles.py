@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import constant, pad, take
+from keras_graphattn.numerics.precision import at_least_float32, constant, pad, take
 from keras_graphattn.ops.toeplitz.rows import skewed, toeplitz_rows
 
 Tensor = Any

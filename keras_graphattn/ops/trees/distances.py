@@ -16,11 +16,10 @@ from typing import Any
 
 from keras import ops
 
+from keras_graphattn.numerics.custom_gradient import kept_with
+from keras_graphattn.numerics.precision import at_least_float32, pad, size_tensor, take
 from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
 from keras_graphattn.ops.graphs.symmetric_series import Carry, SymmetricSeries
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.own_gradient import kept_with
-from keras_graphattn.ops.precision.wide import pad, size_tensor, take
 from keras_graphattn.ops.trees.doubling import flat_parents
 from keras_graphattn.ops.trees.forests import Forest
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from keras import ops
 
-from keras_graphattn.checks.known_values import cached
+from keras_graphattn.checks import cached
+from keras_graphattn.numerics.precision import at_least_float32, take
 from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import take
 from keras_graphattn.ops.trees.forests import Forest, jumps
 from keras_graphattn.ops.trees.levels import Sweep, TreePlan, plan_in_order
 

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, instance, one_of, optional, tensor
-from keras_graphattn.ops.precision.own_gradient import FunctionWithGradient, kept_with
-from keras_graphattn.ops.precision.wide import take
-from keras_graphattn.ops.softmax.blocks import where_needed
+from keras_graphattn.checks import checked, instance, one_of, optional, tensor
+from keras_graphattn.numerics.blocks import where_needed
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
+from keras_graphattn.numerics.precision import take
 from keras_graphattn.ops.trees.choice import sweep_path, way_of_running
 from keras_graphattn.ops.trees.doubling import doubling_plan
 from keras_graphattn.ops.trees.forests import Array, Forest

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import breadth_first_order
 
-from keras_graphattn.checks.arguments import checked, instance
+from keras_graphattn.checks import checked, instance
 from keras_graphattn.ops.graphs.graphs import graph_edges, numbers_of, read_graph
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_graphattn.numerics.precision import take
 from keras_graphattn.ops.graphs.sparse import RowNumbers, sum_rows
-from keras_graphattn.ops.precision.wide import take
 from keras_graphattn.ops.trees.forests import Array, Forest
 
 Tensor = Any

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn.ops.precision.wide import size_tensor, take
+from keras_graphattn.numerics.precision import size_tensor, take
 from keras_graphattn.ops.trees.levels import TreePlan
 
 Tensor = Any

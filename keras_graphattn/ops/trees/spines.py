@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_graphattn.numerics.custom_gradient import kept_with
+from keras_graphattn.numerics.precision import take
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
-from keras_graphattn.ops.precision.own_gradient import kept_with
-from keras_graphattn.ops.precision.wide import take
 from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
 from keras_graphattn.ops.toeplitz.rows import toeplitz_matrix
 from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keras_graphattn.checks.arguments import checked, instance, one_of, optional, tensor
+from keras_graphattn.checks import checked, instance, one_of, optional, tensor
 from keras_graphattn.ops.trees.choice import distance_path
 from keras_graphattn.ops.trees.distances import depth_product
 from keras_graphattn.ops.trees.forests import Forest

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from keras_graphattn.ops.precision.float32 import masked_softmax
+from keras_graphattn.numerics.precision import masked_softmax
 from recipes.common.images.sizes import Size
 from recipes.common.images.tokens import (
     ClassToken,

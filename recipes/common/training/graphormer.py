@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from keras_graphattn.ops.precision.float32 import masked_softmax
+from keras_graphattn.numerics.precision import masked_softmax
 from recipes.common.training.matrix_attention import MatrixAttention
 
 Tensor = Any

@@ -9,7 +9,7 @@ from keras import layers, ops
 from keras_graphattn import filters
 from keras_graphattn.coefficient_rate import CoefficientRate
 from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
-from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.numerics.precision import at_least_float32
 from keras_graphattn.ops.softmax.attention import matrix_operator, score_operands
 
 Tensor = Any

@@ -10,12 +10,13 @@ The letters are sizes. A letter has the same size in all arguments of a call. "?
 fit any size. Arrays, lists and numbers become tensors. For `tensor`, integers become float32.
 """
 
+import difflib
 import functools
 import inspect
 import math
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
 
@@ -24,21 +25,206 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
-from keras_graphattn.checks.dtypes import FLOATS
-from keras_graphattn.checks.dtypes import check_dtype_policy as check_dtype_policy
-from keras_graphattn.checks.dtypes import dtype_name as dtype_name
-from keras_graphattn.checks.dtypes import float_dtype as float_dtype
-from keras_graphattn.checks.known_values import known_value
-from keras_graphattn.checks.names import did_you_mean
-from keras_graphattn.checks.shapes import Sizes as Sizes
-from keras_graphattn.checks.shapes import check_broadcast as check_broadcast
-from keras_graphattn.checks.shapes import check_shape as check_shape
-
-Rule = Callable[[str, Any, Sizes], Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-PLAIN_CONTAINERS = (np.ndarray, list, tuple, dict, set)
 PLAIN = (np.ndarray, np.generic, list, tuple, int, float, complex)
+
+
+def known_value(given: Any) -> Array | None:
+    """Returns the numbers of an array or tensor, or None where they are not known yet.
+
+    They are not known while code is traced, built or compiled. A tensor on an accelerator is
+    copied to the host, which waits for it.
+    """
+    if isinstance(given, PLAIN):
+        return _as_numpy(given)
+    if isinstance(given, keras.Variable):
+        given = given.value
+    backend = keras.backend.backend()
+    if backend == "jax":
+        return _of_jax(given)
+    if backend == "tensorflow":
+        return np.asarray(given.numpy()) if hasattr(given, "numpy") else None
+    return _of_torch(given)
+
+
+def _as_numpy(given: Any) -> Array | None:
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # such as a ragged list
+        return None
+
+
+def _of_jax(given: Any) -> Array | None:
+    import jax
+
+    known = isinstance(given, jax.Array) and not isinstance(given, jax.core.Tracer)
+    return np.asarray(given) if known and given.is_fully_addressable else None
+
+
+def _of_torch(given: Any) -> Array | None:
+    import torch
+
+    # While Keras infers shapes, it fills every tensor with ones: those numbers mean nothing.
+    with keras.SymbolicScope() as scope:
+        is_traced = scope.original_scope is not None
+    is_traced = is_traced or traced_by_torch()
+    if is_traced or not isinstance(given, torch.Tensor) or given.device.type == "meta":
+        return None
+    given = given.detach()
+    try:
+        given = given.float() if given.dtype == torch.bfloat16 else given  # NumPy has no bfloat16
+        return np.asarray(given.cpu().numpy())
+    except RuntimeError:  # a batched tensor without numbers, as under `torch.func.vmap`
+        return None
+
+
+def traced_by_torch() -> bool:
+    """Whether torch traces code now, to compile or to export it. Then it unrolls loops."""
+    if keras.backend.backend() != "torch":
+        return False
+    import torch
+
+    return bool(torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+
+def cached(function: Function) -> Function:
+    """`functools.lru_cache`, but torch, which warns of it, compiles the function itself."""
+    known: Any = functools.lru_cache(maxsize=256)(function)
+    if keras.backend.backend() != "torch":
+        return known  # type: ignore[no-any-return]
+    import torch
+
+    @functools.wraps(function)
+    def found(*arguments: Any) -> Any:
+        return (function if torch.compiler.is_compiling() else known)(*arguments)
+
+    return found  # type: ignore[return-value]
+
+
+Sizes = dict[str, tuple[int, str]]  # letter -> size, and the argument that has it
+
+
+def check_shape(name: str, value: Any, shapes: tuple[str, ...], sizes: Sizes) -> None:
+    """Raises a `ValueError` if the tensor has none of the shapes; else records its sizes."""
+    if not shapes or getattr(value.shape, "rank", 0) is None:
+        return
+    shape = tuple(value.shape)
+    for pattern in shapes:
+        found = _matched(shape, _letters(pattern), sizes)
+        if found is not None:
+            for letter, size in found.items():
+                sizes.setdefault(letter, (size, name))
+            return
+    wanted = " or ".join(f"({', '.join(p.replace('?', '').split())})" for p in shapes)
+    letters = {letter.rstrip("?") for pattern in shapes for letter in pattern.split()}
+    known = [f"{x}={sizes[x][0]} as in `{sizes[x][1]}`" for x in sorted(letters & set(sizes))]
+    known_as = f" with {', '.join(known)}" if known else ""
+    broadcast = ", or sizes of 1 that broadcast" if any("?" in p for p in shapes) else ""
+    raise ValueError(
+        f"`{name}` must have shape {wanted}{broadcast}{known_as}. Received: {name}.shape={shape}"
+    )
+
+
+def check_broadcast(name: str, value: Any, of: str, whole_tensor: Any) -> None:
+    """Raises a `ValueError` if a tensor does not broadcast to the shape of another."""
+    shape, wanted = tuple(value.shape), tuple(whole_tensor.shape)
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    wrong = (isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs)
+    if len(shape) > len(wanted) or any(wrong):
+        raise ValueError(
+            f"`{name}` must broadcast to the shape of `{of}`, {wanted}. Received: "
+            f"{name}.shape={shape}"
+        )
+
+
+@cached
+def _letters(pattern: str) -> list[tuple[str, str]]:
+    """The letters of a pattern, each with and without its question mark."""
+    return [(letter, letter.rstrip("?")) for letter in pattern.split()]
+
+
+def _matched(
+    shape: tuple[Any, ...], letters: list[tuple[str, str]], sizes: Sizes
+) -> dict[str, int] | None:
+    """The sizes that a shape gives to new letters, or `None` if it does not fit."""
+    if letters and letters[-1][0] == "...":
+        letters, shape = letters[:-1], shape[: len(letters) - 1]
+    elif letters and letters[0][0] == "...":
+        letters = letters[1:]
+        shape = shape[len(shape) - len(letters) :] if len(shape) >= len(letters) else ()
+    if len(shape) != len(letters):
+        return None
+    found: dict[str, int] = {}
+    for size, (letter, name) in zip(shape, letters, strict=True):
+        if not isinstance(size, int) or name == "_" or (size == 1 and name != letter):
+            continue
+        wanted = int(name) if name.isdigit() else found.get(name, sizes.get(name, (size,))[0])
+        if size != wanted:
+            return None
+        if not name.isdigit():
+            found[name] = size
+    return found
+
+
+def plain_name(name: str) -> str:
+    """A name without what writers differ in: case, spaces, hyphens and underscores."""
+    return "".join(letter for letter in name.lower() if letter not in " -_")
+
+
+def did_you_mean(given: Any, names: Iterable[Any] | Mapping[str, str]) -> str:
+    """Returns " Did you mean 'causal'?" if text is close to one of the names, else nothing.
+
+    Args:
+        given: What was given, of any type; a class stands for its name.
+        names: The names that are known, or a dictionary from further names to what they mean.
+    """
+    meant = names if isinstance(names, Mapping) else {name: name for name in names}
+    known = {plain_name(name): meant[name] for name in meant if isinstance(name, str)}
+    given = given.__name__ if isinstance(given, type) else given
+    close = difflib.get_close_matches(plain_name(given), known, 1) if isinstance(given, str) else []
+    return f" Did you mean {known[close[0]]!r}?" if close else ""
+
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def float_dtype(name: str, value: Any, sizes: Sizes | None = None) -> str:
+    """The name of a floating-point type."""
+    try:
+        found = keras.backend.standardize_dtype(value)
+    except (TypeError, ValueError, AttributeError):
+        found = None
+    if value is None or found not in FLOATS:
+        raise ValueError(f"`{name}` must be one of {list(FLOATS)}. Received: {name}={value!r}")
+    return str(found)
+
+
+def check_dtype_policy(dtype: Any) -> None:
+    """Raises a `ValueError` for a value that is neither a dtype nor a dtype policy of Keras."""
+    kinds = (keras.dtype_policies.DTypePolicy, keras.dtype_policies.DTypePolicyMap)
+    message = f"`dtype` must be a dtype or a dtype policy. Received: dtype={dtype!r}"
+    try:
+        policy = keras.dtype_policies.get(dtype)
+    except Exception as error:
+        raise ValueError(f"{message}. The cause: {error}") from error
+    if not isinstance(policy, kinds):
+        raise ValueError(message)
+
+
+@cached
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype of the backend or of NumPy; cached, as every call needs it."""
+    try:
+        return str(keras.backend.standardize_dtype(dtype))
+    except (TypeError, ValueError):
+        return str(dtype)
+
+
+Rule = Callable[[str, Any, Sizes], Any]
+
+PLAIN_CONTAINERS = (np.ndarray, list, tuple, dict, set)
 
 
 def checked(**rules: Rule) -> Callable[[Function], Function]:

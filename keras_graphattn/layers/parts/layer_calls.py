@@ -4,8 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
-from keras_graphattn.checks.arguments import Sizes, as_tensor, check_shape, switch
-from keras_graphattn.checks.known_values import cached
+from keras_graphattn.checks import Sizes, as_tensor, cached, check_shape, switch
 
 MASK_SHAPES = {
     "mask": ("B T",),
@@ -67,23 +66,6 @@ def check_one_axis(layer: Any, query_shape: Any, value_shape: Any) -> None:
             f"length, features). Received: query.shape={tuple(query_shape)}, "
             f"value.shape={tuple(value_shape)}"
         )
-
-
-class WeightsAfterBuild:
-    """Base of layers that say "build first" where a weight is read before it exists."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Python calls it only for an attribute that is not found; torch keeps sublayers there."""
-        try:
-            return super().__getattr__(name)  # type: ignore[misc]
-        except AttributeError:
-            message = f"'{type(self).__name__}' object has no attribute '{name}'"
-            if not name.startswith("_") and not vars(self).get("built", True):
-                message += (
-                    ". The layer is not built, and its weights do not exist yet: build it first, "
-                    "or call it on data once."
-                )
-            raise AttributeError(message, name=name, obj=self) from None
 
 
 @cached

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     check_dtype_policy,
     flag,
     is_list,

@@ -6,10 +6,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, function, tensors, whole
-from keras_graphattn.checks.arguments import length as length_of
-from keras_graphattn.checks.known_values import traced_by_torch
-from keras_graphattn.ops.precision.wide import pad, take
+from keras_graphattn.checks import checked, function, tensors, traced_by_torch, whole
+from keras_graphattn.checks import length as length_of
+from keras_graphattn.numerics.precision import pad, take
 
 Tensor = Any
 BlockFunction = Callable[[Tensor, Mapping[str, Tensor]], Tensor]

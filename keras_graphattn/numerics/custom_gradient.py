@@ -19,7 +19,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.known_values import traced_by_torch
+from keras_graphattn.checks import traced_by_torch
 
 Tensor = Any
 Tensors = tuple[Tensor, ...]
@@ -157,6 +157,6 @@ def _on_tensorflow(function: FunctionWithGradient) -> Callable[..., Tensors]:
 
 
 def _on_torch(function: FunctionWithGradient) -> Callable[..., Tensors]:
-    from keras_graphattn.ops.precision.torch_gradient import with_gradient
+    from keras_graphattn.numerics.torch_gradient import with_gradient
 
     return lambda *tensors: with_gradient(function.value, function.gradient, *tensors)

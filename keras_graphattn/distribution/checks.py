@@ -5,10 +5,10 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.checks.arguments import Rule, Sizes, instance, whole
+from keras_graphattn.checks import Rule, Sizes, instance, whole
 
 mesh = instance(keras.distribution.DeviceMesh, "a keras.distribution.DeviceMesh")
-large = whole(0, below=2**63)
+size_of_matrix = whole(0, below=2**63)
 
 
 def check_backend(fix: str = "Set KERAS_BACKEND=jax.") -> None:

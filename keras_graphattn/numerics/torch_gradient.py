@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from keras_graphattn.checks.known_values import traced_by_torch
+from keras_graphattn.checks import traced_by_torch
 
 Tensor = Any
 Tensors = tuple[Tensor, ...]
