@@ -8,6 +8,8 @@ linters take a single word for a name. The tests check these shapes while they r
 
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+__all__ = ["Bool", "Float", "Int", "Num", "Shape", "Tensor"]
+
 Tensor = Any  # a tensor of the backend; no class is common to all three
 
 
