@@ -1,8 +1,12 @@
 """How fast coefficients learn: a base of our layers, of converted ones and of masks."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+from keras import ops
+
 from keras_graphattn.checks import number, optional
+from keras_graphattn.types import Float, Tensor
 
 NAME = "coefficient_learning_rate_multiplier"
 MARK = "learning_rate_multiplier"  # an attribute of variables; their layer or mask sets it
@@ -109,3 +113,44 @@ class CoefficientRate(WeightsAfterBuild):
         # A file of weights keeps the number. Before that, a mask may still get it from its layer.
         number = self.coefficient_learning_rate_multiplier if self.built else self._multiplier
         return {**config, NAME: number}
+
+
+class Filtered:
+    """Base of layers with a filter: the filter's coefficients are weights of the layer."""
+
+    add_weight: Any
+    _coefficient_names: tuple[str, ...]
+
+    def add_filter_weights(self, filter: Any, num_heads: int) -> None:
+        """Makes the weights of a filter's coefficients. Each becomes an attribute of the layer."""
+        coefficients = filter.coefficients(num_heads)
+        self._coefficient_names = tuple(coefficients)
+        for name, coefficient in coefficients.items():
+            start = coefficient.start  # (..., N)
+            weight = self.add_weight(
+                name=name,
+                shape=start.shape,
+                initializer=lambda shape, dtype, start=start: ops.convert_to_tensor(start, dtype),
+                trainable=coefficient.trainable,
+                autocast=False,  # mixed precision keeps it in the variable dtype
+            )
+            setattr(self, name, weight)
+
+    def filtered(
+        self,
+        filter: Any,
+        apply: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]],
+        values: Float[Tensor, "..."],
+        trailing_axes: int = 1,
+    ) -> Float[Tensor, "..."]:
+        """H(A) values, with the layer's coefficients.
+
+        `trailing_axes` is the number of axes of `values` after that of the heads: 1 for signals
+        (..., N, D), 2 for matrices (..., N, T, S).
+        """
+        coefficients = {}
+        for name in self._coefficient_names:
+            weight = getattr(self, name)  # (..., N)
+            # (..., N, 1): broadcasts over what follows the heads
+            coefficients[name] = ops.reshape(weight, (*weight.shape, *[1] * trailing_axes))
+        return filter(apply, values, coefficients)

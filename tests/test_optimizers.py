@@ -9,8 +9,7 @@ import pytest
 
 from keras_graphattn import layers, masks
 from keras_graphattn.coefficient_rate import FILTER_MULTIPLIER, MARK, MASK_MULTIPLIER, NAME
-from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
-from keras_graphattn.layers.parts.projections import projections_of
+from keras_graphattn.layers.base import AttentionLayer, projections_of
 from keras_graphattn.optimizers import (
     applies_coefficient_rates,
     learning_rate_multiplier,
@@ -254,7 +253,7 @@ def test_what_is_no_optimizer_is_refused(wrong):
 
 def cases():
     for name, options in LAYERS.items():
-        if issubclass(getattr(layers, name), MultiHeadLayer):
+        if issubclass(getattr(layers, name), AttentionLayer):
             yield pytest.param(name, options, id=name)
     for name, options in MASKS.items():
         if name != "Entries":

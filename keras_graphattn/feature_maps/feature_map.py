@@ -9,8 +9,7 @@ from keras import ops
 
 from keras_graphattn.numerics.precision import at_least_float32, largest
 from keras_graphattn.serialization import restored
-
-Tensor = Any
+from keras_graphattn.types import Bool, Float, Tensor
 
 
 class FeatureMap:
@@ -32,7 +31,7 @@ class FeatureMap:
     8
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Float[Tensor, "B T N H"]) -> Float[Tensor, "B T N m"]:
         """phi(x): non-negative features (B, T, N, m) of queries or keys (B, T, N, H)."""
         raise NotImplementedError
 
@@ -59,8 +58,11 @@ class FeatureMap:
         return {}
 
     def query_features(
-        self, query: Tensor, weights: Mapping[str, Tensor], fixed_scale: bool
-    ) -> Tensor:
+        self,
+        query: Float[Tensor, "B T N H"],
+        weights: Mapping[str, Float[Tensor, "..."]],
+        fixed_scale: bool,
+    ) -> Float[Tensor, "B T N m"]:
         """phi of the queries, (B, T, N, m), in at least float32.
 
         Args:
@@ -79,11 +81,11 @@ class FeatureMap:
 
     def key_features(
         self,
-        key: Tensor,
-        weights: Mapping[str, Tensor],
-        mask: Tensor | None,
+        key: Float[Tensor, "B S N H"],
+        weights: Mapping[str, Float[Tensor, "..."]],
+        mask: Bool[Tensor, "B S"] | None,
         fixed_scale: bool,
-    ) -> Tensor:
+    ) -> Float[Tensor, "B S N m"]:
         """phi of the keys, (B, S, N, m), in at least float32, all on one scale.
 
         Args:
@@ -144,7 +146,7 @@ class FunctionMap(FeatureMap):
             )
         self.function = function
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Float[Tensor, "B T N H"]) -> Float[Tensor, "B T N m"]:
         return self.function(x)
 
     def get_config(self) -> dict[str, Any]:

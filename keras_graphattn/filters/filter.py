@@ -5,12 +5,22 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from keras_graphattn.checks import is_list, numpy_of
-from keras_graphattn.filters.starts import STARTS, check_start
-from keras_graphattn.ops.filters.polynomials import check_order
+from keras_graphattn.checks import did_you_mean, is_list, is_one_of, numpy_of
+from keras_graphattn.types import Float, Tensor
 
-Tensor = Any
-Operator = Callable[[Tensor], Tensor]
+Apply = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]  # x -> A x: an operator
+
+MOST_STEPS = 1000  # each adds operations to the compiled graph
+
+# Named starts of a filter: what it computes before training. Each is a polynomial
+# c_0 I + c_1 A + c_2 A^2 of A, whose rows sum to 1. Attention averages tokens. So A keeps what they
+# have in common (low frequencies), and I - A keeps the differences.
+STARTS = {
+    "plain": (0.0, 1.0, 0.0),  # A
+    "high_pass": (1.0, -1.0, 0.0),  # I - A
+    "high_boost": (2.0, -1.0, 0.0),  # I + (I - A)
+    "band_pass": (0.0, 1.0, -1.0),  # A (I - A)
+}
 
 
 class Coefficient(NamedTuple):
@@ -82,23 +92,6 @@ class Filter:
         """How often a call applies A."""
         return self.order
 
-    @property
-    def needs_solution(self) -> bool:
-        """Whether the filter calls `apply.solve`, which only causal softmax attention has."""
-        return False
-
-    def refuse_without_solution(self, operator: str) -> None:
-        """Raises a `ValueError` if the filter needs a solution.
-
-        Args:
-            operator: What has no `solve`, for the error message.
-        """
-        if self.needs_solution:
-            raise ValueError(
-                f"{self!r} needs causal softmax attention, that of a GraphFilterAttention with "
-                f'attention_path="dense" or "blockwise". Received: {operator}. Use causal=False.'
-            )
-
     def coefficients(self, num_heads: int) -> dict[str, Coefficient]:
         """The weights that a layer with this filter has, by name.
 
@@ -139,12 +132,17 @@ class Filter:
         return list(self.start_values(None)) if self.trainable_coefficients else []
 
     def __call__(
-        self, apply: Operator, values: Tensor, coefficients: Mapping[str, Tensor]
-    ) -> Tensor:
+        self,
+        apply: Apply,
+        values: Float[Tensor, "..."],
+        coefficients: Mapping[str, Float[Tensor, "..."]],
+    ) -> Float[Tensor, "..."]:
         """H(A) values.
 
         Args:
-            apply: Callable that maps a tensor of the shape of `values` to A times it.
+            apply: The operator, or any callable that maps a tensor of the shape of `values` to A
+                times it. An operator that applies itself twice for less than two applications has
+                a method `twice`.
             values: Tensor of token values, such as (B, T, N, D).
             coefficients: The values of the weights by name, shaped to broadcast to `values`: here
                 (..., N, 1).
@@ -234,6 +232,51 @@ class NamedFilter(Filter):
             f"`trainable_coefficients` must be True, False or a list of names from {names}. "
             f"Received: trainable_coefficients={given!r}"
         )
+
+
+def check_order(order: int, name: str = "order") -> int:
+    """The order of a filter, if it is valid.
+
+    Raises:
+        ValueError: For anything else than an integer from 1 to 1000.
+    """
+    if isinstance(order, bool) or not isinstance(order, int) or not 1 <= order <= MOST_STEPS:
+        raise ValueError(
+            f"`{name}` is the degree of a polynomial filter and must be an integer of at "
+            f"least 1, and at most {MOST_STEPS}. Received: {name}={order!r}"
+        )
+    return order
+
+
+def check_start(start: Any, given: Any, order: int, allowed: Sequence[str]) -> str:
+    """The name of a start, if the filter accepts it.
+
+    Args:
+        start: The filter's argument `start`.
+        given: The filter's argument `initial_coefficients`.
+        order: The filter's order.
+        allowed: The names that the filter accepts.
+
+    Raises:
+        ValueError: For another name, for a name together with `initial_coefficients`, and for an
+            order that is too low for the named filter.
+    """
+    if not is_one_of(start, list(allowed)):
+        raise ValueError(
+            f"`start` must be one of {list(allowed)}. Received: start={start!r}."
+            f"{did_you_mean(start, allowed)}"
+        )
+    if start != "plain" and given is not None:
+        raise ValueError(
+            "`start` names coefficients and `initial_coefficients` lists them: give only one of "
+            f"the two. Received: start={start!r}, initial_coefficients={given!r}"
+        )
+    if start == "band_pass" and order < 2:
+        raise ValueError(
+            f"The band-pass filter A (I - A) has degree 2. Received: start={start!r}, "
+            f"order={order}. Use an order of at least 2."
+        )
+    return str(start)
 
 
 def plain_numbers(given: Any) -> Any:

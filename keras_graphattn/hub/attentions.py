@@ -20,7 +20,7 @@ from keras_graphattn.hub.adapters import (
     served_names,
 )
 from keras_graphattn.keras_internals import subclasses_of
-from keras_graphattn.layers.parts.conversion_mark import ConversionMark
+from keras_graphattn.layers.conversion_mark import ConversionMark
 
 # Names in papers and in other libraries, written as `plain_name` writes them.
 ALIASES = {
@@ -54,7 +54,7 @@ def register_attention(attention: str, replaced: str, replacement: type) -> None
             as `"MultiHeadAttention"` or `"LlamaAttention"`, or any subclass of
             `keras.layers.MultiHeadAttention`.
         replacement: The class that takes its place. For `keras.layers.MultiHeadAttention` and its
-            subclasses, whose projections are kept: a subclass of this package's `MultiHeadLayer`
+            subclasses, whose projections are kept: a subclass of this package's `AttentionLayer`
             that is called like the class it replaces. For other layers, which change their class:
             a subclass of `keras_graphattn.hub.adapters.ConvertedAttention`.
 

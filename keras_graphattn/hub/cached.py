@@ -16,16 +16,17 @@ from keras import ops
 
 from keras_graphattn.hub.paged import refuse_paged_attention
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
+from keras_graphattn.layers.base import Call, Tokens
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
-from keras_graphattn.layers.parts.multi_head import Masks
 from keras_graphattn.numerics.precision import at_least_float32, pad, zero_where_masked
-from keras_graphattn.ops.singular.attention import (
+from keras_graphattn.operators.operator import Visibility
+from keras_graphattn.operators.singular import (
+    SingularOperator,
     left_singular_vectors,
     right_singular_vectors,
-    singular_value_matrix,
 )
-from keras_graphattn.ops.singular.causal import causal_singular_value_attention
+from keras_graphattn.operators.singular_causal import causal_product
 
 Tensor = Any
 
@@ -146,18 +147,19 @@ def step_mask(mask: Tensor | None, query: Tensor, cache: Tensor, index: Any) -> 
 class CachedSelfAttention(CachedCall):
     """Decoding with a cache of keys and of signals: what the filter applies its operator to.
 
-    Subclasses have the `_decode_rows` of this package's self-attention layers.
+    Subclasses have the `operator_of_rows` of this package's self-attention layers.
     """
 
     query_dense: Any
     key_dense: Any
     value_dense: Any
-    _decode_rows: Any
-    _num_signals: int
+    operator_of_rows: Any
+    apply: Any
+    num_signals: Any
 
     @property
     def needed_slots(self) -> int:
-        return 1 + self._num_signals
+        return 1 + int(self.num_signals)
 
     def _attend_cached(
         self,
@@ -169,17 +171,11 @@ class CachedSelfAttention(CachedCall):
         index: Any,
     ) -> tuple[Tensor, Tensor]:
         keys = write_slot(cache[:, 0], self.key_dense(value if key is None else key), index)
-        seen = ops.any(mask, axis=(1, 2))
-        seen = ops.broadcast_to(seen, (ops.shape(query)[0], ops.shape(seen)[1]))
-        outputs, signals = self._decode_rows(
-            ops.cast(self.query_dense(query), keys.dtype),
-            keys,
-            self.value_dense(value),
-            mask,
-            {"key": keys, "signals": cache[:, 1:], "padding_mask": seen},
-            index,
-        )
-        return outputs, ops.concatenate([keys[:, None], signals], axis=1)
+        queries, values = ops.cast(self.query_dense(query), keys.dtype), self.value_dense(value)
+        signals = {"signals": cache[:, 1:]}
+        operator = self.operator_of_rows(queries, keys, values, mask, signals, index)
+        outputs = operator.finished(self.apply(operator, values, Call(Visibility())))
+        return outputs, ops.concatenate([keys[:, None], operator.signals], axis=1)
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -204,21 +200,12 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
     cache instead, at O(length) like plain attention, without a sum of size H x D.
     """
 
-    def _attend(
-        self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor,
-        masks: Masks,
-        return_attention_scores: bool,
-        training: bool | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        if self.causal and masks.attention is not None:
-            masks = masks._replace(attention=last_row(masks.attention))
-        outputs: tuple[Tensor, Tensor | None] = super()._attend(
-            query, value, key, masks, return_attention_scores, training
-        )
-        return outputs
+    def operator(self, tokens: Tokens, call: Call) -> SingularOperator:
+        entries = call.visibility.entries
+        if self.causal and entries is not None:
+            visibility = call.visibility._replace(entries=last_row(entries))
+            call = call._replace(visibility=visibility)
+        return super().operator(tokens, call)
 
     def _attend_cached(
         self,
@@ -230,7 +217,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         index: Any,
     ) -> tuple[Tensor, Tensor]:
         logits, values = self.key_dense(value if key is None else key), self.value_dense(value)
-        filtered = self._filtered(left_singular_vectors(self.query_dense(query), None), query)
+        filtered = self._filtered_left(left_singular_vectors(self.query_dense(query)), query)
         all_logits = write_slot(cache[:, 0], logits, index)
         all_values = write_slot(cache[:, 1], values, index)
         slots = ops.stack([all_logits, all_values], axis=1)
@@ -240,10 +227,8 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         past = ops.arange(cache.shape[2], dtype="int32")[None] < index
         past = ops.logical_and(past, mask[:, 0, 0])
         past = ops.broadcast_to(past, (ops.shape(query)[0], cache.shape[2]))
-        _, state = causal_singular_value_attention(
-            ops.zeros_like(cache[:, 0]), cache[:, 0], cache[:, 1], past
-        )
-        outputs, _ = causal_singular_value_attention(filtered, logits, values, None, state)
+        _, state = causal_product(ops.zeros_like(cache[:, 0]), cache[:, 0], cache[:, 1], past)
+        outputs, _ = causal_product(filtered, logits, values, None, state)
         return outputs, updated
 
     def _row(
@@ -257,7 +242,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         seen = ops.logical_and(mask[:, 0, 0], columns[None] <= index)  # (B, S)
         seen = ops.broadcast_to(seen, ops.shape(logits)[:2])
         right = right_singular_vectors(logits, seen)
-        row = singular_value_matrix(filtered, right)  # (B, N, 1, S)
+        row = ops.einsum("btnh,bsnh->bnts", filtered, right)  # (B, N, 1, S)
         values = zero_where_masked(at_least_float32(values), seen[:, :, None, None])
         outputs = ops.einsum("bnts,bsnd->btnd", ops.cast(row, values.dtype), values)
         return ops.cast(outputs, self.compute_dtype)

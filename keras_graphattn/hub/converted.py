@@ -17,8 +17,8 @@ from keras_graphattn.hub.grouped_cache import Step, in_all_heads
 from keras_graphattn.hub.logits import Logits
 from keras_graphattn.hub.paged import refuse_paged_attention
 from keras_graphattn.keras_internals import remove_attribute
-from keras_graphattn.layers.parts.conversion_mark import ConversionMark
-from keras_graphattn.ops.softmax.masks import AttentionMask, all_of, four_dimensional
+from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.operators.operator import Visibility, all_of, four_dimensional
 
 Tensor = Any
 
@@ -82,7 +82,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         """
         raise NotImplementedError
 
-    def mask_of(self, query: Tensor, mask: Tensor | None, index: Any = 0) -> AttentionMask:
+    def mask_of(self, query: Tensor, mask: Tensor | None, index: Any = 0) -> Visibility:
         """A mask, and what the layer itself hides, for queries (B, t, N, H) from `index` on.
 
         Args:
@@ -103,7 +103,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
                 None if after is None else behind >= -after,
             )
             entries = all_of(entries, four_dimensional(seen))
-        return AttentionMask(entries=entries)
+        return Visibility(entries=entries)
 
     def add_coefficients(self) -> None:
         """Makes the weights of the layer that the original does not have."""

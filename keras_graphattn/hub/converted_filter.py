@@ -7,20 +7,20 @@ from keras import ops
 
 from keras_graphattn import filters
 from keras_graphattn.checks import is_one_of, whole
+from keras_graphattn.coefficient_rate import Filtered
 from keras_graphattn.hub.converted import ConvertedAttention
 from keras_graphattn.hub.grouped_cache import GroupedOperator, Step, in_all_heads
 from keras_graphattn.hub.logits import Logits
-from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
-from keras_graphattn.ops.filters.operator_filters import Operator
-from keras_graphattn.ops.softmax.attention import fused_operator, matrix_operator
-from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator
-from keras_graphattn.ops.softmax.masks import AttentionMask, zero_blind_rows, zero_masked_rows
+from keras_graphattn.operators.blockwise import BlockwiseOperator
+from keras_graphattn.operators.fused import FusedOperator
+from keras_graphattn.operators.operator import Operator, Visibility
+from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of, zero_hidden_rows
 
 Tensor = Any
 PATHS = ("dense", "blockwise", "fused")
 
 
-class ConvertedGraphFilter(ConvertedAttention):
+class ConvertedGraphFilter(Filtered, ConvertedAttention):
     """A filter of `keras_graphattn.filters` over the layer's own attention matrix."""
 
     @classmethod
@@ -46,7 +46,6 @@ class ConvertedGraphFilter(ConvertedAttention):
             )
         found = filters.get(filter, order)
         found.coefficients(sizes.num_heads)  # refuses start values for another number of heads
-        found.refuse_without_solution("an attention layer with a cache of grouped heads")
         return {
             "filter": found,
             "attention_path": attention_path,
@@ -54,7 +53,7 @@ class ConvertedGraphFilter(ConvertedAttention):
         }
 
     def add_coefficients(self) -> None:
-        add_coefficients(self, self.settings.filter, int(self.sizes.num_heads))
+        self.add_filter_weights(self.settings.filter, int(self.sizes.num_heads))
 
     @property
     def num_signals(self) -> int:
@@ -82,15 +81,18 @@ class ConvertedGraphFilter(ConvertedAttention):
     ) -> Tensor:
         reasons = self.mask_of(query, mask)
         logits = self.adapter.logits(self, ops.shape(key)[1], given)
-        apply = self._operator(query, key, reasons, logits, training)
-        outputs = filtered(self, self.settings.filter, apply, value)
-        return zero_blind_rows(outputs, reasons, self.settings.block_size)
+        operator = self._operator(query, key, reasons, logits, training)
+        return operator.finished(self.apply(operator, value))
+
+    def apply(self, operator: Operator, values: Tensor) -> Tensor:
+        """The filter of the operator, applied to the values."""
+        return self.filtered(self.settings.filter, operator, values)
 
     def _operator(
         self,
         query: Tensor,
         key: Tensor,
-        mask: AttentionMask,
+        mask: Visibility,
         logits: Logits,
         training: bool | None,
     ) -> Operator:
@@ -104,16 +106,29 @@ class ConvertedGraphFilter(ConvertedAttention):
             return BlockwiseOperator(query, key, mask, scale, self.settings.block_size)
         if path == "fused":
             flash = keras.config.is_flash_attention_enabled()
-            return fused_operator(query, key, mask, scale, flash)
-        matrix = logits.matrix(query, key, mask.entries, scale)  # (B, N, T, T)
-        return matrix_operator(self.adapter.dropped(self, matrix, training))
+            return FusedOperator(query, key, mask, scale, flash)
+        return SoftmaxOperator(
+            scores_of(query, key, scale),
+            mask.joined(ops.shape(key)[1]),
+            dtype=query.dtype,
+            logits=logits,
+            dropout=lambda matrix: self.adapter.dropped(self, matrix, training),
+        )
 
     def attend_rows(
         self, query: Tensor, value: Tensor, cache: Tensor, step: Step, logits: Logits
     ) -> tuple[Tensor, Tensor]:
         groups = self.sizes.groups
         key = in_all_heads(self.adapter.cached_keys(self, cache[:, 0]), groups)  # (B, S, N, H)
-        matrix = logits.matrix(query, key, step.mask, self.sizes.scale)  # (B, N, t, S)
+        matrix = attention_matrix(query, key, step.mask, self.sizes.scale, logits)  # (B, N, t, S)
         apply = GroupedOperator(matrix, value, cache, step, groups)
-        outputs = filtered(self, self.settings.filter, apply, value)
-        return zero_masked_rows(outputs, step.mask), apply.cache
+        outputs = self.filtered(self.settings.filter, apply, value)
+        return zero_hidden_rows(outputs, step.mask), apply.cache
+
+
+def attention_matrix(
+    query: Tensor, key: Tensor, visible: Tensor | None, scale: float, logits: Logits
+) -> Tensor:
+    """A, of shape (B, N, T, S), in the dtype of the queries."""
+    scores = scores_of(query, key, scale)
+    return SoftmaxOperator(scores, visible, dtype=query.dtype, logits=logits).matrix()

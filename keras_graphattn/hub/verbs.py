@@ -36,7 +36,7 @@ from keras_graphattn.keras_internals import (
     track_again,
     walk,
 )
-from keras_graphattn.layers.parts.token_layer import TokenLayer
+from keras_graphattn.layers.token_layer import TokenLayer
 
 
 class Owner(NamedTuple):

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.checks import number
-from keras_graphattn.layers.parts.token_layer import TokenLayer
+from keras_graphattn.layers.token_layer import TokenLayer
 from keras_graphattn.numerics.precision import (
     at_least_float32,
     masked_softmax,

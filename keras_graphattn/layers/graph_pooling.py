@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.layers.parts.token_layer import TokenLayer
+from keras_graphattn.layers.token_layer import TokenLayer
 from keras_graphattn.numerics.precision import (
     at_least_float32,
     largest,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from keras_graphattn.ops.kernel.attention import sum_over_features
+from keras_graphattn.operators.kernel import sum_over_features
 
 Tensor = Any
 Tensors = dict[str, Tensor]

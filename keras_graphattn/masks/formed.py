@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_graphattn.numerics.blocks import map_query_blocks
 from keras_graphattn.numerics.precision import size_tensor
-from keras_graphattn.ops.kernel.attention import masked_scores
+from keras_graphattn.operators.kernel import masked_scores
 
 if TYPE_CHECKING:
     from keras_graphattn.masks.mask import Mask, Tensors

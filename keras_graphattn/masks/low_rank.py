@@ -11,7 +11,7 @@ from keras_graphattn.checks import flag, seed_of, whole
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.numerics.blocks import first_of
 from keras_graphattn.numerics.precision import at_least_float32, pad, take
-from keras_graphattn.ops.kernel.attention import unmasked_attention
+from keras_graphattn.operators.kernel import unmasked_attention
 
 Tensor = Any
 

@@ -16,7 +16,7 @@ from keras_graphattn.masks.input_checks import either
 from keras_graphattn.masks.low_rank import Factored
 from keras_graphattn.masks.mask import Mask, Tensors
 from keras_graphattn.masks.precision import widest_dtype
-from keras_graphattn.ops.kernel.attention import unmasked_attention
+from keras_graphattn.operators.kernel import unmasked_attention
 from keras_graphattn.ops.kernel.decays import Decay
 from keras_graphattn.serialization import restored
 

@@ -116,12 +116,6 @@ def test_a_table_in_double_precision(path):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_positions_of_two_integer_types():
-    mask, columns = ops.AttentionMask(causal=True), np.arange(T)
-    found = ops.joined_mask(mask, columns.astype("int32"), columns.astype("int64"))
-    assert keras.ops.convert_to_numpy(found)[0, 0].tolist() == np.tri(T, dtype=bool).tolist()
-
-
 def test_times_in_double_precision():
     found = ops.hypercube_product(SIGNAL, np.ones(2))
     expected = ops.hypercube_product(SIGNAL, np.ones(2, "float32"))
@@ -135,10 +129,9 @@ def test_times_in_double_precision():
         ("alpha", lambda: ops.recurrence("jacobi", 2, alpha=1e300)),
         ("beta", lambda: ops.recurrence("jacobi", 2, beta=-1e300)),
         ("low", lambda: ops.chebyshev_terms(np.sin, -1e30, 2.0, 1e-3)),
-        ("batch_size", lambda: ops.initial_cache(keras.ops.ones(()), 4, 1, 2, 2)),
         ("epsilon", lambda: layers.PLaplacianAttention(2, 3, epsilon=1e300)),
-        ("index", lambda: cached_operator(np.int64(2**62))),
-        ("index", lambda: cached_operator(4)),
+        ("index", lambda: decoded(np.int64(2**62))),
+        ("index", lambda: decoded(4)),
     ],
 )
 def test_the_argument_is_named(argument, call):
@@ -147,6 +140,6 @@ def test_the_argument_is_named(argument, call):
     assert names_argument(refusal.value, argument)
 
 
-def cached_operator(index):
-    matrix, signals = np.ones((B, 2, 1, T), "float32"), np.ones((B, 1, T, 2, 3), "float32")
-    return ops.CachedOperator(matrix, signals, index)
+def decoded(index):
+    layer = layers.GraphFilterAttention(2, 3)
+    return layer.decode(np.ones((B, 1, 4), "float32"), layer.get_initial_cache(B, T), index)

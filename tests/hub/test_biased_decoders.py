@@ -9,6 +9,7 @@ from keras import ops
 import keras_graphattn
 from keras_graphattn.hub.adapters import Logits, adapter_of, holder_config
 from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
 from tests.hub.biased_decoders import (
     DECODERS,
     PLAIN,
@@ -230,7 +231,9 @@ def test_rows_of_gpt_oss_sum_to_less_than_one():
     sink = generator.standard_normal(2).astype("float32")
     mask = np.tril(np.ones((5, 5), bool))[None, None]
     query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
-    matrix = to_numpy(Logits(sink=ops.convert_to_tensor(sink)).matrix(query, key, mask, 0.5))
+    logits = Logits(sink=ops.convert_to_tensor(sink))
+    scores = scores_of(query, key, 0.5)
+    matrix = to_numpy(SoftmaxOperator(scores, mask, logits=logits).matrix())
     assert (matrix.sum(-1) < 1).all()
     larger = np.zeros((2, 6, 6))
     larger[:, :5, :5], larger[:, 5, 5] = matrix[0], 1.0

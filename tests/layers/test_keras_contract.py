@@ -217,46 +217,6 @@ def test_symbolic_calls(name):
     assert_equal(model.predict(x, verbose=0), stock(x, x, use_causal_mask=True))
 
 
-@pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize("return_attention_scores", [False, True])
-def test_compute_attention_joins_the_causal_mask_and_the_given_one(name, return_attention_scores):
-    """The documented contract of those who call, or override, `_compute_attention`."""
-    shape = (1, LENGTH, HEADS, SIZE)
-    query, key, value = (random(*shape, seed=seed) for seed in range(3))
-    stock, ours = twins(PLAIN_STARTS[name], [(1, LENGTH, WIDTH)] * 2)
-    extra = np.ones((1, LENGTH, LENGTH), bool)
-    extra[:, 3, 1] = False
-    for given in (None, extra):
-        results = [
-            layer._compute_attention(
-                *(ops.convert_to_tensor(t) for t in (query, key, value)),
-                attention_mask=None if given is None else ops.convert_to_tensor(given),
-                return_attention_scores=return_attention_scores,
-                use_causal_mask=True,
-            )
-            for layer in (ours, stock)
-        ]
-        assert_equal(results[0][0], results[1][0])
-
-
-def test_a_subclass_may_override_compute_attention_without_the_causal_flag():
-    seen = []
-
-    class Recording(GraphFilterAttention):
-        def _compute_attention(
-            self, query, key, value, attention_mask=None, training=None, return_scores=False
-        ):
-            seen.append(attention_mask)
-            return super()._compute_attention(
-                query, key, value, attention_mask, training, return_scores
-            )
-
-    x = random(BATCH, LENGTH, WIDTH)
-    stock, ours = twins(Recording, [x.shape, x.shape])
-    assert_equal(ours(x, x, use_causal_mask=True), stock(x, x, use_causal_mask=True))
-    assert seen[-1] is not None
-
-
 def test_graph_kernel_attention_says_that_it_attends_over_one_axis():
     layer = GraphKernelAttention(HEADS, SIZE, mask=Tree([-1, 0, 1, 1, 0]))
     with pytest.raises(ValueError, match=r"attends over one axis.*query\.shape"):

@@ -14,7 +14,7 @@ from keras_graphattn.layers import (
     GraphKernelAttention,
     MaskedKernelAttention,
 )
-from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
+from keras_graphattn.layers.base import AttentionLayer
 from keras_graphattn.masks import Causal, RandomWalk
 from tests.numerics import BACKEND, to_numpy
 
@@ -37,7 +37,7 @@ def cases():
     """Each layer of the package on each of its paths, with blocks shorter than the sequence."""
     classes = [getattr(keras_graphattn.layers, name) for name in keras_graphattn.layers.__all__]
     for cls in classes:
-        if not issubclass(cls, MultiHeadLayer):
+        if not issubclass(cls, AttentionLayer):
             continue
         for options in OTHERS.get(cls, [{}]):
             for path in getattr(cls, "_paths", (None,)):
@@ -95,7 +95,7 @@ def test_outputs_and_gradients_are_finite(case, score):
 @pytest.mark.parametrize("score", [1.6e5, pytest.param(1e6, marks=pytest.mark.slow)])
 def test_paths_and_decoding_agree(score):
     found = {}
-    for path in GraphFilterAttention._paths:
+    for path in GraphFilterAttention.paths:
         options = {
             "attention_path": path,
             "block_size": 5,

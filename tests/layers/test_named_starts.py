@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from keras_graphattn.filters import FILTERS, Chebyshev, FirstOrder, Jacobi, Monomial
-from keras_graphattn.filters.starts import STARTS
+from keras_graphattn.filters.filter import STARTS
+from keras_graphattn.filters.polynomial import recurrence
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     GraphFilterAttention,
     MaskedKernelAttention,
 )
-from keras_graphattn.ops.filters.polynomials import recurrence
 from tests.numerics import to_numpy
 
 random = np.random.default_rng(0)

@@ -4,14 +4,14 @@ import keras
 import numpy as np
 import pytest
 import torch
-
-from keras_graphattn.layers import MaskedKernelAttention
-from keras_graphattn.masks import BlockToeplitz, Causal, Product, Toeplitz
 from keras_graphattn.ops.kernel.features import (
     favor_key_features,
     favor_query_features,
     orthogonal_features,
 )
+
+from keras_graphattn.layers import MaskedKernelAttention
+from keras_graphattn.masks import BlockToeplitz, Causal, Product, Toeplitz
 from tests import reference_kernel
 from tests import reference_toeplitz as reference
 from tests.numerics import (

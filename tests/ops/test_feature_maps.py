@@ -8,12 +8,8 @@ from keras import ops
 
 from keras_graphattn.feature_maps import FEATURE_MAPS
 from keras_graphattn.masks import Causal, Exponential
-from keras_graphattn.ops.kernel.attention import (
-    NormalisedOperator,
-    sum_over_features,
-    unmasked_attention,
-)
-from keras_graphattn.ops.kernel.features import (
+from keras_graphattn.operators.kernel import KernelOperator, sum_over_features
+from keras_graphattn.ops import (
     favor_key_features,
     favor_query_features,
     orthogonal_features,
@@ -78,7 +74,7 @@ def test_favor_estimates_softmax_attention(fixed_scale):
         favor_query_features(query, directions),
         favor_key_features(key, directions, fixed_scale=fixed_scale),
     )
-    operator = NormalisedOperator(lambda x: unmasked_attention(*features, x))
+    operator = KernelOperator(*features)
     outputs = to_numpy(operator(ops.convert_to_tensor(values)))
     exact = reference.attention_matrix(*(torch.tensor(t).double() for t in (query, key)))
     expected = torch.einsum("bnts,bsnh->btnh", exact, torch.tensor(values).double())
@@ -96,7 +92,7 @@ def test_favor_at_three_times_unit_scale(mask, scale):
     mask = mask()
     query_features = favor_query_features(query, directions)
     key_features = favor_key_features(key, directions, fixed_scale=mask.hides_keys)
-    operator = NormalisedOperator(lambda x: mask.attend(query_features, key_features, x))
+    operator = KernelOperator(query_features, key_features, mask)
     outputs = to_numpy(operator(ops.convert_to_tensor(values)))
     assert np.isfinite(outputs).all()
     assert (to_numpy(operator.normaliser) >= 0).all()
@@ -148,7 +144,7 @@ def test_small_weights_do_not_underflow_when_compiled(way):
     arrays = [np.abs(heads(5, seed=i)) for i in range(2)] + [heads(5, seed=2)]
 
     def function(query, key, x):
-        return NormalisedOperator(lambda signal: unmasked_attention(query, key, signal))(x)
+        return KernelOperator(query, key)(x)
 
     differentiate = differentiated(function, way=way)
     expected, gradients = differentiate(*arrays)

@@ -15,9 +15,8 @@ import scipy.sparse
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.operators import BlockwiseOperator, Visibility
 from keras_graphattn.ops import (
-    AttentionMask,
-    BlockwiseOperator,
     SparseMatrix,
     chebyshev_matrix,
     exponential_tree_product,
@@ -88,7 +87,7 @@ def masked(**parts):
         "causal": True,
         "window": 3,
     }
-    return AttentionMask(**{name: everything[name] for name in parts if parts[name]})
+    return Visibility(**{name: everything[name] for name in parts if parts[name]})
 
 
 def twice(**parts):
@@ -100,11 +99,6 @@ def twice(**parts):
 
 def once(q, k, x):
     return BlockwiseOperator(q, k, masked(causal=True, keys=True), block_size=3)(x)
-
-
-def solved(q, k, x, factor):
-    mask = masked(causal=True, keys=True)
-    return BlockwiseOperator(q, k, mask, block_size=3).solve(factor[:, None], x)
 
 
 def tree_product(path):
@@ -136,17 +130,12 @@ TREES = ("trees.exponential._product_with_gradient",)
 SERIES = ("graphs.symmetric_series.SymmetricSeries",)
 
 CASES = {
-    "twice": Case(twice(), attention_arrays(), ("softmax.blockwise._twice",)),
+    "twice": Case(twice(), attention_arrays(), ("operators.blockwise._twice",)),
     "twice, causal, padded": Case(twice(causal=True, keys=True), attention_arrays()),
     "twice, all masks": Case(
         twice(causal=True, keys=True, queries=True, entries=True, window=True), attention_arrays()
     ),
     "once": Case(once, attention_arrays()),
-    "causal solution": Case(
-        solved,
-        (*attention_arrays(), np.array([0.3, -0.2], "float32")),
-        ("softmax.causal_solution._solution",),
-    ),
     "tree, levels": Case(tree_product("levels"), NODES, TREES),
     "tree, scan": Case(tree_product("scan"), NODES),
     "tree, doubling": Case(tree_product("doubling"), NODES),
@@ -191,7 +180,7 @@ CASES = {
     "p-Laplacian": Case(
         p_laplacian(7),
         attention_arrays(),
-        ("softmax.distances", "softmax.re_weighting._reweighted"),
+        ("operators.p_laplacian", "operators.p_laplacian._weights_with_gradient"),
     ),
     "p-Laplacian, blockwise": Case(p_laplacian(3), attention_arrays()),
 }

@@ -6,9 +6,8 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.filters import Filter, Polynomial
+from keras_graphattn.filters.polynomial import polynomial_filter
 from keras_graphattn.layers import AttentiveGraphFilter
-from keras_graphattn.layers.parts.filter_weights import filtered
-from keras_graphattn.ops.filters.operator_filters import polynomial_filter
 
 Tensor = Any
 Array = np.ndarray[Any, Any]
@@ -89,5 +88,5 @@ def filter_curve(layer: Any, count: int = 101) -> tuple[Array, Array] | None:
 def _sampled(layer: Any, filter: Filter, points: Array) -> tuple[Array, Array]:
     heads = max(array.shape[-1] for array in coefficients_of(layer).values())
     ones = ops.ones((1, len(points), heads, 1))  # (B, T, N, H): one point for each token
-    answer = filtered(layer, filter, _Eigenvalues(points), ones)
+    answer = layer.filtered(filter, _Eigenvalues(points), ones)
     return points, np.asarray(ops.convert_to_numpy(answer), "float64")[0, :, :, 0].T

@@ -16,7 +16,7 @@ from keras_graphattn.keras_internals import (
     walk,
     without_rematerialisation,
 )
-from keras_graphattn.layers.parts.conversion_mark import ConversionMark
+from keras_graphattn.layers.conversion_mark import ConversionMark
 
 Tensor = Any
 Array = np.ndarray[Any, Any]

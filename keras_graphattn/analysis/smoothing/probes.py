@@ -8,22 +8,17 @@ has to form a matrix, and the layer's own result does not change.
 
 import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.analysis.smoothing.curves import filter_holder
-from keras_graphattn.keras_internals import replaced_attributes
-from keras_graphattn.layers import (
-    AttentiveGraphFilter,
-    PLaplacianAttention,
-    ScaledHighFrequencyAttention,
-)
-from keras_graphattn.layers.parts.dense import joined, with_causal
-from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
-from keras_graphattn.ops.softmax.attention import attention_matrix
+from keras_graphattn.operators.operator import Operator
+from keras_graphattn.operators.p_laplacian import PLaplacianOperator
+from keras_graphattn.operators.singular import SingularOperator
+from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
 
 Tensor = Any
 Array = np.ndarray[Any, Any]
@@ -119,41 +114,39 @@ def probes_of(layer: Any, current: Current) -> list[Patch] | None:
         layer: An attention layer.
         current: Returns the reading of the call that is under way.
     """
-    if filter_holder(layer) is not None:
-        return [_filter_probe(layer, current)]
-    if isinstance(layer, PLaplacianAttention):
-        return _p_laplacian_probes(layer, current)
-    if hasattr(layer, "attend") and hasattr(getattr(layer, "settings", None), "exponents"):
-        return [_converted_p_laplacian_probe(layer, current)]
-    if isinstance(layer, MultiHeadLayer) and not isinstance(layer, ScaledHighFrequencyAttention):
-        return _value_probes(layer, current)
+    if isinstance(getattr(layer, "apply", None), MethodType):
+        return [_operator_probe(layer, current)]
     parameters = inspect.signature(getattr(layer, "_compute_attention", len)).parameters
     name = next((name for name in VALUES if name in parameters), None)
     return None if name is None else [_method_probe(layer, name, current)]
 
 
-class _ProbedFilter:
-    """A filter that applies A and itself to unit signals as well."""
+def _operator_probe(layer: Any, current: Current) -> Patch:
+    """For layers of this package: `apply(operator, values, ...)` filters the values."""
+    apply = layer.apply
 
-    def __init__(self, filter: Any, current: Current) -> None:
-        self._filter, self._current = filter, current
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._filter, name)
-
-    def __call__(self, apply: Any, values: Tensor, coefficients: Any) -> Tensor:
-        outputs = self._filter(apply, values, coefficients)
-        reading = self._current()
+    def probed(operator: Operator, values: Tensor, *rest: Any) -> Tensor:
+        outputs, reading = apply(operator, values, *rest), current()
         if reading.takes(values):
-            reading.read(
-                values, outputs, lambda x: self._filter(apply, x, coefficients), lambda x: apply(x)
-            )
+            attention = _attention_of(operator)
+            if isinstance(operator, PLaplacianOperator):  # its matrix follows from the values
+                reading.read(values, outputs, operator.matrix(), attention)
+            else:
+                reading.read(values, outputs, lambda x: apply(operator, x, *rest), attention)
         return outputs
 
+    return layer, "apply", probed
 
-def _filter_probe(layer: Any, current: Current) -> Patch:
-    holder = filter_holder(layer)
-    return holder, "filter", _ProbedFilter(holder.filter, current)
+
+def _attention_of(operator: Operator) -> Any:
+    """A without a filter or a re-weighting, as a matrix or an operator; `None` for AGF."""
+    if isinstance(operator, PLaplacianOperator):
+        visible = operator.visibility.joined(ops.shape(operator.key)[1])
+        scores = scores_of(operator.query, operator.key, 1.0)
+        return SoftmaxOperator(scores, visible, logits=operator.logits).matrix()
+    if isinstance(operator, SoftmaxOperator):
+        return operator.scores
+    return None if isinstance(operator, SingularOperator) else operator
 
 
 def _method_probe(layer: Any, name: str, current: Current) -> Patch:
@@ -172,10 +165,7 @@ def _method_probe(layer: Any, name: str, current: Current) -> Patch:
             given.arguments[name] = x
             return _first(attend(*_copied(given.args), **_copied(given.kwargs)))
 
-        attention: Any = operator
-        if isinstance(layer, ScaledHighFrequencyAttention):
-            attention = results[1]  # A, of which the layer scales a part
-        reading.read(values, _first(results), operator, attention)
+        reading.read(values, _first(results), operator, operator)
         return results
 
     return layer, "_compute_attention", probed
@@ -190,105 +180,3 @@ def _copied(arguments: Any) -> Any:
 
 def _first(results: Any) -> Tensor:
     return results[0] if isinstance(results, tuple) else results
-
-
-def _p_laplacian_probes(layer: Any, current: Current) -> list[Patch]:
-    """For `PLaplacianAttention`: its matrix follows from the values, so it has to be formed."""
-    dense, lean = layer._compute_attention, layer._attend_lean
-
-    def read(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: Tensor) -> None:
-        reading = current()
-        if reading.takes(value):
-            positions = ops.arange(ops.shape(key)[1], dtype="int32")
-            both = (value, value)
-            weights = layer._weights(query, key, both, mask, positions, positions)
-            attention = attention_matrix(query, key, mask, layer.score_scale)
-            reading.read(value, heads, weights, attention)
-
-    def probed(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        training: bool | None = None,
-        return_attention_scores: bool = False,
-        use_causal_mask: bool = False,
-    ) -> Any:
-        causal = {"use_causal_mask": use_causal_mask}
-        results = dense(
-            query, key, value, attention_mask, training, return_attention_scores, **causal
-        )
-        read(
-            query, key, value, with_causal(layer, attention_mask, key, use_causal_mask), results[0]
-        )
-        return results
-
-    def probed_lean(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
-        outputs = lean(query, key, value, mask)
-        if value.shape[1] <= current().most_tokens:  # a longer mask is not formed
-            read(query, key, value, joined(mask, key), outputs)
-        else:
-            current().takes(value)
-        return outputs
-
-    return [(layer, "_compute_attention", probed), (layer, "_attend_lean", probed_lean)]
-
-
-def _converted_p_laplacian_probe(layer: Any, current: Current) -> Patch:
-    attend = layer.attend
-
-    def probed(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        training: bool | None = None,
-        given: Any = None,
-    ) -> Tensor:
-        outputs = attend(query, key, value, mask, training, given)
-        reading = current()
-        if reading.takes(value):
-            entries = layer.mask_of(query, mask).entries
-            positions, scale = ops.arange(ops.shape(key)[1], dtype="int32"), layer.sizes.scale
-            logits = layer.adapter.logits(layer, ops.shape(key)[1], given)
-            weights = layer._weights(query * scale, key, (value, value), entries, positions, logits)
-            reading.read(value, outputs, weights, logits.matrix(query, key, entries, scale))
-        return outputs
-
-    return layer, "attend", probed
-
-
-def _value_probes(layer: Any, current: Current) -> list[Patch]:
-    """For layers that project the values within `_attend`, and never hand them on."""
-    attend, projection = layer._attend, layer.value_dense
-    project = projection.call
-    signal: list[Tensor] = []  # what the projection returns, if anything
-    projected: list[Tensor] = []
-
-    def probed_projection(*args: Any, **kwargs: Any) -> Tensor:
-        if signal:
-            return signal[0]
-        projected[:] = [project(*args, **kwargs)]
-        return projected[0]
-
-    def probed(*args: Any, **kwargs: Any) -> Any:
-        results = attend(*args, **kwargs)
-        values, reading = projected.pop(), current()
-        if not reading.takes(values):
-            return results
-
-        def operator(x: Tensor) -> Tensor:
-            signal[:] = [x]
-            try:
-                return attend(*args, **kwargs)[0]
-            finally:
-                signal.clear()
-
-        if not isinstance(layer, AttentiveGraphFilter):
-            reading.read(values, results[0], operator, operator)
-            return results
-        with replaced_attributes([(layer, "orthogonality_weight", 0.0)]):  # one loss for each call
-            reading.read(values, results[0], operator)  # no A: the filter is of singular values
-        return results
-
-    return [(projection, "call", probed_projection), (layer, "_attend", probed)]

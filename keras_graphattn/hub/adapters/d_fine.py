@@ -17,6 +17,7 @@ from keras import ops
 from keras_graphattn.hub.adapters.adapter import Sizes
 from keras_graphattn.hub.adapters.decoder import joined_heads
 from keras_graphattn.hub.adapters.encoder import EncoderAdapter
+from keras_graphattn.hub.converted_filter import attention_matrix
 from keras_graphattn.hub.logits import BIAS, DROPOUT, Logits
 
 Tensor = Any
@@ -49,7 +50,7 @@ class DFineHook:
         if not output_attentions:
             return outputs
         logits = self.adapter.logits(self, ops.shape(key)[1], attention_mask)
-        return outputs, logits.matrix(query, key, None, self.scaling)
+        return outputs, attention_matrix(query, key, None, self.scaling, logits)
 
 
 class DFineAdapter(EncoderAdapter):

@@ -17,6 +17,7 @@ from keras import ops
 from keras_graphattn.hub.adapters.adapter import Sizes
 from keras_graphattn.hub.adapters.decoder import joined_heads
 from keras_graphattn.hub.adapters.encoder import EncoderAdapter, in_heads
+from keras_graphattn.hub.converted_filter import attention_matrix
 from keras_graphattn.hub.logits import DROPOUT, Logits
 
 Tensor = Any
@@ -42,7 +43,7 @@ class GemmaVisionHook:
         if not return_attention_scores:
             return outputs, None
         logits = self.adapter.logits(self, ops.shape(key)[1], attention_mask)
-        return outputs, logits.matrix(query, key, None, self.sizes.scale)
+        return outputs, attention_matrix(query, key, None, self.sizes.scale, logits)
 
 
 class GemmaVisionAdapter(EncoderAdapter):

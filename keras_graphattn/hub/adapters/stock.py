@@ -21,11 +21,10 @@ from keras_graphattn.keras_internals import (
     scope_of,
 )
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
+from keras_graphattn.layers.base import AttentionLayer, input_shapes, projections_of
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
-from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
-from keras_graphattn.layers.parts.projections import build_around, input_shapes, projections_of
 
 DECODERS = ("TransformerDecoder", "EdRecDecoderBlock")  # parents that mask causally by themselves
 
@@ -75,7 +74,7 @@ class StockAdapter(AttentionAdapter):
         return issubclass(cls, keras.layers.MultiHeadAttention)
 
     def check_replacement(self, replacement: Any) -> None:
-        if not isinstance(replacement, type) or not issubclass(replacement, MultiHeadLayer):
+        if not isinstance(replacement, type) or not issubclass(replacement, AttentionLayer):
             raise ValueError(
                 "`replacement` must be a class of layers like those of keras_graphattn.layers. "
                 f"Received: replacement={replacement!r}"
@@ -104,7 +103,7 @@ class StockAdapter(AttentionAdapter):
         new = self._unbuilt(site, request)
         if source.built:
             with scope_of(source):
-                build_around(new, source)
+                new.build_around(source)
             has_lora = any(
                 getattr(p, "lora_enabled", False) for p in projections_of(source).values()
             )

@@ -2,7 +2,7 @@
 
 One head's matrix takes no more memory than a block of rows of all heads. So it is formed once
 for both applications, in place of twice. The formulas are those of
-`keras_graphattn.ops.softmax.blockwise`.
+`keras_graphattn.operators.blockwise`.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,20 +1,18 @@
-"""Attention over any axes of an input, brought to the one form that `ops` works on.
-
-A layer may attend over several axes of an input (B, ..., d). `AttentionAxes` moves the attention
-axes together into one axis T, and all others into one batch axis. So `ops` sees (B, T, N, H)
-only. Inputs (B, T, d) with attention over T have this form already and pass through unchanged.
-"""
+"""Attention over any axes of an input, brought to the one form that operators work on."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from keras import ops
 
-Tensor = Any
+from keras_graphattn.types import Bool, Float, Tensor
 
 
 class AttentionAxes(NamedTuple):
-    """The axes of one layer's input.
+    """The axes of one layer's input (B, ..., d).
+
+    The attention axes move together into one axis T, and all others into one batch axis. So
+    operators see (B, T, N, H) only.
 
     Attributes:
         axes: The attention axes, non-negative, in the layer's order.
@@ -22,7 +20,7 @@ class AttentionAxes(NamedTuple):
     """
 
     axes: tuple[int, ...]
-    sizes: tuple[Any, ...]
+    sizes: tuple[int, ...]
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -30,46 +28,35 @@ class AttentionAxes(NamedTuple):
         return tuple(axis for axis in range(len(self.sizes)) if axis not in self.axes)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the input has the shape (B, T, d), with attention over T."""
-        return len(self.sizes) == 2 and self.axes == (1,)
+    def is_last(self) -> bool:
+        """Whether attention is over the last axis before the features only."""
+        return self.axes == (len(self.sizes) - 1,)
 
-    @property
-    def scores_rank(self) -> int:
-        """The number of dimensions of attention scores (B, ..., N, T, S)."""
-        return len(self.sizes) + 1 + len(self.axes)
-
-    def _sizes_of(self, axes: tuple[int, ...]) -> list[Any]:
+    def _sizes_of(self, axes: tuple[int, ...]) -> list[int]:
         return [self.sizes[axis] for axis in axes]
 
-    def joined(self, x: Tensor) -> Tensor:
+    def joined(self, x: Float[Tensor, "..."]) -> Float[Tensor, "B T N H"]:
         """A projected input (B, ..., N, H) as (B, T, N, H)."""
-        if self.is_plain:
-            return x
         rank = len(self.sizes)
         x = ops.transpose(x, (*self.others, *self.axes, rank, rank + 1))  # T axes next to N
         batch, length = (math.prod(self._sizes_of(axes)) for axes in (self.others, self.axes))
         return ops.reshape(x, (batch, length, *x.shape[-2:]))
 
-    def apart(self, outputs: Tensor) -> Tensor:
+    def apart(self, outputs: Float[Tensor, "B T N H"]) -> Float[Tensor, "..."]:
         """Outputs (B, T, N, H) as (B, ..., N, H): the inverse of `joined`."""
-        if self.is_plain:
-            return outputs
         order = (*self.others, *self.axes)
         outputs = ops.reshape(outputs, (*self._sizes_of(order), *outputs.shape[-2:]))
         rank = len(self.sizes)
         back = [order.index(axis) for axis in range(rank)]
         return ops.transpose(outputs, (*back, rank, rank + 1))
 
-    def scores_apart(self, scores: Tensor | None) -> Tensor | None:
-        """Attention scores (B, N, T, S) as (B, ..., N, T, ..., S, ...), the layout of Keras."""
-        if scores is None or self.is_plain:
-            return scores
+    def matrix_apart(self, matrix: Float[Tensor, "B N T S"]) -> Float[Tensor, "..."]:
+        """A matrix (B, N, T, S) as (B, ..., N, T, ..., S, ...), the layout of Keras."""
         lengths = self._sizes_of(self.axes)
         batch = self._sizes_of(self.others)
-        return ops.reshape(scores, (*batch, scores.shape[1], *lengths, *lengths))
+        return ops.reshape(matrix, (*batch, matrix.shape[1], *lengths, *lengths))
 
-    def joined_entries(self, mask: Tensor) -> Tensor:
+    def joined_entries(self, mask: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
         """An attention mask as one that broadcasts to (B, N, T, S).
 
         Its last axes are those of query and key positions. Axes that it lacks are put where the
@@ -78,22 +65,20 @@ class AttentionAxes(NamedTuple):
         Raises:
             ValueError: If the mask has too few or too many dimensions.
         """
-        count = len(self.axes)
-        if not 2 * count <= len(mask.shape) <= self.scores_rank:
+        count, most = len(self.axes), len(self.sizes) + 1 + len(self.axes)
+        if not 2 * count <= len(mask.shape) <= most:
             raise ValueError(
                 "`attention_mask` must have shape (T, S), (B, T, S) or (B, N, T, S), that is "
-                f"{2 * count} to {self.scores_rank} dimensions here. Received: "
+                f"{2 * count} to {most} dimensions here. Received: "
                 f"attention_mask.shape={tuple(mask.shape)}"
             )
-        if self.is_plain:
-            return mask
-        while len(mask.shape) < self.scores_rank:  # up to (B, ..., N, T, ..., S, ...)
+        while len(mask.shape) < most:  # up to (B, ..., N, T, ..., S, ...)
             mask = ops.expand_dims(mask, -2 * count - 1)
         lengths = self._sizes_of(self.axes)
         groups = [self._sizes_of(self.others), [mask.shape[len(self.others)]], lengths, lengths]
         # groups of size 1 stay 1 and broadcast; all others are filled and joined
-        full: list[Any] = []
-        joined: list[Any] = []
+        full: list[int] = []
+        joined: list[int] = []
         for sizes in groups:
             start = len(full)
             is_one = all(size == 1 for size in mask.shape[start : start + len(sizes)])
@@ -101,8 +86,8 @@ class AttentionAxes(NamedTuple):
             joined.append(1 if is_one else math.prod(sizes))
         return ops.reshape(ops.broadcast_to(mask, full), joined)  # (B, N, T, S)
 
-    def joined_tokens(self, mask: Tensor | None) -> Tensor | None:
+    def joined_tokens(self, mask: Bool[Tensor, "..."] | None) -> Bool[Tensor, "B T"] | None:
         """A mask of tokens (B, ..., T) as (B, T), for attention over the last axis."""
-        if mask is None or self.is_plain:
-            return mask
+        if mask is None:
+            return None
         return ops.reshape(ops.broadcast_to(mask, self.sizes), (-1, self.sizes[-1]))

@@ -1,7 +1,7 @@
 """p-Laplacian attention on torch and a CPU: a few heads at a time, in place.
 
 An n x n temporary that fits into the cache costs a fraction of one that does not. The formulas
-are those of `keras_graphattn.ops.softmax.p_laplacian` and `keras_graphattn.ops.softmax.distances`.
+are those of `keras_graphattn.operators.p_laplacian`.
 """
 
 import functools
