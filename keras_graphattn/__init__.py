@@ -9,6 +9,7 @@ from keras_graphattn import (
     hub,
     layers,
     masks,
+    operators,
     ops,
     optimizers,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "layers",
     "layout_map",
     "masks",
+    "operators",
     "ops",
     "optimizers",
     "revert",

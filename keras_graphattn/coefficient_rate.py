@@ -152,5 +152,5 @@ class Filtered:
         for name in self._coefficient_names:
             weight = getattr(self, name)  # (..., N)
             # (..., N, 1): broadcasts over what follows the heads
-            coefficients[name] = ops.reshape(weight, (*weight.shape, *[1] * trailing_axes))
+            coefficients[name] = weight[(..., *[None] * trailing_axes)]
         return filter(apply, values, coefficients)

@@ -40,6 +40,13 @@ class BlockwiseOperator(Operator):
         visibility: What each query may see; everything by default.
         scale: Factor of the scores; 1 / sqrt(H) by default.
         block_size: Number of query rows at a time.
+
+    Example:
+
+    >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> operator = BlockwiseOperator(query, key, Visibility(causal=True), block_size=4)
+    >>> tuple(operator(x).shape)
+    (2, 10, 4, 8)
     """
 
     def __init__(

@@ -38,6 +38,13 @@ class FusedOperator(Operator):
         scale: Factor of the scores; 1 / sqrt(H) by default.
         flash_attention: `True` insists on the backend's flash kernel (it raises where it cannot
             run), `False` forbids it, `None` leaves the choice to the backend.
+
+    Example:
+
+    >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> operator = FusedOperator(query, key, Visibility(causal=True))
+    >>> tuple(operator(x).shape)
+    (2, 10, 4, 8)
     """
 
     def __init__(

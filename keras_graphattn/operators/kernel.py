@@ -61,6 +61,13 @@ class KernelOperator(Operator):
         non_finite: Optional booleans (B, T): the tokens that held NaN or inf.
         path: The path of the mask; without a mask, "dense" forms the matrix.
         feature_chunk: Number of features at a time, on paths that have an (n, m, D) tensor.
+
+    Example:
+
+    >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> operator = KernelOperator(keras.ops.relu(query) + 0.1, keras.ops.relu(key) + 0.1)
+    >>> tuple(operator(x).shape)
+    (2, 10, 4, 8)
     """
 
     def __init__(

@@ -23,6 +23,15 @@ class Operator:
 
     A subclass overrides `twice` if two applications in a row cost less than two, and `finished` if
     it knows rows that see nothing or see NaN.
+
+    Example:
+
+    >>> class Mean(Operator):  # every row sees every key, with equal weights
+    ...     def __call__(self, x):
+    ...         return keras.ops.mean(x, axis=1, keepdims=True) + keras.ops.zeros_like(x)
+    >>> once, twice = Mean().twice(keras.ops.ones((1, 3, 1, 2)))
+    >>> float(twice[0, 0, 0, 0])
+    1.0
     """
 
     def __call__(self, x: Float[Tensor, "B S N D"]) -> Float[Tensor, "B T N D"]:

@@ -58,6 +58,11 @@ class PLaplacian(NamedTuple):
         p: One exponent of at least 1 for each head.
         epsilon: Smoothing length of the distances, greater than 0.
         drop_diagonal: Whether heads with p != 2 get zeros on the diagonal.
+
+    Example:
+
+    >>> PLaplacian((1.5, 2.5)).epsilon
+    0.1
     """
 
     p: tuple[float, ...]
@@ -78,6 +83,13 @@ class PLaplacianOperator(Operator):
         logits: What becomes of the scores before the softmax; nothing by default.
         block_size: Number of query rows at a time. `None` forms the whole matrix, once.
         dropout: Optional function that drops entries of the matrix, which is then formed.
+
+    Example:
+
+    >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> operator = PLaplacianOperator(query, key, x, PLaplacian((1.5, 1.5, 2.5, 2.5)))
+    >>> tuple(operator(x).shape)
+    (2, 10, 4, 8)
     """
 
     def __init__(

@@ -41,6 +41,13 @@ class SingularOperator(Operator):
 
     Attributes:
         state: In the causal form, after a call: the sums over all tokens so far.
+
+    Example:
+
+    >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> operator = SingularOperator(left_singular_vectors(query), key)
+    >>> tuple(operator(x).shape)
+    (2, 10, 4, 8)
     """
 
     def __init__(

@@ -25,6 +25,11 @@ class Logits(NamedTuple):
         bias: Tensor that is added, (B or 1, N, T or 1, S).
         sink: Logits (N,) of one more column. It takes part in the softmax and is dropped after it,
             so that the rows of A sum to less than 1.
+
+    Example:
+
+    >>> float(Logits(soft_cap=2.0).of(keras.ops.full((1, 1, 1, 1), 1e6))[0, 0, 0, 0])
+    2.0
     """
 
     soft_cap: float | None = None
@@ -68,6 +73,13 @@ class MatrixOperator(Operator):
     Args:
         matrix: A, of shape (B, N, T, S).
         visible: Optional booleans that broadcast to A: the entries that are not hidden.
+
+    Example:
+
+    >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> operator = MatrixOperator(keras.ops.ones((2, 4, 10, 10)) / 10)
+    >>> tuple(operator(x).shape)
+    (2, 10, 4, 8)
     """
 
     def __init__(
@@ -99,6 +111,13 @@ class SoftmaxOperator(MatrixOperator):
 
     Attributes:
         scores: A before dropout.
+
+    Example:
+
+    >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> operator = SoftmaxOperator(scores_of(query, key))
+    >>> tuple(operator(x).shape)
+    (2, 10, 4, 8)
     """
 
     def __init__(
@@ -136,6 +155,13 @@ class WeightedSoftmaxOperator(SoftmaxOperator):
         dropout: Optional function that drops entries of A.
         non_finite: Optional booleans (B, 1 or N, S): tokens that held NaN or infinity. Rows that
             see one, and its own row, become NaN.
+
+    Example:
+
+    >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> operator = WeightedSoftmaxOperator(scores_of(query, key), keras.ops.ones((1, 1, 10, 10)))
+    >>> tuple(operator(x).shape)
+    (2, 10, 4, 8)
     """
 
     def __init__(
