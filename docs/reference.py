@@ -21,6 +21,7 @@ PACKAGES = {
     "analysis": "Analysis",
     "distribution": "Several devices",
     "export": "Export for serving",
+    "operators": "Operators of attention",
     "ops": "Operations on tensors",
 }
 
