@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from tensorflow import as_dtype, make_ndarray
 from tensorflow.core.protobuf import saved_model_pb2
@@ -20,8 +19,15 @@ from keras_graphattn.export import PredictRequests, export_saved_model, saved_mo
 from keras_graphattn.export.signature import served_signatures
 from keras_graphattn.export.through_tensorflow import _plain
 from keras_graphattn.export.warmup import FILE
-from tests.fuzz.attacks import ODD, REFUSALS, answer_or_refusal, odd_arrays, odd_values
-from tests.fuzz.profiles import cheap, wide
+from tests.fuzz.attacks import (
+    HOW_OFTEN,
+    ODD,
+    REFUSALS,
+    answer_or_refusal,
+    odd_arrays,
+    odd_values,
+    tried,
+)
 from tests.numerics import BACKEND
 
 ON_JAX = BACKEND == "jax"
@@ -306,7 +312,7 @@ def attack_batch(data):
     answer_or_refusal(lambda: check_requests(REQUESTS, {**BATCH, name: wrong}), [name])
 
 
-def attack_warmup(data, written):
+def attack_warmup(written, data):
     name = data.draw(st.sampled_from(sorted(WARMUP)), label="input")
     if data.draw(st.booleans(), label="as an array"):
         _, wrong = odd_arrays(data, WARMUP[name])
@@ -317,19 +323,10 @@ def attack_warmup(data, written):
     attack_export(written, ["warmup[1]"], warmup=batches, signature=signature)
 
 
-@cheap
-@given(data=st.data())
-def test_one_wrong_input(data, written):
-    attack_batch(data)
-    attack_warmup(data, written)
-
-
-@pytest.mark.slow
-@wide
-@given(data=st.data())
-def test_one_wrong_input_widely(data, written):
-    attack_batch(data)
-    attack_warmup(data, written)
+@HOW_OFTEN
+def test_one_wrong_input(how_often, written):
+    tried(how_often, attack_batch)
+    tried(how_often, attack_warmup, written)
 
 
 def test_empty_batches_are_refused(written):
@@ -451,7 +448,7 @@ def test_an_existing_version_is_refused_before_the_graph_is_written(written, tmp
     assert [entry.name for entry in tmp_path.iterdir()] == ["3"]
 
 
-def attack_file(data, version):
+def attack_file(version, data):
     content = bytearray((version / "saved_model.pb").read_bytes())
     place = data.draw(st.integers(0, len(content) - 1), label="place")
     if data.draw(st.booleans(), label="cut"):
@@ -464,17 +461,9 @@ def attack_file(data, version):
         answer_or_refusal(call, ["folder", "signature", "inputs"])
 
 
-@cheap
-@given(data=st.data())
-def test_damaged_files(data, version):
-    attack_file(data, version)
-
-
-@pytest.mark.slow
-@wide
-@given(data=st.data())
-def test_damaged_files_widely(data, version):
-    attack_file(data, version)
+@HOW_OFTEN
+def test_damaged_files(how_often, version):
+    tried(how_often, attack_file, version)
 
 
 @pytest.mark.parametrize(
