@@ -45,14 +45,12 @@ def test_networkx():
     assert graph.node_features.tolist() == [[1, 1, 2], [2, 3, 4], [3, 5, 6]]
     assert graph.edge_features.tolist() == [[8], [7]]
     assert_is_the_path(from_networkx(found.to_directed()))
-    with pytest.raises(ValueError, match=r"attribute 'colour'.*node 'a'"):
+    with pytest.raises(ValueError, match=r"attribute 'colour'.*\('a',\) without it, and 3"):
         from_networkx(found, "colour")
     with pytest.raises(ValueError, match="none back"):
         from_networkx(networkx.DiGraph([(0, 1)]))
     with pytest.raises(ValueError, match="at least one node"):
         from_networkx(networkx.Graph())
-    with pytest.raises(TypeError, match="`nodes` and `edges`"):
-        from_networkx([[0, 1]])
 
 
 @pytest.mark.parametrize("as_tensors", [False, True])
@@ -74,10 +72,8 @@ def test_torch_geometric(as_tensors):
 def test_torch_geometric_with_wrong_edges():
     with pytest.raises(ValueError, match=r"from 0 to 1 and none back.*to_undirected"):
         from_pyg(SimpleNamespace(edge_index=np.array([[0], [1]])))
-    with pytest.raises(ValueError, match=r"shape \(2, E\)"):
+    with pytest.raises(TypeError, match=r"shape \(E, 2\).*of shape \(2, 4\)"):
         from_pyg(SimpleNamespace(edge_index=BOTH))
-    with pytest.raises(TypeError, match="edge_index"):
-        from_pyg(SimpleNamespace())
 
 
 def dgl_graph(edges):
@@ -94,12 +90,10 @@ def test_dgl():
     assert_is_the_path(graph)
     assert graph.edge_features.tolist() == [[1.0], [5.0]]
     assert_is_the_path(from_dgl(dgl_graph(BOTH)), (1.0, 1.0))
-    with pytest.raises(ValueError, match=r"`ndata` must have 'x'.*\['feat'\]"):
+    with pytest.raises(KeyError, match="'x'"):
         from_dgl(dgl_graph(BOTH), "x")
     with pytest.raises(ValueError, match=r"none back.*to_bidirected"):
         from_dgl(dgl_graph(BOTH[1:]))
-    with pytest.raises(TypeError, match="ndata"):
-        from_dgl(SimpleNamespace())
 
 
 def atom(number):
@@ -112,9 +106,7 @@ def test_smiles(monkeypatch):
     bond = {"GetBeginAtomIdx": 1, "GetEndAtomIdx": 0, "GetBondTypeAsDouble": 1.5}
     bond |= {"GetIsConjugated": True, "IsInRing": False}
     bond = SimpleNamespace(**{name: lambda value=value: value for name, value in bond.items()})
-    molecule = SimpleNamespace(
-        GetNumAtoms=lambda: 2, GetAtoms=lambda: [atom(6), atom(8)], GetBonds=lambda: [bond]
-    )
+    molecule = SimpleNamespace(GetAtoms=lambda: [atom(6), atom(8)], GetBonds=lambda: [bond])
     rdkit = ModuleType("rdkit")
     rdkit.Chem = SimpleNamespace(MolFromSmiles=lambda text: molecule if text == "CO" else None)
     monkeypatch.setitem(sys.modules, "rdkit", rdkit)

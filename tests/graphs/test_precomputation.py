@@ -3,9 +3,8 @@ import os
 import numpy as np
 import pytest
 from scipy.sparse.csgraph import connected_components
-from scipy.sparse.linalg import ArpackError
 
-from keras_graphattn.graphs import Graph, precomputation, precompute, spectrum
+from keras_graphattn.graphs import Graph, precomputation, precompute
 from keras_graphattn.ops.graphs.graphs import graph_operator, transition_matrix
 from tests.reference_topology import random_edges, shortest_paths
 
@@ -95,14 +94,8 @@ SPECTRA = {
 }
 
 
-@pytest.mark.parametrize("largest_dense", [500, 3])
-@pytest.mark.parametrize("restarts", [100, 1])
 @pytest.mark.parametrize("name", SPECTRA)
-def test_spectra_are_eigenpairs_of_the_normalised_laplacian(
-    name, restarts, largest_dense, monkeypatch
-):
-    monkeypatch.setattr(spectrum, "LARGEST_DENSE", largest_dense)
-    monkeypatch.setattr(spectrum, "RESTARTS", restarts)
+def test_spectra_are_eigenpairs_of_the_normalised_laplacian(name):
     graph = SPECTRA[name]
     matrix = graph_operator(graph.adjacency(), "normalized_laplacian")[0].toarray()
     for count in (1, 4, 12):
@@ -117,32 +110,10 @@ def test_spectra_are_eigenpairs_of_the_normalised_laplacian(
         assert all(len(set(component[vector != 0])) == 1 for vector in vectors.T)
 
 
-def test_a_spectrum_that_cannot_be_computed_is_one_clear_error(monkeypatch):
-    def fail(*_, **__):
-        raise ArpackError(3)
-
-    monkeypatch.setattr(spectrum, "LARGEST_DENSE", 3)
-    monkeypatch.setattr(spectrum, "eigsh", fail)
-    with pytest.raises(ValueError, match="The 4 smallest eigenvalues cannot be computed"):
-        precompute([SPECTRA["random"]], "spectrum", count=4, **QUIET)
-
-
 def test_spectra_of_small_graphs_are_filled_up():
     (found,) = precompute([GRAPHS[0]], "spectrum", count=6, **QUIET)
     assert found.shape == (4, 6, 2)
     assert not found[:, 4:].any()
-
-
-def test_threads_compute_the_same():
-    for kind in ("walks", "distances", "paths", "spectrum"):
-        expected = precompute(GRAPHS, kind, **QUIET)
-        assert_same(precompute(GRAPHS, kind, workers=3, **QUIET), expected)
-
-
-@pytest.mark.slow
-def test_processes_compute_the_same():
-    found = precompute(GRAPHS, "walks", workers=2, use_multiprocessing=True, **QUIET)
-    assert_same(found, precompute(GRAPHS, "walks", **QUIET))
 
 
 def test_results_are_kept_and_found(tmp_path, monkeypatch, capsys):
@@ -153,7 +124,8 @@ def test_results_are_kept_and_found(tmp_path, monkeypatch, capsys):
     }
     assert "3/3" in capsys.readouterr().out
     assert len(list(folder.iterdir())) == 4
-    monkeypatch.setattr(precomputation, "_mapped", None)  # nothing is computed from here on
+    nothing = {kind: (None, options) for kind, (_, options) in precomputation._KINDS.items()}
+    monkeypatch.setattr(precomputation, "_KINDS", nothing)  # nothing is computed from here on
     for kind, arrays in expected.items():
         assert_same(precompute(GRAPHS, kind, cache_dir=folder, **QUIET), arrays)
     for other in ({"graphs": GRAPHS[:2]}, {"seed": 5}, {"num_walks": 2}):
@@ -195,8 +167,6 @@ def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
     [
         ({"kind": "ways"}, "kind"),
         ({"graphs": []}, "list of"),
-        ({"workers": 0}, "workers"),
-        ({"use_multiprocessing": 1}, "use_multiprocessing"),
         ({"verbose": 2}, "verbose"),
         ({"num_walks": 0}, "num_walks"),
         ({"count": 3}, "options of 'walks'"),

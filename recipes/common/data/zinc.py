@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from keras_graphattn.graphs.unpickling import RestrictedUnpickler
+from keras_graphattn.graphs.planetoid import RestrictedUnpickler
 
 PARTS = {"train": "train", "validation": "val", "test": "test"}  # and how their files are called
 _KEYS = ("atom_type", "bond_type", "logP_SA_cycle_normalized")
