@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from keras_graphattn.export import PredictRequests, export_saved_model
+from keras_graphattn.export.signature import model_signature
 from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention
 from tests.numerics import randomise
 
@@ -124,14 +125,14 @@ def test_a_server_answers_concurrent_clients(tmp_path):
     expected = {length: predicted(model, one) for length, one in rows.items()}
     signature = {"short": {"series": (4, CHANNELS), "padding_mask": (4,)}, "any": None}
     signature = {"serving_default": None, **signature}
-    path = export_saved_model(model, folder, signature=signature, warmup=[rows[4], rows[12]])
+    export_saved_model(model, folder, signature=signature, warmup=[rows[4], rows[12]])
     with serving(folder, "--model", "reviews") as server:
         assert server["version"] == 1
         assert server["warmed_up"] == 5  # three signatures take length 4, two take 12
         with grpc.insecure_channel(server["grpc"]) as channel:
             stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
             requests = PredictRequests.of_server(stub, "reviews", timeout=60)
-            assert requests.inputs == PredictRequests.of_folder(path).inputs
+            assert requests.inputs == model_signature(model).inputs
             check_concurrent_requests(stub, requests, rows, expected)
             check_refusals(stub, requests, rows[4])
         url = server["rest"] + "/v1/models/reviews:predict"
@@ -153,7 +154,8 @@ def test_the_command_line_of_saved_models(tmp_path):
     ):
         assert line in shown.stdout, shown.stdout
     given = []
-    for name, array in PredictRequests.of_folder(path).arrays(rows).items():
+    requests = PredictRequests(model_signature(model).inputs, "reviews")
+    for name, array in requests.arrays(rows).items():
         np.save(tmp_path / f"{name}.npy", array)
         given.append(f"{name}={tmp_path / name}.npy")
     options += ["--inputs", ";".join(given), "--outdir", str(tmp_path)]

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.export import graph
+from keras_graphattn.export import saved_model
+from keras_graphattn.export.saved_model import defining_modules
 from keras_graphattn.export.signature import model_signature, served_signatures
-from keras_graphattn.export.through_tensorflow import defining_modules
 from keras_graphattn.layers import GraphFilterAttention
 from tests.export.registered_layer import Doubled, halved
 
@@ -106,14 +106,16 @@ def test_an_open_length_that_fails_says_how_to_fix_it(monkeypatch, tmp_path):
     def fail(*args):
         raise TypeError("a length is needed")
 
-    monkeypatch.setattr(graph, "_write_from_tensorflow", fail)
-    monkeypatch.setattr(graph, "_write_from_jax", fail)
+    monkeypatch.setattr(saved_model, "_write_from_tensorflow", fail)
+    monkeypatch.setattr(saved_model, "_write_from_jax", fail)
+    if keras.backend.backend() == "torch":
+        monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
     model = keras.Sequential([series(length=None), keras.layers.Dense(2)])
     with pytest.raises(ValueError, match=r"\['series'\]\. Build it with fixed lengths.*is needed"):
-        graph.write_graph(model, tmp_path / "saved_model")
+        saved_model.write_graph(model, tmp_path / "saved_model")
     model = keras.Sequential([series(), keras.layers.Dense(2)])
     with pytest.raises(TypeError, match="is needed"):
-        graph.write_graph(model, tmp_path / "saved_model")
+        saved_model.write_graph(model, tmp_path / "saved_model")
 
 
 def test_modules_of_a_model():
@@ -129,11 +131,9 @@ def test_a_converted_model_needs_the_module_that_its_plain_class_is_of():
     assert models.BertBackbone.__module__ in defining_modules(backbone)
 
 
-@pytest.mark.parametrize("register", [True, False])
-def test_classes_of_main_are_refused(register):
+def test_classes_of_main_are_refused():
     local = type("Local", (Doubled,), {"__module__": "__main__"})
-    if register:
-        keras.saving.register_keras_serializable(package="export_tests")(local)
+    keras.saving.register_keras_serializable(package="export_tests")(local)
     with pytest.raises(ValueError, match=r"'Local', which is defined in `__main__`"):
         defining_modules(keras.Sequential([series(), local()]))
 

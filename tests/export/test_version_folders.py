@@ -4,6 +4,8 @@ import importlib.util
 import os
 import re
 import tempfile
+import threading
+import time
 
 import keras
 import pytest
@@ -33,7 +35,6 @@ def writer(monkeypatch):
 
     writer = Writer()
     monkeypatch.setattr(saved_model, "write_graph", writer)
-    monkeypatch.setattr(saved_model, "write_graph_through_tensorflow", writer)
     return writer
 
 
@@ -104,11 +105,25 @@ def test_two_exports_at_a_time(model, writer, tmp_path):
     assert listing(tmp_path) == ["1", "2", "3"]
 
 
-def test_the_number_is_taken_at_the_last_moment(model, writer, tmp_path, monkeypatch):
-    (tmp_path / "1" / "variables").mkdir(parents=True)
-    answers = [[], [], [1], [1]]  # the other export's folder appears after the numbers were read
-    monkeypatch.setattr(saved_model, "_versions", lambda directory: answers.pop(0))
+def test_an_export_waits_for_another_and_removes_what_a_killed_one_left(model, writer, tmp_path):
+    started, order = threading.Event(), []
+    (tmp_path / ".export-killed" / "saved_model").mkdir(parents=True)
+
+    def during(path):
+        order.append("begins")
+        started.set()
+        time.sleep(0.2)
+        order.append("ends")
+
+    writer.during = during
+    other = threading.Thread(target=export_saved_model, args=(model, tmp_path))
+    other.start()
+    started.wait()
+    assert not (tmp_path / ".export-killed").exists()
     assert export_saved_model(model, tmp_path).name == "2"
+    other.join()
+    assert order == ["begins", "ends"] * 2
+    assert listing(tmp_path) == ["1", "2"]
 
 
 def test_a_file_in_place_of_the_directory(model, writer, tmp_path):

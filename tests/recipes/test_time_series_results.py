@@ -17,7 +17,7 @@ from recipes.time_series.data import read
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
 
 ATTENTIONS, SEEDS = ("gfsa", "agf"), (0, 1)
-C_API = Path(__file__).parents[1] / "export" / "c_api.py"
+SERVED = Path(__file__).parents[1] / "export" / "served.py"
 RELOAD = """
 import sys
 import keras_graphattn, keras, numpy as np
@@ -156,7 +156,7 @@ def test_best_model_reloads_where_only_the_package_is_imported(
     folder = str(output / "saved_model" / "1")
     command = [
         sys.executable,
-        str(C_API),
+        str(SERVED),
         folder,
         *(str(tmp_path / f"served{x}.npz") for x in ("", "-out")),
     ]
