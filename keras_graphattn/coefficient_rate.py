@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import keras
 from keras import ops
 
 from keras_graphattn.checks import number, optional
@@ -20,24 +21,7 @@ FINE_TUNING_MULTIPLIER = 100.0  # of layers made by `convert`: 5e-3 if other wei
 positive = number(above=0.0)
 
 
-class WeightsAfterBuild:
-    """Base of layers that say "build first" where a weight is read before it exists."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Python calls it only for an attribute that is not found; torch keeps sublayers there."""
-        try:
-            return super().__getattr__(name)  # type: ignore[misc]
-        except AttributeError:
-            message = f"'{type(self).__name__}' object has no attribute '{name}'"
-            if not name.startswith("_") and not vars(self).get("built", True):
-                message += (
-                    ". The layer is not built, and its weights do not exist yet: build it first, "
-                    "or call it on data once."
-                )
-            raise AttributeError(message, name=name, obj=self) from None
-
-
-class CoefficientRate(WeightsAfterBuild):
+class CoefficientRate:
     """The option `coefficient_learning_rate_multiplier` of all attention layers and masks.
 
     A coefficient is a weight that the layer itself owns, next to its projections, or a weight of
@@ -48,7 +32,7 @@ class CoefficientRate(WeightsAfterBuild):
     """
 
     default_multiplier: ClassVar[float] = FILTER_MULTIPLIER
-    weights: Any
+    weights: list[keras.Variable]
     built: bool
     _flatten_layers: Any
 
@@ -80,13 +64,26 @@ class CoefficientRate(WeightsAfterBuild):
         self._mark()
 
     @property
-    def coefficients(self) -> list[Any]:
+    def coefficients(self) -> list[keras.Variable]:
         """The weights that learn at the coefficients' rate; an `AttributeError` before `build`."""
         if not self.built:
             raise AttributeError("coefficients")  # `__getattr__` says why
         return [variable for variable in self.weights if hasattr(variable, MARK)]
 
-    def add_weight(self, *args: Any, **kwargs: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        """Says "build first" of a weight that does not exist yet. torch keeps sublayers there."""
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            message = f"'{type(self).__name__}' object has no attribute '{name}'"
+            if not name.startswith("_") and not vars(self).get("built", True):
+                message += (
+                    ". The layer is not built, and its weights do not exist yet: build it first, "
+                    "or call it on data once."
+                )
+            raise AttributeError(message, name=name, obj=self) from None
+
+    def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         variable = super().add_weight(*args, **kwargs)  # type: ignore[misc]
         setattr(variable, MARK, self.coefficient_learning_rate_multiplier)
         return variable
@@ -96,7 +93,7 @@ class CoefficientRate(WeightsAfterBuild):
         return [part for part in self._flatten_layers() if isinstance(part, CoefficientRate)]
 
     def _share_multiplier(self) -> None:
-        """Gives the layer's multiplier, if it was given one, to each mask that was given none."""
+        """Gives the layer's multiplier, if it has one of its own, to each mask that has none."""
         if self._multiplier is not None:
             for part in self._parts():
                 part._multiplier = part._multiplier or self._multiplier
