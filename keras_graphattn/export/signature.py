@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_graphattn.checks import optional, whole
+from keras_graphattn.checks import is_whole
 
 Specs = dict[str, tuple[tuple[int | None, ...], str]]  # from an input's name to shape and dtype
 
@@ -136,11 +136,10 @@ def _narrows(shape: Any, sizes: Sequence[int | None]) -> bool:
     """Whether `shape` equals `sizes` except for open sizes that it fixes."""
     if not isinstance(shape, (list, tuple)) or len(shape) != len(sizes):
         return False
-    try:
-        fixed = [optional(whole())("shape", size, {}) for size in shape]
-    except ValueError:
-        return False
-    return all(size in (None, own) for own, size in zip(fixed, sizes, strict=True))
+    return all(
+        size is own if size is None else is_whole(size) and 0 < size < 2**31 and own in (None, size)
+        for size, own in zip(shape, sizes, strict=True)
+    )
 
 
 def _named(structure: Any, names: Iterable[str]) -> Any:

@@ -21,7 +21,7 @@ from keras_graphattn.checks import Array, text
 from keras_graphattn.checks import folder as local_folder
 from keras_graphattn.graphs.graph import Graph
 from keras_graphattn.graphs.tu import read_numbers
-from keras_graphattn.types import Int
+from keras_graphattn.types import Int, Num
 
 VALIDATION_NODES = 500  # of the public split: the nodes after those with a training label
 
@@ -132,7 +132,7 @@ def _joined(parts: dict[str, Any], index: Int[Array, " tests"]) -> PlanetoidData
     )
 
 
-def _classes(part: str, rows: Int[Array, "nodes classes"]) -> Int[Array, " nodes"]:
+def _classes(part: str, rows: Num[Array, "nodes classes"]) -> Int[Array, " nodes"]:
     """The number of each row's class; -1 for a row of zeros."""
     wrong = np.flatnonzero(((rows != 0) & (rows != 1)).any(axis=1) | (rows.sum(axis=1) > 1))
     if len(wrong):
