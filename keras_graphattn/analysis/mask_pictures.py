@@ -5,9 +5,8 @@ from typing import Any
 from keras import ops
 
 from keras_graphattn.analysis.figures import own_or_new_axis
-from keras_graphattn.masks.mask import Mask
-
-Tensor = Any
+from keras_graphattn.masks import Mask
+from keras_graphattn.types import Tensor
 
 
 def plot_mask(
@@ -59,8 +58,7 @@ def plot_mask(
 
     factors = matrix[head if len(matrix) > 1 else 0]  # (T, T); one matrix may serve all heads
     lowest, highest = min(0.0, factors.min(initial=0.0)), factors.max(initial=0.0)
-    if highest <= lowest:  # all factors are 0: avoid an empty colour range
-        highest = lowest + 1.0
+    highest = highest if highest > lowest else lowest + 1.0  # all factors may be 0
     image = axis.imshow(factors, vmin=lowest, vmax=highest, cmap="magma")
     axis.set(title=type(mask).__name__, xlabel="key", ylabel="query")
     for side in (axis.xaxis, axis.yaxis):

@@ -17,6 +17,6 @@ def similarity_by_depth(model: keras.Model, inputs: dict[str, Any]) -> list[floa
         model: A model whose blocks have attention.
         inputs: Its inputs, arrays by name.
     """
-    measured = inspect_smoothing(model, inputs, max_sequences=1, eigenvalues=False).layers
+    measured = inspect_smoothing(model, inputs, max_sequences=1).layers
     places = [measured[0].before, *(layer.block for layer in measured)]
     return [] if None in places else [place.cosine for place in places]

@@ -1,4 +1,4 @@
-"""The operators that probing finds in each kind of layer, against those that the layers form."""
+"""The operators that are read in each kind of layer, against those that the layers form."""
 
 import keras
 import numpy as np
@@ -7,8 +7,6 @@ import torch
 
 import keras_graphattn
 from keras_graphattn.analysis import inspect_smoothing
-from keras_graphattn.analysis.smoothing.curves import coefficients_of, filter_curve
-from keras_graphattn.filters import FILTERS
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     GraphFilterAttention,
@@ -55,15 +53,16 @@ def report_of(layer, length=LENGTH, **options):
 @pytest.mark.parametrize("name", sorted(LAYERS))
 def test_the_operator_is_the_matrix_that_the_layer_returns(name):
     layer = LAYERS[name]()
-    found = report_of(layer)
-    assert found.reason is None
+    layer_report = report_of(layer)
+    assert layer_report.reason is None
     _, matrix = layer(TOKENS, TOKENS, return_attention_scores=True)
-    np.testing.assert_allclose(found.heads.operator_map, to_numpy(matrix)[0], atol=1e-5)
+    np.testing.assert_allclose(layer_report.heads.operator_map, to_numpy(matrix)[0], atol=1e-5)
     if name.startswith("agf"):
-        assert found.heads.attention_map is None
-        assert np.isnan(found.heads.entropy).all()
-    elif name != "p_laplacian":
-        np.testing.assert_array_equal(found.heads.attention_map, found.heads.operator_map)
+        assert layer_report.heads.attention_map is layer_report.heads.attention_fourier is None
+    else:
+        np.testing.assert_array_equal(
+            layer_report.heads.attention_map, layer_report.heads.operator_map
+        )
 
 
 MASKED_CALLS = {
@@ -92,10 +91,12 @@ def test_the_operator_is_that_of_the_tokens_in_every_form_of_call(name):
     for form, call in MASKED_CALLS.items():
         if form == "one tensor" and name in ("stock", "gated"):
             continue  # Keras' own layer needs the value
-        found = inspect_smoothing(masked_model(layer, call), tokens).layers[0]
-        assert found.reason is None, form
+        layer_report = inspect_smoothing(masked_model(layer, call), tokens).layers[0]
+        assert layer_report.reason is None, form
         expected = to_numpy(matrix)[0][:, :count, :count]
-        np.testing.assert_allclose(found.heads.operator_map, expected, atol=1e-5, err_msg=form)
+        np.testing.assert_allclose(
+            layer_report.heads.operator_map, expected, atol=1e-5, err_msg=form
+        )
 
 
 def test_an_operator_with_padding_is_not_reported():
@@ -103,9 +104,9 @@ def test_an_operator_with_padding_is_not_reported():
     model = masked_model(layer, lambda layer, x, mask: layer(x, x + 0.0, query_mask=mask))
     tokens = TOKENS.copy()
     tokens[:, 4:] = 0.0
-    found = inspect_smoothing(model, tokens).layers[0]
-    assert found.heads is None
-    assert found.reason == "its tokens see padding"
+    layer_report = inspect_smoothing(model, tokens).layers[0]
+    assert layer_report.heads is None
+    assert layer_report.reason == "its tokens see padding"
 
 
 def test_a_mask_that_is_given_counts_in_place_of_the_one_found():
@@ -113,9 +114,9 @@ def test_a_mask_that_is_given_counts_in_place_of_the_one_found():
     tokens[:, 4:] = 0.0
     masks = dict.fromkeys(("query_mask", "value_mask"), np.ones((2, LENGTH), bool))
     model = masked_model(layer, lambda layer, x, mask: layer(x, x, **masks))
-    found = inspect_smoothing(model, tokens).layers[0].heads
+    layer_report = inspect_smoothing(model, tokens).layers[0].heads
     _, matrix = layer(tokens, tokens, return_filter_matrix=True)
-    np.testing.assert_allclose(found.operator_map, to_numpy(matrix)[0], atol=1e-5)
+    np.testing.assert_allclose(layer_report.operator_map, to_numpy(matrix)[0], atol=1e-5)
 
 
 FILTERED = {
@@ -130,18 +131,18 @@ FILTERED = {
 @pytest.mark.parametrize("name", sorted(FILTERED))
 def test_attention_and_its_filter_are_told_apart_on_every_path(name):
     layer = FILTERED[name]()
-    found = report_of(layer)
-    assert found.reason is None
-    heads = found.heads
+    layer_report = report_of(layer)
+    assert layer_report.reason is None
+    heads = layer_report.heads
     np.testing.assert_allclose(heads.attention_map.sum(axis=-1), 1.0, atol=1e-5)
-    weights = {key: torch.tensor(value) for key, value in found.coefficients.items()}
+    weights = {key: torch.tensor(value) for key, value in layer_report.coefficients.items()}
     matrix = torch.tensor(heads.attention_map[None], dtype=torch.float64)
     expected = reference.matrix(layer.filter, matrix, weights)[0].numpy()
     np.testing.assert_allclose(heads.operator_map, expected, atol=1e-4)
     outputs = np.einsum("nts,snd->tnd", heads.operator_map, _values(layer))
-    given = np.einsum("tnd,ndf->tf", outputs, to_numpy(layer.output_dense.kernel))
+    product = np.einsum("tnd,ndf->tf", outputs, to_numpy(layer.output_dense.kernel))
     expected = to_numpy(layer(TOKENS))[0] - to_numpy(layer.output_dense.bias)
-    np.testing.assert_allclose(given, expected, atol=1e-4)
+    np.testing.assert_allclose(product, expected, atol=1e-4)
 
 
 def _values(layer):
@@ -152,20 +153,19 @@ def _values(layer):
 
 def test_attn_scale_and_p_laplacian_have_the_attention_before():
     scaled = ScaledHighFrequencyAttention(2, 4)
-    found = report_of(scaled)
+    layer_report = report_of(scaled)
     _, attention = scaled(TOKENS, TOKENS, return_attention_scores=True)
     attention = to_numpy(attention)[0]
-    np.testing.assert_allclose(found.heads.attention_map, attention, atol=1e-6)
-    scale = found.coefficients["high_frequency_scale"][:, None, None]
+    np.testing.assert_allclose(layer_report.heads.attention_map, attention, atol=1e-6)
+    scale = layer_report.coefficients["high_frequency_scale"][:, None, None]
     expected = 1 / LENGTH + (1 + scale) * (attention - 1 / LENGTH)
-    np.testing.assert_allclose(found.heads.operator_map, expected, atol=1e-5)
-    dense = PLaplacianAttention(2, 4, attention_path="dense")
-    found = report_of(dense)
-    plain = keras.layers.MultiHeadAttention(2, 4)
+    np.testing.assert_allclose(layer_report.heads.operator_map, expected, atol=1e-5)
+    layer, plain = PLaplacianAttention(2, 4), keras.layers.MultiHeadAttention(2, 4)
+    layer_report = report_of(layer)
     plain.build(TOKENS.shape, TOKENS.shape)
-    plain.set_weights(dense.get_weights())
+    plain.set_weights(layer.get_weights())
     _, attention = plain(TOKENS, TOKENS, return_attention_scores=True)
-    np.testing.assert_allclose(found.heads.attention_map, to_numpy(attention)[0], atol=1e-5)
+    np.testing.assert_allclose(layer_report.heads.attention_map, to_numpy(attention)[0], atol=1e-5)
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
@@ -173,17 +173,17 @@ def test_attn_scale_and_p_laplacian_have_the_attention_before():
 def test_other_attention_of_kerashub(name):
     make, inputs = FAMILIES[name]
     model = make()
-    given = as_given(model, inputs(model))
-    plain = inspect_smoothing(model, given, eigenvalues=False)
+    inputs = as_given(model, inputs(model))
+    plain = inspect_smoothing(model, inputs)
     keras_graphattn.convert(model, "graph_filter")
-    found = inspect_smoothing(model, given, eigenvalues=False)
+    report = inspect_smoothing(model, inputs)
     if name == "vit_det":  # its tokens are maps (B, h, w, d), of windows
-        assert len(found.not_measured) == len(plain.not_measured) > 0
+        assert len(report.not_measured) == len(plain.not_measured) > 0
         return
-    read = [layer.heads is not None for layer in found.layers]
+    read = [layer.heads is not None for layer in report.layers]
     assert [layer.heads is not None for layer in plain.layers] == read
     assert any(read)
-    for layer, other in zip(found.layers, plain.layers, strict=True):
+    for layer, other in zip(report.layers, plain.layers, strict=True):
         if layer.heads is not None:  # before training, a filter is plain attention
             pair = layer.heads.operator_fourier, other.heads.operator_fourier
             np.testing.assert_allclose(*pair, atol=1e-4)
@@ -198,13 +198,11 @@ def test_every_converted_family_of_kerashub(name):
         keras_graphattn.convert(model, "graph_filter")
     except ValueError:
         pytest.skip("some of its layers cannot be converted")
-    report = inspect_smoothing(model, as_given(model, inputs(model)), eigenvalues=False)
+    report = inspect_smoothing(model, as_given(model, inputs(model)))
     for layer in report.layers:
         assert (layer.heads is None) == (layer.reason is not None)
         assert "product of one matrix" not in (layer.reason or "")
-    assert any(layer.curve is not None and layer.heads is not None for layer in report.layers) or (
-        report.not_measured
-    )
+    assert any(layer.coefficients and layer.heads for layer in report.layers) or report.not_measured
 
 
 @pytest.mark.slow_on("jax")
@@ -214,13 +212,13 @@ def test_decoders_that_are_converted_in_place(attention):
     inputs = random_inputs(backbone)
     plain = inspect_smoothing(backbone, inputs)
     keras_graphattn.convert(backbone, attention)
-    found = inspect_smoothing(backbone, inputs)
-    assert [layer.reason for layer in (*plain.layers, *found.layers)] == [None] * 4
-    first = found.layers[0].heads, plain.layers[0].heads
-    np.testing.assert_allclose(first[0].attention_map, first[1].attention_map, atol=1e-5)
-    assert np.triu(first[0].operator_map, 1) == pytest.approx(0.0, abs=1e-6)
+    report = inspect_smoothing(backbone, inputs)
+    assert [layer.reason for layer in (*plain.layers, *report.layers)] == [None] * 4
+    heads, plain_heads = report.layers[0].heads, plain.layers[0].heads
+    np.testing.assert_allclose(heads.attention_map, plain_heads.attention_map, atol=1e-5)
+    assert np.triu(heads.operator_map, 1) == pytest.approx(0.0, abs=1e-6)
     is_plain = attention == "graph_filter"  # before training, a filter is plain attention
-    assert np.allclose(first[0].operator_map, first[1].operator_map, atol=1e-5) == is_plain
+    assert np.allclose(heads.operator_map, plain_heads.operator_map, atol=1e-5) == is_plain
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
@@ -228,37 +226,6 @@ def test_decoders_that_are_converted_in_place(attention):
 def test_half_precision(name, policy):
     keras.config.set_dtype_policy(policy)
     layer = {**LAYERS, **FILTERED}[name]()
-    found = report_of(layer)
-    assert found.reason is None
-    np.testing.assert_allclose(found.heads.attention_map.sum(axis=-1), 1.0, atol=2e-2)
-
-
-@pytest.mark.parametrize("name", sorted(FILTERS))
-def test_a_curve_is_the_filter_of_one_number(name):
-    layer = GraphFilterAttention(2, 4, filter=name)
-    layer.build((None, LENGTH, 8))
-    randomise(layer)
-    points, response = filter_curve(layer, 21)
-    assert (points[0], points[-1], response.shape) == (-1.0, 1.0, (2, 21))
-    weights = {key: torch.tensor(value) for key, value in coefficients_of(layer).items()}
-    for number, point in enumerate(points):
-        matrix = torch.full((1, 2, 1, 1), point, dtype=torch.float64)
-        expected = reference.matrix(layer.filter, matrix, weights)[0, :, 0, 0].numpy()
-        np.testing.assert_allclose(response[:, number], expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("learned", [True, False])
-def test_the_curve_of_singular_values(learned):
-    layer = AttentiveGraphFilter(2, 4, filter="monomial", order=2, learned_constant=learned)
-    layer.build((None, LENGTH, 8))
-    randomise(layer)
-    points, response = filter_curve(layer, 5)
-    first, second = np.tanh(to_numpy(layer.theta))
-    constant = np.tanh(float(to_numpy(layer.theta_constant))) if learned else 1.0
-    expected = constant + first * points + second * points**2
-    np.testing.assert_allclose(response[0], expected, atol=1e-6)
-    assert points.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
-    other = AttentiveGraphFilter(2, 4, filter="inverted")
-    other.build((None, LENGTH, 8))
-    assert filter_curve(other, 5)[1].shape == (2, 5)
-    assert filter_curve(keras.layers.MultiHeadAttention(2, 4)) is None
+    layer_report = report_of(layer)
+    assert layer_report.reason is None
+    np.testing.assert_allclose(layer_report.heads.attention_map.sum(axis=-1), 1.0, atol=2e-2)
