@@ -1,4 +1,4 @@
-"""What the site takes from the package: docstrings, error messages, pictures of matrices."""
+"""What the site takes from the package: docstrings, pictures of matrices."""
 
 import inspect
 import re
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from latex2mathml.converter import convert
 
-from docs import docstrings, errors, findings, formulas, pictures, reference, tables
+from docs import docstrings, findings, formulas, pictures, reference
 from docs.paths import ROOT
 from keras_graphattn import layers, masks
 
@@ -105,25 +105,6 @@ def test_dollars_outside_of_code_are_formulas():
     assert formulas.set_in_page(text) == expected
 
 
-def test_messages_are_read_from_the_source_with_their_fix():
-    found = {message: kind for texts in errors.messages().values() for kind, message, _ in texts}
-    flash = next(message for message in found if message.startswith("A flash kernel runs"))
-    assert found[flash] == "ValueError"
-    assert errors.parts_of(flash) == (
-        "A flash kernel runs on the fused path only.",
-        'Use attention_path="fused".',
-    )
-    assert errors.parts_of("No more.") == ("No more.", "")
-    assert set(errors.messages()) <= set(errors.GROUPS)
-    page = errors.page()
-    assert (
-        "\n\n#### A flash kernel runs on the fused path only.\n\n`ValueError`. **Fix:** Use" in page
-    )
-    assert page.count("\n#### ") == len(
-        {(g, k, m, f) for g, t in errors.messages().items() for k, m, f in t}
-    )
-
-
 @pytest.mark.parametrize("name", layers.__all__)
 def test_every_layer_has_its_matrix(name):
     matrices = pictures.layer_matrices(name)
@@ -168,38 +149,13 @@ def test_a_layer_without_a_picture_is_told():
         pictures.layer_matrices("Other")
 
 
-TEXT = """
-| you have | take |
-| --- | --- |
-| a | `One`, `Two` |
-| b | `Three` |
-
-Text with `One`.
-
-| | x |
-| --- | --- |
-| `One` | 1 |
-| `Ones` | 2 |
-| `One`, causal | 3 |
-"""
-
-
-def test_rows_of_tables():
-    rows = "| | x |\n| --- | --- |\n| `One` | 1 |\n| `One`, causal | 3 |"
-    assert tables.rows_of("One", TEXT) == rows
-    rows = "| you have | take |\n| --- | --- |\n| a | `One`, `Two` |"
-    assert tables.rows_of("Two", TEXT, 1) == rows
-    assert tables.rows_of("Four", TEXT) == ""
-
-
-def test_every_layer_and_mask_has_its_cost_and_abilities():
+def test_every_layer_and_mask_is_in_the_tables_of_cost_and_of_abilities():
     abilities = (ROOT / "guides/capabilities.md").read_text()
-    for name in layers.__all__:
-        assert tables.rows_of(name, (ROOT / "README.md").read_text(), 1), name
-        assert tables.rows_of(name, abilities), name
-    for name in set(masks.__all__) - {"Mask"}:
-        assert tables.rows_of(name, (ROOT / "docs/pages/masks.md").read_text()), name
-        assert tables.rows_of(name, abilities), name
+    costs = (ROOT / "README.md").read_text(), (ROOT / "docs/pages/masks.md").read_text()
+    for names, cost in zip((layers.__all__, masks.__all__), costs, strict=True):
+        for name in set(names) - {"Mask"}:
+            assert re.search(rf"^\|.*`{name}`", cost, re.M), name
+            assert re.search(rf"^\| `{name}`", abilities, re.M), name
 
 
 def test_the_readme_says_what_its_picture_shows(tmp_path):

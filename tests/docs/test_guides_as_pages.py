@@ -86,24 +86,6 @@ def test_a_page_has_what_the_code_printed_and_drew(script, tmp_path, monkeypatch
     assert page.endswith("    indented\n")
 
 
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        ("Title: A\nDescription: B", "lacks"),
-        ("Title: A\nDescription: B\nAccelerator: C\nColour: D", "must be `Name: value`"),
-        ("Title: A\nno colon", "must be `Name: value`"),
-    ],
-)
-def test_a_wrong_header_is_told(tmp_path, header, message):
-    path = tmp_path / "a.py"
-    path.write_text(f'"""\n{header}\n"""\n')
-    with pytest.raises(ValueError, match=message):
-        guides.read(path)
-    path.write_text("import os\n")
-    with pytest.raises(ValueError, match="must begin with a text block"):
-        guides.read(path)
-
-
 @pytest.mark.parametrize("path", guides.all_guides(), ids=lambda path: path.stem)
 def test_pages_and_notebooks_have_all_code_of_a_guide(path):
     guide = guides.read(path)
