@@ -104,8 +104,10 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _origin_in(self, batch: Any) -> str | None:
         """Runs a batch with the restored weights; names the first non-finite value."""
-        tensors = keras.tree.map_structure(ops.convert_to_tensor, batch)
-        inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(tensors)
+        inputs, targets, weights = keras.tree.map_structure(
+            lambda x: None if x is None else ops.convert_to_tensor(x),
+            keras.utils.unpack_x_y_sample_weight(batch),
+        )
         if not _is_finite(inputs):
             return "the inputs of the batch"
         layers: list[keras.Layer] = []  # with a non-finite output, in the order of their calls
