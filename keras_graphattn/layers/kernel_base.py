@@ -1,19 +1,13 @@
 """The base of the layers with a mask of factors, which may attend by kernel features."""
 
-import weakref
 from typing import Any
 
 from keras import ops
 
 from keras_graphattn.checks import seed_of
 from keras_graphattn.feature_maps import FeatureMap
-from keras_graphattn.keras_internals import move, walk
 from keras_graphattn.layers.base import AttentionLayer, Call, Shape, Tokens
-from keras_graphattn.masks.calls import check_heads
-from keras_graphattn.masks.chunked import Causal
-from keras_graphattn.masks.entries import Entries
-from keras_graphattn.masks.mask import Mask
-from keras_graphattn.masks.product import Product
+from keras_graphattn.masks.mask import Mask, mask_of_call
 from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import zero_where_masked
 from keras_graphattn.operators.kernel import KernelOperator
@@ -51,7 +45,7 @@ class KernelLayer(AttentionLayer):
         if self.feature_map is not None:
             self._add_feature_weights(self.feature_map)
         if self.mask is not None:
-            self._build_mask(self.mask, (*query_shape[:2], self.num_heads, self.value_dim))
+            self.mask.build_in(self, (*query_shape[:2], self.num_heads, self.value_dim))
         super().build(query_shape, value_shape, key_shape)
 
     def _add_feature_weights(self, feature_map: FeatureMap) -> None:
@@ -69,29 +63,6 @@ class KernelLayer(AttentionLayer):
                 autocast=False,
             )
             setattr(self, name, weight)
-
-    def _build_mask(self, mask: Mask, signal_shape: Shape) -> None:
-        """Makes the mask a part of this layer. It may be built already, by hand or from a file.
-
-        Raises:
-            ValueError: For a mask whose weights belong to another layer, or with other heads.
-        """
-        for part in walk(mask):
-            if part.weights and part._holder is not None and part._holder() is not self:
-                other = part._holder()
-                raise ValueError(
-                    "A mask with weights belongs to one layer. Received: the mask "
-                    f"{type(part).__name__} '{part.name}' in '{self.path}'. It belongs to "
-                    f"{'another layer' if other is None else repr(other.path)}. Give each layer a "
-                    "mask of its own, such as mask.from_config(mask.get_config())."
-                )
-        if mask.built:
-            check_heads(mask, signal_shape)
-            move(mask, self)
-        else:
-            mask.build(signal_shape)
-        for part in walk(mask):
-            part._holder = weakref.ref(self)
 
     def redraw_features(self, seed: int | None = None) -> None:
         """Draws the random weights of the feature map again, such as those of `"favor"`.
@@ -202,28 +173,20 @@ class KernelLayer(AttentionLayer):
         return self.joined_mask(causal, entries=True), inputs, queries, keys
 
     def joined_mask(self, causal: bool, entries: bool = False) -> Any:
-        """The mask, times a causal mask and times the entries of a call if asked for.
-
-        It shares the weights of the layer's mask. It is made once and kept with the layer.
-        """
-        mask: Any = self.mask
-        if causal and (mask is None or not mask.is_causal):
-            mask = kept_with(self, _with_causal)
-        if not entries:
-            return mask
-        return kept_with(self, _with_causal_and_entries if causal else _with_entries)
+        """The mask, times a causal mask and times the entries of a call if asked for."""
+        if self.mask is not None:
+            return self.mask.joined(causal, entries)
+        if causal:
+            return kept_with(self, _causal).joined(entries=entries)
+        return kept_with(self, _entries) if entries else None
 
 
-def _with_causal(layer: KernelLayer) -> Mask:
-    return Causal() if layer.mask is None else Product([Causal(), layer.mask])
+def _causal(layer: KernelLayer) -> Mask | None:
+    return mask_of_call(causal=True)
 
 
-def _with_entries(layer: KernelLayer) -> Mask:
-    return Entries() if layer.mask is None else Product([layer.mask, Entries()])
-
-
-def _with_causal_and_entries(layer: KernelLayer) -> Mask:
-    return Product([layer.joined_mask(causal=True), Entries()])
+def _entries(layer: KernelLayer) -> Mask | None:
+    return mask_of_call(entries=True)
 
 
 def _rows_with_visible_keys(

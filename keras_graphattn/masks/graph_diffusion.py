@@ -15,8 +15,7 @@ from keras_graphattn.masks.diffusion_graph import (
     read_diffusion_graph,
     refuse_poles,
 )
-from keras_graphattn.masks.input_checks import either
-from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.inputs import Tensors, either
 from keras_graphattn.masks.topology import (
     ROWS_FROM_MATRIX,
     TopologyMask,

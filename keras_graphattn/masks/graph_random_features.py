@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.checks import flag, number, one_of, seed_of
-from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.inputs import Tensors
 from keras_graphattn.masks.modulations import read_modulation
 from keras_graphattn.masks.topology import (
     TopologyMask,

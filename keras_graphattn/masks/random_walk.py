@@ -7,9 +7,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.checks import flag, number, numpy_of, optional, seed_of, whole
-from keras_graphattn.masks.calls import prepared_matrix
-from keras_graphattn.masks.input_checks import marked
-from keras_graphattn.masks.mask import Tensors
+from keras_graphattn.masks.inputs import Tensors, marked
 from keras_graphattn.masks.topology import (
     TopologyMask,
     finite,
@@ -209,7 +207,7 @@ class RandomWalk(TopologyMask):
         Returns:
             A tensor of shape (1 or B, 1, T, T); NaN for an example with a wrong entry.
         """
-        _, prepared = prepared_matrix(self, length, inputs)
+        _, prepared = self._prepared_matrix(length, inputs)
         if self._adjacency is not None:
             weights = ops.convert_to_tensor(self._adjacency.toarray(), dtype=self.variable_dtype)
             return weights[None, None]

@@ -6,11 +6,12 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.checks import numpy_of, whole
-from keras_graphattn.masks.mask import Mask, Tensors
-from keras_graphattn.masks.precision import widest_dtype
+from keras_graphattn.masks.inputs import Length, Tensors
+from keras_graphattn.masks.mask import Mask, Positions, Rows, Signal, widest_dtype
 from keras_graphattn.numerics.precision import at_least_float32, constant
+from keras_graphattn.types import Float, Tensor
 
-Tensor = Any
+Nodes = Float[Tensor, "T N _"]  # all columns of a node and head: (T, N, B D)
 
 ROWS_FROM_MATRIX = 1024  # up to this length, `_rows` forms the whole matrix
 
@@ -58,7 +59,9 @@ class TopologyMask(Mask):
         """The path that never forms M, for a signal with this number of columns."""
         return self.paths[-1]
 
-    def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _rows(
+        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Rows:
         if isinstance(length, int) and length <= ROWS_FROM_MATRIX:
             return super()._rows(positions, length, parameters, inputs)
         dtype = widest_dtype(parameters.values())
@@ -66,22 +69,16 @@ class TopologyMask(Mask):
         columns = ops.cast(
             ops.equal(ops.arange(length, dtype="int32")[:, None], positions[None]), dtype
         )
-        found = self._transposed_columns(columns, length, parameters, inputs)
-        return ops.transpose(found, (0, 2, 3, 1))
+        rows = self._transposed_columns(columns, length, parameters, inputs)
+        return ops.transpose(rows, (0, 2, 3, 1))
 
     def _transposed_columns(
-        self, columns: Tensor, length: Any, parameters: Tensors, inputs: Tensors
-    ) -> Tensor:
-        """M^T times the same columns. M is symmetric, but for subclasses that override this."""
-        return self._columns(columns, length, parameters, inputs)
-
-    def _columns(
-        self, columns: Tensor, length: Any, parameters: Tensors, inputs: Tensors
-    ) -> Tensor:
-        """M times the same columns (T, R), for every sequence and head: (B, T, N, R)."""
+        self, columns: Float[Tensor, "T R"], length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Float[Tensor, "B? T N R"]:
+        """M^T times the same columns for every sequence and head; M is symmetric by default."""
         batch = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
         shape = (batch, length, self.num_heads, ops.shape(columns)[1])
-        signal = ops.broadcast_to(columns[None, :, None, :], shape)  # (B, T, N, R)
+        signal = ops.broadcast_to(columns[None, :, None, :], shape)
         return self._signal(signal, self._own_path(), parameters, inputs)
 
     def _check_length(self, length: int) -> None:
@@ -93,23 +90,14 @@ class TopologyMask(Mask):
                 f"leave it out of the constructor and give `{at_call}` with each call."
             )
 
-    def _known_length(self, inputs: Tensors) -> Any:
+    def _known_length(self, inputs: Tensors) -> Length:
         return super()._known_length(inputs) if self.num_nodes is None else self.num_nodes
 
-    def _add_parameter(self, name: str, start: Any) -> Any:
-        start = np.asarray(start, "float64")
-        return self.add_weight(
-            name=name,
-            shape=start.shape,
-            initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
-            autocast=False,
-        )
-
-    def _constant(self, start: Any) -> Tensor:
+    def _constant(self, start: np.ndarray) -> Tensor:
         """A start value that is not learned, as a tensor."""
         return constant(start, dtype=widest_dtype((), self.variable_dtype))
 
-    def _of_heads(self, name: str, number: Any, *others: int) -> Any:
+    def _of_heads(self, name: str, number: Any, *others: int) -> np.ndarray:
         """Returns a start value as an array of shape (*others, num_heads)."""
         shape = (*others, self.num_heads)
         try:
@@ -148,13 +136,13 @@ def whole_number(name: str, number: Any, least: int) -> int:
     return int(whole(least)(name, number, {}))
 
 
-def to_nodes(x: Tensor) -> Tensor:
+def to_nodes(x: Signal) -> Nodes:
     """(B, T, N, D) -> (T, N, B D): nodes first, all columns of a head next to each other."""
     _, length, heads, _ = ops.shape(x)
     return ops.reshape(ops.transpose(x, (1, 2, 0, 3)), (length, heads, -1))
 
 
-def from_nodes(nodes: Tensor, x: Tensor) -> Tensor:
+def from_nodes(nodes: Nodes, x: Signal) -> Signal:
     """The inverse of `to_nodes`: (T, N, B D) -> (B, T, N, D), the shape of `x`."""
     batch, length, heads, width = ops.shape(x)
     return ops.transpose(ops.reshape(nodes, (length, heads, batch, width)), (2, 0, 1, 3))

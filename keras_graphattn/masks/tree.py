@@ -8,9 +8,8 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.checks import one_of, optional, whole
-from keras_graphattn.masks.input_checks import bounded_inputs, check_values
-from keras_graphattn.masks.mask import Tensors
-from keras_graphattn.masks.precision import widest_dtype
+from keras_graphattn.masks.inputs import Tensors, bounded_inputs, check_values
+from keras_graphattn.masks.mask import widest_dtype
 from keras_graphattn.masks.topology import (
     TopologyMask,
     finite,

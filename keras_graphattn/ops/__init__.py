@@ -31,6 +31,15 @@ from keras_graphattn.feature_maps import favor
 from keras_graphattn.filters import FirstOrder, Step
 from keras_graphattn.filters import polynomial as polynomials
 from keras_graphattn.filters.polynomial import recurrence
+from keras_graphattn.masks.chunked import (
+    ChunkedState,
+    Decay,
+    advanced_state,
+    chunked_attention,
+    initial_chunked_state,
+)
+from keras_graphattn.masks.hypercube import hypercube_product
+from keras_graphattn.masks.toeplitz import toeplitz_product
 from keras_graphattn.numerics import precision
 from keras_graphattn.operators import Visibility, p_laplacian, singular, singular_causal, softmax
 from keras_graphattn.operators import kernel as of_features
@@ -57,15 +66,6 @@ from keras_graphattn.ops.graphs.walks import (
     random_walks,
     walk_product,
 )
-from keras_graphattn.ops.kernel.chunks import (
-    ChunkedState,
-    advanced_state,
-    chunked_attention,
-    initial_chunked_state,
-)
-from keras_graphattn.ops.kernel.decays import Decay
-from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
-from keras_graphattn.ops.toeplitz.hypercube import hypercube_product
 from keras_graphattn.ops.trees.exponential import exponential_tree_product
 from keras_graphattn.ops.trees.forests import (
     Forest,

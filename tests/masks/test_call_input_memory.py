@@ -89,7 +89,7 @@ def test_no_matrix_is_formed(name, path, hidden, monkeypatch):
     mask.build((None, COUNT, 1, 1))
     inputs = batch_for(mask, length=COUNT, batch=1)
     if hidden:
-        monkeypatch.setattr("keras_graphattn.masks.call_inputs.known_value", lambda given: None)
+        monkeypatch.setattr("keras_graphattn.masks.inputs.known_value", lambda given: None)
     assert largest_tensor(*attended(mask, path, inputs)) < COUNT**2 / 2
 
 

@@ -143,7 +143,7 @@ def test_edges_of_a_batch(name, hidden, seed):
     mask = made(name)
     with pytest.MonkeyPatch.context() as patch:
         if hidden:
-            patch.setattr("keras_graphattn.masks.call_inputs.known_value", lambda given: None)
+            patch.setattr("keras_graphattn.masks.inputs.known_value", lambda given: None)
         _check_edges_of_a_batch(mask, np.random.default_rng(seed))
 
 

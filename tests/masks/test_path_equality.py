@@ -152,7 +152,7 @@ def test_compiled_rows_at_positions_outside_of_the_sequence_are_nan(name, k, mon
         return case.mask.rows(positions, count, **case.inputs)
 
     if BACKEND == "torch":  # it compiles too slowly for a test: hide the values
-        monkeypatch.setattr("keras_graphattn.masks.input_checks.known_value", lambda given: None)
+        monkeypatch.setattr("keras_graphattn.masks.inputs.known_value", lambda given: None)
     positions = ops.convert_to_tensor([-1, 0, count, count - 1, count + 7], "int32")
     found = to_numpy(jit(rows)(positions))
     assert np.isnan(found[:, :, [0, 2, 4]]).all()

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_graphattn.ops.kernel import states
-from keras_graphattn.ops.kernel.chunks import (
+from keras_graphattn.masks import chunked
+from keras_graphattn.masks.chunked import (
+    Decay,
     advanced_state,
     chunked_attention,
     initial_chunked_state,
 )
-from keras_graphattn.ops.kernel.decays import Decay
 from tests import reference_kernel as reference
-from tests.masks.test_chunked_masks import random_ids, signals
+from tests.masks.sequence_cases import random_ids, signals
 from tests.numerics import (
     BACKEND,
     assert_all_close,
@@ -61,7 +61,7 @@ def decay(decays, rates=RATES, weights=WEIGHTS):
 def test_any_number_of_chunks_and_groups(length, chunk, group, causal, decays, segments, seed):
     query, key, x = signals(length, seed=seed)
     ids = random_ids(length, seed=seed) if segments else None
-    before, states.GROUP = states.GROUP, max(group, 2)
+    before, chunked.GROUP = chunked.GROUP, max(group, 2)
     try:
         outputs = chunked_attention(
             *(ops.convert_to_tensor(t) for t in (query, key, x)),
@@ -71,7 +71,7 @@ def test_any_number_of_chunks_and_groups(length, chunk, group, causal, decays, s
             chunk_size=chunk,
         )
     finally:
-        states.GROUP = before
+        chunked.GROUP = before
     full = matrix(length, causal, decays, ids)
     expected = reference.unnormalised(*(torch.tensor(t).double() for t in (query, key, x)), full)
     assert_close(to_numpy(outputs), expected.numpy(), 1e-5, floor=1e-3)
@@ -79,7 +79,7 @@ def test_any_number_of_chunks_and_groups(length, chunk, group, causal, decays, s
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_through_groups(causal):
-    length = 2 * (2 * states.GROUP) + 5
+    length = 2 * (2 * chunked.GROUP) + 5
     query, key, x = signals(length)
     ids = random_ids(length)
 

@@ -15,7 +15,7 @@ from keras_graphattn.ops import (
     orthogonal_features,
 )
 from tests import reference, reference_kernel
-from tests.masks.test_chunked_masks import signals
+from tests.masks.sequence_cases import signals
 from tests.numerics import (
     assert_all_close,
     assert_close,

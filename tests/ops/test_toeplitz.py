@@ -6,9 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_graphattn.ops.toeplitz.fourier import fast_fourier_length, table_shape, toeplitz_product
-from keras_graphattn.ops.toeplitz.rows import block_toeplitz_rows, toeplitz_matrix, toeplitz_rows
-from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product
+from keras_graphattn.masks.toeplitz import (
+    block_toeplitz_rows,
+    fast_fourier_length,
+    table_shape,
+    tiled_toeplitz_product,
+    toeplitz_matrix,
+    toeplitz_product,
+    toeplitz_rows,
+)
 from tests import reference_toeplitz as reference
 from tests.numerics import (
     BACKEND,

@@ -14,11 +14,10 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
+from keras_graphattn.masks.toeplitz import fast_fourier_length, tiled_toeplitz_product
 from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import pad, take
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
-from keras_graphattn.ops.toeplitz.fourier import fast_fourier_length
-from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product
 from keras_graphattn.ops.trees.centroids import centroid_incidences
 from keras_graphattn.ops.trees.forests import Array, Forest
 

@@ -23,12 +23,14 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_graphattn.masks.toeplitz import (
+    tiled_toeplitz_product,
+    toeplitz_matrix,
+    toeplitz_product,
+)
 from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import take
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
-from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
-from keras_graphattn.ops.toeplitz.rows import toeplitz_matrix
-from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product
 from keras_graphattn.ops.trees.forests import Array, Forest
 from keras_graphattn.ops.trees.hankel import (
     LARGEST_MATRIX,
