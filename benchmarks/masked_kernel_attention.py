@@ -34,7 +34,8 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
     """Kernel attention under a mask as a function of query, key and value."""
     from keras import ops
 
-    from keras_graphattn.operators.kernel import KernelOperator, sum_over_features
+    from keras_graphattn.masks import Mask
+    from keras_graphattn.operators.kernel import KernelOperator
     from keras_graphattn.ops import relu_features
 
     def function(query, key, value):
@@ -47,14 +48,9 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
             feature_chunk=feature_chunk,
         )
         if path == "Algorithm 1":
-            names = tuple(mask.parameters())
-
-            def apply(signal, *tensors):
-                return mask._signal(signal, "", dict(zip(names, tensors, strict=True)), inputs)
-
-            weights = tuple(mask.parameters().values())
-            operator._sums = lambda x: sum_over_features(
-                apply, operator.query_features, operator.key_features, x, weights, feature_chunk
+            operator._sums = lambda x: Mask._attend(
+                *(mask, operator.query_features, operator.key_features, x, "chunked"),
+                *(mask.parameters(), inputs, feature_chunk),
             )
         return operator(ops.convert_to_tensor(value))
 
