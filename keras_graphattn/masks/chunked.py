@@ -46,7 +46,6 @@ from keras_graphattn.masks.mask import (
 from keras_graphattn.masks.topology import finite
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of, fits_one_block
 from keras_graphattn.numerics.precision import (
-    at_least_float32,
     constant,
     matmul,
     size_tensor,
@@ -738,7 +737,7 @@ class Exponential(ChunkedMask):
 
     def parameters(self) -> Tensors:
         names = ["log_rates", "log_weights"] if self.num_decays > 1 else ["log_rates"]
-        return {name: at_least_float32(getattr(self, name)) for name in names}  # (N, R) each
+        return self._weights(*names)  # (N, R) each
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         weights = ops.exp(parameters["log_weights"]) if self.num_decays > 1 else None

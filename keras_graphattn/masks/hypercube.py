@@ -14,7 +14,7 @@ from keras import ops
 from keras_graphattn.checks import checked, tensor
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import Positions, Rows, Signal
-from keras_graphattn.masks.topology import TopologyMask, finite, in_float32, whole_number
+from keras_graphattn.masks.topology import TopologyMask, finite, whole_number
 from keras_graphattn.types import Float, Tensor
 
 Time = Float[Tensor, "_ N"]  # (N,), or (d, N) with a time for each bit, lowest bit first
@@ -123,7 +123,7 @@ class Hypercube(TopologyMask):
         self.log_time = self._add_parameter("log_time", np.log(start))
 
     def parameters(self) -> Tensors:
-        return {"time": ops.exp(in_float32({"time": self.log_time})["time"])}
+        return {"time": ops.exp(self._weights("log_time")["log_time"])}
 
     def _check_length(self, length: int) -> None:
         if self.num_nodes not in (None, length):

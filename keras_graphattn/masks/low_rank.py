@@ -11,7 +11,7 @@ from keras_graphattn.checks import flag, seed_of, whole
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import Features, Mask, Positions, Rows, Signal
 from keras_graphattn.numerics.blocks import first_of
-from keras_graphattn.numerics.precision import at_least_float32, pad, take
+from keras_graphattn.numerics.precision import pad, take
 from keras_graphattn.operators.kernel import unmasked_attention
 from keras_graphattn.types import Float, Tensor
 
@@ -112,10 +112,7 @@ class LowRank(Factored):
         )
 
     def parameters(self) -> Tensors:
-        return {
-            "log_left": at_least_float32(self.log_left),
-            "log_right": at_least_float32(self.log_right),
-        }
+        return self._weights("log_left", "log_right")
 
     def factors(self, length: Length, parameters: Tensors) -> Factors:
         left, right = (
@@ -191,8 +188,7 @@ class StochasticPositions(Factored):
         self.phases = self._add_parameter("phases", np.zeros(shape))
 
     def parameters(self) -> Tensors:
-        names = ("frequencies", "gain_logits", "phases")
-        return {name: at_least_float32(getattr(self, name)) for name in names}
+        return self._weights("frequencies", "gain_logits", "phases")
 
     def factors(self, length: Length, parameters: Tensors) -> Factors:
         frequencies, logits = parameters["frequencies"], parameters["gain_logits"]

@@ -235,6 +235,11 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
             autocast=False,
         )
 
+    def _weights(self, *names: str) -> Tensors:
+        """Some of the weights as tensors of at least float32."""
+        weights = {name: ops.convert_to_tensor(getattr(self, name)) for name in names}
+        return in_one_dtype((), weights, {})[1]
+
     # For users to call
 
     def call(self, x: Signal, **inputs: Tensor) -> Signal:
@@ -711,8 +716,9 @@ def in_one_dtype(
     """Casts signals, weights and floating-point inputs of a call to float32, or all to float64."""
     floating = {name: x for name, x in inputs.items() if "float" in dtype_name(x.dtype)}
     tensors = (*signals, *parameters.values(), *floating.values())
-    dtype = widest_dtype(tensors)
-    if all(dtype_name(kind) == dtype for kind in {x.dtype for x in tensors}):
+    dtypes = {dtype_name(dtype) for dtype in {x.dtype for x in tensors}}
+    dtype = "float64" if "float64" in dtypes and _has_float64() else "float32"
+    if dtypes <= {dtype}:
         return signals, parameters, inputs
     return (
         tuple(ops.cast(x, dtype) for x in signals),

@@ -468,7 +468,7 @@ class Toeplitz(FourierMask):
         self.log_factors = self._add_parameter("log_factors", -slopes[:, None] * distances)
 
     def parameters(self) -> Tensors:
-        factors = ops.exp(at_least_float32(self.log_factors))
+        factors = ops.exp(self._weights("log_factors")["log_factors"])
         if self.causal:  # (N, max_length) -> (N, 2 max_length - 1)
             factors = pad(factors, ((0, 0), (self.max_length - 1, 0)))
         return {"table": factors}
@@ -603,7 +603,7 @@ class BlockToeplitz(FourierMask):
         self.log_factors = self._add_parameter("log_factors", np.zeros((self.num_heads, *shape)))
 
     def parameters(self) -> Tensors:
-        factors = ops.exp(at_least_float32(self.log_factors))
+        factors = ops.exp(self._weights("log_factors")["log_factors"])
         if self.form == "distance":
             axes = [np.abs(np.arange(1 - size, size)) for size in self.grid_shape]
             distances = sum(np.meshgrid(*axes, indexing="ij"))
