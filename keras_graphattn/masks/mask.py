@@ -41,6 +41,7 @@ from keras_graphattn.masks.inputs import (
 from keras_graphattn.numerics.blocks import map_in_turn, map_query_blocks
 from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import pad, size_tensor, take
+from keras_graphattn.operators.kernel import masked_scores
 from keras_graphattn.serialization import resolve
 from keras_graphattn.types import Float, Int, Tensor
 
@@ -745,8 +746,7 @@ def _matrix_product(
     """The product of some rows of M, or of the kernel times these rows, with a signal."""
     matrix = ops.cast(matrix, x.dtype)
     if query is not None and key is not None:
-        scores = ops.einsum("btnm,bsnm->bnts", query, key) * matrix  # (B, N, R, T)
-        return ops.einsum("bnts,bsnd->btnd", scores, x)
+        return masked_scores(query, key, x, matrix)
     # Axes of size 1 take no part in the contraction. Otherwise the gradient is summed over them
     # afterwards, and XLA of TensorFlow 2.21 gets this sum wrong on a CPU for more than 256 rows and
     # columns (XLA of JAX 0.10 does not).

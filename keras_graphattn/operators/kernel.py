@@ -6,14 +6,12 @@ n x n matrix is formed unless the mask forms one.
 Source: Choromanski et al., arXiv 2107.07999, Eq. 2 and Algorithm 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
-import keras
 from keras import ops
 
-from keras_graphattn.numerics.blocks import map_in_turn
-from keras_graphattn.numerics.precision import at_least_float32, nan_where, pad
+from keras_graphattn.numerics.precision import at_least_float32, nan_where
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -175,56 +173,3 @@ def masked_scores(
     if matrix is not None:
         scores = scores * ops.cast(matrix, scores.dtype)
     return ops.einsum("bnts,bsnd->btnd", scores, x)
-
-
-def sum_over_features(
-    apply: Callable[..., Float[Tensor, "B T N _"]],
-    query: Float[Tensor, "B T N m"],
-    key: Float[Tensor, "B T N m"],
-    x: Float[Tensor, "B T N D"],
-    tensors: Sequence[Tensor] = (),
-    feature_chunk: int | None = None,
-) -> Float[Tensor, "B T N D"]:
-    """Algorithm 1: sum_f phi_f(q_i) (M [phi_f(k_j) x_j])_i, for any function that applies M.
-
-    Args:
-        apply: Callable of a signal (B, T, N, f D) and of `tensors`; returns M times the signal. It
-            must take tensors that need a gradient from `tensors`. If it captures them,
-            TensorFlow's rematerialisation silently drops their gradient.
-        query: Features of the queries, (B, T, N, m).
-        key: Features of the keys, (B, T, N, m).
-        x: Signal of shape (B, T, N, D).
-        tensors: Further arguments of `apply`.
-        feature_chunk: Number of features f at a time. They are computed again in the backward pass,
-            so the memory is O(n (f D + m D / f)) instead of O(n m D). All at once by default.
-
-    Returns:
-        A tensor of shape (B, T, N, D).
-
-    Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
-    """
-
-    def of_some_features(query: Tensor, key: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
-        batch, length, heads, width = ops.shape(x)
-        count = key.shape[-1]
-        signal = key[..., None] * x[..., None, :]  # (B, T, N, f, D)
-        signal = apply(ops.reshape(signal, (batch, length, heads, -1)), *tensors)
-        signal = ops.reshape(signal, (batch, length, heads, count, width))
-        return ops.einsum("btnf,btnfd->btnd", query, signal)
-
-    features = key.shape[-1]
-    if feature_chunk is None or feature_chunk >= features:
-        return of_some_features(query, key, x, *tensors)
-    chunks = [_feature_chunks(part, feature_chunk) for part in (query, key)]
-    rematerialised = keras.remat(of_some_features)
-    parts = map_in_turn(lambda chunk: rematerialised(*chunk, x, *tensors), tuple(chunks))
-    return ops.sum(parts, axis=0)
-
-
-def _feature_chunks(features: Float[Tensor, "B T N m"], size: int) -> Float[Tensor, "_ B T N _"]:
-    """(B, T, N, m) -> (m / size, B, T, N, size), padded with zeros."""
-    missing = -features.shape[-1] % size
-    features = pad(features, ((0, 0), (0, 0), (0, 0), (0, missing)))
-    batch, length, heads, count = ops.shape(features)
-    features = ops.reshape(features, (batch, length, heads, count // size, size))
-    return ops.transpose(features, (3, 0, 1, 2, 4))

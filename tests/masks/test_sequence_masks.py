@@ -83,17 +83,18 @@ def test_paths(name, length, path):
     """Attention and M x answer to the matrix: values, and gradients of all tensors and weights."""
     mask, inputs, length = made(name, length, 16)
     assert mask.paths[-1] == CASES[name][2]
-    matrix, chunk = matrix_of(name, mask, length), 2 if path == "sum" else None
+    matrix, chunks = matrix_of(name, mask, length), (None, 2, 5) if path == "sum" else (None,)
     arrays = (*signals(length), *(to_numpy(w) for w in mask.trainable_variables))
 
     def fast(query, key, x):
-        attended = mask.attend(query, key, x, path, chunk, **inputs)
-        return keras.ops.concatenate([attended, mask.apply(x, path, **inputs)], axis=-1)
+        attended = [mask.attend(query, key, x, path, chunk, **inputs) for chunk in chunks]
+        return keras.ops.concatenate([*attended, mask.apply(x, path, **inputs)], axis=-1)
 
     def naive(query, key, x, *weights):
         full = matrix(*weights)
         attended = reference_kernel.unnormalised(query, key, x, full)
-        return torch.cat([attended, torch.einsum("bnts,bsnd->btnd", full, x)], -1)
+        applied = torch.einsum("bnts,bsnd->btnd", full, x)
+        return torch.cat([*[attended] * len(chunks), applied], -1)
 
     value, gradients = value_and_gradients(with_weights(mask, fast), *arrays)
     expected, expected_gradients = reference_value_and_gradients(naive, *arrays)

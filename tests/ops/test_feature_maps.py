@@ -8,14 +8,13 @@ from keras import ops
 
 from keras_graphattn.feature_maps import FEATURE_MAPS
 from keras_graphattn.masks import Causal, Exponential
-from keras_graphattn.operators.kernel import KernelOperator, sum_over_features
+from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.ops import (
     favor_key_features,
     favor_query_features,
     orthogonal_features,
 )
 from tests import reference, reference_kernel
-from tests.masks.sequence_cases import signals
 from tests.numerics import (
     assert_all_close,
     assert_close,
@@ -116,26 +115,6 @@ def test_a_fixed_scale_depends_on_no_other_key():
     kept = np.arange(9)[None] < 5
     one, two = (to_numpy(favor_key_features(k, directions, kept)) for k in (key, other))
     np.testing.assert_array_equal(one[:, :5], two[:, :5])
-
-
-@pytest.mark.parametrize("chunk", [None, 2, 3, 5])
-def test_features_in_chunks(chunk):
-    """Algorithm 1 with its feature axis cut, gradients of captured weights included."""
-    query, key, x = signals(7)
-    weights = np.random.default_rng(0).random((7, 7)).astype("float32")
-
-    def apply(signal, matrix):
-        return ops.einsum("ts,bsnd->btnd", matrix, signal)
-
-    value, gradients = value_and_gradients(
-        lambda q, k, x, w: sum_over_features(apply, q, k, x, [w], chunk), query, key, x, weights
-    )
-    expected, expected_gradients = reference_value_and_gradients(
-        lambda q, k, x, w: reference_kernel.unnormalised(q, k, x, w.expand(2, HEADS, 7, 7)),
-        *(query, key, x, weights),
-    )
-    assert_close(value, expected, 1e-6)
-    assert_all_close(gradients, expected_gradients, 1e-5)
 
 
 @pytest.mark.parametrize("way", ["graph", "xla"])
