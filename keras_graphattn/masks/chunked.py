@@ -82,7 +82,9 @@ class Decay(NamedTuple):
             powers = powers * self.weights[:, :, None, None]
         return powers[:, 0] if self.rates.shape[1] == 1 else ops.sum(powers, axis=1)
 
-    def times(self, x: Chunks, distance: Int[Tensor, " c"], weighted: bool = False) -> Chunks:
+    def times(
+        self, x: Float[Tensor, "B N ..."], distance: Int[Tensor, " c"], weighted: bool = False
+    ) -> Float[Tensor, "B N ..."]:
         """exp(-a_r distance) x or, if weighted, c_r exp(-a_r distance) x: (..., c, R columns)."""
         powers = ops.exp(-self.rates[:, :, None] * ops.cast(distance, self.rates.dtype))
         if weighted and self.weights is not None:
@@ -352,8 +354,8 @@ def _runs(
 
 
 def _masked(
-    scores: Float[Tensor, "B N ... c c"], runs: Int[Tensor, "B ... c"] | None, form: Form
-) -> Float[Tensor, "B N ... c c"]:
+    scores: Float[Tensor, "B N ..."], runs: Int[Tensor, "B ..."] | None, form: Form
+) -> Float[Tensor, "B N ..."]:
     """phi(Q) phi(K)^T of the tokens of each chunk, times M."""
     distance, is_past = _distances(scores.shape[-1])
     if form.decay is not None:

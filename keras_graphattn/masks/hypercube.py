@@ -17,7 +17,7 @@ from keras_graphattn.masks.mask import Positions, Rows, Signal
 from keras_graphattn.masks.topology import TopologyMask, finite, whole_number
 from keras_graphattn.types import Float, Tensor
 
-Time = Float[Tensor, "_ N"]  # (N,), or (d, N) with a time for each bit, lowest bit first
+Time = Float[Tensor, "..."]  # (N,), or (d, N) with a time for each bit, lowest bit first
 
 
 @checked(x=tensor("B T N D"), time=tensor("N", "d N"))

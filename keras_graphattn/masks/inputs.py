@@ -27,7 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
 Length = int | Int[Tensor, ""]  # a number of tokens, known or not
-Flags = Bool[Tensor, " B"] | None  # of examples; None is a test that no example can fail
+Flags = Bool[Tensor, " B?"] | None  # of examples; None is a test that no example can fail
 Bounded = tuple[Tensors, list[Bool[Tensor, "B ..."]]]
 
 INT32 = (-(2**31), 2**31 - 1)
@@ -319,7 +319,7 @@ def bounded_inputs(
     return bounded, wrong
 
 
-def harmless(inputs: Tensors, wrong: Bool[Tensor, " B"]) -> Tensors:
+def harmless(inputs: Tensors, wrong: Bool[Tensor, " B?"]) -> Tensors:
     """Replaces the inputs of wrong examples: they get no edges, only roots, or padding."""
     replaced = dict(inputs)
     for name, given in inputs.items():

@@ -58,7 +58,7 @@ CROSSOVER = {"tensorflow": 220.0, "torch": 600.0, "jax": 1170.0}
 CROSSOVER_IN_TILES = {"tensorflow": 1000.0, "torch": 1800.0, "jax": 1360.0}
 
 Grid = Sequence[int]
-Table = Float[Tensor, "N ..."]  # (N, 2 s_1 - 1, ..., 2 s_d - 1), for a grid (s_1, ..., s_d)
+Table = Float[Tensor, "N? ..."]  # (N, 2 s_1 - 1, ..., 2 s_d - 1), for a grid (s_1, ..., s_d)
 
 
 def table_shape(grid_shape: Grid) -> tuple[int, ...]:
@@ -172,7 +172,7 @@ def _by_one_transform(table: Table, x: Signal, grid_shape: Grid) -> Signal:
 
 
 def tiled_toeplitz_product(
-    table: Float[Tensor, "N _"],
+    table: Float[Tensor, "N? _"],
     x: Signal,
     size: int | None = None,
     limits: tuple[int, int] | None = None,
@@ -227,7 +227,7 @@ def _seen_in_part(limits: tuple[int, int] | None, count: int, size: int) -> set[
     return seen
 
 
-def _by_matrix(table: Float[Tensor, "N _"], tiles: Tiles, apart: int) -> Tiles:
+def _by_matrix(table: Float[Tensor, "N? _"], tiles: Tiles, apart: int) -> Tiles:
     """Products of the tiles with the tiles that are `apart` before them."""
     count, size = tiles.shape[-2:]
     offsets = apart * size + np.arange(-(size - 1), size) + table.shape[1] // 2
@@ -238,7 +238,7 @@ def _by_matrix(table: Float[Tensor, "N _"], tiles: Tiles, apart: int) -> Tiles:
     return pad(product, [(0, 0)] * 3 + [(before, after), (0, 0)]) if apart else product
 
 
-def _by_spectra(table: Float[Tensor, "N _"], tiles: Tiles, exact: set[int]) -> Tiles:
+def _by_spectra(table: Float[Tensor, "N? _"], tiles: Tiles, exact: set[int]) -> Tiles:
     """Products between tiles at all other distances, by their spectra."""
     count, size = tiles.shape[-2:]
     apart = np.arange(-(count - 1), count)[::-1, None]  # reversed, as `_skewed` needs it
@@ -280,7 +280,7 @@ def _skewed(window: Float[Tensor, "..."], rows: int) -> Float[Tensor, "..."]:
     return ops.reshape(flat, (*others, rows, width - 1))[..., :columns]
 
 
-def toeplitz_matrix(table: Table) -> Float[Tensor, "N T T"]:
+def toeplitz_matrix(table: Table) -> Float[Tensor, "N? T T"]:
     """A whole (block-)Toeplitz matrix: `out[n, i, j] = table[n, i - j]`.
 
     Example:
@@ -293,8 +293,11 @@ def toeplitz_matrix(table: Table) -> Float[Tensor, "N T T"]:
 
 
 def toeplitz_rows(
-    table: Float[Tensor, "N _"], start: int | Int[Tensor, ""], count: int, length: int | None = None
-) -> Float[Tensor, "N R T"]:
+    table: Float[Tensor, "N? _"],
+    start: int | Int[Tensor, ""],
+    count: int,
+    length: int | None = None,
+) -> Float[Tensor, "N? R T"]:
     """Consecutive rows of the Toeplitz matrix of a sequence.
 
     Args:
@@ -315,7 +318,7 @@ def toeplitz_rows(
 
 def block_toeplitz_rows(
     table: Table, first_line: int | Int[Tensor, ""], lines: int, grid_shape: Grid
-) -> Float[Tensor, "N R T"]:
+) -> Float[Tensor, "N? R T"]:
     """Rows of the block-Toeplitz matrix of a grid, for whole lines: tokens along the last axis.
 
     Lines past the end have meaningless numbers.
