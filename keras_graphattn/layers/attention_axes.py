@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from keras import ops
 
-from keras_graphattn.types import Bool, Float, Tensor
+from keras_graphattn.types import Float, Num, Tensor
 
 
 class AttentionAxes(NamedTuple):
@@ -56,7 +56,7 @@ class AttentionAxes(NamedTuple):
         batch = self._sizes_of(self.others)
         return ops.reshape(matrix, (*batch, matrix.shape[1], *lengths, *lengths))
 
-    def joined_entries(self, mask: Bool[Tensor, "..."]) -> Bool[Tensor, "..."]:
+    def joined_entries(self, mask: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
         """An attention mask as one that broadcasts to (B, N, T, S).
 
         Its last axes are those of query and key positions. Axes that it lacks are put where the
@@ -86,7 +86,7 @@ class AttentionAxes(NamedTuple):
             joined.append(1 if is_one else math.prod(sizes))
         return ops.reshape(ops.broadcast_to(mask, full), joined)  # (B, N, T, S)
 
-    def joined_tokens(self, mask: Bool[Tensor, "..."] | None) -> Bool[Tensor, "B T"] | None:
+    def joined_tokens(self, mask: Num[Tensor, "..."] | None) -> Num[Tensor, "B T"] | None:
         """A mask of tokens (B, ..., T) as (B, T), for attention over the last axis."""
         if mask is None:
             return None

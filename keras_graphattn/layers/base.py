@@ -43,7 +43,7 @@ from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.numerics.precision import in_one_dtype, zero_where_masked
 from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
-from keras_graphattn.types import Bool, Float, Int, Tensor
+from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 Shape = Sequence[int | None]
 
@@ -150,17 +150,17 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         query: Float[Tensor, "B ..."],
         value: Float[Tensor, "B ..."] | None = None,
         key: Float[Tensor, "B ..."] | None = None,
-        query_mask: Bool[Tensor, "B ..."] | None = None,
-        value_mask: Bool[Tensor, "B ..."] | None = None,
-        key_mask: Bool[Tensor, "B ..."] | None = None,
-        attention_mask: Bool[Tensor, "..."] | None = None,
+        query_mask: Num[Tensor, "B ..."] | None = None,
+        value_mask: Num[Tensor, "B ..."] | None = None,
+        key_mask: Num[Tensor, "B ..."] | None = None,
+        attention_mask: Num[Tensor, "..."] | None = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
         use_causal_mask: bool = False,
         *,
         return_filter_matrix: bool = False,
         mask_inputs: dict[str, Tensor] | None = None,
-        mask: Bool[Tensor, "B ..."] | None = None,
+        mask: Num[Tensor, "B ..."] | None = None,
     ) -> Any:
         query_mask = query_mask if mask is None else mask
         if value is None:
@@ -225,9 +225,9 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     def _visibility(
         self,
         axes: AttentionAxes | None,
-        entries: Bool[Tensor, "..."] | None,
-        queries: Bool[Tensor, "B ..."] | None,
-        keys: Bool[Tensor, "B ..."] | None,
+        entries: Num[Tensor, "..."] | None,
+        queries: Num[Tensor, "B ..."] | None,
+        keys: Num[Tensor, "B ..."] | None,
         causal: bool,
     ) -> Visibility:
         """All masks of one call in pieces, the sliding window among them."""
@@ -253,7 +253,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         query: Float[Tensor, "B ..."],
         key: Float[Tensor, "B ..."],
         value: Float[Tensor, "B ..."],
-        visible_keys: Bool[Tensor, "B ..."] | None,
+        visible_keys: Num[Tensor, "B ..."] | None,
     ) -> Tokens:
         """Queries, keys and values of all heads, (B, ..., T, N, H) each, in one dtype.
 
@@ -548,14 +548,14 @@ def input_shapes(projections: dict[str, keras.Layer]) -> list[tuple[None, None, 
 
 
 def padding_of(
-    tokens: Float[Tensor, "B ..."], mask: Bool[Tensor, "B ..."] | None
-) -> Bool[Tensor, "B ..."] | None:
+    tokens: Float[Tensor, "B ..."], mask: Num[Tensor, "B ..."] | None
+) -> Num[Tensor, "B ..."] | None:
     """The mask given for tokens (B, ..., T, d), or else the one that Keras has attached."""
     return keras_mask_of(tokens) if mask is None else mask
 
 
 def without_padding(
-    x: Float[Tensor, "B ..."], visible: Bool[Tensor, "B ..."] | None
+    x: Float[Tensor, "B ..."], visible: Num[Tensor, "B ..."] | None
 ) -> Float[Tensor, "B ..."]:
     """Tokens (B, ..., T, d), with zeros where the booleans (B, ..., T) are `False`."""
     return x if visible is None else zero_where_masked(x, visible[..., None])
@@ -652,7 +652,7 @@ class SelfAttention(AttentionLayer):
         query: Float[Tensor, "B ..."],
         key: Float[Tensor, "B ..."],
         value: Float[Tensor, "B ..."],
-        visible_keys: Bool[Tensor, "B ..."] | None,
+        visible_keys: Num[Tensor, "B ..."] | None,
     ) -> Tokens:
         tokens = super()._projected(query, key, value, visible_keys)
         if self.num_key_value_heads is None:

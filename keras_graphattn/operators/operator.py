@@ -15,7 +15,7 @@ from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.numerics.blocks import map_query_blocks
 from keras_graphattn.numerics.custom_gradient import compiled_once
 from keras_graphattn.numerics.precision import pad, take
-from keras_graphattn.types import Bool, Float, Int, Tensor
+from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 
 class Operator:
@@ -74,9 +74,9 @@ class Visibility(NamedTuple):
     [[True, False], [True, False]]
     """
 
-    entries: Bool[Tensor, "..."] | None = None
-    queries: Bool[Tensor, "B T"] | None = None
-    keys: Bool[Tensor, "B S"] | None = None
+    entries: Num[Tensor, "..."] | None = None
+    queries: Num[Tensor, "B T"] | None = None
+    keys: Num[Tensor, "B S"] | None = None
     causal: bool = False
     window: int | None = None
 
@@ -220,7 +220,7 @@ def _rows_by_blocks(
     return ops.cast(seeing, "bool")
 
 
-def all_of(*masks: Bool[Tensor, "..."] | None) -> Bool[Tensor, "..."] | None:
+def all_of(*masks: Num[Tensor, "..."] | None) -> Bool[Tensor, "..."] | None:
     """The masks, joined by `logical_and`; `None` if all of them are `None`."""
     joined = None
     for mask in masks:
@@ -230,7 +230,7 @@ def all_of(*masks: Bool[Tensor, "..."] | None) -> Bool[Tensor, "..."] | None:
     return joined
 
 
-def four_dimensional(entries: Bool[Tensor, "..."]) -> Bool[Tensor, "B? N? T? S?"]:
+def four_dimensional(entries: Num[Tensor, "..."]) -> Bool[Tensor, "B? N? T? S?"]:
     """Entries (T, S), (B, T, S) or (B, N, T, S) as booleans that broadcast to (B, N, T, S)."""
     rank = len(entries.shape)
     entries = ops.cast(entries, "bool")
