@@ -156,15 +156,8 @@ def tree_rows(count, kind, function, options):
 
 def chosen_path(mask, options):
     """The path that "auto" takes where the step is compiled as it is here."""
-    if mask.function == "table":
-        return mask._own_path(options.columns)
-    import keras
-
-    from keras_graphattn.ops.trees.choice import COSTS, sweep_path
-
-    way = f"{keras.backend.backend()} {options.compile}"
-    way = way if way in COSTS else keras.backend.backend()
-    return sweep_path(mask._forest, way, options.columns)
+    path = mask._own_path(options.columns)
+    return "scan" if path == "doubling" and options.compile == "xla" else path
 
 
 def graph_rows(count, options):

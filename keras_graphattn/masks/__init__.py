@@ -17,7 +17,7 @@ from keras_graphattn.masks.mask import get as get
 from keras_graphattn.masks.product import Product
 from keras_graphattn.masks.random_walk import RandomWalk
 from keras_graphattn.masks.toeplitz import BlockToeplitz, Toeplitz
-from keras_graphattn.masks.tree import Tree
+from keras_graphattn.masks.trees.tree import Tree
 
 MASKS |= {
     "block_toeplitz": BlockToeplitz,

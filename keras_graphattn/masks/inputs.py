@@ -13,13 +13,13 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.checks import Sizes, check_shape, dtype_name, integers, known_value, tensor
+from keras_graphattn.masks.trees.forest import trees_without_root
 from keras_graphattn.ops.graphs.edge_lists import disagreeing, repeated_edges
 from keras_graphattn.ops.graphs.example_topology import (
     any_of_example,
     bounded_ids,
     edges_once,
     example_flags,
-    trees_without_root,
 )
 from keras_graphattn.types import Bool, Float, Int, Tensor
 

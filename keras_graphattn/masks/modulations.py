@@ -7,8 +7,8 @@ import scipy.special
 
 from keras_graphattn.checks import numpy_of, one_of, whole
 from keras_graphattn.masks.topology import finite
+from keras_graphattn.ops.graphs.graphs import Array
 from keras_graphattn.ops.graphs.random_features import modulation_of_series
-from keras_graphattn.ops.trees.forests import Array
 
 SERIES = ("diffusion", "regularized_laplacian", "random_walk")
 WALK_LENGTH = 8

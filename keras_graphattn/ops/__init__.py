@@ -40,6 +40,14 @@ from keras_graphattn.masks.chunked import (
 )
 from keras_graphattn.masks.hypercube import hypercube_product
 from keras_graphattn.masks.toeplitz import toeplitz_product
+from keras_graphattn.masks.trees.forest import (
+    Forest,
+    forest_distances,
+    forest_from_graph,
+    forest_from_parents,
+)
+from keras_graphattn.masks.trees.sweeps import exponential_tree_product
+from keras_graphattn.masks.trees.tables import table_tree_product
 from keras_graphattn.numerics import precision
 from keras_graphattn.operators import Visibility, p_laplacian, singular, singular_causal, softmax
 from keras_graphattn.operators import kernel as of_features
@@ -66,14 +74,6 @@ from keras_graphattn.ops.graphs.walks import (
     random_walks,
     walk_product,
 )
-from keras_graphattn.ops.trees.exponential import exponential_tree_product
-from keras_graphattn.ops.trees.forests import (
-    Forest,
-    forest_distances,
-    forest_from_graph,
-    forest_from_parents,
-)
-from keras_graphattn.ops.trees.tables import table_tree_product
 from keras_graphattn.types import Tensor
 
 LEAST_SHARE = 1.0 / 64.0  # of |v_i|^2 + |v_j|^2; the Gram form is right to 4e-6 from there on

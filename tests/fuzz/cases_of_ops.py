@@ -37,10 +37,6 @@ def halved(x):
 
 
 TREE = {"x": normal(4, N, C)}
-FOREST_ARRAYS = {
-    name: getattr(FOREST, name)
-    for name in ("order", "position", "parents", "depth", "weights", "starts")
-}
 DECAY = {"rates": np.abs(normal(N, 2)), "weights": normal(N, 2)}
 STATE = {"sums": normal(B, N, 2 * C, D), "segment": np.array([0, 1])}
 CHUNKED = {
@@ -70,7 +66,10 @@ CASES = {
         ),
         DECAY,
     ),
-    "Forest": (lambda **kw: ops.forest_distances(ops.Forest(**kw)), FOREST_ARRAYS),
+    "Forest": (
+        lambda **kw: ops.forest_distances(ops.Forest(**kw)),
+        {"parents": np.array([-1, 0, 1]), "edge_weights": np.ones(3)},
+    ),
     "RunningSum": (
         lambda **kw: ops.causal_singular_value_attention(**KERNEL, state=ops.RunningSum(**kw)),
         {

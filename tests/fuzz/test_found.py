@@ -8,7 +8,6 @@ import scipy.sparse
 from keras_graphattn import feature_maps, filters, layers, masks, ops
 from tests.fuzz.attacks import REFUSALS, names_argument
 from tests.fuzz.cases_of_classes import GRAPH, SIGNAL, WIDTH, B, T
-from tests.fuzz.cases_of_ops import FOREST_ARRAYS
 
 HUGE, TOO_LARGE_FOR_A_FLOAT = 10**30, 10**400
 PAIR, ODD_PAIR, RAGGED = np.array([1, 2]), np.array([None, 1.0]), [[1.0], [1.0, 2.0]]
@@ -83,20 +82,6 @@ def test_a_tensor_that_takes_gradients():
         masks.Tree(torch.nn.Parameter(torch.ones(4)))
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("order", RAGGED),
-        ("parents", np.array([0, 0, 2, 1])),
-        ("depth", np.zeros(4, int)),
-        ("depth", np.array([0, 1, 1, 2**62])),
-    ],
-)
-def test_the_array_of_a_forest_is_named(name, wrong):
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        ops.Forest(**{**FOREST_ARRAYS, name: wrong})
-
-
 def test_a_topology_of_another_length_says_what_to_change():
     with pytest.raises(ValueError, match=r"`forest` of this Tree has 3 nodes.*`parents`"):
         masks.Tree([-1, 0, 0]).apply(SIGNAL)
@@ -108,7 +93,7 @@ TREE = ops.forest_from_parents([-1, 0, 0, 1])
 NODES, TABLE = np.ones((4, 2, 3), "float32"), np.ones((4, 2), "float32")
 
 
-@pytest.mark.parametrize("path", ["centroids", "depths", "spines"])
+@pytest.mark.parametrize("path", ["centroids", "depths"])
 def test_a_table_in_double_precision(path):
     expected = keras.ops.convert_to_numpy(ops.table_tree_product(NODES, TABLE, TREE, path))
     table = TABLE.astype("float64")

@@ -137,7 +137,6 @@ TRAINED = {
     "doubling": lambda: Tree(PARENTS),
     "depths": lambda: Tree(PARENTS, function="table"),
     "centroids": lambda: Tree(PARENTS, function="table"),
-    "spines": lambda: Tree(np.arange(LENGTH) - 1, function="table"),
     "series": lambda: GraphDiffusion(EDGES, num_nodes=LENGTH),
     "features": lambda: RandomWalk(EDGES, num_nodes=LENGTH, learn_decay=True),
 }

@@ -24,7 +24,6 @@ RELATIVE_TO_LARGEST = {
     ("Toeplitz", "fft"),
     ("BlockToeplitz", "fft"),
     ("Tree", "centroids"),
-    ("Tree", "spines"),
     ("Tree", "depths"),
 }
 

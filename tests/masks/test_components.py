@@ -28,7 +28,7 @@ EDGES = np.array(
 # shuffled, so that node 0 of a layout or of a class of rows is not always in one component
 ORDER = np.random.default_rng(5).permutation(COUNT)
 TREE = ORDER[np.array([edge for edge in EDGES.tolist() if edge not in ([1, 2], [3, 4])])]
-SPINE = ORDER[np.array([[i, i + 1] for i in range(23) if i not in (11, 19, 20, 21, 22)])]
+PATHS = ORDER[np.array([[i, i + 1] for i in range(23) if i not in (11, 19, 20, 21, 22)])]
 WALKS = np.where(
     np.arange(3) < 3,
     np.random.default_rng(0).permuted(np.tile(ORDER[:12], (COUNT, 2, 1)), axis=-1)[..., :3],
@@ -74,7 +74,7 @@ CASES = {
     "tree": (lambda: Tree(TREE, num_nodes=COUNT), {}),
     "growing tree": (lambda: Tree(TREE, num_nodes=COUNT, initial_rate=1.0), {}),
     "table": (lambda: Tree(TREE, num_nodes=COUNT, function="table"), {}),
-    "spines": (lambda: Tree(SPINE, num_nodes=COUNT, function="table"), {}),
+    "table of paths": (lambda: Tree(PATHS, num_nodes=COUNT, function="table"), {}),
     "trees of examples": (lambda: Tree(), PARENTS),
     "growing trees of examples": (lambda: Tree(initial_rate=0.5), PARENTS),
     "tables of examples": (lambda: Tree(function="table", max_distance=6), PARENTS),

@@ -117,7 +117,6 @@ def test_given_walks_are_counted(shape, normalization, seed):
         ("exponential", "scan"),
         ("exponential", "doubling"),
         ("table", "centroids"),
-        ("table", "spines"),
     ],
 )
 def test_large_trees_never_see_each_other(function, path):

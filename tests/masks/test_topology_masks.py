@@ -98,7 +98,6 @@ def test_matrix_and_rows(name):
         ("path", "exponential", "doubling"),
         ("random", "table", "depths"),
         ("path", "table", "centroids"),
-        ("caterpillar", "table", "spines"),
     ],
 )
 def test_a_thousand_nodes(kind, function, path):
@@ -208,7 +207,6 @@ def test_steps_follow_edge_weights():
         ("tree", "doubling"),
         ("tree table", "depths"),
         ("caterpillar table", "centroids"),
-        ("caterpillar table", "spines"),
         ("tree per example", "doubling"),
         ("laplacian", "series"),
         ("graph per example", "series"),

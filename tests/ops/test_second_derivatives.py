@@ -15,6 +15,8 @@ import scipy.sparse
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.masks.trees.sweeps import exponential_product_of_batch
+from keras_graphattn.masks.trees.tables import table_product_of_batch
 from keras_graphattn.operators import BlockwiseOperator, Visibility
 from keras_graphattn.ops import (
     SparseMatrix,
@@ -30,9 +32,6 @@ from keras_graphattn.ops import (
 from keras_graphattn.ops.graphs.example_walks import walk_product_of_batch
 from keras_graphattn.ops.graphs.heat import exponential_product, positive_operator, series_sizes
 from keras_graphattn.ops.graphs.random_features import graph_random_features, graph_random_product
-from keras_graphattn.ops.trees.distances import depth_product_of_batch
-from keras_graphattn.ops.trees.doubling import doubling_plan_of_batch
-from keras_graphattn.ops.trees.exponential import swept_product
 from tests.numerics import BACKEND, assert_close, to_numpy
 from tests.topology_cases import (
     applied,
@@ -106,8 +105,8 @@ def tree_product(path):
 
 
 def batched_tree(x, rate, offset, edge_weights):
-    plan = doubling_plan_of_batch(ops.convert_to_tensor(BATCH), edge_weights, depth=6)
-    return swept_product(x, rate, offset, plan)
+    parents = ops.convert_to_tensor(BATCH)
+    return exponential_product_of_batch(x, rate, offset, parents, edge_weights, depth=6)
 
 
 def p_laplacian(block_size):
@@ -126,7 +125,6 @@ DIFFUSION = positive_operator(read_graph([[i, (i + 1) % 7] for i in range(7)]), 
 SIZES = series_sizes(DIFFUSION.radius, 1.0, 1e-6)
 WALKS = RANDOM.integers(-1, 7, (2, 7, 2, 3)).astype("int32")
 FEATURES = graph_random_features(read_graph([[i, (i + 1) % 7] for i in range(7)]), 2, 4, 0)
-TREES = ("trees.exponential._product_with_gradient",)
 SERIES = ("graphs.symmetric_series.SymmetricSeries",)
 
 CASES = {
@@ -136,23 +134,23 @@ CASES = {
         twice(causal=True, keys=True, queries=True, entries=True, window=True), attention_arrays()
     ),
     "once": Case(once, attention_arrays()),
-    "tree, levels": Case(tree_product("levels"), NODES, TREES),
+    "tree, levels": Case(tree_product("levels"), NODES, ("trees.sweeps.Sweeps",)),
     "tree, scan": Case(tree_product("scan"), NODES),
     "tree, doubling": Case(tree_product("doubling"), NODES),
     "trees of a batch": Case(
         batched_tree,
         (normal(14, HEADS, WIDTH), *NODES[1:], np.tile(LENGTHS, (2, 1)).astype("float32")),
-        TREES,
+        ("trees.sweeps.Doubling",),
     ),
     "tree, depths": Case(
         lambda x, table: table_tree_product(x, table, FOREST, "depths"),
         (NODES[0], TABLE),
-        (*SERIES, "trees.distances._series_of_forest"),
+        ("trees.tables",),
     ),
     "trees of a batch, depths": Case(
-        lambda x, table: depth_product_of_batch(x, table, ops.convert_to_tensor(BATCH)),
+        lambda x, table: table_product_of_batch(x, table, ops.convert_to_tensor(BATCH)),
         (normal(14, HEADS, WIDTH), TABLE),
-        (*SERIES, "trees.distances"),
+        ("trees.tables",),
     ),
     "spectral": Case(
         lambda x, coefficients: spectral_product(x, coefficients, SPECTRAL),

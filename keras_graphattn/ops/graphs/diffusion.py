@@ -28,10 +28,9 @@ from keras_graphattn.checks import (
 )
 from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import constant
-from keras_graphattn.ops.graphs.graphs import an_adjacency
+from keras_graphattn.ops.graphs.graphs import Array, an_adjacency
 from keras_graphattn.ops.graphs.sparse import SparseMatrix
 from keras_graphattn.ops.graphs.symmetric_series import Carry, SymmetricSeries
-from keras_graphattn.ops.trees.forests import Array
 
 Tensor = Any
 Function = Callable[[Any], Any]

@@ -12,11 +12,9 @@ from keras import backend, ops
 from keras_graphattn.numerics.precision import largest, size_tensor, take, take_along
 from keras_graphattn.ops.graphs.edge_lists import SAME_WEIGHT
 from keras_graphattn.ops.graphs.sparse import sum_rows
-from keras_graphattn.ops.trees.doubling import flat_parents
 
 Tensor = Any
 
-MOST_STEPS = 31  # steps of pointer doubling if the length is not known: enough for any int32
 NARROW = ("int8", "int16", "uint8", "uint16")
 WIDEST_KEY = 46340  # the largest number whose square is below 2^31
 
@@ -52,34 +50,6 @@ def any_of_example(entries: Tensor) -> Tensor:
 def example_flags(flags: Tensor, like: Tensor) -> Tensor:
     """Adds axes of size 1 to flags (B,), so that they broadcast with `like`, (B, ...)."""
     return ops.reshape(flags, (-1, *[1] * (len(like.shape) - 1)))
-
-
-def trees_without_root(parents: Tensor, depth: int | None, max_depth: int | None) -> Tensor:
-    """Returns which examples hold a cycle, or nodes with more ancestors than `max_depth`.
-
-    A node that still has a parent after 2^k > T steps up leads to a cycle. The test takes
-    ceil(log2(T)) gathers of one integer per node.
-
-    Args:
-        parents: int32 tensor of shape (B, T), between -1 and T - 1.
-        depth: The most ancestors that a node can have, T - 1 or `max_depth`; `None` if it is not
-            known.
-        max_depth: The most ancestors that a node may have, if there is such a limit.
-
-    Returns:
-        A boolean tensor of shape (B,).
-    """
-    jump, has_parent = flat_parents(parents)
-    ancestors = ops.cast(has_parent, "int32")
-    steps = MOST_STEPS if depth is None else int(depth).bit_length()
-    for _ in range(steps):
-        if max_depth is not None:  # on a cycle, the count grows to at most 2 * depth
-            ancestors = ancestors + take(ancestors, jump, axis=0)
-        jump = take(jump, jump, axis=0)
-    wrong = take(ops.cast(has_parent, "int32"), jump, axis=0) > 0
-    if max_depth is not None:
-        wrong = ops.logical_or(wrong, ancestors > max_depth)
-    return any_of_example(ops.reshape(wrong, ops.shape(parents)))
 
 
 def edges_once(

@@ -26,10 +26,9 @@ from keras import ops
 
 from keras_graphattn.checks import checked, instance, number, one_of, tensor, whole
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
-from keras_graphattn.ops.graphs.graphs import an_adjacency, numbers_of
+from keras_graphattn.ops.graphs.graphs import Array, an_adjacency, numbers_of
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product
 from keras_graphattn.ops.graphs.walks import random_walks
-from keras_graphattn.ops.trees.forests import Array
 
 Tensor = Any
 

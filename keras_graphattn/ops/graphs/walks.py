@@ -19,9 +19,8 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.checks import checked, instance, number, tensor, whole
-from keras_graphattn.ops.graphs.graphs import an_adjacency, numbers_of, transition_matrix
+from keras_graphattn.ops.graphs.graphs import Array, an_adjacency, numbers_of, transition_matrix
 from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product, sum_rows
-from keras_graphattn.ops.trees.forests import Array
 
 Tensor = Any
 

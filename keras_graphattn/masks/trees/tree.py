@@ -1,47 +1,36 @@
 """Masks over trees: factors that depend on the distance between two nodes of a forest."""
 
-from functools import cached_property
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks import one_of, optional, whole
+from keras_graphattn.checks import numpy_of, one_of, optional, whole
 from keras_graphattn.masks.inputs import Tensors, bounded_inputs, check_values
 from keras_graphattn.masks.mask import widest_dtype
-from keras_graphattn.masks.topology import (
-    TopologyMask,
-    finite,
-    from_nodes,
-    in_float32,
-    to_nodes,
-    whole_number,
-)
-from keras_graphattn.masks.tree_forest import forest_config, read_forest
-from keras_graphattn.numerics.precision import pad, take
-from keras_graphattn.ops.trees.choice import sweep_path, way_of_running
-from keras_graphattn.ops.trees.distances import (
-    depth_product_of_batch,
-    distances_of_batch,
-)
-from keras_graphattn.ops.trees.doubling import doubling_plan_of_batch
-from keras_graphattn.ops.trees.exponential import (
-    PLANS,
-    check_exponents,
-    exponential_tree_product,
-    swept_product,
-)
-from keras_graphattn.ops.trees.forests import (
+from keras_graphattn.masks.topology import TopologyMask, finite, from_nodes, in_float32, to_nodes
+from keras_graphattn.masks.trees.forest import (
     Forest,
-    farthest_distance,
-    forest_diameter,
-    forest_distances,
+    distances_of_batch,
+    finite_distances,
+    forest_from_graph,
 )
-from keras_graphattn.ops.trees.spines import is_caterpillar
-from keras_graphattn.ops.trees.tables import own_path, table_tree_product
-
-Tensor = Any
+from keras_graphattn.masks.trees.sweeps import (
+    SWEEPS,
+    exponential_product,
+    exponential_product_of_batch,
+    sweep_path,
+)
+from keras_graphattn.masks.trees.tables import (
+    TABLES,
+    table_path,
+    table_product,
+    table_product_of_batch,
+)
+from keras_graphattn.numerics.custom_gradient import kept_with
+from keras_graphattn.numerics.precision import pad, take
+from keras_graphattn.types import Bool, Float, Int, Tensor
 
 FUNCTIONS = ("exponential", "table")
 
@@ -55,8 +44,8 @@ class Tree(TopologyMask):
     forest. With `function="table"`, f is any function of the number of edges: one learned positive
     value per distance and head.
 
-    The path that "auto" takes follows measurements (benchmarks/tree_and_graph_masks.py; the numbers
-    are in `keras_graphattn.ops.trees.choice`). For few nodes it is the matrix. For exponentials:
+    The path that "auto" takes follows measurements (benchmarks/tree_and_graph_masks.py). For few
+    nodes it is the matrix. For exponentials:
 
     - `levels`, unrolled, for bushy trees. It works on each node once, and one step per level is
       cheap for up to some hundred levels.
@@ -67,11 +56,9 @@ class Tree(TopologyMask):
 
     For a table:
 
-    - `spines` if every tree is a path once its leaves are removed. It takes one to three Toeplitz
-      products.
     - `depths` for diameters up to about half of log2(n). It takes a pass over the nodes for each
       distance.
-    - `centroids` for larger diameters.
+    - `centroids` for larger diameters. For a single path, `Toeplitz` is the faster mask.
 
     For a table, the error of a row is about 1e-7 of the largest factor times the largest sum of
     tokens of its tree, except on the path "dense", where it is 1e-7 of the row. A node beyond the
@@ -139,9 +126,9 @@ class Tree(TopologyMask):
         super().__init__(**kwargs)
         one_of(*FUNCTIONS)("function", function, {})
         num_nodes = optional(whole(0))("num_nodes", num_nodes, {})
-        max_distance = optional(whole(0))("max_distance", max_distance, {})
-        has_weights = edge_weights is not None and edge_weights is not False
-        if has_weights and function == "table":
+        if edge_weights is False:
+            edge_weights = None
+        if edge_weights is not None and function == "table":
             raise ValueError(
                 "A table is a function of the number of edges. Received: `edge_weights` as well. "
                 'Leave them out, or use function="exponential" for weighted trees.'
@@ -149,65 +136,72 @@ class Tree(TopologyMask):
         self.function = function
         self.initial_rate = finite("initial_rate", initial_rate)
         self.initial_offset = finite("initial_offset", initial_offset)
-        self.initial_table = None
-        if initial_table is not None:
+        self.max_depth: int | None = optional(whole(0))("max_depth", max_depth, {})
+        self._forest: Forest | None = None
+        if forest is not None:
+            self._forest = self._read(forest, edge_weights, num_nodes)
+            self.num_nodes = self._forest.size
+            self.paths = ("dense", *(TABLES if function == "table" else SWEEPS))
+        else:
+            if edge_weights is not None and edge_weights is not True:
+                raise ValueError(
+                    "Without a forest, `edge_weights` must be True if the calls take edge weights, "
+                    f"else None. Received: edge_weights={edge_weights!r}. Use True or None."
+                )
+            self.inputs_at_call = ("parents", "edge_weights") if edge_weights else ("parents",)
+            self.paths = ("dense", "depths" if function == "table" else "doubling")
+        self._read_table(initial_table, optional(whole(0))("max_distance", max_distance, {}))
+
+    def _read(self, forest: Any, edge_weights: Any, num_nodes: int | None) -> Forest:
+        """Reads a flat list as the parents of nodes, and anything else as a graph."""
+        if self.max_depth is not None:
+            raise ValueError(
+                "`max_depth` is only for forests that come with each call. Received: `forest` and "
+                "`max_depth`. Leave `max_depth` out."
+            )
+        has_parents = isinstance(forest, (list, tuple, np.ndarray)) and numpy_of(forest).ndim == 1
+        if has_parents and num_nodes not in (None, len(forest)):
+            raise ValueError(
+                f"`forest` must have one parent for each node. Received: {len(forest)} parents and "
+                f"num_nodes={num_nodes}. Leave `num_nodes` out."
+            )
+        try:
+            if has_parents:
+                return Forest(forest, edge_weights)
+            return forest_from_graph(forest, num_nodes, edge_weights)
+        except (TypeError, ValueError) as error:
+            kind = "each node's parent" if has_parents else "a graph"
+            refusal = TypeError if isinstance(error, TypeError) else ValueError
+            raise refusal(f"`forest` was read as {kind}: {error}") from error
+
+    def _read_table(self, initial_table: Any, max_distance: int | None) -> None:
+        self.initial_table, self.max_distance = None, max_distance
+        if self.function != "table":
+            if max_distance is not None or initial_table is not None:
+                raise ValueError(
+                    '`max_distance` and `initial_table` belong to function="table". Received: '
+                    f'function={self.function!r}. Leave them out, or use function="table".'
+                )
+        elif initial_table is not None:
             self.initial_table = finite("initial_table", initial_table, positive=True)
             if np.ndim(self.initial_table) not in (1, 2):
                 raise ValueError(
                     "`initial_table` must be of shape (distances,) or (distances, num_heads). "
                     f"Received: initial_table={initial_table!r}"
                 )
-        self.max_depth = None if max_depth is None else whole_number("max_depth", max_depth, 0)
-        self._read(forest, edge_weights if has_weights else None, num_nodes)
-        self.max_distance = self._last_distance(max_distance)
-
-    def _read(self, forest: Any, edge_weights: Any, num_nodes: int | None) -> None:
-        exponential = self.function == "exponential"
-        if forest is None:
-            if edge_weights is not None and edge_weights is not True:
+            self.max_distance = len(self.initial_table) - 1
+            if max_distance not in (None, self.max_distance):
                 raise ValueError(
-                    "Without a forest, `edge_weights` must be True if the calls take edge weights, "
-                    f"else None. Received: edge_weights={edge_weights!r}. Use True or None."
+                    f"`initial_table` ends at distance {self.max_distance}. Received: "
+                    f"max_distance={max_distance}. Leave `max_distance` out."
                 )
-            self._forest = None
-            self.inputs_at_call = ("parents", "edge_weights") if edge_weights else ("parents",)
-            self.paths = ("dense", "doubling" if exponential else "depths")
-            return
-        if self.max_depth is not None:
-            raise ValueError(
-                "`max_depth` is only for forests that come with each call. Received: `forest` and "
-                "`max_depth`. Leave `max_depth` out."
-            )
-        found = read_forest(forest, edge_weights, num_nodes)
-        self._forest, self.num_nodes = found, found.size
-        self.paths = ("dense", *(PLANS if exponential else ("depths", "centroids")))
-        if not exponential and is_caterpillar(found):
-            self.paths += ("spines",)
-
-    def _last_distance(self, given: int | None) -> int | None:
-        if self.function != "table":
-            if given is not None or self.initial_table is not None:
+        elif max_distance is None:
+            if self._forest is None:
                 raise ValueError(
-                    '`max_distance` and `initial_table` belong to function="table". Received: '
-                    f'function={self.function!r}. Leave them out, or use function="table".'
+                    "A table for trees that come with each call needs a last distance. Received: "
+                    "max_distance=None. Give `max_distance` or `initial_table`."
                 )
-            return None
-        if self.initial_table is not None:
-            last = len(self.initial_table) - 1
-            if given not in (None, last):
-                raise ValueError(
-                    f"`initial_table` ends at distance {last}. Received: max_distance={given}. "
-                    "Leave `max_distance` out."
-                )
-            return last
-        if given is not None:
-            return whole_number("max_distance", given, 0)
-        if self._forest is None:
-            raise ValueError(
-                "A table for trees that come with each call needs a last distance. Received: "
-                "max_distance=None. Give `max_distance` or `initial_table`."
-            )
-        return forest_diameter(self._forest)
+            self.max_distance = self._forest.diameter
 
     @property
     def hides_keys(self) -> bool:
@@ -217,10 +211,9 @@ class Tree(TopologyMask):
         super().build(input_shape)
         if self.function == "exponential":
             rate = self._of_heads("initial_rate", self.initial_rate)
-            self.rate = self._add_parameter("rate", rate)
             offset = self._of_heads("initial_offset", self.initial_offset)
-            farthest = 0.0 if self._forest is None else farthest_distance(self._forest)
-            check_exponents(rate, offset, farthest, self.variable_dtype)
+            self._check_exponents(rate, offset)
+            self.rate = self._add_parameter("rate", rate)
             self.offset = self._add_parameter("offset", offset)
             return
         table = np.ones(1) if self.initial_table is None else np.asarray(self.initial_table)
@@ -228,86 +221,98 @@ class Tree(TopologyMask):
         table = self._of_heads("initial_table", table, (self.max_distance or 0) + 1)
         self.log_table = self._add_parameter("log_table", np.log(table))
 
+    def _check_exponents(self, rate: np.ndarray, offset: np.ndarray) -> None:
+        """Raises a `ValueError` if exp(a z + b) is too large for the dtype at some distance z."""
+        farthest = 0.0 if self._forest is None else self._forest.farthest_distance()
+        largest = np.maximum(rate, 0.0) * farthest
+        limit = 640.0 if self.variable_dtype == "float64" else 80.0
+        if (np.maximum(largest, largest + offset) > limit).any():
+            raise ValueError(
+                f"exp(a z + b) overflows: a z, b and their sum must stay below {limit:g} for all "
+                f"distances z, here up to {farthest:g}. Received: initial_rate={rate.tolist()}, "
+                f"initial_offset={offset.tolist()}. Use smaller start values or shorter edges."
+            )
+
     def parameters(self) -> Tensors:
         if self.function == "exponential":
             return in_float32({"rate": self.rate, "offset": self.offset})
         return {"table": ops.exp(in_float32({"table": self.log_table})["table"])}
 
-    @property
-    def _given(self) -> Forest:
-        assert self._forest is not None
-        return self._forest
-
-    @cached_property
-    def _distances(self) -> np.ndarray:
-        return forest_distances(self._given)[None]
-
     def _own_path(self, columns: int = 64) -> str:
         if self._forest is None:
             return self.paths[-1]
         if self.function == "exponential":
-            return sweep_path(self._given, way_of_running(), columns)
-        return own_path(self._given, self.max_distance or 0)
+            return sweep_path(self._forest)
+        return table_path(self._forest, self.max_distance or 0)
 
-    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _signal(
+        self, x: Float[Tensor, "B T N D"], path: str, parameters: Tensors, inputs: Tensors
+    ) -> Float[Tensor, "B T N D"]:
         if self._forest is None:
             return self._signal_of_batch(x, parameters, inputs)
         nodes = to_nodes(x)  # (T, N, B D)
         if self.function == "table":
-            found = table_tree_product(nodes, parameters["table"], self._given, path)
+            product = table_product(nodes, parameters["table"], self._forest, path)
         else:
             rate, offset = parameters["rate"], parameters["offset"]
-            found = exponential_tree_product(nodes, rate, offset, self._given, path)
-        return from_nodes(found, x)
+            product = exponential_product(nodes, rate, offset, self._forest, path)
+        return from_nodes(product, x)
 
-    def _signal_of_batch(self, x: Tensor, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _signal_of_batch(
+        self, x: Float[Tensor, "B T N D"], parameters: Tensors, inputs: Tensors
+    ) -> Float[Tensor, "B T N D"]:
         shape, parents = ops.shape(x), inputs["parents"]
         nodes = ops.reshape(x, (-1, *shape[2:]))  # (B T, N, D): one forest of all examples
         if self.function == "table":
-            found = depth_product_of_batch(nodes, parameters["table"], parents)
+            product = table_product_of_batch(nodes, parameters["table"], parents)
         else:
-            weights = inputs.get("edge_weights")
-            plan = doubling_plan_of_batch(parents, weights, self._depth(parents))
-            found = swept_product(nodes, parameters["rate"], parameters["offset"], plan)
-        return ops.reshape(found, shape)
+            rate, offset = parameters["rate"], parameters["offset"]
+            lengths, depth = inputs.get("edge_weights"), self._depth(parents)
+            product = exponential_product_of_batch(nodes, rate, offset, parents, lengths, depth)
+        return ops.reshape(product, shape)
 
-    def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
-        if self._forest is None:
-            parents = inputs["parents"]
-            weights = inputs.get("edge_weights")
-            # (B, T, T) each
-            distances, same = distances_of_batch(parents, weights, self._depth(parents))
-        else:
-            known = np.isfinite(self._distances)
-            dtype = widest_dtype(parameters.values())
-            distances = ops.convert_to_tensor(np.where(known, self._distances, 0.0), dtype=dtype)
-            same = ops.convert_to_tensor(known)  # (1, T, T)
+    def _matrix(
+        self, length: Any, parameters: Tensors, inputs: Tensors
+    ) -> Float[Tensor, "B? N T T"]:
+        distances, same_tree = self._distances(parameters, inputs)
         if self.function == "exponential":
             distances = ops.cast(distances, parameters["rate"].dtype)
             rate, offset = (parameters[name][None, :, None, None] for name in ("rate", "offset"))
-            factors = ops.exp(rate * distances[:, None] + offset)  # (1 or B, N, T, T)
-            return ops.where(same[:, None], factors, 0.0)
+            factors = ops.exp(rate * distances[:, None] + offset)
+            return ops.where(same_tree[:, None], factors, 0.0)
         table = pad(parameters["table"], ((0, 1), (0, 0)))  # one more distance, of factor 0
         beyond = (self.max_distance or 0) + 1
         places = ops.cast(ops.round(ops.minimum(distances, float(beyond))), "int32")
-        places = ops.where(same, places, beyond)  # (1 or B, T, T)
+        places = ops.where(same_tree, places, beyond)  # (1 or B, T, T)
         return ops.transpose(take(table, places, axis=0), (0, 3, 1, 2))
 
-    def _depth(self, parents: Tensor) -> int:
-        longest = parents.shape[1] if isinstance(parents.shape[1], int) else None
-        if self.max_depth is not None:
-            return self.max_depth if longest is None else min(self.max_depth, longest - 1)
-        if longest is None:
+    def _distances(
+        self, parameters: Tensors, inputs: Tensors
+    ) -> tuple[Float[Tensor, "B? T T"], Bool[Tensor, "B? T T"]]:
+        """All distances, 0 across trees, and which nodes share a tree."""
+        if self._forest is None:
+            parents = inputs["parents"]
+            return distances_of_batch(parents, inputs.get("edge_weights"), self._depth(parents))
+        distances, same_tree = kept_with(self._forest, finite_distances)
+        dtype = widest_dtype(parameters.values())
+        return ops.convert_to_tensor(distances, dtype=dtype), ops.convert_to_tensor(same_tree)
+
+    def _depth(self, parents: Int[Tensor, "B T"]) -> int:
+        """The most ancestors that a node can have."""
+        length = parents.shape[1]
+        if isinstance(length, int):
+            return length - 1 if self.max_depth is None else min(self.max_depth, length - 1)
+        if self.max_depth is None:
             raise ValueError(
                 "Pointer doubling needs a largest depth if the length is not known. Received: "
                 "parents of unknown length. Give `max_depth`."
             )
-        return int(longest) - 1
+        return self.max_depth
 
-    def _check_values(self, inputs: dict[str, Any], length: int | None) -> bool:
+    def _check_values(self, inputs: dict[str, np.ndarray], length: int | None) -> bool:
         return check_values(inputs, length, self.max_depth)
 
-    def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Tensor | None]:
+    def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Bool[Tensor, " B"] | None]:
         return bounded_inputs(inputs, length, self.max_depth)
 
     def _known_length(self, inputs: Tensors) -> Any:
@@ -315,10 +320,14 @@ class Tree(TopologyMask):
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()
-        if self._forest is None:
+        forest = self._forest
+        if forest is None:
             config |= {"forest": None, "edge_weights": "edge_weights" in self.inputs_at_call}
         else:
-            config |= forest_config(self._forest)
+            parents = np.where(forest.depth > 0, forest.order[forest.parents], -1)
+            config["forest"] = parents[forest.position].tolist()
+            if (forest.weights[forest.depth > 0] != 1.0).any():
+                config["edge_weights"] = forest.weights[forest.position].tolist()
         return config | {
             "function": self.function,
             "initial_rate": self.initial_rate,
