@@ -43,7 +43,7 @@ UNROLLED_LEVELS = 256  # more levels are never unrolled: the graph would take to
 
 
 class Sweeps:
-    """Base of the ways to sweep: a layout of the nodes, and M x / exp(b) with its gradient.
+    """Base of the ways to sweep: x, a, b -> M x, by a layout of the nodes and two sweeps.
 
     A subclass writes `up`, x -> (I - N)^-T x, where each node sums over its subtree, and `down`,
     x -> (I - N)^-1 x, where each node sums over its ancestors.
@@ -69,6 +69,12 @@ class Sweeps:
         self._parents = RowNumbers(parents)
         self._most_children = int(np.bincount(parents[self.has_parent], minlength=1).max())
         self.product = FunctionWithGradient(self._value, self._gradient)
+
+    def __call__(self, x: Signal, rate: Float[Tensor, " N"], offset: Float[Tensor, " N"]) -> Signal:
+        weights, has_parent = constant(self.weights, rate.dtype), constant(self.has_parent)
+        decay = _decays(rate, weights, has_parent)
+        (product,) = self.product(x, decay, *self.topology(x))
+        return product * ops.exp(offset)[None, :, None]
 
     def up(self, x: Rows, decay: Decays, topology: Topology) -> Rows:
         """(I - N)^-T x."""
@@ -336,22 +342,7 @@ def exponential_tree_product(
     >>> keras.ops.convert_to_numpy(y).ravel().astype(float).round(4).tolist()
     [1.0, 0.5, 0.25]
     """
-    return exponential_product(x, rate, offset, forest, path or sweep_path(forest))
-
-
-def exponential_product(
-    x: Signal,
-    rate: Float[Tensor, " N"],
-    offset: Float[Tensor, " N"],
-    forest: Forest,
-    path: str,
-) -> Signal:
-    """`exponential_tree_product` of tensors that are checked."""
-    sweeps = kept_with(forest, SWEEPS[path])
-    weights = constant(sweeps.weights, rate.dtype)
-    decay = _decays(rate, weights, constant(sweeps.has_parent))
-    (product,) = sweeps.product(x, decay, *sweeps.topology(x))
-    return product * ops.exp(offset)[None, :, None]
+    return kept_with(forest, SWEEPS[path or sweep_path(forest)])(x, rate, offset)
 
 
 def exponential_product_of_batch(

@@ -80,11 +80,7 @@ def table_tree_product(x: Signal, table: Table, forest: Forest, path: str | None
 
     Source: Choromanski et al., arXiv 2107.07999, Lemma 6.2 (depths). Centroids are ours.
     """
-    return table_product(x, table, forest, path or table_path(forest, int(table.shape[0]) - 1))
-
-
-def table_product(x: Signal, table: Table, forest: Forest, path: str) -> Signal:
-    """`table_tree_product` of tensors that are checked."""
+    path = path or table_path(forest, int(table.shape[0]) - 1)
     return kept_with(forest, TABLES[path])(x, ops.cast(table, x.dtype))
 
 

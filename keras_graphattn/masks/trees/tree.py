@@ -18,14 +18,12 @@ from keras_graphattn.masks.trees.forest import (
 )
 from keras_graphattn.masks.trees.sweeps import (
     SWEEPS,
-    exponential_product,
     exponential_product_of_batch,
     sweep_path,
 )
 from keras_graphattn.masks.trees.tables import (
     TABLES,
     table_path,
-    table_product,
     table_product_of_batch,
 )
 from keras_graphattn.numerics.custom_gradient import kept_with
@@ -252,10 +250,10 @@ class Tree(TopologyMask):
             return self._signal_of_batch(x, parameters, inputs)
         nodes = to_nodes(x)  # (T, N, B D)
         if self.function == "table":
-            product = table_product(nodes, parameters["table"], self._forest, path)
+            product = kept_with(self._forest, TABLES[path])(nodes, parameters["table"])
         else:
-            rate, offset = parameters["rate"], parameters["offset"]
-            product = exponential_product(nodes, rate, offset, self._forest, path)
+            sweeps = kept_with(self._forest, SWEEPS[path])
+            product = sweeps(nodes, parameters["rate"], parameters["offset"])
         return from_nodes(product, x)
 
     def _signal_of_batch(
