@@ -46,7 +46,7 @@ from tests.topology_cases import (
 
 MAKERS = ("custom_gradient", "custom_vjp", "custom_jvp", "RegisterGradient", "autograd.Function")
 MAKERS += ("FunctionWithGradient", "SymmetricSeries")  # our own, made of these
-MACHINERY = {"own_gradient", "torch_gradient"}  # where they are made: no gradient of their own
+MACHINERY = {"custom_gradient", "torch_gradient"}  # where they are made: no gradient of their own
 REFUSALS = {
     "jax": ["can't apply forward-mode"],
     "tensorflow": ["Consider not using recompute_grad"],  # rematerialised blocks, a second time
