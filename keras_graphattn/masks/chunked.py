@@ -439,7 +439,7 @@ class _Order(NamedTuple):
         target: Int[Tensor, "B ..."] | None,
         source: Int[Tensor, "B ..."] | None,
         between: int = 1,
-    ) -> Float[Tensor, "B? N? R? ..."]:
+    ) -> Float[Tensor, "..."]:
         """decay^steps where steps >= 0 and the segments are equal, else 0."""
         if self.log_decay is None:
             factors = ops.ones_like(steps, dtype=dtype)

@@ -12,7 +12,7 @@ two ways.
 """
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -353,7 +353,12 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         """
         return self._factors(None, *self._prepared_matrix(length, inputs))
 
-    def rows(self, positions: Positions, length: int | None = None, **inputs: Tensor) -> Rows:
+    def rows(
+        self,
+        positions: Positions | Sequence[int],
+        length: int | None = None,
+        **inputs: Tensor,
+    ) -> Rows:
         """Returns M[positions, :]: a few query rows, without the rest of M if the mask can.
 
         Args:

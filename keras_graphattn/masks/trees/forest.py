@@ -219,7 +219,10 @@ def _checked_parents(parents: Any, edge_weights: Any) -> tuple[Nodes, Lengths]:
 
 
 def _hung(
-    links: Int[np.ndarray, "E 2"], lengths: Float[np.ndarray, " E"], roots: Nodes, count: int
+    links: Int[np.ndarray, "E 2"],
+    lengths: Float[np.ndarray, " E"],
+    roots: Int[np.ndarray, " _"],
+    count: int,
 ) -> tuple[Nodes, Nodes, Lengths]:
     """Hangs trees from these roots: `order`, `parents` and `weights` of the nodes they reach."""
     hub = count  # an extra node, joined to all roots
