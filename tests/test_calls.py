@@ -4,7 +4,9 @@
 they should go. They are a means: two things that have nothing in common stay in two files.
 """
 
+import json
 import os
+import subprocess
 import sys
 
 import keras
@@ -101,30 +103,31 @@ CALLS = {
 }
 # Files, functions, and changes of file: today, and where they should go. No number: no limit.
 BUDGETS = {
-    "graph filter": (16, 81, 90),
-    "graph filter, causal, padded": (16, 86, 105),
-    "graph filter, blockwise": (17, 79, 86),
-    "p-Laplacian": (17, 106, 76),
-    "AGF": (13, 53, 67),
-    "AGF, causal": (17, 87, 101),
-    "kernel": (16, 48, 66),
-    "kernel, Exponential": (26, 96, 113),
-    "kernel, Toeplitz": (25, 82, 105),
-    "kernel, Tree": (24, 76, 101),
-    "kernel, GraphDiffusion": (29, 109, 149),
-    "graph kernel, RandomWalk": (19, 95, 72),
-    "converted Llama": (19, 74, 87),
-    "converted BERT": (17, 83, 93),
-    "convert and revert Llama": (28, 145, 2553),
+    "graph filter": (8, 45, 43),
+    "graph filter, causal, padded": (8, 50, 45),
+    "graph filter, blockwise": (10, 48, 48),
+    "p-Laplacian": (13, 88, 51),
+    "AGF": (9, 49, 51),
+    "AGF, causal": (11, 76, 82),
+    "kernel": (10, 43, 45),
+    "kernel, Exponential": (12, 68, 71),
+    "kernel, Toeplitz": (12, 69, 70),
+    "kernel, Tree": (14, 66, 74),
+    "kernel, GraphDiffusion": (18, 94, 121),
+    "graph kernel, RandomWalk": (13, 74, 56),
+    "converted Llama": (10, 37, 42),
+    "converted BERT": (9, 46, 44),
+    "convert and revert Llama": (13, 146, 693),
 }
 TARGETS = {
-    "graph filter": (8, 45, 45),
-    "p-Laplacian": (8, None, 60),
-    "AGF": (8, None, 60),
+    "p-Laplacian": (8, None, 51),
+    "AGF": (8, None, 51),
+    "AGF, causal": (11, None, 60),
     "kernel, Exponential": (12, None, 60),
+    "kernel, Toeplitz": (12, None, 60),
     "kernel, Tree": (12, None, 60),
     "kernel, GraphDiffusion": (14, None, 60),
-    "converted Llama": (9, None, 60),
+    "converted Llama": (9, None, 42),
     "convert and revert Llama": (12, None, None),
 }
 
@@ -151,11 +154,20 @@ def counted(call):
     return len(files), len(functions), len(changes)
 
 
+@pytest.fixture(scope="module")
+def counts():
+    """The counts of all calls, from a process in which no shapes are checked."""
+    output = subprocess.run(
+        [sys.executable, "-m", "tests.test_calls"], capture_output=True, text=True, check=True
+    ).stdout
+    return json.loads(output.splitlines()[-1])
+
+
 @pytest.mark.all_cases
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_stays_within_its_budget(name):
-    counts = counted(CALLS[name]())
-    assert all(count <= most for count, most in zip(counts, BUDGETS[name], strict=True)), counts
+def test_a_call_stays_within_its_budget(counts, name):
+    found = counts[name]
+    assert all(count <= most for count, most in zip(found, BUDGETS[name], strict=True)), found
 
 
 def test_targets_are_below_the_budgets():
@@ -163,3 +175,7 @@ def test_targets_are_below_the_budgets():
         assert all(
             goal is None or goal <= most for goal, most in zip(target, BUDGETS[name], strict=True)
         ), name
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: counted(make()) for name, make in CALLS.items()}))

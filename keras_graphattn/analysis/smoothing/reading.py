@@ -175,7 +175,7 @@ def _first(results: Any) -> Tensor:
 
 
 def _matrix(
-    operator: Apply | Float[Tensor, "B N T T"], values: Float[Tensor, "B T _ D"], sequences: int
+    operator: Apply | Float[Tensor, "B N T T"], values: Float[Tensor, "_ T _ D"], sequences: int
 ) -> Float[Array, "B N T T"]:
     """The matrix itself: its columns are the answers to D unit signals at a time."""
     if not callable(operator):

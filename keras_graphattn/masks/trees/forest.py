@@ -254,7 +254,7 @@ def _to_roots(parents: Nodes, lengths: Num[np.ndarray, " n"]) -> tuple[np.ndarra
     return lengths, parents
 
 
-def _farthest(distance: Num[np.ndarray, " n"], root: Nodes) -> Nodes:
+def _farthest(distance: Num[np.ndarray, " n"], root: Nodes) -> Int[np.ndarray, " c"]:
     """The place of one node of each tree that is farthest from the root."""
     order, farthest = np.argsort(distance, kind="stable"), np.zeros(len(root), "int64")
     farthest[root[order]] = order  # the farthest is written last
