@@ -40,7 +40,7 @@ from keras_graphattn.operators.singular import (
     right_singular_vectors,
 )
 from keras_graphattn.operators.singular_causal import RunningSum, empty_running_sum
-from keras_graphattn.types import Bool, Float, Tensor
+from keras_graphattn.types import Bool, Float, Num, Tensor
 
 ABLATIONS = ("singular_values", "ones")
 STARTS = {"plain": 0.0, "high_pass": -0.5}  # tanh(theta_1), for an increasing P_1
@@ -245,7 +245,7 @@ class AttentiveGraphFilter(AttentionLayer):
         coefficients = at_least_float32(ops.concatenate([constant, tanh(self.theta)]))  # (K + 1,)
         return left * polynomial(values, coefficients, self.filter.recurrence())
 
-    def _visible_keys(self, entries: Bool[Tensor, "..."] | None) -> Bool[Tensor, "B S"] | None:
+    def _visible_keys(self, entries: Num[Tensor, "..."] | None) -> Bool[Tensor, "B S"] | None:
         """An attention mask (B, 1, S) or (B, 1, 1, S) as booleans of tokens.
 
         Raises:

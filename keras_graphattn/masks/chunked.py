@@ -511,7 +511,7 @@ def _sums_before(updates: Float[Tensor, "B N R C F"], order: _Order) -> Float[Te
 
 def _all_pairs(
     count: Length, order: _Order, dtype: Any, between: int = 0
-) -> Float[Tensor, "B? N? R? ..."]:
+) -> Float[Tensor, "... C C"]:
     """The factor of chunk c' (last axis) in S_c: broadcasts to (B, N, R, ..., C, C)."""
     places = ops.arange(count, dtype="int32")
     steps = places[:, None] - places[None, :]
