@@ -3,7 +3,8 @@
 `install` makes Python read the package's files with a decorator on each function, nested ones and
 methods too. Where annotations hold shapes (`keras_graphattn.types`), a call checks arguments and
 results: the number of axes, sizes of equal letters, and the kind of numbers. Sizes that are not
-known yet fit any size. `None` needs an annotation that allows it.
+known yet fit any size. `None` needs an annotation that allows it. A function may refuse arguments
+that do not fit, by a `ValueError` that says what it received.
 """
 
 import ast
@@ -106,6 +107,15 @@ def fail(message: str) -> None:
     raise WrongShape(message)
 
 
+def is_refused(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a function refuses these arguments in our words."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return isinstance(error, ValueError) and "Received: " in str(error)
+    return False
+
+
 _places: dict[types.CodeType, tuple[list[tuple[int, str, Place]], Place]] = {}
 
 
@@ -138,11 +148,17 @@ def checks_shapes(function: Any) -> Any:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         sizes: dict[str, int] = {}
-        for index, argument, place in arguments:
-            if index < len(args):
-                check(f"{name}: `{argument}`", args[index], place, sizes)
-            elif argument in kwargs:
-                check(f"{name}: `{argument}`", kwargs[argument], place, sizes)
+        try:
+            for index, argument, place in arguments:
+                if index < len(args):
+                    check(f"{name}: `{argument}`", args[index], place, sizes)
+                elif argument in kwargs:
+                    check(f"{name}: `{argument}`", kwargs[argument], place, sizes)
+        except WrongShape as error:
+            if is_refused(function, args, kwargs):
+                wrong.remove(str(error))
+                return function(*args, **kwargs)
+            raise
         value = function(*args, **kwargs)
         check(f"{name}: the result", value, result, sizes)
         return value

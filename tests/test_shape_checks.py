@@ -72,6 +72,16 @@ def test_wrong_arguments_are_found(check, case):
     assert list(shape_checks.taken()) == [str(error.value)]
 
 
+def test_what_a_function_refuses_in_words_is_not_wrong(check):
+    @check
+    def refusing(x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        raise ValueError(f"Received: x.shape={tuple(x.shape)}")
+
+    with pytest.raises(ValueError, match="Received"):
+        refusing(zeros(3))
+    assert not list(shape_checks.taken())
+
+
 def test_wrong_results_are_found(check):
     @check
     def turned(x: Float[Tensor, "B T"]) -> tuple[Float[Tensor, "B T"], int]:

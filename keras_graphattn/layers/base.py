@@ -125,8 +125,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         return self.filtered(cast("Filter", self.filter), operator, values)
 
     def without_non_finite(
-        self, *tensors: Float[Tensor, "B T _"]
-    ) -> tuple[tuple[Float[Tensor, "B T _"], ...], Bool[Tensor, "B T"] | None]:
+        self, *tensors: Float[Tensor, "B ..."]
+    ) -> tuple[tuple[Float[Tensor, "B ..."], ...], Bool[Tensor, "B ..."] | None]:
         """The inputs, and which tokens of them held NaN or infinity and are zeros now, if asked."""
         return tensors, None
 

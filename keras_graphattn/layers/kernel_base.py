@@ -89,8 +89,8 @@ class KernelLayer(AttentionLayer):
             getattr(self, name).assign(value)
 
     def without_non_finite(
-        self, *tensors: Float[Tensor, "B T _"]
-    ) -> tuple[tuple[Float[Tensor, "B T _"], ...], Bool[Tensor, "B T"] | None]:
+        self, *tensors: Float[Tensor, "B ..."]
+    ) -> tuple[tuple[Float[Tensor, "B ..."], ...], Bool[Tensor, "B ..."] | None]:
         """The inputs with zeros for tokens that hold NaN or infinity, and which tokens these are.
 
         A mask separates segments, components and the future by factors of 0, and 0 times NaN is

@@ -148,7 +148,7 @@ class _Blocks(NamedTuple):
         rows = cut_rows(ops.shape(query)[1], self.block_size)
         query_blocks, keys = cut_into_blocks(query, self.block_size), heads_first(key)
 
-        def weights_of(index: Int[Tensor, ""]) -> Float[Tensor, "B N _ S"]:
+        def weights_of(index: int | Int[Tensor, ""]) -> Float[Tensor, "B N _ S"]:
             named = whole | {name: x[index] for name, x in cut.items()}
             return ops.cast(self.weights(query_blocks[index], keys, named, rows[index]), dtype)
 

@@ -240,7 +240,7 @@ def _hung(
     return order, parents, weights[order]
 
 
-def _inverse(order: Nodes, count: int | None = None) -> Nodes:
+def _inverse(order: Nodes, count: int | None = None) -> Int[np.ndarray, " c"]:
     position = np.zeros(len(order) if count is None else count, "int64")
     position[order] = np.arange(len(order))
     return position
