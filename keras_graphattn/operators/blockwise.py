@@ -148,7 +148,7 @@ class _Blocks(NamedTuple):
         rows = cut_rows(ops.shape(query)[1], self.block_size)
         query_blocks, keys = cut_into_blocks(query, self.block_size), heads_first(key)
 
-        def weights_of(index: int | Int[Tensor, ""]) -> Float[Tensor, "B N _ S"]:
+        def weights_of(index: int | Tensor) -> Tensor:
             named = whole | {name: x[index] for name, x in cut.items()}
             return ops.cast(self.weights(query_blocks[index], keys, named, rows[index]), dtype)
 
@@ -164,7 +164,7 @@ def _once(
 ) -> Float[Tensor, "B T N D"]:
     by_row, whole = blocks.named(tensors)
 
-    def rows_of_block(rows: Int[Tensor, " T"], tensors: Mapping[str, Tensor]) -> Tensor:
+    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         weights = blocks.weights(tensors["query"], tensors["key"], tensors, rows)
         weights = ops.cast(weights, tensors["signal"].dtype)
         return ops.einsum("bnts,bnsh->btnh", weights, tensors["signal"])

@@ -11,7 +11,7 @@ from keras_graphattn.numerics.blocks import map_query_blocks
 from keras_graphattn.numerics.precision import is_float64, pad
 from keras_graphattn.operators.operator import Operator, Visibility
 from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
-from keras_graphattn.types import Bool, Float, Int, Tensor
+from keras_graphattn.types import Bool, Float, Tensor
 
 BLOCK = 512  # query rows whose pairs are formed at a time on torch
 
@@ -127,7 +127,7 @@ class FusedOperator(Operator):
         key: Float[Tensor, "B T N H"],
         x: Float[Tensor, "B T N D"],
     ) -> Float[Tensor, "B T N D"]:
-        def rows_of_block(rows: Int[Tensor, " T"], tensors: Mapping[str, Tensor]) -> Tensor:
+        def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
             visible = self.pairs.of_block(tensors, rows, tensors["columns"])
             return self._attend(tensors["query"], tensors["key"], tensors["x"], visible, False)
 

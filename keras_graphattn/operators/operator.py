@@ -205,7 +205,7 @@ def _rows_by_blocks(
     visibility = Visibility(causal=causal, window=window)
     named = dict(zip((*by_row, *others), tensors, strict=True))
 
-    def rows_of_block(rows: Int[Tensor, " T"], tensors: Mapping[str, Tensor]) -> Tensor:
+    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         seeing = ops.any(visibility.of_block(tensors, rows, tensors["columns"]), axis=-1)
         seeing = ops.broadcast_to(seeing, (*ops.shape(seeing)[:2], ops.shape(rows)[0]))
         return ops.cast(ops.transpose(seeing, (0, 2, 1)), "uint8")

@@ -344,7 +344,7 @@ def _in_blocks(
     if signal:
         whole["signal"] = signal[0]
 
-    def rows_of_block(rows: Int[Tensor, " T"], tensors: Mapping[str, Tensor]) -> Tensor:
+    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         visible = visibility.of_block(tensors, rows, tensors["columns"])
         given = [tensors.get(name) for name in ("query", "key", "row_values", "values", "centre")]
         if logits.is_plain and not signal:

@@ -12,7 +12,7 @@ from tests.recipes.command_line import heed_interrupts, wait_until_it_listens
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(
-    path for path in (ROOT / "benchmarks").glob("*.py") if "run(main)" in path.read_text()
+    path for path in (ROOT / "benchmarks").glob("*.py") if "\n    run(main)" in path.read_text()
 )
 
 
