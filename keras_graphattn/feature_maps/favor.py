@@ -21,7 +21,7 @@ from keras import ops
 from keras_graphattn.checks import optional, seed_of, whole
 from keras_graphattn.feature_maps.feature_map import FeatureMap
 from keras_graphattn.numerics.precision import at_least_float32, hidden_logit, larger, largest
-from keras_graphattn.types import Bool, Float, Tensor
+from keras_graphattn.types import Bool, Float, Num, Tensor
 
 LARGEST_EXPONENT = 60.0  # of a key's feature with the fixed factor
 
@@ -62,7 +62,7 @@ def favor_query_features(
 def favor_key_features(
     key: Float[Tensor, "B S N H"],
     directions: Float[Tensor, "N H m"],
-    mask: Bool[Tensor, "B S"] | None = None,
+    mask: Num[Tensor, "B S"] | None = None,
     fixed_scale: bool = False,
 ) -> Float[Tensor, "B S N m"]:
     """Features of the keys, all with one scale; a mask says which keys count for it.

@@ -245,7 +245,7 @@ class AttentiveGraphFilter(AttentionLayer):
         coefficients = at_least_float32(ops.concatenate([constant, tanh(self.theta)]))  # (K + 1,)
         return left * polynomial(values, coefficients, self.filter.recurrence())
 
-    def _visible_keys(self, entries: Num[Tensor, "..."] | None) -> Bool[Tensor, "B S"] | None:
+    def _visible_keys(self, entries: Num[Tensor, "..."] | None) -> Num[Tensor, "B S"] | None:
         """An attention mask (B, 1, S) or (B, 1, 1, S) as booleans of tokens.
 
         Raises:

@@ -427,7 +427,7 @@ def pair_distances(
     least_share: float | Float[Tensor, "N 1"],
     *,
     smoothing: float = 0.0,
-    relevant: Bool[Tensor, "B? N? T? S?"] | Bool[Tensor, "T S"] | None = None,
+    relevant: Bool[Tensor, "..."] | None = None,
     centre: Float[Tensor, "B 1 N D"] | None = None,
 ) -> Float[Tensor, "B N T S"]:
     """Squared distances plus `smoothing`; those of pairs that are not `relevant` may be wrong.

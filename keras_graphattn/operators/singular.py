@@ -20,7 +20,7 @@ from keras_graphattn.numerics.precision import (
 )
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.operators.singular_causal import RunningSum, causal_product
-from keras_graphattn.types import Bool, Float, Tensor
+from keras_graphattn.types import Bool, Float, Num, Tensor
 
 SCALINGS = ("mean", "squared_length")
 
@@ -142,7 +142,7 @@ def attend_to_context(
 
 def orthogonality_penalty(
     vectors: Float[Tensor, "B T N H"],
-    visible: Bool[Tensor, "B T"] | None = None,
+    visible: Num[Tensor, "B T"] | None = None,
     scaling: str = "mean",
 ) -> Float[Tensor, ""]:
     """How far the columns of U or V are from orthonormal: the mean over examples with a token.

@@ -14,7 +14,7 @@ from keras_graphattn.numerics.precision import (
     nan_where,
 )
 from keras_graphattn.operators.operator import Operator
-from keras_graphattn.types import Bool, Float, Tensor
+from keras_graphattn.types import Bool, Float, Num, Tensor
 
 
 class Logits(NamedTuple):
@@ -123,7 +123,7 @@ class SoftmaxOperator(MatrixOperator):
     def __init__(
         self,
         scores: Float[Tensor, "B N T S"],
-        visible: Bool[Tensor, "B? N? T? S?"] | None = None,
+        visible: Num[Tensor, "B? N? T? S?"] | None = None,
         *,
         dtype: str | None = None,
         logits: Logits | None = None,

@@ -18,7 +18,7 @@ from keras_graphattn.ops.graphs.graphs import graph_edges, numbers_of, read_grap
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 Nodes = Int[np.ndarray, " n"]
-Lengths = Float[np.ndarray, " n"]
+Lengths = Num[np.ndarray, " n"]
 
 MOST_STEPS = 31  # steps of pointer doubling if the length is not known: enough for any int32
 
