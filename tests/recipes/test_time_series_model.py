@@ -4,7 +4,7 @@ from keras import ops
 
 from recipes.time_series.__main__ import PUBLISHED_AGF, RECIPE
 from recipes.time_series.data import read
-from recipes.time_series.model import build
+from recipes.time_series.model import build, parts
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,12 @@ def test_padding_may_come_first(model, problem):
     )  # the order of the steps counts: positions are learned
 
 
-def test_series_are_standardised_inside_and_missing_values_are_means(model, problem):
-    series, mask = problem.train.series, problem.train.padding_mask
+def test_series_are_standardised_inside_and_missing_values_are_means(
+    model, problem, tiny_arguments
+):
+    options = RECIPE.parse([*tiny_arguments, "--layers", "2"])
+    training = parts(RECIPE.trial(problem, "softmax", options))[0]
+    series, mask = training.series, training.padding_mask
     assert np.isnan(series[mask]).any()
     mean = np.nanmean(series[mask], axis=0)
     np.testing.assert_allclose(

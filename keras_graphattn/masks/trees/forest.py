@@ -220,7 +220,7 @@ def _checked_parents(parents: Any, edge_weights: Any) -> tuple[Nodes, Lengths]:
 
 def _hung(
     links: Int[np.ndarray, "E 2"],
-    lengths: Float[np.ndarray, " E"],
+    lengths: Num[np.ndarray, " E"],
     roots: Int[np.ndarray, " _"],
     count: int,
 ) -> tuple[Nodes, Nodes, Lengths]:
