@@ -19,15 +19,18 @@ def sublayers(layer: Any) -> list[Any]:
     return list(layer._layers)
 
 
-def walk(layer: Any, seen: set[int] | None = None) -> Iterator[Any]:
+def walk(layer: Any) -> list[Any]:
     """The layer and all layers in it, depth first, each once."""
-    seen = set() if seen is None else seen
-    if id(layer) in seen:
-        return
-    seen.add(id(layer))
-    yield layer
-    for child in sublayers(layer):
-        yield from walk(child, seen)
+    layers: dict[int, Any] = {}
+
+    def visit(layer: Any) -> None:
+        if id(layer) not in layers:
+            layers[id(layer)] = layer
+            for child in sublayers(layer):
+                visit(child)
+
+    visit(layer)
+    return list(layers.values())
 
 
 def layer_attributes(layer: Any) -> dict[str, Any]:
@@ -37,26 +40,6 @@ def layer_attributes(layer: Any) -> dict[str, Any]:
         if isinstance(value, keras.Layer):
             found[name] = value
     return found
-
-
-def replace_sublayer(parent: Any, attribute: str, new: Any) -> None:
-    """Makes `new` the sublayer `attribute` of a built layer, instead of the old one."""
-    old = getattr(parent, attribute)
-    tracker = parent._tracker
-    tracker.replace_tracked_value("layers", old, new)
-    was_locked = tracker.locked
-    tracker.unlock()
-    try:
-        setattr(parent, attribute, new)
-    finally:
-        if was_locked:
-            tracker.lock()
-    if getattr(parent, attribute) is not new or old in parent._layers:
-        raise RuntimeError(
-            f"Keras {keras.__version__} kept '{attribute}' of {type(parent).__name__} when it was "
-            "to be replaced. This release of Keras tracks sublayers in a way that "
-            "keras_graphattn.keras_internals does not know."
-        )
 
 
 def scale_of(attention: Any) -> float:

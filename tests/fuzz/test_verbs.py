@@ -21,7 +21,10 @@ FUNCTIONS = {
     "inspect": (keras_graphattn.inspect, {"model": MODEL}),
     "revert": (keras_graphattn.revert, {"model": MODEL}),
     "reach": (hub.reach, {"plain": keras.layers.Dense}),
-    "register_adapter": (hub.register_adapter, {"adapter": hub.adapters.LlamaAdapter()}),
+    "register_family": (
+        hub.register_family,
+        {"family": hub.families.AttentionFamily, "classes": "Unknown", "attentions": None},
+    ),
     "register_attention": (
         hub.register_attention,
         {"attention": "x", "replaced": "y", "replacement": keras_graphattn.layers.ContraNorm},

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.slots import attention_slots
 from keras_graphattn.optimizers import applies_coefficient_rates, learning_rate_multiplier
 from recipes.common.command.checks import keras_configured
 from recipes.common.command.options import PRECISIONS
@@ -60,7 +60,7 @@ def made(folder, attention, channels=3, classes=5):
 
 
 def attention_layers(model):
-    return [site.layer for site in attention_sites(model.get_layer("network"))]
+    return [site.layer for site in attention_slots(model.get_layer("network"))]
 
 
 def images(channels=3):

@@ -44,7 +44,7 @@ def refused_preset(preset: str, error: Exception) -> UsageError:
 
 def refuse_converted(preset: str | None, backbone: Any) -> None:
     """Raises `UsageError` for a backbone in which some attention is converted."""
-    from keras_graphattn.hub.carriers import conversions_of
+    from keras_graphattn.hub.saving import conversions_of
 
     if conversions_of(backbone).entries:
         raise UsageError(f"--preset {preset} {CONVERTED}")

@@ -11,7 +11,7 @@ import numpy as np
 from keras import layers
 
 import keras_graphattn
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.slots import attention_slots
 from keras_graphattn.masks import BlockToeplitz
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
@@ -140,7 +140,7 @@ def check_precision(network: keras.Model) -> None:
 
 def attention_layers(network: keras.Model) -> list[Any]:
     """The attention layers, converted or not, from the first to the last."""
-    return [site.layer for site in attention_sites(network)]
+    return [site.layer for site in attention_slots(network)]
 
 
 def _with_head(preset: str, classes: int, load_weights: bool) -> keras.Model:

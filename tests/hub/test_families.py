@@ -1,4 +1,4 @@
-"""Adapters: what becomes of attention of other packages' classes, Llama's and one's own."""
+"""Families: what becomes of attention of other packages' classes, Llama's and one's own."""
 
 import keras
 import keras_hub
@@ -8,16 +8,20 @@ from keras import ops
 
 import keras_graphattn
 from keras_graphattn.filters import Chebyshev
-from keras_graphattn.hub import reach, register_adapter, register_attention
-from keras_graphattn.hub.adapters import (
-    ADAPTERS,
+from keras_graphattn.hub import reach, register_attention, register_family
+from keras_graphattn.hub.decoders import RotaryDecoder
+from keras_graphattn.hub.families import (
+    FAMILIES,
+    AttentionFamily,
     ConvertedGraphFilter,
-    InPlaceAdapter,
-    LlamaAdapter,
-    Sizes,
-    adapter_of,
+    ConvertedPLaplacian,
+    Spelling,
+    row_of,
+    view,
 )
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.slots import attention_slots
+from keras_graphattn.hub.stock import StockAttention
+from tests.hub import families as every_backbone
 from tests.hub.containers import SERIES, answers, moved
 from tests.hub.models import (
     BACKBONES,
@@ -52,16 +56,16 @@ def array(x):
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_sizes_of_every_backbones_attention():
     for name in BACKBONES:
-        for site in attention_sites(BACKBONES[name]()):
-            adapter = adapter_of(site.layer)
-            sizes, found = adapter.sizes(site.layer), adapter.projections(site.layer)
+        for site in attention_slots(BACKBONES[name]()):
+            shown = view(site.layer)
+            sizes, found = shown.head_sizes(), shown.projection_layers()
             assert (sizes.num_heads, sizes.key_dim) == ((4, 4) if "llama" in name else (2, 4))
             assert sizes.groups == (2 if "llama" in name else 1)
             assert sizes.scale == pytest.approx(0.5)
             assert {"query", "key", "value", "attention_output"} <= set(found)
             causal = name in ("gpt2", "opt", "llama", "llama3") or "decoder" in site.path
             causal = causal or (name == "clip" and "text" in site.path)
-            assert adapter.is_causal(site.parent, site.layer) is causal, site.path
+            assert shown.sees_past_only(site.parent) is causal, site.path
 
 
 def test_the_layer_stays_the_very_same():
@@ -282,28 +286,18 @@ class FusedAttention(keras.layers.Layer):
         return self.back(ops.reshape(mixed, ops.shape(x)))
 
 
-class FusedHook:
+class FusedFamily(AttentionFamily):
+    spelling = Spelling(
+        *("projection", "projection", "projection", "back"), num_heads="heads", key_dim="size"
+    )
+    size = 4
+
     def mix(self, query, key, value):
         tokens_first = (ops.transpose(x, (0, 2, 1, 3)) for x in (query, key, value))
         return ops.transpose(self.attend(*tokens_first), (0, 2, 1, 3))
 
 
-class FusedAdapter(InPlaceAdapter):
-    classes = ("FusedAttention",)
-    hook = FusedHook
-    replacements = {}  # noqa: RUF012
-
-    def sizes(self, layer):
-        return Sizes(layer.heads, 4, 0.5)
-
-    def projections(self, layer):
-        return {"query": layer.projection, "attention_output": layer.back}
-
-    def is_causal(self, parent, layer):
-        return False
-
-
-@keras.saving.register_keras_serializable(package="adapter_tests")
+@keras.saving.register_keras_serializable(package="family_tests")
 class FusedBlock(keras.layers.Layer):
     def build(self, shape):
         self.mixer = FusedAttention(2, name="mixer")
@@ -315,15 +309,15 @@ class FusedBlock(keras.layers.Layer):
 
 @pytest.fixture
 def _fused():
-    register_adapter(FusedAdapter())
+    register_family(FusedFamily, "FusedAttention", {})
     reach(FusedBlock)
     yield
-    del ADAPTERS[-1]
+    del FAMILIES[-1]
 
 
 @pytest.mark.slow_on("jax")
 @pytest.mark.usefixtures("_fused")
-def test_register_attention_works_for_any_layer_with_an_adapter(tmp_path):
+def test_register_attention_works_for_any_layer_of_a_family(tmp_path):
     x = keras.Input((5, 8))
     model = keras.Model(x, keras.layers.Dense(1)(FusedBlock(name="block")(x)))
     with pytest.raises(ValueError, match="cannot take the place of FusedAttention"):
@@ -349,5 +343,19 @@ def test_register_attention_works_for_any_layer_with_an_adapter(tmp_path):
 @pytest.mark.usefixtures("_fused")
 def test_a_class_of_the_same_name_elsewhere_is_none_of_llamas():
     other = type("LlamaAttention", (FusedAttention,), {})
-    assert adapter_of(other(2)) is None
-    assert isinstance(adapter_of(attention_of(BACKBONES["llama"]())), LlamaAdapter)
+    assert row_of(other(2)) is None
+    assert isinstance(view(attention_of(BACKBONES["llama"]())), RotaryDecoder)
+
+
+OVERRIDDEN = ("get_config", "from_config", "spelling")
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_no_name_of_ours_is_one_of_theirs():
+    bases = (AttentionFamily, *ConvertedGraphFilter.__mro__[:2], ConvertedPLaplacian)
+    ours = {name for base in bases for name in vars(base) if not name.startswith("__")}
+    for name in every_backbone.FAMILIES:
+        for slot in attention_slots(every_backbone.family(name).make()):
+            if not isinstance(view(slot.layer), StockAttention):
+                theirs = {*dir(type(slot.layer)), *vars(slot.layer)}
+                assert not ours & theirs - set(OVERRIDDEN), name

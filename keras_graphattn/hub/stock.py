@@ -1,25 +1,44 @@
-"""Our attentions with the call and the cache of KerasHub's `CachedMultiHeadAttention`.
+"""The family of Keras' multi-head attention, and of KerasHub's `CachedMultiHeadAttention`.
 
-KerasHub's cache of one layer is [B, 2, S, N, H]: keys and values. A polynomial filter needs
-A V (and, of higher exact orders, A^2 V ...) of past tokens as well: one slot for each. The slots
-open by themselves in the first pass, which seeds the cache: a layer that is given two and wants
-three returns three. The caches of all layers are stacked, so layers left as they were pass on
-slots that they do not use (`widened`).
+Layers of this package take the projections of such a layer as they are: the very same sublayers
+with their variables, paths, quantisation and LoRA factors. So the layer becomes an instance of a
+layer class of this package, `GraphFilterAttention` for example: it stays the same object and gets
+the body of a new layer, and that one keeps what it was for `revert`. No weight is copied.
+
+KerasHub's cache of one layer is [B, 2, S, N, H]: keys and values. A polynomial filter needs A V
+(and, of higher exact orders, A^2 V ...) of past tokens as well: one slot for each. The slots open
+by themselves in the first pass, which seeds the cache: a layer that is given two and wants three
+returns three. The caches of all layers are stacked, so layers left as they were pass on slots that
+they do not use (`widened`).
 """
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_graphattn.hub.paged import refuse_paged_attention
+from keras_graphattn.coefficient_rate import FINE_TUNING_MULTIPLIER, NAME
+from keras_graphattn.hub.family import (
+    AttentionFamily,
+    CacheSlots,
+    HeadSizes,
+    Index,
+    open_slots,
+    refuse_paged_attention,
+    step_mask,
+)
+from keras_graphattn.keras_internals import exchange, scale_of, scope_of
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
-from keras_graphattn.layers.base import Call, Tokens
+from keras_graphattn.layers.base import AttentionLayer, Call, Tokens, projections_of
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
+from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
-from keras_graphattn.numerics.precision import at_least_float32, pad, zero_where_masked
+from keras_graphattn.numerics.precision import at_least_float32, zero_where_masked
+from keras_graphattn.operators.cached import Cache, CachedOperator
+from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.operators.operator import Visibility
 from keras_graphattn.operators.singular import (
     SingularOperator,
@@ -27,19 +46,74 @@ from keras_graphattn.operators.singular import (
     right_singular_vectors,
 )
 from keras_graphattn.operators.singular_causal import causal_product
+from keras_graphattn.types import Tensor
 
-Tensor = Any
-
-
-def open_slots(cache: Tensor, slots: int) -> Tensor:
-    """The cache [B, ., S, N, H] with `slots` slots: empty ones added where it has fewer."""
-    missing = slots - cache.shape[1]
-    if missing <= 0:
-        return cache
-    return pad(cache, [[0, 0], [0, missing], [0, 0], [0, 0], [0, 0]])
+DECODERS = ("TransformerDecoder", "EdRecDecoderBlock")  # parents that mask causally by themselves
 
 
-def write_slot(slot: Tensor, x: Tensor, index: Any) -> Tensor:
+class StockAttention(AttentionFamily):
+    """`keras.layers.MultiHeadAttention`, and its subclasses with the same projections."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    weights: list[Any]
+    trainable: bool
+    dtype_policy: Any
+
+    @classmethod
+    def has_class(cls, plain: type, module: str) -> bool:
+        return issubclass(plain, keras.layers.MultiHeadAttention)
+
+    @classmethod
+    def check_replacement(cls, replacement: type, classes: str) -> None:
+        if not isinstance(replacement, type) or not issubclass(replacement, AttentionLayer):
+            raise ValueError(
+                "`replacement` must be a class of layers like those of keras_graphattn.layers. "
+                f"Received: replacement={replacement!r}"
+            )
+
+    def head_sizes(self) -> HeadSizes:
+        return HeadSizes(
+            self.num_heads, self.num_heads, self.key_dim, self.value_dim, scale_of(self)
+        )
+
+    def projection_layers(self) -> dict[str, keras.Layer]:
+        return projections_of(self)
+
+    def sees_past_only(self, parent: keras.Layer) -> bool:
+        if any(base.__name__ in DECODERS for base in type(parent).__mro__):
+            return True
+        return bool(getattr(parent, "use_causal_mask", False))
+
+    def added_variables(self) -> list[keras.Variable]:
+        projections = self.projection_layers().values()
+        kept = {id(variable) for layer in projections for variable in layer.weights}
+        return [variable for variable in self.weights if id(variable) not in kept]
+
+    def prepared_change(
+        self, replacement: type, parent: keras.Layer, options: dict[str, Any]
+    ) -> Callable[[keras.Layer], Callable[[keras.Layer], None]]:
+        config = keras.layers.MultiHeadAttention.get_config(self)  # not a subclass's own
+        config |= {"dtype": self.dtype_policy, "trainable": True, NAME: FINE_TUNING_MULTIPLIER}
+        if config.get("attention_axes") in (None, (1,), [1]):
+            config["attention_axes"] = None
+        if issubclass(replacement, AttentiveGraphFilter):
+            config["causal"] = self.sees_past_only(parent)
+        new = replacement(**{**config, **options})
+        with scope_of(self):
+            new.build_around(self)
+        if not self.trainable and not self.has_lora():
+            new.trainable = False
+
+        def change(layer: keras.Layer) -> Callable[[keras.Layer], None]:
+            exchange(layer, new)
+            return lambda layer: exchange(layer, new)
+
+        return change
+
+
+def write_slot(slot: Tensor, x: Tensor, index: Index) -> Tensor:
     """One slot of the cache (B, S, N, H) with x (B, t, N, H) written at `index`."""
     return ops.slice_update(slot, (0, index, 0, 0), ops.cast(x, slot.dtype))
 
@@ -47,17 +121,6 @@ def write_slot(slot: Tensor, x: Tensor, index: Any) -> Tensor:
 def last_row(mask: Tensor) -> Tensor:
     """The last row of a mask (..., T, S), as (..., 1, S) even where T is not known."""
     return mask[..., -1, :][..., None, :]
-
-
-class CacheSlots:
-    """What decoding layers tell of their cache to the others, whose caches are stacked with it."""
-
-    cache_slots: int = 2  # of all layers of the model: the widest counts
-
-    @property
-    def needed_slots(self) -> int:
-        """Slots that this layer itself needs: keys, values and what the filter keeps."""
-        return 2
 
 
 class CachedCall(CacheSlots):
@@ -75,7 +138,7 @@ class CachedCall(CacheSlots):
         key: Tensor | None = None,
         attention_mask: Tensor | None = None,
         cache: Tensor | None = None,
-        cache_update_index: Any = None,
+        cache_update_index: Index = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
@@ -109,7 +172,7 @@ class CachedCall(CacheSlots):
         key: Tensor | None = None,
         attention_mask: Tensor | None = None,
         cache: Tensor | None = None,
-        cache_update_index: Any = None,
+        cache_update_index: Index = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
@@ -129,19 +192,10 @@ class CachedCall(CacheSlots):
         key: Tensor | None,
         cache: Tensor,
         mask: Tensor,
-        index: Any,
+        index: Index,
     ) -> tuple[Tensor, Tensor]:
         """Per-head outputs of the new tokens, and the cache with theirs written."""
         raise NotImplementedError
-
-
-def step_mask(mask: Tensor | None, query: Tensor, cache: Tensor, index: Any) -> Tensor:
-    """The mask of the new tokens against the whole cache, (B or 1, 1, t, S)."""
-    if mask is None:
-        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
-        mask = (rows[:, None] >= ops.arange(cache.shape[2], dtype="int32")[None])[None]
-    mask = ops.cast(mask, "bool")
-    return mask[:, None] if len(mask.shape) == 3 else mask
 
 
 class CachedSelfAttention(CachedCall):
@@ -168,7 +222,7 @@ class CachedSelfAttention(CachedCall):
         key: Tensor | None,
         cache: Tensor,
         mask: Tensor,
-        index: Any,
+        index: Index,
     ) -> tuple[Tensor, Tensor]:
         keys = write_slot(cache[:, 0], self.key_dense(value if key is None else key), index)
         queries, values = ops.cast(self.query_dense(query), keys.dtype), self.value_dense(value)
@@ -214,7 +268,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         key: Tensor | None,
         cache: Tensor,
         mask: Tensor,
-        index: Any,
+        index: Index,
     ) -> tuple[Tensor, Tensor]:
         logits, values = self.key_dense(value if key is None else key), self.value_dense(value)
         filtered = self._filtered_left(left_singular_vectors(self.query_dense(query)), query)
@@ -232,7 +286,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         return outputs, updated
 
     def _row(
-        self, filtered: Tensor, logits: Tensor, values: Tensor, mask: Tensor, index: Any
+        self, filtered: Tensor, logits: Tensor, values: Tensor, mask: Tensor, index: Index
     ) -> Tensor:
         """The output (B, 1, N, D) of the token at `index`, from all logits and values (B, S, N, .).
 
@@ -248,27 +302,62 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         return ops.cast(outputs, self.compute_dtype)
 
 
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  # type: ignore[misc]
+    """`MaskedKernelAttention` that replaces KerasHub's `CachedMultiHeadAttention`.
+
+    The decoder's mask joins padding and causality: as `use_causal_mask` and a mask of keys they
+    keep the mask's own path, without pairs of positions. Decoding forms the rows of new tokens
+    against the cached keys, O(length) for each token.
+    """
+
+    @property
+    def num_signals(self) -> int:
+        """How often A is applied: the signals of past tokens that the cache keeps."""
+        return 1 if self.filter is None else self.filter.num_applications
+
+    def operator(self, tokens: Tokens, call: Call) -> KernelOperator:
+        entries = call.visibility.entries
+        if entries is not None and entries.shape[-2] != 1:
+            visibility = call.visibility._replace(entries=last_row(entries), causal=True)
+            call = call._replace(visibility=visibility)
+        return super().operator(tokens, call)
+
+    def operator_of_rows(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Index
+    ) -> CachedOperator:
+        phi_query, phi_key = self.features(query, key, None, None, fixed_scale=True)
+        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        form: Any = self.joined_mask(causal=True)
+        factors = form.rows(rows, key.shape[1])
+        matrix = ops.einsum("btnm,bsnm->bnts", phi_query, phi_key)
+        matrix = matrix * ops.cast(factors, matrix.dtype)
+        matrix = ops.where(mask, matrix, ops.cast(0.0, matrix.dtype))
+        total = ops.sum(matrix, axis=-1, keepdims=True)
+        matrix = matrix / ops.where(total == 0.0, ops.cast(1.0, total.dtype), total)
+        signals = cache["signals"]
+        return CachedOperator(ops.cast(matrix, signals.dtype), signals, index, total != 0.0)
+
+
 @functools.cache
 def widened(plain: type, argument: str = "cache") -> type:
-    """A class of attention with a cache, which passes on the cache slots that it does not use.
+    """A class of attention whose `call` passes on the cache slots that it does not use.
 
-    Args:
-        plain: The class.
-        argument: The name of the argument of its `call` that is the cache.
+    The name of the argument that is the cache is `argument`.
     """
     plain_call: Any = plain.call  # type: ignore[attr-defined]
     signature = inspect.signature(plain_call)
 
     @functools.wraps(plain_call)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs)
+    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
         is_named = argument in signature.parameters  # else it is one of `**kwargs`
-        arguments = given.arguments if is_named else given.arguments.get("kwargs", {})
+        arguments = bound.arguments if is_named else bound.arguments.get("kwargs", {})
         cache = arguments.get(argument)
         if cache is None:
             return plain_call(self, *args, **kwargs)
         arguments[argument] = cache[:, :2]
-        results = plain_call(*given.args, **given.kwargs)
+        results = plain_call(*bound.args, **bound.kwargs)
         rest = open_slots(cache, self.cache_slots)[:, 2:]
         return (*results[:-1], ops.concatenate([results[-1], rest], axis=1))
 
