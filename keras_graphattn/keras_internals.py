@@ -4,8 +4,9 @@ Keras has no public way to replace a sublayer of a built layer (keras#18601). Ea
 what it relies on; tests/hub/test_internals.py tells which of them a new release has broken.
 """
 
+import gc
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import keras
@@ -31,6 +32,27 @@ def walk(layer: Any) -> list[Any]:
 
     visit(layer)
     return list(layers.values())
+
+
+def living_layers_above(held: set[int], inside: set[int]) -> list[Any]:
+    """The layers of this process that hold one of the layers `held`, the nearest first.
+
+    Args:
+        held: Ids of layers.
+        inside: Ids of layers that are left out.
+    """
+    # `type`: an object that stands in for another may load a module when asked for its class
+    living = [x for x in gc.get_objects() if issubclass(type(x), keras.Layer)]
+    children = {}
+    for layer in living:
+        with suppress(AttributeError):  # its constructor has not run to its end
+            if id(layer) not in inside:
+                children[id(layer)] = layer, {id(child) for child in sublayers(layer)}
+    held, above = set(held), []
+    while new := [x for key, (x, below) in children.items() if key not in held and below & held]:
+        above += new
+        held |= {id(layer) for layer in new}
+    return above
 
 
 def layer_attributes(layer: Any) -> dict[str, Any]:

@@ -154,6 +154,11 @@ def part(layer: keras.Layer, name: str) -> Any:
     return getattr(layer, f"_{name}") if hasattr(layer, f"_{name}") else getattr(layer, name)
 
 
+def dropped(dropout: keras.Layer, x: Tensor, training: bool | None) -> Tensor:
+    """Some entries of x are 0 in training. Without `training`, Keras knows whether this is that."""
+    return dropout(x) if training is None else dropout(x, training=training)
+
+
 def keras_hub_utilities() -> Any:
     """KerasHub's module that knows the device; KerasHub is imported where its layers are."""
     return sys.modules["keras_hub.src.utils.keras_utils"]
@@ -399,7 +404,7 @@ class AttentionFamily:
         """A (B, N, T, S) after the layer's dropout of it."""
         if not self.spelling.matrix_dropout:
             return matrix
-        return self.dropout_of_matrix()(matrix, training=training)
+        return dropped(self.dropout_of_matrix(), matrix, training)
 
     def merged_heads(self, outputs: Heads, training: bool | None) -> Float[Tensor, "B T _"]:
         """The layer's result, from the outputs of its heads, (B, t, N, H)."""
@@ -408,10 +413,10 @@ class AttentionFamily:
             length = outputs.shape[-2] * outputs.shape[-1]
             outputs = ops.reshape(outputs, (*ops.shape(outputs)[:2], length))
         if names.dropout_before:
-            outputs = part(self, names.dropout_before)(outputs, training=training)
+            outputs = dropped(part(self, names.dropout_before), outputs, training)
         outputs = part(self, names.output)(outputs)
         if names.dropout_after:
-            outputs = part(self, names.dropout_after)(outputs, training=training)
+            outputs = dropped(part(self, names.dropout_after), outputs, training)
         return outputs
 
     def attend_inputs(

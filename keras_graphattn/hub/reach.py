@@ -15,6 +15,7 @@ import keras
 from keras_graphattn.hub.families import attentions_made_by, names_of, served_names
 from keras_graphattn.hub.saving import (
     PREFIX,
+    REACHED,
     about,
     carrier,
     is_known,
@@ -25,8 +26,6 @@ from keras_graphattn.hub.saving import (
 )
 from keras_graphattn.hub.slots import is_backbone_class, is_task_class
 from keras_graphattn.keras_internals import subclasses_of
-
-_REACHED: set[type] = set()
 
 
 def backbone_names() -> list[str]:
@@ -72,13 +71,13 @@ def reach(plain: type) -> type:
     if not isinstance(plain, type) or not issubclass(plain, keras.Layer):
         raise ValueError(f"`plain` must be a class of Keras layers. Received: plain={plain!r}")
     plain = plain_class(plain)
-    if plain not in _REACHED:
+    if plain not in REACHED:
         _check_class(plain)
     return _reach(plain)
 
 
 def _reach(plain: type) -> type:
-    _REACHED.add(plain)
+    REACHED.add(plain)
     is_named = is_backbone_class(plain) and plain.__name__ not in names_of("inner_layers")
     return named_carrier(plain) if is_named else carrier(plain)
 
@@ -105,14 +104,9 @@ def _check_class(plain: type) -> None:
         )
 
 
-def is_reachable(layer: keras.Layer) -> bool:
-    """Whether the layer is of a class, plain or converted, that was reached."""
-    return plain_class(type(layer)) in _REACHED
-
-
 def reached_names() -> list[str]:
     """The public names of the classes that are reached; before KerasHub is imported, of all."""
-    reached, names = {cls.__name__ for cls in _REACHED}, [*backbone_names(), *names_of("layers")]
+    reached, names = {cls.__name__ for cls in REACHED}, [*backbone_names(), *names_of("layers")]
     return [name for name in names if name in reached] or names
 
 
@@ -150,7 +144,7 @@ def _reach_keras_hub() -> None:
             _reach(cls)
     registered: set[Any] = set(keras.saving.get_custom_objects().values())
     for cls in registered:
-        if getattr(cls, "backbone_cls", None) not in _REACHED or is_known(cls):
+        if getattr(cls, "backbone_cls", None) not in REACHED or is_known(cls):
             continue
         if issubclass(cls, keras_hub.models.Task):
             task_carrier(cls)

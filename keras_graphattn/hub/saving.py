@@ -127,6 +127,7 @@ def apply_conversions(owner: keras.Layer) -> None:
     settle_classes(walk(owner))
 
 
+REACHED: set[type] = set()  # the plain classes in whose instances `convert` looks for attention
 _CARRIERS: dict[type, type] = {}
 _PLAIN: dict[type, type] = {}
 
@@ -178,6 +179,11 @@ def is_known(plain: type[keras.Layer]) -> bool:
 def plain_class(cls: type) -> type:
     """The class that a carrier stands for; any other as it is."""
     return _PLAIN.get(cls, cls)
+
+
+def is_reachable(layer: keras.Layer) -> bool:
+    """Whether the layer is of a class, plain or converted, that was reached."""
+    return plain_class(type(layer)) in REACHED
 
 
 def settle_classes(layers: Iterable[keras.Layer]) -> None:

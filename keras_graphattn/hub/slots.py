@@ -5,7 +5,6 @@ filter of a matrix that is not square is undefined. In every case the projection
 sublayers with their variables, paths, quantisation and LoRA factors: no weight is copied.
 """
 
-import gc
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,8 +18,8 @@ from keras_graphattn.keras_internals import (
     change_class,
     is_distributed,
     layer_attributes,
+    living_layers_above,
     makes_distributed,
-    sublayers,
     walk,
 )
 
@@ -217,25 +216,8 @@ def parents_of(model: keras.Layer) -> list[keras.Layer]:
     cloned, and must not go on with functions that it compiled before. Keras does not keep the way
     upwards. The nearest come first: those that hold the model, then those that hold them.
     """
-    inside = {id(layer) for layer in walk(model)}
-    # `type`: an object that stands in for another may load a module when asked for its class
-    others = [
-        x for x in gc.get_objects() if issubclass(type(x), keras.Layer) and id(x) not in inside
-    ]
-    children = {id(layer): {id(child) for child in _children(layer)} for layer in others}
     held = {id(model), *(id(slot.parent) for slot in attention_slots(model))}
-    parents: list[keras.Layer] = []
-    while new := [x for x in others if id(x) not in held and children[id(x)] & held]:
-        parents += new
-        held |= {id(layer) for layer in new}
-    return parents
-
-
-def _children(layer: keras.Layer) -> list[keras.Layer]:
-    try:
-        return sublayers(layer)
-    except AttributeError:  # its constructor has not run to its end
-        return []
+    return living_layers_above(held, {id(layer) for layer in walk(model)})
 
 
 def is_backbone_class(cls: type) -> bool:

@@ -16,9 +16,10 @@ from keras_graphattn.hub.families import (
     row_of,
     served_names,
 )
-from keras_graphattn.hub.reach import is_reachable, reached_names
+from keras_graphattn.hub.reach import reached_names
 from keras_graphattn.hub.saving import (
     forget_conversions,
+    is_reachable,
     make_carriers,
     settle_classes,
     settle_optimizer,

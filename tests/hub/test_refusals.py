@@ -175,7 +175,9 @@ def test_a_layer_of_ours_is_not_converted_but_inspected():
 
 @pytest.mark.parametrize("make", [bare, dense])
 def test_without_keras_hub_the_error_names_what_can_be_converted(make, monkeypatch):
-    monkeypatch.setattr(sys.modules[backbone_names.__module__], "_REACHED", set())
+    # `hub.reach` is the function of that name
+    for name in ("reach", "saving"):
+        monkeypatch.setattr(sys.modules[f"keras_graphattn.hub.{name}"], "REACHED", set())
     with pytest.raises(ValueError, match=r"BertBackbone, .*TransformerEncoder.*hub\.reach\(<the"):
         keras_graphattn.convert(make())
 
