@@ -2,6 +2,7 @@
 
 import functools
 
+import keras
 import numpy as np
 import pytest
 
@@ -95,6 +96,7 @@ def dense(name):
 
 
 def outcome(name, **options):
+    keras.utils.set_random_seed(0)
     backbone = family(name).make()
     keras_graphattn.convert(backbone, where=family(name).where, order=4, **options)
     return outputs(moved(backbone), family(name).inputs(backbone))
