@@ -6,8 +6,7 @@ import hashlib
 import itertools
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from recipes.common.command.parsing import UsageError
 from recipes.common.data import listops, pathfinder
 from recipes.common.data.chance import refuse_one_class
 from recipes.common.data.ragged import Problem, Ragged, Split
-from recipes.common.data.tfds import load_tfds
-from recipes.common.storage.files import atomically
-from recipes.common.storage.lock import locked
+from recipes.common.data.sources import load_tfds
+from recipes.common.storage import atomically, locked
 
 VERSION = 1  # of what is made: another one makes everything anew
 GREY = np.array([0.2989, 0.5870, 0.1140])  # ITU-R BT.601
@@ -79,57 +77,35 @@ def _made(
     key = f"{VERSION} {options.task} {rules!r} {counts} {options.data_seed}"
     name = f"{options.task}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
     path = options.cache_dir.expanduser() / "long_range_arena" / name
+    waiting = "waiting for another process, which makes the same data"
     examples = _cached(path)
-    if examples is None:
-        with _only_maker_of(path):
-            examples = _cached(path)  # another process may have made it meanwhile
-            if examples is None:
-                print(f"making {sum(counts):,} examples of {options.task}", flush=True)
-                try:
+    try:
+        if examples is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path.with_suffix(".lock"), waiting):
+                examples = _cached(path)  # another process may have made it meanwhile
+                if examples is None:
+                    print(f"making {sum(counts):,} examples of {options.task}", flush=True)
                     examples = generate(sum(counts), rules, options.data_seed)
-                except ValueError as error:
-                    raise UsageError(str(error)) from error
-                _keep(path, examples)
+                    tokens = examples.tokens["tokens"]
+                    arrays = {"values": tokens.values, "offsets": tokens.offsets}
+                    with atomically(path) as writing:
+                        np.savez_compressed(writing, **arrays, labels=examples.labels)
+    except OSError as error:
+        raise UsageError(f"cannot write to --cache-dir {path.parent}: {error.strerror}") from error
+    except ValueError as error:  # there are not so many
+        raise UsageError(str(error)) from error
     bounds = np.cumsum([0, *counts])
     return [examples.take(np.arange(low, high)) for low, high in itertools.pairwise(bounds)]
 
 
-@contextmanager
-def _only_maker_of(path: Path) -> Iterator[None]:
-    """Waits as long as another process makes the same data."""
-    lock = path.with_suffix(".lock")
-    with ExitStack() as stack:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(lock, "waiting for {holder}, which makes the same data"))
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        yield
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"cannot write to --cache-dir {path.parent}: {error.strerror}")
-
-
 def _cached(path: Path) -> Split | None:
+    """The examples that are kept, or None where there are none, or damaged ones."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return Split({"tokens": Ragged(file["values"], file["offsets"])}, file["labels"])
-    except FileNotFoundError:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # not ours, or damaged
-        return None
-
-
-def _keep(path: Path, examples: Split) -> None:
-    tokens = examples.tokens["tokens"]
-    try:
-        with atomically(path) as writing:
-            np.savez_compressed(
-                writing, values=tokens.values, offsets=tokens.offsets, labels=examples.labels
-            )
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def _text(options: argparse.Namespace) -> Problem:
@@ -164,13 +140,13 @@ def _retrieval(options: argparse.Namespace) -> Problem:
     """Pairs of AAN papers as bytes, from `label, id, id, text, text` with tabs between."""
 
     def read(split: str, limit: int | None) -> Split:
-        found = sorted(options.data_dir.glob(f"*{split}.tsv"))
-        if len(found) != 1:
+        files = sorted(options.data_dir.glob(f"*{split}.tsv"))
+        if len(files) != 1:
             raise UsageError(
                 f"--data-dir {options.data_dir} must have one file *{split}.tsv. It has "
-                f"{len(found)}"
+                f"{len(files)}"
             )
-        return _read_pairs(found[0], options.max_length, limit)
+        return _read_pairs(files[0], options.max_length, limit)
 
     train = read("train", options.train_examples)
     validation, test = (read(name, options.evaluation_examples) for name in ("eval", "test"))

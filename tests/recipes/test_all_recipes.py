@@ -1,6 +1,5 @@
-"""What every recipe answers alike: to wrong options, to folders it cannot use, to one class."""
+"""What every recipe answers alike: to wrong options and folders, one class, a second start."""
 
-import importlib
 import importlib.util
 import json
 import re
@@ -16,14 +15,17 @@ import pytest
 from keras_graphattn import filters
 from recipes.common.attentions import ATTENTIONS, layer_arguments
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.tfds import load_tfds
-from recipes.common.storage.lock import LOCK, locked
+from recipes.common.data.sources import load_tfds
+from recipes.common.storage import LOCK, locked
+from recipes.common.training.runs import KeepRun
 from tests.graphs.test_readers import write_planetoid
 from tests.numerics import BACKEND
 from tests.recipes.command_line import assert_one_error_line
 from tests.recipes.conftest import write_ts
+from tests.recipes.models import recipe_of
 
 ROOT = Path(__file__).parents[2]
+OTHER = "torch" if BACKEND != "torch" else "jax"
 NAMES = sorted(path.parent.name for path in (ROOT / "recipes").glob("*/__main__.py"))
 HUB = ("causal_lm", "text_classification")
 RECIPES = [
@@ -35,11 +37,6 @@ RECIPES = [
     )
     for name in NAMES
 ]
-
-
-def recipe_of(name):
-    """What the recipe declares."""
-    return importlib.import_module(f"recipes.{name}.__main__").RECIPE
 
 
 def time_series(folder, one_class):
@@ -136,24 +133,70 @@ def arguments_of(name, folder, one_class=False):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_run_that_succeeds_prints_no_traceback_no_nan_and_no_warning(
-    name, tmp_path, capfd, caplog, recwarn
+def test_a_run_prints_nothing_odd_and_is_not_made_twice(
+    name, tmp_path, capfd, caplog, recwarn, monkeypatch
 ):
     recipe = recipe_of(name)
     arguments = arguments_of(name, tmp_path)
     arguments[arguments.index("--verbose") + 1] = "1"  # the progress bar
     if "agf" in recipe.attentions:
         arguments[arguments.index("--attention") + 1] = "softmax,agf"
-    if BACKEND == "torch" and "skip_saved_model" in vars(recipe.parse(arguments)):
+    if BACKEND == "torch" and recipe.saved_model:
         arguments.append("--skip-saved-model")  # another process would write it, in TensorFlow
-    assert recipe.main([*arguments, "--output", str(tmp_path / "output")]) == 0
+    output = tmp_path / "output"
+    arguments += ["--output", str(output)]
+    assert recipe.main(arguments) == 0
     printed = capfd.readouterr()
-    told = f"{printed.out}\n{printed.err}\n{caplog.text}"
-    assert re.findall(r"Traceback.*|.*\bnan\b.*", told) == []
+    lines = f"{printed.out}\n{printed.err}\n{caplog.text}"
+    assert re.findall(r"Traceback.*|.*\bnan\b.*", lines) == []
     ours = [
         one for one in recwarn if {"keras_graphattn", "recipes"} & set(Path(one.filename).parts)
     ]
     assert [str(one.message) for one in ours] == []
+    assert (output / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert keras.saving.load_model(output / "model.keras", compile=False).weights
+
+    before = (output / "results.json").read_bytes()
+    monkeypatch.setattr(keras.Model, "fit", lambda *args, **kwargs: pytest.fail("trained again"))
+    assert recipe.main(arguments) == 0
+    again = capfd.readouterr().out
+    assert again.count("finished before") == len(json.loads(before)["runs"])
+    assert again.splitlines()[-1] == f"written to {output}"
+    assert (output / "results.json").read_bytes() == before
+    words = ["other settings", "learning_rate", "0.015)", "--overwrite"]
+    assert_one_error_line(recipe.main, [*arguments, "--learning-rate", "0.015"], words, capfd)
+    assert (output / "results.json").read_bytes() == before
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("name", [one for one in RECIPES if one.values[0] not in MADE])
+def test_training_that_was_broken_off_goes_on_to_the_same_end(name, tmp_path, monkeypatch):
+    """`test_resume` kills a run between any two steps."""
+    recipe = recipe_of(name)
+    arguments = [*arguments_of(name, tmp_path), "--epochs", "2"]
+    if recipe.saved_model:
+        arguments.append("--skip-saved-model")
+    ends = KeepRun.on_epoch_end
+
+    def break_off(self, epoch, logs):
+        ends(self, epoch, logs)
+        raise KeyboardInterrupt
+
+    parts = [tmp_path / part for part in ("whole", "broken")]
+    assert recipe.main([*arguments, "--output", str(parts[0])]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(KeepRun, "on_epoch_end", break_off)
+        assert recipe.main([*arguments, "--output", str(parts[1])]) == 130
+    (history,) = (parts[1] / "histories").iterdir()
+    assert len(history.read_text().splitlines()) == 2
+    assert recipe.main([*arguments, "--output", str(parts[1])]) == 0
+    whole, broken = (
+        np.genfromtxt(part / "histories" / history.name, delimiter=",", names=True)
+        for part in parts
+    )
+    assert len(whole) == 2
+    for column in whole.dtype.names:
+        np.testing.assert_allclose(broken[column], whole[column], rtol=1e-4, atol=1e-6)
 
 
 def data_options(name):
@@ -185,19 +228,152 @@ def test_every_recipe_is_a_program_of_the_same_outline(name):
     [
         ("--seeds 1,1", ["--seeds", "twice"]),
         ("--seeds 0.5", ["--seeds", "whole numbers"]),
+        ("--seeds 0,one", ["0,one", "whole numbers"]),
+        ("--seeds -1", ["-1"]),
         ("--attention softmax,softmax", ["--attention", "twice"]),
         ("--attention nothing", ["--attention", "nothing", "softmax"]),
+        ("--attention softmax,", ["''"]),
         ("--epochs 0", ["--epochs", "at least 1"]),
+        ("--epochs 2.5", ["--epochs", "2.5"]),
         ("--batch-size 0", ["--batch-size", "at least 1"]),
         ("--learning-rate inf", ["--learning-rate", "inf"]),
+        ("--learning-rate 0", ["--learning-rate", "above 0"]),
+        ("--precision float8", ["--precision", "float8"]),
         ("--verbose 5", ["--verbose", "5"]),
+        ("--distribute pipeline", ["--distribute", "data"]),
+        ("--unheard-of", ["--unheard-of"]),
+        (f"--backend {OTHER}", [BACKEND, OTHER]),
     ],
 )
 def test_wrong_options_are_one_line(name, wrong, words, tmp_path, capsys):
     output = tmp_path / "output"
-    main = recipe_of(name).main
-    assert_one_error_line(main, [*wrong.split(), "--output", str(output)], words, capsys)
+    given = [*data_options(name), *wrong.split(), "--output", str(output)]
+    assert_one_error_line(recipe_of(name).main, given, words, capsys)
     assert not output.exists()
+
+
+# What one recipe refuses; `{folder}` is the folder of its data.
+WRONG = {
+    "time_series": [
+        ("--attention softmax,linformer", ["linformer", "softmax, linear, gfsa, agf"]),
+        ("--order 0", ["--order", "'0'", "at least 1"]),
+        ("--attention agf --alpha -1 --beta -1", ["divides by zero", "alpha=-1.0"]),
+        ("--attention agf --filter legendre --alpha 0.5", ["alpha", "legendre"]),
+        ("--attention agf --alpha nan", ["alpha", "nan"]),
+        ("--attention softmax --order 2", ["--order", "agf and gfsa", "softmax"]),
+        ("--attention gfsa --orthogonality-weight 1", ["--orthogonality-weight", "gfsa"]),
+        ("--attention softmax --learned-constant", ["--learned-constant", "agf"]),
+        ("--published", ["--published", "Handwriting", "Tiny"]),
+        ("--validation-fraction 1", ["--validation-fraction", "below 1"]),
+        ("--dropout 1", ["--dropout"]),
+        ("--dataset Tinny", ["--data-dir", "Tinny_TRAIN.ts"]),
+    ],
+    "long_range_arena": [
+        ("--task poetry", ["--task", "poetry"]),
+        ("--preset huge", ["--preset", "huge"]),
+        ("--attention softmax,performer", ["performer", "linear"]),
+        ("--task listops --data-dir x", ["--data-dir", "made"]),
+        ("--task image --max-length 100", ["--max-length", "image"]),
+        ("--attention softmax --order 3", ["--order", "agf and gfsa"]),
+        ("--attention agf --alpha -1 --beta -1", ["divides by zero"]),
+        ("--warm-up -1", ["--warm-up"]),
+    ],
+    "text_classification": [
+        ("--task poetry", ["--task", "poetry"]),
+        ("--attention agf", ["agf", "p_laplacian"]),
+        ("--attention softmax --order 4", ["--order", "gfsa"]),
+        ("--exponents 1.5", ["--exponents", "p_laplacian"]),
+        ("--preset minilm", ["--layers", "minilm"]),
+        ("--d-model 9", ["--d-model 9", "--heads 2"]),
+        ("--attention gfsa --where last:9", ["last:9"]),
+        ("--exponents 0.5 --attention p_laplacian", ["--exponents", "0.5"]),
+        ("--validation-fraction 0.001", ["--validation-fraction"]),
+        ("--attention gfsa --start high_pass --constant 0.1", ["--start high_pass", "--constant"]),
+    ],
+    "causal_lm": [
+        ("--attention softmax,agf", ["agf", "masked_kernel"]),
+        ("--attention softmax --order 2", ["--order", "gfsa", "softmax"]),
+        ("--attention gfsa --feature-map elu", ["--feature-map", "masked_kernel"]),
+        ("--attention p_laplacian --p 1.5,2,2.5", ["--exponents has 3", "--heads 2"]),
+        ("--attention p_laplacian --p 0.5", ["--p", "at least 1"]),
+        ("--stride 17", ["--stride 17", "--context 8"]),
+        ("--heads 3", ["--d-model 4", "--heads 3"]),
+        ("--context 2000", ["train text has 810", "--context 2000"]),
+        ("--prompt 01234567", ["--prompt has 8", "--context 8"]),
+        ("--warm-up 7", ["--warm-up 7", "the 7 steps"]),
+        ("--tokens preset", ["--tokens preset", "--preset"]),
+        ("--preset nowhere", ["--layers", "sizes of --preset nowhere"]),
+        ("--published gfsa", ["--published gfsa", "wikitext-2", "text"]),
+        ("--dataset ptb", ["no ptb.train.txt"]),
+    ],
+    "motif_detection": [
+        ("--task star", ["--task", "star"]),
+        ("--train-examples 7", ["even", "7"]),
+        ("--walks 0", ["--walks"]),
+        ("--feature-map relu --attention gcn", ["--feature-map", "graph_masked_kernel"]),
+        ("--choose-by last_epoch --patience 5", ["--patience: with --choose-by last_epoch"]),
+    ],
+    "graph_classification": [
+        ("--dataset NCI1", ["NCI1", "cannot be read", "NCI1.txt"]),
+        ("--dataset made", ["--data-dir", "made, not read"]),
+        ("--graphs 60", ["--graphs"]),
+    ],
+    "graph_regression": [
+        ("--dataset zinc", ["--train-examples"]),
+        ("--data-dir x", ["--data-dir", "made, not read"]),
+        ("--published", ["--published", "--dataset zinc"]),
+    ],
+    "node_classification": [
+        ("--dataset cora", ["cora", "cannot be read", "ind.cora.x"]),
+        ("--dataset karate", ["--data-dir", "no files"]),
+        ("--batch-size 2", ["--batch-size", "one graph"]),
+    ],
+    "image_classification": [
+        ("--dataset mnist", ["--dataset", "digits"]),
+        ("--dataset digits", ["--data-dir", "scikit-learn"]),
+        ("--model swin --attention softmax,agf", ["--model swin", "p_laplacian", "agf"]),
+        ("--model topological", ["performer,topological", "softmax"]),
+        ("--model cait --size deit-tiny", ["--size deit-tiny", "cait-s24"]),
+        ("--model swin --layers 3", ["--layers", "--size"]),
+        ("--model cait --post-norm", ["--post-norm", "cait"]),
+        ("--patch 3", ["--image-size 4", "--patch 3"]),
+        ("--d-model 10 --heads 4", ["--d-model 10", "--heads 4"]),
+        ("--published --released", ["--published", "--released", "one of the two"]),
+        ("--attention softmax --feature-map relu", ["--feature-map", "performer"]),
+        ("--crop 0", ["--crop", "above 0"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_wrong_options_of_one_recipe_are_one_line(name, tmp_path, capsys):
+    arguments, output = arguments_of(name, tmp_path), tmp_path / "output"
+    for wrong, words in WRONG[name]:
+        given = [*arguments, *wrong.split(), "--output", str(output)]
+        assert_one_error_line(recipe_of(name).main, given, words, capsys)
+        assert not output.exists()  # found out before anything was trained or written
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("time_series", "--dataset JapaneseVowel", ["did you mean JapaneseVowels?"]),
+        ("long_range_arena", "--task retrieval", ["--data-dir", "AAN"]),
+        ("graph_classification", "--dataset NCI1", ["NCI1", "--data-dir"]),
+        ("graph_classification", "--degrees", ["--degrees", "no other feature"]),
+        ("graph_regression", "--dataset zinc", ["zinc", "--data-dir", "train.pickle"]),
+        ("node_classification", "--dataset cora", ["cora", "--data-dir"]),
+        ("image_classification", "--dataset folder", ["--data-dir", "sub-folder"]),
+        (
+            "image_classification",
+            "--model swin --attention gfsa --where last-half",
+            ["--where", "even"],
+        ),
+    ],
+)
+def test_options_that_need_others_are_one_line(name, wrong, words, tmp_path, capsys):
+    given = [*wrong.split(), "--output", str(tmp_path / "output")]
+    assert_one_error_line(recipe_of(name).main, given, words, capsys)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -278,7 +454,7 @@ def test_folders_that_cannot_be_used_are_one_line(name, tmp_path, capsys):
         "file": ["cannot write to --output", "it is a file"],
         "file/inside": ["cannot write to --output"],
         "other": ["other settings", "epochs (was 77, now 1)", "--overwrite"],
-        "busy": ["another run, process ", "--output"],
+        "busy": ["another run is writing to --output"],
     }
     if name in HUB:  # their data take seconds to load; the outline is the same
         del places["file/inside"], places["other"]

@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from recipes.common.training import layers as attention
+from recipes.common.attentions import Trial
+from recipes.common.training.layers import attend
 from recipes.time_series.__main__ import RECIPE
 
 ATTENTIONS = RECIPE.attentions
@@ -17,8 +20,8 @@ def make(name, dtype=None):
     mask = keras.Input((None,), dtype="bool")
     filters = {"gfsa": "first_order", "agf": "jacobi"}
     settings = {"filter": {"name": filters[name], "order": 2}} if name in filters else {}
-    common = {"num_heads": 2, "key_dim": 4, "name": "attend", "settings": settings}
-    outputs = attention.attend(name, tokens, mask, **common)
+    trial = Trial(None, name, settings, SimpleNamespace(heads=2, key_dim=4))
+    outputs = attend(trial, tokens, mask, "attend")
     model = keras.Model([tokens, mask], outputs)
     for weight in model.trainable_weights:
         weight.assign(0.5 * np.random.default_rng(len(weight.shape)).normal(size=weight.shape))

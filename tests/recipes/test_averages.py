@@ -44,10 +44,8 @@ def trained(request, tmp_path_factory):
 def kept(trained):
     """The model that the run's folder holds, compiled for its measures, and its batches."""
     recipe, options, problem, output = trained
-    attention = options.attention[0]
-    settings = recipe.settings(options)[attention]
     with keras_configured(options.precision):
-        training = recipe.model.prepare(problem, attention, settings, 0, options)
+        training = recipe.model.prepare(recipe.trial(problem, options.attention[0], options))
     found = keras.saving.load_model(output / "model.keras")
     training.model.set_weights(found.get_weights())
     return found, training

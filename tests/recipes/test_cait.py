@@ -9,15 +9,8 @@ from keras_graphattn.filters import FirstOrder
 from keras_graphattn.layers import PLaplacianAttention
 from recipes.common.images.cait import TalkingHeadsAttention, classifier
 from recipes.common.images.sizes import SIZES
-from tests.numerics import (
-    assert_all_close,
-    assert_close,
-    layer_reference,
-    randomise,
-    relative_rms,
-    to_numpy,
-    value_and_gradients,
-)
+from tests.numerics import assert_close, randomise, relative_rms, to_numpy
+from tests.recipes.formulas import assert_is_formula
 
 HEADS, SIZE, WIDTH, LENGTH = 3, 4, 12, 5
 RANDOM = np.random.default_rng(0)
@@ -68,19 +61,11 @@ def test_attention_is_its_formula_in_values_and_gradients(filter):
     layer = TalkingHeadsAttention(HEADS, SIZE, filter)
     layer(TOKENS)
     randomise(layer)
-    names = [v.path.partition("/")[2] for v in layer.trainable_variables]
-    weights = [to_numpy(v) for v in layer.trainable_variables]
 
-    def fast(x, *weights):
-        return layer.stateless_call(weights, [], x, x)[0]
+    def formula(x, weights):
+        return talking_heads(x, weights, filter)
 
-    value, gradients = value_and_gradients(fast, TOKENS, *weights)
-    expected, expected_gradients = layer_reference(
-        layer, lambda x, weights: talking_heads(x, weights, filter), TOKENS
-    )
-    assert_close(value, expected, 1e-5)
-    found = dict(zip(["input", *names], gradients.values(), strict=True))
-    assert_all_close(found, expected_gradients, 3e-5)
+    assert_is_formula(layer, formula, [TOKENS], bounds=(1e-5, 3e-5))
     again = TalkingHeadsAttention.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
 

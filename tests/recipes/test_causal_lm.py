@@ -12,7 +12,6 @@ import pytest
 import keras_graphattn
 from recipes.causal_lm.__main__ import RECIPE
 from recipes.causal_lm.data import Pieces
-from recipes.common.training import resume
 from tests.compiling import compiled_once
 from tests.recipes.command_line import assert_one_error_line
 
@@ -100,35 +99,6 @@ def test_the_best_model_reloads_and_has_the_test_perplexity(output, results):
     assert run["test_perplexity_per_word"] == pytest.approx(expected, rel=1e-3)
 
 
-def test_finished_runs_are_not_trained_again(arguments, output, monkeypatch, capsys):
-    before = (output / "results.json").read_bytes()
-    monkeypatch.setattr(keras.Model, "fit", lambda *args, **kwargs: pytest.fail("trained again"))
-    assert RECIPE.main(arguments) == 0
-    assert (output / "results.json").read_bytes() == before
-    printed = capsys.readouterr().out
-    assert "test perplexity per word" in printed
-    assert "a sample of" in printed
-
-
-def test_training_that_was_broken_off_goes_on_to_the_same_end(
-    arguments, results, tmp_path, monkeypatch
-):
-    given = [*arguments[:-1], str(tmp_path)]
-    ends = resume.KeepRun.on_epoch_end
-
-    def break_off(self, epoch, logs):
-        ends(self, epoch, logs)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(resume.KeepRun, "on_epoch_end", break_off)
-    assert RECIPE.main(given) == 130
-    monkeypatch.setattr(resume.KeepRun, "on_epoch_end", ends)
-    assert RECIPE.main(given) == 0
-    found = json.loads((tmp_path / "results.json").read_text())
-    for name in ("test_cross_entropy", "validation_perplexity"):
-        assert found["runs"][0][name] == pytest.approx(results["runs"][0][name], rel=1e-4)
-
-
 @pytest.mark.slow
 def test_all_attentions_train_and_are_served(text_file, tmp_path):
     given = f"--data-dir {text_file} {SIZES} {TRAINING} --attention {','.join(ATTENTIONS)}"
@@ -194,35 +164,8 @@ def test_a_presets_tokens_come_back_line_by_line():
     assert pieces.start == 0
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("--attention softmax,agf", ["agf", "masked_kernel"]),
-        ("--attention softmax --order 2", ["--order", "gfsa", "softmax"]),
-        ("--attention gfsa --feature-map elu", ["--feature-map", "masked_kernel"]),
-        ("--attention p_laplacian --p 1.5,2,2.5", ["--exponents has 3", "--heads 2"]),
-        ("--attention p_laplacian --p 0.5", ["--p", "at least 1"]),
-        ("--stride 17", ["--stride 17", "--context 16"]),
-        ("--heads 3", ["--d-model 8", "--heads 3"]),
-        ("--context 2000", ["validation text has 1", "--context 2000"]),
-        ("--prompt 0123456789abcdef", ["--prompt has 16", "--context 16"]),
-        ("--epochs 1 --warm-up 12", ["--warm-up 12", "the 12 steps"]),
-        ("--tokens preset", ["--tokens preset", "--preset"]),
-        ("--preset nowhere", ["--layers", "sizes of --preset nowhere"]),
-        ("--published gfsa", ["--published gfsa", "wikitext-2", "text"]),
-        ("--dataset ptb", ["no ptb.train.txt"]),
-    ],
-)
-def test_bad_input_is_one_line(wrong, words, text_file, tmp_path, capsys):
-    given = f"--data-dir {text_file} {SIZES} --output {tmp_path / 'output'} {wrong}"
-    assert_one_error_line(RECIPE.main, given.split(), words, capsys)
-    assert not (tmp_path / "output").exists()
-
-
 def test_a_preset_that_cannot_be_had_is_one_line(text_file, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     given = f"--data-dir {text_file} --preset {tmp_path / 'empty'} --output {tmp_path / 'output'}"
-    assert RECIPE.main(given.split()) == 2
-    printed = capsys.readouterr().err
-    assert printed.count("\n") == 1
-    assert "cannot be loaded as a causal language model" in printed
+    words = ["cannot be loaded as a causal language model"]
+    assert_one_error_line(RECIPE.main, given.split(), words, capsys)

@@ -5,8 +5,8 @@ from pathlib import Path
 import keras
 import pytest
 
-from recipes.common.command import compiling
-from recipes.common.command.compiling import shared_programs
+from recipes.common.command import checks
+from recipes.common.command.checks import shared_programs
 from recipes.graph_classification.__main__ import RECIPE
 
 ON_JAX = keras.backend.backend() == "jax"
@@ -18,7 +18,7 @@ def events(monkeypatch):
     import jax
 
     found = []
-    monkeypatch.setattr(compiling, "WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(checks, "WORTH_KEEPING", 0.0)
     jax.monitoring.register_event_listener(lambda event, **_: found.append(event.split("_")[-1]))
     return found
 

@@ -7,16 +7,11 @@ import numpy as np
 import pytest
 
 from keras_graphattn.graphs import Graph, GraphBatches, precompute
+from recipes.common.attentions import Trial
 from recipes.common.training.graph_layers import GraphAttention, GraphConvolution
-from recipes.common.training.graphs import NEEDED, classifier, inputs_of
-from tests.numerics import (
-    assert_all_close,
-    assert_close,
-    randomise,
-    reference_value_and_gradients,
-    to_numpy,
-    value_and_gradients,
-)
+from recipes.common.training.graphs import NEEDED, build, inputs_of
+from tests.numerics import randomise, to_numpy
+from tests.recipes.formulas import assert_is_formula
 from tests.reference_topology import random_edges
 
 torch = pytest.importorskip("torch")
@@ -79,25 +74,9 @@ def made(name, **kwargs):
     return layer
 
 
-def names_of(layer):
-    return [v.path.partition("/")[2] for v in layer.trainable_variables]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_layers_are_their_dense_formulas_in_values_and_gradients(name):
-    layer = made(name)
-    arrays = [INPUTS["nodes"], *(to_numpy(v) for v in layer.trainable_variables)]
-
-    def formula(nodes, *weights):
-        return CASES[name][1](nodes, dict(zip(names_of(layer), weights, strict=True)))
-
-    def fast(nodes, *weights):
-        return layer.stateless_call(weights, [], nodes, INPUTS["edges"])[0]
-
-    value, gradients = value_and_gradients(fast, *arrays)
-    expected, expected_gradients = reference_value_and_gradients(formula, *arrays)
-    assert_close(value, expected, 1e-5)
-    assert_all_close(gradients, expected_gradients, 2e-5)
+    assert_is_formula(made(name), CASES[name][1], [INPUTS["nodes"]], INPUTS["edges"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -126,7 +105,8 @@ SETTINGS = {"gfsa": {"filter": {"name": "first_order", "order": 2}}}
 @pytest.mark.parametrize("name", ["softmax", "gfsa", *NEEDED])
 def test_models_ignore_padding_and_the_order_of_the_nodes(name, embedding):
     options = SimpleNamespace(**vars(OPTIONS), embedding=embedding)
-    model = classifier(name, WIDTH, 3, SETTINGS.get(name, {}), options)
+    problem = SimpleNamespace(features=WIDTH, classes=["a", "b", "c"])
+    model = build(Trial(problem, name, SETTINGS.get(name, {}), options))
     assert any(layer.name == "embedding" for layer in model.layers) == embedding
     assert model.get_layer("layer_1").output.shape == (None, None, 8)
     randomise(model, scale=0.4)

@@ -12,14 +12,8 @@ from recipes.common.training.graphs import NEEDED
 from recipes.graph_regression import data
 from recipes.graph_regression.__main__ import RECIPE
 from recipes.graph_regression.model import build
-from tests.numerics import (
-    assert_all_close,
-    assert_close,
-    randomise,
-    reference_value_and_gradients,
-    to_numpy,
-    value_and_gradients,
-)
+from tests.numerics import randomise, to_numpy
+from tests.recipes.formulas import assert_is_formula
 
 torch = pytest.importorskip("torch")
 HEADS, SIZE, WIDTH, HOPS, FARTHEST, TYPES = 2, 3, 6, 3, 4, 3
@@ -57,18 +51,11 @@ def test_bias_is_its_formula_in_values_and_gradients(length):
     layer = StructuralBias(HEADS, FARTHEST, HOPS, TYPES)
     layer(distances, paths)
     randomise(layer, scale=0.7)
-    weights = [to_numpy(v) for v in layer.trainable_variables]
 
-    def fast(*weights):
-        return layer.stateless_call(weights, [], distances, paths)[0]
+    def formula(weights):
+        return bias_formula(distances, paths, **weights)
 
-    def formula(*weights):
-        return bias_formula(distances, paths, *weights)
-
-    value, gradients = value_and_gradients(fast, *weights)
-    expected, expected_gradients = reference_value_and_gradients(formula, *weights)
-    assert_close(value, expected, 1e-6)
-    assert_all_close(gradients, expected_gradients, 1e-5)
+    assert_is_formula(layer, formula, [], distances, paths, bounds=(1e-6, 1e-5))
 
 
 @pytest.mark.parametrize("filter", [None, FirstOrder(3)], ids=["softmax", "gfsa"])
@@ -79,37 +66,27 @@ def test_attention_is_its_formula_in_values_and_gradients(filter):
     layer = BiasedAttention(HEADS, SIZE, filter)
     layer(tokens, bias, mask)
     randomise(layer, scale=0.7)
-    names = [v.path.partition("/")[2] for v in layer.trainable_variables]
-    arrays = [tokens, bias, *(to_numpy(v) for v in layer.trainable_variables)]
 
-    def fast(tokens, bias, *weights):
-        return layer.stateless_call(weights, [], tokens, bias, mask)[0]
-
-    def formula(tokens, bias, *weights):
-        found = dict(zip(names, weights, strict=True))
-
+    def formula(tokens, bias, weights):
         def project(name):
-            kernel = found[f"{name}/kernel"]
-            return torch.einsum("btd,dnh->bnth", tokens, kernel) + found[f"{name}/bias"][:, None]
+            kernel = weights[f"{name}/kernel"]
+            return torch.einsum("btd,dnh->bnth", tokens, kernel) + weights[f"{name}/bias"][:, None]
 
         scores = project("query") @ project("key").transpose(-1, -2) / SIZE**0.5 + bias
         scores = torch.where(torch.tensor(mask)[:, None, None], scores, -torch.inf)
         a = torch.softmax(scores, dim=-1)
         if filter is not None:
             w0, w1, w2 = (
-                found[f"{name}_coefficient"][:, None, None]
+                weights[f"{name}_coefficient"][:, None, None]
                 for name in ("identity", "linear", "power")
             )
             a = w0 * torch.eye(5, dtype=a.dtype) + w1 * a + w2 * (a + 2 * (a @ a - a))
         outputs = torch.einsum(
-            "bnth,nhd->btd", a @ project("value"), found["attention_output/kernel"]
+            "bnth,nhd->btd", a @ project("value"), weights["attention_output/kernel"]
         )
-        return outputs + found["attention_output/bias"]
+        return outputs + weights["attention_output/bias"]
 
-    value, gradients = value_and_gradients(fast, *arrays)
-    expected, expected_gradients = reference_value_and_gradients(formula, *arrays)
-    assert_close(value, expected, 1e-5)
-    assert_all_close(gradients, expected_gradients, 2e-5)
+    assert_is_formula(layer, formula, [tokens, bias], mask)
     again = BiasedAttention.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
 
@@ -151,7 +128,7 @@ def answer(model, graphs, size):
 @pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("name", ["softmax", "gfsa", *NEEDED])
 def test_padded_nodes_change_nothing(name):
-    model = build(PROBLEM, name, RECIPE.settings(OPTIONS)[name], OPTIONS)
+    model = build(RECIPE.trial(PROBLEM, name, OPTIONS))
     randomise(model, scale=0.4)
     expected = answer(model, GRAPHS, 24)
     assert np.isfinite(expected).all()
@@ -160,7 +137,7 @@ def test_padded_nodes_change_nothing(name):
 
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_graphormer_ignores_the_order_of_the_nodes_and_sees_bonds_and_distances():
-    model = build(PROBLEM, "gfsa", RECIPE.settings(OPTIONS)["gfsa"], OPTIONS)
+    model = build(RECIPE.trial(PROBLEM, "gfsa", OPTIONS))
     randomise(model, scale=0.4)
     graph = GRAPHS[0]
     order = np.random.default_rng(0).permutation(graph.num_nodes)

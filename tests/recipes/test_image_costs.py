@@ -12,7 +12,6 @@ from keras_graphattn import convert, filters, layers
 from keras_graphattn.masks import BlockToeplitz
 from recipes.common.images import cait, vit
 from recipes.common.images.costs import ATTENTIONS, attention_cost, costs, total
-from recipes.common.images.counted import counted_multiply_adds
 from recipes.common.images.sizes import SIZES
 
 TINY = {"width": 12, "heads": 3, "feed_forward": 20, "patch": 2, "image": 8}
@@ -21,6 +20,20 @@ CAIT = SIZES["cait-s24"]._replace(layers=2, **TINY)
 SWIN = SIZES["swin-small"]._replace(depths=(2, 1), window=3, **TINY)
 DATA = {"channels": 3, "classes": 7}
 on_torch = pytest.mark.skipif(keras.backend.backend() != "torch", reason="torch counts")
+
+
+def counted_multiply_adds(model, *shapes):
+    """The multiply-adds of all matrix products and convolutions of one call, on torch."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    inputs = [keras.random.normal(shape, seed=0) for shape in shapes]
+    counter = FlopCounterMode(display=False)
+    # in a fused kernel for CPUs torch counts nothing
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model(*inputs)
+    return int(counter.get_total_flops()) // 2  # a product and a sum count as two
 
 
 def attention_layer(attention, heads=3, size=4, grid=(4, 4)):

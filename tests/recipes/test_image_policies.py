@@ -11,9 +11,8 @@ import pytest
 from recipes.common.command.checks import keras_configured
 from recipes.common.command.options import PRECISIONS
 from recipes.common.command.parsing import UsageError
-from recipes.common.images.defaults import MODELS
 from recipes.common.images.sizes import SIZES
-from recipes.image_classification.__main__ import RECIPE
+from recipes.image_classification.__main__ import MODELS, RECIPE
 from recipes.image_classification.data import load
 from recipes.image_classification.model import prepare
 from tests.compiling import compiled_once
@@ -72,13 +71,13 @@ def test_training_on_data_shaped_like_cifar(model, attention, precision, cifar, 
     training = ["--epochs", "1", "--batch-size", "8", "--warm-up-epochs", "0", "--flip"]
     asked = ["--model", model, "--size", name, "--attention", attention, "--precision", precision]
     options = RECIPE.parse([*given, *asked, *training])
-    settings = RECIPE.settings(options)[attention]
+    trial = RECIPE.trial(problem, attention, options)
     with keras_configured(precision):
         if is_refused(model, attention, precision):
             with pytest.raises(UsageError, match="only on accelerators"):
-                prepare(problem, attention, settings, 0, options)
+                prepare(trial)
             return
-        found = prepare(problem, attention, settings, 0, options)
+        found = prepare(trial)
         trained = found.model
         if BACKEND == "tensorflow":
             trained.jit_compile = True  # as `compile` does by itself where there is a GPU

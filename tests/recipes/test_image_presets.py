@@ -14,12 +14,12 @@ from recipes.common.command.checks import keras_configured
 from recipes.common.command.options import PRECISIONS
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.images import in_memory
-from recipes.common.images.training import compile_model
 from recipes.image_classification.__main__ import RECIPE
 from recipes.image_classification.data import Problem
 from recipes.image_classification.model import (
     build,
     check_preset,
+    compile_model,
     prepare,
     tables_of_masks,
 )
@@ -56,7 +56,7 @@ def made(folder, attention, channels=3, classes=5):
     options = parsed(folder, "--attention", attention)
     problem = SimpleNamespace(channels=channels, classes=[str(one) for one in range(classes)])
     keras.utils.set_random_seed(3)
-    return build(problem, attention, RECIPE.settings(options)[attention], options)
+    return build(RECIPE.trial(problem, attention, options))
 
 
 def attention_layers(model):
@@ -142,28 +142,18 @@ def test_only_matrices_decay(family, preset):
     assert decayed == {v.path for v in model.trainable_variables if v.path.endswith("kernel")}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("--model vit", ["--model", "--preset"]),
-        ("--size deit-tiny", ["--size", "--preset"]),
-        ("--image-size 32", ["--image-size", "--preset"]),
-        ("--patch 4", ["--patch", "--preset"]),
-        ("--layers 2", ["--layers", "--preset"]),
-        ("--d-model 8", ["--d-model", "--preset"]),
-        ("--heads 2", ["--heads", "--preset"]),
-        ("--feed-forward 8", ["--feed-forward", "--preset"]),
-        ("--dropout 0.1", ["--dropout", "--preset"]),
-        ("--drop-path 0.1", ["--drop-path", "--preset"]),
-        ("--post-norm", ["--post-norm", "--preset"]),
-        ("--start-from x.keras", ["--start-from", "--preset"]),
-        ("--published", ["--published", "--preset", "from scratch"]),
-        ("--released", ["--released", "--preset", "from scratch"]),
-    ],
-)
-def test_options_of_models_from_scratch_are_refused(wrong, words, preset, tmp_path, capsys):
-    output = ["--output", str(tmp_path / "output")]
-    given = ["--preset", preset("vit"), *wrong.split(), *output]
+OF_SCRATCH = [
+    *("--model vit", "--size deit-tiny", "--image-size 32", "--patch 4", "--layers 2"),
+    *("--d-model 8", "--heads 2", "--feed-forward 8", "--dropout 0.1", "--drop-path 0.1"),
+    *("--post-norm", "--start-from x.keras", "--published", "--released"),
+]
+
+
+@pytest.mark.parametrize("wrong", OF_SCRATCH)
+def test_options_of_models_from_scratch_are_refused(wrong, preset, tmp_path, capsys):
+    flag = wrong.partition(" ")[0]
+    words = [flag, "--preset", *(["from scratch"] if flag.endswith("ed") else [])]
+    given = ["--preset", preset("vit"), *wrong.split(), "--output", str(tmp_path / "output")]
     assert_one_error_line(RECIPE.main, given, words, capsys)
 
 
@@ -215,14 +205,14 @@ def test_presets_that_cannot_be_used_are_refused(tmp_path, capsys):
 def test_other_layers_keep_their_attention(preset):
     options = parsed(preset("vit"), "--attention", "gfsa", "--where", "last-half")
     problem = SimpleNamespace(channels=3, classes=["a", "b"])
-    model = build(problem, "gfsa", RECIPE.settings(options)["gfsa"], options)
+    model = build(RECIPE.trial(problem, "gfsa", options))
     kinds = [type(one).__name__ for one in attention_layers(model)]
     assert kinds == ["MultiHeadAttention", "GraphFilterAttention"]
 
 
 def test_masks_are_told_by_block_and_cover_the_grid(preset):
     model = made(preset("deit"), "topological")  # two tokens before 2 x 2 patches
-    tables = tables_of_masks(model, parsed(preset("deit")))
+    tables = tables_of_masks(model)
     assert {name: table.shape for name, table in tables.items()} == {
         "block 1": (2, 3, 3),
         "block 2": (2, 3, 3),
@@ -269,20 +259,20 @@ TRAINED = [
 def test_every_family_trains_with_every_attention_it_can_have(family, attention, precision, preset):
     given = ["--batch-size", "4", "--attention", attention, "--precision", precision]
     options = parsed(preset(family), *given, "--epochs", "1", "--warm-up-epochs", "0")
-    settings = RECIPE.settings(options)[attention]
     random = np.random.default_rng(0)
     examples = random.integers(0, 256, (8, 16, 16, 3)).astype("uint8"), np.arange(8) % 2
     problem = Problem("made", ["a", "b"], 3, *[in_memory(*examples)] * 3, "")
+    trial = RECIPE.trial(problem, attention, options)
     refused = None if attention in FAMILIES[family][2] else f"--attention {attention}"
     if BACKEND == "jax" and (attention, precision) == ("softmax", "mixed_float16"):
         refused = None if family in ("swin", "mit") else "only on accelerators"
     if refused is not None:
         with pytest.raises(UsageError, match=refused):
-            check_preset(problem, attention, settings, options)
+            check_preset(trial)
         return
-    check_preset(problem, attention, settings, options)
+    check_preset(trial)
     with keras_configured(precision):
-        training = prepare(problem, attention, settings, 0, options)
+        training = prepare(trial)
         model = training.model
         assert precision.removeprefix("mixed_") in {
             layer.compute_dtype for layer in attention_layers(model)

@@ -14,10 +14,7 @@ from recipes.common.training.optimizers import WarmUpLinearDecay
 from recipes.long_range_arena.__main__ import RECIPE, TASKS
 from recipes.long_range_arena.data import listops_rules, load
 from recipes.long_range_arena.model import build
-from tests.recipes.command_line import assert_one_error_line
 
-BACKEND = keras.backend.backend()
-OTHER = "torch" if BACKEND != "torch" else "jax"
 TINY = (
     *("--train-examples", "64", "--evaluation-examples", "32", "--max-length", "24"),
     *("--batch-size", "16", "--epochs", "2", "--warm-up", "2", "--verbose", "0"),
@@ -54,30 +51,6 @@ def test_published_settings():
     assert listops == (10, 10, 500, 2000)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("--task poetry", ["--task", "poetry"]),
-        ("--preset huge", ["--preset", "huge"]),
-        ("--attention softmax,performer", ["performer", "linear"]),
-        ("--task retrieval", ["--data-dir", "AAN"]),
-        ("--task listops --data-dir x", ["--data-dir", "made"]),
-        ("--task image --max-length 100", ["--max-length", "image"]),
-        ("--attention softmax --order 3", ["--order", "agf and gfsa"]),
-        ("--attention agf --alpha -1 --beta -1", ["divides by zero"]),
-        ("--epochs 0", ["--epochs"]),
-        ("--warm-up -1", ["--warm-up"]),
-        ("--seeds 1,1", ["twice"]),
-        (f"--backend {OTHER}", [BACKEND, OTHER]),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tmp_path, capsys):
-    output = tmp_path / "output"
-    folders = ["--output", str(output), "--cache-dir", str(tmp_path / "cache")]
-    assert_one_error_line(RECIPE.main, [*folders, *wrong.split()], words, capsys)
-    assert not output.exists()
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
@@ -108,17 +81,11 @@ def test_a_run_leaves_everything_behind(arguments, folders, results, capsys):
         best = max(rows, key=lambda row: (row["val_accuracy"], -row["val_cross_entropy"]))
         assert run["chosen_epoch"] == best["epoch"]
         assert run["test_cross_entropy"] == best["test_cross_entropy"]
-    assert (output / "results.png").read_bytes().startswith(b"\x89PNG")
-    before = (output / "results.json").read_bytes()
-    assert RECIPE.main(arguments) == 0  # finished: told again, not trained again
+    assert RECIPE.main(arguments) == 0  # finished: not made again
     printed = capsys.readouterr().out
-    assert "finished before" in printed
     assert "making" not in printed
     assert "without looking at the input" in printed
     assert f"{results['majority']['test']['cross_entropy']:.4f}" in printed
-    assert (output / "results.json").read_bytes() == before
-    assert RECIPE.main([*arguments, "--learning-rate", "0.5"]) == 2
-    assert "learning_rate" in capsys.readouterr().err
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
@@ -143,7 +110,7 @@ def test_mixed_precision_trains(folders, tmp_path):
 def test_padding_has_no_influence(attention, folders):
     options = RECIPE.parse([*TINY, *folders, "--attention", attention])
     problem = load(options)
-    model = build(problem, attention, RECIPE.settings(options)[attention], options)
+    model = build(RECIPE.trial(problem, attention, options))
     for weight in model.trainable_weights:
         weight.assign(0.5 * np.random.default_rng(1).normal(size=weight.shape))
     chosen = np.argsort(problem.test.lengths)[:4]
@@ -166,5 +133,5 @@ def test_learning_rate_rises_then_falls():
     assert rates[9] > 0
     assert rates[10] == rates[11] == 0
     assert WarmUpLinearDecay(0.5, 0, 10)(0) == 0.5
-    with pytest.raises(ValueError, match="warm_up"):
-        WarmUpLinearDecay(0.5, 10, 10)
+    longer = [float(WarmUpLinearDecay(0.5, 40, 10)(step)) for step in (0, 8, 9)]
+    np.testing.assert_allclose(longer, [0.5 / 9, 0.5, 0.25], rtol=1e-6)

@@ -9,7 +9,6 @@ from keras_graphattn.graphs import Graph
 from recipes.common.data.graphs import labels_of
 from recipes.motif_detection import data
 from recipes.motif_detection.__main__ import RECIPE, TASKS
-from tests.recipes.command_line import assert_one_error_line
 
 networkx = pytest.importorskip("networkx")
 NETWORKX = {
@@ -109,22 +108,3 @@ def test_runs_are_kept_and_the_model_loads(tmp_path):
     assert len(rows) == 2
     model = keras.saving.load_model(tmp_path / "out" / "model.keras")
     assert set(model.input) == {"nodes", "node_mask", "walks"}
-    changed = history.stat().st_mtime_ns
-    run(tmp_path, ["graph_kernel"])  # finished before
-    assert history.stat().st_mtime_ns == changed
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("--task star", ["--task", "star"]),
-        ("--train-examples 7", ["even", "7"]),
-        ("--walks 0", ["--walks"]),
-        ("--feature-map relu --attention gcn", ["--feature-map", "graph_masked_kernel"]),
-    ],
-)
-def test_bad_input_is_one_line(wrong, words, tmp_path, capsys):
-    output = tmp_path / "output"
-    arguments = ["--output", str(output), "--cache-dir", str(tmp_path), *wrong.split()]
-    assert_one_error_line(RECIPE.main, arguments, words, capsys)
-    assert not output.exists()

@@ -3,20 +3,21 @@
 import pytest
 
 from recipes.common.output.notes import absent_note, settings_note
-from tests.recipes.test_all_recipes import RECIPES, recipe_of
+from tests.recipes.models import recipe_of
+from tests.recipes.test_all_recipes import RECIPES
 
 NAMES = ("softmax", "gfsa", "agf", "p_laplacian")
 
 
-def results(*attentions, departures=()):
-    """What the notes read of `results.json`."""
+def results(*attentions, deviations=()):
+    """The entries of `results.json` that the notes read."""
     level = {"accuracy": 0.5, "cross_entropy": 0.7}
     run = {"seed": 0, "test_cross_entropy": 0.6, "sample": "text"}
     return {
         "table": [{"attention": name} for name in attentions],
         "runs": [{"attention": name, **run} for name in attentions],
         "settings": {"filters": {name: {"order": 3} for name in attentions}},
-        "published": {"departures": list(departures)},
+        "published": {"departures": list(deviations)},
         "majority": {"test": level},
         "tokens": {"test": 100},
         "words": {"test": 20},
@@ -47,7 +48,7 @@ def test_time_series_say_which_figure_the_paper_reports():
     assert "not in arXiv 2505.08516: GFSA." in found
     assert "settings" not in found
     command = "--dataset Heartbeat --published --epochs 3 --attention agf"
-    found = notes("time_series", command, results("agf", departures=["epochs 3"]))
+    found = notes("time_series", command, results("agf", deviations=["epochs 3"]))
     assert "those of arXiv 2505.08516, except for epochs 3; what is left open there" in found
     assert "not in" not in found
 
@@ -85,10 +86,10 @@ def test_the_arenas_paper_settings_name_what_was_changed():
         ["--preset", "paper", "--d-model", "128", "--epochs", "2", "--order", "4"]
     )
     changed = ["d_model 128 (published: 64)", "epochs 2 (published: 17)", "order 4"]
-    assert recipe.departures(options, epochs=17) == changed
+    assert recipe.deviations(options, epochs=17) == changed
     plain = recipe.parse(["--preset", "paper"])
     plain.epochs = 17  # as the number of batches tells
-    assert recipe.departures(plain, epochs=17) == []
+    assert recipe.deviations(plain, epochs=17) == []
     found = notes("long_range_arena", "--preset paper", results("agf", "gfsa"))
     assert "arXiv 2505.08516 (filters and rate) and arXiv 2111.00035 (all else), without" in found
     assert "not in arXiv 2505.08516: GFSA." in found
@@ -96,5 +97,5 @@ def test_the_arenas_paper_settings_name_what_was_changed():
 
 def test_sentences():
     assert "except for a, b;" in settings_note("X", ["a", "b"])
-    assert absent_note("X", ["softmax"], ["softmax"]) == []
-    assert absent_note("X", ["softmax"], ["softmax", "gfsa", "gfsa"]) == ["not in X: GFSA."]
+    assert absent_note("X", ["softmax"], results("softmax")) == []
+    assert absent_note("X", ["softmax"], results("softmax", "gfsa")) == ["not in X: GFSA."]

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recipes.common.training.optimizers import RectifiedLearningRate, radam
+from recipes.common.training.optimizers import RectifiedLearningRate
 
 
 def rectification(t, beta_2=0.999):
@@ -28,7 +28,7 @@ def test_schedule_is_the_closed_form(beta_2):
 
 def test_adam_under_the_schedule_is_radam():
     weight = keras.Variable([1.0, -2.0])
-    optimizer = radam(0.1)
+    optimizer = keras.optimizers.Adam(RectifiedLearningRate(0.1))
     expected = np.array([1.0, -2.0])
     first = second = np.zeros(2)
     for t in range(1, 30):
@@ -42,9 +42,7 @@ def test_adam_under_the_schedule_is_radam():
     assert abs(expected[1] + 2.0) > 0.1  # it did move
 
 
-def test_schedule_round_trips_and_refuses_a_beta_without_rectification():
+def test_schedule_round_trips():
     schedule = RectifiedLearningRate(0.02, 0.98)
     copy = RectifiedLearningRate.from_config(schedule.get_config())
     assert (copy.learning_rate, copy.beta_2) == (0.02, 0.98)
-    with pytest.raises(ValueError, match="beta_2"):
-        RectifiedLearningRate(0.02, 0.5)

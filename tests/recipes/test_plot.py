@@ -4,8 +4,7 @@ import pytest
 
 from recipes.common.data.chance import Chance
 from recipes.common.output.plot import draw
-from recipes.common.training.kept import Run
-from recipes.common.training.resume import ACCURACY, Criterion, RunState
+from recipes.common.training.records import ACCURACY, Criterion, Run, RunState
 
 PERPLEXITY = Criterion("perplexity", lower_is_better=True)
 CHANCE = Chance("always the most frequent class", {"validation": 0.2, "test": 0.3})

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipes.common.training.resume import ACCURACY, Criterion, RunState, score
+from recipes.common.training.records import ACCURACY, Criterion, RunState
 from recipes.time_series.__main__ import RECIPE
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
@@ -23,9 +23,9 @@ from recipes.time_series.__main__ import RECIPE
 
 where, arguments = sys.argv[1], sys.argv[2:]
 from recipes.common.data import batches
-from recipes.common.training import resume
+from recipes.common.training import runs
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
-take, write = batches.Batches.__getitem__, resume.write_json
+take, write = batches.Batches.__getitem__, runs.write_json
 
 def take_or_die(self, index):
     if self.seed is not None and (self.epoch, index) == (2, 3):
@@ -33,14 +33,14 @@ def take_or_die(self, index):
     return take(self, index)
 
 def write_or_die(path, content):
-    if len(content["history"]) == 4 and not content["finished"]:
+    if len(content.get("history", ())) == 4 and not content["finished"]:
         die()
     write(path, content)
 
 if where == "mid-epoch":
     batches.Batches.__getitem__ = take_or_die
 else:
-    resume.write_json = write_or_die
+    runs.write_json = write_or_die
 sys.exit(RECIPE.main(arguments))
 """
 
@@ -94,7 +94,7 @@ def test_early_stopping_counts_over_interruptions():
         kept = RunState()
         for accuracy in accuracies:
             kept.history.append({"val_accuracy": accuracy, "val_cross_entropy": 1.0})
-            if kept.best_epoch == 0 or score(kept.history[-1]) > score(kept.best):
+            if kept.best_epoch == 0 or ACCURACY.is_better(kept.history[-1], kept.best):
                 kept.best_epoch = kept.epoch
         return kept
 
@@ -105,27 +105,28 @@ def test_early_stopping_counts_over_interruptions():
     assert state([0.5, 0.6]).ends(2, 5)
 
 
-def test_score_prefers_accuracy_then_cross_entropy_and_numbers_to_none():
-    def of(accuracy, loss):
-        return score({"val_accuracy": accuracy, "val_cross_entropy": loss})
-
-    assert of(0.9, 5.0) > of(0.8, 0.1) > of(0.8, 0.2) > of(0.8, float("nan"))
-    assert of(0.8, None) == of(0.8, float("nan"))
+NAN = float("nan")
 
 
-def test_score_by_cross_entropy_first_then_accuracy():
-    criterion = ACCURACY._replace(choose_by="cross_entropy")
+@pytest.mark.parametrize(
+    ("criterion", "falling"),
+    [
+        (ACCURACY, [(0.9, 5.0), (0.8, 0.1), (0.8, 0.2), (0.8, NAN)]),
+        (
+            ACCURACY._replace(choose_by="cross_entropy"),
+            [(0.5, 0.1), (0.9, 0.2), (0.8, 0.2), (0.9, NAN)],
+        ),
+        (
+            Criterion("mean_absolute_error", lower_is_better=True, ties="squared_error"),
+            [(0.1, 9.0), (0.2, 0.1), (0.2, 0.2), (None, 0.0)],
+        ),
+    ],
+)
+def test_the_metric_that_chooses_comes_first_and_the_other_one_decides_ties(criterion, falling):
+    def score(first, second):
+        return criterion.score({f"val_{criterion.name}": first, f"val_{criterion.ties}": second})
 
-    def of(accuracy, loss):
-        return score({"val_accuracy": accuracy, "val_cross_entropy": loss}, criterion)
-
-    assert of(0.5, 0.1) > of(0.9, 0.2) > of(0.8, 0.2) > of(0.9, float("nan"))
-
-
-def test_score_of_metrics_that_are_both_errors():
-    criterion = Criterion("mean_absolute_error", lower_is_better=True, ties="squared_error")
-
-    def of(absolute, squared):
-        return score({"val_mean_absolute_error": absolute, "val_squared_error": squared}, criterion)
-
-    assert of(0.1, 9.0) > of(0.2, 0.1) > of(0.2, 0.2) > of(None, 0.0)
+    scores = [score(*values) for values in falling]
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 4
+    assert score(0.8, None) == score(0.8, NAN)

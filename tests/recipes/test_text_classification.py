@@ -1,7 +1,6 @@
 import csv
 import json
 import types
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -15,8 +14,6 @@ import sklearn.metrics
 
 import keras_graphattn
 from keras_graphattn.layers import GraphFilterAttention
-from recipes.common.command.parsing import UsageError
-from recipes.common.training.resume import KeepRun
 from recipes.text_classification.__main__ import RECIPE
 from recipes.text_classification.data import TASKS, load, validation_split
 from recipes.text_classification.model import (
@@ -33,8 +30,6 @@ from tests.recipes.command_line import assert_one_error_line
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
 
-BACKEND = keras.backend.backend()
-OTHER = "torch" if BACKEND != "torch" else "jax"
 WORDS = ("the", "a", "man", "dog", "cat", "saw", "ran", "and", "then", "that", "which", "house")
 
 
@@ -115,7 +110,7 @@ def test_the_best_model_takes_texts_from_its_preset(output, tiny, capsys):
     run = next(run for run in results["runs"] if run["attention"] == best["attention"])
     options = RECIPE.parse(tiny)
     problem = load(options)
-    found = report(keras.Model(task.input, task.output), problem, options, dict)
+    found = report(keras.Model(task.input, task.output), problem, options)
     assert found["test_matthews_correlation"] == pytest.approx(run["test_matthews_correlation"])
     assert (output / "saved_model" / "1" / "saved_model.pb").is_file()
 
@@ -145,42 +140,6 @@ def test_the_similarity_of_tokens_by_depth_is_that_of_all_pairs_but_of_padding(o
         if (one["attention"], one["seed"]) == (best["attention"], best["seed"])
     )
     np.testing.assert_allclose(run["token_similarity"], expected, atol=1e-4)
-
-
-def test_finished_runs_are_told_again_and_other_settings_refused(output, tiny, capsys):
-    arguments = [
-        *tiny,
-        "--output",
-        str(output),
-        "--attention",
-        "softmax,gfsa",
-        "--skip-saved-model",
-    ]
-    before = (output / "results.json").read_bytes()
-    assert RECIPE.main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("finished before") == 2
-    assert "test matthews correlation" in printed
-    assert (output / "results.json").read_bytes() == before
-    assert RECIPE.main([*arguments, "--order", "5"]) == 2
-    assert "filters" in capsys.readouterr().err
-
-
-def test_interrupted_training_continues_to_the_same_end(output, tiny, tmp_path, monkeypatch):
-    arguments = [*tiny, "--output", str(tmp_path), "--attention", "gfsa", "--skip-saved-model"]
-
-    def interrupt(self, batch, logs=None):
-        if (self.batches.epoch, batch) == (1, 2):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(KeepRun, "on_train_batch_end", interrupt)
-        assert RECIPE.main(arguments) == 130
-    assert len(history(tmp_path, "gfsa-seed0")) == 1
-    assert RECIPE.main(arguments) == 0
-    whole, continued = history(output, "gfsa-seed0"), history(tmp_path, "gfsa-seed0")
-    for one, other in zip(whole, continued, strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
 
 
 def test_pairs_with_a_value_in_mixed_precision(tiny, tmp_path):
@@ -219,7 +178,7 @@ def test_preset_of_another_model(tiny, tmp_path, capsys):
     task.save_to_preset(str(tmp_path / "plain"))
     arguments = [*tiny[:2], "--preset", str(tmp_path / "plain"), "--max-length", "24"]
     options = RECIPE.parse([*arguments, "--where", "1", "--attention", "gfsa"])
-    model = build(load(options), "gfsa", RECIPE.settings(options)["gfsa"], options)
+    model = build(RECIPE.trial(load(options), "gfsa", options))
     assert type(model).__name__ == "GraphAttentionDistilBertTextClassifier"
     rows = [row.class_name for row in keras_graphattn.inspect(model)]
     assert rows == ["MultiHeadAttention", "GraphFilterAttention"]
@@ -239,7 +198,7 @@ def test_all_attentions_start_with_the_same_weights(tiny):
     outputs = []
     for attention in ("softmax", "gfsa"):
         keras.utils.set_random_seed(3)
-        model = build(problem, attention, RECIPE.settings(options)[attention], options)
+        model = build(RECIPE.trial(problem, attention, options))
         inputs = problem.train.inputs(indices, padded_lengths(problem)[-1])
         outputs.append(keras.ops.convert_to_numpy(model(inputs)))
     np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-6)
@@ -307,44 +266,12 @@ def test_coefficients_learn_at_their_own_rate():
     np.testing.assert_allclose(moved, [2e-2, 1e-3], rtol=1e-3)
 
 
-def test_one_start_is_given():
-    assert RECIPE.settings(RECIPE.parse(["--start", "high_pass"]))["gfsa"] == {
-        "filter": {"name": "first_order", "order": 3, "start": "high_pass"}
-    }
-    with pytest.raises(UsageError, match="--constant"):
-        RECIPE.parse(["--start", "high_pass", "--constant", "0.1"])
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("--task poetry", ["--task", "poetry"]),
-        ("--attention agf", ["agf", "p_laplacian"]),
-        ("--attention softmax --order 4", ["--order", "gfsa"]),
-        ("--exponents 1.5", ["--exponents", "p_laplacian"]),
-        ("--preset minilm --layers 2", ["--layers", "minilm"]),
-        ("--d-model 9", ["--d-model 9", "--heads 2"]),
-        ("--where last:9 --epochs 1", ["last:9"]),
-        ("--exponents 0.5 --attention p_laplacian", ["--exponents", "0.5"]),
-        ("--validation-fraction 0.001", ["--validation-fraction"]),
-        ("--data-dir nowhere", ["nowhere", "folder"]),
-        ("--learning-rate 0", ["--learning-rate"]),
-        (f"--backend {OTHER}", [BACKEND, OTHER]),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tiny, tmp_path, capsys):
-    small = tiny if "--preset" not in wrong else tiny[:2]
-    assert_one_error_line(
-        RECIPE.main, [*small, "--output", str(tmp_path / "output"), *wrong.split()], words, capsys
-    )
+def test_the_start_of_the_filter_is_a_setting():
+    settings = RECIPE.settings(RECIPE.parse(["--start", "high_pass"]))["gfsa"]
+    assert settings == {"filter": {"name": "first_order", "order": 3, "start": "high_pass"}}
 
 
 def test_preset_that_is_not_there_is_one_line(tiny, tmp_path, capsys):
-    missing = Path(tmp_path) / "none"
-    assert (
-        RECIPE.main([*tiny[:2], "--preset", str(missing), "--output", str(tmp_path / "output")])
-        == 2
-    )
-    printed = capsys.readouterr().err
-    assert f"--preset {missing}" in printed
-    assert printed.count("\n") == 1
+    missing = tmp_path / "none"
+    given = [*tiny[:2], "--preset", str(missing), "--output", str(tmp_path / "output")]
+    assert_one_error_line(RECIPE.main, given, [f"--preset {missing}"], capsys)

@@ -153,7 +153,7 @@ def test_published_settings():
         found = options("cola", None, "--preset", preset, "--published")
         assert (found.epochs, found.batch_size, found.learning_rate) == (5, 32, 2e-5)
         assert (found.weight_decay, found.coefficient_learning_rate) == (0.0, 2e-5)
-        assert RECIPE.departures(found) == []
+        assert RECIPE.deviations(found) == []
         assert RECIPE.settings(found)["gfsa"] == {
             "filter": {
                 "name": "first_order",
@@ -166,7 +166,7 @@ def test_published_settings():
     assert albert.constant == 0.05
     assert options("rte", None, "--preset", "bert_base_en", "--published").constant == 0.0
     changed = options("cola", None, "--preset", "minilm", "--published", "--epochs", "2")
-    assert RECIPE.departures(changed) == ["epochs 2 (published: 5)"]
+    assert RECIPE.deviations(changed) == ["epochs 2 (published: 5)"]
     with pytest.raises(UsageError, match="has settings for"):
         options("cola", None, "--preset", "electra_small", "--published")
 

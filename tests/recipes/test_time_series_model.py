@@ -15,8 +15,7 @@ def problem(tiny_folder):
 @pytest.fixture(scope="module", params=RECIPE.attentions)
 def model(request, problem, tiny_arguments):
     options = RECIPE.parse([*tiny_arguments, "--layers", "2"])
-    settings = RECIPE.settings(options)[request.param]
-    model = build(problem, problem.train, request.param, settings, options)
+    model = build(RECIPE.trial(problem, request.param, options))
     random = np.random.default_rng(0)
     for weight in model.weights:
         if "float" in str(weight.dtype) and "standardise" not in weight.path:
@@ -128,12 +127,12 @@ def test_published_names_the_ten_sets_settings():
         assert (options.layers, options.d_model, options.heads) == (2, 512, 8)
         assert options.patience >= options.epochs  # nothing ends it early
         assert options.attention == ["softmax", "linear", "gfsa", "agf"]
-        assert RECIPE.departures(options) == []
+        assert RECIPE.deviations(options) == []
 
 
-def test_departures_from_the_published_settings_are_named():
+def test_deviations_from_the_published_settings_are_named():
     text = "--published --epochs 3 --order 2 --attention agf --batch-size 16"
     options = RECIPE.parse(text.split())
     assert (options.epochs, options.d_model, options.attention) == (3, 512, ["agf"])
-    assert RECIPE.departures(options) == ["epochs 3 (published: 100)", "order 2"]
-    assert RECIPE.departures(RECIPE.parse(["--epochs", "3"])) == []
+    assert RECIPE.deviations(options) == ["epochs 3 (published: 100)", "order 2"]
+    assert RECIPE.deviations(RECIPE.parse(["--epochs", "3"])) == []

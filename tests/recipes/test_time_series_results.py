@@ -166,23 +166,6 @@ def test_best_model_reloads_where_only_the_package_is_imported(
     np.testing.assert_allclose(answers["one:probabilities"], probabilities[2:3], atol=1e-5)
 
 
-def test_finished_runs_are_not_trained_again(arguments, output, monkeypatch):
-    before = (output / "results.json").read_bytes()
-    monkeypatch.setattr(keras.Model, "fit", lambda *args, **kwargs: pytest.fail("trained again"))
-    assert RECIPE.main([*arguments, "--skip-saved-model"]) == 0
-    assert (output / "results.json").read_bytes() == before
-
-
-def test_other_settings_are_not_mixed_in(arguments, output, capsys):
-    before = (output / "results.json").read_bytes()
-    assert RECIPE.main([*arguments, "--learning-rate", "0.02"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "learning_rate (was 0.03, now 0.02)" in error
-    assert "--overwrite" in error
-    assert (output / "results.json").read_bytes() == before
-
-
 def test_mixed_precision_and_overwrite(tiny_arguments, tmp_path):
     precision = "mixed_float16"  # the one that scales the loss
     base = [*tiny_arguments, "--attention", "agf", "--skip-saved-model", "--output", str(tmp_path)]

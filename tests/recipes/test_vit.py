@@ -12,14 +12,8 @@ from keras_graphattn.masks import BlockToeplitz
 from recipes.common.images.costs import costs, total
 from recipes.common.images.sizes import SIZES, Size
 from recipes.common.images.vit import classifier, resized_positions, start_from
-from tests.numerics import (
-    assert_all_close,
-    assert_close,
-    randomise,
-    reference_value_and_gradients,
-    to_numpy,
-    value_and_gradients,
-)
+from tests.numerics import randomise, to_numpy
+from tests.recipes.formulas import assert_is_formula
 from tests.recipes.test_cait import dense, in_heads, normed
 
 WIDTH, HEADS = 12, 3
@@ -89,24 +83,11 @@ def vit(images, weights, post_norm, masked):
 def test_model_is_its_formula_in_values_and_gradients(post_norm, masked):
     model = classifier(**DATA, attention=topological if masked else None, post_norm=post_norm)
     randomise(model)
-    names = [variable.path for variable in model.trainable_variables]
-    values = [to_numpy(variable) for variable in model.trainable_variables]
 
-    def fast(x, *weights):
-        return model.stateless_call(weights, model.non_trainable_variables, x)[0]
+    def formula(x, weights):
+        return vit(x, weights, post_norm, masked)
 
-    def naive(x, *weights):
-        return vit(x, dict(zip(names, weights, strict=True)), post_norm, masked)
-
-    found, gradients = value_and_gradients(fast, IMAGES, *values)
-    expected, expected_gradients = reference_value_and_gradients(naive, IMAGES, *values)
-    assert_close(found, expected, 2e-5)
-    names = ["images", *names]
-    assert_all_close(
-        dict(zip(names, gradients.values(), strict=True)),
-        dict(zip(names, expected_gradients.values(), strict=True)),
-        1e-4,
-    )
+    assert_is_formula(model, formula, [IMAGES], bounds=(2e-5, 1e-4))
 
 
 @pytest.mark.parametrize("name", ["deit-tiny", "deit-small"])

@@ -48,14 +48,7 @@ class ImageBatches(keras.utils.PyDataset):
     """Batches of images (B, size, size, C) from 0 to 255, one-hot classes and weights.
 
     All batches have `batch_size` rows: the last one is filled up with other examples of weight 0.
-
-    Args:
-        images: The images.
-        classes: Number of classes.
-        size: Side of the images that are made of them.
-        batch_size: Rows of every batch.
-        seed: Seed of the order and of the changes. Without one the order is that of the data.
-        augmentation: What is changed, if there is a seed.
+    Order and changes are functions of the seed; without one there are no changes.
     """
 
     def __init__(

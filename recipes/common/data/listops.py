@@ -48,18 +48,9 @@ class _Level(NamedTuple):
 
 
 def generate(count: int, rules: Rules, seed: int) -> Split:
-    """Makes `count` different examples.
+    """Makes `count` different examples, as numbers into `TOKENS`, with labels 0 to 9.
 
-    Args:
-        count: Number of examples.
-        rules: Rules of the trees.
-        seed: Seed of everything.
-
-    Returns:
-        Examples with the input `tokens`, as numbers into `TOKENS`, and labels 0 to 9.
-
-    Raises:
-        ValueError: If so many different trees are not to be found under the rules.
+    Raises `ValueError` if so many different trees are not to be found under the rules.
     """
     random = np.random.default_rng(seed)
     sequences: list[np.ndarray] = []

@@ -58,16 +58,7 @@ class Curves:
 
 
 def generate(count: int, rules: Rules, seed: int) -> Split:
-    """Makes `count` images as sequences of `size * size` pixels, half of each class.
-
-    Args:
-        count: Number of images.
-        rules: Rules of the curves.
-        seed: Seed of everything.
-
-    Returns:
-        Examples with the input `tokens`, grey values 0 to 255 plus 1, and labels 0 or 1.
-    """
+    """Makes `count` images as `size * size` grey values plus 1, half of each class, 0 and 1."""
     images, labels, _ = make_images(count, rules, seed)
     tokens = images.reshape(count, -1).astype("uint16") + 1
     return Split({"tokens": Ragged.of(tokens)}, labels)
@@ -133,15 +124,9 @@ class _Canvas:
             self.taken[rows, around[..., 0], around[..., 1]] = True
 
     def grow(self, tail: np.ndarray, length: int, curve: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws one curve in each image where there is room for all of it.
+        """Draws a curve of so many dashes from `tail` (images, 2) where there is room for it.
 
-        Args:
-            tail: Its start, (images, 2).
-            length: Number of dashes.
-            curve: Its number, for the record.
-
-        Returns:
-            The curve's other end, (images, 2), and in which images it was drawn.
+        Returns the curve's other end, (images, 2), and in which images it was drawn.
         """
         before = self.taken.copy()
         found = np.ones(self.images, bool)

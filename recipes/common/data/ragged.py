@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from recipes.common.data.chance import Chance, of_accuracy
+
 PADDING = 0  # no token: all real tokens are 1 or more
 
 
@@ -98,6 +100,10 @@ class Problem:
         """Tokens of the longest sequence."""
         return int(max(split.lengths.max() for split in self.splits.values()))
 
+    def chance(self) -> Chance:
+        """The accuracy of the most frequent class."""
+        return of_accuracy(**{name: split.labels for name, split in self.splits.items()})
+
     def digest(self) -> str:
         """A fingerprint of all the data."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
@@ -109,12 +115,10 @@ class Problem:
 
 
 def majority_level(labels: np.ndarray) -> dict[str, float]:
-    """What can be had on `labels` without looking at the inputs, by the best constant answer.
+    """The best levels that one constant answer can have on `labels`.
 
-    Returns:
-        `cross_entropy`, the entropy (in nats) of the classes' own distribution on these very
-        labels: no constant prediction has a lower loss; and `accuracy`, the share of the most
-        frequent class.
+    `cross_entropy` is the entropy (in nats) of the classes' own distribution on these very labels:
+    no constant prediction has a lower loss; `accuracy` is the share of the most frequent class.
     """
     shares = np.bincount(labels) / len(labels)
     present = shares[shares > 0]

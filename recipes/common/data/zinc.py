@@ -39,15 +39,10 @@ class Molecule(NamedTuple):
 
 
 def read_zinc(folder: Path, subset: bool) -> dict[str, list[Molecule]]:
-    """The molecules of the three parts.
+    """The molecules of the three parts, from a folder or from the folder `raw` in it.
 
-    Args:
-        folder: The folder with the files, or one that has them in a folder `raw`.
-        subset: Whether to take only the molecules that `train.index` and so on name.
-
-    Raises:
-        OSError: If a file is missing.
-        ValueError: For a file that is not of this form.
+    Of the subset, those that `train.index` and so on name. Raises `OSError` if a file is missing,
+    `ValueError` for a file that is not of this form.
     """
     folder = folder / "raw" if (folder / "raw").is_dir() else folder
     found = {}

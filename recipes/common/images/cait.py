@@ -84,24 +84,12 @@ def classifier(
 ) -> keras.Model:
     """A CaiT that maps images (B, image_size, image_size, channels) to logits (B, classes).
 
-    Args:
-        image_size: Side of the images in pixels, a multiple of `size.patch`.
-        channels: Channels of the images.
-        classes: Number of classes.
-        size: How large the model is.
-        attention: Makes the attention of a block of patches from its number, which counts from 0,
-            the number of heads, their width and the layer's name. The layer is called with the
-            tokens twice. `None` makes `TalkingHeadsAttention`. The class layers always have
-            plain attention.
-        dropout: Share of the features that are dropped after the positions are added, after
-            attention and in feed-forward networks, but in the class layers.
-        drop_path: Share of the examples that lose a branch, the same in all blocks but the class
-            layers, which lose none.
-        seed: Seed of what is dropped.
+    `attention` makes the attention of a block of patches from its number, which counts from 0, the
+    number of heads, their width and the layer's name; the layer is called with the tokens twice.
+    `None` makes `TalkingHeadsAttention`. The class layers always have plain attention. They drop
+    nothing; `drop_path` is the same in all other blocks.
 
-    Raises:
-        ValueError: If the patches do not fill the image, or the size has no class layers.
-        UsageError: If the backend cannot compute the class layers in the precision asked for.
+    Raises `ValueError` if the patches do not fill the image, or the size has no class layers.
     """
     if not size.class_layers:
         raise ValueError(

@@ -45,16 +45,10 @@ def attention_cost(
     talking: bool = False,
     order: int = ORDER,
 ) -> Cost:
-    """One attention layer: its projections with their biases, and what it does with all tokens.
+    """One attention layer: its projections with their biases, and the work on all tokens.
 
-    Args:
-        attention: A name out of `ATTENTIONS`.
-        tokens: Number T of tokens.
-        width: Features of a token, those of all heads together.
-        heads: Number of heads.
-        grid: `topological`: patches down and across; the other tokens come before them.
-        talking: softmax and gfsa: whether the heads are mixed, as in CaiT.
-        order: `agf`: the order of its polynomial.
+    `grid` is for `topological`: patches down and across; the other tokens come before them.
+    `talking` is for softmax and gfsa: the heads are mixed, as in CaiT. `order` is that of `agf`.
     """
     size = width // heads
     projection = _dense(tokens, width, width)
@@ -87,15 +81,10 @@ def costs(
     channels: int = 3,
     classes: int = 1000,
 ) -> dict[str, Cost]:
-    """The cost of a model by class of layer.
+    """The cost of a model by class of layer, for images as large as published by default.
 
-    Args:
-        size: How large the model is.
-        attention: The attention of all blocks but CaiT's class layers. CaiT's heads talk with
-            softmax and gfsa. Swin has softmax, gfsa and p_laplacian.
-        image: Side of the images; as published by default.
-        channels: Channels of the images.
-        classes: Number of classes.
+    The attention is that of all blocks but CaiT's class layers. CaiT's heads talk with softmax and
+    gfsa. Swin has softmax, gfsa and p_laplacian.
     """
     image = image or size.image
     side = image // size.patch

@@ -12,11 +12,7 @@ Tensor = Any
 
 
 def patches(images: Tensor, size: Size) -> Tensor:
-    """Linear maps of the patches of images, row by row: (B, h, w, C) -> (B, T, width).
-
-    Raises:
-        ValueError: If the patches do not fill the image.
-    """
+    """Linear maps of the patches of images, row by row: (B, h, w, C) -> (B, T, width)."""
     height, width = images.shape[1:3]
     if height % size.patch or width % size.patch:
         raise ValueError(

@@ -44,26 +44,14 @@ def classifier(
     """A ViT that maps images (B, image_size, image_size, channels) to logits (B, classes).
 
     The outputs of the layers `positions` and `block_1`, `block_2`, ... are the tokens before the
-    blocks and after each, (B, 1 + T, width), the class token first.
+    blocks and after each, (B, 1 + T, width), the class token first. `attention` makes the attention
+    of a block from its number, which counts from 0, the number of heads, their width and the
+    layer's name; the layer is called with the tokens twice. `drop_path` is the share of the
+    examples that lose a branch in the last block; it grows from 0 in the first. With `post_norm`, a
+    branch is added first and the sum normalised, as in the first transformer, and not the branch's
+    input.
 
-    Args:
-        image_size: Side of the images in pixels, a multiple of `size.patch`.
-        channels: Channels of the images.
-        classes: Number of classes.
-        size: How large the model is.
-        attention: Makes the attention of a block from its number, which counts from 0, the number
-            of heads, their width and the layer's name. The layer is called with the tokens twice.
-            `None` makes Keras' `MultiHeadAttention`.
-        dropout: Share of the features that are dropped after the positions are added, after
-            attention and in feed-forward networks.
-        drop_path: Share of the examples that lose a branch in the last block; it grows from 0 in
-            the first.
-        seed: Seed of what is dropped.
-        post_norm: Whether a branch is added first and the sum normalised, as in the first
-            transformer, and not the branch's input.
-
-    Raises:
-        ValueError: If the patches do not fill the image.
+    Raises `ValueError` if the patches do not fill the image.
     """
 
     def add(tokens: Tensor, branch: Tensor, name: str, rate: float, output: str) -> Tensor:
@@ -98,14 +86,7 @@ def start_from(model: keras.Model, other: keras.Model) -> None:
     """Takes over the weights of another ViT of the same blocks, for images of another size too.
 
     Positions, and the factors of block-Toeplitz masks, are interpolated. Logits of another number
-    of classes keep their own weights.
-
-    Args:
-        model: The ViT that is changed.
-        other: The ViT whose weights it gets.
-
-    Raises:
-        ValueError: If the two have different blocks or patches.
+    of classes keep their own weights. Raises `ValueError` for other blocks or patches.
     """
     pairs = list(zip(model.variables, other.variables, strict=False))
     fit = len(model.variables) == len(other.variables)
@@ -128,17 +109,10 @@ def start_from(model: keras.Model, other: keras.Model) -> None:
 
 
 def resized_positions(table: np.ndarray, side: int) -> np.ndarray:
-    """Position embeddings for another number of patches, by cubic splines on their grid.
+    """Position embeddings (1 + T, d) for `side` x `side` patches, by cubic splines on their grid.
 
-    Args:
-        table: Array of shape (1 + T, d) for T patches of a square grid; the first row is that of
-            the class token, and stays.
-        side: Patches down and across the new grid.
-
-    Returns:
-        An array of shape (1 + side^2, d), of the same type.
-
-    Source: Touvron et al., arXiv 2012.12877, Section 3, on why the interpolation is cubic.
+    The first row is that of the class token, and stays. Source: Touvron et al., arXiv 2012.12877,
+    Section 3, on why the interpolation is cubic.
     """
     known = round((len(table) - 1) ** 0.5)
     if known == side:

@@ -1,9 +1,8 @@
-"""Files that are either whole or not there: written under another name, then moved."""
+"""Files that are either whole or not there, and folders that one run writes to at a time."""
 
 import csv
 import io
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,30 +10,56 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+LOCK = ".lock"
+
+
+class InUseError(Exception):
+    """Another process holds the lock."""
+
+
+class DamagedFileError(Exception):
+    """A file is there, but its content is not whole; the message names it."""
+
+
+@contextmanager
+def locked(path: Path, waiting: str | None = None) -> Iterator[None]:
+    """Holds the lock of the file `path`, whose folder must exist.
+
+    The system takes the lock back from a process that ends, however it ends. Where another process
+    holds it, `waiting` is printed and the process waits; without `waiting` it raises `InUseError`.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        if waiting is None:
+            raise InUseError from error
+        print(waiting, flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """Yields a name beside `path`, of the same suffix, to write to; moves it to `path` after."""
+    """Yields a name beside `path` to write a file or a folder to; then replaces `path` by it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writing = path.with_name(f".writing-{path.name}")
+    remove(writing)
     try:
         yield writing
+        if writing.is_dir():
+            remove(path)
         os.replace(writing, path)
     except BaseException as error:
         remove(writing)  # a full disk stays full of halves otherwise
         if isinstance(error, OSError) and error.errno and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-
-
-@contextmanager
-def folder_atomically(path: Path) -> Iterator[Path]:
-    """Yields a name beside `path` to write a folder to; then replaces `path` by it."""
-    writing = path.with_name(f".writing-{path.name}")
-    remove(writing)
-    with atomically(path):
-        yield writing
-        remove(path)
 
 
 def check_room(path: Path, size: int) -> None:
@@ -63,19 +88,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Writes `content` as JSON; numbers that are not finite become null."""
-    write_text(path, json.dumps(_finite(content), indent=1, allow_nan=False) + "\n")
-
-
-class DamagedFileError(Exception):
-    """A file is there, but its content is not whole; the message names it."""
+    finite = json.loads(json.dumps(content), parse_constant=lambda name: None)
+    write_text(path, json.dumps(finite, indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any | None:
-    """The content of a JSON file, or None where there is no such file.
-
-    Raises:
-        DamagedFileError: If the file holds no JSON.
-    """
+    """The content of a JSON file, or None where there is no such file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -99,13 +117,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    return content
