@@ -135,13 +135,13 @@ def settings_of(
     attention: str, options: argparse.Namespace, defaults: Mapping[str, Any]
 ) -> Settings:
     """The settings of an attention; `defaults` are values of options that are not given."""
-    own, given = ATTENTIONS[attention], given_options(options)
+    own, asked = ATTENTIONS[attention], given_options(options)
     filter = filter_name(attention, options)
     values = {name: value for name, value in defaults.items() if value is not None}
     if filter != own.filter and not _is_polynomial(filter):
         for name in ("order", "learned_constant"):
             values.pop(name, None)
-    values |= {name: given[name] for name in own.options if name in given}
+    values |= {name: asked[name] for name in own.options if name in asked}
     settings: Settings = {}
     if filter is not None:
         names = (name for name in ("order", "start", *OF_FILTER) if name in values)

@@ -129,13 +129,13 @@ def make(count: int, seed: int) -> list[Graph]:
 
 def small_world(random: np.random.Generator, nodes: int) -> Edges:
     """A ring of nodes joined to the 4 nearest; a tenth of the edges get another random end."""
-    known = {tuple(sorted((i, (i + step) % nodes))) for i in range(nodes) for step in (1, 2)}
-    for edge in sorted(known):
+    edges = {tuple(sorted((i, (i + step) % nodes))) for i in range(nodes) for step in (1, 2)}
+    for edge in sorted(edges):
         if random.random() < 0.1:
-            known.remove(edge)
-            others = [v for v in range(nodes) if v != edge[0] and _pair(edge[0], v) not in known]
-            known.add(_pair(edge[0], others[random.integers(len(others))]))
-    return np.array(sorted(known))
+            edges.remove(edge)
+            others = [v for v in range(nodes) if v != edge[0] and _pair(edge[0], v) not in edges]
+            edges.add(_pair(edge[0], others[random.integers(len(others))]))
+    return np.array(sorted(edges))
 
 
 def preferential(random: np.random.Generator, nodes: int) -> Edges:

@@ -48,8 +48,10 @@ def load(options: argparse.Namespace) -> GraphProblem:
         files = ", ".join(f"{name}.pickle" for name in PARTS.values())
         raise UsageError(f"--dataset {options.dataset} needs --data-dir, with {files} in it")
     try:
-        found = read_zinc(options.data_dir, options.dataset == SUBSET)
-        splits = [[graph_of(molecule, ZINC_ATOMS) for molecule in found[part]] for part in PARTS]
+        molecules = read_zinc(options.data_dir, options.dataset == SUBSET)
+        splits = [
+            [graph_of(molecule, ZINC_ATOMS) for molecule in molecules[part]] for part in PARTS
+        ]
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         raise UsageError(f"--data-dir {options.data_dir} has no {missing}") from error

@@ -109,8 +109,8 @@ def _attention_on_pairs(
 
     def attend(tokens: Tensor, name: str) -> Tensor:
         drop = {"dropout": options.dropout, "seed": named_seed(trial.seed, name)}
-        given = {**drop, **layer_arguments(trial.settings)}
-        layer = BiasedAttention(options.heads, options.key_dim, name=name, **given)
+        arguments = {**drop, **layer_arguments(trial.settings)}
+        layer = BiasedAttention(options.heads, options.key_dim, name=name, **arguments)
         return layer(tokens, bias, mask)
 
     return attend

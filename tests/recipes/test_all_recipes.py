@@ -199,6 +199,17 @@ def test_training_that_was_broken_off_goes_on_to_the_same_end(name, tmp_path, mo
         np.testing.assert_allclose(broken[column], whole[column], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_all_attentions_stand_in_one_table_and_the_best_model_is_served(name, tmp_path):
+    recipe, output = recipe_of(name), tmp_path / "output"
+    asked = ["--attention", ",".join(recipe.attentions), "--output", str(output)]
+    assert recipe.main([*arguments_of(name, tmp_path), *asked]) == 0
+    results = json.loads((output / "results.json").read_text())
+    assert [row["attention"] for row in results["table"]] == list(recipe.attentions)
+    assert (output / "saved_model" / "1" / "saved_model.pb").exists() == recipe.saved_model
+
+
 def data_options(name):
     """Options that say where the data are, for recipes that read them."""
     tasks = {

@@ -202,23 +202,12 @@ TINY = (
 )
 
 
-def run(folder, attentions, epochs, *more):
-    folders = ["--output", str(folder / "out"), "--cache-dir", str(folder / "cache")]
-    asked = ["--attention", ",".join(attentions), "--epochs", str(epochs), *more]
-    assert RECIPE.main([*TINY, *folders, *asked]) == 0
-    return json.loads((folder / "out" / "results.json").read_text())
-
-
-@pytest.mark.slow
-def test_all_attentions_stand_in_one_table(tmp_path):
-    results = run(tmp_path, RECIPE.attentions, 1)
-    assert [row["attention"] for row in results["table"]] == list(RECIPE.attentions)
-    assert (tmp_path / "out" / "saved_model" / "1" / "saved_model.pb").exists()
-
-
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_runs_are_kept_and_tell_the_absolute_error(tmp_path, capsys):
-    results = run(tmp_path, ["gfsa"], 2, "--skip-saved-model")
+    folders = ["--output", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache")]
+    asked = ["--attention", "gfsa", "--epochs", "2", "--skip-saved-model"]
+    assert RECIPE.main([*TINY, *folders, *asked]) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert "test mean absolute error" in capsys.readouterr().out
     assert results["graphs"] == {"train": 8, "validation": 4, "test": 4}
     history = tmp_path / "out" / "histories" / "gfsa-seed0.csv"

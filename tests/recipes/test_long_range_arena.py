@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -94,15 +93,6 @@ def test_the_best_model_loads_with_the_package_alone(folders, results):
     root = Path(__file__).parents[2]
     done = subprocess.run(command, check=True, cwd=root, capture_output=True, text=True)
     assert "(1, 10)" in done.stdout
-
-
-@pytest.mark.slow_on("jax", "tensorflow")
-def test_mixed_precision_trains(folders, tmp_path):
-    extra = ["--precision", "mixed_bfloat16", "--attention", "gfsa", "--epochs", "1"]
-    assert RECIPE.main([*TINY, *folders[:2], "--output", str(tmp_path), *extra]) == 0
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert np.isfinite(results["runs"][0]["validation_cross_entropy"])
-    assert keras.config.dtype_policy().name == "float32"
 
 
 @pytest.mark.slow_on("jax", "tensorflow")

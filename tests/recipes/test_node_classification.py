@@ -1,6 +1,3 @@
-import json
-
-import keras
 import numpy as np
 import pytest
 
@@ -76,13 +73,7 @@ def test_the_loss_is_that_of_labelled_nodes_and_the_penalty(attention):
     assert told["cross_entropy"] == pytest.approx(-np.log(probabilities).mean(), rel=1e-5)
 
 
-@pytest.mark.slow_on("jax", "tensorflow")
-def test_a_run_is_kept_and_the_model_loads(tmp_path):
-    folders = ["--output", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache")]
-    asked = ["--attention", "graph_kernel", "--skip-saved-model"]
-    assert RECIPE.main([*folders, *MODEL, *asked]) == 0
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert results["graph"] == {"nodes": 34, "edges": 78}
-    assert results["nodes"] == {"train": 2, "validation": 6, "test": 26}
-    model = keras.saving.load_model(tmp_path / "out" / "model.keras")
-    assert model.output.shape == (None, None, 2)
+def test_facts_are_those_of_the_club():
+    facts = RECIPE.facts(data.karate_club(), RECIPE.parse([]))
+    assert facts["graph"] == {"nodes": 34, "edges": 78}
+    assert facts["nodes"] == {"train": 2, "validation": 6, "test": 26}

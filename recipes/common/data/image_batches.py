@@ -74,8 +74,8 @@ class ImageBatches(keras.utils.PyDataset):
     @property
     def labels(self) -> np.ndarray:
         """One entry for each image; its class, where all are known."""
-        known = self.images.labels
-        return np.zeros(len(self.images)) if known is None else known
+        labels = self.images.labels
+        return np.zeros(len(self.images)) if labels is None else labels
 
     @property
     def num_batches(self) -> int:
@@ -157,8 +157,8 @@ def _cut(image: Tensor, size: int, least: float, seed: Tensor) -> Tensor:
     shape = tf.shape(image)
 
     def resized(part: Tensor) -> Tensor:
-        found = tf.image.resize(part, (size, size), method="bicubic", antialias=True)
-        return tf.clip_by_value(found, 0.0, 255.0)
+        whole = tf.image.resize(part, (size, size), method="bicubic", antialias=True)
+        return tf.clip_by_value(whole, 0.0, 255.0)
 
     def middle() -> Tensor:
         side = tf.cast(CENTRE * tf.cast(tf.reduce_min(shape[:2]), "float32"), "int32")
@@ -174,27 +174,27 @@ def _cut(image: Tensor, size: int, least: float, seed: Tensor) -> Tensor:
             area_range=(least, 1.0),
             use_image_if_no_bounding_boxes=True,
         )
-        found = resized(tf.slice(image, begin, extent))
+        cut = resized(tf.slice(image, begin, extent))
     else:
         fits = tf.reduce_all(tf.equal(shape[:2], size))
-        found = tf.cond(fits, lambda: tf.cast(image, "float32"), middle)
-    return tf.ensure_shape(found, (size, size, channels))
+        cut = tf.cond(fits, lambda: tf.cast(image, "float32"), middle)
+    return tf.ensure_shape(cut, (size, size, channels))
 
 
-def _one_by_one(given: Augmentation) -> Callable[[Tensor, Seeds], Tensor] | None:
+def _one_by_one(augmentation: Augmentation) -> Callable[[Tensor, Seeds], Tensor] | None:
     """What changes one image (h, w, C), if anything does."""
     tf, made = tensorflow(), []
-    if given.rand_augment:
-        made.append(keras.layers.RandAugment(factor=given.rand_augment, dtype="float32"))
-    if given.random_erasing:
-        share = given.random_erasing
+    if augmentation.rand_augment:
+        made.append(keras.layers.RandAugment(factor=augmentation.rand_augment, dtype="float32"))
+    if augmentation.random_erasing:
+        share = augmentation.random_erasing
         made.append(keras.layers.RandomErasing(factor=(share, share), dtype="float32"))
-    if not made and not given.flip:
+    if not made and not augmentation.flip:
         return None
 
     def change(image: Tensor, seeds: Seeds) -> Tensor:
         shape = image.shape
-        if given.flip:
+        if augmentation.flip:
             image = tf.image.stateless_random_flip_left_right(image, seeds.next())
         for layer in made:
             image = _drawing_from(seeds, layer)(image)
@@ -204,25 +204,25 @@ def _one_by_one(given: Augmentation) -> Callable[[Tensor, Seeds], Tensor] | None
 
 
 def _by_batch(
-    given: Augmentation,
+    augmentation: Augmentation,
 ) -> Callable[[Tensor, Tensor, Seeds], tuple[Tensor, Tensor]] | None:
     """What mixes the images of a batch and their classes, if anything does.
 
     With both kinds, every second batch has the one and the others have the other, by chance.
     """
     tf, made = tensorflow(), []
-    if given.mix_up:
-        made.append(keras.layers.MixUp(given.mix_up, dtype="float32"))
-    if given.cut_mix:
-        made.append(keras.layers.CutMix(given.cut_mix, dtype="float32"))
+    if augmentation.mix_up:
+        made.append(keras.layers.MixUp(augmentation.mix_up, dtype="float32"))
+    if augmentation.cut_mix:
+        made.append(keras.layers.CutMix(augmentation.cut_mix, dtype="float32"))
     if not made:
         return None
 
     def mix(images: Tensor, labels: Tensor, seeds: Seeds) -> tuple[Tensor, Tensor]:
         def of(layer: Any) -> Callable[[], tuple[Tensor, Tensor]]:
             def mixed() -> tuple[Tensor, Tensor]:
-                found = _drawing_from(seeds, layer)({"images": images, "labels": labels})
-                return found["images"], found["labels"]
+                batch = _drawing_from(seeds, layer)({"images": images, "labels": labels})
+                return batch["images"], batch["labels"]
 
             return mixed
 

@@ -29,7 +29,7 @@ class Images:
     count: int
     examples: Callable[[int | None], Any]
     decode: Callable[[Tensor], Tensor]
-    labels: np.ndarray | None = None  # (count,); None where they are known only by reading all
+    labels: np.ndarray | None = None  # (count,); None where only reading all tells them
 
     def __len__(self) -> int:
         return self.count
@@ -82,9 +82,9 @@ def of_tfds(builder: Any, split: str, classes: Sequence[int] | None = None) -> I
     import tensorflow_datasets as tfds
 
     tf = tensorflow()
-    given = builder.info.features["label"].num_classes
-    numbers = np.full(given, -1)
-    kept = np.arange(given) if classes is None else np.asarray(classes)
+    count = builder.info.features["label"].num_classes
+    numbers = np.full(count, -1)
+    kept = np.arange(count) if classes is None else np.asarray(classes)
     numbers[kept] = np.arange(len(kept))
 
     def read(seed: int | None, **more: Any) -> Any:
@@ -103,9 +103,9 @@ def of_tfds(builder: Any, split: str, classes: Sequence[int] | None = None) -> I
             return data
         return data.shuffle(BUFFER, seed=seed, reshuffle_each_iteration=False)
 
-    known = builder.info.splits
-    if classes is None and split.partition("[")[0] in known:
-        return Images(known[split].num_examples, examples, lambda image: image)
+    splits = builder.info.splits
+    if classes is None and split.partition("[")[0] in splits:
+        return Images(splits[split].num_examples, examples, lambda image: image)
     encoded = read(None, decoders={"image": tfds.decode.SkipDecoding()})
     labels = np.array([int(label) for _, label in encoded], "int32")
     return Images(len(labels), examples, lambda image: image, labels)

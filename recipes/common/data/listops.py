@@ -116,10 +116,10 @@ def _levels(random: np.random.Generator, trees: int, rules: Rules) -> list[_Leve
 
 def _up(levels: list[_Level], combine) -> list[np.ndarray]:
     """Per level, what `combine` makes of each node and its arguments, from the last level up."""
-    found: list[np.ndarray] = [np.zeros(0, "int64")]
+    results: list[np.ndarray] = [np.zeros(0, "int64")]
     for level in reversed(levels):
-        found.insert(0, combine(level, found[0]))
-    return found[:-1]
+        results.insert(0, combine(level, results[0]))
+    return results[:-1]
 
 
 def _lengths(level: _Level, below: np.ndarray) -> np.ndarray:

@@ -74,12 +74,12 @@ def make_images(
     made = idle = 0
     while made < count:
         part = _curves(random, at_once, rules)
-        found = len(part.start)
-        idle = 0 if found else idle + 1
+        new = len(part.start)
+        idle = 0 if new else idle + 1
         if idle == 20:
             raise ValueError(f"no image has room for two curves under {rules}: make them shorter")
         parts.append(part)
-        made += found
+        made += new
     curves = Curves(
         *(
             np.concatenate([getattr(part, field.name) for part in parts])[:count]
@@ -129,7 +129,7 @@ class _Canvas:
         Returns the curve's other end, (images, 2), and in which images it was drawn.
         """
         before = self.taken.copy()
-        found = np.ones(self.images, bool)
+        drawn = np.ones(self.images, bool)
         angle = self.random.uniform(0, 2 * np.pi, self.images)
         start, laid = tail, []
         for step in range(length):
@@ -139,11 +139,11 @@ class _Canvas:
             if step:
                 self.take(*laid[-1])
             laid.append((start, end))
-            found &= free
+            drawn &= free
         self.take(*laid[-1])
-        self.taken[~found] = before[~found]
-        self.dashes += [(*dash, np.where(found, curve, -1)) for dash in laid]
-        return laid[-1][1], found
+        self.taken[~drawn] = before[~drawn]
+        self.dashes += [(*dash, np.where(drawn, curve, -1)) for dash in laid]
+        return laid[-1][1], drawn
 
     def _dash(
         self, start: np.ndarray, angle: np.ndarray, anywhere: bool

@@ -45,15 +45,15 @@ def read_zinc(folder: Path, subset: bool) -> dict[str, list[Molecule]]:
     `ValueError` for a file that is not of this form.
     """
     folder = folder / "raw" if (folder / "raw").is_dir() else folder
-    found = {}
+    parts = {}
     for part, name in PARTS.items():
         listed = _read(folder / f"{name}.pickle")
         places = _places(folder / f"{name}.index", len(listed)) if subset else range(len(listed))
         try:
-            found[part] = [_molecule(listed[place]) for place in places]
+            parts[part] = [_molecule(listed[place]) for place in places]
         except Exception as error:  # a damaged tensor can raise almost anything
             raise ValueError(f"{name}.pickle: a molecule cannot be read: {error}") from error
-    return found
+    return parts
 
 
 def _molecule(entry: dict[str, Any]) -> Molecule:
@@ -138,12 +138,15 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 def _read(file: Path) -> list[dict[str, Any]]:
     with file.open("rb") as opened:
         try:
-            found = _Unpickler(opened).load()
+            entries = _Unpickler(opened).load()
         except Exception as error:  # a damaged pickle can raise almost anything
             raise ValueError(
                 f"{file.name} must be a pickle of ZINC's molecules: {error}"
             ) from error
-    entries = isinstance(found, list) and all(isinstance(one, dict) for one in found)
-    if not entries or not all(isinstance(one.get(key), _Tensor) for one in found for key in _KEYS):
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get(key), _Tensor)
+        for entry in entries
+        for key in _KEYS
+    ):
         raise ValueError(f"{file.name} must be a list of dictionaries with tensors {_KEYS}")
-    return list(found)
+    return entries

@@ -105,10 +105,10 @@ def classifier(
 
     def add_feed_forward(tokens: Tensor, name: str, rates: tuple[float, float]) -> Tensor:
         hidden = layers.Dense(size.feed_forward, activation="gelu", name=f"{name}_hidden")
-        found = hidden(_normed(tokens, f"{name}_feed_forward"))
-        found = with_dropout(found, rates[0], seed, f"{name}_hidden_dropout")
-        found = layers.Dense(size.width, name=f"{name}_output")(found)
-        return add(tokens, found, f"{name}_feed_forward", rates)
+        outputs = hidden(_normed(tokens, f"{name}_feed_forward"))
+        outputs = with_dropout(outputs, rates[0], seed, f"{name}_hidden_dropout")
+        outputs = layers.Dense(size.width, name=f"{name}_output")(outputs)
+        return add(tokens, outputs, f"{name}_feed_forward", rates)
 
     rates = (dropout, drop_path)
     images = keras.Input((image_size, image_size, channels), name="images")

@@ -91,11 +91,11 @@ def costs(
     patches = {"patches": _dense(side * side, size.patch**2 * channels, size.width)}
     if size.model == "swin":
         return {**patches, **_swin(size, attention, side, classes)}
-    found = {**patches, "class token": Cost(size.width)}
+    parts = {**patches, "class token": Cost(size.width)}
     tokens = side * side
     if size.model == "deit":  # the class token goes through all blocks
         tokens += 1
-    found["positions"] = Cost(tokens * size.width)
+    parts["positions"] = Cost(tokens * size.width)
     layer = attention_cost(
         attention,
         tokens,
@@ -104,17 +104,17 @@ def costs(
         grid=(side, side),
         talking=size.model == "cait" and attention in ("softmax", "gfsa"),
     )
-    found["attention"] = layer.times(size.layers)
-    found["feed-forward"] = _feed_forward(tokens, size.width, size.feed_forward).times(size.layers)
+    parts["attention"] = layer.times(size.layers)
+    parts["feed-forward"] = _feed_forward(tokens, size.width, size.feed_forward).times(size.layers)
     norms = 2 * size.layers + 1
     if size.model == "cait":
-        found["class attention"] = _class_attention(tokens + 1, size.width).times(size.class_layers)
+        parts["class attention"] = _class_attention(tokens + 1, size.width).times(size.class_layers)
         one_token = _feed_forward(1, size.width, size.feed_forward)
-        found["class feed-forward"] = one_token.times(size.class_layers)
+        parts["class feed-forward"] = one_token.times(size.class_layers)
         norms += 2 * size.class_layers
-        found["LayerScale"] = Cost((norms - 1) * size.width)
-    found["normalisation"] = Cost(norms * 2 * size.width)
-    return {**found, "logits": _dense(1, size.width, classes)}
+        parts["LayerScale"] = Cost((norms - 1) * size.width)
+    parts["normalisation"] = Cost(norms * 2 * size.width)
+    return {**parts, "logits": _dense(1, size.width, classes)}
 
 
 def _dense(tokens: int, inputs: int, outputs: int, *, bias: bool = True) -> Cost:
@@ -139,7 +139,7 @@ def _swin(size: Size, attention: str, side: int, classes: int) -> dict[str, Cost
             f"attention={attention!r}"
         )
     names = ("attention", "relative positions", "feed-forward", "merging")
-    found = dict.fromkeys(names, Cost())
+    parts = dict.fromkeys(names, Cost())
     norms, width = size.width, size.width  # of the patches
     for stage, depth in enumerate(size.depths):
         width, heads = size.width * 2**stage, size.heads * 2**stage
@@ -148,15 +148,15 @@ def _swin(size: Size, attention: str, side: int, classes: int) -> dict[str, Cost
         layer = attention_cost(attention, window**2, width, heads)
         layer = Cost(layer.parameters, windows * layer.multiply_adds)
         feed_forward = _feed_forward(side * side, width, size.feed_forward * 2**stage)
-        found["attention"] = found["attention"].plus(layer.times(depth))
+        parts["attention"] = parts["attention"].plus(layer.times(depth))
         table = Cost((2 * window - 1) ** 2 * heads).times(depth)
-        found["relative positions"] = found["relative positions"].plus(table)
-        found["feed-forward"] = found["feed-forward"].plus(feed_forward.times(depth))
+        parts["relative positions"] = parts["relative positions"].plus(table)
+        parts["feed-forward"] = parts["feed-forward"].plus(feed_forward.times(depth))
         norms += 2 * depth * width
         if stage + 1 < len(size.depths):
             side = math.ceil(side / 2)
             merging = _dense(side * side, 4 * width, 2 * width, bias=False)
-            found["merging"] = found["merging"].plus(merging)
+            parts["merging"] = parts["merging"].plus(merging)
             norms += 4 * width
     norms += width
-    return {**found, "normalisation": Cost(2 * norms), "logits": _dense(1, width, classes)}
+    return {**parts, "normalisation": Cost(2 * norms), "logits": _dense(1, width, classes)}

@@ -109,10 +109,10 @@ def check_precision(network: keras.Model) -> None:
 
 def _with_head(preset: str, classes: int, load_weights: bool) -> keras.Model:
     """KerasHub's classifier; of a family that has none, a dense layer on the class token."""
-    given = {"activation": None, "preprocessor": None, "head_dtype": "float32"}
+    arguments = {"activation": None, "preprocessor": None, "head_dtype": "float32"}
     try:
         return keras_hub.models.ImageClassifier.from_preset(
-            preset, load_weights=load_weights, num_classes=classes, **given
+            preset, load_weights=load_weights, num_classes=classes, **arguments
         )
     except ValueError:
         if not preset_of(preset).prefix:

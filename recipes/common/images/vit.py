@@ -90,19 +90,21 @@ def start_from(model: keras.Model, other: keras.Model) -> None:
     """
     pairs = list(zip(model.variables, other.variables, strict=False))
     fit = len(model.variables) == len(other.variables)
-    if not fit or any(not _can_start_from(own, given) for own, given in pairs):
+    if not fit or any(not _can_start_from(own, source) for own, source in pairs):
         raise ValueError(
             "a model can start from one of the same blocks and patches. Received: one of "
             f"{len(other.variables)} weights, {other.count_params():,} numbers; expected: "
             f"{len(model.variables)} weights, {model.count_params():,} numbers"
         )
-    for own, given in pairs:
-        values = keras.ops.convert_to_numpy(given)
+    for own, source in pairs:
+        values = keras.ops.convert_to_numpy(source)
         if own.name == "table":
             values = resized_positions(values, round((own.shape[0] - 1) ** 0.5))
-        elif own.name == "log_factors" and own.shape != given.shape:
+        elif own.name == "log_factors" and own.shape != source.shape:
             # (N, 2 h - 1, 2 w - 1): from the farthest offset to the farthest one
-            factors = [after / before for after, before in zip(own.shape, given.shape, strict=True)]
+            factors = [
+                after / before for after, before in zip(own.shape, source.shape, strict=True)
+            ]
             values = ndimage.zoom(values, factors, order=1)
         if tuple(own.shape) == values.shape:
             own.assign(values)
@@ -114,22 +116,22 @@ def resized_positions(table: np.ndarray, side: int) -> np.ndarray:
     The first row is that of the class token, and stays. Source: Touvron et al., arXiv 2012.12877,
     Section 3, on why the interpolation is cubic.
     """
-    known = round((len(table) - 1) ** 0.5)
-    if known == side:
+    before = round((len(table) - 1) ** 0.5)
+    if before == side:
         return table
-    grid = np.reshape(table[1:], (known, known, -1)).astype("float64")
-    factor = side / known
+    grid = np.reshape(table[1:], (before, before, -1)).astype("float64")
+    factor = side / before
     resized = ndimage.zoom(grid, (factor, factor, 1), order=3, mode="nearest", grid_mode=True)
     return np.concatenate([table[:1], resized.reshape(side * side, -1).astype(table.dtype)])
 
 
-def _can_start_from(own: keras.Variable, given: keras.Variable) -> bool:
-    if own.name != given.name:
+def _can_start_from(own: keras.Variable, source: keras.Variable) -> bool:
+    if own.name != source.name:
         return False
     kept = {"table": 1, "log_factors": 0}.get(own.name)  # the axis that is not resized
     if kept is not None:
-        return own.shape[kept] == given.shape[kept]
-    return own.shape == given.shape or own.path.startswith("logits")
+        return own.shape[kept] == source.shape[kept]
+    return own.shape == source.shape or own.path.startswith("logits")
 
 
 def _norm(name: str) -> layers.Layer:

@@ -27,9 +27,9 @@ class _OnEdges(layers.Layer):
         ends = ops.cast(edges, "int32")
         source = ops.concatenate([ends[..., 0], ends[..., 1]], axis=1)  # (B, 2 E)
         target = ops.concatenate([ends[..., 1], ends[..., 0]], axis=1)
-        known = source >= 0
-        source = ops.where(known, source + first, 0)
-        target = ops.where(known, target + first, batch * count)
+        is_real = source >= 0
+        source = ops.where(is_real, source + first, 0)
+        target = ops.where(is_real, target + first, batch * count)
         return ops.reshape(source, (-1,)), ops.reshape(target, (-1,))
 
 
@@ -67,8 +67,8 @@ class GraphConvolution(_OnEdges):
         degrees = 1.0 + sum_rows(ones, target, count + 1)[:count]  # (B T, 1)
         x = x * ops.rsqrt(degrees)
         sums = sum_rows(ops.take(x, source, axis=0), target, count + 1)[:count]
-        found = ops.reshape((x + sums) * ops.rsqrt(degrees), (shape[0], shape[1], self.units))
-        return ops.cast(found, self.compute_dtype) + self.bias
+        outputs = ops.reshape((x + sums) * ops.rsqrt(degrees), (shape[0], shape[1], self.units))
+        return ops.cast(outputs, self.compute_dtype) + self.bias
 
     def compute_output_shape(self, nodes_shape: Any, edges_shape: Any = None) -> Any:
         return (*nodes_shape[:-1], self.units)
@@ -129,9 +129,9 @@ class GraphAttention(_OnEdges):
         own = ops.exp(own - most)[..., None]
         total = own + sum_rows(weights, target, count + 1)[:count]
         sums = sum_rows(weights * ops.take(x, source, axis=0), target, count + 1)[:count]
-        found = (own * x + sums) / total
-        found = ops.reshape(found, (shape[0], shape[1], self.num_heads * self.key_dim))
-        return ops.cast(found, self.compute_dtype) + self.bias
+        outputs = (own * x + sums) / total
+        outputs = ops.reshape(outputs, (shape[0], shape[1], self.num_heads * self.key_dim))
+        return ops.cast(outputs, self.compute_dtype) + self.bias
 
     def compute_output_shape(self, nodes_shape: Any, edges_shape: Any = None) -> Any:
         return (*nodes_shape[:-1], self.num_heads * self.key_dim)
