@@ -124,7 +124,9 @@ DATA = {
 
 
 def arguments_of(name, folder, one_class=False):
-    """Options of a tiny model on data made here; one epoch, softmax attention."""
+    """Options of a tiny model on data made in a folder; one epoch, softmax attention."""
+    folder = folder / "data"
+    folder.mkdir(exist_ok=True)
     text = DATA[name](folder, one_class)
     shared = "--epochs 1 --attention softmax --verbose 0"
     if name not in MADE:
@@ -294,7 +296,7 @@ WRONG = {
         ("--attention agf", ["agf", "p_laplacian"]),
         ("--attention softmax --order 4", ["--order", "gfsa"]),
         ("--exponents 1.5", ["--exponents", "p_laplacian"]),
-        ("--preset minilm", ["--layers", "minilm"]),
+        ("--preset minilm", ["--vocabulary", "minilm"]),
         ("--d-model 9", ["--d-model 9", "--heads 2"]),
         ("--attention gfsa --where last:9", ["last:9"]),
         ("--exponents 0.5 --attention p_laplacian", ["--exponents", "0.5"]),

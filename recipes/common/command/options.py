@@ -122,7 +122,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "order": {"type": at_least(1), "help": "degree K of the filter [3; agf: as published]"},
     "start": {
-        "choices": NamesIn("keras_graphattn.filters.starts", "STARTS"),
+        "choices": NamesIn("keras_graphattn.filters.filter", "STARTS"),
         "help": "start of the filters: %(choices)s [plain]",
     },
     "alpha": {"type": float, "help": "a of the filter jacobi [as published, else 0]"},
