@@ -29,7 +29,7 @@ def prepare(trial: Trial) -> Training:
     rate. The metrics leave out the rows that only fill up the last batch.
     """
     problem, options = trial.problem, trial.options
-    train, validation = _parts(trial)
+    train, validation = parts(trial)
     model = build(trial)
     optimizer = keras.optimizers.Adam(RectifiedLearningRate(options.learning_rate))
     model.compile(optimizer=with_rates(optimizer, model), **loss_and_metrics())
@@ -44,7 +44,7 @@ def prepare(trial: Trial) -> Training:
     )
 
 
-def _parts(trial: Trial) -> tuple[Split, Split]:
+def parts(trial: Trial) -> tuple[Split, Split]:
     """The series that are trained and validated on, drawn by the seed."""
     train = trial.problem.train
     indices = validation_split(train.labels, trial.options.validation_fraction, trial.seed)
@@ -62,7 +62,7 @@ def build(trial: Trial) -> keras.Model:
     problem, options = trial.problem, trial.options
     series = keras.Input((problem.length, problem.channels), name="series", dtype="float32")
     mask = keras.Input((problem.length,), name="padding_mask", dtype="bool")
-    tokens = _embed(series, mask, statistics(_parts(trial)[0]), options.d_model)
+    tokens = _embed(series, mask, statistics(parts(trial)[0]), options.d_model)
     for number in range(1, options.layers + 1):
         tokens = _block(trial, tokens, mask, f"block_{number}")
     outputs = probabilities(masked_mean(tokens, mask), len(problem.classes))

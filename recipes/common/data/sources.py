@@ -19,7 +19,8 @@ CONVERTED = "holds converted attention already: give the preset that it was made
 def load_tfds(name: str, split: str, folder: Path | None = None) -> list[dict[str, Any]]:
     """All examples of a split of a data set of tensorflow-datasets, as NumPy."""
     with tfds_for(name) as tfds:
-        return list(tfds.as_numpy(tfds.load(name, split=split, data_dir=folder and str(folder))))
+        data = tfds.load(name, split=split, data_dir=folder and str(folder))
+        return list(tfds.as_numpy(data))
 
 
 @contextmanager
