@@ -40,7 +40,6 @@ from keras_graphattn.masks.mask import (
     Positions,
     Rows,
     Signal,
-    checked_signals,
     in_one_dtype,
 )
 from keras_graphattn.masks.topology import finite
@@ -439,7 +438,7 @@ class _Order(NamedTuple):
         target: Int[Tensor, "B ..."] | None,
         source: Int[Tensor, "B ..."] | None,
         between: int = 1,
-    ) -> Float[Tensor, "B? N? R? ..."]:
+    ) -> Float[Tensor, "..."]:
         """decay^steps where steps >= 0 and the segments are equal, else 0."""
         if self.log_decay is None:
             factors = ops.ones_like(steps, dtype=dtype)
@@ -509,9 +508,7 @@ def _sums_before(updates: Float[Tensor, "B N R C F"], order: _Order) -> Float[Te
     return ops.reshape(sums, (batch, heads, parts, groups * GROUP, width))[:, :, :, :count]
 
 
-def _all_pairs(
-    count: Length, order: _Order, dtype: Any, between: int = 0
-) -> Float[Tensor, "B? N? R? ..."]:
+def _all_pairs(count: Length, order: _Order, dtype: Any, between: int = 0) -> Float[Tensor, "..."]:
     """The factor of chunk c' (last axis) in S_c: broadcasts to (B, N, R, ..., C, C)."""
     places = ops.arange(count, dtype="int32")
     steps = places[:, None] - places[None, :]
@@ -581,6 +578,7 @@ class ChunkedMask(Mask):
             raise self._no_state()
         return initial_chunked_state(batch_size, num_heads, features, width, self.num_decays)
 
+    @checked(query_features=tensor("B T N m"), key_features=tensor("B T N m"), x=tensor("B T N D"))
     def step(
         self,
         state: ChunkedState,
@@ -591,13 +589,10 @@ class ChunkedMask(Mask):
     ) -> tuple[Signal, ChunkedState]:
         if not self.has_state:
             raise self._no_state()
-        x, query, key = checked_signals(
-            x=x, query_features=query_features, key_features=key_features
-        )
         dtype = x.dtype
         tensors, wrong = self.prepare(x, **inputs)
         (query, key, x), parameters, tensors = in_one_dtype(
-            (query, key, x), self.parameters(), tensors
+            (query_features, key_features, x), self.parameters(), tensors
         )
         form = self.form(parameters, tensors)
         state = state._replace(sums=ops.cast(state.sums, x.dtype))

@@ -37,7 +37,7 @@ class Factored(Mask):
 
     def widened(
         self, query_features: Features, key_features: Features, parameters: Tensors
-    ) -> tuple[Features, Features]:
+    ) -> tuple[Float[Tensor, "B T N _"], Float[Tensor, "B T N _"]]:
         """phi(Q) (x) L and phi(K) (x) R, each of shape (B, T, N, m rank)."""
         length = ops.shape(key_features)[1]
         # (N, T, rank) -> (T, N, rank)

@@ -654,7 +654,9 @@ class BlockToeplitz(FourierMask):
             stride *= 2 * size - 1
         return place
 
-    def _with_prefix(self, rows: Float[Tensor, "N R T"], positions: Positions) -> Rows:
+    def _with_prefix(
+        self, rows: Float[Tensor, "N R T"], positions: Positions
+    ) -> Float[Tensor, "N R T"]:
         """Sets 1 where the query or the key is a prefix token; `rows` is (N, R, T)."""
         if self.num_prefix_tokens == 0:
             return rows
