@@ -18,10 +18,13 @@ from keras import ops
 
 from keras_graphattn.analysis.smoothing.measures import Array
 from keras_graphattn.keras_internals import replaced_attributes
-from keras_graphattn.operators.operator import Operator
-from keras_graphattn.operators.p_laplacian import PLaplacianOperator
-from keras_graphattn.operators.singular import SingularOperator
-from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
+from keras_graphattn.operators import (
+    Operator,
+    PLaplacianOperator,
+    SingularOperator,
+    SoftmaxOperator,
+)
+from keras_graphattn.operators.softmax import scores_of
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 VALUES = ("value", "v", "value_states")  # names of the values in `_compute_attention`
