@@ -176,7 +176,7 @@ def _first(results: Any) -> Tensor:
 
 def _matrix(
     operator: Apply | Float[Tensor, "B N T T"], values: Float[Tensor, "B T _ D"], sequences: int
-) -> Float[Array, "B N T T"]:
+) -> Float[Array, "b N T T"]:
     """The matrix itself: its columns are the answers to D unit signals at a time."""
     if not callable(operator):
         return to_numpy(operator[:sequences])
