@@ -41,7 +41,7 @@ FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFB
 # A graph from JAX runs only on the platforms that the export names, so it names all of these.
 JAX_PLATFORMS = ("cpu", "cuda")
 # Modules that are imported anyway, or that only hold base classes
-KNOWN = ("keras", "keras_graphattn", "tensorflow", "torch", "builtins", "typing", "abc")
+COMMON = ("keras", "keras_graphattn", "tensorflow", "torch", "builtins", "typing", "abc")
 
 
 @checked(directory=folder, version=optional(whole(0, below=2**63)))
@@ -406,4 +406,4 @@ def defining_modules(model: keras.Model) -> list[str]:
             "definition to a module and import it from that module."
         )
     modules = {part.__module__ for part in parts}
-    return sorted(one for one in modules & set(sys.modules) if one.partition(".")[0] not in KNOWN)
+    return sorted(one for one in modules & set(sys.modules) if one.partition(".")[0] not in COMMON)

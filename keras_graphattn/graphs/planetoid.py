@@ -103,23 +103,23 @@ def read_planetoid(folder: str | os.PathLike[str], name: str) -> PlanetoidData:
 
 
 def _joined(parts: dict[str, Any], index: Int[Array, " tests"]) -> PlanetoidData:
-    known, training = len(parts["ally"]), len(parts["y"])
+    labelled, training = len(parts["ally"]), len(parts["y"])
     rows = {part: parts[part].shape[0] for part in ("x", "allx", "tx", "ty")}
-    expected = {"x": training, "allx": known, "tx": len(index), "ty": len(index)}
-    if rows != expected or training > known:
+    expected = {"x": training, "allx": labelled, "tx": len(index), "ty": len(index)}
+    if rows != expected or training > labelled:
         raise ValueError(
-            f"Features and labels must have one row for each node: {expected} with at most {known} "
-            f"in y. Received: {rows} with {training} in y"
+            f"Features and labels must have one row for each node: {expected} with at most "
+            f"{labelled} in y. Received: {rows} with {training} in y"
         )
-    if len(set(index)) < len(index) or index.min(initial=known) < known:
+    if len(set(index)) < len(index) or index.min(initial=labelled) < labelled:
         raise ValueError(
-            f"The file test.index must name each test node once, by a number of at least {known}, "
-            f"the nodes of `allx`. Received: {np.sort(index).tolist()!s:.60}"
+            f"The file test.index must name each test node once, by a number of at least "
+            f"{labelled}, the nodes of `allx`. Received: {np.sort(index).tolist()!s:.60}"
         )
-    count = int(index.max(initial=known - 1)) + 1
+    count = int(index.max(initial=labelled - 1)) + 1
     features = np.zeros((count, parts["allx"].shape[1]), "float32")
     labels = np.full(count, -1, "int64")
-    for nodes, x, y in ((np.arange(known), "allx", "ally"), (index, "tx", "ty")):
+    for nodes, x, y in ((np.arange(labelled), "allx", "ally"), (index, "tx", "ty")):
         features[nodes] = scipy.sparse.csr_array(parts[x]).toarray()
         labels[nodes] = _classes(y, np.asarray(parts[y]))
     links = [(node, other) for node, others in parts["graph"].items() for other in others]
@@ -127,7 +127,7 @@ def _joined(parts: dict[str, Any], index: Int[Array, " tests"]) -> PlanetoidData
     return PlanetoidData(
         Graph(edges[edges[:, 0] != edges[:, 1]], None, features, None, labels, count),
         np.arange(training),
-        np.arange(training, min(training + VALIDATION_NODES, known)),
+        np.arange(training, min(training + VALIDATION_NODES, labelled)),
         np.sort(index),
     )
 
