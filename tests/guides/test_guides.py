@@ -22,10 +22,6 @@ def test_the_fast_suites_run_each_guide_once():
     assert sorted(name for names in FAST.values() for name in names) == [p.stem for p in GUIDES]
 
 
-def test_there_are_guides():
-    assert GUIDES
-
-
 @pytest.mark.all_cases
 @pytest.mark.parametrize(
     "path",
