@@ -40,7 +40,6 @@ from keras_graphattn.masks.mask import (
     Positions,
     Rows,
     Signal,
-    checked_signals,
     in_one_dtype,
 )
 from keras_graphattn.masks.topology import finite
@@ -581,6 +580,7 @@ class ChunkedMask(Mask):
             raise self._no_state()
         return initial_chunked_state(batch_size, num_heads, features, width, self.num_decays)
 
+    @checked(query_features=tensor("B T N m"), key_features=tensor("B T N m"), x=tensor("B T N D"))
     def step(
         self,
         state: ChunkedState,
@@ -591,13 +591,10 @@ class ChunkedMask(Mask):
     ) -> tuple[Signal, ChunkedState]:
         if not self.has_state:
             raise self._no_state()
-        x, query, key = checked_signals(
-            x=x, query_features=query_features, key_features=key_features
-        )
         dtype = x.dtype
         tensors, wrong = self.prepare(x, **inputs)
         (query, key, x), parameters, tensors = in_one_dtype(
-            (query, key, x), self.parameters(), tensors
+            (query_features, key_features, x), self.parameters(), tensors
         )
         form = self.form(parameters, tensors)
         state = state._replace(sums=ops.cast(state.sums, x.dtype))

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks import Sizes, as_tensor, check_dtype_policy, check_shape, dtype_name
+from keras_graphattn.checks import Sizes, check_dtype_policy, checked, dtype_name, tensor
 from keras_graphattn.checks import whole as whole_number
 from keras_graphattn.coefficient_rate import MASK_MULTIPLIER, CoefficientRate
 from keras_graphattn.keras_internals import move, walk
@@ -43,10 +43,10 @@ from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import pad, size_tensor, take
 from keras_graphattn.operators.kernel import masked_scores
 from keras_graphattn.serialization import resolve
-from keras_graphattn.types import Float, Int, Tensor
+from keras_graphattn.types import Float, Int, Num, Tensor
 
-Signal = Float[Tensor, "B T N D"]
-Features = Float[Tensor, "B T N m"]
+Signal = Num[Tensor, "B T N D"]
+Features = Num[Tensor, "B T N m"]
 Positions = Int[Tensor, " R"]
 Rows = Float[Tensor, "B? N? R T"]  # some rows of M, or all of them
 
@@ -243,7 +243,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
 
     # For users to call
 
-    def call(self, x: Signal, **inputs: Tensor) -> Signal:
+    def call(self, x: Tensor, **inputs: Tensor) -> Signal:
         return self.apply(x, **inputs)
 
     def compute_output_shape(
@@ -251,6 +251,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     ) -> tuple[int | None, ...]:
         return input_shape
 
+    @checked(x=tensor("B T N D"))
     def apply(self, x: Signal, path: str = "auto", **inputs: Tensor) -> Signal:
         """Returns M x: for every head, a product along the token axis.
 
@@ -266,14 +267,13 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
             ValueError: For an unknown path, missing or unknown inputs, or a length that the mask
                 does not have.
         """
-        (x,) = checked_signals(x=x)
         return self._product(path, None, None, x, self.prepare(x, **inputs), None)
 
     def attend(
         self,
-        query_features: Features,
-        key_features: Features,
-        x: Signal,
+        query_features: Tensor,
+        key_features: Tensor,
+        x: Tensor,
         path: str = "auto",
         feature_chunk: int | None = None,
         prepared: Prepared | None = None,
@@ -303,9 +303,10 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
         """
         if prepared is None:
-            x, query_features, key_features = checked_signals(
-                x=x, query_features=query_features, key_features=key_features
-            )
+            sizes: Sizes = {}
+            x = tensor("B T N D")("x", x, sizes)
+            query_features = tensor("B T N m")("query_features", query_features, sizes)
+            key_features = tensor("B T N m")("key_features", key_features, sizes)
             if feature_chunk is not None:
                 whole_number()("feature_chunk", feature_chunk, {})
             prepared = self.prepare(x, **inputs)
@@ -382,9 +383,9 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     def step(
         self,
         state: Any,
-        query_features: Features,
-        key_features: Features,
-        x: Signal,
+        query_features: Tensor,
+        key_features: Tensor,
+        x: Tensor,
         **inputs: Tensor,
     ) -> tuple[Signal, Any]:
         """Returns the rows of `attend` for one or more new tokens, and the state after them.
@@ -574,8 +575,8 @@ are numbered within the example, from 0; -1 marks a root.
             return _matrix_product(self._matrix(length, parameters, inputs), x, *features)
         query, key = features or (None, None)
         whole = {"signal": x} if key is None else {"signal": x, "key": key}
-        whole |= {f"parameter {name}": tensor for name, tensor in parameters.items()}
-        whole |= {f"input {name}": tensor for name, tensor in inputs.items()}
+        whole |= {f"parameter {name}": x for name, x in parameters.items()}
+        whole |= {f"input {name}": x for name, x in inputs.items()}
 
         def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
             matrix = self._block_rows(
@@ -699,15 +700,6 @@ def _times_causal(mask: Mask) -> Mask:
 
 def _times_entries(mask: Mask) -> Mask:
     return MASKS["product"](masks=[mask, get("entries")])
-
-
-def checked_signals(**tensors: Features) -> list[Features]:
-    """Signals (B, T, N, D) and features (B, T, N, m) of a call, as tensors of the right shapes."""
-    sizes: Sizes = {}
-    signals = [as_tensor(name, tensor) for name, tensor in tensors.items()]
-    for name, signal in zip(tensors, signals, strict=True):
-        check_shape(name, signal, ("B T N D" if name == "x" else "B T N m",), sizes)
-    return signals
 
 
 def widest_dtype(tensors: Iterable[Tensor], policy: str = "float32") -> str:
