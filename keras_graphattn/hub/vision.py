@@ -32,6 +32,10 @@ class FusedTower(AttentionFamily):
 
     num_heads: int
 
+    def projection_layers(self) -> dict[str, keras.Layer]:
+        layers = super().projection_layers()
+        return {name: layers[name] for name in ("query", "attention_output")}
+
     def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
         return fused_in_heads(part(self, self.spelling.query)(inputs), self.num_heads)
 
