@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.hub.family import (
+from keras_graphattn.hub.converted import (
     AttentionFamily,
     Heads,
     Index,

@@ -14,9 +14,14 @@ import keras
 
 from keras_graphattn.checks import did_you_mean, plain_name
 from keras_graphattn.hub.converted import (
+    AttentionFamily,
     ConvertedAttention,
     ConvertedGraphFilter,
     ConvertedPLaplacian,
+    HeadSizes,
+    Spelling,
+    class_with,
+    shown_as,
 )
 from keras_graphattn.hub.decoders import (
     BloomDecoder,
@@ -37,13 +42,6 @@ from keras_graphattn.hub.encoders import (
     EsmAttention,
     RoformerAttention,
     XLNetAttention,
-)
-from keras_graphattn.hub.family import (
-    AttentionFamily,
-    HeadSizes,
-    Spelling,
-    class_with,
-    shown_as,
 )
 from keras_graphattn.hub.gemma import (
     Gemma3Attention,

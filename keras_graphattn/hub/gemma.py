@@ -14,8 +14,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.hub.decoders import Decoder, visible_where
-from keras_graphattn.hub.family import (
+from keras_graphattn.hub.converted import (
     AttentionFamily,
     Cache,
     Heads,
@@ -28,6 +27,7 @@ from keras_graphattn.hub.family import (
     in_all_heads,
     open_slots,
 )
+from keras_graphattn.hub.decoders import Decoder, visible_where
 from keras_graphattn.operators.softmax import Logits
 from keras_graphattn.types import Tensor
 

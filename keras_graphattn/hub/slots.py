@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_graphattn.hub.converted import CacheSlots
 from keras_graphattn.hub.families import Row, is_attention, is_ours, is_reached, row_of, view
-from keras_graphattn.hub.family import CacheSlots
 from keras_graphattn.hub.stock import widened
 from keras_graphattn.keras_internals import (
     change_class,

@@ -21,7 +21,7 @@ import keras
 from keras import ops
 
 from keras_graphattn.coefficient_rate import FINE_TUNING_MULTIPLIER, NAME
-from keras_graphattn.hub.family import (
+from keras_graphattn.hub.converted import (
     AttentionFamily,
     CacheSlots,
     HeadSizes,
