@@ -34,9 +34,9 @@ from keras_graphattn.checks import checked, instance, one_of, optional, tensor
 from keras_graphattn.masks.toeplitz import tiled_toeplitz_product, toeplitz_product
 from keras_graphattn.masks.trees.forest import Forest, Nodes, flat_parents
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
-from keras_graphattn.numerics.precision import constant, pad, take
+from keras_graphattn.numerics.precision import pad, take
 from keras_graphattn.ops.graphs.sparse import RowNumbers, SparseMatrix, sparse_product, sum_rows
-from keras_graphattn.types import Bool, Float, Int, Tensor
+from keras_graphattn.types import Float, Int, Tensor
 
 Signal = Float[Tensor, "n N C"]
 Table = Float[Tensor, "K N"]  # f(0) ... f(K - 1) of each head
@@ -85,7 +85,7 @@ def table_tree_product(x: Signal, table: Table, forest: Forest, path: str | None
 
 def table_product_of_batch(x: Signal, table: Table, parents: Int[Tensor, "B T"]) -> Signal:
     """`table_tree_product` for one forest per example, n = B T, by depths."""
-    (product,) = _sum_over_depths(x, table, *flat_parents(parents))
+    (product,) = _sum_over_depths(x, table, flat_parents(parents)[0])
     return product
 
 
@@ -93,28 +93,24 @@ class Depths:
     """x -> [f(dist)] x over a constant forest, O(n) for each distance of the table."""
 
     def __init__(self, forest: Forest) -> None:
-        above = forest.order[forest.parents][forest.position]
-        self._parents, self._has_parent = RowNumbers(above), above != np.arange(forest.size)
+        self._parents = RowNumbers(forest.order[forest.parents][forest.position])
 
     def __call__(self, x: Signal, table: Table) -> Signal:
-        rows, has_parent = self._parents.tensor(x), constant(self._has_parent)
-        (product,) = _sum_over_depths(x, table, rows, has_parent)
+        (product,) = _sum_over_depths(x, table, self._parents.tensor(x))
         return product
 
 
 def _over_depths(
-    x: Signal,
-    parents: Int[Tensor, " n"],
-    has_parent: Bool[Tensor, " n"],
-    last: int,
-    term: Callable[[Any, Signal], Tensor],
+    x: Signal, parents: Int[Tensor, " n"], last: int, term: Callable[[Any, Signal], Tensor]
 ) -> Tensor:
     """sum_l term(l, H[l]), in a loop whose compiled size does not depend on the number of terms."""
-    is_child = ops.cast(has_parent, x.dtype)[:, None, None]
+    count = ops.shape(parents)[0]
+    is_root = ops.equal(ops.cast(parents, "int32"), ops.arange(count, dtype="int32"))
+    is_child = 1.0 - ops.cast(is_root, x.dtype)[:, None, None]
 
     def add(distance: Any, state: Any) -> Any:
         total, near, below, before = state  # the sum so far, H[l - 1], E[l - 1], E[l - 2]
-        deeper = sum_rows(is_child * below, parents, ops.shape(parents)[0])
+        deeper = sum_rows(is_child * below, parents, count)
         near = deeper + is_child * (take(near, parents, axis=0) - before)
         return total + term(distance, near), near, deeper, below
 
@@ -123,19 +119,19 @@ def _over_depths(
 
 
 def _product_by_depths(
-    x: Signal, table: Table, parents: Int[Tensor, " n"], has_parent: Bool[Tensor, " n"]
+    x: Signal, table: Table, parents: Int[Tensor, " n"]
 ) -> tuple[tuple[Signal], tuple[()]]:
     def term(distance: Any, near: Signal) -> Signal:
         return take(table, distance, axis=0)[None, :, None] * near
 
-    return (_over_depths(x, parents, has_parent, table.shape[0] - 1, term),), ()
+    return (_over_depths(x, parents, table.shape[0] - 1, term),), ()
 
 
 def _gradient_by_depths(
     tensors: tuple[Tensor, ...], kept: tuple[()], upstream: tuple[Signal]
 ) -> tuple[Tensor | None, ...]:
     """dx = [f(dist)] y', as the matrix is symmetric, and df(l) = y' . H[l]."""
-    x, table, parents, has_parent = tensors
+    x, table, parents = tensors
     count = table.shape[0]
 
     def term(distance: Any, near: Signal) -> Table:
@@ -143,8 +139,8 @@ def _gradient_by_depths(
         here = ops.equal(ops.arange(count, dtype="int32"), distance)
         return ops.cast(here, product.dtype)[:, None] * product
 
-    (other,), _ = _product_by_depths(upstream[0], table, parents, has_parent)
-    return other, _over_depths(x, parents, has_parent, count - 1, term), None, None
+    (other,), _ = _product_by_depths(upstream[0], table, parents)
+    return other, _over_depths(x, parents, count - 1, term), None
 
 
 _sum_over_depths = FunctionWithGradient(_product_by_depths, _gradient_by_depths)
