@@ -7,8 +7,7 @@ import scipy.sparse
 from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import Array, numpy_of, optional, whole
-from keras_graphattn.ops.graphs.edge_lists import repeated_edges
-from keras_graphattn.ops.graphs.graphs import graph_edges, read_graph
+from keras_graphattn.masks.graphs.edges import graph_edges, read_graph, repeated_edges
 from keras_graphattn.types import Bool, Float, Int
 
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import Array
 from keras_graphattn.graphs.graph import Graph
-from keras_graphattn.ops.graphs.graphs import graph_edges, read_graph
+from keras_graphattn.masks.graphs.edges import graph_edges, read_graph
 
 
 def from_scipy(

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from scipy.sparse.csgraph import shortest_path
+import scipy.sparse
+from scipy.sparse.csgraph import connected_components, shortest_path
 
 from keras_graphattn.checks import Array, flag, is_list, one_of, optional, whole
 from keras_graphattn.checks import folder as local_folder
 from keras_graphattn.graphs.graph import Graph
-from keras_graphattn.ops.graphs.graphs import graph_operator, spectrum_by_component
-from keras_graphattn.ops.graphs.walks import random_walks
+from keras_graphattn.masks.graphs.edges import graph_operator
+from keras_graphattn.masks.graphs.walks import random_walks
 from keras_graphattn.types import Float, Int
 
 FORM_OF_FILES = 2  # counts up if the same call computes something else
@@ -153,7 +154,7 @@ def _paths(place: int, graph: Graph, hops: int) -> Int[Array, "n n hops"]:
 
 def _spectrum(place: int, graph: Graph, count: int) -> Float[Array, "n count 2"]:
     laplacian = graph_operator(graph.adjacency(), "normalized_laplacian")[0]
-    values, vectors = spectrum_by_component(laplacian)
+    values, vectors = _spectrum_by_component(laplacian)
     # rounded: of components with the same eigenvalue, the first ones count
     order = np.argsort(values.round(9), kind="stable")[:count]
     values, vectors = values[order], vectors[:, order]
@@ -162,6 +163,21 @@ def _spectrum(place: int, graph: Graph, count: int) -> Float[Array, "n count 2"]
     pairs[:, : len(order), 0] = values
     pairs[:, : len(order), 1] = vectors * np.sign(vectors[peaks, np.arange(len(order))])
     return pairs
+
+
+def _spectrum_by_component(matrix: scipy.sparse.csr_array) -> tuple[Array, Array]:
+    """Eigenvalues (n,) and eigenvectors (n, n) of a symmetric matrix, by component.
+
+    Each eigenvector is exactly 0 outside one component.
+    """
+    _, component = connected_components(matrix, directed=False)
+    values, vectors = matrix.diagonal(), np.eye(matrix.shape[0])
+    order = np.argsort(component, kind="stable")
+    for nodes in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
+        if len(nodes) > 1:
+            block = np.ix_(nodes, nodes)
+            values[nodes], vectors[block] = np.linalg.eigh(matrix[nodes][:, nodes].toarray())
+    return values, vectors
 
 
 # The function of each kind, and its options with their defaults.

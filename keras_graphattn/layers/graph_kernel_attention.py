@@ -9,8 +9,8 @@ from keras_graphattn import feature_maps, masks
 from keras_graphattn.checks import flag, one_of, optional, whole
 from keras_graphattn.layers.base import Call, Shape, Tokens, refuse_options
 from keras_graphattn.layers.kernel_base import KernelLayer, is_key_mask
+from keras_graphattn.masks.graphs.walks import RandomWalk, kernel_of_steps
 from keras_graphattn.masks.mask import Mask
-from keras_graphattn.masks.random_walk import RandomWalk
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
 from keras_graphattn.operators.kernel import SMALLEST
 from keras_graphattn.operators.operator import Operator
@@ -19,7 +19,6 @@ from keras_graphattn.operators.softmax import (
     additive_scores,
     scores_of,
 )
-from keras_graphattn.ops.graphs.dynamic_walks import kernel_of_steps
 from keras_graphattn.serialization import restored
 from keras_graphattn.types import Bool, Float, Tensor
 

@@ -8,14 +8,14 @@ A new mask is one file in this folder and one line in `MASKS`.
 
 from keras_graphattn.masks.chunked import Causal, Exponential, Segments
 from keras_graphattn.masks.entries import Entries
-from keras_graphattn.masks.graph_diffusion import GraphDiffusion
-from keras_graphattn.masks.graph_random_features import GraphRandomFeatures
+from keras_graphattn.masks.graphs.diffusion import GraphDiffusion
+from keras_graphattn.masks.graphs.random_features import GraphRandomFeatures
+from keras_graphattn.masks.graphs.walks import RandomWalk
 from keras_graphattn.masks.hypercube import Hypercube
 from keras_graphattn.masks.low_rank import LowRank, StochasticPositions
 from keras_graphattn.masks.mask import MASKS, Mask
 from keras_graphattn.masks.mask import get as get
 from keras_graphattn.masks.product import Product
-from keras_graphattn.masks.random_walk import RandomWalk
 from keras_graphattn.masks.toeplitz import BlockToeplitz, Toeplitz
 from keras_graphattn.masks.trees.tree import Tree
 

@@ -13,14 +13,9 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.checks import Sizes, check_shape, dtype_name, integers, known_value, tensor
+from keras_graphattn.masks.graphs.edges import disagreeing, edges_once, repeated_edges
 from keras_graphattn.masks.trees.forest import trees_without_root
-from keras_graphattn.ops.graphs.edge_lists import disagreeing, repeated_edges
-from keras_graphattn.ops.graphs.example_topology import (
-    any_of_example,
-    bounded_ids,
-    edges_once,
-    example_flags,
-)
+from keras_graphattn.numerics.precision import size_tensor
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -31,6 +26,7 @@ Flags = Bool[Tensor, " B?"] | None  # of examples; None is a test that no exampl
 Bounded = tuple[Tensors, list[Bool[Tensor, "B ..."]]]
 
 INT32 = (-(2**31), 2**31 - 1)
+NARROW = ("int8", "int16", "uint8", "uint16")
 
 
 class Prepared(NamedTuple):
@@ -440,3 +436,30 @@ def _check_ends(edges: Array, length: int | None) -> None:
             "itself. An edge must join two different nodes. To leave out an edge, give it the "
             "nodes (-1, -1)."
         )
+
+
+def bounded_ids(
+    ids: Int[Tensor, "..."], low: int, high: Length
+) -> tuple[Int[Tensor, "..."], Bool[Tensor, "..."]]:
+    """Ids in int32, and which of them satisfy low <= id < high. The others become -1.
+
+    The ids are compared before the cast, because a cast can move a wide integer into the range.
+    """
+    dtype = dtype_name(ids.dtype)
+    if dtype in NARROW:
+        ids, dtype = ops.cast(ids, "int32"), "int32"
+    right = ids < size_tensor(high, dtype)
+    if not dtype.startswith("uint"):
+        right = ops.logical_and(right, ids >= ops.cast(low, dtype))
+    bounded = ops.cast(ops.where(right, ids, ops.zeros_like(ids)), "int32")
+    return ops.where(right, bounded, ops.cast(-1, "int32")), right
+
+
+def any_of_example(entries: Bool[Tensor, "B ..."]) -> Bool[Tensor, " B"]:
+    """Which examples have a `True` entry."""
+    return ops.any(entries, axis=tuple(range(1, len(entries.shape))))
+
+
+def example_flags(flags: Bool[Tensor, " B"], like: Tensor) -> Bool[Tensor, "B ..."]:
+    """Flags of examples, with axes of size 1 so that they broadcast with `like`, (B, ...)."""
+    return ops.reshape(flags, (-1, *[1] * (len(like.shape) - 1)))

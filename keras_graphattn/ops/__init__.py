@@ -38,6 +38,20 @@ from keras_graphattn.masks.chunked import (
     chunked_attention,
     initial_chunked_state,
 )
+from keras_graphattn.masks.graphs.edges import graph_operator, read_graph, transition_matrix
+from keras_graphattn.masks.graphs.random_features import (
+    graph_random_features,
+    graph_random_product,
+    modulation_of_series,
+)
+from keras_graphattn.masks.graphs.sparse import SparseMatrix, sparse_product, sum_rows
+from keras_graphattn.masks.graphs.walks import (
+    expected_features,
+    features_of_walks,
+    kernel_of_steps,
+    random_walks,
+    walk_product,
+)
 from keras_graphattn.masks.hypercube import hypercube_product
 from keras_graphattn.masks.toeplitz import toeplitz_product
 from keras_graphattn.masks.trees.forest import (
@@ -54,26 +68,6 @@ from keras_graphattn.operators import kernel as of_features
 from keras_graphattn.operators.p_laplacian import MOST_EPSILON
 from keras_graphattn.operators.singular import SCALINGS
 from keras_graphattn.operators.singular_causal import RunningSum
-from keras_graphattn.ops.graphs.diffusion import (
-    chebyshev_coefficients,
-    chebyshev_matrix,
-    chebyshev_terms,
-    spectral_product,
-)
-from keras_graphattn.ops.graphs.dynamic_walks import kernel_of_steps
-from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph, transition_matrix
-from keras_graphattn.ops.graphs.random_features import (
-    graph_random_features,
-    graph_random_product,
-    modulation_of_series,
-)
-from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product, sum_rows
-from keras_graphattn.ops.graphs.walks import (
-    expected_features,
-    features_of_walks,
-    random_walks,
-    walk_product,
-)
 from keras_graphattn.types import Tensor
 
 LEAST_SHARE = 1.0 / 64.0  # of |v_i|^2 + |v_j|^2; the Gram form is right to 4e-6 from there on
@@ -723,9 +717,6 @@ __all__ = [
     "advanced_state",
     "attention_matrix",
     "causal_singular_value_attention",
-    "chebyshev_coefficients",
-    "chebyshev_matrix",
-    "chebyshev_terms",
     "chunked_attention",
     "elu_features",
     "empty_running_sum",
@@ -757,7 +748,6 @@ __all__ = [
     "relu_features",
     "singular_value_attention",
     "sparse_product",
-    "spectral_product",
     "squared_distances",
     "squared_relu_features",
     "sum_rows",

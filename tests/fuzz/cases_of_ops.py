@@ -2,7 +2,6 @@
 
 import numpy as np
 import scipy.sparse
-from keras import ops as keras_ops
 
 from keras_graphattn import ops
 
@@ -114,18 +113,6 @@ CASES = {
             "chunk_size": 2,
         },
     ),
-    "chebyshev_coefficients": (
-        ops.chebyshev_coefficients,
-        {"function": lambda x: keras_ops.exp(-x), "low": 0.0, "high": 2.0, "terms": 4},
-    ),
-    "chebyshev_matrix": (
-        lambda **kw: ops.chebyshev_matrix(**kw).matrix,
-        {"matrix": SPARSE.matrix, "low": 0.0, "high": 4.0},
-    ),
-    "chebyshev_terms": (
-        ops.chebyshev_terms,
-        {"function": lambda x: np.exp(-x), "low": 0.0, "high": 2.0, "tolerance": 1e-3},
-    ),
     "chunked_attention": (
         ops.chunked_attention,
         {
@@ -138,7 +125,10 @@ CASES = {
     ),
     "elu_features": (ops.elu_features, {"x": normal(T)}),
     "empty_running_sum": (ops.empty_running_sum, {**SIZES, "dtype": "float32"}),
-    "expected_features": (ops.expected_features, {"adjacency": GRAPH, "length": 2}),
+    "expected_features": (
+        lambda **kw: ops.expected_features(**kw).steps[0].matrix,
+        {"adjacency": GRAPH, "length": 2},
+    ),
     "exponential_tree_product": (
         ops.exponential_tree_product,
         {**TREE, "rate": normal(N), "offset": normal(N), "forest": FOREST, "path": "scan"},
@@ -156,7 +146,10 @@ CASES = {
         ops.favor_query_features,
         {"query": normal(B, T, N, H), "directions": normal(N, H, 5)},
     ),
-    "features_of_walks": (ops.features_of_walks, {"walks": WALKS}),
+    "features_of_walks": (
+        lambda **kw: ops.features_of_walks(**kw).steps[0].matrix,
+        {"walks": WALKS},
+    ),
     "first_order_filter": (
         ops.first_order_filter,
         {
@@ -252,10 +245,6 @@ CASES = {
         {"left": normal(B, T, N, H), "right": normal(B, S, N, H), "values": normal(B, S, N, D)},
     ),
     "sparse_product": (ops.sparse_product, {"matrix": SPARSE, "x": normal(4, C)}),
-    "spectral_product": (
-        ops.spectral_product,
-        {**TREE, "coefficients": normal(3, N), "matrix": SPARSE},
-    ),
     "squared_relu_features": (ops.squared_relu_features, {"x": normal(T)}),
     "squared_distances": (
         ops.squared_distances,

@@ -113,7 +113,6 @@ def test_times_in_double_precision():
         ("scale", lambda: ops.attention_matrix(SIGNAL, SIGNAL, scale=1e300)),
         ("alpha", lambda: ops.recurrence("jacobi", 2, alpha=1e300)),
         ("beta", lambda: ops.recurrence("jacobi", 2, beta=-1e300)),
-        ("low", lambda: ops.chebyshev_terms(np.sin, -1e30, 2.0, 1e-3)),
         ("epsilon", lambda: layers.PLaplacianAttention(2, 3, epsilon=1e300)),
         ("index", lambda: decoded(np.int64(2**62))),
         ("index", lambda: decoded(4)),

@@ -5,7 +5,7 @@ import pytest
 from scipy.sparse.csgraph import connected_components
 
 from keras_graphattn.graphs import Graph, precomputation, precompute
-from keras_graphattn.ops.graphs.graphs import graph_operator, transition_matrix
+from keras_graphattn.masks.graphs.edges import graph_operator, transition_matrix
 from tests.reference_topology import random_edges, shortest_paths
 
 GRAPHS = [

@@ -213,7 +213,7 @@ def trees_of_examples(generator, length):
     return Case(mask, matrix, length, inputs, bound=1e-5, batch=2)
 
 
-def diffusion(generator, length, operator="laplacian", function="heat", longest=300.0):
+def diffusion(generator, length, operator="laplacian", longest=300.0):
     edges = hubs(generator, length)
     weights = 10.0 ** generator.uniform(-2, 1, len(edges)) if generator.integers(2) else None
     weights = None if weights is None else weights.astype("float32").astype("float64")
@@ -221,21 +221,14 @@ def diffusion(generator, length, operator="laplacian", function="heat", longest=
     matrix = reference.graph_matrix(length, edges, operator, whole)
     radius = float(torch.linalg.eigvalsh(matrix).abs().max()) or 1.0
     start = 10.0 ** generator.uniform(-4, np.log10(longest / 2), HEADS) / radius
-    mask = masks.GraphDiffusion(
-        edges, weights, length, operator=operator, function=function, initial_time=start
-    )
+    mask = masks.GraphDiffusion(edges, weights, length, operator=operator, initial_time=start)
     built(mask, length)
-    reach = 1.0 if function == "resolvent" else float(np.max(start)) * radius
 
     def full(logit):
         time = mask.max_time * torch.sigmoid(logit)
-        if function == "resolvent":
-            identity = torch.eye(length, dtype=torch.float64)
-            return torch.linalg.inv(identity + time[:, None, None] * matrix)[None]
         return reference.positive_exponential(matrix, time, operator)[None]
 
-    bound = 1e-5 if function == "resolvent" else 3e-6 + 3e-7 * reach
-    return Case(mask, full, length, bound=bound)
+    return Case(mask, full, length, bound=3e-6 + 3e-7 * float(np.max(start)) * radius)
 
 
 def graphs_of_examples(generator, length):
@@ -265,12 +258,12 @@ def random_walk(generator, length):
     options = {"walk_length": steps, "learn_decay": True, "decay": decay, "normalization": a}
     mask = masks.RandomWalk(edges, num_nodes=length, num_walks=3, exact=exact, **options)
     built(mask, length)
-    parts = mask._features.steps.matrix.toarray().reshape((length, steps, length))
+    parts = np.stack([step.matrix.toarray() for step in mask._features.steps])
     parts = torch.tensor(parts)
 
     def matrix(log_decay):
         powers = torch.exp(log_decay)[:, None] ** torch.arange(steps)
-        features = torch.einsum("vli,nl->nvi", parts, powers)
+        features = torch.einsum("lvi,nl->nvi", parts, powers)
         return reference.walk_matrix(features, a)[None]
 
     return Case(mask, matrix, length, bound=1e-5)
@@ -331,8 +324,6 @@ CASES = {
         diffusion,
         lambda g, n: diffusion(g, n, "normalized_laplacian"),
         lambda g, n: diffusion(g, n, "adjacency", longest=60.0),
-        lambda g, n: diffusion(g, n, "laplacian", "resolvent"),
-        lambda g, n: diffusion(g, n, "normalized_laplacian", "resolvent"),
         graphs_of_examples,
     ],
     "RandomWalk": [random_walk, walks_of_examples],

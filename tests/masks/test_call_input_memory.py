@@ -12,12 +12,8 @@ from tests.numerics import BACKEND, to_numpy
 COUNT = 500  # tokens: the matrix has 250000 entries
 EDGES = reference.random_edges(COUNT, 3.0)
 CASES = MASKS | {
-    "resolvent per example": lambda: GraphDiffusion(
-        operator="normalized_laplacian", function="resolvent", tolerance=1e-3
-    ),
     "learned walks per example": lambda: RandomWalk(learn_decay=True, normalization=0.5),
     "GraphDiffusion": lambda: GraphDiffusion(EDGES, num_nodes=COUNT),
-    "resolvent": lambda: GraphDiffusion(EDGES, num_nodes=COUNT, function="resolvent"),
     "RandomWalk once": lambda: RandomWalk(EDGES, num_nodes=COUNT, learn_decay=True, num_walks=8),
     "GraphRandomFeatures": lambda: GraphRandomFeatures(EDGES, num_nodes=COUNT, num_walks=8),
 }

@@ -14,7 +14,7 @@ from keras_graphattn.masks import (
     Toeplitz,
     Tree,
 )
-from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph
+from keras_graphattn.masks.graphs.edges import graph_operator, read_graph
 from tests.numerics import assert_close, to_numpy, value_and_gradients
 
 COUNT, HEADS = 24, 2
@@ -55,16 +55,8 @@ CASES = {
         lambda: GraphDiffusion(ORDER[EDGES], num_nodes=COUNT, operator="adjacency"),
         {},
     ),
-    "resolvent": (
-        lambda: GraphDiffusion(ORDER[EDGES], num_nodes=COUNT, function="resolvent"),
-        {},
-    ),
     "graphs of examples": (
         lambda: GraphDiffusion(operator="laplacian", spectral_bound=16.0, initial_time=0.2),
-        EXAMPLES,
-    ),
-    "resolvents of examples": (
-        lambda: GraphDiffusion(operator="normalized_laplacian", function="resolvent"),
         EXAMPLES,
     ),
     "walks": (lambda: RandomWalk(ORDER[EDGES], num_nodes=COUNT, learn_decay=True), {}),

@@ -9,7 +9,8 @@ from keras import ops
 
 from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
 from keras_graphattn.masks import GraphRandomFeatures
-from keras_graphattn.masks.modulations import read_modulation
+from keras_graphattn.masks.graphs.random_features import loads_of_walks, read_modulation
+from keras_graphattn.masks.graphs.walks import features_of_loads
 from keras_graphattn.ops import (
     graph_random_features,
     graph_random_product,
@@ -17,7 +18,6 @@ from keras_graphattn.ops import (
     random_walks,
     read_graph,
 )
-from keras_graphattn.ops.graphs.random_features import features_of_loads
 from tests.numerics import assert_close, to_numpy
 
 COUNT = 8  # nodes 6 and 7 are another component
@@ -114,7 +114,8 @@ def test_other_names_of_the_nodes_permute_the_features():
     graph = scipy.sparse.csr_array(GRAPH.toarray()[np.ix_(place, place)])
     for operator in STRENGTH:
         before, after = (
-            features_of_loads(*given, 0.2, operator) for given in ((GRAPH, walks), (graph, renamed))
+            features_of_loads(drawn, loads_of_walks(of, drawn, 0.2, operator))
+            for of, drawn in ((GRAPH, walks), (graph, renamed))
         )
         for one, other in zip(before.steps, after.steps, strict=True):
             expected = one.matrix.toarray()[np.ix_(place, place)]

@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from keras_graphattn.masks import GraphDiffusion, RandomWalk, Tree
-from keras_graphattn.ops.graphs import torch_sparse
-from keras_graphattn.ops.graphs.sparse import RowNumbers, SparseMatrix, sparse_product, sum_rows
+from keras_graphattn.masks.graphs.sparse import (
+    RowNumbers,
+    SparseMatrix,
+    TorchConstants,
+    sparse_product,
+    sum_rows,
+)
 from tests import reference_topology as reference
 from tests.numerics import BACKEND, to_numpy
 
@@ -28,11 +33,12 @@ MASKS = {
 @pytest.mark.parametrize("path", MASKS)
 def test_made_at_the_first_step_only(path, monkeypatch):
     made = []
-    for name in ("_csr_tensor", "row_numbers"):
-        real = getattr(torch_sparse, name)
-        monkeypatch.setattr(
-            torch_sparse, name, lambda *given, real=real: made.append(1) or real(*given)
-        )
+    stored = TorchConstants._stored
+    monkeypatch.setattr(
+        TorchConstants,
+        "_stored",
+        lambda self, key, make: stored(self, key, lambda: made.append(1) or make()),
+    )
     mask, found = MASKS[path](), []
     for _ in range(3):
         x = torch.tensor(X, requires_grad=True)

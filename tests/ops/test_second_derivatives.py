@@ -15,23 +15,27 @@ import scipy.sparse
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.masks.graphs.diffusion import (
+    HeatMatrix,
+    HeatSeries,
+    positive_operator,
+    series_sizes,
+)
+from keras_graphattn.masks.graphs.walks import ExampleWalks
 from keras_graphattn.masks.trees.sweeps import exponential_product_of_batch
 from keras_graphattn.masks.trees.tables import table_product_of_batch
 from keras_graphattn.operators import BlockwiseOperator, Visibility
 from keras_graphattn.ops import (
     SparseMatrix,
-    chebyshev_matrix,
     exponential_tree_product,
     forest_from_parents,
+    graph_random_features,
+    graph_random_product,
     p_laplacian_attention,
     read_graph,
     sparse_product,
-    spectral_product,
     table_tree_product,
 )
-from keras_graphattn.ops.graphs.example_walks import walk_product_of_batch
-from keras_graphattn.ops.graphs.heat import exponential_product, positive_operator, series_sizes
-from keras_graphattn.ops.graphs.random_features import graph_random_features, graph_random_product
 from tests.numerics import BACKEND, assert_close, to_numpy
 from tests.topology_cases import (
     applied,
@@ -119,13 +123,10 @@ FOREST = forest_from_parents(PARENTS, LENGTHS)
 NODES = (normal(7, HEADS, WIDTH), np.array([-0.5, -1.0], "float32"), normal(HEADS))
 TABLE = normal(4, HEADS, seed=4)
 MATRIX = SparseMatrix(scipy.sparse.random_array((5, 7), density=0.5, rng=0))
-CYCLE = scipy.sparse.csr_array(np.roll(np.eye(7), 1, 0) + np.roll(np.eye(7), -1, 0))
-SPECTRAL = chebyshev_matrix(CYCLE, -2.0, 2.0)
-DIFFUSION = positive_operator(read_graph([[i, (i + 1) % 7] for i in range(7)]), "laplacian")
-SIZES = series_sizes(DIFFUSION.radius, 1.0, 1e-6)
+CYCLE = read_graph([[i, (i + 1) % 7] for i in range(7)])
+POSITIVE, SHIFT, RADIUS = positive_operator(CYCLE, "laplacian")
 WALKS = RANDOM.integers(-1, 7, (2, 7, 2, 3)).astype("int32")
-FEATURES = graph_random_features(read_graph([[i, (i + 1) % 7] for i in range(7)]), 2, 4, 0)
-SERIES = ("graphs.symmetric_series.SymmetricSeries",)
+FEATURES = graph_random_features(CYCLE, 2, 4, 0)
 
 CASES = {
     "twice": Case(twice(), attention_arrays(), ("operators.blockwise._twice",)),
@@ -152,28 +153,28 @@ CASES = {
         (normal(14, HEADS, WIDTH), TABLE),
         ("trees.tables",),
     ),
-    "spectral": Case(
-        lambda x, coefficients: spectral_product(x, coefficients, SPECTRAL),
-        (NODES[0], TABLE),
-        (*SERIES, "graphs.diffusion._chebyshev_series"),
-    ),
     "sparse": Case(
         lambda x: sparse_product(MATRIX, x) ** 2, (NODES[0],), ("graphs.sparse.SparseMatrix",)
     ),
     "diffusion": Case(
-        lambda x, time: exponential_product(x, time, DIFFUSION, SIZES),
+        HeatSeries(POSITIVE, SHIFT, series_sizes(RADIUS, 1.0, 1e-6)),
         (NODES[0], np.array([0.4, 0.9], "float32")),
-        ("graphs.heat.PositiveOperator",),
+        ("graphs.diffusion.HeatSeries",),
+    ),
+    "diffusion, matrix": Case(
+        HeatMatrix(POSITIVE, SHIFT, series_sizes(RADIUS, 1.0, 1e-6, longest_part=1.0)),
+        (np.array([0.4, 0.9], "float32"),),
+        ("graphs.diffusion.HeatMatrix",),
     ),
     "random features": Case(
         lambda x, modulation: graph_random_product(x, modulation, *FEATURES),
         (NODES[0], TABLE),
-        ("graphs.random_features._weighted_sum",),
+        ("graphs.walks.WalkFeatures",),
     ),
     "walks of a batch": Case(
-        lambda x, decay: walk_product_of_batch(x, decay, ops.convert_to_tensor(WALKS)),
+        lambda x, decay: ExampleWalks(WALKS).kernel_product(x, decay, 1.0),
         (normal(2, 7, HEADS, WIDTH), np.array([0.6, 0.8], "float32")),
-        ("graphs.example_walks",),
+        ("graphs.walks",),
     ),
     "p-Laplacian": Case(
         p_laplacian(7),

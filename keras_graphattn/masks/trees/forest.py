@@ -13,8 +13,8 @@ from keras import ops
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from keras_graphattn.checks import checked, instance
+from keras_graphattn.masks.graphs.edges import graph_edges, numbers_of, read_graph
 from keras_graphattn.numerics.precision import at_least_float32, pad, size_tensor, take
-from keras_graphattn.ops.graphs.graphs import graph_edges, numbers_of, read_graph
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 Nodes = Int[np.ndarray, " n"]

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from keras_graphattn.ops.graphs.sparse import sum_rows
+from keras_graphattn.ops import sum_rows
 
 Tensor = Any
 
