@@ -363,7 +363,7 @@ class HeatSeries:
         decay = ops.reshape(decay[:, None] * ones, (1, -1))
         factors = ops.reshape((time / orders)[:, :, None] * ones, (sizes.terms, -1))
         columns = ops.reshape(x, (self.matrix.shape[0], -1))
-        matrix = self.matrix.operand(columns)
+        matrix = self.matrix.operand(columns, time)
 
         def part(index: Any, x: Tensor) -> Tensor:
             def term(k: Any, y: Tensor) -> Tensor:

@@ -241,10 +241,10 @@ class SparseMatrix(TorchConstants):
         columns = ops.reshape(x, (self.shape[1], -1))
         return ops.reshape(self.operand(columns) @ columns, (self.shape[0], *ops.shape(x)[1:]))
 
-    def operand(self, like: Float[Tensor, "columns C"]) -> Any:
-        """What multiplies columns like these by `@`, without its own gradient."""
+    def operand(self, like: Float[Tensor, "columns C"], *others: Tensor) -> Any:
+        """What multiplies columns like these, made of `others`, without its own gradient."""
         is_torch = keras.backend.backend() == "torch" and like.device.type != "meta"
-        return self._csr_tensor(like) if is_torch and _is_plain(like) else self
+        return self._csr_tensor(like) if is_torch and _are_plain(like, *others) else self
 
     def __matmul__(self, x: Float[Tensor, "columns C"]) -> Float[Tensor, "rows C"]:
         classes, position = self._classes
@@ -318,15 +318,16 @@ def sparse_product(
     return matrix(x)
 
 
-def _is_plain(x: Tensor) -> bool:
-    """Whether torch neither traces nor transforms a tensor, so that its CSR product takes it."""
+def _are_plain(*tensors: Tensor) -> bool:
+    """Whether torch neither traces nor transforms tensors, so that its CSR product takes them."""
     if traced_by_torch():
         return False
     import torch
     from torch.autograd import forward_ad
 
-    is_transformed = torch._C._are_functorch_transforms_active()
-    return not is_transformed and forward_ad.unpack_dual(x).tangent is None
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return all(forward_ad.unpack_dual(x).tangent is None for x in tensors)
 
 
 def _class_sizes(largest: int) -> Array:
