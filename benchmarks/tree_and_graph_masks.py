@@ -156,7 +156,7 @@ def tree_rows(count, kind, function, options):
 
 def chosen_path(mask, options):
     """The path that "auto" takes where the step is compiled as it is here."""
-    path = mask._own_path(options.columns)
+    path = mask._own_path()
     return "scan" if path == "doubling" and options.compile == "xla" else path
 
 
@@ -164,7 +164,7 @@ def graph_rows(count, options):
     from scipy.sparse.linalg import expm_multiply
 
     from keras_graphattn.masks import GraphDiffusion
-    from keras_graphattn.ops import graph_operator, read_graph
+    from keras_graphattn.masks.graphs.edges import graph_operator, read_graph
 
     start = time.perf_counter()
     graph = read_graph(graph_of_degree(count), count)

@@ -9,22 +9,21 @@ tensor. The sums over all chunks before one are
 
     S_c = sum_{c' < c} decay^(c - 1 - c') [source_c' = target_c] u_c'
 
-A `scan` would be simpler, but its gradient does not compile under XLA on TensorFlow. Here chunks
-form groups. Inside a group, one small lower-triangular matrix holds all pairs of chunks. The same
-function then adds up the sums of whole groups. Exponents are never positive, so nothing overflows
-for any decay.
+They come from 64 chunks at a time, by a small matrix of all pairs of these, and from the sum before
+the first of them. A `scan` would be simpler, but its gradient does not compile under XLA on
+TensorFlow. Exponents are never positive, so nothing overflows for any decay.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import (
     Sizes,
-    cached,
     checked,
     flag,
     integers,
@@ -37,13 +36,15 @@ from keras_graphattn.masks.inputs import Length, Tensors, marked
 from keras_graphattn.masks.mask import (
     Features,
     Mask,
+    MaskOptions,
     Positions,
     Rows,
+    Shape,
     Signal,
+    finite,
     in_one_dtype,
 )
-from keras_graphattn.masks.topology import finite
-from keras_graphattn.numerics.blocks import cut_into_chunks, first_of, fits_one_block
+from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
 from keras_graphattn.numerics.precision import (
     constant,
     matmul,
@@ -55,7 +56,7 @@ from keras_graphattn.types import Bool, Float, Int, Tensor
 
 CHUNK = 64  # tokens in a chunk
 CHUNK_TWO_SIDED = 128  # if later tokens count too: then there are twice as many sums
-GROUP = 32  # chunks in a group; up to twice this number is summed at once
+GROUP = 64  # chunks whose sums are computed at once
 
 Chunks = Float[Tensor, "B N C c _"]
 
@@ -356,22 +357,16 @@ def _masked(
     scores: Float[Tensor, "B N ..."], runs: Int[Tensor, "B ..."] | None, form: Form
 ) -> Float[Tensor, "B N ..."]:
     """phi(Q) phi(K)^T of the tokens of each chunk, times M."""
-    distance, is_past = _distances(scores.shape[-1])
+    order = np.arange(scores.shape[-1])
+    offset = constant(order[:, None] - order, scores.dtype)  # i - j
     if form.decay is not None:
-        factors = form.decay.matrix(constant(distance, scores.dtype))  # (N, c, c)
+        factors = form.decay.matrix(ops.abs(offset))  # (N, c, c)
         scores = scores * (factors if len(scores.shape) == 4 else factors[:, None])
-    seen = constant(is_past) if form.causal else None
+    seen = offset >= 0.0 if form.causal else None
     if runs is not None:
         same = ops.equal(runs[..., :, None], runs[..., None, :])[:, None]
         seen = same if seen is None else ops.logical_and(same, seen)
     return scores if seen is None else ops.where(seen, scores, ops.cast(0.0, scores.dtype))
-
-
-@cached
-def _distances(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """|i - j| and [j <= i] of the tokens of a chunk."""
-    order = np.arange(size)
-    return np.abs(order[:, None] - order).astype("float32"), order[:, None] >= order
 
 
 def _outside(
@@ -408,8 +403,13 @@ def _outside(
     # (B, N, C, R m, D) -> (B, N, R, C, m D)
     updates = ops.reshape(updates, (batch, heads, shape[2], decays, features // decays * width))
     updates = ops.transpose(updates, (0, 1, 3, 2, 4))
+    if reverse:
+        updates = ops.flip(updates, axis=3)
+        source, target = (x if x is None else ops.flip(x, axis=1) for x in (source, target))
     log_decay = None if decay is None else -float(size) * decay.rates
-    sums = _sums_before(updates, _Order(log_decay, source, target, reverse))
+    sums = _sums_before(updates, log_decay, source, target)
+    if reverse:
+        sums = ops.flip(sums, axis=3)
     sums = ops.reshape(ops.transpose(sums, (0, 1, 3, 2, 4)), shape)
     sums = sums if state is None else sums[:, :, 1:]
     if decay is None:
@@ -423,101 +423,51 @@ def _outside(
     return outputs if reached is None else outputs * reached
 
 
-class _Order(NamedTuple):
-    """What sums over earlier chunks, or earlier groups of chunks, count."""
+def _sums_before(
+    updates: Float[Tensor, "B N R C F"],
+    log_decay: Float[Tensor, "N R"] | None,
+    source: Int[Tensor, "B C"] | None,
+    target: Int[Tensor, "B C"] | None,
+) -> Float[Tensor, "B N R C F"]:
+    """S_c of each chunk, for updates u_c.
 
-    log_decay: Float[Tensor, "N R"] | None  # from chunk to chunk, at most 0
-    source: Int[Tensor, "B C"] | None  # the segment of u_c
-    target: Int[Tensor, "B C"] | None  # the segment of S_c
-    reverse: bool  # later chunks instead of earlier ones
+    Args:
+        updates: u_c.
+        log_decay: The logarithm of the decay from chunk to chunk, at most 0.
+        source: The segment of u_c. Segments are contiguous.
+        target: The segment of S_c.
+    """
+    count, dtype = ops.shape(updates)[3], updates.dtype
 
-    def factors(
-        self,
-        steps: Int[Tensor, "..."],
-        dtype: Any,
-        target: Int[Tensor, "B ..."] | None,
-        source: Int[Tensor, "B ..."] | None,
-        between: int = 1,
-    ) -> Float[Tensor, "..."]:
-        """decay^steps where steps >= 0 and the segments are equal, else 0."""
-        if self.log_decay is None:
-            factors = ops.ones_like(steps, dtype=dtype)
-        else:
-            shape = (*self.log_decay.shape, *[1] * between, 1, 1)
-            powers = ops.cast(ops.maximum(steps, 0), dtype)
-            factors = ops.exp(ops.reshape(self.log_decay, shape) * powers)
-        factors = ops.where(steps >= 0, factors, ops.cast(0.0, dtype))
-        if target is None or source is None:
-            return factors
-        return factors * ops.cast(ops.equal(target, source), dtype)[:, None, None]
+    def factors(steps: Tensor, targets: Tensor, sources: Tensor) -> Tensor:
+        powers = ops.cast(ops.maximum(steps, 0), dtype)
+        decayed = ops.ones_like(powers)
+        if log_decay is not None:
+            decayed = ops.exp(log_decay[:, :, None, None] * powers)
+        decayed = ops.where(steps >= 0, decayed, ops.cast(0.0, dtype))
+        if targets is None:
+            return decayed
+        same = ops.equal(targets[:, :, None], sources[:, None, :])
+        return decayed * ops.cast(same, dtype)[:, None, None]
 
-
-def _sums_before(updates: Float[Tensor, "B N R C F"], order: _Order) -> Float[Tensor, "B N R C F"]:
-    """S_c of each chunk, for updates u_c. Segments are contiguous in both."""
-    batch, heads, parts, count, width = ops.shape(updates)
-    if fits_one_block(updates.shape[3], 2 * GROUP):
-        return matmul(_all_pairs(count, order, updates.dtype), updates)
-    missing = -count % GROUP
-    groups = (count + missing) // GROUP
-    dtype = updates.dtype
-    zeros = ops.zeros((batch, heads, parts, missing, width), dtype)
-    updates = ops.concatenate([updates, zeros], axis=3)
-    updates = ops.reshape(updates, (batch, heads, parts, groups, GROUP, width))
-    first, following = None, None
-    if order.source is not None and order.target is not None:
-        fill = ops.full((batch, missing), -1, "int32")
-        source, target = (
-            ops.reshape(ops.concatenate([x, fill], axis=1), (batch, groups, GROUP))
-            for x in (order.source, order.target)
-        )
-        order = order._replace(source=source, target=target)
-        none = ops.full((batch, 1), -2, "int32")
-        # the segment of the sum before a group, and of that before the next group
-        first = target[:, :, -1 if order.reverse else 0]
-        if order.reverse:
-            following = ops.concatenate([none, first[:, :-1]], axis=1)
-        else:
-            following = ops.concatenate([first[:, 1:], none], axis=1)
-    # One matrix per group. With one matrix for all groups, `matmul` would transpose the updates.
-    weights = _all_pairs(GROUP, order, dtype, 1)
-    weights = ops.broadcast_to(weights, (batch, heads, parts, groups, GROUP, GROUP))
-    inside = matmul(weights, updates)  # (B, N, R, groups, GROUP, F)
-    places = ops.arange(GROUP, dtype="int32")
-    before_it = GROUP - 1 - places if order.reverse else places
-    to_end = order.factors(
-        (GROUP - 1 - before_it)[None],
-        dtype,
-        None if following is None else following[..., None, None],
-        None if order.source is None else order.source[..., None, :],
-    )
-    to_end = ops.broadcast_to(to_end, (batch, heads, parts, groups, 1, GROUP))
-    totals = ops.squeeze(matmul(to_end, updates), axis=4)  # the sum of each group
-    group_decay = None if order.log_decay is None else GROUP * order.log_decay
-    by_group = _Order(group_decay, following, first, order.reverse)
-    if isinstance(groups, int):
-        before = _sums_before(totals, by_group)
-    else:
-        before = matmul(_all_pairs(groups, by_group, dtype), totals)
-    from_start = order.factors(
-        before_it[:, None],
-        dtype,
-        None if order.target is None else order.target[..., :, None],
-        None if first is None else first[..., None, None],
-    )
-    sums = inside + from_start * before[..., None, :]
-    return ops.reshape(sums, (batch, heads, parts, groups * GROUP, width))[:, :, :, :count]
-
-
-def _all_pairs(
-    count: Length, order: _Order, dtype: Any, between: int = 0
-) -> Float[Tensor, "... C C"]:
-    """The factor of chunk c' (last axis) in S_c: broadcasts to (B, N, R, ..., C, C)."""
-    places = ops.arange(count, dtype="int32")
-    steps = places[:, None] - places[None, :]
-    target = None if order.target is None else order.target[..., :, None]
-    source = None if order.source is None else order.source[..., None, :]
-    steps = (-steps if order.reverse else steps) - 1
-    return order.factors(steps, dtype, target, source, between)
+    if not isinstance(count, int):  # not known before the run: all pairs at once
+        order = ops.arange(count, dtype="int32")
+        return matmul(factors(order[:, None] - order - 1, target, source), updates)
+    before, sums = None, []
+    for start in range(0, count, GROUP):
+        end = min(start + GROUP, count)
+        # one more row than the group has, for the sum before the next group
+        rows = ops.arange(min(end + 1, count) - start, dtype="int32")[:, None]
+        columns = ops.arange(end - start, dtype="int32")
+        targets = None if target is None else target[:, start : end + 1]
+        sources = None if source is None else source[:, start:end]
+        group = matmul(factors(rows - columns - 1, targets, sources), updates[:, :, :, start:end])
+        if before is not None:
+            here = None if target is None else target[:, start : start + 1]
+            group = group + factors(rows, targets, here) * before
+        before = group[:, :, :, -1:]
+        sums.append(group[:, :, :, : end - start])
+    return sums[0] if len(sums) == 1 else ops.concatenate(sums, axis=3)
 
 
 class ChunkedMask(Mask):
@@ -525,14 +475,7 @@ class ChunkedMask(Mask):
 
     paths: tuple[str, ...] = ("dense", "blockwise", "chunked")
 
-    @property
-    def num_decays(self) -> int:
-        """Number R of exponentials. The state has R m x D numbers for each head."""
-        return 1
-
-    @property
-    def has_state(self) -> bool:
-        return self.is_causal
+    num_decays: int = 1  # R; the state has R m x D numbers for each head
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         """Returns the mask's form, from its weights and inputs."""
@@ -618,9 +561,8 @@ class Causal(ChunkedMask):
     [1.0, 11.0, 111.0]
     """
 
-    @property
-    def is_causal(self) -> bool:
-        return True
+    is_causal = True
+    has_state = True
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         return Form(causal=True)
@@ -693,42 +635,24 @@ class Exponential(ChunkedMask):
         self,
         num_decays: int = 1,
         causal: bool = False,
-        initial_rates: Any = None,
-        **kwargs: Any,
+        initial_rates: ArrayLike | None = None,
+        **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
-        num_decays = whole()("num_decays", num_decays, {})
-        causal = flag("causal", causal)
+        self.num_decays = whole()("num_decays", num_decays, {})
+        self.is_causal = self.hides_keys = self.has_state = flag("causal", causal)
         if initial_rates is not None:
             initial_rates = finite("initial_rates", initial_rates, positive=True)
-        self._num_decays, self.causal, self.initial_rates = num_decays, causal, initial_rates
+        self.initial_rates = initial_rates
 
-    @property
-    def num_decays(self) -> int:
-        return self._num_decays
-
-    @property
-    def is_causal(self) -> bool:
-        return self.causal
-
-    @property
-    def hides_keys(self) -> bool:
-        return self.is_causal
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         shape = (self.num_heads, self.num_decays)
-        if self.initial_rates is None:
-            count = self.num_heads * self.num_decays
+        count = self.num_heads * self.num_decays
+        rates = self.initial_rates
+        if rates is None:
             rates = 2.0 ** (-8.0 * np.arange(1, count + 1) / count).reshape(shape)
-        else:
-            try:
-                rates = np.broadcast_to(np.asarray(self.initial_rates), shape)
-            except ValueError:
-                raise ValueError(
-                    f"`initial_rates` must broadcast to (num_heads, num_decays) = {shape}. "
-                    f"Received: initial_rates={self.initial_rates!r}"
-                ) from None
+        rates = self._of_heads("initial_rates", rates, *shape)
         self.log_rates = self._add_parameter("log_rates", np.log(rates))
         if self.num_decays > 1:
             weights = np.full(shape, -math.log(self.num_decays))
@@ -740,12 +664,12 @@ class Exponential(ChunkedMask):
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         weights = ops.exp(parameters["log_weights"]) if self.num_decays > 1 else None
-        return Form(self.causal, Decay(ops.exp(parameters["log_rates"]), weights))
+        return Form(self.is_causal, Decay(ops.exp(parameters["log_rates"]), weights))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {
             **super().get_config(),
             "num_decays": self.num_decays,
-            "causal": self.causal,
+            "causal": self.is_causal,
             "initial_rates": self.initial_rates,
         }

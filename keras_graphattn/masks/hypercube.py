@@ -5,16 +5,24 @@ s = (1 - e^-2t) / 2. So M[i, j] = c^d tanh(t)^Hamming(i, j) for n = 2^d tokens. 
 computed one bit at a time, in d butterfly steps: O(n log n).
 """
 
-from typing import Any
+from typing import Unpack
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import checked, tensor
+from keras_graphattn.checks import checked, optional, tensor, whole
 from keras_graphattn.masks.inputs import Length, Tensors
-from keras_graphattn.masks.mask import Positions, Rows, Signal
-from keras_graphattn.masks.topology import TopologyMask, finite, whole_number
+from keras_graphattn.masks.mask import (
+    MaskOptions,
+    Positions,
+    Rows,
+    Shape,
+    Signal,
+    TopologyMask,
+    finite,
+)
 from keras_graphattn.types import Float, Tensor
 
 Time = Float[Tensor, "..."]  # (N,), or (d, N) with a time for each bit, lowest bit first
@@ -99,27 +107,23 @@ class Hypercube(TopologyMask):
     """
 
     paths = ("dense", "blockwise", "butterfly")
+    hides_keys = False
 
     def __init__(
-        self, initial_time: Any = 1.0, dimension: int | None = None, **kwargs: Any
+        self,
+        initial_time: ArrayLike = 1.0,
+        dimension: int | None = None,
+        **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
         self.initial_time = finite("initial_time", initial_time, positive=True)
-        self.dimension = dimension
-        if dimension is not None:
-            self.dimension = whole_number("dimension", dimension, 0)
-            if self.dimension > 30:
-                raise ValueError(f"`dimension` must be at most 30. Received: {dimension}")
-            self.num_nodes = 2**self.dimension
+        self.dimension: int | None = optional(whole(0, 31))("dimension", dimension, {})
+        self.num_nodes = None if self.dimension is None else 2**self.dimension
 
-    @property
-    def hides_keys(self) -> bool:
-        return False
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
-        others = () if self.dimension is None else (self.dimension,)
-        start = self._of_heads("initial_time", self.initial_time, *others)
+        shape = () if self.dimension is None else (self.dimension, self.num_heads)
+        start = self._of_heads("initial_time", self.initial_time, *shape)
         self.log_time = self._add_parameter("log_time", np.log(start))
 
     def parameters(self) -> Tensors:
@@ -163,7 +167,7 @@ class Hypercube(TopologyMask):
             )
         return self.num_nodes
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {
             **super().get_config(),
             "initial_time": self.initial_time,

@@ -37,11 +37,11 @@ class Prepared(NamedTuple):
 
 
 class CallInput:
-    """A tensor of numbers of any shape and any values; the base of the others."""
+    """A tensor of numbers of any shape and any values; the base of those with a check."""
 
-    is_integer = False
-    shapes: tuple[str, ...] = ()
-    harmless: int | None = None  # replaces the entries of a wrong example
+    def __init__(self, *shapes: str, is_integer: bool = False, harmless: int | None = None) -> None:
+        self.shapes, self.is_integer = shapes, is_integer
+        self.harmless = harmless  # replaces the entries of a wrong example
 
     def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
         """Raises a `ValueError` for a wrong entry; else says if the array can be used as it is."""
@@ -54,8 +54,6 @@ class CallInput:
 
 class SegmentIds(CallInput):
     """Numbers of segments; negative in padding."""
-
-    is_integer, shapes, harmless = True, ("B T",), -1
 
     def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
         ids = inputs["segment_ids"]
@@ -78,8 +76,6 @@ class SegmentIds(CallInput):
 class Walks(CallInput):
     """The nodes of some walks from each node; -1 after the end of a walk."""
 
-    is_integer, shapes, harmless = True, ("B T _ _",), -1
-
     def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
         walks = inputs["walks"]
         count = walks.shape[1]
@@ -100,8 +96,6 @@ class Walks(CallInput):
 
 class Parents(CallInput):
     """The parent of each node of a forest, -1 at roots; with or without lengths of the edges."""
-
-    is_integer, shapes, harmless = True, ("B T",), -1
 
     def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
         parents, lengths = inputs["parents"], _weights(inputs)
@@ -156,8 +150,6 @@ class Parents(CallInput):
 class Edges(CallInput):
     """The two nodes of each edge of a graph, -1 in padding; with or without weights."""
 
-    is_integer, shapes, harmless = True, ("B E 2",), -1
-
     def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
         edges, weights = inputs["edges"], _weights(inputs)
         _check_ends(edges, length)
@@ -199,16 +191,8 @@ class Edges(CallInput):
         return {"edges": edges, **others}, [*wrong, conflict]
 
 
-class EdgeWeights(CallInput):
-    """The weights of `edges`, or the lengths of the edges to `parents`, which check them."""
-
-    shapes, harmless = ("B E",), 1
-
-
 class EntriesOfCall(CallInput):
     """A matrix of factors, for all examples or for each."""
-
-    shapes = ("T T", "B? T T", "B? N? T T")
 
     def check(self, inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
         entries = inputs["entries"]
@@ -234,12 +218,12 @@ class EntriesOfCall(CallInput):
 
 
 INPUTS: dict[str, CallInput] = {
-    "segment_ids": SegmentIds(),
-    "walks": Walks(),
-    "parents": Parents(),
-    "entries": EntriesOfCall(),
-    "edges": Edges(),
-    "edge_weights": EdgeWeights(),
+    "segment_ids": SegmentIds("B T", is_integer=True, harmless=-1),
+    "walks": Walks("B T _ _", is_integer=True, harmless=-1),
+    "parents": Parents("B T", is_integer=True, harmless=-1),
+    "entries": EntriesOfCall("T T", "B? T T", "B? N? T T"),
+    "edges": Edges("B E 2", is_integer=True, harmless=-1),
+    "edge_weights": CallInput("B E", harmless=1),  # `edges` and `parents` check them
 }
 
 
@@ -247,10 +231,8 @@ def tensors_of(names: tuple[str, ...], inputs: Tensors, sizes: Sizes) -> Tensors
     """The inputs of a call as tensors of the right shapes."""
     tensors = {}
     for name in names:
-        rule = integers if _rule(name).is_integer else tensor
-        tensors[name] = ops.convert_to_tensor(
-            rule(*_shapes(name, names))(name, inputs[name], sizes)
-        )
+        rule = (integers if _rule(name).is_integer else tensor)(*_shapes(name, names))
+        tensors[name] = ops.convert_to_tensor(rule(name, inputs[name], sizes))
     return tensors
 
 
@@ -279,13 +261,8 @@ def known_arrays(inputs: Tensors) -> Arrays:
 def check_values(inputs: Arrays, length: int | None, max_depth: int | None = None) -> bool:
     """Raises a `ValueError` that names the first wrong example and entry.
 
-    Args:
-        inputs: Arrays by the names of `Mask.inputs_at_call`.
-        length: Number of tokens T, if it is known.
-        max_depth: The most ancestors that a node of a tree may have, if there is a limit.
-
-    Returns:
-        `True` if the arrays can be used as they are, `False` if an edge is given twice.
+    Returns `True` if the arrays can be used as they are, `False` if an edge is given twice.
+    `max_depth` is the most ancestors that a node of a tree may have, if there is a limit.
     """
     rules = [rule for name, rule in INPUTS.items() if name in inputs]
     if not rules:  # also in a graph that torch compiles, which cannot have the next line
@@ -299,13 +276,7 @@ def bounded_inputs(
 ) -> tuple[Tensors, Flags]:
     """Keeps every index within its own example, and finds the examples with a wrong entry.
 
-    Args:
-        inputs: Tensors by the names of `Mask.inputs_at_call`.
-        length: Number of tokens T, a number or an integer tensor.
-        max_depth: The most ancestors that a node of a tree may have, if there is a limit.
-
-    Returns:
-        The inputs, and booleans of shape (B,), or `None` if no entry can be wrong.
+    Their flags have shape (B,), or are `None` if no entry can be wrong.
     """
     bounded, wrong = dict(inputs), None
     for name, rule in INPUTS.items():
@@ -320,12 +291,10 @@ def bounded_inputs(
 def harmless(inputs: Tensors, wrong: Bool[Tensor, " B?"]) -> Tensors:
     """Replaces the inputs of wrong examples: they get no edges, only roots, or padding."""
     replaced = dict(inputs)
-    for name, given in inputs.items():
+    for name, x in inputs.items():
         number = _rule(name).harmless
         if number is not None:
-            replaced[name] = ops.where(
-                example_flags(wrong, given), ops.cast(number, given.dtype), given
-            )
+            replaced[name] = ops.where(example_flags(wrong, x), ops.cast(number, x.dtype), x)
     return replaced
 
 
@@ -346,10 +315,9 @@ def marked(result: Float[Tensor, "B ..."], wrong: Flags) -> Float[Tensor, "B ...
 def checked_positions(
     positions: Any, length: Length
 ) -> tuple[Int[Tensor, " R"], Bool[Tensor, " R"] | None]:
-    """Refuses known positions that are not in 0 ... `length` - 1, and keeps others in bounds.
+    """int32 positions, and which of them are right, or `None` if all are.
 
-    Returns:
-        int32 positions, and which of them are right, or `None` if all are.
+    Known positions that are not in 0 ... `length` - 1 are refused, others kept in bounds.
     """
     tensors, values = integers("R")("positions", positions, {}), known_value(positions)
     if values is None or not isinstance(length, int):

@@ -1,7 +1,7 @@
 """Masks of low rank: M = L R^T, applied as L (R^T x)."""
 
 import math
-from typing import Any
+from typing import Unpack
 
 import keras
 import numpy as np
@@ -9,7 +9,15 @@ from keras import ops
 
 from keras_graphattn.checks import flag, seed_of, whole
 from keras_graphattn.masks.inputs import Length, Tensors
-from keras_graphattn.masks.mask import Features, Mask, Positions, Rows, Signal
+from keras_graphattn.masks.mask import (
+    Features,
+    Mask,
+    MaskOptions,
+    Positions,
+    Rows,
+    Shape,
+    Signal,
+)
 from keras_graphattn.numerics.blocks import first_of
 from keras_graphattn.numerics.precision import pad, take
 from keras_graphattn.operators.kernel import unmasked_attention
@@ -26,10 +34,7 @@ class Factored(Mask):
     """
 
     paths = ("dense", "blockwise", "low_rank")
-
-    @property
-    def hides_keys(self) -> bool:
-        return False
+    hides_keys = False
 
     def factors(self, length: Length, parameters: Tensors) -> Factors:
         """L and R."""
@@ -95,20 +100,18 @@ class LowRank(Factored):
     Source: Choromanski et al., arXiv 2107.07999, Section 3.4.
     """
 
-    def __init__(self, rank: int, length: int, **kwargs: Any) -> None:
+    def __init__(self, rank: int, length: int, **kwargs: Unpack[MaskOptions]) -> None:
         super().__init__(**kwargs)
         self.rank = whole()("rank", rank, {})
         self.length = whole()("length", length, {})
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         start = keras.initializers.RandomNormal(-0.5 * math.log(self.rank), 0.1)
         shape = (self.num_heads, self.length, self.rank)
-        self.log_left = self.add_weight(
-            name="log_left", shape=shape, initializer=start, autocast=False
-        )
-        self.log_right = self.add_weight(
-            name="log_right", shape=shape, initializer=start.clone(), autocast=False
+        self.log_left, self.log_right = (
+            self.add_weight(name=name, shape=shape, initializer=start.clone(), autocast=False)
+            for name in ("log_left", "log_right")
         )
 
     def parameters(self) -> Tensors:
@@ -127,7 +130,7 @@ class LowRank(Factored):
                 "tokens. Use a larger `length`."
             )
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {**super().get_config(), "rank": self.rank, "length": self.length}
 
 
@@ -172,14 +175,14 @@ class StochasticPositions(Factored):
         num_frequencies: int = 8,
         trainable_frequencies: bool = False,
         seed: int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
         self.num_frequencies = whole()("num_frequencies", num_frequencies, {})
         self.trainable_frequencies = flag("trainable_frequencies", trainable_frequencies)
         self.seed = seed_of(seed)
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         shape = (self.num_heads, self.num_frequencies)
         drawn = 2.0 ** -np.random.default_rng(self.seed).uniform(1.0, 12.0, shape)
@@ -204,12 +207,10 @@ class StochasticPositions(Factored):
         phased = angles + parameters["phases"][:, None, :]
         ones = ops.ones_like(angles[..., :1])
         left = ops.concatenate([ones, gains * ops.cos(phased), gains * ops.sin(phased)], axis=-1)
-        right = ops.concatenate(
-            [ones, ops.cos(angles), ops.sin(angles)], axis=-1
-        )  # (N, T, 2 K + 1)
-        return left, right
+        right = ops.concatenate([ones, ops.cos(angles), ops.sin(angles)], axis=-1)
+        return left, right  # (N, T, 2 K + 1) each
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {
             **super().get_config(),
             "num_frequencies": self.num_frequencies,

@@ -12,15 +12,23 @@ two ways.
 """
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import Sizes, check_dtype_policy, checked, dtype_name, tensor
-from keras_graphattn.checks import whole as whole_number
+from keras_graphattn.checks import (
+    Sizes,
+    check_dtype_policy,
+    checked,
+    dtype_name,
+    numpy_of,
+    tensor,
+    whole,
+)
 from keras_graphattn.coefficient_rate import MASK_MULTIPLIER, CoefficientRate
 from keras_graphattn.keras_internals import move, walk
 from keras_graphattn.masks.inputs import (
@@ -40,7 +48,7 @@ from keras_graphattn.masks.inputs import (
 )
 from keras_graphattn.numerics.blocks import map_in_turn, map_query_blocks
 from keras_graphattn.numerics.custom_gradient import kept_with
-from keras_graphattn.numerics.precision import pad, size_tensor, take
+from keras_graphattn.numerics.precision import constant, pad, size_tensor, take
 from keras_graphattn.operators.kernel import masked_scores
 from keras_graphattn.serialization import resolve
 from keras_graphattn.types import Float, Int, Num, Tensor
@@ -49,11 +57,23 @@ Signal = Num[Tensor, "B T N D"]
 Features = Num[Tensor, "B T N m"]
 Positions = Int[Tensor, " R"]
 Rows = Float[Tensor, "B? N? R T"]  # some rows of M, or all of them
+Nodes = Float[Tensor, "T N _"]  # all columns of a node and head: (T, N, B D)
+Shape = tuple[int | None, ...]
 
 FORMED_PATHS = ("dense", "blockwise")
 DENSE_LIMIT = 1024  # for longer sequences, "auto" forms blocks of rows if a mask has no own path
+ROWS_FROM_MATRIX = 1024  # up to this number of nodes, `_rows` of a topology forms the whole matrix
 
 MASKS: dict[str, type["Mask"]] = {}  # by name; filled by `keras_graphattn.masks`
+
+
+class MaskOptions(TypedDict, total=False):
+    """What every mask accepts besides its own arguments."""
+
+    name: str | None
+    trainable: bool
+    dtype: "str | keras.DTypePolicy | None"
+    coefficient_learning_rate_multiplier: float | None
 
 
 class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
@@ -70,6 +90,11 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         paths: The ways to compute: "dense" forms M, "blockwise" forms some query rows of M at a
             time, the others never form M. The path for long sequences is the last.
         inputs_at_call: Names of the tensors that every call needs, such as segment ids.
+        is_causal: Whether M[i, j] = 0 wherever j > i.
+        hides_keys: Whether some M[i, j] may be 0. If so, a row must not depend on keys it cannot
+            see. `False` for a mask whose factors are all positive: its rows may share numbers of
+            all keys.
+        has_state: Whether attention can run token by token with a state of fixed size.
 
     A call checks the values of `segment_ids`, `parents`, `edges`, `edge_weights`, `walks` and
     `entries`, if they are known. They are known outside compiled code: a wrong value raises a
@@ -99,36 +124,23 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     block_size: ClassVar[int] = 512
     _parent: "weakref.ref[keras.layers.Layer] | None" = None  # the layer with the mask's weights
 
-    def __init__(self, **kwargs: Any) -> None:
+    is_causal: bool = False
+    hides_keys: bool = True
+    has_state: bool = False
+
+    def __init__(self, **kwargs: Unpack[MaskOptions]) -> None:
         check_dtype_policy(kwargs.get("dtype"))
         super().__init__(**kwargs)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: dict[str, Any]) -> "Mask":
         check_dtype_policy(config.get("dtype"))  # Keras reads it before it calls `__init__`
-        return super().from_config(config)
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether M[i, j] = 0 wherever j > i."""
-        return False
-
-    @property
-    def hides_keys(self) -> bool:
-        """Whether some M[i, j] may be 0. If so, a row must not depend on keys it cannot see.
-
-        `False` for a mask whose factors are all positive: its rows may share numbers of all keys.
-        """
-        return True
-
-    @property
-    def has_state(self) -> bool:
-        """Whether attention can run token by token with a state of fixed size."""
-        return False
+        mask: Mask = super().from_config(config)
+        return mask
 
     # For subclasses to write
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         """Creates the weights for signals of shape (B, T, N, D)."""
         if len(input_shape) != 4 or input_shape[2] is None:
             raise ValueError(
@@ -182,8 +194,8 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         feature_chunk: int | None,
     ) -> Signal:
         """[(phi(Q) phi(K)^T) o M] x on one of the mask's own paths: Algorithm 1."""
-        features = (query_features, key_features)
-        return self._sum_over_features(*features, x, path, parameters, inputs, feature_chunk)
+        features, own = (query_features, key_features), (parameters, inputs)
+        return sum_over_features(self._signal, *features, x, path, *own, feature_chunk)
 
     def _check_length(self, length: int) -> None:
         """Raises a `ValueError` if the mask does not exist at this length."""
@@ -226,7 +238,20 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         """The same for the product with a causal mask, for masks with `_causal_signal`."""
         return self.choose_path(length, features, width)
 
-    def _add_parameter(self, name: str, start: np.ndarray, trainable: bool = True) -> Any:
+    def _of_heads(self, name: str, number: ArrayLike, *shape: int) -> np.ndarray:
+        """A start value as an array of this shape, that of the heads by default."""
+        shape = shape or (self.num_heads,)
+        try:
+            return np.broadcast_to(np.asarray(number, "float64"), shape)
+        except ValueError:
+            raise ValueError(
+                f"`{name}` must broadcast to {shape}, with {self.num_heads} heads. Received: "
+                f"{name}={number!r}"
+            ) from None
+
+    def _add_parameter(
+        self, name: str, start: np.ndarray, trainable: bool = True
+    ) -> keras.Variable:
         """A weight with these start values."""
         return self.add_weight(
             name=name,
@@ -239,16 +264,16 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     def _weights(self, *names: str) -> Tensors:
         """Some of the weights as tensors of at least float32."""
         weights = {name: ops.convert_to_tensor(getattr(self, name)) for name in names}
-        return in_one_dtype((), weights, {})[1]
+        if self.variable_dtype in ("float32", "float64"):
+            return weights
+        return {name: ops.cast(weight, "float32") for name, weight in weights.items()}
 
     # For users to call
 
     def call(self, x: Tensor, **inputs: Tensor) -> Signal:
         return self.apply(x, **inputs)
 
-    def compute_output_shape(
-        self, input_shape: tuple[int | None, ...], **inputs: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Shape, **inputs: Shape) -> Shape:
         return input_shape
 
     @checked(x=tensor("B T N D"))
@@ -308,7 +333,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
             query_features = tensor("B T N m")("query_features", query_features, sizes)
             key_features = tensor("B T N m")("key_features", key_features, sizes)
             if feature_chunk is not None:
-                whole_number()("feature_chunk", feature_chunk, {})
+                whole()("feature_chunk", feature_chunk, {})
             prepared = self.prepare(x, **inputs)
         return self._product(path, query_features, key_features, x, prepared, feature_chunk)
 
@@ -335,11 +360,9 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         self._check_heads(x.shape)
         if not inputs and not self.inputs_at_call:
             return Prepared({}, None)
-        sizes = {"B": (batch, "x")} if isinstance(batch, int) else {}
-        sizes |= {"T": (length, "x")} if isinstance(length, int) else {}
-        return self._without_wrong_entries(
-            inputs, self._checked_inputs(inputs, sizes), ops.shape(x)[1]
-        )
+        known = {"B": (batch, "x"), "T": (length, "x")}
+        sizes = {letter: size for letter, size in known.items() if isinstance(size[0], int)}
+        return self._prepared(inputs, sizes, ops.shape(x)[1])
 
     def dense(self, length: int | None = None, **inputs: Tensor) -> Rows:
         """Returns the matrix M, for tests, plots and short sequences.
@@ -352,7 +375,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
             A tensor of shape (1 or B, 1 or N, T, T), with gradients for all weights. It is
             float64 if the mask's weights or its `dtype` are float64, else float32.
         """
-        return self._factors(None, *self._prepared_matrix(length, inputs))
+        return self._factors(None, length, inputs)
 
     def rows(
         self,
@@ -374,7 +397,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
             ValueError: As for `apply`, and for a known position below 0 or above T - 1. Compiled
                 code cannot raise it: there, the row of such a position is NaN.
         """
-        return self._factors(positions, *self._prepared_matrix(length, inputs))
+        return self._factors(positions, length, inputs)
 
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
         """Returns the state of `step` before the first token: O(features x width) per head."""
@@ -432,14 +455,14 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
 are numbered within the example, from 0; -1 marks a root.
         """
         if length is not None:
-            length = whole_number(0)("length", length, {})
+            length = whole(0)("length", length, {})
         self._check_names(inputs)
         sizes: Sizes = {} if length is None else {"T": (length, "length")}
         self._check_values(arrays_of(self.inputs_at_call, inputs, sizes), length)
 
     # For layers
 
-    def build_in(self, layer: keras.layers.Layer, signal_shape: tuple[int | None, ...]) -> None:
+    def build_in(self, layer: keras.layers.Layer, signal_shape: Shape) -> None:
         """Makes the mask a part of a layer. It may be built already, by hand or from a file.
 
         Raises:
@@ -472,7 +495,7 @@ are numbered within the example, from 0; -1 marks a root.
 
     # The steps of a call
 
-    def _check_heads(self, shape: tuple[int | None, ...]) -> None:
+    def _check_heads(self, shape: Shape) -> None:
         """Raises a `ValueError` if the mask was built for another number of heads."""
         if shape[2] != self.num_heads:
             raise ValueError(
@@ -496,33 +519,22 @@ are numbered within the example, from 0; -1 marks a root.
                 f"call. Received: {sorted(inputs)}. A layer takes them as `mask_inputs`."
             )
 
-    def _checked_inputs(self, inputs: Tensors, sizes: Sizes) -> Tensors:
-        """The inputs of a call as tensors of the right names and shapes."""
-        self._check_names(inputs)
-        return tensors_of(self.inputs_at_call, inputs, sizes)
+    def _prepared(self, inputs: Tensors, sizes: Sizes, length: Length | None) -> Prepared:
+        """The inputs of a call as tensors, without wrong entries.
 
-    def _without_wrong_entries(self, inputs: Tensors, tensors: Tensors, length: Length) -> Prepared:
-        """Refuses wrong entries that are known; replaces and marks the others by example."""
+        Wrong entries that are known are refused, the others replaced and marked by example.
+        """
+        self._check_names(inputs)
+        tensors = tensors_of(self.inputs_at_call, inputs, sizes)
         if not tensors:
             return Prepared(tensors, None)
+        length = self._known_length(tensors) if length is None else length
         arrays = known_arrays(inputs)
         are_usable = self._check_values(arrays, length if isinstance(length, int) else None)
         if are_usable and len(arrays) == len(tensors):
             return Prepared(tensors, None)
         tensors, wrong = self._bounded(tensors, length)
         return Prepared(tensors if wrong is None else harmless(tensors, wrong), wrong)
-
-    def _prepared_matrix(self, length: int | None, inputs: Tensors) -> tuple[Length, Prepared]:
-        """The number of tokens and the checked inputs of a call that has no signal."""
-        tensors = self._checked_inputs(inputs, {})
-        self._check_built()
-        if isinstance(length, (int, float, str)):
-            length = whole_number(0)("length", length, {})
-        if length is None:
-            length = self._known_length(tensors)
-        if isinstance(length, int):
-            self._check_length(length)
-        return length, self._without_wrong_entries(inputs, tensors, length)
 
     def _product(
         self,
@@ -592,67 +604,34 @@ are numbered within the example, from 0; -1 marks a root.
         by_row = {} if query is None else {"query": query}
         return map_query_blocks(rows_of_block, by_row, whole, length, self.block_size)
 
-    def _sum_over_features(
-        self,
-        query: Features,
-        key: Features,
-        x: Signal,
-        path: str,
-        parameters: Tensors,
-        inputs: Tensors,
-        feature_chunk: int | None,
-        causal: bool = False,
-    ) -> Signal:
-        """Algorithm 1: sum_f phi_f(q_i) (M [phi_f(k_j) x_j])_i; with M o causal if `causal`.
-
-        With `feature_chunk` features f at a time, they are computed again in the backward pass, so
-        the memory is O(n (f D + m D / f)) instead of O(n m D).
-
-        Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
-        """
-        product, count = self._causal_signal if causal else self._signal, len(parameters)
-
-        # The mask's tensors are arguments: if they were captured, rematerialisation on TensorFlow
-        # would drop their gradients.
-        def of_some_features(query: Tensor, key: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
-            batch, length, heads, width = ops.shape(x)
-            signal = key[..., None] * x[..., None, :]  # (B, T, N, f, D)
-            signal = product(
-                ops.reshape(signal, (batch, length, heads, -1)),
-                path,
-                dict(zip(parameters, tensors[:count], strict=True)),
-                dict(zip(inputs, tensors[count:], strict=True)),
-            )
-            signal = ops.reshape(signal, (batch, length, heads, key.shape[-1], width))
-            return ops.einsum("btnf,btnfd->btnd", query, signal)
-
-        tensors = (*parameters.values(), *inputs.values())
-        if feature_chunk is None or feature_chunk >= key.shape[-1]:
-            return of_some_features(query, key, x, *tensors)
-        chunks = tuple(_feature_chunks(part, feature_chunk) for part in (query, key))
-        rematerialised = keras.remat(of_some_features)
-        parts = map_in_turn(lambda chunk: rematerialised(*chunk, x, *tensors), chunks)
-        return ops.sum(parts, axis=0)
-
-    def _factors(self, positions: Positions | None, length: Length, prepared: Prepared) -> Rows:
+    def _factors(
+        self, positions: Positions | Sequence[int] | None, length: Length | None, inputs: Tensors
+    ) -> Rows:
         """Some rows of M, or all of them; NaN for examples and positions that are wrong."""
-        _, parameters, inputs = in_one_dtype((), self.parameters(), prepared.tensors)
+        self._check_built()
+        if isinstance(length, (int, float, str)):
+            length = whole(0)("length", length, {})
+        tensors, wrong = self._prepared(inputs, {}, length)
+        length = self._known_length(tensors) if length is None else length
+        if isinstance(length, int):
+            self._check_length(length)
+        _, parameters, tensors = in_one_dtype((), self.parameters(), tensors)
         dtype = widest_dtype(parameters.values(), self.compute_dtype)
         right = None
         if positions is not None:
             positions, right = checked_positions(positions, length)
         count = length if positions is None else ops.shape(positions)[0]
-        sizes = [x.shape[0] for x in inputs.values()] + [length, count]
+        sizes = [x.shape[0] for x in tensors.values()] + [length, count]
         if any(isinstance(size, int) and size == 0 for size in sizes):
-            examples = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
+            examples = ops.shape(next(iter(tensors.values())))[0] if tensors else 1
             return ops.zeros((examples, 1, count, length), dtype)
         if positions is None:
-            factors = self._matrix(length, parameters, inputs)
+            factors = self._matrix(length, parameters, tensors)
         else:
-            factors = self._rows(positions, length, parameters, inputs)
+            factors = self._rows(positions, length, parameters, tensors)
         if right is not None:
             factors = ops.where(right[:, None], factors, ops.cast(float("nan"), factors.dtype))
-        return ops.cast(marked(factors, prepared.wrong), dtype)
+        return ops.cast(marked(factors, wrong), dtype)
 
     def _no_state(self) -> ValueError:
         reason = "causal, but needs all earlier tokens" if self.is_causal else "not causal"
@@ -661,6 +640,109 @@ are numbered within the example, from 0; -1 marks a root.
             f"the mask {type(self).__name__}, which is {reason}. Use `Causal`, `Exponential("
             "causal=True)` or a product of these."
         )
+
+
+class TopologyMask(Mask):
+    """Base of masks over the nodes of a topology, given once or with each batch."""
+
+    num_nodes: int | None = None  # known if the topology is given once
+    seed: int | None = None  # of the walks that the mask has drawn
+    _topology: tuple[str, str] = ("graph", "edges")  # the arguments that give it: once, each call
+
+    def save_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
+        super().save_own_variables(store)
+        if self.seed is not None:
+            store["seed"] = np.asarray(self.seed)
+
+    def load_own_variables(self, store: Mapping[str, np.ndarray]) -> None:
+        """Loads the weights, which fit only the walks with which they were saved."""
+        weights = dict(store)
+        seed = weights.pop("seed", None)
+        if seed is not None and seed != self.seed:
+            raise ValueError(
+                "These weights were saved with other walks. Received: a file of walks with "
+                f"seed={int(seed)}, for a {type(self).__name__} with seed={self.seed}. Make the "
+                f"mask with seed={int(seed)}."
+            )
+        super().load_own_variables(weights)
+
+    def choose_path(
+        self, length: int | None, features: int | None = None, width: int | None = None
+    ) -> str:
+        """The path that "auto" takes: the matrix for few nodes, else the mask's own path.
+
+        As measured on a CPU, a sweep costs about as much as 200 rows of the matrix, for each column
+        of the signal. Attention by sweeps works on m D columns, by the matrix on m + D.
+        """
+        limit = 128.0
+        if features is not None and width is not None:
+            limit = min(128.0 * features * width / (features + width), 1024.0)
+        return "dense" if length is not None and length <= limit else self._own_path()
+
+    def _own_path(self) -> str:
+        """The path that never forms M."""
+        return self.paths[-1]
+
+    def _rows(
+        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Rows:
+        if isinstance(length, int) and length <= ROWS_FROM_MATRIX:
+            return super()._rows(positions, length, parameters, inputs)
+        # rows of M are columns of its transpose, which are products with unit vectors (T, R)
+        nodes = ops.arange(length, dtype="int32")[:, None]
+        columns = ops.cast(ops.equal(nodes, positions[None]), widest_dtype(parameters.values()))
+        rows = self._transposed_columns(columns, length, parameters, inputs)
+        return ops.transpose(rows, (0, 2, 3, 1))
+
+    def _transposed_columns(
+        self, columns: Float[Tensor, "T R"], length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Float[Tensor, "B? T N R"]:
+        """M^T times the same columns for every sequence and head; M is symmetric by default."""
+        batch = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
+        shape = (batch, length, self.num_heads, ops.shape(columns)[1])
+        signal = ops.broadcast_to(columns[None, :, None, :], shape)
+        return self._signal(signal, self._own_path(), parameters, inputs)
+
+    def _check_length(self, length: int) -> None:
+        if self.num_nodes is not None and length != self.num_nodes:
+            once, at_call = self._topology
+            raise ValueError(
+                f"The `{once}` of this {type(self).__name__} has {self.num_nodes} nodes, one for "
+                f"each token. Received: length={length}. Pad `{once}` with isolated nodes, or "
+                f"leave it out of the constructor and give `{at_call}` with each call."
+            )
+
+    def _known_length(self, inputs: Tensors) -> Length:
+        return super()._known_length(inputs) if self.num_nodes is None else self.num_nodes
+
+    def _constant(self, start: np.ndarray) -> Float[Tensor, "..."]:
+        """A start value that is not learned, as a tensor."""
+        return constant(start, dtype=widest_dtype((), self.variable_dtype))
+
+
+def to_nodes(x: Signal) -> Nodes:
+    """(B, T, N, D) -> (T, N, B D): nodes first, all columns of a head next to each other."""
+    _, length, heads, _ = ops.shape(x)
+    return ops.reshape(ops.transpose(x, (1, 2, 0, 3)), (length, heads, -1))
+
+
+def from_nodes(nodes: Nodes, x: Signal) -> Signal:
+    """The inverse of `to_nodes`: (T, N, B D) -> (B, T, N, D), the shape of `x`."""
+    batch, length, heads, width = ops.shape(x)
+    return ops.transpose(ops.reshape(nodes, (length, heads, batch, width)), (2, 0, 1, 3))
+
+
+def finite(name: str, number: ArrayLike, positive: bool = False) -> Any:
+    """A finite number, or a nested list of finite numbers, as plain Python."""
+    array = numpy_of(number)
+    is_numbers = array.dtype.kind in "iuf" and array.size
+    array = array.astype("float64") if is_numbers else np.asarray(np.nan)
+    if not np.isfinite(array).all() or (positive and (array <= 0.0).any()):
+        kind = "positive finite" if positive else "finite"
+        raise ValueError(
+            f"`{name}` must be a {kind} number, or a list of them. Received: {name}={number!r}"
+        )
+    return array.tolist()
 
 
 def get(mask: Any) -> Mask:
@@ -695,11 +777,16 @@ def mask_of_call(causal: bool = False, entries: bool = False) -> Mask | None:
 
 
 def _times_causal(mask: Mask) -> Mask:
-    return MASKS["product"](masks=[get("causal"), mask])
+    return _product_of(get("causal"), mask)
 
 
 def _times_entries(mask: Mask) -> Mask:
-    return MASKS["product"](masks=[mask, get("entries")])
+    return _product_of(mask, get("entries"))
+
+
+def _product_of(*masks: Mask) -> Mask:
+    product: Callable[..., Mask] = MASKS["product"]
+    return product(masks=list(masks))
 
 
 def widest_dtype(tensors: Iterable[Tensor], policy: str = "float32") -> str:
@@ -709,12 +796,14 @@ def widest_dtype(tensors: Iterable[Tensor], policy: str = "float32") -> str:
 
 
 def in_one_dtype(
-    signals: tuple[Tensor, ...], parameters: Tensors, inputs: Tensors
-) -> tuple[tuple[Tensor, ...], Tensors, Tensors]:
+    signals: tuple[Num[Tensor, "..."], ...], parameters: Tensors, inputs: Tensors
+) -> tuple[tuple[Num[Tensor, "..."], ...], Tensors, Tensors]:
     """Casts signals, weights and floating-point inputs of a call to float32, or all to float64."""
+    dtypes = {x.dtype for x in (*signals, *parameters.values())}
+    if parameters and not inputs and len(dtypes) == 1:  # weights are at least float32
+        return signals, parameters, inputs
     floating = {name: x for name, x in inputs.items() if "float" in dtype_name(x.dtype)}
-    tensors = (*signals, *parameters.values(), *floating.values())
-    dtypes = {dtype_name(dtype) for dtype in {x.dtype for x in tensors}}
+    dtypes = {dtype_name(dtype) for dtype in dtypes | {x.dtype for x in floating.values()}}
     dtype = "float64" if "float64" in dtypes and _has_float64() else "float32"
     if dtypes <= {dtype}:
         return signals, parameters, inputs
@@ -751,6 +840,48 @@ def _matrix_product(
     letters = "".join(letter for axis, letter in enumerate("bn") if axis not in shared)
     matrix = ops.squeeze(matrix, axis=tuple(shared)) if shared else matrix  # (B?, N?, R, T)
     return ops.einsum(f"{letters}ts,bsnd->btnd", matrix, x)
+
+
+def sum_over_features(
+    product: Callable[..., Signal],
+    query: Features,
+    key: Features,
+    x: Signal,
+    path: str,
+    parameters: Tensors,
+    inputs: Tensors,
+    feature_chunk: int | None,
+) -> Signal:
+    """Algorithm 1: sum_f phi_f(q_i) (M [phi_f(k_j) x_j])_i, for a product x -> M x.
+
+    With `feature_chunk` features f at a time, they are computed again in the backward pass, so
+    the memory is O(n (f D + m D / f)) instead of O(n m D).
+
+    Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
+    """
+    count = len(parameters)
+
+    # The mask's tensors are arguments: if they were captured, rematerialisation on TensorFlow
+    # would drop their gradients.
+    def of_some_features(query: Tensor, key: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        batch, length, heads, width = ops.shape(x)
+        signal = key[..., None] * x[..., None, :]  # (B, T, N, f, D)
+        signal = product(
+            ops.reshape(signal, (batch, length, heads, -1)),
+            path,
+            dict(zip(parameters, tensors[:count], strict=True)),
+            dict(zip(inputs, tensors[count:], strict=True)),
+        )
+        signal = ops.reshape(signal, (batch, length, heads, key.shape[-1], width))
+        return ops.einsum("btnf,btnfd->btnd", query, signal)
+
+    tensors = (*parameters.values(), *inputs.values())
+    if feature_chunk is None or feature_chunk >= key.shape[-1]:
+        return of_some_features(query, key, x, *tensors)
+    chunks = tuple(_feature_chunks(part, feature_chunk) for part in (query, key))
+    rematerialised = keras.remat(of_some_features)
+    parts = map_in_turn(lambda chunk: rematerialised(*chunk, x, *tensors), chunks)
+    return ops.sum(parts, axis=0)
 
 
 def _feature_chunks(features: Features, size: int) -> Float[Tensor, "count B T N size"]:

@@ -4,7 +4,7 @@ import functools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import keras
 from keras import ops
@@ -18,10 +18,13 @@ from keras_graphattn.masks.mask import (
     FORMED_PATHS,
     Features,
     Mask,
+    MaskOptions,
     Positions,
     Rows,
+    Shape,
     Signal,
     get,
+    sum_over_features,
     widest_dtype,
 )
 from keras_graphattn.operators.kernel import unmasked_attention
@@ -63,7 +66,9 @@ class Product(ChunkedMask):
     [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
 
-    def __init__(self, masks: Sequence[Any], **kwargs: Any) -> None:
+    def __init__(
+        self, masks: Sequence[Mask | str | dict[str, Any]], **kwargs: Unpack[MaskOptions]
+    ) -> None:
         super().__init__(**kwargs)
         if not is_list(masks) or len(masks) < 2:
             raise ValueError(
@@ -84,47 +89,31 @@ class Product(ChunkedMask):
                 "them into one mask."
             )
         self.inputs_at_call = tuple(names)
-        self.paths = (*FORMED_PATHS, *self._own_paths())
-
-    def _own_paths(self) -> tuple[str, ...]:
-        if not self._others:
-            return ("chunked",) if self._some_chunked else ("low_rank",)
-        if len(self._others) > 1:
-            return ()
-        (other,) = self._others
+        self.is_causal = any(mask.is_causal for mask in self.masks)
+        self.hides_keys = any(mask.hides_keys for mask in self.masks)
         chunked = [mask for mask in self.masks if isinstance(mask, ChunkedMask)]
-        has_form = type(other)._causal_signal is not Mask._causal_signal
-        if chunked and not (has_form and all(isinstance(mask, Causal) for mask in chunked)):
-            return ()
-        return tuple(path for path in other.paths if path not in FORMED_PATHS)
+        self._some_chunked = bool(chunked)
+        self.has_state = self.is_causal and len(chunked) == len(self.masks)
+        # one exponential of the product for each choice of one per factor
+        self.num_decays = math.prod(mask.num_decays for mask in chunked)
+        self.paths = (*FORMED_PATHS, *self._own_paths(chunked))
 
-    @property
-    def _some_chunked(self) -> bool:
-        return any(isinstance(mask, ChunkedMask) for mask in self.masks)
+    def _own_paths(self, chunked: list[ChunkedMask]) -> tuple[str, ...]:
+        others = self._others
+        if not others:
+            return ("chunked",) if chunked else ("low_rank",)
+        has_form = type(others[0])._causal_signal is not Mask._causal_signal
+        is_one_sided = has_form and all(isinstance(mask, Causal) for mask in chunked)
+        if len(others) > 1 or (chunked and not is_one_sided):
+            return ()
+        return tuple(path for path in others[0].paths if path not in FORMED_PATHS)
 
     @property
     def _others(self) -> list[Mask]:
         """The factors that are neither computed in chunks nor of low rank."""
         return [mask for mask in self.masks if not isinstance(mask, (ChunkedMask, Factored))]
 
-    @property
-    def is_causal(self) -> bool:
-        return any(mask.is_causal for mask in self.masks)
-
-    @property
-    def hides_keys(self) -> bool:
-        return any(mask.hides_keys for mask in self.masks)
-
-    @property
-    def num_decays(self) -> int:
-        """Number of exponentials of the product: one for each choice of one per factor."""
-        return math.prod(mask.num_decays for mask in self.masks if isinstance(mask, ChunkedMask))
-
-    @property
-    def has_state(self) -> bool:
-        return self.is_causal and all(isinstance(mask, ChunkedMask) for mask in self.masks)
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         for mask in self.masks:
             if not mask.built:
@@ -174,15 +163,12 @@ class Product(ChunkedMask):
             if not self._some_chunked:
                 return unmasked_attention(*pair, x)
             return super()._attend(*pair, x, path, parameters, inputs, feature_chunk)
-        (other,) = self._others
-        for mask, weights, tensors in self._each(parameters, inputs, Mask):
-            if mask is other:
-                parameters, inputs = weights, tensors
-        if self._some_chunked:
-            return other._sum_over_features(
-                *pair, x, path, parameters, inputs, feature_chunk, causal=True
-            )
-        return other._attend(*pair, x, path, parameters, inputs, feature_chunk)
+        each = self._each(parameters, inputs, Mask)
+        ((other, parameters, inputs),) = (one for one in each if one[0] is self._others[0])
+        if not self._some_chunked:
+            return other._attend(*pair, x, path, parameters, inputs, feature_chunk)
+        causal = other._causal_signal
+        return sum_over_features(causal, *pair, x, path, parameters, inputs, feature_chunk)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         return _joined(m._matrix(length, *own) for m, *own in self._each(parameters, inputs, Mask))
@@ -236,7 +222,7 @@ class Product(ChunkedMask):
                 return mask._known_length(tensors)
         return super()._known_length(inputs)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         first = [self.masks.index(mask) for mask in self.masks]
         # a factor that stands here twice is one mask: its second place holds the index of the first
         masks = [

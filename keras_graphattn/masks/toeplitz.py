@@ -26,11 +26,12 @@ scatter there, which is slow.
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import (
     cached,
@@ -43,8 +44,16 @@ from keras_graphattn.checks import (
     whole,
 )
 from keras_graphattn.masks.inputs import Length, Tensors
-from keras_graphattn.masks.mask import DENSE_LIMIT, Mask, Positions, Rows, Signal
-from keras_graphattn.masks.topology import finite
+from keras_graphattn.masks.mask import (
+    DENSE_LIMIT,
+    Mask,
+    MaskOptions,
+    Positions,
+    Rows,
+    Shape,
+    Signal,
+    finite,
+)
 from keras_graphattn.numerics.precision import at_least_float32, constant, pad, take
 from keras_graphattn.types import Float, Int, Tensor
 
@@ -280,18 +289,6 @@ def _skewed(window: Float[Tensor, "..."], rows: int) -> Float[Tensor, "..."]:
     return ops.reshape(flat, (*others, rows, width - 1))[..., :columns]
 
 
-def toeplitz_matrix(table: Table) -> Float[Tensor, "N? T T"]:
-    """A whole (block-)Toeplitz matrix: `out[n, i, j] = table[n, i - j]`.
-
-    Example:
-
-    >>> keras.ops.convert_to_numpy(toeplitz_matrix(np.array([[3.0, 1.0, 2.0]])))[0].tolist()
-    [[1.0, 3.0], [2.0, 1.0]]
-    """
-    grid_shape = [(size + 1) // 2 for size in table.shape[1:]]
-    return block_toeplitz_rows(table, 0, math.prod(grid_shape[:-1]), grid_shape)
-
-
 def toeplitz_rows(
     table: Float[Tensor, "N? _"],
     start: int | Int[Tensor, ""],
@@ -350,19 +347,9 @@ class FourierMask(Mask):
     paths: tuple[str, ...] = ("dense", "blockwise", "fft")
     dense_limit: ClassVar[int] = DENSE_LIMIT
 
-    @property
-    def hides_keys(self) -> bool:
-        return self.is_causal
-
-    @property
-    def _in_tiles(self) -> bool:
-        """Whether the product uses tiles, exact row by row, instead of one transform."""
-        return False
-
-    @property
-    def _fourier_cost(self) -> float:
-        """Cost of the transform relative to the cost of the rows; 1 for a sequence."""
-        return 1.0
+    hides_keys = False
+    _in_tiles = False  # whether the product uses tiles, exact row by row, not one transform
+    _fourier_cost = 1.0  # of the transform, relative to that of the rows; 1 for a sequence
 
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None
@@ -422,11 +409,15 @@ class Toeplitz(FourierMask):
     """
 
     def __init__(
-        self, max_length: int, causal: bool = False, initial_slopes: Any = None, **kwargs: Any
+        self,
+        max_length: int,
+        causal: bool = False,
+        initial_slopes: ArrayLike | None = None,
+        **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
-        max_length = whole()("max_length", max_length, {})
-        causal = flag("causal", causal)
+        self.max_length: int = whole()("max_length", max_length, {})
+        self.is_causal = self.hides_keys = flag("causal", causal)
         is_alibi = isinstance(initial_slopes, str) and initial_slopes == "alibi"
         if initial_slopes is not None and not is_alibi:
             slopes = np.asarray(finite("initial_slopes", initial_slopes))
@@ -436,43 +427,33 @@ class Toeplitz(FourierMask):
                     f"negative. Received: initial_slopes={initial_slopes!r}"
                 )
             initial_slopes = slopes.tolist()
-        self.max_length, self.causal, self.initial_slopes = max_length, causal, initial_slopes
+        self.initial_slopes = initial_slopes
+        self._in_tiles = self.is_causal or initial_slopes is not None
 
     @classmethod
-    def alibi(cls, max_length: int, causal: bool = True, **kwargs: Any) -> "Toeplitz":
+    def alibi(
+        cls, max_length: int, causal: bool = True, **kwargs: Unpack[MaskOptions]
+    ) -> "Toeplitz":
         """Returns a mask that starts with ALiBi's slopes, 2^(-8 k / N) for heads k = 1 ... N.
 
         Source: Press et al., "Train Short, Test Long", arXiv 2108.12409.
         """
         return cls(max_length, causal, initial_slopes="alibi", **kwargs)
 
-    @property
-    def is_causal(self) -> bool:
-        return self.causal
-
-    @property
-    def _in_tiles(self) -> bool:
-        return self.causal or self.initial_slopes is not None
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
-        slopes = np.zeros(()) if self.initial_slopes is None else self.initial_slopes
+        slopes = 0.0 if self.initial_slopes is None else self.initial_slopes
         if isinstance(slopes, str):
             slopes = 2.0 ** (-8.0 * np.arange(1, self.num_heads + 1) / self.num_heads)
-        try:
-            slopes = np.broadcast_to(np.asarray(slopes), (self.num_heads,))
-        except ValueError:
-            raise ValueError(
-                f"`initial_slopes` must be a number or one for each of {self.num_heads} heads. "
-                f"Received: initial_slopes={self.initial_slopes!r}"
-            ) from None
+        slopes = self._of_heads("initial_slopes", slopes)
         # one for each offset: (2 max_length - 1,), or (max_length,) if causal
-        distances = np.abs(np.arange(0 if self.causal else 1 - self.max_length, self.max_length))
+        first = 0 if self.is_causal else 1 - self.max_length
+        distances = np.abs(np.arange(first, self.max_length))
         self.log_factors = self._add_parameter("log_factors", -slopes[:, None] * distances)
 
     def parameters(self) -> Tensors:
         factors = ops.exp(self._weights("log_factors")["log_factors"])
-        if self.causal:  # (N, max_length) -> (N, 2 max_length - 1)
+        if self.is_causal:  # (N, max_length) -> (N, 2 max_length - 1)
             factors = pad(factors, ((0, 0), (self.max_length - 1, 0)))
         return {"table": factors}
 
@@ -517,9 +498,13 @@ class Toeplitz(FourierMask):
     def _known_length(self, inputs: Tensors) -> int:
         return self.max_length
 
-    def get_config(self) -> dict[str, Any]:
-        names = ("max_length", "causal", "initial_slopes")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+    def get_config(self) -> dict[str, object]:
+        return {
+            **super().get_config(),
+            "max_length": self.max_length,
+            "causal": self.is_causal,
+            "initial_slopes": self.initial_slopes,
+        }
 
 
 def _check_fixed(x: Signal) -> None:
@@ -544,6 +529,9 @@ class BlockToeplitz(FourierMask):
             |i_1 - j_1| + ... + |i_d - j_d|.
         **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
             `coefficient_learning_rate_multiplier`, the property, 30 by default.
+
+    Attributes:
+        length: Number of tokens, prefix tokens included.
 
     Weights:
         `log_factors`, of shape (num_heads, 2 s_1 - 1, ..., 2 s_d - 1), or (num_heads,
@@ -571,34 +559,26 @@ class BlockToeplitz(FourierMask):
         grid_shape: Sequence[int],
         num_prefix_tokens: int = 0,
         form: str = "offsets",
-        **kwargs: Any,
+        **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
         sizes = list(grid_shape) if is_list(grid_shape) else []
-        if not sizes or not all(_is_size(size) for size in sizes):
+        if not sizes or not all(is_whole(size) and 0 < size < 2**31 for size in sizes):
             raise ValueError(
                 "`grid_shape` must be one or more integers of at least 1 and less than 2147483648. "
                 f"Received: grid_shape={grid_shape!r}"
             )
-        grid = tuple(int(size) for size in sizes)
-        num_prefix_tokens = whole(0)("num_prefix_tokens", num_prefix_tokens, {})
-        one_of("offsets", "distance")("form", form, {})
-        self.grid_shape, self.num_prefix_tokens, self.form = grid, num_prefix_tokens, form
-        if num_prefix_tokens == 0:  # blocks of whole lines need no slice afterwards
-            lines = max(1, FourierMask.block_size // grid[-1])
-            self.block_size = lines * grid[-1]  # type: ignore[misc]
-
-    @property
-    def length(self) -> int:
-        """Number of tokens, prefix tokens included."""
-        return self.num_prefix_tokens + math.prod(self.grid_shape)
-
-    @property
-    def _fourier_cost(self) -> float:
+        self.grid_shape = tuple(int(size) for size in sizes)
+        self.num_prefix_tokens: int = whole(0)("num_prefix_tokens", num_prefix_tokens, {})
+        self.form = one_of("offsets", "distance")("form", form, {})
+        self.length: int = self.num_prefix_tokens + math.prod(self.grid_shape)
         rank = len(self.grid_shape)  # the transform has 2^(rank - 1) times as many positions
-        return 1.0 if rank == 1 else 0.65 * 2 ** (rank - 1)
+        self._fourier_cost = 1.0 if rank == 1 else 0.65 * 2 ** (rank - 1)
+        if num_prefix_tokens == 0:  # blocks of whole lines need no slice afterwards
+            lines = max(1, FourierMask.block_size // self.grid_shape[-1])
+            self.block_size = lines * self.grid_shape[-1]  # type: ignore[misc]
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         shape = table_shape(self.grid_shape)
         if self.form == "distance":
@@ -693,11 +673,10 @@ class BlockToeplitz(FourierMask):
     ) -> str:
         return super().choose_path(self.length, features, width)
 
-    def get_config(self) -> dict[str, Any]:
-        names = ("num_prefix_tokens", "form")
-        config = {name: getattr(self, name) for name in names}
-        return {**super().get_config(), "grid_shape": list(self.grid_shape), **config}
-
-
-def _is_size(value: Any) -> bool:
-    return is_whole(value) and 0 < value < 2**31
+    def get_config(self) -> dict[str, object]:
+        return {
+            **super().get_config(),
+            "grid_shape": list(self.grid_shape),
+            "num_prefix_tokens": self.num_prefix_tokens,
+            "form": self.form,
+        }

@@ -38,20 +38,14 @@ from keras_graphattn.masks.chunked import (
     chunked_attention,
     initial_chunked_state,
 )
-from keras_graphattn.masks.graphs.edges import graph_operator, read_graph, transition_matrix
+from keras_graphattn.masks.graphs.edges import read_graph
 from keras_graphattn.masks.graphs.random_features import (
     graph_random_features,
     graph_random_product,
     modulation_of_series,
 )
-from keras_graphattn.masks.graphs.sparse import SparseMatrix, sparse_product, sum_rows
-from keras_graphattn.masks.graphs.walks import (
-    expected_features,
-    features_of_walks,
-    kernel_of_steps,
-    random_walks,
-    walk_product,
-)
+from keras_graphattn.masks.graphs.sparse import sum_rows
+from keras_graphattn.masks.graphs.walks import kernel_of_steps, random_walks
 from keras_graphattn.masks.hypercube import hypercube_product
 from keras_graphattn.masks.toeplitz import toeplitz_product
 from keras_graphattn.masks.trees.forest import (
@@ -711,7 +705,6 @@ __all__ = [
     "Decay",
     "Forest",
     "RunningSum",
-    "SparseMatrix",
     "Visibility",
     "additive_scores",
     "advanced_state",
@@ -720,16 +713,13 @@ __all__ = [
     "chunked_attention",
     "elu_features",
     "empty_running_sum",
-    "expected_features",
     "exponential_tree_product",
     "favor_key_features",
     "favor_query_features",
-    "features_of_walks",
     "first_order_filter",
     "forest_distances",
     "forest_from_graph",
     "forest_from_parents",
-    "graph_operator",
     "graph_random_features",
     "graph_random_product",
     "hypercube_product",
@@ -747,13 +737,10 @@ __all__ = [
     "recurrence",
     "relu_features",
     "singular_value_attention",
-    "sparse_product",
     "squared_distances",
     "squared_relu_features",
     "sum_rows",
     "table_tree_product",
     "toeplitz_product",
-    "transition_matrix",
     "unmasked_attention",
-    "walk_product",
 ]

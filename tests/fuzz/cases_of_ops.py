@@ -1,7 +1,6 @@
 """A right call of every public function of `keras_graphattn.ops`, to be made wrong."""
 
 import numpy as np
-import scipy.sparse
 
 from keras_graphattn import ops
 
@@ -9,9 +8,6 @@ B, T, S, N, H, D, C = 2, 4, 3, 2, 4, 3, 2
 STEPS = ops.recurrence("monomial", 2)
 FOREST = ops.forest_from_parents([-1, 0, 0, 1])
 GRAPH = ops.read_graph([[0, 1], [1, 2], [2, 3]])
-SPARSE = ops.SparseMatrix(ops.graph_operator(GRAPH, "laplacian")[0], symmetric=True)
-WALKS = np.array([[[0, 1]], [[1, 2]], [[2, 3]], [[3, 2]]])
-FEATURES = ops.features_of_walks(WALKS)
 RANDOM_FEATURES = ops.graph_random_features(GRAPH, walks=2, length=3, seed=0)
 
 
@@ -77,10 +73,6 @@ CASES = {
             "context": normal(B, N, H, D),
         },
     ),
-    "SparseMatrix": (
-        lambda **kw: ops.sparse_product(ops.SparseMatrix(**kw), normal(4, C)),
-        {"matrix": scipy.sparse.eye_array(4), "symmetric": True},
-    ),
     "advanced_state": (ops.advanced_state, {**CHUNKED, "state": ops.ChunkedState(**STATE)}),
     "additive_scores": (
         ops.additive_scores,
@@ -125,10 +117,6 @@ CASES = {
     ),
     "elu_features": (ops.elu_features, {"x": normal(T)}),
     "empty_running_sum": (ops.empty_running_sum, {**SIZES, "dtype": "float32"}),
-    "expected_features": (
-        lambda **kw: ops.expected_features(**kw).steps[0].matrix,
-        {"adjacency": GRAPH, "length": 2},
-    ),
     "exponential_tree_product": (
         ops.exponential_tree_product,
         {**TREE, "rate": normal(N), "offset": normal(N), "forest": FOREST, "path": "scan"},
@@ -145,10 +133,6 @@ CASES = {
     "favor_query_features": (
         ops.favor_query_features,
         {"query": normal(B, T, N, H), "directions": normal(N, H, 5)},
-    ),
-    "features_of_walks": (
-        lambda **kw: ops.features_of_walks(**kw).steps[0].matrix,
-        {"walks": WALKS},
     ),
     "first_order_filter": (
         ops.first_order_filter,
@@ -168,9 +152,8 @@ CASES = {
         ops.forest_from_parents,
         {"parents": np.array([-1, 0, 1]), "edge_weights": np.ones(3)},
     ),
-    "graph_operator": (ops.graph_operator, {"adjacency": GRAPH, "operator": "laplacian"}),
     "graph_random_features": (
-        lambda **kw: ops.graph_random_features(**kw)[0].steps[0].matrix,
+        lambda **kw: ops.graph_random_features(**kw)[0].steps[0],
         {
             "adjacency": GRAPH,
             "walks": 2,
@@ -244,7 +227,6 @@ CASES = {
         ops.singular_value_attention,
         {"left": normal(B, T, N, H), "right": normal(B, S, N, H), "values": normal(B, S, N, D)},
     ),
-    "sparse_product": (ops.sparse_product, {"matrix": SPARSE, "x": normal(4, C)}),
     "squared_relu_features": (ops.squared_relu_features, {"x": normal(T)}),
     "squared_distances": (
         ops.squared_distances,
@@ -259,13 +241,8 @@ CASES = {
         ops.toeplitz_product,
         {"table": normal(N, 3, 3), "x": normal(B, 4, N, D), "grid_shape": [2, 2]},
     ),
-    "transition_matrix": (ops.transition_matrix, {"adjacency": GRAPH}),
     "unmasked_attention": (
         ops.unmasked_attention,
         {"query": normal(B, T, N, C), "key": normal(B, S, N, C), "x": normal(B, S, N, D)},
-    ),
-    "walk_product": (
-        ops.walk_product,
-        {**TREE, "decay": np.ones(N, "float32"), "features": FEATURES, "normalization": 1.0},
     ),
 }

@@ -258,7 +258,7 @@ def random_walk(generator, length):
     options = {"walk_length": steps, "learn_decay": True, "decay": decay, "normalization": a}
     mask = masks.RandomWalk(edges, num_nodes=length, num_walks=3, exact=exact, **options)
     built(mask, length)
-    parts = np.stack([step.matrix.toarray() for step in mask._features.steps])
+    parts = np.stack([step.toarray() for step in mask._features.steps])
     parts = torch.tensor(parts)
 
     def matrix(log_decay):

@@ -51,10 +51,7 @@ def drawn_steps(seeds, walks, length, **options):
     """F_k and G_k of these seeds: (2, seeds, L, n, n)."""
     drawn = [graph_random_features(GRAPH, walks, length, seed, **options) for seed in seeds]
     return np.array(
-        [
-            [[step.matrix.toarray() for step in f.steps] for f in side]
-            for side in zip(*drawn, strict=True)
-        ]
+        [[[step.toarray() for step in f.steps] for f in side] for side in zip(*drawn, strict=True)]
     )
 
 
@@ -118,8 +115,8 @@ def test_other_names_of_the_nodes_permute_the_features():
             for of, drawn in ((GRAPH, walks), (graph, renamed))
         )
         for one, other in zip(before.steps, after.steps, strict=True):
-            expected = one.matrix.toarray()[np.ix_(place, place)]
-            np.testing.assert_allclose(other.matrix.toarray(), expected, rtol=1e-12)
+            expected = one.toarray()[np.ix_(place, place)]
+            np.testing.assert_allclose(other.toarray(), expected, rtol=1e-12)
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
@@ -202,5 +199,5 @@ def test_rows_of_a_large_graph_are_those_of_the_matrix_and_not_of_its_transpose(
     mask.build((None, COUNT, 2, 3))
     dense = to_numpy(mask.dense())
     assert np.abs(dense - dense.swapaxes(2, 3)).max() > 0.01
-    monkeypatch.setattr("keras_graphattn.masks.topology.ROWS_FROM_MATRIX", 3)
+    monkeypatch.setattr("keras_graphattn.masks.mask.ROWS_FROM_MATRIX", 3)
     assert_close(to_numpy(mask.rows(ops.arange(3))), dense[:, :, :3], 1e-6)

@@ -144,7 +144,7 @@ def test_gradients_of_the_weights_of_edges(operator, bound, path):
 
 @pytest.mark.slow_on("jax")
 def test_rows_without_the_matrix(monkeypatch):
-    monkeypatch.setattr("keras_graphattn.masks.topology.ROWS_FROM_MATRIX", 3)
+    monkeypatch.setattr("keras_graphattn.masks.mask.ROWS_FROM_MATRIX", 3)
     for make in (tree, trees_of_batch, diffusion, walks_of, random_features_of):
         mask, inputs, _ = make()
         dense = to_numpy(mask.dense(**inputs))

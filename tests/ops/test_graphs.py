@@ -13,7 +13,7 @@ from keras_graphattn.masks.graphs.edges import (
     spectral_radius,
     transition_matrix,
 )
-from keras_graphattn.masks.graphs.sparse import SparseMatrix, sparse_product, sum_rows
+from keras_graphattn.masks.graphs.sparse import SparseMatrix, sum_rows
 from keras_graphattn.masks.graphs.walks import random_walks
 from tests import reference_topology as reference
 from tests.numerics import assert_close, to_numpy, value_and_gradients
@@ -33,7 +33,7 @@ def test_sparse_product_and_its_gradient(rows, columns):
     dense = random_matrix(rows, columns)
     matrix = SparseMatrix(scipy.sparse.csr_array(dense))
     x = np.random.default_rng(1).standard_normal((columns, 2, 3))
-    value, gradients = value_and_gradients(lambda x: sparse_product(matrix, x), x)
+    value, gradients = value_and_gradients(matrix, x)
     assert_close(value, np.einsum("rc,cnd->rnd", dense, x), 1e-6)
     cotangent = np.random.default_rng(7).standard_normal(value.shape)
     assert_close(gradients[0], np.einsum("rc,rnd->cnd", dense, cotangent), 1e-6)
@@ -41,7 +41,7 @@ def test_sparse_product_and_its_gradient(rows, columns):
 
 def test_product_with_an_empty_matrix_is_zero():
     matrix = SparseMatrix(scipy.sparse.csr_array((3, 2)))
-    assert not to_numpy(sparse_product(matrix, np.ones((2, 4), "float32"))).any()
+    assert not to_numpy(matrix(np.ones((2, 4), "float32"))).any()
 
 
 @pytest.mark.parametrize("ordered", [True, False])

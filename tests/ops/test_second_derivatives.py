@@ -16,24 +16,22 @@ from keras import ops
 
 import keras_graphattn
 from keras_graphattn.masks.graphs.diffusion import (
-    HeatMatrix,
-    HeatSeries,
+    Heat,
     positive_operator,
     series_sizes,
 )
+from keras_graphattn.masks.graphs.sparse import SparseMatrix
 from keras_graphattn.masks.graphs.walks import ExampleWalks
 from keras_graphattn.masks.trees.sweeps import exponential_product_of_batch
 from keras_graphattn.masks.trees.tables import table_product_of_batch
 from keras_graphattn.operators import BlockwiseOperator, Visibility
 from keras_graphattn.ops import (
-    SparseMatrix,
     exponential_tree_product,
     forest_from_parents,
     graph_random_features,
     graph_random_product,
     p_laplacian_attention,
     read_graph,
-    sparse_product,
     table_tree_product,
 )
 from tests.numerics import BACKEND, assert_close, to_numpy
@@ -125,6 +123,8 @@ TABLE = normal(4, HEADS, seed=4)
 MATRIX = SparseMatrix(scipy.sparse.random_array((5, 7), density=0.5, rng=0))
 CYCLE = read_graph([[i, (i + 1) % 7] for i in range(7)])
 POSITIVE, SHIFT, RADIUS = positive_operator(CYCLE, "laplacian")
+SIZES = [series_sizes(RADIUS, 1.0, 1e-6, longest) for longest in (32.0, 1.0)]
+HEAT = Heat(POSITIVE, SHIFT, *SIZES)
 WALKS = RANDOM.integers(-1, 7, (2, 7, 2, 3)).astype("int32")
 FEATURES = graph_random_features(CYCLE, 2, 4, 0)
 
@@ -153,23 +153,16 @@ CASES = {
         (normal(14, HEADS, WIDTH), TABLE),
         ("trees.tables",),
     ),
-    "sparse": Case(
-        lambda x: sparse_product(MATRIX, x) ** 2, (NODES[0],), ("graphs.sparse.SparseMatrix",)
-    ),
+    "sparse": Case(lambda x: MATRIX(x) ** 2, (NODES[0],), ("graphs.sparse.SparseMatrix",)),
     "diffusion": Case(
-        HeatSeries(POSITIVE, SHIFT, series_sizes(RADIUS, 1.0, 1e-6)),
+        HEAT.product,
         (NODES[0], np.array([0.4, 0.9], "float32")),
-        ("graphs.diffusion.HeatSeries",),
+        ("graphs.diffusion.Heat",),
     ),
-    "diffusion, matrix": Case(
-        HeatMatrix(POSITIVE, SHIFT, series_sizes(RADIUS, 1.0, 1e-6, longest_part=1.0)),
-        (np.array([0.4, 0.9], "float32"),),
-        ("graphs.diffusion.HeatMatrix",),
-    ),
+    "diffusion, matrix": Case(HEAT.matrix, (np.array([0.4, 0.9], "float32"),)),
     "random features": Case(
         lambda x, modulation: graph_random_product(x, modulation, *FEATURES),
         (NODES[0], TABLE),
-        ("graphs.walks.WalkFeatures",),
     ),
     "walks of a batch": Case(
         lambda x, decay: ExampleWalks(WALKS).kernel_product(x, decay, 1.0),

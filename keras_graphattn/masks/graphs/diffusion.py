@@ -14,16 +14,15 @@ exponential of a Markov chain (uniformization).
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, Unpack
 
 import keras
 import numpy as np
 import scipy.sparse
 import scipy.special
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import Array, flag, number, one_of, optional
 from keras_graphattn.masks.graphs.edges import (
@@ -35,17 +34,25 @@ from keras_graphattn.masks.graphs.edges import (
 )
 from keras_graphattn.masks.graphs.sparse import SparseMatrix, add_rows
 from keras_graphattn.masks.inputs import Arrays, Flags, Length, Tensors, either
-from keras_graphattn.masks.mask import Rows, Signal
-from keras_graphattn.masks.topology import TopologyMask, finite, from_nodes, to_nodes
+from keras_graphattn.masks.mask import (
+    MaskOptions,
+    Rows,
+    Shape,
+    Signal,
+    TopologyMask,
+    finite,
+    from_nodes,
+    to_nodes,
+)
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
-from keras_graphattn.numerics.precision import constant, largest, take
+from keras_graphattn.numerics.precision import largest, take
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 OPERATORS = ("laplacian", "normalized_laplacian", "adjacency")
 LONGEST_PART = 32.0  # largest t rho of one series: its sums are up to e^32 times the signal
 LONGEST_PART_OF_MATRIX = 4.0  # the same, if the result is then squared as a matrix
-TERMS_AT_A_TIME = 8  # of a matrix, kept together while they are multiplied by their coefficients
 MOST_TERMS = 2000
+TERMS_AT_A_TIME = 8  # of a matrix, joined before they are multiplied by their coefficients
 LARGEST_EXPONENT = 64.0  # of exp(t A): then float32 holds it, with signals and sums
 BOUND_SLACK = 1.0 + 1e-5  # allows for the rounding of degrees in float32; a series tolerates it
 
@@ -123,12 +130,12 @@ class GraphDiffusion(TopologyMask):
         *,
         operator: str = "laplacian",
         function: str = "heat",
-        initial_time: Any = 1.0,
+        initial_time: ArrayLike = 1.0,
         max_time: float | None = None,
         learn_time: bool = True,
         tolerance: float | None = None,
         spectral_bound: float | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
         self.operator = one_of(*OPERATORS)("operator", operator, {})
@@ -171,9 +178,8 @@ class GraphDiffusion(TopologyMask):
         self._sizes = series_sizes(radius, self.max_time, accuracy)
         self.num_terms = self._sizes.terms * self._sizes.parts
         if graph is not None:
-            self._series = HeatSeries(positive, shift, self._sizes)
             short = series_sizes(radius, self.max_time, accuracy, LONGEST_PART_OF_MATRIX)
-            self._full = HeatMatrix(positive, shift, short)
+            self._heat = Heat(positive, shift, self._sizes, short)
 
     def _bound_of_examples(self, edge_weights: Any) -> float:
         """The bound of the eigenvalues of graphs that come with each call."""
@@ -223,7 +229,7 @@ class GraphDiffusion(TopologyMask):
         beyond = ops.logical_or(bounds > BOUND_SLACK * self._bound, ops.isnan(bounds))
         return inputs, either(wrong, beyond)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         self._start = self._of_heads("initial_time", self.initial_time)
         if self.learn_time:
@@ -242,23 +248,22 @@ class GraphDiffusion(TopologyMask):
 
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         if self._adjacency is not None:
-            return from_nodes(self._series(to_nodes(x), parameters["time"]), x)
+            return from_nodes(self._heat.product(to_nodes(x), parameters["time"]), x)
         examples = self._examples(inputs, ops.shape(x)[1], x.dtype)
         return examples.heat(x, parameters["time"], self._sizes)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         time = parameters["time"]
         if self._adjacency is not None:
-            return self._full(time)[None]
+            return self._heat.matrix(time)[None]
         return self._examples(inputs, length, time.dtype).heat_matrix(time, self._sizes)
 
-    def _examples(self, inputs: Tensors, length: Length, dtype: Any) -> "ExampleGraphs":
-        dtype = keras.backend.standardize_dtype(dtype)
-        weights = inputs.get("edge_weights")
-        return ExampleGraphs(inputs["edges"], weights, length, self.operator, dtype)
+    def _examples(self, inputs: Tensors, length: Length, dtype: object) -> "ExampleGraphs":
+        weights, name = inputs.get("edge_weights"), keras.backend.standardize_dtype(dtype)
+        return ExampleGraphs(inputs["edges"], weights, length, self.operator, name)
 
-    def get_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = super().get_config()
+    def get_config(self) -> dict[str, object]:
+        config: dict[str, object] = super().get_config()
         if self._adjacency is None:
             config |= {"graph": None, "edge_weights": "edge_weights" in self.inputs_at_call}
         else:
@@ -274,8 +279,7 @@ class GraphDiffusion(TopologyMask):
         }
 
 
-@dataclass(frozen=True)
-class SeriesSizes:
+class SeriesSizes(NamedTuple):
     """The numbers of terms of each part and of parts (a power of 2), and the longest time."""
 
     terms: int
@@ -325,7 +329,9 @@ def positive_operator(adjacency: Graph, operator: str) -> tuple[SparseMatrix, fl
     return SparseMatrix(matrix, True), 1.0, 1.0
 
 
-def decay_of(time: Tensor, shift: Tensor | float, longest: float) -> Tensor:
+def decay_of(
+    time: Float[Tensor, "..."], shift: Float[Tensor, "..."] | float, longest: float
+) -> Float[Tensor, "..."]:
     """e^(-c t), exact to the last bit even if c t is large.
 
     Rounding of c t would lose these bits. The product of the leading 12 bits of t and the 12 bits
@@ -336,71 +342,91 @@ def decay_of(time: Tensor, shift: Tensor | float, longest: float) -> Tensor:
     return ops.exp(-shift * leading) * ops.exp(-shift * (time - leading))
 
 
-class HeatSeries:
-    """x, t -> exp(t S) x for one graph, with gradients of any order for both.
+def positive_series(
+    x: Float[Tensor, "nodes ..."],
+    time: Float[Tensor, "..."],
+    decay: Float[Tensor, "..."] | float,
+    sizes: SeriesSizes,
+    apply: Callable[[Tensor], Tensor],
+    loop: Callable[..., Tensor] = ops.fori_loop,
+) -> Float[Tensor, "nodes ..."]:
+    """exp(t S) x, for each part of the time by Horner's rule; `apply` is x -> B x.
 
-    It is made of B (n, n) and c. Its error in a row is at most the tolerance plus about
-    1e-7 (1 + 0.1 t rho) in float32, relative to that row of M |x|.
+    `time` and `decay` are those of one part, and broadcast to `x`.
     """
 
-    def __init__(self, matrix: SparseMatrix, shift: float, sizes: SeriesSizes) -> None:
-        self.matrix, self.shift, self.sizes = matrix, shift, sizes
-        self._product = FunctionWithGradient(self._value, self._gradient)
+    def part(_: Tensor, x: Tensor) -> Tensor:
+        def term(k: Tensor, y: Tensor) -> Tensor:
+            order = sizes.terms - k
+            order = order if isinstance(order, int) else ops.cast(order, x.dtype)
+            return x + time / order * apply(y)
 
-    def __call__(
+        return decay * loop(0, sizes.terms, term, x)
+
+    return part(0, x) if sizes.parts == 1 else loop(0, sizes.parts, part, x)
+
+
+def unrolled(start: int, stop: int, body: Callable[..., Tensor], state: Tensor) -> Tensor:
+    """`keras.ops.fori_loop` without a loop: XLA can then differentiate what `body` captures."""
+    for index in range(start, stop):
+        state = body(index, state)
+    return state
+
+
+class Heat:
+    """exp(t S) for one graph, with gradients of any order, from B (n, n) and c.
+
+    Products take the series `sizes`; the matrix takes one part of `short`, which is then squared.
+    """
+
+    def __init__(
+        self, positive: SparseMatrix, shift: float, sizes: SeriesSizes, short: SeriesSizes
+    ) -> None:
+        self.positive, self.shift, self.sizes, self.short = positive, shift, sizes, short
+        self._product = FunctionWithGradient(self._value, self._gradient)
+        self._matrix = FunctionWithGradient(self._matrix_value, self._matrix_gradient)
+
+    def product(
         self, x: Float[Tensor, "n N C"], time: Float[Tensor, " N"]
     ) -> Float[Tensor, "n N C"]:
         (product,) = self._product(x, time)
         return product
 
+    def matrix(self, time: Float[Tensor, " N"]) -> Float[Tensor, "N n n"]:
+        (matrix,) = self._matrix(time)
+        return matrix
+
+    def _series(
+        self,
+        x: Float[Tensor, "n N C"],
+        time: Float[Tensor, " N"],
+        decay: Float[Tensor, " N"],
+        sizes: SeriesSizes,
+    ) -> Float[Tensor, "n N C"]:
+        ones = ops.ones_like(x[:1])
+        time, decay = (ops.reshape(each[:, None] * ones, (1, -1)) for each in (time, decay))
+        columns = ops.reshape(x, (self.positive.shape[0], -1))
+        matrix = self.positive.operand(columns, time)
+        product = positive_series(columns, time, decay, sizes, lambda y: matrix @ y)
+        return ops.reshape(product, ops.shape(x))
+
     def _value(self, x: Tensor, time: Tensor) -> tuple[tuple[Tensor], tuple[()]]:
-        """The series for all parts of the time, each by Horner's rule."""
-        sizes = self.sizes
-        time = time / sizes.parts
-        decay = decay_of(time, self.shift, sizes.longest / sizes.parts)
-        orders = constant(np.arange(sizes.terms, 0, -1)[:, None], time.dtype)
-        ones = ops.ones_like(x[:1])  # one factor for each head and column: (., N C)
-        decay = ops.reshape(decay[:, None] * ones, (1, -1))
-        factors = ops.reshape((time / orders)[:, :, None] * ones, (sizes.terms, -1))
-        columns = ops.reshape(x, (self.matrix.shape[0], -1))
-        matrix = self.matrix.operand(columns, time)
-
-        def part(index: Any, x: Tensor) -> Tensor:
-            def term(k: Any, y: Tensor) -> Tensor:
-                factor = factors[k] if isinstance(k, int) else take(factors, k, axis=0)
-                return x + factor * (matrix @ y)
-
-            return decay * ops.fori_loop(0, sizes.terms, term, x)
-
-        one = sizes.parts == 1
-        product = part(0, columns) if one else ops.fori_loop(0, sizes.parts, part, columns)
-        return (ops.reshape(product, ops.shape(x)),), ()
+        parts = self.sizes.parts
+        decay = decay_of(time / parts, self.shift, self.sizes.longest / parts)
+        return (self._series(x, time / parts, decay, self.sizes),), ()
 
     def _gradient(
         self, tensors: tuple[Tensor, Tensor], kept: tuple[()], upstream: tuple[Tensor]
     ) -> tuple[Tensor, Tensor]:
         x, time = tensors
-        back, moved = self(upstream[0], time), self.matrix(x) - self.shift * x  # S x
+        back, moved = self.product(upstream[0], time), self.positive(x) - self.shift * x  # S x
         return back, ops.sum(back * moved, axis=(0, 2))
 
-
-class HeatMatrix:
-    """t -> exp(t S) for one graph: a series for one part of the time, then squared."""
-
-    def __init__(self, matrix: SparseMatrix, shift: float, sizes: SeriesSizes) -> None:
-        self.shift, self.sizes = shift, sizes
-        one_part = SeriesSizes(sizes.terms, 1, sizes.longest / sizes.parts)
-        self.series = HeatSeries(matrix, 0.0, one_part)
-        self._matrix = FunctionWithGradient(self._value, self._gradient)
-
-    def __call__(self, time: Float[Tensor, " N"]) -> Float[Tensor, "N n n"]:
-        (matrix,) = self._matrix(time)
-        return matrix
-
-    def _value(self, time: Tensor) -> tuple[tuple[Tensor], tuple[Tensor]]:
-        count, heads, sizes = self.series.matrix.shape[0], time.shape[0], self.sizes
-        units = ops.eye(count, dtype=time.dtype)[:, None]
-        columns = self.series(ops.broadcast_to(units, (count, heads, count)), time / sizes.parts)
+    def _matrix_value(self, time: Tensor) -> tuple[tuple[Tensor], tuple[Tensor]]:
+        count, heads, sizes = self.positive.shape[0], time.shape[0], self.short
+        units = ops.broadcast_to(ops.eye(count, dtype=time.dtype)[:, None], (count, heads, count))
+        one_part = sizes._replace(parts=1)
+        columns = self._series(units, time / sizes.parts, ops.ones_like(time), one_part)
         # e^(-c t) follows the first squares: then its rounding is squared as often as in a series
         first = min(sizes.parts, int(LONGEST_PART / LONGEST_PART_OF_MATRIX))
         later = sizes.parts // first
@@ -409,11 +435,11 @@ class HeatMatrix:
         matrix = squared(matrix * decay, later)
         return (matrix,), (matrix,)
 
-    def _gradient(
+    def _matrix_gradient(
         self, tensors: tuple[Tensor], kept: tuple[Tensor], upstream: tuple[Tensor]
     ) -> tuple[Tensor]:
         columns, upstream_columns = (ops.transpose(x[0], (1, 0, 2)) for x in (kept, upstream))
-        derivative = self.series.matrix(columns) - self.shift * columns  # S M
+        derivative = self.positive(columns) - self.shift * columns  # S M
         return (ops.sum(upstream_columns * derivative, axis=(0, 2)),)
 
 
@@ -476,21 +502,18 @@ class ExampleGraphs:
     def heat(
         self, x: Float[Tensor, "B T N C"], time: Float[Tensor, " N"], sizes: SeriesSizes
     ) -> Float[Tensor, "B T N C"]:
-        """exp(t S) x, by Horner's rule as in `HeatSeries`."""
+        """exp(t S) x."""
         (shift, rest), time = self.shift(), time / sizes.parts
-        shift, rest = (
-            ops.reshape(each, (-1, 1)) for each in (ops.broadcast_to(shift, ops.shape(rest)), rest)
-        )
+        shift = ops.reshape(ops.broadcast_to(shift, ops.shape(rest)), (-1, 1))
         decay = decay_of(time[None], shift, sizes.longest / sizes.parts)[:, :, None]
         nodes = ops.reshape(x, (-1, *ops.shape(x)[2:]))  # one graph of all examples
-        for _ in range(sizes.parts):
-            total = nodes
-            for order in range(sizes.terms, 0, -1):
-                image = self.neighbours(total)
-                if self.operator != "adjacency":
-                    image = image + rest[:, :, None] * total
-                total = nodes + (time / order)[None, :, None] * image
-            nodes = decay * total
+        diagonal = ops.reshape(rest, (-1, 1, 1))
+
+        def positive(nodes: Tensor) -> Tensor:
+            image = self.neighbours(nodes)
+            return image if self.operator == "adjacency" else image + diagonal * nodes
+
+        nodes = positive_series(nodes, time[None, :, None], decay, sizes, positive, unrolled)
         return ops.reshape(nodes, ops.shape(x))
 
     def heat_matrix(
@@ -508,20 +531,14 @@ class ExampleGraphs:
         positive = positive + rest[:, :, None] * identity  # B
         positive = (sizes.longest / sizes.parts) * positive
 
-        def powers() -> Iterator[Tensor]:
-            power = identity + ops.zeros_like(positive)
-            yield power
-            for order in range(1, sizes.terms + 1):
-                power = positive if order == 1 else power @ positive / order
-                yield power
-
-        orders = ops.arange(sizes.terms + 1, dtype=time.dtype)[:, None]
-        shares = (time / sizes.longest) ** orders  # (terms + 1, N)
-        matrix, terms = 0.0, powers()
-        for start in range(0, sizes.terms + 1, TERMS_AT_A_TIME):
-            some = shares[start : start + TERMS_AT_A_TIME]
-            of_these = ops.stack(list(islice(terms, some.shape[0])))
-            matrix = matrix + ops.einsum("kbvw,kn->bnvw", of_these, some)
+        powers = [identity + ops.zeros_like(positive), positive]
+        for order in range(2, sizes.terms + 1):
+            powers.append(powers[-1] @ positive / order)
+        orders = ops.arange(len(powers), dtype=time.dtype)[:, None]
+        shares, matrix = (time / sizes.longest) ** orders, 0.0  # (terms + 1, N)
+        for start in range(0, len(powers), TERMS_AT_A_TIME):
+            some = slice(start, start + TERMS_AT_A_TIME)
+            matrix = matrix + ops.einsum("kbvw,kn->bnvw", ops.stack(powers[some]), shares[some])
         decay = decay_of(time / sizes.parts, shift, sizes.longest / sizes.parts)  # (B, N)
         return squared(decay[..., None, None] * matrix, sizes.parts)
 

@@ -12,7 +12,7 @@ import scipy.sparse
 from keras import ops
 from scipy.sparse.csgraph import laplacian
 
-from keras_graphattn.checks import Array, Sizes, checked, numpy_of, one_of, optional, whole
+from keras_graphattn.checks import Array, Sizes, numpy_of, optional, whole
 from keras_graphattn.masks.graphs.sparse import add_rows
 from keras_graphattn.numerics.precision import size_tensor, take, take_along
 from keras_graphattn.types import Bool, Float, Int, Tensor
@@ -96,28 +96,11 @@ def adjacency_rule(name: str, value: Any, sizes: Sizes | None = None) -> Graph:
     return value
 
 
-@checked(
-    adjacency=adjacency_rule, operator=one_of("laplacian", "normalized_laplacian", "adjacency")
-)
 def graph_operator(adjacency: Graph, operator: str) -> tuple[Graph, float, float]:
-    """Returns the symmetric matrix S of a mask f(S), and an interval with all its eigenvalues.
+    """A Laplacian or the adjacency matrix, and an interval with all its eigenvalues.
 
-    Args:
-        adjacency: The graph, as `read_graph` returns it.
-        operator: `"laplacian"` (D - A), `"normalized_laplacian"` (I - D^-1/2 A D^-1/2, 0 at
-            isolated nodes) or `"adjacency"` (A).
-
-    Returns:
-        The matrix (float64 `csr_array`) and the ends of the interval.
-
-    Raises:
-        ValueError: For an unknown `operator`.
-
-    Example:
-
-    >>> laplacian, low, high = graph_operator(read_graph([[0, 1]]), "laplacian")
-    >>> laplacian.toarray().tolist()
-    [[1.0, -1.0], [-1.0, 1.0]]
+    `operator` is `"laplacian"` (D - A), `"normalized_laplacian"` (I - D^-1/2 A D^-1/2, 0 at
+    isolated nodes) or `"adjacency"`.
     """
     if operator == "adjacency":
         radius = spectral_radius(adjacency)
@@ -144,15 +127,8 @@ def spectral_radius(matrix: Graph, iterations: int = 100) -> float:
     return max(best, 1e-6)
 
 
-@checked(adjacency=adjacency_rule)
 def transition_matrix(adjacency: Graph) -> Graph:
-    """Returns the matrix of one step of a random walk. Rows sum to 1, or to 0 at isolated nodes.
-
-    Example:
-
-    >>> transition_matrix(read_graph([[0, 1], [1, 2]])).toarray().tolist()
-    [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]
-    """
+    """The matrix of one step of a random walk. Rows sum to 1, or to 0 at isolated nodes."""
     degrees = np.asarray(adjacency.sum(axis=1)).ravel()
     matrix = _sorted(adjacency)
     # a division of each entry: the inverse of a degree of 1e-310 would be infinite

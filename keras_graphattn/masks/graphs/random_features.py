@@ -15,12 +15,13 @@ linear attention: Reid et al., arXiv 2410.03462.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import keras
 import numpy as np
 import scipy.special
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import (
     Array,
@@ -44,13 +45,15 @@ from keras_graphattn.masks.graphs.edges import (
 )
 from keras_graphattn.masks.graphs.walks import WalkFeatures, features_of_loads, random_walks
 from keras_graphattn.masks.inputs import Length, Tensors
-from keras_graphattn.masks.mask import Rows, Signal
-from keras_graphattn.masks.topology import (
+from keras_graphattn.masks.mask import (
+    MaskOptions,
+    Rows,
+    Shape,
+    Signal,
     TopologyMask,
     finite,
     from_nodes,
     to_nodes,
-    whole_number,
 )
 from keras_graphattn.types import Float, Tensor
 
@@ -137,14 +140,14 @@ class GraphRandomFeatures(TopologyMask):
         num_nodes: int | None = None,
         *,
         series: Any = "diffusion",
-        strength: Any = None,
+        strength: ArrayLike | None = None,
         operator: str = "normalized_adjacency",
         num_walks: int = 16,
         walk_length: int | None = None,
         halt_probability: float = 0.1,
         learn_modulation: bool = True,
         seed: int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
         if graph is None:
@@ -154,7 +157,7 @@ class GraphRandomFeatures(TopologyMask):
                 "`RandomWalk`."
             )
         self.operator = one_of(*OPERATORS)("operator", operator, {})
-        self.num_walks = whole_number("num_walks", num_walks, 1)
+        self.num_walks = whole()("num_walks", num_walks, {})
         self.halt_probability = number(least=0.0, below=1.0)(
             "halt_probability", halt_probability, {}
         )
@@ -182,7 +185,7 @@ class GraphRandomFeatures(TopologyMask):
         """Raises a `ValueError` if sums of rows of M, or its diagonal, may leave float32."""
         largest = 1.0
         for features in (self._left, self._right):
-            sums = [np.asarray(step.matrix.sum(axis=1)).ravel() for step in features.steps]
+            sums = [np.asarray(step.sum(axis=1)).ravel() for step in features.steps]
             largest *= float((np.stack(sums, axis=1) @ self._start).max())  # (n, heads)
         limit = 320.0 if self.variable_dtype == "float64" else 40.0
         smallest = float(self._start[0].min()) ** 2
@@ -194,7 +197,7 @@ class GraphRandomFeatures(TopologyMask):
                 'a smaller `strength`, or operator="normalized_adjacency".'
             )
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         length, heads = self._start.shape
         if heads not in (1, self.num_heads):
@@ -217,7 +220,8 @@ class GraphRandomFeatures(TopologyMask):
 
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         modulation = parameters["modulation"]
-        return from_nodes(_product(to_nodes(x), modulation, self._left, self._right), x)
+        features = self._right.transposed_product(to_nodes(x), modulation)
+        return from_nodes(self._left.product(features, modulation), x)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         left, right = (f.matrix(parameters["modulation"]) for f in (self._left, self._right))
@@ -230,10 +234,12 @@ class GraphRandomFeatures(TopologyMask):
         parameters: Tensors,
         inputs: Tensors,
     ) -> Float[Tensor, "1 T N R"]:
+        modulation = parameters["modulation"]
         columns = ops.repeat(columns[:, None], self.num_heads, axis=1)  # (T, N, R)
-        return _product(columns, parameters["modulation"], self._right, self._left)[None]
+        features = self._left.transposed_product(columns, modulation)
+        return self._right.product(features, modulation)[None]
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {
             **super().get_config(),
             **graph_config(self._adjacency),
@@ -282,7 +288,7 @@ def graph_random_features(
     >>> from keras_graphattn.ops import read_graph
     >>> features, _ = graph_random_features(read_graph([[0, 1]]), walks=1, length=2, seed=0,
     ...     halt_probability=0.0)
-    >>> [step.matrix.toarray().tolist() for step in features.steps]
+    >>> [step.toarray().tolist() for step in features.steps]
     [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]]
 
     Source: Reid et al., arXiv 2310.04859, Algorithm 1. Ours: the probability of a step is
@@ -340,8 +346,6 @@ def graph_random_product(
 ) -> Float[Tensor, "n N C"]:
     """M x for M = F G^T, with F = sum_k f_k F_k and G = sum_k f_k G_k.
 
-    Gradients compute the products of each step again, so that nothing is stored for them.
-
     Args:
         x: float32 tensor of shape (n, N, C): nodes, heads, columns.
         modulation: f, a tensor of shape (L, N) for walks of up to L nodes. It may have any sign.
@@ -372,16 +376,7 @@ def graph_random_product(
                 f"`modulation` must have one row for each of the {features.length} steps of "
                 f"`{name}`. Received: modulation.shape={tuple(modulation.shape)}"
             )
-    return _product(x, modulation, left, right)
-
-
-def _product(
-    x: Float[Tensor, "n N C"],
-    modulation: Float[Tensor, "L N"],
-    left: WalkFeatures,
-    right: WalkFeatures,
-) -> Float[Tensor, "n N C"]:
-    return left(right.transpose(x, modulation), modulation)
+    return left.product(right.transposed_product(x, modulation), modulation)
 
 
 class Modulation(NamedTuple):

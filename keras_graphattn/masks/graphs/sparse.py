@@ -22,8 +22,6 @@ from keras_graphattn.checks import (
     Array,
     Sizes,
     checked,
-    flag,
-    instance,
     integers,
     size,
     tensor,
@@ -58,25 +56,11 @@ class TorchConstants:
 
 
 class RowNumbers(TorchConstants):
-    """Constant row numbers: checked once, and on torch stored as one tensor per device.
-
-    Args:
-        numbers: Integers of shape (rows,), not negative.
-
-    Example:
-
-    >>> keras.ops.convert_to_numpy(RowNumbers([2, 0]).of(np.array([5.0, 6.0, 7.0]))).tolist()
-    [7.0, 5.0]
-    """
+    """Constant row numbers (rows,), not negative; on torch stored as one tensor per device."""
 
     def __init__(self, numbers: Array | list[int]) -> None:
         super().__init__()
         self.numbers = np.asarray(numbers).astype("int32")
-        if self.numbers.ndim != 1 or self.numbers.min(initial=0) < 0:
-            raise ValueError(
-                "`numbers` must be integers of shape (rows,), not negative. Received: "
-                f"numbers={numbers!r}"
-            )
         self.largest = int(self.numbers.max(initial=-1))
 
     def __len__(self) -> int:
@@ -180,32 +164,11 @@ class SparseMatrix(TorchConstants):
     """A constant real matrix, which stores its transpose and its classes of rows.
 
     A call is the product with a tensor; its gradient is the product with the transpose.
-
-    Args:
-        matrix: A scipy.sparse matrix.
-        symmetric: Whether the matrix is its own transpose.
-
-    Example:
-
-    >>> matrix = SparseMatrix(np.array([[0.0, 2.0], [1.0, 0.0]]))
-    >>> matrix.shape, matrix.transpose.matrix.toarray().tolist()
-    ((2, 2), [[0.0, 1.0], [2.0, 0.0]])
+    `symmetric` says that the matrix is its own transpose.
     """
 
-    def __init__(self, matrix: Any, symmetric: bool = False) -> None:
+    def __init__(self, matrix: scipy.sparse.sparray | Array, symmetric: bool = False) -> None:
         super().__init__()
-        is_array = isinstance(matrix, np.ndarray) and matrix.ndim == 2
-        if not (scipy.sparse.issparse(matrix) or is_array) or matrix.dtype.kind not in "biuf":
-            raise ValueError(
-                "`matrix` must be a scipy.sparse matrix, or an array of shape (rows, columns), of "
-                f"real numbers. Received: matrix={matrix!r}"
-            )
-        flag("symmetric", symmetric)
-        if symmetric and matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(
-                "`symmetric=True` needs a square matrix. Received: symmetric=True, shape "
-                f"{matrix.shape}"
-            )
         self.matrix = scipy.sparse.csr_array(matrix).astype("float64")
         self.matrix.sum_duplicates()
         self.shape = self.matrix.shape
@@ -290,32 +253,6 @@ class SparseMatrix(TorchConstants):
         position = np.empty(len(order), "int32")
         position[order] = np.arange(len(order))
         return classes, None if np.array_equal(position, np.arange(len(order))) else position
-
-
-@checked(
-    matrix=instance(SparseMatrix, "a SparseMatrix", "columns", lambda matrix: matrix.shape[1]),
-    x=tensor("columns ..."),
-)
-def sparse_product(
-    matrix: SparseMatrix, x: Float[Tensor, "columns ..."]
-) -> Float[Tensor, "rows ..."]:
-    """Returns matrix x, with the transposed product as its gradient.
-
-    Args:
-        matrix: A `SparseMatrix` of shape (rows, columns).
-        x: Tensor of shape (columns, ...), float32 or float64.
-
-    Returns:
-        A tensor of shape (rows, ...).
-
-    Example:
-
-    >>> matrix = SparseMatrix(scipy.sparse.eye_array(3, k=1))
-    >>> y = sparse_product(matrix, np.array([[1.0], [2.0], [3.0]], "float32"))
-    >>> keras.ops.convert_to_numpy(y).ravel().tolist()
-    [2.0, 3.0, 0.0]
-    """
-    return matrix(x)
 
 
 def _are_plain(*tensors: Tensor) -> bool:

@@ -14,21 +14,21 @@ is P^l, where P is the matrix of one step.
 Source: Choromanski et al., arXiv 2107.07999, Eq. 5 and Section 4.2.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import repeat
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import numpy as np
 import scipy.sparse
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import (
     Array,
     checked,
     flag,
-    instance,
     number,
     numpy_of,
     optional,
@@ -46,13 +46,15 @@ from keras_graphattn.masks.graphs.edges import (
 )
 from keras_graphattn.masks.graphs.sparse import SparseMatrix, add_rows
 from keras_graphattn.masks.inputs import Length, Tensors, marked
-from keras_graphattn.masks.mask import Rows, Signal
-from keras_graphattn.masks.topology import (
+from keras_graphattn.masks.mask import (
+    MaskOptions,
+    Rows,
+    Shape,
+    Signal,
     TopologyMask,
     finite,
     from_nodes,
     to_nodes,
-    whole_number,
 )
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
 from keras_graphattn.numerics.precision import at_least_float32, matmul, pad, take
@@ -121,15 +123,15 @@ class RandomWalk(TopologyMask):
         num_walks: int = 50,
         walk_length: int = 4,
         exact: bool = False,
-        decay: Any = 1.0,
+        decay: ArrayLike = 1.0,
         learn_decay: bool = False,
         normalization: float = 1.0,
         seed: int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
-        self.num_walks = whole_number("num_walks", num_walks, 1)
-        self.walk_length = whole_number("walk_length", walk_length, 1)
+        self.num_walks = whole()("num_walks", num_walks, {})
+        self.walk_length: int = whole()("walk_length", walk_length, {})
         optional(whole(0))("seed", seed, {})
         self.exact, self.learn_decay = flag("exact", exact), flag("learn_decay", learn_decay)
         self.decay = finite("decay", decay, positive=True)
@@ -163,7 +165,7 @@ class RandomWalk(TopologyMask):
                 powers = float(self.decay) ** np.arange(self._features.length)
                 self._features = self._features.summed(powers)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         self._start = self._of_heads("decay", self.decay)
         self._check_range()
@@ -226,14 +228,14 @@ class RandomWalk(TopologyMask):
         Returns:
             A tensor of shape (1 or B, 1, T, T); NaN for an example with a wrong entry.
         """
-        _, prepared = self._prepared_matrix(length, inputs)
+        tensors, wrong = self._prepared(inputs, {}, length)
         if self._adjacency is not None:
             weights = ops.convert_to_tensor(self._adjacency.toarray(), dtype=self.variable_dtype)
             return weights[None, None]
-        walks = prepared.tensors.get("walks")
+        walks = tensors.get("walks")
         if self._given_walks is not None:
             walks = ops.convert_to_tensor(self._given_walks[None])
-        return marked(ExampleWalks(walks).edges()[:, None], prepared.wrong)
+        return marked(ExampleWalks(walks).edges()[:, None], wrong)
 
     def length_of_walks(self, inputs: Tensors) -> int:
         """The number of nodes of a walk, its start included, of the mask or of a call's walks."""
@@ -245,8 +247,8 @@ class RandomWalk(TopologyMask):
     def _known_length(self, inputs: Tensors) -> Length:
         return ops.shape(inputs["walks"])[1] if inputs else super()._known_length(inputs)
 
-    def get_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = super().get_config()
+    def get_config(self) -> dict[str, object]:
+        config: dict[str, object] = super().get_config()
         if self._adjacency is not None:
             config |= graph_config(self._adjacency)
         if self._given_walks is not None:
@@ -263,15 +265,12 @@ class RandomWalk(TopologyMask):
 
 
 class WalkFeatures:
-    """F = sum_k c_k F_k, for constant sparse matrices F_k and coefficients c of each head.
+    """F = sum_k c_k F_k, for constant sparse F_k (n, n) and coefficients c of each head."""
 
-    A call returns F x, with gradients for `x` and the coefficients. Gradients compute the products
-    of each step again, so that nothing is stored for them.
-    """
-
-    def __init__(self, steps: Sequence[SparseMatrix]) -> None:
+    def __init__(self, steps: Sequence[scipy.sparse.csr_array]) -> None:
         self.steps = tuple(steps)
-        self._sum = FunctionWithGradient(self._value, self._gradient)
+        # [F_0^T; F_1^T; ...], of shape (L n, n)
+        self._joined = SparseMatrix(scipy.sparse.vstack([step.T for step in self.steps]))
 
     @property
     def count(self) -> int:
@@ -283,64 +282,30 @@ class WalkFeatures:
         """The number of steps L."""
         return len(self.steps)
 
-    @cached_property
-    def transpose(self) -> "WalkFeatures":
-        """The features F_0^T, F_1^T, ..."""
-        transpose = WalkFeatures([step.transpose for step in self.steps])
-        transpose.__dict__["transpose"] = self
-        return transpose
-
-    @cached_property
-    def _joined(self) -> SparseMatrix:
-        """[F_0; F_1; ...], of shape (L n, n)."""
-        return SparseMatrix(scipy.sparse.vstack([step.matrix for step in self.steps]))
-
     def summed(self, coefficients: Array) -> "WalkFeatures":
         """F for fixed coefficients (L,), as features of one step."""
         pairs = zip(coefficients, self.steps, strict=True)
-        return WalkFeatures([SparseMatrix(sum(c * step.matrix for c, step in pairs))])
+        return WalkFeatures([scipy.sparse.csr_array(sum(c * step for c, step in pairs))])
 
     def matrix(self, coefficients: Float[Tensor, "L N"]) -> Float[Tensor, "N n n"]:
         """F of each head."""
-        matrix = 0.0
-        for k, step in enumerate(self.steps):
-            step = ops.convert_to_tensor(step.matrix.toarray(), dtype=coefficients.dtype)
-            matrix = matrix + coefficients[k, :, None, None] * step
-        return matrix
+        steps = np.stack([step.toarray() for step in self.steps])
+        steps = ops.convert_to_tensor(steps, dtype=coefficients.dtype)
+        return ops.einsum("lvi,ln->nvi", steps, coefficients)
 
-    def __call__(
+    def product(
         self, x: Float[Tensor, "n N C"], coefficients: Float[Tensor, "L N"]
     ) -> Float[Tensor, "n N C"]:
-        (total,) = self._sum(x, coefficients)
-        return total
+        """F x."""
+        terms = coefficients[:, None, :, None] * x[None]
+        return self._joined.transpose(ops.reshape(terms, (-1, *ops.shape(x)[1:])))
 
-    def _products(self, x: Tensor) -> Iterator[Tensor]:
-        """F_0 x, F_1 x, ...
-
-        torch computes one after the other. Other backends compile one product for all of them: as
-        many products as steps take several times as long to compile.
-        """
-        if keras.backend.backend() == "torch":
-            yield from (step(x) for step in self.steps)
-            return
-        products = ops.reshape(self._joined(x), (self.length, *ops.shape(x)))
-        yield from (products[k] for k in range(self.length))
-
-    def _value(self, x: Tensor, coefficients: Tensor) -> tuple[tuple[Tensor], tuple[()]]:
-        total = ops.zeros_like(x)
-        for k, product in enumerate(self._products(x)):
-            total = total + coefficients[k, :, None] * product
-        return (total,), ()
-
-    def _gradient(
-        self, tensors: tuple[Tensor, Tensor], kept: tuple[()], upstream: tuple[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        x, coefficients = tensors
-        total, shares = ops.zeros_like(x), []
-        for k, product in enumerate(self.transpose._products(upstream[0])):  # F_k^T y', (n, N, C)
-            total = total + coefficients[k, :, None] * product
-            shares.append(ops.sum(x * product, axis=(0, 2)))
-        return total, ops.stack(shares, axis=0)
+    def transposed_product(
+        self, x: Float[Tensor, "n N C"], coefficients: Float[Tensor, "L N"]
+    ) -> Float[Tensor, "n N C"]:
+        """F^T x."""
+        terms = ops.reshape(self._joined(x), (self.length, *ops.shape(x)))
+        return ops.sum(coefficients[:, None, :, None] * terms, axis=0)
 
     @cached_property
     def squares(self) -> Array:
@@ -348,7 +313,7 @@ class WalkFeatures:
         squares = np.zeros((self.count, 2 * self.length - 1))
         for k, one in enumerate(self.steps):
             for l, other in enumerate(self.steps[: k + 1]):  # noqa: E741
-                product = np.asarray(one.matrix.multiply(other.matrix).sum(axis=1)).ravel()
+                product = np.asarray(one.multiply(other).sum(axis=1)).ravel()
                 squares[:, k + l] += product if k == l else 2.0 * product
         return squares
 
@@ -362,7 +327,7 @@ class WalkFeatures:
         meetings = np.zeros((2 * self.length - 1, self.count, self.count))
         for k, one in enumerate(self.steps):
             for l, other in enumerate(self.steps):  # noqa: E741
-                meetings[k + l] += (one.matrix @ other.matrix.T).toarray()
+                meetings[k + l] += (one @ other.T).toarray()
         return meetings
 
     def _scale(self, decay: Float[Tensor, " N"], normalization: float) -> Float[Tensor, "n N"]:
@@ -375,11 +340,7 @@ class WalkFeatures:
         """M x = S F F^T S x."""
         scale = self._scale(decay, normalization)[:, :, None]
         powers = decay[None] ** ops.arange(self.length, dtype=decay.dtype)[:, None]
-        powers, shape = powers[:, None, :, None], (self.length, *ops.shape(x))  # (L, 1, N, 1)
-        visits = ops.reshape(self.transpose._joined(scale * x), shape)  # F_l^T S x
-        total = powers * ops.sum(powers * visits, axis=0, keepdims=True)
-        joined = self.transpose._joined.transpose  # [F_0 F_1 ...]
-        return scale * joined(ops.reshape(total, (-1, *shape[2:])))
+        return scale * self.product(self.transposed_product(scale * x, powers), powers)
 
     def kernel_matrix(
         self, decay: Float[Tensor, " N"], normalization: float
@@ -445,19 +406,7 @@ def random_walks(
 
 
 def features_of_walks(walks: Any) -> WalkFeatures:
-    """Returns the features of given walks.
-
-    Args:
-        walks: Integers of shape (n, walks, length); -1 after the end of a walk.
-
-    Raises:
-        ValueError: For a wrong shape, or nodes out of range.
-
-    Example:
-
-    >>> features_of_walks([[[0, 1]], [[1, 0]]]).length
-    2
-    """
+    """The features of walks (n, walks, length), where -1 follows the end of a walk."""
     walks = numbers_of("walks", walks)
     if walks.ndim != 3 or 0 in walks.shape or not np.issubdtype(walks.dtype, np.integer):
         raise ValueError(
@@ -484,65 +433,17 @@ def features_of_loads(walks: Array, loads: Iterable[Array]) -> WalkFeatures:
         columns = walks[:, :, step].ravel()
         going = columns >= 0
         entries = load[going], (rows[going], columns[going])
-        steps.append(SparseMatrix(scipy.sparse.csr_array(entries, shape=(count, count))))
+        steps.append(scipy.sparse.csr_array(entries, shape=(count, count)))
     return WalkFeatures(steps)
 
 
-@checked(adjacency=adjacency_rule, length=whole())
 def expected_features(adjacency: Graph, length: int) -> WalkFeatures:
-    """Returns the expectation over all walks: F_l = P^l, with more entries as l grows.
-
-    Example:
-
-    >>> from keras_graphattn.ops import read_graph
-    >>> features = expected_features(read_graph([[0, 1]]), length=2)
-    >>> [step.matrix.toarray().tolist() for step in features.steps]
-    [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]]
-    """
+    """The expectation over all walks: F_l = P^l, with more entries as l grows."""
     step = transition_matrix(adjacency)
     steps = [scipy.sparse.eye_array(adjacency.shape[0], format="csr")]
     for _ in range(length - 1):
         steps.append(scipy.sparse.csr_array(steps[-1] @ step))
-    return WalkFeatures([SparseMatrix(step) for step in steps])
-
-
-@checked(
-    x=tensor("n N C"),
-    decay=tensor("N"),
-    features=instance(
-        WalkFeatures,
-        "the features from `features_of_walks`",
-        "n",
-        lambda features: features.count,
-    ),
-    normalization=number(),
-)
-def walk_product(
-    x: Float[Tensor, "n N C"],
-    decay: Float[Tensor, " N"],
-    features: WalkFeatures,
-    normalization: float = 1.0,
-) -> Float[Tensor, "n N C"]:
-    """M x for the kernel of walks.
-
-    Args:
-        x: float32 tensor of shape (n, N, C): nodes, heads, columns.
-        decay: Tensor of shape (N,): the decay of each head.
-        features: The constant part.
-        normalization: The exponent a: 1 makes M a cosine, 0 keeps the inner products.
-
-    Returns:
-        A tensor of shape (n, N, C), with gradients for `x` and `decay`.
-
-    Example:
-
-    >>> features = features_of_walks([[[0, 1]], [[1, 0]]])  # two nodes, one walk from each
-    >>> x = np.array([1.0, 0.0], "float32").reshape((2, 1, 1))
-    >>> y = walk_product(x, np.array([0.5], "float32"), features, normalization=0.0)
-    >>> keras.ops.convert_to_numpy(y).ravel().tolist()
-    [1.25, 1.0]
-    """
-    return features.kernel_product(x, decay, normalization)
+    return WalkFeatures(steps)
 
 
 def scale_of_squares(

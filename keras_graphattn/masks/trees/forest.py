@@ -265,11 +265,7 @@ def _farthest(distance: Num[np.ndarray, " n"], root: Nodes) -> Int[np.ndarray, "
 
 
 def flat_parents(parents: Int[Tensor, "B T"]) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
-    """Joins the forests of a batch into one of n = B T nodes.
-
-    Returns:
-        The row of each node's parent, where a root names itself, and which nodes have a parent.
-    """
+    """The row of each node's parent among all examples, itself at a root, and who has a parent."""
     batch, length = ops.shape(parents)
     parents = ops.cast(parents, "int32")
     nodes = ops.reshape(ops.arange(batch * length, dtype="int32"), (batch, length))
@@ -295,11 +291,8 @@ def trees_without_root(
     A node that still has a parent after 2^k > T steps up leads to a cycle. The test takes
     ceil(log2(T)) gathers of one integer per node.
 
-    Args:
-        parents: Parents between -1 and T - 1.
-        depth: The most ancestors that a node can have, T - 1 or `max_depth`; `None` if it is not
-            known.
-        max_depth: The most ancestors that a node may have, if there is such a limit.
+    `depth` is the most ancestors that a node can have, T - 1 or `max_depth`; `None` if it is not
+    known.
     """
     jump, has_parent = flat_parents(parents)
     ancestors = ops.cast(has_parent, "int32")
@@ -317,19 +310,14 @@ def trees_without_root(
 def distances_of_batch(
     parents: Int[Tensor, "B T"], edge_weights: Float[Tensor, "B T"] | None, depth: int
 ) -> tuple[Float[Tensor, "B T T"], Bool[Tensor, "B T T"]]:
-    """Returns all distances, 0 across trees, and which nodes share a tree, in O(T^2 log depth).
+    """All distances, 0 across trees, and which nodes share a tree, in O(T^2 log depth).
 
     Let N[i, parent(i)] = 1 and L = (I - N)^-1. Then L[i, j] = 1 if j is an ancestor of i, or i
     itself. The way from i up to the first node above j, too, has the length
     (L diag(w) (1 - L^T))[i, j]: each edge above i counts that is not above j. The distance of i and
     j is this length plus that from j. It has no differences of lengths, which would lose the short
     ones of two nodes far from the root. Each factor L is a sweep down the trees by pointer
-    doubling, over all columns at once. There is no product of matrices.
-
-    Args:
-        parents: Parents of each example.
-        edge_weights: Lengths of the edges; 1 by default.
-        depth: The most ancestors of any node.
+    doubling, over all columns at once. `depth` is the most ancestors of any node.
     """
     batch, length = ops.shape(parents)
     roots, has_parent = flat_parents(parents)

@@ -61,7 +61,8 @@ class Sweeps:
     ) -> None:
         self._rows = np.arange(forest.size) if rows is None else rows
         self._count = forest.size if count is None else count
-        parents = self._laid_out(self._rows[forest.parents])
+        parents = np.arange(self._count)  # roots and padding name themselves
+        parents[self._rows] = self._rows[forest.parents]
         self.has_parent = self._laid_out(forest.depth > 0)
         self.weights = self._laid_out(forest.weights)  # of the edge to the parent; 0 at roots
         self.order: RowNumbers | None = RowNumbers(self._laid_out(forest.order))
@@ -134,9 +135,15 @@ class Sweeps:
 
     def _sums_of_siblings(self, x: Rows, topology: Topology) -> Rows:
         """The sum over the other children of each node's parent, without a subtraction."""
-        own = self._count + np.arange(self._count)  # a root has a family of its own
-        family = np.where(self.has_parent, self._parents.numbers, own).astype("int32")
-        return _sums_of_others(x, constant(family), self._most_children)
+        count = ops.shape(x)[0]
+        places = ops.arange(count, dtype="int32")
+        parents = ops.cast(topology[0], "int32")
+        # a root has a family of its own
+        family = ops.where(ops.not_equal(parents, places), parents, count + places)
+        order = ops.argsort(family)
+        in_order = take(x, order, axis=0), take(family, order, axis=0)
+        sums = _sums_of_others(*in_order, self._most_children)
+        return take(sums, ops.argsort(order), axis=0)
 
 
 class Levels(Sweeps):
@@ -255,16 +262,6 @@ class Doubling(Sweeps):
             decay = decay * take(decay, topology[k - 1], axis=0) if k else decay
             yield jump, decay
 
-    def _sums_of_siblings(self, x: Rows, topology: Topology) -> Rows:
-        count = ops.shape(x)[0]
-        places = ops.arange(count, dtype="int32")
-        parents = ops.cast(topology[0], "int32")
-        family = ops.where(ops.not_equal(parents, places), parents, count + places)
-        order = ops.argsort(family)
-        in_order = take(x, order, axis=0), take(family, order, axis=0)
-        sums = _sums_of_others(*in_order, self._most_children)
-        return take(sums, ops.argsort(order), axis=0)
-
 
 SWEEPS: dict[str, type[Levels | Scan | Doubling]] = {
     "levels": Levels,
@@ -355,13 +352,7 @@ def exponential_product_of_batch(
 ) -> Signal:
     """`exponential_tree_product` for one forest per example, n = B T, by pointer doubling.
 
-    Args:
-        x: The signals of all examples.
-        rate: a of each head.
-        offset: b of each head.
-        parents: Parents of each example, -1 at roots and padding.
-        edge_weights: Lengths of the edges, with gradients; 1 by default.
-        depth: The most ancestors of any node.
+    `depth` is the most ancestors of any node.
     """
     rows, has_parent = flat_parents(parents)
     weights = flat_lengths(has_parent, edge_weights)

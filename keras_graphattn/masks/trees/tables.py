@@ -31,7 +31,7 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.checks import checked, instance, one_of, optional, tensor
-from keras_graphattn.masks.graphs.sparse import RowNumbers, SparseMatrix, sparse_product, sum_rows
+from keras_graphattn.masks.graphs.sparse import RowNumbers, SparseMatrix, sum_rows
 from keras_graphattn.masks.toeplitz import tiled_toeplitz_product, toeplitz_product
 from keras_graphattn.masks.trees.forest import Forest, Nodes, flat_parents
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
@@ -147,20 +147,12 @@ _sum_over_depths = FunctionWithGradient(_product_by_depths, _gradient_by_depths)
 
 
 class Incidences(NamedTuple):
-    """Pairs of a node and a round, with the branch of the node in that round: one row per pair.
+    """Pairs of a node and a round, with the branch of the node in that round: one row per pair."""
 
-    Attributes:
-        node: The node's place in the forest's order.
-        distance: Its distance from the centroid; 0 for the centroid itself.
-        component: Number of the component, counted from 0 over all rounds.
-        branch: Number of the branch, counted from 0 over all rounds. Each centroid is its own
-            branch.
-    """
-
-    node: Nodes
-    distance: Nodes
-    component: Nodes
-    branch: Nodes
+    node: Nodes  # its place in the forest's order
+    distance: Nodes  # from the centroid; 0 for the centroid itself
+    component: Nodes  # its number, counted over all rounds
+    branch: Nodes  # the same; each centroid is its own branch
 
 
 def centroid_incidences(forest: Forest) -> Incidences:
@@ -233,27 +225,22 @@ class Centroids:
         self._join = _sums_by_row(component_rows[first], pairs, (total, count))
 
     def __call__(self, x: Signal, table: Table) -> Signal:
-        sums = sparse_product(self._gather, x)
-        whole = _hankel_products(sparse_product(self._join, sums), table, self._components)
-        across = sparse_product(self._join.transpose, whole)  # back to the rows of branches
+        sums = self._gather(x)
+        whole = _hankel_products(self._join(sums), table, self._components)
+        across = self._join.transpose(whole)  # back to the rows of branches
         if self._padded:  # the distances of branches start at 1
             within = _hankel_products(sums[: self._padded], table[2:], self._branches)
             across = ops.concatenate(
                 [across[: self._padded] - within, across[self._padded :]], axis=0
             )
-        return sparse_product(self._gather.transpose, across)
+        return self._gather.transpose(across)
 
 
 TABLES: dict[str, type[Depths | Centroids]] = {"depths": Depths, "centroids": Centroids}
 
 
 def padded_rows(group: Nodes, index: Nodes) -> tuple[Nodes, Shapes]:
-    """A row for each (group, index). Groups of similar size are padded to one size.
-
-    Args:
-        group: Number of the group.
-        index: Place in the group, from 0.
-    """
+    """A row for each (group, index from 0). Groups of similar size are padded to one size."""
     if not len(group):
         return np.zeros(0, "int64"), []
     names, group = np.unique(group, return_inverse=True)

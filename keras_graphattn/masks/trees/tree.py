@@ -1,31 +1,39 @@
 """Masks over trees: factors that depend on the distance between two nodes of a forest."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import numpy_of, one_of, optional, whole
-from keras_graphattn.masks.inputs import Tensors, bounded_inputs, check_values
-from keras_graphattn.masks.mask import widest_dtype
-from keras_graphattn.masks.topology import TopologyMask, finite, from_nodes, in_float32, to_nodes
+from keras_graphattn.checks import numpy_of, one_of, optional, traced_by_torch, whole
+from keras_graphattn.masks.inputs import (
+    Arrays,
+    Flags,
+    Length,
+    Tensors,
+    bounded_inputs,
+    check_values,
+)
+from keras_graphattn.masks.mask import (
+    MaskOptions,
+    Rows,
+    Shape,
+    Signal,
+    TopologyMask,
+    finite,
+    from_nodes,
+    to_nodes,
+)
 from keras_graphattn.masks.trees.forest import (
     Forest,
     distances_of_batch,
     finite_distances,
     forest_from_graph,
 )
-from keras_graphattn.masks.trees.sweeps import (
-    SWEEPS,
-    exponential_product_of_batch,
-    sweep_path,
-)
-from keras_graphattn.masks.trees.tables import (
-    TABLES,
-    table_path,
-    table_product_of_batch,
-)
+from keras_graphattn.masks.trees.sweeps import SWEEPS, exponential_product_of_batch, sweep_path
+from keras_graphattn.masks.trees.tables import TABLES, table_path, table_product_of_batch
 from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import pad, take
 from keras_graphattn.types import Bool, Float, Int, Tensor
@@ -106,6 +114,7 @@ class Tree(TopologyMask):
     """
 
     _topology = ("forest", "parents")
+    _finite_distances: tuple[np.ndarray, np.ndarray] | None = None  # kept by the first call
 
     def __init__(
         self,
@@ -114,12 +123,12 @@ class Tree(TopologyMask):
         num_nodes: int | None = None,
         *,
         function: str = "exponential",
-        initial_rate: Any = -1.0,
-        initial_offset: Any = 0.0,
-        initial_table: Any = None,
+        initial_rate: ArrayLike = -1.0,
+        initial_offset: ArrayLike = 0.0,
+        initial_table: ArrayLike | None = None,
         max_distance: int | None = None,
         max_depth: int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
         one_of(*FUNCTIONS)("function", function, {})
@@ -140,6 +149,7 @@ class Tree(TopologyMask):
             self._forest = self._read(forest, edge_weights, num_nodes)
             self.num_nodes = self._forest.size
             self.paths = ("dense", *(TABLES if function == "table" else SWEEPS))
+            self.hides_keys = int(self._forest.starts[1]) > 1 or function == "table"
         else:
             if edge_weights is not None and edge_weights is not True:
                 raise ValueError(
@@ -172,7 +182,7 @@ class Tree(TopologyMask):
             refusal = TypeError if isinstance(error, TypeError) else ValueError
             raise refusal(f"`forest` was read as {kind}: {error}") from error
 
-    def _read_table(self, initial_table: Any, max_distance: int | None) -> None:
+    def _read_table(self, initial_table: ArrayLike | None, max_distance: int | None) -> None:
         self.initial_table, self.max_distance = None, max_distance
         if self.function != "table":
             if max_distance is not None or initial_table is not None:
@@ -201,11 +211,7 @@ class Tree(TopologyMask):
                 )
             self.max_distance = self._forest.diameter
 
-    @property
-    def hides_keys(self) -> bool:
-        return self._forest is None or int(self._forest.starts[1]) > 1 or self.function == "table"
-
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         if self.function == "exponential":
             rate = self._of_heads("initial_rate", self.initial_rate)
@@ -216,7 +222,8 @@ class Tree(TopologyMask):
             return
         table = np.ones(1) if self.initial_table is None else np.asarray(self.initial_table)
         table = table[:, None] if table.ndim == 1 else table
-        table = self._of_heads("initial_table", table, (self.max_distance or 0) + 1)
+        shape = ((self.max_distance or 0) + 1, self.num_heads)
+        table = self._of_heads("initial_table", table, *shape)
         self.log_table = self._add_parameter("log_table", np.log(table))
 
     def _check_exponents(self, rate: np.ndarray, offset: np.ndarray) -> None:
@@ -233,19 +240,17 @@ class Tree(TopologyMask):
 
     def parameters(self) -> Tensors:
         if self.function == "exponential":
-            return in_float32({"rate": self.rate, "offset": self.offset})
-        return {"table": ops.exp(in_float32({"table": self.log_table})["table"])}
+            return self._weights("rate", "offset")
+        return {"table": ops.exp(self._weights("log_table")["log_table"])}
 
-    def _own_path(self, columns: int = 64) -> str:
+    def _own_path(self) -> str:
         if self._forest is None:
             return self.paths[-1]
         if self.function == "exponential":
             return sweep_path(self._forest)
         return table_path(self._forest, self.max_distance or 0)
 
-    def _signal(
-        self, x: Float[Tensor, "B T N D"], path: str, parameters: Tensors, inputs: Tensors
-    ) -> Float[Tensor, "B T N D"]:
+    def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         if self._forest is None:
             return self._signal_of_batch(x, parameters, inputs)
         nodes = to_nodes(x)  # (T, N, B D)
@@ -256,9 +261,7 @@ class Tree(TopologyMask):
             product = sweeps(nodes, parameters["rate"], parameters["offset"])
         return from_nodes(product, x)
 
-    def _signal_of_batch(
-        self, x: Float[Tensor, "B T N D"], parameters: Tensors, inputs: Tensors
-    ) -> Float[Tensor, "B T N D"]:
+    def _signal_of_batch(self, x: Signal, parameters: Tensors, inputs: Tensors) -> Signal:
         shape, parents = ops.shape(x), inputs["parents"]
         nodes = ops.reshape(x, (-1, *shape[2:]))  # (B T, N, D): one forest of all examples
         if self.function == "table":
@@ -269,9 +272,7 @@ class Tree(TopologyMask):
             product = exponential_product_of_batch(nodes, rate, offset, parents, lengths, depth)
         return ops.reshape(product, shape)
 
-    def _matrix(
-        self, length: Any, parameters: Tensors, inputs: Tensors
-    ) -> Float[Tensor, "B? N T T"]:
+    def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         distances, same_tree = self._distances(parameters, inputs)
         if self.function == "exponential":
             distances = ops.cast(distances, parameters["rate"].dtype)
@@ -291,8 +292,13 @@ class Tree(TopologyMask):
         if self._forest is None:
             parents = inputs["parents"]
             return distances_of_batch(parents, inputs.get("edge_weights"), self._depth(parents))
-        distances, same_tree = kept_with(self._forest, finite_distances)
-        dtype = widest_dtype(parameters.values())
+        kept = self._finite_distances
+        if kept is None:
+            kept = finite_distances(self._forest)
+            if not traced_by_torch():
+                self._finite_distances = kept
+        distances, same_tree = kept
+        dtype = next(iter(parameters.values())).dtype
         return ops.convert_to_tensor(distances, dtype=dtype), ops.convert_to_tensor(same_tree)
 
     def _depth(self, parents: Int[Tensor, "B T"]) -> int:
@@ -307,17 +313,17 @@ class Tree(TopologyMask):
             )
         return self.max_depth
 
-    def _check_values(self, inputs: dict[str, np.ndarray], length: int | None) -> bool:
+    def _check_values(self, inputs: Arrays, length: int | None) -> bool:
         return check_values(inputs, length, self.max_depth)
 
-    def _bounded(self, inputs: Tensors, length: Any) -> tuple[Tensors, Bool[Tensor, " B"] | None]:
+    def _bounded(self, inputs: Tensors, length: Length) -> tuple[Tensors, Flags]:
         return bounded_inputs(inputs, length, self.max_depth)
 
-    def _known_length(self, inputs: Tensors) -> Any:
+    def _known_length(self, inputs: Tensors) -> Length:
         return ops.shape(inputs["parents"])[1] if inputs else super()._known_length(inputs)
 
-    def get_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = super().get_config()
+    def get_config(self) -> dict[str, object]:
+        config: dict[str, object] = super().get_config()
         forest = self._forest
         if forest is None:
             config |= {"forest": None, "edge_weights": "edge_weights" in self.inputs_at_call}
