@@ -1,10 +1,10 @@
 """Checks the shapes that annotations of the package name, in every call while the tests run.
 
-`install` makes Python read the package's files with a decorator on each function, nested ones and
-methods too. Where annotations hold shapes (`keras_graphattn.types`), a call checks arguments and
-results: the number of axes, sizes of equal letters, and the kind of numbers. Sizes that are not
-known yet fit any size. `None` needs an annotation that allows it. A function may refuse arguments
-that do not fit, by a `ValueError` that says what it received.
+`install` makes Python read the package's files with a decorator on each function and method that is
+not nested in another. Where annotations hold shapes (`keras_graphattn.types`), a call checks
+arguments and results: the number of axes, sizes of equal letters, and the kind of numbers. Sizes
+that are not known yet fit any size. `None` needs an annotation that allows it. A function may
+refuse arguments that do not fit, by a `ValueError` that says what it received.
 """
 
 import ast
@@ -167,10 +167,12 @@ def checks_shapes(function: Any) -> Any:
 
 
 class _Decorated(ast.NodeTransformer):
-    """Puts the decorator on each function, under all others."""
+    """Puts the decorator on each function of a module or a class, under all others.
+
+    Not on nested ones: they may be made while torch traces.
+    """
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        self.generic_visit(node)
         decorator = ast.Name(DECORATOR, ast.Load())
         node.decorator_list.append(ast.copy_location(decorator, node))
         return node

@@ -249,20 +249,26 @@ def re_weighted(
     return ops.where(dropped, ops.cast(0.0, weights.dtype), weights)
 
 
-@cached
-def _weights_with_gradient(least: float) -> FunctionWithGradient:
+class _Weights(NamedTuple):
     """softmax(scores) * distances^exponents, with `least` for distances that are not relevant."""
 
+    least: float
+
     def value(
-        scores: Tensor, distances: Tensor, exponents: Tensor, relevant: Tensor, *masks: Tensor
+        self,
+        scores: Tensor,
+        distances: Tensor,
+        exponents: Tensor,
+        relevant: Tensor,
+        *masks: Tensor,
     ) -> tuple[Tensors, Tensors]:
         softmax = masked_softmax(scores, *masks)
-        distances = ops.where(relevant, distances, ops.cast(least, distances.dtype))
+        distances = ops.where(relevant, distances, ops.cast(self.least, distances.dtype))
         weights = softmax * ops.exp(exponents * ops.log(distances))
         return (weights,), (softmax, weights, distances)
 
     def gradient(
-        tensors: Tensors, results: Tensors, upstream: Tensors
+        self, tensors: Tensors, results: Tensors, upstream: Tensors
     ) -> tuple[Tensor | None, ...]:
         softmax, weights, distances = results
         _, _, exponents, relevant, *masks = tensors
@@ -271,7 +277,11 @@ def _weights_with_gradient(least: float) -> FunctionWithGradient:
         slopes = ops.where(relevant, exponents, ops.cast(0.0, exponents.dtype)) / distances
         return to_scores, products * slopes, None, None, *(None for _ in masks)
 
-    return FunctionWithGradient(value, gradient)
+
+@cached
+def _weights_with_gradient(least: float) -> FunctionWithGradient:
+    weights = _Weights(least)
+    return FunctionWithGradient(weights.value, weights.gradient)
 
 
 def apply_weights(
