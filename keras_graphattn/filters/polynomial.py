@@ -140,7 +140,9 @@ def _jacobi(order: int, alpha: float, beta: float) -> list[Step]:
 
 
 def polynomial(
-    x: Float[Tensor, "..."], coefficients: Float[Tensor, " _"], steps: Sequence[Step]
+    x: Float[Tensor, "..."],
+    coefficients: Float[Tensor, " _"] | Sequence[Float[Tensor, ""] | float],
+    steps: Sequence[Step],
 ) -> Float[Tensor, "..."]:
     """`sum_k coefficients[k] P_k(x)`, entry by entry, by Clenshaw's method."""
     order = len(steps)

@@ -233,16 +233,17 @@ class AttentiveGraphFilter(AttentionLayer):
         self, left: Float[Tensor, "B T N H"], inputs: Float[Tensor, "B T _"]
     ) -> Float[Tensor, "B T N H"]:
         """U * g(S) for tokens with singular values S."""
-        if self.filter == "ones":
+        is_named = isinstance(self.filter, str)
+        if is_named and self.filter == "ones":
             return left
         values = ops.sigmoid(at_least_float32(self._singular_dense(inputs)))  # (B, T, N, H)
-        if isinstance(self.filter, str):
+        if is_named:
             return left * values
         if not isinstance(self.filter, Polynomial):
             return self.filtered(self.filter, SingularValues(values), left)
-        constant = tanh(self.theta_constant) if self.learned_constant else 1.0
-        constant = ops.reshape(ops.cast(constant, self.theta.dtype), (1,))
-        coefficients = at_least_float32(ops.concatenate([constant, tanh(self.theta)]))  # (K + 1,)
+        theta = at_least_float32(tanh(self.theta))
+        constant = at_least_float32(tanh(self.theta_constant)) if self.learned_constant else 1.0
+        coefficients = [constant, *(theta[k] for k in range(self.filter.order))]
         return left * polynomial(values, coefficients, self.filter.recurrence())
 
     def _visible_keys(self, entries: Num[Tensor, "..."] | None) -> Num[Tensor, "B S"] | None:

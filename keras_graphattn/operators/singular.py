@@ -135,9 +135,7 @@ def attend_to_context(
     left: Float[Tensor, "B T N H"], context: Float[Tensor, "B N H D"], dtype: str
 ) -> Float[Tensor, "B T N D"]:
     """`left @ context`, head by head, in the given dtype."""
-    left = ops.transpose(ops.cast(left, dtype), (0, 2, 1, 3))  # (B, N, T, H)
-    outputs = ops.einsum("bnth,bnhd->bntd", left, ops.cast(context, dtype))
-    return ops.transpose(outputs, (0, 2, 1, 3))  # (B, T, N, D)
+    return ops.einsum("btnh,bnhd->btnd", ops.cast(left, dtype), ops.cast(context, dtype))
 
 
 def orthogonality_penalty(
