@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import keras
 
@@ -11,12 +11,31 @@ from keras_graphattn.checks import did_you_mean
 Base = TypeVar("Base")
 
 
-def restored(name: str, value: Any) -> Any:
-    """Deserialises a configuration dictionary; other values are returned unchanged.
+class Configured:
+    """Base of objects that are their configuration: they are equal if it is equal."""
 
-    Args:
-        name: The argument's name, for the error message.
-        value: Any value.
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The object that `get_config` described."""
+        return cls(**config)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.get_config() == other.get_config()
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
+
+def restored(name: str, value: object) -> Any:
+    """Deserialises a configuration dictionary; other values are returned unchanged.
 
     Raises:
         ValueError: If the dictionary is not a configuration that Keras can deserialise.
@@ -38,9 +57,9 @@ def resolve(
     value: object,
     base: type[Base],
     registry: Mapping[str, type[Base]],
-    **options: Any,
+    **options: object,
 ) -> Base:
-    """Returns the object for an argument that may be a name, an object or a configuration.
+    """The instance of `base` for an argument: a name, an instance or a configuration.
 
     Args:
         name: The argument's name, for error messages.
@@ -49,9 +68,6 @@ def resolve(
         registry: Maps each name to its class.
         **options: Arguments of the class. They are used only if `value` is a name. Options that
             are `None` are left out.
-
-    Returns:
-        An instance of `base`.
 
     Raises:
         ValueError: If `value` is anything else, such as a name of a class that needs arguments;

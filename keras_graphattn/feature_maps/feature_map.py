@@ -1,18 +1,18 @@
 """The base of all feature maps phi of kernel attention, phi(q) . phi(k) >= 0."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_graphattn.numerics.precision import at_least_float32, largest
-from keras_graphattn.serialization import restored
+from keras_graphattn.serialization import Configured, restored
 from keras_graphattn.types import Bool, Float, Tensor
 
 
-class FeatureMap:
+class FeatureMap(Configured):
     """A map phi from queries and keys to non-negative features.
 
     A subclass implements `__call__`. A map without weights needs nothing else. Register the class
@@ -96,25 +96,6 @@ class FeatureMap:
         """
         return at_least_float32(self(at_least_float32(key)))
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FeatureMap":
-        """The map that `get_config` described."""
-        return cls(**config)
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.get_config() == other.get_config()
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"
-
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class FunctionMap(FeatureMap):
@@ -153,5 +134,5 @@ class FunctionMap(FeatureMap):
         return {"function": keras.saving.serialize_keras_object(self.function)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FunctionMap":
+    def from_config(cls, config: dict[str, Any]) -> Self:
         return cls(restored("function", config["function"]))

@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import did_you_mean, is_list, is_one_of, numpy_of
+from keras_graphattn.checks import is_list, numpy_of, one_of, whole
+from keras_graphattn.serialization import Configured
 from keras_graphattn.types import Float, Tensor
 
 Apply = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]  # x -> A x: an operator
 
-MOST_STEPS = 1000  # each adds operations to the compiled graph
+check_order = whole(1, below=1001)  # each application adds operations to the compiled graph
 
 # Named starts of a filter: what it computes before training. Each is a polynomial
 # c_0 I + c_1 A + c_2 A^2 of A, whose rows sum to 1. Attention averages tokens. So A keeps what they
@@ -36,7 +38,7 @@ class Coefficient(NamedTuple):
     trainable: bool = True
 
 
-class Filter:
+class Filter(Configured):
     """A graph filter H(A): a function of the attention operator A, learned for each head.
 
     A filter holds only settings. The layer that uses it makes the weights that `coefficients`
@@ -75,14 +77,25 @@ class Filter:
         self,
         order: int = 3,
         *,
-        trainable_coefficients: Any = True,
-        initial_coefficients: Any = None,
+        trainable_coefficients: bool | Sequence[str] = True,
+        initial_coefficients: ArrayLike | Mapping[str, ArrayLike] | None = None,
         start: str = "plain",
     ) -> None:
-        self.order = check_order(order)
+        self.order: int = check_order("order", order, {})
         self.trainable_coefficients = plain_numbers(trainable_coefficients)
         self.initial_coefficients = plain_numbers(initial_coefficients)
-        self.start = check_start(start, initial_coefficients, order, self.starts)
+        self.start: str = one_of(*self.starts)("start", start, {})
+        if start != "plain" and initial_coefficients is not None:
+            raise ValueError(
+                "`start` names coefficients and `initial_coefficients` lists them: give only one "
+                f"of the two. Received: start={start!r}, "
+                f"initial_coefficients={initial_coefficients!r}"
+            )
+        if start == "band_pass" and order < 2:
+            raise ValueError(
+                f"The band-pass filter A (I - A) has degree 2. Received: start={start!r}, "
+                f"order={order}. Use an order of at least 2."
+            )
         # both raise for invalid options, before a layer is made
         self.trained_names()
         self.start_values(None)
@@ -161,21 +174,6 @@ class Filter:
             "start": self.start,
         }
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Filter":
-        """The filter that `get_config` described."""
-        return cls(**config)
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.get_config() == other.get_config()
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.order))
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"
-
 
 class NamedFilter(Filter):
     """Base of filters whose coefficients have names: one number for each head and name.
@@ -209,95 +207,47 @@ class NamedFilter(Filter):
         raise NotImplementedError
 
     def start_values(self, num_heads: int | None) -> dict[str, np.ndarray]:
-        given = {} if self.initial_coefficients is None else self.initial_coefficients
+        initial = {} if self.initial_coefficients is None else self.initial_coefficients
         named = self.named_start()
-        if not isinstance(given, Mapping) or not set(given) <= set(named):
+        if not isinstance(initial, Mapping) or not set(initial) <= set(named):
             raise ValueError(
                 f"`initial_coefficients` of {type(self).__name__} must be a dictionary with keys "
-                f"from {list(named)}. Received: initial_coefficients={given!r}"
+                f"from {list(named)}. Received: initial_coefficients={initial!r}"
             )
         return {
-            f"{name}_coefficient": of_heads(given.get(name, start), num_heads, given)
+            f"{name}_coefficient": of_heads(initial.get(name, start), num_heads, initial)
             for name, start in named.items()
         }
 
     def trained_names(self) -> Sequence[str]:
-        given, names = self.trainable_coefficients, list(self.named_start())
-        if is_list(given) and all(isinstance(name, str) for name in given):
-            if set(given) <= set(names):
-                return [f"{name}_coefficient" for name in given]
-        elif isinstance(given, bool):
+        trained, names = self.trainable_coefficients, list(self.named_start())
+        if is_list(trained) and all(isinstance(name, str) for name in trained):
+            if set(trained) <= set(names):
+                return [f"{name}_coefficient" for name in trained]
+        elif isinstance(trained, bool):
             return super().trained_names()
         raise ValueError(
             f"`trainable_coefficients` must be True, False or a list of names from {names}. "
-            f"Received: trainable_coefficients={given!r}"
+            f"Received: trainable_coefficients={trained!r}"
         )
 
 
-def check_order(order: int, name: str = "order") -> int:
-    """The order of a filter, if it is valid.
-
-    Raises:
-        ValueError: For anything else than an integer from 1 to 1000.
-    """
-    if isinstance(order, bool) or not isinstance(order, int) or not 1 <= order <= MOST_STEPS:
-        raise ValueError(
-            f"`{name}` is the degree of a polynomial filter and must be an integer of at "
-            f"least 1, and at most {MOST_STEPS}. Received: {name}={order!r}"
-        )
-    return order
-
-
-def check_start(start: Any, given: Any, order: int, allowed: Sequence[str]) -> str:
-    """The name of a start, if the filter accepts it.
-
-    Args:
-        start: The filter's argument `start`.
-        given: The filter's argument `initial_coefficients`.
-        order: The filter's order.
-        allowed: The names that the filter accepts.
-
-    Raises:
-        ValueError: For another name, for a name together with `initial_coefficients`, and for an
-            order that is too low for the named filter.
-    """
-    if not is_one_of(start, list(allowed)):
-        raise ValueError(
-            f"`start` must be one of {list(allowed)}. Received: start={start!r}."
-            f"{did_you_mean(start, allowed)}"
-        )
-    if start != "plain" and given is not None:
-        raise ValueError(
-            "`start` names coefficients and `initial_coefficients` lists them: give only one of "
-            f"the two. Received: start={start!r}, initial_coefficients={given!r}"
-        )
-    if start == "band_pass" and order < 2:
-        raise ValueError(
-            f"The band-pass filter A (I - A) has degree 2. Received: start={start!r}, "
-            f"order={order}. Use an order of at least 2."
-        )
-    return str(start)
-
-
-def plain_numbers(given: Any) -> Any:
+def plain_numbers(value: object) -> Any:
     """Start values as lists and numbers, which a configuration can hold."""
-    if isinstance(given, Mapping):
-        return {name: plain_numbers(value) for name, value in given.items()}
-    if is_list(given):
-        return [plain_numbers(value) for value in given]
-    return given.tolist() if isinstance(given, (np.ndarray, np.generic)) else given
+    if isinstance(value, Mapping):
+        return {name: plain_numbers(one) for name, one in value.items()}
+    if is_list(value):
+        return [plain_numbers(one) for one in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-def of_heads(value: Any, num_heads: int | None, given: Any) -> np.ndarray:
+def of_heads(value: ArrayLike, num_heads: int | None, initial: object) -> np.ndarray:
     """One number, or one for each head, as an array of shape (N,).
 
     Args:
         value: The number or numbers.
         num_heads: Number of heads N; `None` if it is not known yet, which allows any number.
-        given: The user's `initial_coefficients`, for the error message.
-
-    Raises:
-        ValueError: For values other than a finite number, or one for each head.
+        initial: The user's `initial_coefficients`, for the error message.
     """
     numbers = numpy_of(value)
     numbers = numbers.astype("float64") if numbers.dtype.kind in "biuf" else np.asarray(np.nan)
@@ -306,6 +256,6 @@ def of_heads(value: Any, num_heads: int | None, given: Any) -> np.ndarray:
         each = "each head" if num_heads is None else f"each of the {num_heads} heads"
         raise ValueError(
             f"Each of `initial_coefficients` must be a finite number, or one for {each}. "
-            f"Received: initial_coefficients={given!r}"
+            f"Received: initial_coefficients={initial!r}"
         )
     return np.broadcast_to(numbers, (heads,))

@@ -63,24 +63,14 @@ class FirstOrder(NamedFilter):
         identity = at_least_float32(coefficients["identity_coefficient"])
         linear = at_least_float32(coefficients["linear_coefficient"])
         power = at_least_float32(coefficients["power_coefficient"])
-        if self.order == 1:
-            once, second = apply(values), None
+        if self.order > 1 and hasattr(apply, "twice"):
+            once, second = apply.twice(values)
         else:
-            once, second = applied_twice(apply, values)
+            once = apply(values)
+            second = apply(once) if self.order > 1 else None
         # `once` and `second` lie alike in memory, often unlike `values`: these two come first
         result = (linear + power * float(2 - self.order)) * at_least_float32(once)
         if second is not None:
             result += (power * float(self.order - 1)) * at_least_float32(second)
         result += identity * at_least_float32(values)
         return ops.cast(result, values.dtype)
-
-
-def applied_twice(
-    apply: Apply, x: Float[Tensor, "..."]
-) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """A x and A A x."""
-    twice = getattr(apply, "twice", None)
-    if twice is not None:
-        return twice(x)  # type: ignore[no-any-return]
-    once = apply(x)
-    return once, apply(once)

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks import is_finite, is_list
+from keras_graphattn.checks import is_list, number, one_of
 from keras_graphattn.filters.filter import STARTS, Apply, Filter, check_order, of_heads
 from keras_graphattn.numerics.precision import at_least_float32
 from keras_graphattn.types import Float, Tensor
@@ -69,9 +69,8 @@ def recurrence(
     >>> recurrence("legendre", 2)[1]  # P_2 = (3 x P_1 - P_0) / 2
     Step(slope=1.5, offset=0.0, previous=0.5)
     """
-    check_order(order)
-    if not isinstance(basis, str) or basis not in BASES:
-        raise ValueError(f"`basis` must be one of {list(BASES)}. Received: basis={basis!r}")
+    check_order("order", order, {})
+    one_of(*BASES)("basis", basis, {})
     numbers = check_jacobi(0.0 if alpha is None else alpha, 0.0 if beta is None else beta)
     if basis != "jacobi":
         if any(numbers):
@@ -86,29 +85,9 @@ def recurrence(
 
 
 def check_jacobi(alpha: float, beta: float) -> tuple[float, float]:
-    """Returns the parameters of Jacobi polynomials as floats.
-
-    Raises:
-        ValueError: For a parameter that is not a finite number, or too large for float32.
-
-    Example:
-
-    >>> check_jacobi(1, -0.5)
-    (1.0, -0.5)
-    """
-    numbers = []
-    for name, given in (("alpha", alpha), ("beta", beta)):
-        if isinstance(given, bool) or not isinstance(given, (int, float)):
-            raise ValueError(f"`{name}` must be a number. Received: {name}={given!r}")
-        if not is_finite(given):
-            raise ValueError(f"`{name}` must be finite. Received: {name}={given!r}")
-        if abs(given) > LARGEST_PARAMETER:
-            raise ValueError(
-                f"`{name}` must be between -{LARGEST_PARAMETER:g} and {LARGEST_PARAMETER:g}. "
-                f"Received: {name}={given!r}"
-            )
-        numbers.append(float(given))
-    return numbers[0], numbers[1]
+    """The parameters of Jacobi polynomials as floats that float32 holds."""
+    rule = number(least=-LARGEST_PARAMETER, below=LARGEST_PARAMETER)
+    return rule("alpha", alpha, {}), rule("beta", beta, {})
 
 
 def _jacobi(order: int, alpha: float, beta: float) -> list[Step]:
@@ -254,19 +233,18 @@ class Polynomial(Filter):
             if k > 1:
                 basis[k] -= step.previous * basis[k - 2]
         # coefficients in the basis P_k of a polynomial given by powers of A
-        found = np.linalg.solve(basis.T, np.asarray(STARTS[self.start][: degree + 1]))
-        return [*found.tolist(), *[0.0] * (len(steps) - degree)]
+        coefficients = np.linalg.solve(basis.T, np.asarray(STARTS[self.start][: degree + 1]))
+        return [*coefficients.tolist(), *[0.0] * (len(steps) - degree)]
 
     def start_values(self, num_heads: int | None) -> dict[str, np.ndarray]:
-        given = self.initial_coefficients
-        given = self.plain_coefficients() if given is None else given
-        entries = given if is_list(given) else ()
-        if len(entries) != self.order + 1:
+        initial = self.initial_coefficients
+        initial = self.plain_coefficients() if initial is None else initial
+        if not is_list(initial) or len(initial) != self.order + 1:
             raise ValueError(
                 f"`initial_coefficients` of {type(self).__name__}({self.order}) must be a list of "
-                f"{self.order + 1} entries. Received: initial_coefficients={given!r}"
+                f"{self.order + 1} entries. Received: initial_coefficients={initial!r}"
             )
-        rows = [of_heads(entry, num_heads, given) for entry in entries]  # K + 1 times (N,)
+        rows = [of_heads(entry, num_heads, initial) for entry in initial]  # K + 1 times (N,)
         widest = max(len(row) for row in rows)
         return {"filter_coefficients": np.stack([np.broadcast_to(row, (widest,)) for row in rows])}
 
@@ -321,7 +299,7 @@ class Chebyshev(Polynomial):
     """
 
     def recurrence(self) -> list[Step]:
-        return recurrence("chebyshev", self.order)
+        return _jacobi(self.order, -0.5, -0.5)
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -341,7 +319,7 @@ class Legendre(Polynomial):
     """
 
     def recurrence(self) -> list[Step]:
-        return recurrence("legendre", self.order)
+        return _jacobi(self.order, 0.0, 0.0)
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -382,7 +360,7 @@ class Jacobi(Polynomial):
         super().__init__(order, **kwargs)
 
     def recurrence(self) -> list[Step]:
-        return recurrence("jacobi", self.order, self.alpha, self.beta)
+        return _jacobi(self.order, self.alpha, self.beta)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "alpha": self.alpha, "beta": self.beta}

@@ -1,7 +1,7 @@
 """The resolvent of the attention graph: paths of any length, with alternating or equal signs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import keras
 from keras import ops
@@ -77,7 +77,7 @@ class Resolvent(NamedFilter):
         return {**super().get_config(), "bound": self.bound}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Resolvent":
+    def from_config(cls, config: dict[str, Any]) -> Self:
         config = dict(config)
         if config.pop("causal", False):  # of files of older versions
             raise ValueError(

@@ -349,7 +349,7 @@ def test_flash_attention_is_handed_to_the_kernel(monkeypatch):
         ({"filter": 3}, "`filter` must be one of"),
         ({"filter": Monomial, "order": 2}, "`filter` must be one of"),
         ({"filter": Monomial(2), "order": 2}, "`order` may only be given if `filter` is a name"),
-        ({"order": 0}, "`order` is the degree"),
+        ({"order": 0}, "`order` must be an integer of at least 1"),
         (
             {"filter": FirstOrder(initial_coefficients={"power": [1.0, 2.0]})},
             "one for each of the 4 heads",
