@@ -16,7 +16,7 @@ import inspect
 import math
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
 
@@ -24,6 +24,9 @@ import keras
 import numpy as np
 import scipy.sparse
 from keras import ops
+from numpy.typing import ArrayLike
+
+from keras_graphattn.types import Num, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -31,51 +34,37 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 PLAIN = (np.ndarray, np.generic, list, tuple, int, float, complex)
 
 
-def known_value(given: Any) -> Array | None:
+def known_value(value: Num[Tensor, "..."] | ArrayLike) -> Array | None:
     """Returns the numbers of an array or tensor, or None where they are not known yet.
 
     They are not known while code is traced, built or compiled. A tensor on an accelerator is
     copied to the host, which waits for it.
     """
-    if isinstance(given, PLAIN):
-        return _as_numpy(given)
-    if isinstance(given, keras.Variable):
-        given = given.value
+    if isinstance(value, PLAIN):
+        return numpy_of(value)
+    if isinstance(value, keras.Variable):
+        value = value.value
     backend = keras.backend.backend()
     if backend == "jax":
-        return _of_jax(given)
+        import jax
+
+        if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+            return None
+        return np.asarray(value) if value.is_fully_addressable else None
     if backend == "tensorflow":
-        return np.asarray(given.numpy()) if hasattr(given, "numpy") else None
-    return _of_torch(given)
-
-
-def _as_numpy(given: Any) -> Array | None:
-    try:
-        return np.asarray(given)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # such as a ragged list
-        return None
-
-
-def _of_jax(given: Any) -> Array | None:
-    import jax
-
-    known = isinstance(given, jax.Array) and not isinstance(given, jax.core.Tracer)
-    return np.asarray(given) if known and given.is_fully_addressable else None
-
-
-def _of_torch(given: Any) -> Array | None:
+        return np.asarray(value.numpy()) if hasattr(value, "numpy") else None
     import torch
 
     # While Keras infers shapes, it fills every tensor with ones: those numbers mean nothing.
     with keras.SymbolicScope() as scope:
         is_traced = scope.original_scope is not None
     is_traced = is_traced or traced_by_torch()
-    if is_traced or not isinstance(given, torch.Tensor) or given.device.type == "meta":
+    if is_traced or not isinstance(value, torch.Tensor) or value.device.type == "meta":
         return None
-    given = given.detach()
+    value = value.detach()
     try:
-        given = given.float() if given.dtype == torch.bfloat16 else given  # NumPy has no bfloat16
-        return np.asarray(given.cpu().numpy())
+        value = value.float() if value.dtype == torch.bfloat16 else value  # NumPy has no bfloat16
+        return np.asarray(value.cpu().numpy())
     except RuntimeError:  # a batched tensor without numbers, as under `torch.func.vmap`
         return None
 
@@ -91,43 +80,47 @@ def traced_by_torch() -> bool:
 
 def cached(function: Function) -> Function:
     """`functools.lru_cache`, but torch, which warns of it, compiles the function itself."""
-    known: Any = functools.lru_cache(maxsize=256)(function)
+    kept: Any = functools.lru_cache(maxsize=256)(function)
     if keras.backend.backend() != "torch":
-        return known  # type: ignore[no-any-return]
+        return cast("Function", kept)
     import torch
 
     @functools.wraps(function)
-    def found(*arguments: Any) -> Any:
-        return (function if torch.compiler.is_compiling() else known)(*arguments)
+    def cached_but_compiled(*arguments: Hashable) -> object:
+        return (function if torch.compiler.is_compiling() else kept)(*arguments)
 
-    return found  # type: ignore[return-value]
+    return cast("Function", cached_but_compiled)
 
 
 Sizes = dict[str, tuple[int, str]]  # letter -> size, and the argument that has it
 
 
-def check_shape(name: str, value: Any, shapes: tuple[str, ...], sizes: Sizes) -> None:
+def check_shape(
+    name: str, value: Num[Tensor, "..."], shapes: tuple[str, ...], sizes: Sizes
+) -> None:
     """Raises a `ValueError` if the tensor has none of the shapes; else records its sizes."""
     if not shapes or getattr(value.shape, "rank", 0) is None:
         return
     shape = tuple(value.shape)
     for pattern in shapes:
-        found = _matched(shape, _letters(pattern), sizes)
-        if found is not None:
-            for letter, size in found.items():
+        new_sizes = _matched(shape, _letters(pattern), sizes)
+        if new_sizes is not None:
+            for letter, size in new_sizes.items():
                 sizes.setdefault(letter, (size, name))
             return
     wanted = " or ".join(f"({', '.join(p.replace('?', '').split())})" for p in shapes)
     letters = {letter.rstrip("?") for pattern in shapes for letter in pattern.split()}
-    known = [f"{x}={sizes[x][0]} as in `{sizes[x][1]}`" for x in sorted(letters & set(sizes))]
-    known_as = f" with {', '.join(known)}" if known else ""
+    others = [f"{x}={sizes[x][0]} as in `{sizes[x][1]}`" for x in sorted(letters & set(sizes))]
+    given_sizes = f" with {', '.join(others)}" if others else ""
     broadcast = ", or sizes of 1 that broadcast" if any("?" in p for p in shapes) else ""
     raise ValueError(
-        f"`{name}` must have shape {wanted}{broadcast}{known_as}. Received: {name}.shape={shape}"
+        f"`{name}` must have shape {wanted}{broadcast}{given_sizes}. Received: {name}.shape={shape}"
     )
 
 
-def check_broadcast(name: str, value: Any, of: str, whole_tensor: Any) -> None:
+def check_broadcast(
+    name: str, value: Num[Tensor, "..."], of: str, whole_tensor: Num[Tensor, "..."]
+) -> None:
     """Raises a `ValueError` if a tensor does not broadcast to the shape of another."""
     shape, wanted = tuple(value.shape), tuple(whole_tensor.shape)
     pairs = zip(reversed(shape), reversed(wanted), strict=False)
@@ -146,7 +139,7 @@ def _letters(pattern: str) -> list[tuple[str, str]]:
 
 
 def _matched(
-    shape: tuple[Any, ...], letters: list[tuple[str, str]], sizes: Sizes
+    shape: tuple[object, ...], letters: list[tuple[str, str]], sizes: Sizes
 ) -> dict[str, int] | None:
     """The sizes that a shape gives to new letters, or `None` if it does not fit."""
     if letters and letters[-1][0] == "...":
@@ -156,16 +149,16 @@ def _matched(
         shape = shape[len(shape) - len(letters) :] if len(shape) >= len(letters) else ()
     if len(shape) != len(letters):
         return None
-    found: dict[str, int] = {}
+    new: dict[str, int] = {}
     for size, (letter, name) in zip(shape, letters, strict=True):
         if not isinstance(size, int) or name == "_" or (size == 1 and name != letter):
             continue
-        wanted = int(name) if name.isdigit() else found.get(name, sizes.get(name, (size,))[0])
+        wanted = int(name) if name.isdigit() else new.get(name, sizes.get(name, (size,))[0])
         if size != wanted:
             return None
         if not name.isdigit():
-            found[name] = size
-    return found
+            new[name] = size
+    return new
 
 
 def plain_name(name: str) -> str:
@@ -173,35 +166,24 @@ def plain_name(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter not in " -_")
 
 
-def did_you_mean(given: Any, names: Iterable[Any] | Mapping[str, str]) -> str:
+def did_you_mean(value: object, names: Iterable[object] | Mapping[str, str]) -> str:
     """Returns " Did you mean 'causal'?" if text is close to one of the names, else nothing.
 
     Args:
-        given: What was given, of any type; a class stands for its name.
-        names: The names that are known, or a dictionary from further names to what they mean.
+        value: A value of any type; a class stands for its name.
+        names: The right names, or a dictionary from further names to the right ones.
     """
-    meant = names if isinstance(names, Mapping) else {name: name for name in names}
-    known = {plain_name(name): meant[name] for name in meant if isinstance(name, str)}
-    given = given.__name__ if isinstance(given, type) else given
-    close = difflib.get_close_matches(plain_name(given), known, 1) if isinstance(given, str) else []
-    return f" Did you mean {known[close[0]]!r}?" if close else ""
+    pairs = names.items() if isinstance(names, Mapping) else ((name, name) for name in names)
+    right = {plain_name(other): name for other, name in pairs if isinstance(other, str)}
+    text = value.__name__ if isinstance(value, type) else value
+    close = difflib.get_close_matches(plain_name(text), right, 1) if isinstance(text, str) else []
+    return f" Did you mean {right[close[0]]!r}?" if close else ""
 
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def float_dtype(name: str, value: Any, sizes: Sizes | None = None) -> str:
-    """The name of a floating-point type."""
-    try:
-        found = keras.backend.standardize_dtype(value)
-    except (TypeError, ValueError, AttributeError):
-        found = None
-    if value is None or found not in FLOATS:
-        raise ValueError(f"`{name}` must be one of {list(FLOATS)}. Received: {name}={value!r}")
-    return str(found)
-
-
-def check_dtype_policy(dtype: Any) -> None:
+def check_dtype_policy(dtype: object) -> None:
     """Raises a `ValueError` for a value that is neither a dtype nor a dtype policy of Keras."""
     kinds = (keras.dtype_policies.DTypePolicy, keras.dtype_policies.DTypePolicyMap)
     message = f"`dtype` must be a dtype or a dtype policy. Received: dtype={dtype!r}"
@@ -214,7 +196,7 @@ def check_dtype_policy(dtype: Any) -> None:
 
 
 @cached
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: object) -> str:
     """The name of a dtype of the backend or of NumPy; cached, as every call needs it."""
     try:
         return str(keras.backend.standardize_dtype(dtype))
@@ -222,9 +204,7 @@ def dtype_name(dtype: Any) -> str:
         return str(dtype)
 
 
-Rule = Callable[[str, Any, Sizes], Any]
-
-PLAIN_CONTAINERS = (np.ndarray, list, tuple, dict, set)
+Rule = Callable[[str, Any, Sizes], Any]  # from a name and a value to the checked value
 
 
 def checked(**rules: Rule) -> Callable[[Function], Function]:
@@ -270,51 +250,16 @@ def mask(*shapes: str) -> Rule:
     return _rule_of_tensor(shapes, "boolean")
 
 
-def tensors(*shapes: str) -> Rule:
-    """A dictionary of tensors of any dtype, each of one of the shapes."""
-
-    def check(name: str, value: Any, sizes: Sizes) -> dict[str, Any]:
-        if not isinstance(value, Mapping):
-            raise ValueError(f"`{name}` must be a dictionary of tensors. Received: {value!r}")
-        found = {key: as_tensor(f"{name}[{key!r}]", x, "tensor") for key, x in value.items()}
-        for key, x in found.items():
-            check_shape(f"{name}[{key!r}]", x, shapes, sizes)
-        return found
-
-    return check
-
-
-def length(letter: str) -> Rule:
-    """The size of an axis: an integer, or the backend's symbol for an unknown size."""
-
-    def check(name: str, value: Any, sizes: Sizes) -> Any:
-        others = (bool, float, complex, str, bytes, np.inexact, np.datetime64, *PLAIN_CONTAINERS)
-        is_wrong_tensor = keras.ops.is_tensor(value) and not _is_integer_scalar(value)
-        if value is None or isinstance(value, others) or is_wrong_tensor:
-            raise ValueError(f"`{name}` must be an integer. Received: {name}={value!r}")
-        if not isinstance(value, (int, np.integer)):
-            return whole(0)(name, value, sizes) if not hasattr(value, "__floordiv__") else value
-        known, source = sizes.get(letter, (value, ""))
-        if value < 0 or value != known:
-            reason = f", as in `{source}`" if source else ""
-            raise ValueError(f"`{name}` must be {known}{reason}. Received: {name}={value!r}")
-        return value
-
-    return check
-
-
 def whole(least: int = 1, below: int = 2**31) -> Rule:
     """A Python integer of at least `least`, and less than `below`."""
 
-    def check(name: str, value: Any, sizes: Sizes) -> int:
-        good = is_whole(value)
-        if not good or not least <= value < below:
-            limit = f" and less than {below}" if good and value >= below else ""
-            raise ValueError(
-                f"`{name}` must be an integer of at least {least}{limit}. Received: "
-                f"{name}={value!r}"
-            )
-        return int(value)
+    def check(name: str, value: object, sizes: Sizes) -> int:
+        if is_whole(value) and least <= value < below:
+            return int(value)
+        limit = f" and less than {below}" if is_whole(value) and value >= below else ""
+        raise ValueError(
+            f"`{name}` must be an integer of at least {least}{limit}. Received: {name}={value!r}"
+        )
 
     return check
 
@@ -327,32 +272,30 @@ def seed_of(seed: int | None) -> int:
     return random.randint(1, 10**9) if seed is None else whole(0, 2**63)("seed", seed, {})
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """Whether a value is an integer of Python or NumPy."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def is_one_of(value: Any, allowed: Sequence[str | None]) -> bool:
+def is_one_of(value: object, allowed: Sequence[str | None]) -> bool:
     """Whether a value of any type is one of the allowed names."""
     return (value is None or isinstance(value, str)) and value in allowed
 
 
-def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     """Whether a value is a list or another sequence, but not text or bytes."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
-
-
-def _is_integer_scalar(value: Any) -> bool:
-    is_scalar = keras.ops.is_tensor(value) and len(value.shape) == 0
-    return is_scalar and "int" in keras.backend.standardize_dtype(value.dtype)
 
 
 def size(least: int = 1) -> Rule:
     """An integer of at least `least`, or the backend's symbol for an unknown size."""
 
-    def check(name: str, value: Any, sizes: Sizes) -> Any:
+    def check(name: str, value: Any, sizes: Sizes) -> object:
         is_symbol = type(value).__name__ in ("_DimExpr", "SymInt")  # in exports by JAX and torch
-        return value if is_symbol or _is_integer_scalar(value) else whole(least)(name, value, sizes)
+        is_scalar = keras.ops.is_tensor(value) and len(value.shape) == 0
+        if is_symbol or (is_scalar and "int" in keras.backend.standardize_dtype(value.dtype)):
+            return value
+        return whole(least)(name, value, sizes)
 
     return check
 
@@ -360,17 +303,16 @@ def size(least: int = 1) -> Rule:
 def number(above: float | None = None, least: float | None = None, below: float = math.inf) -> Rule:
     """A finite Python number; greater than `above`, at least `least` and less than `below`."""
 
-    def check(name: str, value: Any, sizes: Sizes) -> Any:
+    def check(name: str, value: Any, sizes: Sizes) -> float:
         is_number = isinstance(value, (int, float, np.integer, np.floating))
-        good = is_number and not isinstance(value, bool) and is_finite(value)
-        if not good or (above is not None and value <= above):
-            good = False
-        if not good or (least is not None and value < least) or not value < below:
-            limit = "" if above is None else f" above {above:g}"
-            limit = limit if least is None else f" of at least {least:g}"
-            limit += "" if below == math.inf else f" and below {below:g}"
-            raise ValueError(f"`{name}` must be a finite number{limit}. Received: {name}={value!r}")
-        return float(value)
+        if is_number and not isinstance(value, bool) and is_finite(value):
+            is_low = (above is not None and value <= above) or (least is not None and value < least)
+            if not is_low and value < below:
+                return float(value)
+        limit = "" if above is None else f" above {above:g}"
+        limit = limit if least is None else f" of at least {least:g}"
+        limit += "" if below == math.inf else f" and below {below:g}"
+        raise ValueError(f"`{name}` must be a finite number{limit}. Received: {name}={value!r}")
 
     return check
 
@@ -386,29 +328,29 @@ def is_finite(value: float) -> bool:
         return False
 
 
-def flag(name: str, value: Any, sizes: Sizes | None = None) -> bool:
+def flag(name: str, value: object, sizes: Sizes | None = None) -> bool:
     """`True` or `False`."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
     return bool(value)
 
 
-def switch(name: str, value: Any, sizes: Sizes | None = None) -> bool:
+def switch(name: str, value: object, sizes: Sizes | None = None) -> bool:
     """`True` or `False`, or 1 or 0, which calls of Keras' layers accept as well."""
     return flag(name, bool(value) if is_whole(value) and value in (0, 1) else value)
 
 
-def function(name: str, value: Any, sizes: Sizes | None = None) -> Any:
+def function(name: str, value: object, sizes: Sizes) -> Callable[..., object]:
     """Anything that can be called."""
     if not callable(value):
         raise ValueError(f"`{name}` must be a function. Received: {name}={value!r}")
     return value
 
 
-def one_of(*allowed: Any) -> Rule:
+def one_of(*allowed: str) -> Rule:
     """One of the allowed names."""
 
-    def check(name: str, value: Any, sizes: Sizes) -> Any:
+    def check(name: str, value: object, sizes: Sizes) -> str:
         if not isinstance(value, str) or value not in allowed:
             raise ValueError(
                 f"`{name}` must be one of {list(allowed)}. Received: {name}={value!r}."
@@ -419,14 +361,14 @@ def one_of(*allowed: Any) -> Rule:
     return check
 
 
-def text(name: str, value: Any, sizes: Sizes | None = None) -> str:
+def text(name: str, value: object, sizes: Sizes | None = None) -> str:
     """Text that is not empty."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"`{name}` must be text that is not empty. Received: {name}={value!r}")
     return value
 
 
-def folder(name: str, value: Any, sizes: Sizes | None = None) -> Path:
+def folder(name: str, value: object, sizes: Sizes | None = None) -> Path:
     """A local folder, which need not exist."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str) or not path or "\0" in path or "://" in path:
@@ -437,14 +379,8 @@ def folder(name: str, value: Any, sizes: Sizes | None = None) -> Path:
     return Path(path)
 
 
-def scalar(name: str, value: Any, sizes: Sizes) -> Any:
-    """A finite number, or a tensor of one."""
-    is_tensor = hasattr(value, "shape") and not isinstance(value, PLAIN)
-    return tensor("")(name, value, sizes) if is_tensor else number()(name, value, sizes)
-
-
 def instance(
-    kind: Any, made_by: str, letter: str = "", size_of: Callable[[Any], int | None] | None = None
+    kind: type, made_by: str, letter: str = "", size_of: Callable[[Any], int | None] | None = None
 ) -> Rule:
     """An object of a class.
 
@@ -455,31 +391,29 @@ def instance(
         size_of: A function from the object to its size.
     """
 
-    def check(name: str, value: Any, sizes: Sizes) -> Any:
+    def check(name: str, value: object, sizes: Sizes) -> object:
         if not isinstance(value, kind):
             raise ValueError(f"`{name}` must be {made_by}. Received: {name}={value!r}")
         size = None if size_of is None else size_of(value)
-        known, source = sizes.setdefault(letter, (size or 0, name))
-        if size is not None and known != size:
+        first, source = sizes.setdefault(letter, (size or 0, name))
+        if size is not None and first != size:
             raise ValueError(
-                f"`{name}` must have {letter}={known}, as in `{source}`. Received: {letter}={size}"
+                f"`{name}` must have {letter}={first}, as in `{source}`. Received: {letter}={size}"
             )
         return value
 
     return check
 
 
-def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
-    """Returns the value as a tensor of the kind `"number"`, `"integer"`, `"boolean"` or `"tensor"`.
+def as_tensor(name: str, value: Any, kind: str = "number") -> Num[Tensor, "..."]:
+    """Returns the value as a tensor of the kind `"number"`, `"integer"` or `"boolean"`.
 
     Raises:
         TypeError: For a value that is neither a tensor nor an array.
         ValueError: For a dtype of another kind.
     """
-    if type(value) is float and kind == "number":
-        return ops.convert_to_tensor(
-            value, "float32"
-        )  # through an array it takes five times longer
+    if type(value) is float and kind == "number":  # through an array it takes five times longer
+        return ops.convert_to_tensor(value, "float32")
     if isinstance(value, PLAIN):
         value = _as_array(name, value)
     elif not hasattr(value, "shape") or not hasattr(value, "dtype") or scipy.sparse.issparse(value):
@@ -499,21 +433,21 @@ def as_tensor(name: str, value: Any, kind: str = "number") -> Any:
     return ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
-def _check_zeros_and_ones(name: str, value: Any) -> None:
+def _check_zeros_and_ones(name: str, value: Num[Tensor, "..."]) -> None:
     """Refuses a floating-point mask with numbers other than 0 and 1, such as a bias of -1e9."""
-    known = known_value(value)
-    if known is None:
+    numbers = known_value(value)
+    if numbers is None:
         return
-    wrong = np.argwhere((known != 0) & (known != 1))
+    wrong = np.argwhere((numbers != 0) & (numbers != 1))
     if len(wrong):
         place = wrong[0].tolist()
         raise ValueError(
             f"`{name}` must hold 0 and 1 only: 1, or True, marks visible entries. Received: "
-            f"{float(known[tuple(place)])} at {name}{place}. Compare it first, as in `mask > 0`."
+            f"{float(numbers[tuple(place)])} at {name}{place}. Compare it first, as in `mask > 0`."
         )
 
 
-def numpy_of(value: Any) -> Any:
+def numpy_of(value: object) -> Array:
     """The value as a NumPy array: an array of objects if it does not consist of numbers."""
     try:
         return np.asarray(value)
@@ -521,7 +455,7 @@ def numpy_of(value: Any) -> Any:
         return np.asarray(None)
 
 
-def _as_array(name: str, value: Any) -> Any:
+def _as_array(name: str, value: object) -> Array:
     array = numpy_of(value)
     if array.dtype == object:
         raise TypeError(f"`{name}` must be a tensor or an array of numbers. Received: {value!r}")
@@ -533,9 +467,9 @@ def _as_array(name: str, value: Any) -> Any:
 
 
 def _rule_of_tensor(shapes: tuple[str, ...], kind: str) -> Rule:
-    def check(name: str, value: Any, sizes: Sizes) -> Any:
-        value = as_tensor(name, value, kind)
-        check_shape(name, value, shapes, sizes)
-        return value
+    def check(name: str, value: object, sizes: Sizes) -> Tensor:
+        tensor = as_tensor(name, value, kind)
+        check_shape(name, tensor, shapes, sizes)
+        return tensor
 
     return check

@@ -1,6 +1,6 @@
 """How fast coefficients learn: a base of our layers, of converted ones and of masks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import keras
@@ -34,7 +34,7 @@ class CoefficientRate:
     default_multiplier: ClassVar[float] = FILTER_MULTIPLIER
     weights: list[keras.Variable]
     built: bool
-    _flatten_layers: Any
+    _flatten_layers: Callable[[], Iterable[keras.Layer]]
 
     def __init__(
         self,
@@ -42,9 +42,11 @@ class CoefficientRate:
         coefficient_learning_rate_multiplier: float | None = None,
         **kwargs: Any,
     ) -> None:
-        multiplier = optional(positive)(NAME, coefficient_learning_rate_multiplier, {})
+        multiplier: float | None = optional(positive)(
+            NAME, coefficient_learning_rate_multiplier, {}
+        )
         super().__init__(*args, **kwargs)
-        self._multiplier: float | None = multiplier
+        self._multiplier = multiplier
 
     @property
     def coefficient_learning_rate_multiplier(self) -> float:
@@ -83,7 +85,7 @@ class CoefficientRate:
                 )
             raise AttributeError(message, name=name, obj=self) from None
 
-    def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
+    def add_weight(self, *args: object, **kwargs: object) -> keras.Variable:
         variable = super().add_weight(*args, **kwargs)  # type: ignore[misc]
         setattr(variable, MARK, self.coefficient_learning_rate_multiplier)
         return variable
@@ -108,14 +110,14 @@ class CoefficientRate:
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
         # A file of weights keeps the number. Before that, a mask may still get it from its layer.
-        number = self.coefficient_learning_rate_multiplier if self.built else self._multiplier
-        return {**config, NAME: number}
+        rate = self.coefficient_learning_rate_multiplier if self.built else self._multiplier
+        return {**config, NAME: rate}
 
 
 class Filtered:
     """Base of layers with a filter: the filter's coefficients are weights of the layer."""
 
-    add_weight: Any
+    add_weight: Callable[..., keras.Variable]
     _coefficient_names: tuple[str, ...]
 
     def add_filter_weights(self, filter: Any, num_heads: int) -> None:
@@ -135,7 +137,7 @@ class Filtered:
 
     def filtered(
         self,
-        filter: Any,
+        filter: Callable[..., Float[Tensor, "..."]],
         apply: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]],
         values: Float[Tensor, "..."],
         trailing_axes: int = 1,
@@ -145,9 +147,6 @@ class Filtered:
         `trailing_axes` is the number of axes of `values` after that of the heads: 1 for signals
         (..., N, D), 2 for matrices (..., N, T, S).
         """
-        coefficients = {}
-        for name in self._coefficient_names:
-            weight = getattr(self, name)  # (..., N)
-            # (..., N, 1): broadcasts over what follows the heads
-            coefficients[name] = weight[(..., *[None] * trailing_axes)]
+        axes = (..., *[None] * trailing_axes)
+        coefficients = {name: getattr(self, name)[axes] for name in self._coefficient_names}
         return filter(apply, values, coefficients)

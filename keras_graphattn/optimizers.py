@@ -8,14 +8,14 @@ weights its coefficients learn. The optimizers of this module apply it.
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_graphattn.checks import optional
 from keras_graphattn.coefficient_rate import MARK, NAME, positive
-from keras_graphattn.types import Tensor
+from keras_graphattn.types import Float, Tensor
 
 __all__ = [
     "CoefficientRates",
@@ -27,13 +27,7 @@ __all__ = [
 
 
 def learning_rate_multiplier(variable: keras.Variable) -> float:
-    """How many times as fast as other weights a variable learns, as set by its layer.
-
-    Args:
-        variable: A Keras variable.
-
-    Returns:
-        The multiplier; 1.0 for a variable that is not a coefficient of this package's layers.
+    """How many times as fast as other weights a variable learns; 1.0 if it is no coefficient.
 
     Example:
 
@@ -56,23 +50,32 @@ class CoefficientRates:
     coefficient_learning_rate_multiplier: float | None = None
     warns_without_effect = False  # the user asked for the rates
     optimizers: Sequence[keras.optimizers.Optimizer]
-    _trainable_variables: Any
-    _get_variable_index: Any
+    built: bool
+    _trainable_variables: Sequence[keras.Variable]
+    _get_variable_index: Callable[[object], int]
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        if self.warns_without_effect and not self.built:  # type: ignore[attr-defined]
+        if self.warns_without_effect and not self.built:
             _warn_without_effect(variables, self.coefficient_learning_rate_multiplier)
         super().build(variables)  # type: ignore[misc]
         apply_rates(self, self.coefficient_learning_rate_multiplier)
 
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+    def update_step(
+        self,
+        gradient: Float[Tensor, "..."],
+        variable: object,
+        learning_rate: Float[Tensor, ""] | float,
+    ) -> None:
         factor = self._factor(variable)
         if factor != 1.0:
             learning_rate = learning_rate * factor
         super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
     def _parallel_update_step(
-        self, gradients: Sequence[Tensor], variables: Sequence[Any], learning_rate: Tensor
+        self,
+        gradients: Sequence[Tensor],
+        variables: Sequence[object],
+        learning_rate: Float[Tensor, ""] | float,
     ) -> None:
         """Updates many variables: at once those of the most frequent rate, the others one by one.
 
@@ -90,7 +93,7 @@ class CoefficientRates:
             if factor != usual:
                 self.update_step(gradients[index], variables[index], learning_rate)
 
-    def _factor(self, variable: Any) -> float:
+    def _factor(self, variable: object) -> float:
         # on tensorflow, `variable` may be the backend's variable inside the Keras variable
         own = self._trainable_variables[self._get_variable_index(variable)]
         multiplier = self.coefficient_learning_rate_multiplier
@@ -106,12 +109,16 @@ class CoefficientRates:
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, object] | None = None
+    ) -> keras.optimizers.Optimizer:
         optimizer = keras.optimizers.deserialize(dict(config["optimizer"]), custom_objects)
         return apply_rates(optimizer, config[NAME])
 
 
-def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> Any:
+def with_coefficient_rates(
+    optimizer: keras.optimizers.Optimizer | str | dict[str, Any], multiplier: float | None = None
+) -> keras.optimizers.Optimizer:
     """Makes an optimizer give filter coefficients their own learning rate.
 
     Models and layers made by `keras_graphattn.convert` call this function in `compile`. Call it
@@ -175,12 +182,6 @@ def apply_rates(
 def without_coefficient_rates(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Undoes `with_coefficient_rates` in place: all weights have one rate again, as in Keras.
 
-    Args:
-        optimizer: A Keras optimizer.
-
-    Returns:
-        The optimizer, an instance of its plain class again.
-
     Example:
 
     >>> optimizer = without_coefficient_rates(with_coefficient_rates("adamw"))
@@ -207,7 +208,7 @@ def applies_coefficient_rates(optimizer: keras.optimizers.Optimizer) -> bool:
     return isinstance(_inner(optimizer), CoefficientRates)
 
 
-def _inner(optimizer: keras.optimizers.Optimizer) -> Any:
+def _inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The optimizer that takes the steps: that inside a `LossScaleOptimizer`."""
     is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if is_scaling else optimizer
@@ -244,6 +245,6 @@ def _class_with_rates(plain: type) -> type:
     return new
 
 
-def _plain_class(optimizer: CoefficientRates) -> Any:
+def _plain_class(optimizer: CoefficientRates) -> type[keras.optimizers.Optimizer]:
     classes = type(optimizer).__mro__
     return classes[classes.index(CoefficientRates) + 1]

@@ -8,7 +8,7 @@ linters take a single word for a name. The tests check these shapes while they r
 
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-__all__ = ["Bool", "Float", "Int", "Num", "Shape", "Tensor"]
+__all__ = ["Bool", "Float", "Int", "Num", "Shape", "Size", "Tensor"]
 
 Tensor = Any  # a tensor of the backend; no class is common to all three
 
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 else:
 
     def _kind(kind: str) -> type:
-        def of(cls: type, given: tuple[Any, str]) -> Any:
-            return Annotated[given[0], Shape(kind, given[1])]
+        def of(cls: type, item: tuple[object, str]) -> object:
+            return Annotated[item[0], Shape(kind, item[1])]
 
         return type(kind.title(), (), {"__class_getitem__": classmethod(of)})
 
     Bool, Float, Int, Num = (_kind(kind) for kind in ("bool", "float", "int", "any"))
+
+Size = int | Int[Tensor, ""]  # of an axis; a tensor, or a symbol, if it is not known yet

@@ -70,8 +70,9 @@ def fits(shape: tuple[Any, ...], pattern: str, sizes: dict[str, int]) -> dict[st
     """The sizes of new letters, or `None` if the shape is not that of the pattern."""
     from keras_graphattn.checks import _letters, _matched
 
-    known = {letter: (size, "") for letter, size in sizes.items()}
-    return _matched(shape, _letters(pattern), known)
+    return _matched(
+        shape, _letters(pattern), {letter: (size, "") for letter, size in sizes.items()}
+    )
 
 
 def check(what: str, value: Any, place: Place, sizes: dict[str, int]) -> None:
@@ -105,15 +106,6 @@ def check(what: str, value: Any, place: Place, sizes: dict[str, int]) -> None:
 def fail(message: str) -> None:
     wrong.append(message)
     raise WrongShape(message)
-
-
-def is_refused(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether a function refuses these arguments in our words."""
-    try:
-        function(*args, **kwargs)
-    except Exception as error:
-        return isinstance(error, ValueError) and "Received: " in str(error)
-    return False
 
 
 _places: dict[types.CodeType, tuple[list[tuple[int, str, Place]], Place]] = {}
@@ -155,10 +147,15 @@ def checks_shapes(function: Any) -> Any:
                 elif argument in kwargs:
                     check(f"{name}: `{argument}`", kwargs[argument], place, sizes)
         except WrongShape as error:
-            if is_refused(function, args, kwargs):
-                wrong.remove(str(error))
-                return function(*args, **kwargs)
-            raise
+            try:
+                function(*args, **kwargs)
+            except ValueError as refusal:
+                if "Received: " in str(refusal):  # it refuses the arguments in words
+                    wrong.remove(str(error))
+                    raise
+            except Exception:
+                raise error from None
+            raise error from None
         value = function(*args, **kwargs)
         check(f"{name}: the result", value, result, sizes)
         return value

@@ -1,33 +1,25 @@
 """Work on a few query rows at a time: O(n * block) memory, backward pass included."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import keras
 from keras import ops
 
-from keras_graphattn.checks import checked, function, tensors, traced_by_torch, whole
-from keras_graphattn.checks import length as length_of
+from keras_graphattn.checks import traced_by_torch
 from keras_graphattn.numerics.precision import pad, take
+from keras_graphattn.types import Bool, Int, Num, Size, Tensor
 
-Tensor = Any
-BlockFunction = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+Carried = TypeVar("Carried")
 
 
-@checked(
-    function=function,
-    by_row=tensors("_ T ..."),
-    whole=tensors(),
-    length=length_of("T"),
-    block_size=whole(),
-)
 def map_query_blocks(
-    function: BlockFunction,
+    function: Callable[[Tensor, Mapping[str, Tensor]], Tensor],
     by_row: Mapping[str, Tensor],
     whole: Mapping[str, Tensor],
-    length: Any,
+    length: Size,
     block_size: int,
-) -> Tensor:
+) -> Num[Tensor, "B T ..."]:
     """Calls `function` for each block of query rows and joins what it returns.
 
     The intermediate tensors of a block are not kept for the backward pass but computed again,
@@ -41,20 +33,8 @@ def map_query_blocks(
         by_row: Tensors of shape (B, T, ...), cut into blocks. Rows beyond T are zeros.
         whole: Tensors that every block sees entirely.
         length: T, the number of query rows.
-        block_size: Number of query rows at a time, at least 1.
-
-    Returns:
-        A tensor of shape (B, T, ...).
-
-    Example:
-
-    >>> x = np.arange(6.0, dtype="float32").reshape((1, 6, 1))
-    >>> doubled = map_query_blocks(lambda rows, tensors: 2.0 * tensors["x"], {"x": x}, {}, 6, 4)
-    >>> keras.ops.convert_to_numpy(doubled).ravel().tolist()
-    [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+        block_size: Number of query rows at a time.
     """
-    if not by_row and not whole:
-        raise ValueError("`by_row` and `whole` must hold a tensor. Received: none in either")
     if fits_one_block(length, block_size):
         return function(ops.arange(length, dtype="int32"), {**by_row, **whole})
     rows = cut_rows(length, block_size)
@@ -74,7 +54,9 @@ def map_query_blocks(
     return join_blocks(joined, length)
 
 
-def map_in_turn(function: Callable[[Any], Tensor], blocks: Any) -> Tensor:
+def map_in_turn(
+    function: Callable[[tuple[Tensor, ...]], Tensor], blocks: Sequence[Tensor]
+) -> Num[Tensor, "..."]:
     """`keras.ops.map` with one block alive at a time; TensorFlow would run ten at once."""
     if keras.backend.backend() != "tensorflow":
         return ops.map(function, blocks)
@@ -89,10 +71,14 @@ def map_in_turn(function: Callable[[Any], Tensor], blocks: Any) -> Tensor:
     )
 
 
-def loop_in_turn(count: Any, body: Callable[[Tensor, Any], Any], start: Any) -> Any:
+def loop_in_turn(
+    count: Size, body: Callable[[Tensor, Carried], Carried], start: Carried
+) -> Carried:
     """`keras.ops.fori_loop` from 0 to `count` with one step alive at a time, on TensorFlow too."""
+    result: Carried
     if keras.backend.backend() != "tensorflow":
-        return ops.fori_loop(0, count, body, start)
+        result = ops.fori_loop(0, count, body, start)
+        return result
     import tensorflow as tf
 
     _, result = tf.while_loop(
@@ -105,8 +91,11 @@ def loop_in_turn(count: Any, body: Callable[[Tensor, Any], Any], start: Any) -> 
 
 
 def loop_over_blocks(
-    count: Any, body: Callable[[Tensor, Any], tuple[Any, Tensor]], start: Any, like: Tensor
-) -> tuple[Any, Tensor]:
+    count: Size,
+    body: Callable[[Tensor, Carried], tuple[Carried, Tensor]],
+    start: Carried,
+    like: Num[Tensor, "..."],
+) -> tuple[Carried, Num[Tensor, "..."]]:
     """`keras.ops.scan` over 0 ... count - 1 with one step alive at a time, and all derivatives.
 
     Args:
@@ -127,29 +116,28 @@ def loop_over_blocks(
             blocks.append(block)
         return carried, ops.stack(blocks)
     if backend != "tensorflow":
-        found: tuple[Any, Tensor] = ops.scan(
-            lambda carried, index: body(index, carried), start, ops.arange(count, dtype="int32")
-        )
-        return found
+        steps = ops.arange(count, dtype="int32")
+        last: tuple[Carried, Tensor] = ops.scan(lambda carry, i: body(i, carry), start, steps)
+        return last
     import tensorflow as tf
 
-    def step(index: Tensor, carried: Any, blocks: Any) -> Any:
+    def step(index: Tensor, carried: Carried, blocks: Tensor) -> tuple[Tensor, Carried, Tensor]:
         carried, block = body(index, carried)
         return index + 1, carried, blocks.write(index, block)
 
-    blocks = tf.TensorArray(like.dtype, count, element_shape=like.shape)
-    _, carried, blocks = tf.while_loop(
+    array = tf.TensorArray(like.dtype, count, element_shape=like.shape)
+    _, carried, array = tf.while_loop(
         lambda index, *_: index < count,
         step,
-        (tf.constant(0), start, blocks),
+        (tf.constant(0), start, array),
         parallel_iterations=1,
     )
-    return carried, blocks.stack()
+    return carried, array.stack()
 
 
 def where_needed(
-    condition: Tensor, function: Callable[[], Tensor], otherwise: Callable[[], Tensor]
-) -> Tensor:
+    condition: Bool[Tensor, ""], function: Callable[[], Tensor], otherwise: Callable[[], Tensor]
+) -> Num[Tensor, "..."]:
     """`function()` if the condition holds, else `otherwise()`, of the same shape and dtype.
 
     While torch traces, it is `function()`, which must be right for any condition. Outside `jit`,
@@ -165,7 +153,7 @@ def where_needed(
     return ops.cond(condition, function, otherwise)
 
 
-def fits_one_block(length: Any, block_size: int) -> bool:
+def fits_one_block(length: Size, block_size: int) -> bool:
     """Whether there is nothing to cut.
 
     A length that is not known before the run may be longer. But torch unrolls its loops, so there
@@ -176,7 +164,7 @@ def fits_one_block(length: Any, block_size: int) -> bool:
     return bool(keras.backend.backend() == "torch")
 
 
-def number_of_blocks(length: Any, block_size: int) -> Any:
+def number_of_blocks(length: Size, block_size: int) -> Size:
     """How many blocks hold `length` rows: an integer, or a tensor if `length` is one.
 
     JAX and torch can derive shapes of an open length, as exports have it, only from other forms.
@@ -190,18 +178,18 @@ def number_of_blocks(length: Any, block_size: int) -> Any:
     return (length + (-length) % block_size) // block_size
 
 
-def rows_missing(length: Any, block_size: int) -> Any:
+def rows_missing(length: Size, block_size: int) -> Size:
     """How many rows fill up the last block."""
     return number_of_blocks(length, block_size) * block_size - length
 
 
-def cut_rows(length: Any, block_size: int) -> Tensor:
+def cut_rows(length: Size, block_size: int) -> Int[Tensor, "_ _"]:
     """The positions 0, 1, ... of each block's rows, beyond `length` in the last: (count, block)."""
     count = number_of_blocks(length, block_size)
     return ops.reshape(ops.arange(count * block_size, dtype="int32"), (count, block_size))
 
 
-def cut_into_blocks(x: Tensor, block_size: int) -> Tensor:
+def cut_into_blocks(x: Num[Tensor, "B T ..."], block_size: int) -> Num[Tensor, "_ B ..."]:
     """(B, T, ...) -> (count, B, block_size, ...), filled up with zeros."""
     batch, length, *others = ops.shape(x)
     count = number_of_blocks(length, block_size)
@@ -213,14 +201,16 @@ def cut_into_blocks(x: Tensor, block_size: int) -> Tensor:
     return ops.transpose(x, (1, 0, *range(2, len(x.shape))))
 
 
-def join_blocks(blocks: Tensor, length: Any) -> Tensor:
+def join_blocks(blocks: Num[Tensor, "_ B ..."], length: Size) -> Num[Tensor, "B ..."]:
     """(count, B, block_size, ...) -> (B, length, ...), what `cut_into_blocks` cut."""
     blocks = ops.transpose(blocks, (1, 0, *range(2, len(blocks.shape))))
     batch, count, size, *others = ops.shape(blocks)
     return ops.reshape(blocks, (batch, count * size, *others))[:, :length]
 
 
-def cut_into_chunks(x: Tensor, size: int, fill: float = 0) -> Tensor:
+def cut_into_chunks(
+    x: Num[Tensor, "B N T ..."], size: int, fill: float = 0
+) -> Num[Tensor, "B N _ ..."]:
     """(B, N, T, ...) -> (B, N, count, size, ...), filled up at the end."""
     batch, heads, length, *others = ops.shape(x)
     missing = rows_missing(length, size)
@@ -233,17 +223,17 @@ def cut_into_chunks(x: Tensor, size: int, fill: float = 0) -> Tensor:
     return ops.reshape(x, (batch, heads, number_of_blocks(length, size), size, *others))
 
 
-def first_of(x: Tensor, count: Any, axis: int) -> Tensor:
+def first_of(x: Num[Tensor, "..."], count: Size, axis: int) -> Num[Tensor, "..."]:
     """The first entries of an axis; torch cannot derive if a slice of open length changes `x`."""
     if keras.backend.backend() == "torch" and not isinstance(count, int):
         return take(x, ops.arange(count, dtype="int32"), axis=axis)
     return x[(*[slice(None)] * axis, slice(count))]
 
 
-def _is_boolean(x: Tensor) -> bool:
+def _is_boolean(x: Num[Tensor, "..."]) -> bool:
     return bool(keras.backend.standardize_dtype(x.dtype) == "bool")
 
 
-def _without_booleans(x: Tensor) -> Tensor:
+def _without_booleans(x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
     """Masks as integers: TensorFlow's loops cannot sum the gradients of booleans."""
     return ops.cast(x, "uint8") if _is_boolean(x) else x

@@ -14,31 +14,25 @@ tensorflow and torch. jax refuses it with a `TypeError`; its `jvp` of a gradient
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 from keras import ops
 
 from keras_graphattn.checks import traced_by_torch
+from keras_graphattn.types import Tensor
 
-Tensor = Any
+Result = TypeVar("Result")
 Tensors = tuple[Tensor, ...]
+Value = Callable[..., tuple[Tensors, Tensors]]  # outputs, and results that the gradient needs
+Gradient = Callable[[Tensors, Tensors, Tensors], tuple[Tensor | None, ...]]
 
 
-def compiled_once(function: Callable[..., Any], *settings: Hashable) -> Callable[..., Any]:
+def compiled_once(function: Callable[..., Result], *settings: Hashable) -> Callable[..., Result]:
     """`function(*settings, ...)` as a function of tensors; on jax, equal settings compile once.
 
-    Without it, jax compiles loops over closures at each call that it does not trace.
-
-    Args:
-        function: A function at module level, not a closure, as it is kept forever.
-        *settings: Its first arguments, those that are not tensors.
-
-    Example:
-
-    >>> import operator
-    >>> float(compiled_once(operator.mul, 2.0)(np.float32(3.0)))
-    6.0
+    Without it, jax compiles loops over closures at each call that it does not trace. The function
+    is kept forever, so it must be one at module level.
     """
     if keras.backend.backend() != "jax":
         return lambda *tensors: function(*settings, *tensors)
@@ -46,35 +40,27 @@ def compiled_once(function: Callable[..., Any], *settings: Hashable) -> Callable
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(function: Callable[..., Any], settings: tuple[Hashable, ...]) -> Callable[..., Any]:
+def _compiled(
+    function: Callable[..., Result], settings: tuple[Hashable, ...]
+) -> Callable[..., Result]:
     import jax
 
-    compiled: Callable[..., Any] = jax.jit(functools.partial(function, *settings))
+    compiled: Callable[..., Result] = jax.jit(functools.partial(function, *settings))
     return compiled
 
 
-def kept_with(owner: Any, make: Callable[[Any], Any]) -> Any:
+def kept_with(owner: object, make: Callable[..., Any]) -> Any:
     """The result of the first `make(owner)`, kept as long as `owner` lives.
 
     What torch makes while it traces is not kept.
-
-    Example:
-
-    >>> class Owner:
-    ...     pass
-    >>> def make(owner):
-    ...     return object()
-    >>> owner = Owner()
-    >>> kept_with(owner, make) is kept_with(owner, make)
-    True
     """
     kept = owner.__dict__.get("_kept", {})
     if make in kept:
         return kept[make]
-    found = make(owner)
+    result = make(owner)
     if not traced_by_torch():
-        owner.__dict__["_kept"] = {**kept, make: found}
-    return found
+        owner.__dict__["_kept"] = {**kept, make: result}
+    return result
 
 
 class FunctionWithGradient:
@@ -101,13 +87,8 @@ class FunctionWithGradient:
     2.0
     """
 
-    def __init__(
-        self,
-        value: Callable[..., tuple[Tensors, Tensors]],
-        gradient: Callable[[Tensors, Tensors, Tensors], tuple[Tensor | None, ...]],
-    ) -> None:
-        self.value = value
-        self.gradient = gradient
+    def __init__(self, value: Value, gradient: Gradient) -> None:
+        self.value, self.gradient = value, gradient
         makers = {"jax": _on_jax, "tensorflow": _on_tensorflow, "torch": _on_torch}
         self._run = makers[keras.backend.backend()](self)
 
@@ -115,10 +96,10 @@ class FunctionWithGradient:
         outputs: Tensors = self._run(*(ops.convert_to_tensor(tensor) for tensor in tensors))
         return outputs
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Callable[..., tuple[Tensor, ...]]]:
         return {"value": self.value, "gradient": self.gradient}  # without compiled functions
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Callable[..., tuple[Tensor, ...]]]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
 
@@ -141,7 +122,7 @@ def _on_jax(function: FunctionWithGradient) -> Callable[..., Tensors]:
 
 def _on_tensorflow(function: FunctionWithGradient) -> Callable[..., Tensors]:
     @ops.custom_gradient  # type: ignore[untyped-decorator]
-    def run(*tensors: Tensor) -> Any:
+    def run(*tensors: Tensor) -> tuple[Tensors, Callable[..., tuple[Tensor | None, ...]]]:
         outputs, kept = function.value(*tensors)
 
         def gradient(*upstream: Tensor) -> tuple[Tensor | None, ...]:

@@ -11,65 +11,60 @@ ONNX, `cast` of an open size and `take_along_axis` make open sizes constants of 
 `max`, `pad` and `convert_to_tensor` of an array do not compile in one graph.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from keras import backend, ops
 
-from keras_graphattn.checks import (
-    dtype_name,
-    float_dtype,
-)
+from keras_graphattn.checks import dtype_name
+from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
 
-Tensor = Any
+_LARGEST_FLOAT16 = 65504.0
+_LARGE_NEGATIVE = -1e30  # for scores of at least float32
 
 
-def is_float64(x: Tensor) -> bool:
-    """Whether the dtype of a tensor is float64.
-
-    Example:
-
-    >>> is_float64(np.ones(2, "float64")), is_float64(np.ones(2, "float32"))
-    (True, False)
-    """
+def is_float64(x: Num[Tensor, "..."]) -> bool:
+    """Whether the dtype of a tensor is float64."""
     return bool(backend.standardize_dtype(x.dtype) == "float64")
 
 
-def larger(first: Tensor, second: Tensor) -> Tensor:
+def larger(first: Num[Tensor, "..."], second: Num[Tensor, "..."] | float) -> Num[Tensor, "..."]:
     """The larger of two tensors, entry by entry, in the dtype of the first; NaN if one is NaN."""
     second = ops.cast(second, first.dtype)
     if not is_float64(first):
         return ops.maximum(first, second)
-    known = ops.where(first >= second, first, second)
-    return ops.where(first == first, known, first)
+    numbers = ops.where(first >= second, first, second)
+    return ops.where(first == first, numbers, first)
 
 
-def smaller(first: Tensor, second: Tensor) -> Tensor:
+def smaller(first: Num[Tensor, "..."], second: Num[Tensor, "..."] | float) -> Num[Tensor, "..."]:
     """The smaller of two tensors, entry by entry, in the dtype of the first; NaN if one is NaN."""
     second = ops.cast(second, first.dtype)
     return -larger(-first, -second) if is_float64(first) else ops.minimum(first, second)
 
 
-def largest(x: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> Tensor:
+def largest(
+    x: Num[Tensor, "..."], axis: int | tuple[int, ...], keepdims: bool = False
+) -> Num[Tensor, "..."]:
     """The largest number along the axis; 0 if there are no numbers."""
     if 0 in tuple(x.shape):
         return ops.sum(x, axis=axis, keepdims=keepdims)
     return ops.amax(x, axis=axis, keepdims=keepdims)
 
 
-def matmul(first: Tensor, second: Tensor) -> Tensor:
-    """The product of matrices (..., i, j) and (..., j, k)."""
+def matmul(first: Num[Tensor, "... i j"], second: Num[Tensor, "... j k"]) -> Num[Tensor, "... i k"]:
+    """The product of matrices."""
     if is_float64(first):
         return ops.einsum("...ij,...jk->...ik", first, second)
     return ops.matmul(first, second)
 
 
-def tanh(x: Tensor) -> Tensor:
+def tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The hyperbolic tangent."""
     return 2.0 * ops.sigmoid(2.0 * x) - 1.0 if is_float64(x) else ops.tanh(x)
 
 
-def take(x: Tensor, indices: Any, axis: int) -> Tensor:
+def take(x: Num[Tensor, "..."], indices: Int[Tensor, "..."] | int, axis: int) -> Num[Tensor, "..."]:
     """The entries of `x` with these indices along an axis; no index is negative."""
     if backend.backend() != "torch":
         return ops.take(x, indices, axis=axis)
@@ -78,21 +73,21 @@ def take(x: Tensor, indices: Any, axis: int) -> Tensor:
     return x.index_select(axis, indices.reshape(-1)).reshape(shape)
 
 
-def take_along(x: Tensor, indices: Tensor, axis: int) -> Tensor:
+def take_along(x: Num[Tensor, "..."], indices: Int[Tensor, "..."], axis: int) -> Num[Tensor, "..."]:
     """As `keras.ops.take_along_axis`, for tensors of one shape; no index is negative."""
     if backend.backend() != "torch":
         return ops.take_along_axis(x, indices, axis=axis)
     return x.gather(axis, ops.cast(indices, "int64"))
 
 
-def size_tensor(size: Any, dtype: str) -> Tensor:
+def size_tensor(size: Size, dtype: str) -> Num[Tensor, ""]:
     """A size, an integer or one that is not known before the run, as a tensor of shape ()."""
     if backend.backend() != "torch":
         return ops.cast(size, dtype)
     return ops.zeros((), dtype) + size
 
 
-def constant(array: Any, dtype: str | None = None) -> Tensor:
+def constant(array: Num[Tensor, "..."] | float, dtype: str | None = None) -> Num[Tensor, "..."]:
     """`keras.ops.convert_to_tensor` of an array or a tensor."""
     if backend.backend() == "torch" and isinstance(array, np.ndarray):
         import torch
@@ -101,7 +96,9 @@ def constant(array: Any, dtype: str | None = None) -> Tensor:
     return ops.convert_to_tensor(array, dtype)
 
 
-def pad(x: Tensor, widths: Any, fill: float = 0) -> Tensor:
+def pad(
+    x: Num[Tensor, "..."], widths: Sequence[Sequence[Size]], fill: float = 0
+) -> Num[Tensor, "..."]:
     """As `keras.ops.pad`, with two widths for each axis."""
     if backend.backend() != "torch":
         return ops.pad(x, widths, constant_values=fill)
@@ -110,38 +107,21 @@ def pad(x: Tensor, widths: Any, fill: float = 0) -> Tensor:
     return functional.pad(x, [n for pair in reversed(widths) for n in pair], value=fill)
 
 
-_LARGEST_FLOAT16 = 65504.0
-_LARGE_NEGATIVE = -1e30  # for scores of at least float32
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Casts half precision to float32 and leaves float32 and float64 as they are.
-
-    Example:
-
-    >>> keras.backend.standardize_dtype(at_least_float32(np.ones(2, "float16")).dtype)
-    'float32'
-    """
+def at_least_float32(x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
+    """Casts half precision to float32 and leaves float32 and float64 as they are."""
     x = ops.convert_to_tensor(x)
     return x if dtype_name(x.dtype) in ("float32", "float64") else ops.cast(x, "float32")
 
 
-def in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors in the widest of their dtypes, because `keras.ops.einsum` on torch needs one dtype.
-
-    Example:
-
-    >>> half, single = in_one_dtype(*(keras.ops.ones(2, name) for name in ("float16", "float32")))
-    >>> keras.backend.standardize_dtype(half.dtype)
-    'float32'
-    """
+def in_one_dtype(*tensors: Num[Tensor, "..."]) -> tuple[Num[Tensor, "..."], ...]:
+    """Tensors in the widest of their dtypes: `keras.ops.einsum` on torch needs one dtype."""
     if [x.dtype for x in tensors].count(tensors[0].dtype) == len(tensors):
         return tensors
     dtype = backend.result_type(*(x.dtype for x in tensors))
     return tuple(ops.cast(x, dtype) for x in tensors)
 
 
-def finite_scores(scores: Tensor) -> Tensor:
+def finite_scores(scores: Num[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Scores in at least float32; float16 scores that overflowed become its largest number.
 
     A product of a query and a key can be infinite in float16, and a softmax of two infinite
@@ -153,41 +133,21 @@ def finite_scores(scores: Tensor) -> Tensor:
     return ops.clip(ops.cast(scores, "float32"), -_LARGEST_FLOAT16, _LARGEST_FLOAT16)
 
 
-def hidden_logit(dtype: str = "float32") -> float:
-    """The finite logit of an entry that a mask hides: in a softmax its weight is 0.
-
-    Raises:
-        ValueError: For half precision, in which the logit would not be finite.
-
-    Example:
-
-    >>> hidden_logit()
-    -1e+30
-    """
-    if float_dtype("dtype", dtype) not in ("float32", "float64"):
+def hidden_logit(dtype: object = "float32") -> float:
+    """The finite logit of an entry that a mask hides: in a softmax its weight is 0."""
+    if dtype_name(dtype) not in ("float32", "float64"):
         raise ValueError(f"`dtype` of logits must be float32 or float64. Received: dtype={dtype!r}")
     return _LARGE_NEGATIVE
 
 
 def masked_softmax(
-    scores: Tensor, mask: Tensor | None = None, axis: int | tuple[int, ...] = -1
-) -> Tensor:
-    """Softmax over the entries that a mask keeps, in float32 inside.
+    scores: Num[Tensor, "..."],
+    mask: Num[Tensor, "..."] | None = None,
+    axis: int | tuple[int, ...] = -1,
+) -> Float[Tensor, "..."]:
+    """Softmax over the entries that a mask keeps, in float32 inside, over one axis or several.
 
-    Args:
-        scores: Tensor of logits, any shape.
-        mask: Optional boolean tensor that broadcasts to `scores`; `True` keeps an entry.
-        axis: The axis, or tuple of axes, that sums to one.
-
-    Returns:
-        A tensor of the shape and dtype of `scores`. Masked entries are exactly 0. If a whole
-        slice is masked, all of it is 0.
-
-    Example:
-
-    >>> weights = masked_softmax(np.zeros((1, 4)), np.array([[True, True, False, False]]))
-    >>> keras.ops.convert_to_numpy(weights).tolist()
-    [[0.5, 0.5, 0.0, 0.0]]
+    Masked entries are exactly 0. If a whole slice is masked, all of it is 0.
     """
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     dtype = scores.dtype
@@ -207,33 +167,15 @@ def masked_softmax(
     return ops.cast(weights, dtype)
 
 
-def nan_where(broken: Tensor, x: Tensor) -> Tensor:
-    """Puts NaN in the entries that `broken` marks. The gradient passes through unchanged.
-
-    Args:
-        broken: Boolean tensor that broadcasts to `x`.
-        x: Tensor of any shape.
-
-    Example:
-
-    >>> x = nan_where(np.array([True, False]), np.array([1.0, 2.0], "float32"))
-    >>> keras.ops.convert_to_numpy(x).tolist()
-    [nan, 2.0]
-    """
+def nan_where(marked: Bool[Tensor, "..."], x: Num[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Puts NaN in the entries that `marked` marks. The gradient passes through unchanged."""
     x = ops.convert_to_tensor(x)
     nothing = ops.cast(0.0, x.dtype)
-    return x + ops.where(ops.cast(broken, "bool"), ops.cast(float("nan"), x.dtype), nothing)
+    return x + ops.where(ops.cast(marked, "bool"), ops.cast(float("nan"), x.dtype), nothing)
 
 
-def zero_where_masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Puts exact zeros where `mask` is `False`. NaN becomes 0 too, as nothing is multiplied.
-
-    Example:
-
-    >>> x = zero_where_masked(np.array([1.0, np.nan], "float32"), np.array([True, False]))
-    >>> keras.ops.convert_to_numpy(x).tolist()
-    [1.0, 0.0]
-    """
+def zero_where_masked(x: Num[Tensor, "..."], mask: Num[Tensor, "..."] | None) -> Num[Tensor, "..."]:
+    """Puts exact zeros where `mask` is `False`. NaN becomes 0 too, as nothing is multiplied."""
     if mask is None:
         return x
     return ops.where(ops.cast(mask, "bool"), x, ops.cast(0.0, x.dtype))

@@ -1,33 +1,37 @@
-"""Functions with a gradient of their own on torch: see `own_gradient`.
+"""Functions with a custom gradient on torch.
 
 `in_place` is for those that have a second form, quicker on a CPU: it works on few numbers at a
 time and overwrites them, so nothing can differentiate what it does.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.function import FunctionCtx
 
 from keras_graphattn.checks import traced_by_torch
+from keras_graphattn.types import Num, Tensor
 
-Tensor = Any
 Tensors = tuple[Tensor, ...]
+Gradients = tuple[Tensor | None, ...]
+Value = Callable[..., tuple[Tensors, Tensors]]  # outputs, and results that the gradient needs
+Gradient = Callable[[Tensors, Tensors, Tensors], Gradients]
 
 
-def with_gradient(value: Callable[..., Any], gradient: Callable[..., Any], *tensors: Tensor) -> Any:
+def with_gradient(value: Value, gradient: Gradient, *tensors: Tensor) -> Tensors:
     """The outputs of `value(*tensors)`, with `gradient` for their gradient."""
     needs_none = not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors)
     if needs_none or torch.jit.is_tracing() or _in_forward_mode(tensors):  # ONNX has no gradient
         return value(*tensors)[0]
-    return _WithGradient.apply(value, gradient, *tensors)
+    outputs: Tensors = _WithGradient.apply(value, gradient, *tensors)
+    return outputs
 
 
 def in_place(
     plain: Callable[..., Tensors],
     value: Callable[..., tuple[Tensors, Tensors] | None],
-    gradient: Callable[[Tensors, Tensors, Tensors], tuple[Tensor | None, ...]],
+    gradient: Gradient,
     *tensors: Tensor,
 ) -> Tensors:
     """`plain(*tensors)`, by `value` and `gradient` where the tensors are ordinary ones on a CPU.
@@ -44,14 +48,13 @@ def in_place(
         return plain(*tensors)
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     with torch.no_grad():
-        found = value(keep, *tensors)
-    if found is None:
+        results = value(keep, *tensors)
+    if results is None:
         return plain(*tensors)
-    outputs, kept = found
-    if not keep:
-        return outputs
-    found_by_torch: Tensors = _InPlace.apply(plain, gradient, outputs, kept, *tensors)
-    return found_by_torch
+    outputs, kept = results
+    if keep:
+        outputs = _InPlace.apply(plain, gradient, outputs, kept, *tensors)
+    return outputs
 
 
 def _are_ordinary(tensors: Tensors) -> bool:
@@ -72,14 +75,19 @@ def _are_ordinary(tensors: Tensors) -> bool:
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, plain: Any, gradient: Any, outputs: Tensors, kept: Tensors, *tensors: Tensor
+        ctx: FunctionCtx,
+        plain: Callable[..., Tensors],
+        gradient: Gradient,
+        outputs: Tensors,
+        kept: Tensors,
+        *tensors: Tensor,
     ) -> Tensors:
         ctx.plain, ctx.gradient, ctx.count = plain, gradient, len(tensors)
         ctx.save_for_backward(*tensors, *kept)
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, *upstream: Tensor) -> Gradients:
         saved = ctx.saved_tensors
         tensors, kept = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled():  # this gradient will be differentiated
@@ -93,17 +101,17 @@ def _gradients_of(
     plain: Callable[..., Tensors], tensors: Tensors, upstream: Tensors
 ) -> list[Tensor | None]:
     tensors = tuple(x.view_as(x) for x in tensors)  # one tensor may stand for two arguments
-    wanted = [i for i, x in enumerate(tensors) if x.requires_grad]
-    found = torch.autograd.grad(
+    places = [i for i, x in enumerate(tensors) if x.requires_grad]
+    slopes = torch.autograd.grad(
         plain(*tensors),
-        [tensors[i] for i in wanted],
+        [tensors[i] for i in places],
         upstream,
         create_graph=True,
         allow_unused=True,
     )
     gradients: list[Tensor | None] = [None] * len(tensors)
-    for i, x in zip(wanted, found, strict=True):
-        gradients[i] = x
+    for i, slope in zip(places, slopes, strict=True):
+        gradients[i] = slope
     return gradients
 
 
@@ -114,15 +122,14 @@ def _in_forward_mode(tensors: Tensors) -> bool:
 
 class _WithGradient(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, value: Any, gradient: Any, *tensors: Tensor) -> Tensors:
-        outputs: Tensors
+    def forward(ctx: FunctionCtx, value: Value, gradient: Gradient, *tensors: Tensor) -> Tensors:
         outputs, kept = value(*tensors)
         ctx.value, ctx.gradient, ctx.count = value, gradient, len(tensors)
         ctx.save_for_backward(*tensors, *kept)
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, *upstream: Tensor) -> Gradients:
         saved = ctx.saved_tensors  # once: under rematerialisation they are computed for this
         tensors, kept = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
@@ -132,11 +139,11 @@ class _WithGradient(torch.autograd.Function):  # type: ignore[misc]
         return None, None, *ctx.gradient(tensors, kept, upstream)
 
 
-def heads_first(x: Tensor) -> Tensor:
+def heads_first(x: Num[Tensor, "B T N ..."]) -> Num[Tensor, "_ T ..."]:
     """(B, T, N, ...) -> (B N, T, ...)."""
     return x.transpose(1, 2).flatten(0, 1).contiguous()
 
 
-def heads_last(x: Tensor, batch: int) -> Tensor:
+def heads_last(x: Num[Tensor, "_ T ..."], batch: int) -> Num[Tensor, "_ T _ ..."]:
     """(B N, T, ...) -> (B, T, N, ...)."""
     return x.unflatten(0, (batch, -1)).transpose(1, 2)
