@@ -233,11 +233,10 @@ class AttentiveGraphFilter(AttentionLayer):
         self, left: Float[Tensor, "B T N H"], inputs: Float[Tensor, "B T _"]
     ) -> Float[Tensor, "B T N H"]:
         """U * g(S) for tokens with singular values S."""
-        is_named = isinstance(self.filter, str)
-        if is_named and self.filter == "ones":
+        if isinstance(self.filter, str) and self.filter == "ones":
             return left
         values = ops.sigmoid(at_least_float32(self._singular_dense(inputs)))  # (B, T, N, H)
-        if is_named:
+        if isinstance(self.filter, str):
             return left * values
         if not isinstance(self.filter, Polynomial):
             return self.filtered(self.filter, SingularValues(values), left)
