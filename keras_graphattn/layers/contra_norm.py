@@ -13,8 +13,7 @@ from keras_graphattn.numerics.precision import (
     matmul,
     zero_where_masked,
 )
-
-Tensor = Any
+from keras_graphattn.types import Num, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -56,7 +55,9 @@ class ContraNorm(TokenLayer):
         super().__init__(**kwargs)
         self.scale = float(scale)
 
-    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+    def call(
+        self, inputs: Num[Tensor, "B T d"], mask: Num[Tensor, "B T"] | None = None
+    ) -> Num[Tensor, "B T d"]:
         # padding is left out of both sides of the similarity: as rows and as keys
         rows = None if mask is None else ops.cast(mask, "bool")[:, :, None]
         tokens = at_least_float32(zero_where_masked(inputs, rows))
@@ -66,7 +67,7 @@ class ContraNorm(TokenLayer):
         outputs = (1.0 + self.scale) * tokens - self.scale * average
         return ops.cast(zero_where_masked(outputs, rows), inputs.dtype)
 
-    def compute_output_shape(self, inputs_shape: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return inputs_shape
 
     def get_config(self) -> dict[str, Any]:

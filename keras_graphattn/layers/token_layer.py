@@ -1,17 +1,11 @@
 """The base of layers on tokens (B, T, d) that take a mask and have no projections."""
 
-from typing import Any
+from typing import Any, cast
 
 import keras
 
-from keras_graphattn.checks import (
-    Sizes,
-    as_tensor,
-    check_dtype_policy,
-    check_shape,
-)
-
-Tensor = Any
+from keras_graphattn.checks import Sizes, as_tensor, check_dtype_policy, check_shape
+from keras_graphattn.types import Num, Tensor
 
 
 class TokenLayer(keras.layers.Layer):  # type: ignore[misc]
@@ -22,14 +16,16 @@ class TokenLayer(keras.layers.Layer):  # type: ignore[misc]
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def build(self, inputs_shape: Any) -> None:
+    def build(self, inputs_shape: tuple[int | None, ...]) -> None:
         if len(inputs_shape) != 3:
             raise ValueError(
                 f"{type(self).__name__} works on sequences of tokens: `inputs` must have shape "
                 f"(batch, length, features). Received: inputs.shape={tuple(inputs_shape)}"
             )
 
-    def __call__(self, inputs: Tensor, mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+    def __call__(
+        self, inputs: Num[Tensor, "B T d"], mask: Num[Tensor, "B T"] | None = None, **kwargs: Any
+    ) -> Num[Tensor, "..."]:
         sizes: Sizes = {}
         inputs = as_tensor("inputs", inputs)
         check_shape("inputs", inputs, ("B T d",), sizes)
@@ -40,6 +36,6 @@ class TokenLayer(keras.layers.Layer):  # type: ignore[misc]
         return super().__call__(inputs, **kwargs)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: dict[str, Any]) -> "TokenLayer":
         check_dtype_policy(config.get("dtype"))  # Keras reads it before `__init__` can check it
-        return super().from_config(config)
+        return cast("TokenLayer", super().from_config(config))

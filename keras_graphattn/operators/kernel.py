@@ -21,21 +21,21 @@ SMALLEST = 2.0**-126  # smallest normal float32: the inverse of a smaller number
 class Factors(Protocol):
     """What the operator needs of a mask: `keras_graphattn.masks.Mask` has it."""
 
-    def prepare(self, x: Tensor, **inputs: Tensor) -> object:
+    def prepare(self, x: Float[Tensor, "B T N D"], **inputs: Tensor) -> object:
         """Checks the tensors that come with a call, once for several products."""
 
     def attend(
         self,
-        query_features: Tensor,
-        key_features: Tensor,
-        x: Tensor,
+        query_features: Float[Tensor, "B T N m"],
+        key_features: Float[Tensor, "B T N m"],
+        x: Float[Tensor, "B T N D"],
         path: str,
         feature_chunk: int | None,
         prepared: object,
-    ) -> Tensor:
+    ) -> Float[Tensor, "B T N D"]:
         """[(phi(Q) phi(K)^T) o M] x."""
 
-    def dense(self, length: int, **inputs: Tensor) -> Tensor:
+    def dense(self, length: int, **inputs: Tensor) -> Float[Tensor, "B? N? T T"]:
         """M itself."""
 
 
@@ -144,7 +144,11 @@ class KernelOperator(Operator):
         return outputs if self.non_finite is None else nan_where(self.non_finite > 0.0, outputs)
 
 
-def _quotient(outputs: Tensor, normaliser: Tensor, seeing: Tensor) -> Tensor:
+def _quotient(
+    outputs: Float[Tensor, "B T N D"],
+    normaliser: Float[Tensor, "B T N 1"],
+    seeing: Bool[Tensor, "B T N 1"],
+) -> Float[Tensor, "B T N D"]:
     """outputs / normaliser where seen, else 0. Its gradient has no square that underflows.
 
     Both are brought near 1 first. This needs a product: XLA rewrites (a / s) / (n / s) to

@@ -256,11 +256,11 @@ class _Weights(NamedTuple):
 
     def value(
         self,
-        scores: Tensor,
-        distances: Tensor,
-        exponents: Tensor,
-        relevant: Tensor,
-        *masks: Tensor,
+        scores: Float[Tensor, "B N T S"],
+        distances: Float[Tensor, "B N T S"],
+        exponents: Float[Tensor, "N 1 1"],
+        relevant: Bool[Tensor, "..."],
+        *masks: Bool[Tensor, "B? N? T? S?"],
     ) -> tuple[Tensors, Tensors]:
         softmax = masked_softmax(scores, *masks)
         distances = ops.where(relevant, distances, ops.cast(self.least, distances.dtype))
@@ -292,7 +292,9 @@ def apply_weights(
     return ops.cast(outputs, x.dtype)
 
 
-def finite_products(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def finite_products(
+    query: Float[Tensor, "B T N H"], key: Float[Tensor, "B S N H"]
+) -> tuple[Float[Tensor, "B T N H"], Float[Tensor, "B S N H"]]:
     """Queries and keys, in float32 where float16 could not hold their products."""
     if keras.backend.standardize_dtype(query.dtype) == "float16":
         return at_least_float32(query), at_least_float32(key)
@@ -467,7 +469,12 @@ def pair_distances(
     return where_needed(is_any, corrected, lambda: gram)
 
 
-def _gram_form(rows: Tensor, columns: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+def _gram_form(
+    rows: Float[Tensor, "B T N D"],
+    columns: Float[Tensor, "B S N D"],
+    of_rows: Float[Tensor, "B T N 1"],
+    of_columns: Float[Tensor, "B S N 1"],
+) -> Float[Tensor, "B N T S"]:
     """(|v_i|^2, 1, v_i) . (1, |v_j|^2, -2 v_j), one product of matrices."""
     left = ops.concatenate([of_rows, ops.ones_like(of_rows), rows], axis=-1)
     right = ops.concatenate([ops.ones_like(of_columns), of_columns, -2.0 * columns], axis=-1)
@@ -490,7 +497,9 @@ def _sums_by_channels(
 # Three sums over differences of pairs, a few rows at a time. Each is in the gradients of others.
 
 
-def _value_of_sums(rows: Tensor, columns: Tensor) -> tuple[Tensors, Tensors]:
+def _value_of_sums(
+    rows: Float[Tensor, "B T N D"], columns: Float[Tensor, "B S N D"]
+) -> tuple[Tensors, Tensors]:
     """sum_h (v_ih - v_jh)^2 for every pair, (B, N, T, S)."""
     sums = _by_rows(lambda d: ops.sum(d * d, axis=-1), rows, columns)
     return (ops.transpose(sums, (0, 2, 1, 3)),), ()
@@ -503,7 +512,11 @@ def _gradient_of_sums(tensors: Tensors, results: Tensors, upstream: Tensors) -> 
     return 2.0 * to_rows, 2.0 * to_columns
 
 
-def _value_of_weighted(weights: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensors, Tensors]:
+def _value_of_weighted(
+    weights: Float[Tensor, "B N T S"],
+    rows: Float[Tensor, "B T N D"],
+    columns: Float[Tensor, "B S N D"],
+) -> tuple[Tensors, Tensors]:
     """sum_j w_ij (v_i - v_j) for every row, (B, T, N, D)."""
     by_row = ops.transpose(weights, (0, 2, 1, 3))
     sums = _by_rows(lambda d, w: ops.einsum("btns,btnsd->btnd", w, d), rows, columns, by_row)
@@ -516,7 +529,11 @@ def _gradient_of_weighted(tensors: Tensors, results: Tensors, upstream: Tensors)
     return to_weights, *_sums(weights, upstream[0])
 
 
-def _value_of_projected(vectors: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensors, Tensors]:
+def _value_of_projected(
+    vectors: Float[Tensor, "B T N D"],
+    rows: Float[Tensor, "B T N D"],
+    columns: Float[Tensor, "B S N D"],
+) -> tuple[Tensors, Tensors]:
     """sum_h u_ih (v_ih - v_jh) for every pair, (B, N, T, S)."""
     products = _by_rows(lambda d, u: ops.einsum("btnd,btnsd->btns", u, d), rows, columns, vectors)
     return (ops.transpose(products, (0, 2, 1, 3)),), ()
@@ -533,15 +550,20 @@ _WEIGHTED_DIFFERENCES = FunctionWithGradient(_value_of_weighted, _gradient_of_we
 _PROJECTED_DIFFERENCES = FunctionWithGradient(_value_of_projected, _gradient_of_projected)
 
 
-def _sums(weights: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+def _sums(
+    weights: Float[Tensor, "B N T S"], vectors: Float[Tensor, "B T N D"]
+) -> tuple[Float[Tensor, "B T N D"], Float[Tensor, "B S N D"]]:
     """u_i sum_j w_ij for every row, and -sum_i w_ij u_i for every column."""
     totals = ops.transpose(ops.sum(weights, axis=-1), (0, 2, 1))[..., None]
     return vectors * totals, -ops.einsum("bnts,btnd->bsnd", weights, vectors)
 
 
 def _by_rows(
-    function: Callable[..., Tensor], rows: Tensor, columns: Tensor, *by_row: Tensor
-) -> Tensor:
+    function: Callable[..., Tensor],
+    rows: Float[Tensor, "B T N D"],
+    columns: Float[Tensor, "B S N D"],
+    *by_row: Float[Tensor, "B T N _"],
+) -> Float[Tensor, "B T N _"]:
     """`function` of the differences (B, t, N, S, D) of a few rows at a time, and of `by_row`."""
     columns = ops.transpose(columns, (0, 2, 1, 3))[:, None]
     length, count = ops.shape(rows)[1], max(1, DIFFERENCES_OF_A_ROW // rows.shape[-1])

@@ -20,7 +20,7 @@ positive, for any logits. This takes several times as long, so it runs only if i
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -60,9 +60,9 @@ class RunningSum(NamedTuple):
     ((1, 2, 3), (1, 2, 3, 4))
     """
 
-    maximum: Tensor  # (..., H)
-    normaliser: Tensor  # (..., H)
-    context: Tensor  # (..., H, D)
+    maximum: Float[Tensor, "... H"]
+    normaliser: Float[Tensor, "... H"]
+    context: Float[Tensor, "... H D"]
 
 
 def empty_running_sum(
@@ -98,26 +98,25 @@ def empty_running_sum(
 class Chunks(NamedTuple):
     """C chunks of c tokens, c a power of two, with the sums over all tokens before each chunk."""
 
-    left: Tensor  # U * g(S), (B, N, C, c, H)
-    logits: Tensor  # of V, (B, N, C, c, H); `hidden_logit` in padding
-    values: Tensor  # (B, N, C, c, D), 0 in padding
+    left: Float[Tensor, "B N C c H"]  # U * g(S)
+    logits: Float[Tensor, "B N C c H"]  # of V; `hidden_logit` in padding
+    values: Float[Tensor, "B N C c D"]  # 0 in padding
     before: RunningSum  # (B, N, C, H) and (B, N, C, H, D)
-    visible: Tensor | None  # booleans (B, C, c); None if padding is only at the end
+    visible: Bool[Tensor, "B C c"] | None  # None if padding is only at the end
 
 
-def rises_too_high(logits: Tensor, reference: Tensor) -> Tensor:
+def rises_too_high(
+    logits: Float[Tensor, "... H"], reference: Float[Tensor, "... H"]
+) -> Bool[Tensor, "... 1"]:
     """Returns where a logit of any feature (last axis) is too far above its reference."""
     rise = ops.stop_gradient(logits) - reference
     return ops.any(rise > LIMIT, axis=-1, keepdims=True)
 
 
-def reference_of(chunks: Chunks) -> Tensor:
+def reference_of(chunks: Chunks) -> Float[Tensor, "B N C H"]:
     """Returns the largest logit before each chunk or, if no token is there, its first logit.
 
     Rows before this first token see no token. So no row with outputs depends on later tokens.
-
-    Returns:
-        A tensor of shape (B, N, C, H).
     """
     logits = ops.stop_gradient(chunks.logits)
     least = ops.cast(least_logit(logits.dtype), logits.dtype)
@@ -133,8 +132,10 @@ def reference_of(chunks: Chunks) -> Tensor:
     return larger(ops.where(largest <= least, first, largest), least)
 
 
-def at_one_reference(chunks: Chunks, reference: Tensor) -> Tensor:
-    """The outputs (B, N, C, c, D), right in rows before the first logit that is too high."""
+def at_one_reference(
+    chunks: Chunks, reference: Float[Tensor, "B N C H"]
+) -> Float[Tensor, "B N C c D"]:
+    """The outputs, right in rows before the first logit that is too high."""
     left, logits, values, before, _ = chunks
     size = logits.shape[3]
     seen = ops.tril(ops.ones((size, size), "bool"))
@@ -148,8 +149,10 @@ def at_one_reference(chunks: Chunks, reference: Tensor) -> Tensor:
     return outputs + ops.einsum("bncth,bnchd->bnctd", left, before.context)
 
 
-def at_any_logits(chunks: Chunks, maximum: Tensor) -> Tensor:
-    """The outputs (B, N, C, c, D) for any logits, from the running maximum of the logits."""
+def at_any_logits(
+    chunks: Chunks, maximum: Float[Tensor, "B N C c H"]
+) -> Float[Tensor, "B N C c D"]:
+    """The outputs for any logits, from the running maximum of the logits."""
     left, logits, values, before, _ = chunks
     own = ops.exp(logits - maximum)
     normaliser = own
@@ -176,8 +179,8 @@ def at_any_logits(chunks: Chunks, maximum: Tensor) -> Tensor:
     return outputs + ops.einsum("bncth,bnchd->bnctd", left * carried, before.context)
 
 
-def running_maximum(chunks: Chunks) -> Tensor:
-    """Returns the largest logit up to each token, over all earlier chunks: (B, N, C, c, H)."""
+def running_maximum(chunks: Chunks) -> Float[Tensor, "B N C c H"]:
+    """The largest logit up to each token, over all earlier chunks."""
     maximum = ops.stop_gradient(chunks.logits)
     for width in _widths(maximum):
         first, second = _halves(maximum, width)
@@ -187,24 +190,32 @@ def running_maximum(chunks: Chunks) -> Tensor:
     return larger(maximum, before[:, :, :, None])
 
 
-def _widths(x: Tensor) -> list[int]:
+def _widths(x: Float[Tensor, "B N C c H"]) -> list[int]:
     """1, 2, 4, ... up to half a chunk."""
     return [1 << power for power in range(x.shape[3].bit_length() - 1)]
 
 
-def _halves(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """(B, N, C, c, F) -> two of (B, N, C, c / (2 width), width, F): earlier and later tokens."""
+def _halves(
+    x: Float[Tensor, "B N C c F"], width: int
+) -> tuple[Float[Tensor, "B N C _ w F"], Float[Tensor, "B N C _ w F"]]:
+    """Earlier and later tokens of each 2 w, where w is the width."""
     *outer, size, features = ops.shape(x)
     x = ops.reshape(x, (*outer, size // (2 * width), 2 * width, features))
     return x[..., :width, :], x[..., width:, :]
 
 
-def _joined(first: Tensor, second: Tensor, like: Tensor) -> Tensor:
+def _joined(
+    first: Float[Tensor, "B N C _ w F"],
+    second: Float[Tensor, "B N C _ w F"],
+    like: Float[Tensor, "B N C c F"],
+) -> Float[Tensor, "B N C c F"]:
     """The inverse of `_halves`, with the shape of `like`."""
     return ops.reshape(ops.concatenate([first, second], axis=-2), ops.shape(like))
 
 
-def _divided(left: Tensor, normaliser: Tensor) -> Tensor:
+def _divided(
+    left: Float[Tensor, "B N C c H"], normaliser: Float[Tensor, "B N C c H"]
+) -> Float[Tensor, "B N C c H"]:
     """left / normaliser, or left where the normaliser is 0 (rows without a token). NaN stays."""
     one = ops.cast(1.0, normaliser.dtype)
     normaliser = ops.where(normaliser == 0.0, one, normaliser)
@@ -270,7 +281,7 @@ def causal_product(
     return ops.cast(outputs, values.dtype), state
 
 
-def _power_of_two(size: int, length: Any) -> int:
+def _power_of_two(size: int, length: int | None) -> int:
     """The size of a chunk: a power of two, reduced to the length if that is known."""
     size = max(1, min(size, length)) if isinstance(length, int) else size
     return 1 << (size - 1).bit_length()
@@ -312,13 +323,13 @@ def map_sums(function: Callable[..., Tensor], *sums: RunningSum) -> RunningSum:
 
 
 def sums_before_and_after(
-    logits: Tensor, values: Tensor, state: RunningSum
+    logits: Float[Tensor, "B N C c H"], values: Float[Tensor, "B N C c D"], state: RunningSum
 ) -> tuple[RunningSum, RunningSum]:
     """The sums over all tokens before each chunk, and over all tokens.
 
     Args:
-        logits: Logits in chunks, of shape (B, N, C, c, H); those of padding are `hidden_logit`.
-        values: Values in chunks, of shape (B, N, C, c, D).
+        logits: Logits in chunks; those of padding are `hidden_logit`.
+        values: Values in chunks.
         state: The sums over the tokens before the first chunk.
 
     Returns:
@@ -379,13 +390,13 @@ def _add(first: RunningSum, second: RunningSum) -> RunningSum:
     )
 
 
-def _merge_axes(x: Tensor) -> Tensor:
+def _merge_axes(x: Float[Tensor, "B N G ..."]) -> Float[Tensor, "B _ ..."]:
     """(B, N, G, ...) -> (B, N G, ...)."""
     shape = ops.shape(x)
     return ops.reshape(x, (shape[0], shape[1] * shape[2], *shape[3:]))
 
 
-def _split_heads(x: Tensor, heads: int) -> Tensor:
+def _split_heads(x: Float[Tensor, "B _ ..."], heads: int) -> Float[Tensor, "B N G ..."]:
     """(B, N G, ...) -> (B, N, G, ...)."""
     shape = ops.shape(x)
     return ops.reshape(x, (shape[0], heads, shape[1] // heads, *shape[2:]))

@@ -6,14 +6,14 @@ for both applications, in place of twice. The formulas are those of
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from keras_graphattn.numerics.precision import hidden_logit
 from keras_graphattn.numerics.torch_gradient import heads_first, heads_last, in_place
 
-Tensor = Any
 Tensors = tuple[Tensor, ...]
 
 _NUMBERS = 2**18  # of the rows that are worked on at a time: 1 MiB of float32

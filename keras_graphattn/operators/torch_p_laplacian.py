@@ -6,14 +6,14 @@ are those of `keras_graphattn.operators.p_laplacian`.
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from keras_graphattn.numerics.precision import hidden_logit
 from keras_graphattn.numerics.torch_gradient import heads_first, heads_last, in_place
 
-Tensor = Any
 Tensors = tuple[Tensor, ...]
 
 _NUMBERS = 2**18  # of one temporary: 1 MiB of float32
