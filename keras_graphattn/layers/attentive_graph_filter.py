@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_graphattn import filters
 from keras_graphattn.checks import (
+    Sizes,
     checked,
     did_you_mean,
     flag,
@@ -331,14 +332,16 @@ class AttentiveGraphFilter(AttentionLayer):
         outputs = self._project_out(operator(value), tokens)
         return outputs, cast("RunningSum", operator.state)
 
-    def _checked_state(self, state: Any, key: Tensor, value: Tensor) -> RunningSum:
+    def _checked_state(
+        self, state: object, key: Float[Tensor, "B T N H"], value: Float[Tensor, "B T N D"]
+    ) -> RunningSum:
         """The state, if it fits the logits and the values."""
         if not isinstance(state, RunningSum):
             raise ValueError(
                 "`state` must be a RunningSum, from `get_initial_state` or an earlier call. "
                 f"Received: state={state!r}"
             )
-        sizes: Any = {}
+        sizes: Sizes = {}
         for shape, x in (("B _ N H", key), ("B _ N D", value)):
             tensor(shape)("tokens", x, sizes)
         shapes = {"maximum": "B N H", "normaliser": "B N H", "context": "B N H D"}

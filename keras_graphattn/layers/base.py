@@ -43,7 +43,7 @@ from keras_graphattn.layers.conversion_mark import ConversionMark
 from keras_graphattn.numerics.precision import in_one_dtype, zero_where_masked
 from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
-from keras_graphattn.types import Bool, Float, Int, Num, Tensor
+from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
 
 Shape = Sequence[int | None]
 
@@ -161,7 +161,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         return_filter_matrix: bool = False,
         mask_inputs: dict[str, Tensor] | None = None,
         mask: Num[Tensor, "B ..."] | None = None,
-    ) -> Any:
+    ) -> Float[Tensor, "B ..."] | tuple[Float[Tensor, "..."], ...]:
         query_mask = query_mask if mask is None else mask
         if value is None:
             value = query
@@ -421,27 +421,28 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         query_shape: Shape,
         value_shape: Shape | None = None,
         key_shape: Shape | None = None,
-    ) -> Any:
+    ) -> tuple[int | None, ...]:
         value_shape = query_shape if value_shape is None else value_shape
-        return super().compute_output_shape(query_shape, value_shape, key_shape)
+        shape = super().compute_output_shape(query_shape, value_shape, key_shape)
+        return cast("tuple[int | None, ...]", shape)
 
     def compute_output_spec(
         self,
         query: keras.KerasTensor,
         value: keras.KerasTensor | None = None,
         key: keras.KerasTensor | None = None,
-        query_mask: Any = None,
-        value_mask: Any = None,
-        key_mask: Any = None,
-        attention_mask: Any = None,
+        query_mask: keras.KerasTensor | None = None,
+        value_mask: keras.KerasTensor | None = None,
+        key_mask: keras.KerasTensor | None = None,
+        attention_mask: keras.KerasTensor | None = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
         use_causal_mask: bool = False,
         *,
         return_filter_matrix: bool = False,
-        mask_inputs: dict[str, Any] | None = None,
-        mask: Any = None,
-    ) -> Any:
+        mask_inputs: dict[str, keras.KerasTensor] | None = None,
+        mask: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor | tuple[keras.KerasTensor, ...]:
         value = query if value is None else value
         key = value if key is None else key
         self._check_shapes(query.shape, value.shape, key.shape)
@@ -773,7 +774,7 @@ class SelfAttention(AttentionLayer):
             outputs = ops.where(fits, outputs, ops.cast(float("nan"), outputs.dtype))
         return outputs, {"key": keys, "signals": operator.signals, "padding_mask": past}
 
-    def _check_room(self, index: Any, count: Any, length: int) -> None:
+    def _check_room(self, index: int | Int[Tensor, ""], count: Size, length: int) -> None:
         """Refuses tokens that do not fit in a cache of `length` tokens, if that is known."""
         is_known = isinstance(index, int) and isinstance(count, int)
         if is_known and not 0 <= index <= length - count:
@@ -805,7 +806,7 @@ class SelfAttention(AttentionLayer):
         }
 
 
-def a_cache(name: str, value: Any, sizes: Sizes) -> Cache:
+def a_cache(name: str, value: object, sizes: Sizes) -> Cache:
     """The rule of a cache: a dictionary made by `get_initial_cache`."""
     shapes = {"key": "B L K H", "signals": "B _ L N D", "padding_mask": "B L"}
     if not isinstance(value, dict) or not set(shapes) <= set(value):
@@ -818,7 +819,7 @@ def a_cache(name: str, value: Any, sizes: Sizes) -> Cache:
     return value
 
 
-def position(name: str, value: Any, sizes: Sizes) -> Any:
+def position(name: str, value: object, sizes: Sizes) -> int | Int[Tensor, ""]:
     """The rule of a position in a cache: an integer of at least 0, or a scalar tensor.
 
     A tensor whose value is known becomes an integer.
@@ -969,12 +970,12 @@ def refuse_options(
 class _Built(NamedTuple):
     """A layer, whether it was built, and the objects that Keras tracked in it."""
 
-    layer: Any
+    layer: keras.Layer
     built: bool
-    tracked: dict[str, list[Any]]
+    tracked: dict[str, list[object]]
 
     @classmethod
-    def of(cls, layer: Any) -> "_Built":
+    def of(cls, layer: keras.Layer) -> "_Built":
         stores = layer._tracker.config.items()
         return cls(layer, layer.built, {name: list(store) for name, (_, store) in stores})
 
@@ -982,7 +983,7 @@ class _Built(NamedTuple):
         """Removes variables and sublayers that the layer did not have before."""
         layer = self.layer
         layer._tracker.unlock()
-        new: dict[int, Any] = {}
+        new: dict[int, object] = {}
         for name, (_, store) in layer._tracker.config.items():
             before = {id(value) for value in self.tracked[name]}
             new.update({id(value): value for value in store if id(value) not in before})
@@ -999,7 +1000,7 @@ class _Built(NamedTuple):
 
 
 @contextmanager
-def undone_if_refused(layer: Any) -> Iterator[None]:
+def undone_if_refused(layer: keras.Layer) -> Iterator[None]:
     """If the body raises, undoes the build of a layer and of the layers in it.
 
     Otherwise weights that were made before the error would stay, and the next call would make a

@@ -186,5 +186,5 @@ def re_weighting(
     return PLaplacian(tuple(float(x) for x in exponents), float(epsilon), diagonal == "drop")
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and is_finite(x)
