@@ -453,20 +453,21 @@ def _sums_before(
     if not isinstance(count, int):  # not known before the run: all pairs at once
         order = ops.arange(count, dtype="int32")
         return matmul(factors(order[:, None] - order - 1, target, source), updates)
-    before, sums = None, []
-    for start in range(0, count, GROUP):
-        end = min(start + GROUP, count)
+    before, sums, start = None, [], 0
+    cuts = list(range(GROUP, count, GROUP))
+    for part in ops.split(updates, cuts, axis=3) if cuts else [updates]:
+        end = start + part.shape[3]
         # one more row than the group has, for the sum before the next group
         rows = ops.arange(min(end + 1, count) - start, dtype="int32")[:, None]
         columns = ops.arange(end - start, dtype="int32")
         targets = None if target is None else target[:, start : end + 1]
         sources = None if source is None else source[:, start:end]
-        group = matmul(factors(rows - columns - 1, targets, sources), updates[:, :, :, start:end])
+        group = matmul(factors(rows - columns - 1, targets, sources), part)
         if before is not None:
             here = None if target is None else target[:, start : start + 1]
             group = group + factors(rows, targets, here) * before
-        before = group[:, :, :, -1:]
-        sums.append(group[:, :, :, : end - start])
+        before, start = group[:, :, :, -1:], end
+        sums.append(group[:, :, :, : part.shape[3]])
     return sums[0] if len(sums) == 1 else ops.concatenate(sums, axis=3)
 
 
