@@ -494,7 +494,13 @@ def causal_singular_value_attention(
     return singular_causal.causal_product(left, logits, values, mask, state, chunk_size)
 
 
-@checked(batch_size=size(0), num_heads=whole(), key_dim=whole(), value_dim=whole())
+@checked(
+    batch_size=size(0),
+    num_heads=whole(),
+    key_dim=whole(),
+    value_dim=whole(),
+    dtype=one_of("float32", "float64"),
+)
 def empty_running_sum(
     batch_size: int, num_heads: int, key_dim: int, value_dim: int, dtype: str = "float32"
 ) -> RunningSum:
