@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -49,7 +49,7 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
     the inputs of the batch
     """
 
-    def __init__(self, batches: Any = None) -> None:
+    def __init__(self, batches: Sequence[object] | keras.utils.PyDataset | None = None) -> None:
         if batches is not None and not hasattr(batches, "__getitem__"):
             raise ValueError(
                 "`batches` must return the batch of a step as `batches[step]`. Received: "
@@ -82,7 +82,7 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.jax_state_sync()
 
     def _weights_not_finite(self) -> list[str]:
-        """The paths of the weights that are not finite, in the model's order."""
+        """The paths of weights that are not finite, in the model's order."""
         return [weight.path for weight in self.model.weights if not _is_finite(weight)]
 
     def _stop(self, where: str, what: str, step: int | None) -> None:
@@ -94,7 +94,7 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
         origin = f"the gradient of '{paths[-1]}'" if paths else "unknown"
         if step is not None and self.batches is None:
             origin = "unknown; pass `batches` to find it"
-        elif step is not None:
+        elif step is not None and self.batches is not None:
             origin = self._origin_in(self.batches[step]) or origin
         self.model.stop_training = True
         raise FloatingPointError(
@@ -102,7 +102,7 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
             f"value: {origin}"
         )
 
-    def _origin_in(self, batch: Any) -> str | None:
+    def _origin_in(self, batch: object) -> str | None:
         """Runs a batch with the restored weights; names the first non-finite value."""
         inputs, targets, weights = keras.tree.map_structure(
             lambda x: None if x is None else ops.convert_to_tensor(x),
@@ -112,7 +112,9 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
             return "the inputs of the batch"
         layers: list[keras.Layer] = []  # with a non-finite output, in the order of their calls
 
-        def watched(layer: keras.Layer, call: Any, *args: Any, **kwargs: Any) -> Any:
+        def watched(
+            layer: keras.Layer, call: Callable[..., object], *args: object, **kwargs: object
+        ) -> object:
             outputs = call(*args, **kwargs)
             if not _is_finite(outputs):
                 layers.append(layer)
@@ -128,7 +130,7 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
         return None if _is_finite(loss) else "the loss (the outputs are finite)"
 
 
-def _is_finite(values: Any) -> bool:
+def _is_finite(values: object) -> bool:
     """Whether no number in a tensor, or in a structure of them, is NaN or infinite."""
     tensors = [x for x in keras.tree.flatten(values) if hasattr(x, "dtype")]
     floats = [x for x in tensors if "float" in keras.backend.standardize_dtype(x.dtype)]

@@ -1,7 +1,6 @@
 """What is computed of graphs once, before training: walks, distances, paths, spectra.
 
-The results are kept in a folder if one is given. A file there is whole or it is not there: it is
-written under another name and then moved.
+The results are kept in a folder if one is given. A file there is whole or it is not there.
 """
 
 import hashlib
@@ -19,6 +18,7 @@ from scipy.sparse.csgraph import connected_components, shortest_path
 
 from keras_graphattn.checks import Array, flag, is_list, one_of, optional, whole
 from keras_graphattn.checks import folder as local_folder
+from keras_graphattn.files import whole_file
 from keras_graphattn.graphs.graph import Graph
 from keras_graphattn.masks.graphs.edges import graph_operator
 from keras_graphattn.masks.graphs.walks import random_walks
@@ -109,11 +109,7 @@ def precompute(
 
 
 def checked_graphs(graphs: Sequence[Graph]) -> list[Graph]:
-    """Returns a list of graphs.
-
-    Raises:
-        ValueError: For anything else, and for an empty list.
-    """
+    """Returns a list of at least one graph, or raises a `ValueError`."""
     if not is_list(graphs) or not len(graphs) or not all(isinstance(g, Graph) for g in graphs):
         raise ValueError(
             f"`graphs` must be a list of keras_graphattn.graphs.Graph. Received: {graphs!r:.200}"
@@ -200,17 +196,9 @@ def _digest(graphs: list[Graph], options: dict[str, int]) -> str:
 
 def _write(file: Path, arrays: list[Array]) -> None:
     """Writes arrays of the same dtype and number of axes, one after the other in one array."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    writing = file.with_name(f".writing-{os.getpid()}-{file.name}")
-    try:
-        with writing.open("wb") as opened:
-            values = np.concatenate([array.ravel() for array in arrays])
-            np.savez(opened, values=values, shapes=np.array([array.shape for array in arrays]))
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(writing, file)
-    finally:
-        writing.unlink(missing_ok=True)
+    values = np.concatenate([array.ravel() for array in arrays])
+    with whole_file(file) as path, path.open("wb") as opened:
+        np.savez(opened, values=values, shapes=np.array([array.shape for array in arrays]))
 
 
 def _read(file: Path) -> list[Array] | None:

@@ -6,7 +6,7 @@ of each attention layer, and `reading` its operators. What they saw becomes figu
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,6 @@ from keras import ops
 
 from keras_graphattn.analysis.similarity import token_similarity
 from keras_graphattn.analysis.smoothing import measures
-from keras_graphattn.analysis.smoothing.measures import Array
 from keras_graphattn.analysis.smoothing.reading import (
     NotReadable,
     Operators,
@@ -30,23 +29,25 @@ from keras_graphattn.analysis.smoothing.report import (
     SmoothingReport,
     TokenMeasures,
 )
-from keras_graphattn.checks import whole
+from keras_graphattn.checks import Array, whole
 from keras_graphattn.keras_internals import (
     keras_mask_of,
     replaced_attributes,
     walk,
     without_rematerialisation,
 )
-from keras_graphattn.types import Bool, Float, Tensor
+from keras_graphattn.types import Bool, Float, Num, Tensor
 
 STOCK = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 TOKEN_MASKS = ("query_mask", "value_mask", "key_mask", "padding_mask", "mask")
 ARRAYS = (dict, list, tuple)  # of arrays: the inputs of one model
+Inputs = Num[Tensor, "..."] | Mapping[str, Tensor] | Sequence[Tensor]  # of a batch
+Data = Inputs | Iterable[object]
 
 
 def inspect_smoothing(
     model: keras.Layer,
-    data: Any,
+    data: Data,
     *,
     batch_size: int = 32,
     max_sequences: int = 8,
@@ -140,7 +141,7 @@ def inspect_smoothing(
     return SmoothingReport(model.name, reports, not_measured, sequences, sampled)
 
 
-def attention_layers(model: keras.Layer, inputs: Any) -> list[keras.Layer]:
+def attention_layers(model: keras.Layer, inputs: Inputs) -> list[keras.Layer]:
     """The attention layers in a model, those that hold others left out.
 
     These are Keras' and KerasHub's multi-head and grouped attention, the layers of this package,
@@ -171,23 +172,14 @@ def attention_layers(model: keras.Layer, inputs: Any) -> list[keras.Layer]:
 
 @dataclass
 class Call:
-    """One call of an attention layer in a pass.
-
-    Attributes:
-        layer: The attention layer.
-        tokens: What it got, (B, T, d).
-        valid: Which tokens are not padding, (B, T).
-        outputs: What it returned, (B, T, d').
-        block: The tokens after its block, (B, T, d), or `None` without any.
-        operators: Those of its first sequences, or why they cannot be read.
-    """
+    """One call of an attention layer in a pass."""
 
     layer: keras.Layer
-    tokens: Float[Tensor, "B T d"]
-    valid: Bool[Array, "B T"]
-    outputs: Tensor = None
-    block: Float[Tensor, "B T d"] | None = None
-    operators: Operators | str | None = None
+    tokens: Float[Tensor, "B T d"]  # what it got
+    valid: Bool[Array, "B T"]  # which tokens are not padding
+    outputs: Float[Tensor, "B T _"] | None = None
+    block: Float[Tensor, "B T d"] | None = None  # the tokens after its block
+    operators: Operators | str | None = None  # of its first sequences, or why they are not read
 
     def has_shape_of(self, x: Tensor) -> bool:
         """Whether a tensor has the shape of the tokens."""
@@ -195,17 +187,9 @@ class Call:
 
 
 class Pass:
-    """One pass of a model with hooks around its layers, which are gone after it.
+    """One pass of a built model with hooks around its layers, which are gone after it.
 
-    Args:
-        model: A built model.
-        layers: Its attention layers.
-        sequences: From how many sequences of the batch operators are read.
-        max_tokens: Operators of longer sequences are not read.
-
-    Attributes:
-        calls: The calls of attention layers, in their order.
-        not_measured: Attention layers that got no tokens, by path, with the reason.
+    Operators are read from the first `sequences` of the batch, if they have `max_tokens` at most.
     """
 
     def __init__(
@@ -213,20 +197,26 @@ class Pass:
     ) -> None:
         self.model, self.layers = model, layers
         self.sequences, self.max_tokens = sequences, max_tokens
-        self.calls: list[Call] = []
-        self.not_measured: dict[str, str] = {}
+        self.calls: list[Call] = []  # of attention layers, in their order
+        self.not_measured: dict[str, str] = {}  # attention layers without tokens: why, by path
         self._is_attending = False
         self._around: list[list[Call]] = []  # for each other layer under way: the calls within
-        self._last: Tensor = None  # the last output with the shape of the last call's tokens
+        # the last output with the shape of the last call's tokens
+        self._last: Float[Tensor, "B T d"] | None = None
 
-    def run(self, inputs: Any) -> None:
+    def run(self, inputs: Inputs) -> None:
         """Runs the model on one batch of its inputs."""
-        with _without_gradients(), replaced_attributes(self._hooks()):
+        gradients: AbstractContextManager[object] = nullcontext()
+        if keras.backend.backend() == "torch":
+            import torch
+
+            gradients = torch.no_grad()
+        with gradients, replaced_attributes(self._hooks()):
             self.model(inputs, training=False)
         if self.calls and self.calls[-1].block is None:
             self.calls[-1].block = self._last
 
-    def _hooks(self) -> Iterator[tuple[keras.Layer, str, Any]]:
+    def _hooks(self) -> Iterator[tuple[object, str, object]]:
         attending = {id(layer) for layer in self.layers}
         for layer in walk(self.model):
             yield from without_rematerialisation(layer)
@@ -235,7 +225,9 @@ class Pass:
             elif layer is not self.model:
                 yield layer, "call", functools.partial(self._other, layer.call)
 
-    def _attend(self, layer: keras.Layer, call: Any, *args: Any, **kwargs: Any) -> Any:
+    def _attend(
+        self, layer: keras.Layer, call: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """A call of an attention layer."""
         arguments = inspect.signature(call).bind(*args, **kwargs).arguments
         arguments |= arguments.pop("kwargs", {})
@@ -262,7 +254,7 @@ class Pass:
         return results
 
     def _operators(
-        self, current: Call, arguments: dict[str, Any], call: Any
+        self, current: Call, arguments: dict[str, Any], call: Callable[..., object]
     ) -> Operators | str | None:
         length = current.tokens.shape[1]
         if self.sequences < 1:
@@ -276,7 +268,7 @@ class Pass:
         except NotReadable as error:
             return str(error)
 
-    def _other(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+    def _other(self, call: Callable[..., object], *args: object, **kwargs: object) -> object:
         """A call of another layer, which may be a block."""
         if self._is_attending:  # a part of an attention layer
             return call(*args, **kwargs)
@@ -324,22 +316,8 @@ def _valid_tokens(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> 
     return valid
 
 
-def _without_gradients() -> AbstractContextManager[Any]:
-    if keras.backend.backend() != "torch":
-        return nullcontext()
-    import torch
-
-    context: AbstractContextManager[Any] = torch.no_grad()
-    return context
-
-
 class LayerFigures:
-    """The figures of one attention layer over all batches.
-
-    Args:
-        layer: The layer.
-        path: Its path, with the number of the call for layers that are called several times.
-    """
+    """The figures of one attention layer, or of one of its calls, over all batches."""
 
     def __init__(self, layer: keras.Layer, path: str) -> None:
         self.layer, self.path = layer, path
@@ -430,22 +408,22 @@ def _means(sums: Float[Array, " 3"], counts: Float[Array, " 3"]) -> TokenMeasure
         return TokenMeasures(*map(float, sums / counts))
 
 
-def check_data(data: Any) -> None:
+def check_data(data: object) -> None:
     """Raises a `ValueError` for data that are neither arrays nor an iterable of batches."""
-    is_data = isinstance(data, (keras.utils.PyDataset, *ARRAYS)) or hasattr(data, "__iter__")
-    arrays = keras.tree.flatten(data) if isinstance(data, ARRAYS) else []
     if isinstance(data, ARRAYS):
-        is_data = bool(arrays) and all(
-            len(getattr(x, "shape", ())) for x in arrays if x is not None
-        )
-    if not is_data or isinstance(data, (str, bytes, set)) or getattr(data, "shape", None) == ():
+        arrays = [x for x in keras.tree.flatten(data) if x is not None]
+        is_data = bool(arrays) and all(len(getattr(x, "shape", ())) for x in arrays)
+    else:
+        is_data = isinstance(data, keras.utils.PyDataset) or hasattr(data, "__iter__")
+        is_data = is_data and not isinstance(data, (str, bytes, set))
+    if not is_data or getattr(data, "shape", None) == ():
         raise ValueError(
             "`data` must be the model's inputs as arrays, or an iterable of batches. Received: "
             f"data={data!r}"
         )
 
 
-def _batches(data: Any, batch_size: int) -> Iterator[Any]:
+def _batches(data: Any, batch_size: int) -> Iterator[Inputs]:
     """The inputs of each batch, without targets."""
     if isinstance(data, ARRAYS) or hasattr(data, "shape"):
         inputs = data if isinstance(data, list) else keras.utils.unpack_x_y_sample_weight(data)[0]
@@ -458,7 +436,7 @@ def _batches(data: Any, batch_size: int) -> Iterator[Any]:
         yield keras.utils.unpack_x_y_sample_weight(batch)[0]
 
 
-def _check_numbers(inputs: Any) -> None:
+def _check_numbers(inputs: Inputs) -> None:
     kinds = [getattr(x.dtype, "kind", str(x.dtype)) for x in keras.tree.flatten(inputs)]
     if any(kind in "USO" or "string" in kind for kind in kinds):
         raise ValueError(

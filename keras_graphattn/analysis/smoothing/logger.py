@@ -8,16 +8,18 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.analysis.smoothing.inspection import check_data, inspect_smoothing
+from keras_graphattn.analysis.smoothing.inspection import Data, check_data, inspect_smoothing
 from keras_graphattn.analysis.smoothing.report import SmoothingReport
 from keras_graphattn.checks import whole
+from keras_graphattn.files import whole_file
 
 
 class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
     """Writes what attention does to the tokens, every few epochs, to a CSV file and TensorBoard.
 
     Each time, the file gets one row for each attention layer: the epoch (from 1), the depth, the
-    path and the figures of `LayerReport.summary`. The first report replaces the file.
+    path and the figures of `LayerReport.summary`. The file is whole at any time: each report
+    replaces it.
 
     Args:
         data: The data to measure, as for `inspect_smoothing`, such as a few batches for
@@ -50,12 +52,12 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        data: Any,
+        data: Data,
         path: str | Path,
         *,
         every: int = 1,
         log_dir: str | Path | None = None,
-        **options: Any,
+        **options: int,
     ) -> None:
         super().__init__()
         if hasattr(data, "__next__"):
@@ -68,6 +70,7 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
         self.every = whole()("every", every, {})
         self.data, self.path, self.options = data, Path(path), options
         self.report: SmoothingReport | None = None
+        self._rows: list[dict[str, str | float]] = []
         self._seconds = {"reports": 0.0, "epochs": 0.0}
         self._start = 0.0
         self._writer = None if log_dir is None else _tensorboard_writer(log_dir)
@@ -87,26 +90,23 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()  # on JAX, `fit` keeps the weights outside the model
-        is_first = self.report is None
         self.report = inspect_smoothing(self.model, self.data, **self.options)
-        self._write(epoch + 1, self.report, is_first)
+        self._write(epoch + 1, self.report)
         self._seconds["reports"] += time.perf_counter() - start
 
-    def _write(self, epoch: int, report: SmoothingReport, is_first: bool) -> None:
-        rows = [(depth, layer.path, layer.summary()) for depth, layer in enumerate(report.layers)]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("w" if is_first else "a", encoding="utf-8", newline="") as opened:
-            writer = csv.writer(opened, lineterminator="\n")
-            if is_first:
-                writer.writerow(["epoch", "depth", "path", *rows[0][2]])
-            writer.writerows((epoch, depth, path, *row.values()) for depth, path, row in rows)
-        if self._writer is None:
-            return
-        for depth, _, row in rows:
-            for name, value in row.items():
-                if math.isfinite(value):
+    def _write(self, epoch: int, report: SmoothingReport) -> None:
+        for depth, layer in enumerate(report.layers):
+            figures = layer.summary()
+            self._rows.append({"epoch": epoch, "depth": depth, "path": layer.path, **figures})
+            for name, value in figures.items():
+                if self._writer is not None and math.isfinite(value):
                     self._writer.add_scalar(f"smoothing/{name}/layer_{depth:02d}", value, epoch)
-        self._writer.flush()
+        if self._writer is not None:
+            self._writer.flush()
+        with whole_file(self.path) as path, path.open("w", encoding="utf-8", newline="") as opened:
+            writer = csv.DictWriter(opened, list(self._rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self._rows)
 
 
 def _tensorboard_writer(log_dir: str | Path) -> Any:

@@ -5,13 +5,10 @@ Tokens are arrays (n, d) of one sequence without its padding; their similarity i
 the values of n tokens to the outputs of n tokens.
 """
 
-from typing import Any
-
 import numpy as np
 
+from keras_graphattn.checks import Array
 from keras_graphattn.types import Float
-
-Array = np.ndarray[Any, Any]
 
 
 def dc_share(tokens: Float[Array, "n d"]) -> float:
@@ -20,12 +17,7 @@ def dc_share(tokens: Float[Array, "n d"]) -> float:
         |DC X|^2 / |X|^2,    DC X = (1 / n) 1 1^T X,    |.| the Frobenius norm
 
     The rest is the share of all higher frequencies. A value of 1 means that all tokens are equal.
-
-    Args:
-        tokens: Array of shape (n, d).
-
-    Returns:
-        A number from 0 to 1; NaN for tokens that are all zeros.
+    It is NaN for tokens that are all zeros.
 
     Example:
 
@@ -45,13 +37,8 @@ def effective_rank(tokens: Float[Array, "n d"]) -> float:
 
         exp(- sum_i p_i log p_i),    p_i = s_i / sum_j s_j
 
-    It is 1 where one direction holds all tokens, and r where r singular values are equal.
-
-    Args:
-        tokens: Array of shape (n, d).
-
-    Returns:
-        A number of at least 1; NaN for tokens that are all zeros.
+    It is 1 where one direction holds all tokens, and r where r singular values are equal. It is NaN
+    for tokens that are all zeros.
 
     Example:
 
@@ -75,14 +62,9 @@ def fourier_response(matrix: Float[Array, "... n n"]) -> Float[Array, "... F"]:
 
     These are the lengths of the columns of the operator in the Fourier basis, F M F^-1. A low-pass
     filter has gains below gain(0) at all higher frequencies; for plain attention, gain(0) is 1.
-    M is real, so the frequencies above n / 2 repeat those below. Tokens are in the order of their
-    positions; those of images row by row.
-
-    Args:
-        matrix: Array of shape (..., n, n).
-
-    Returns:
-        An array of shape (..., n // 2 + 1). Frequency k means k / n periods for each token.
+    M is real, so the frequencies above n / 2 repeat those below: the result has the shape
+    (..., n // 2 + 1). Frequency k means k / n periods for each token. Tokens are in the order of
+    their positions; those of images row by row.
 
     Example:
 

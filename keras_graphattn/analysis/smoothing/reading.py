@@ -10,13 +10,13 @@ What the report relies on in layers is in here.
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.analysis.smoothing.measures import Array
+from keras_graphattn.checks import Array
 from keras_graphattn.keras_internals import replaced_attributes
 from keras_graphattn.operators import (
     Operator,
@@ -25,11 +25,12 @@ from keras_graphattn.operators import (
     SoftmaxOperator,
 )
 from keras_graphattn.operators.softmax import scores_of
-from keras_graphattn.types import Bool, Float, Int, Tensor
+from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 VALUES = ("value", "v", "value_states")  # names of the values in `_compute_attention`
 TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1}  # of the values times the operator
 
+Arguments = TypeVar("Arguments")
 Apply = Callable[[Float[Tensor, "B T N D"]], Float[Tensor, "B T N D"]]
 
 
@@ -38,15 +39,10 @@ class NotReadable(Exception):
 
 
 class Operators(NamedTuple):
-    """The operators of one call.
+    """The operators of one call; `attention` is the same array as `operator` without a filter."""
 
-    Attributes:
-        operator: H, the matrix from values to outputs, (B, N, T, T).
-        attention: A, (B, N, T, T), the same array as H without a filter; `None` without A.
-    """
-
-    operator: Float[Array, "B N T T"]
-    attention: Float[Array, "B N T T"] | None
+    operator: Float[Array, "B N T T"]  # H, the matrix from values to outputs
+    attention: Float[Array, "B N T T"] | None  # A
 
     def between(self, index: int, tokens: Int[Array, " n"]) -> "Operators":
         """Those of one sequence between some of its tokens, (N, n, n)."""
@@ -67,25 +63,18 @@ class Seen(NamedTuple):
     attention: Apply | Float[Tensor, "B N T T"] | None
 
 
-def to_numpy(x: Tensor) -> Array:
+def to_numpy(x: Num[Tensor, "..."]) -> Array:
     """A tensor of any precision as a NumPy array of float32."""
     return np.asarray(ops.convert_to_numpy(ops.cast(x, "float32")))
 
 
 def read_operators(
-    layer: keras.Layer, call: Callable[..., Any], valid: Bool[Array, "B T"], sequences: int
+    layer: keras.Layer, call: Callable[..., object], valid: Bool[Array, "B T"], sequences: int
 ) -> Operators:
-    """The operators of a call for its first sequences.
+    """The operators of a layer for its first sequences; `call` calls it again on its tokens.
 
-    Args:
-        layer: An attention layer.
-        call: Calls it again on the same tokens; takes further arguments.
-        valid: Which tokens are not padding.
-        sequences: How many sequences of the batch are read.
-
-    Raises:
-        NotReadable: If they cannot be read, if H times the values is not what the layer made of
-            them, or if tokens see padding: the report is of the part between tokens.
+    They cannot be read if H times the values is not what the layer made of them, or if tokens see
+    padding: the report is of the part between valid tokens.
     """
     apply = getattr(layer, "apply", len)  # torch's modules have another `apply`
     is_ours = "operator" in inspect.signature(apply).parameters
@@ -106,11 +95,13 @@ def read_operators(
     return Operators(operator, attention)
 
 
-def _at_apply(layer: Any, call: Callable[..., Any]) -> Seen:
+def _at_apply(layer: keras.Layer, call: Callable[..., object]) -> Seen:
     """H from `apply(operator, values, ...)`, which filters the operator; A from the operator."""
     apply, calls = layer.apply, []
 
-    def watched(operator: Operator, values: Float[Tensor, "B T N D"], *rest: Any) -> Tensor:
+    def watched(
+        operator: Operator, values: Float[Tensor, "B T N D"], *rest: object
+    ) -> Float[Tensor, "B T N D"]:
         outputs = apply(operator, values, *rest)
         attention = _attention_of(operator)
         calls.append(Seen(values, outputs, lambda x: apply(operator, x, *rest), attention))
@@ -134,18 +125,18 @@ def _attention_of(operator: Operator) -> Apply | Float[Tensor, "B N T T"] | None
     return operator.scores if isinstance(operator, SoftmaxOperator) else operator
 
 
-def _at_the_method(layer: keras.Layer, call: Callable[..., Any]) -> Seen:
+def _at_the_method(layer: keras.Layer, call: Callable[..., object]) -> Seen:
     """H from `_compute_attention(query, key, value, ...)`, as Keras and KerasHub have it."""
-    method: Any = getattr(layer, "_compute_attention", len)
+    method: Callable[..., object] = getattr(layer, "_compute_attention", len)
     signature = inspect.signature(method)
     name = next((name for name in VALUES if name in signature.parameters), None)
     if name is None:
         raise NotReadable(
             f"{type(layer).__name__} has no `_compute_attention(query, key, value, ...)`"
         )
-    calls: list[tuple[inspect.BoundArguments, Any]] = []
+    calls: list[tuple[inspect.BoundArguments, object]] = []
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
+    def watched(*args: object, **kwargs: object) -> object:
         arguments = signature.bind(*_copied(args), **_copied(kwargs))
         results = method(*args, **kwargs)
         calls.append((arguments, results))
@@ -158,19 +149,22 @@ def _at_the_method(layer: keras.Layer, call: Callable[..., Any]) -> Seen:
     arguments, results = calls[0]
     values, outputs = arguments.arguments[name], _first(results)
 
-    def operator(x: Tensor) -> Tensor:
+    def operator(x: Float[Tensor, "B T _ D"]) -> Float[Tensor, "B T N D"]:
         arguments.arguments[name] = x
         return _first(method(*_copied(arguments.args), **_copied(arguments.kwargs)))
 
     return Seen(values, outputs, operator, operator)
 
 
-def _copied(arguments: Any) -> Any:
+def _copied(arguments: Arguments) -> Arguments:
     """Copies of the tensors: KerasHub's Gemma scales its queries in place on torch."""
-    return keras.tree.map_structure(lambda x: ops.copy(x) if ops.is_tensor(x) else x, arguments)
+    copies: Arguments = keras.tree.map_structure(
+        lambda x: ops.copy(x) if ops.is_tensor(x) else x, arguments
+    )
+    return copies
 
 
-def _first(results: Any) -> Tensor:
+def _first(results: object) -> Float[Tensor, "..."]:
     return results[0] if isinstance(results, tuple) else results
 
 

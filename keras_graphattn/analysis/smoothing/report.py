@@ -3,14 +3,17 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_graphattn.analysis.figures import new_figure, own_or_new_axis
-from keras_graphattn.analysis.smoothing.measures import Array
-from keras_graphattn.checks import is_list, is_whole
+from keras_graphattn.analysis.pictures import new_figure, own_or_new_axis
+from keras_graphattn.checks import Array, is_list, is_whole
 from keras_graphattn.types import Float
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 WIDTH, HEIGHT = 5.4, 3.8  # inches of a picture of its own
@@ -45,8 +48,7 @@ class TokenMeasures:
 
     Example:
 
-    >>> measures = TokenMeasures(0.5, 0.6, 2.0)
-    >>> measures.effective_rank
+    >>> TokenMeasures(cosine=0.5, dc_share=0.6, effective_rank=2.0).effective_rank
     2.0
     """
 
@@ -72,11 +74,8 @@ class HeadMeasures:
 
     Example:
 
-    >>> from keras_graphattn.analysis import inspect_smoothing
-    >>> model = keras.Sequential([keras.Input((4, 8)), GraphFilterAttention(2, 4)])
-    >>> report = inspect_smoothing(model, np.random.default_rng(0).normal(size=(2, 4, 8)))
-    >>> report.layers[0].heads.attention_map.shape
-    (2, 4, 4)
+    >>> HeadMeasures(np.array([0.0, 0.5]), np.array([[1.0, 0.3]]), np.eye(2)[None]).high_gain()
+    0.3
     """
 
     frequencies: Float[Array, " F"]
@@ -86,11 +85,7 @@ class HeadMeasures:
     attention_map: Float[Array, "N n n"] | None = None
 
     def high_gain(self, of: str = "operator") -> float:
-        """Mean Fourier response of all heads at frequencies above half of the highest one.
-
-        Args:
-            of: `"operator"` for H or `"attention"` for A.
-        """
+        """Mean response of `"operator"` H or `"attention"` A at frequencies above 1/4."""
         response = self.operator_fourier if of == "operator" else self.attention_fourier
         return math.nan if response is None else float(response[:, self.frequencies > 0.25].mean())
 
@@ -113,11 +108,10 @@ class LayerReport:
 
     Example:
 
-    >>> from keras_graphattn.analysis import inspect_smoothing
-    >>> model = keras.Sequential([keras.Input((4, 8)), GraphFilterAttention(2, 4)])
-    >>> report = inspect_smoothing(model, np.random.default_rng(0).normal(size=(2, 4, 8)))
-    >>> report.layers[0].coefficients["linear_coefficient"].tolist()
-    [1.0, 1.0]
+    >>> tokens = TokenMeasures(0.5, 0.6, 2.0)
+    >>> report = LayerReport("a", "Layer", tokens, tokens, None, None, "no `value`", 0, {})
+    >>> report.summary()["before_dc_share"]
+    0.6
     """
 
     path: str
@@ -154,11 +148,8 @@ class SmoothingReport:
 
     Example:
 
-    >>> from keras_graphattn.analysis import inspect_smoothing
-    >>> model = keras.Sequential([keras.Input((4, 8)), GraphFilterAttention(2, 4)])
-    >>> report = inspect_smoothing(model, np.random.default_rng(0).normal(size=(2, 4, 8)))
-    >>> len(report.layers), report.sequences, report.layers[0].reason
-    (1, 2, None)
+    >>> print(str(SmoothingReport("model", [], {}, sequences=2, sampled=1)).splitlines()[0])
+    Smoothing of 'model': 2 sequences, the operators and ranks of 1
     """
 
     model: str
@@ -190,13 +181,10 @@ class SmoothingReport:
         )
 
     def compare(self, other: "SmoothingReport") -> str:
-        """A table of this report beside another one, layer by layer in their order.
+        """A table of similarity, rank and high-frequency gain of two reports, layer by layer.
 
         Args:
             other: A report, such as that of the same model with another attention.
-
-        Returns:
-            Text: similarity and rank after each block, and the high-frequency gain, of both.
 
         Raises:
             ValueError: If `other` is not a report.
@@ -213,15 +201,8 @@ class SmoothingReport:
             lines.append((str(depth), *cells, kinds))
         return "\n".join([f"1: '{self.model}', 2: '{other.model}'", *_aligned(lines)])
 
-    def plot(self) -> Any:
-        """A figure of the similarity by depth, and of the responses of the first and last layer.
-
-        Returns:
-            A matplotlib figure.
-
-        Raises:
-            ImportError: If matplotlib is not installed.
-        """
+    def plot(self) -> "Figure":
+        """A matplotlib figure: the similarity by depth, the responses of first and last layer."""
         depths = [depth for depth, layer in enumerate(self.layers) if layer.heads is not None]
         depths = sorted({*depths[:1], *depths[-1:]})
         figure = new_figure(WIDTH * (1 + len(depths)), HEIGHT)
@@ -251,8 +232,8 @@ def plot_similarity(
     reports: SmoothingReport | Sequence[SmoothingReport],
     *,
     labels: Sequence[str] | None = None,
-    axis: Any = None,
-) -> Any:
+    axis: "Axes | None" = None,
+) -> "Axes":
     """Draws the similarity of tokens by depth: each line starts at the input of the first layer.
 
     One report shows the tokens after each block, and dashed those after each attention; several
@@ -305,12 +286,12 @@ def plot_similarity(
         axis.lines[0].set_label("after the block")
     axis.set(xlabel="depth (attention layers)", ylabel="mean cosine of tokens", ylim=(None, 1.02))
     axis.set_title("similarity of tokens")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     axis.legend()
     return axis
 
 
-def plot_responses(report: SmoothingReport, depth: int, axis: Any = None) -> Any:
+def plot_responses(report: SmoothingReport, depth: int, axis: "Axes | None" = None) -> "Axes":
     """Draws how each head of one layer amplifies the frequencies of the Fourier basis.
 
     Solid lines are the operator H. Dashed lines of the same colours are the attention matrix A,
@@ -354,7 +335,7 @@ def plot_responses(report: SmoothingReport, depth: int, axis: Any = None) -> Any
     return axis
 
 
-def plot_attention_maps(report: SmoothingReport, depth: int, head: int = 0) -> Any:
+def plot_attention_maps(report: SmoothingReport, depth: int, head: int = 0) -> "Figure":
     """Draws A and H of one head, for the first sequence: attention before and after the filter.
 
     Rows are queries, columns are keys. In H, red is positive and blue is negative.

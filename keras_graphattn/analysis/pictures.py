@@ -1,22 +1,45 @@
-"""Plots of masks: the matrix of factors that a mask represents."""
+"""Pictures, which need matplotlib and are shown in no window; and those of masks."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from keras import ops
 
-from keras_graphattn.analysis.figures import own_or_new_axis
 from keras_graphattn.masks import Mask
 from keras_graphattn.types import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """A figure of so many inches.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "Pictures need matplotlib, which is not installed. Run `pip install matplotlib`."
+        ) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def own_or_new_axis(axis: "Axes | None", width: float, height: float) -> "Axes":
+    """The axis, or that of a new figure of so many inches if it is `None`."""
+    return new_figure(width, height).add_subplot() if axis is None else axis
 
 
 def plot_mask(
     mask: Mask,
     length: int | None = None,
     head: int = 0,
-    axis: Any = None,
+    axis: "Axes | None" = None,
     colour_bar: bool = True,
     **inputs: Tensor,
-) -> Any:
+) -> "Axes":
     """Draws `mask.dense()` of one head: rows are queries, columns are keys, counted from 0.
 
     Black is the factor 0, or the lowest factor if the mask has negative factors. The brightest
