@@ -121,13 +121,11 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
                 fill = -1 if narrow[0].dtype.kind == "i" else 0
                 self._inputs[name] = _Input(narrow, axes, fill)
         self._inputs = _chosen(self._inputs, inputs)
-        self.labels: Any = [graph.label for graph in self.graphs]
-        if self.labels[0] is None:
-            self.labels = None
-        elif self.node_labels:
-            self.labels = _narrow("label", self.labels)
-        else:
-            self.labels = np.stack(_narrow("label", np.stack(self.labels)))
+        labels = [graph.label for graph in self.graphs if graph.label is not None]
+        self.labels: list[Array] | Array | None = None
+        if labels:
+            narrow = _narrow("label", labels if self.node_labels else np.stack(labels))
+            self.labels = narrow if self.node_labels else np.stack(narrow)
         self.start_epoch(0)
 
     def start_epoch(self, epoch: int) -> None:
@@ -170,7 +168,7 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         bucket, rows = self._batches[index]
         sizes = {"n": self.sizes[bucket], "e": self.edge_sizes[bucket]}
 
-        def padded(arrays: list[Array], axes: str, fill: int) -> Array:
+        def padded(arrays: Sequence[Array] | Array, axes: str, fill: int) -> Array:
             first = arrays[rows[0]]
             shape = (len(rows), *(sizes[axis] for axis in axes), *first.shape[len(axes) :])
             batch = np.full(shape, fill, first.dtype)
@@ -181,7 +179,7 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         inputs = {name: padded(*one) for name, one in self._inputs.items()}
         if self.labels is None:
             return (inputs,)
-        if not self.node_labels:
+        if isinstance(self.labels, np.ndarray):
             return inputs, self.labels[rows], np.ones(len(rows), "float32")
         labels = padded(self.labels, "n", 0)
         counted = np.arange(sizes["n"]) < self._counts[rows, None]
@@ -194,7 +192,7 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
 def _check_alike(graphs: list[Graph], node_labels: bool) -> None:
     """Raises a `ValueError` for graphs that cannot be in one batch."""
 
-    def widths(graph: Graph) -> tuple[Any, ...]:
+    def widths(graph: Graph) -> tuple[int | tuple[int, ...] | None, ...]:
         label, edges = graph.label, graph.edge_features
         of_label = None if label is None else () if node_labels else label.shape
         return graph.node_features.shape[1], None if edges is None else edges.shape[1], of_label

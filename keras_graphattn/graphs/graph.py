@@ -95,11 +95,7 @@ to 5, num_nodes=3
                 f"{len(features)} rows"
             )
         once, weights = graph_edges(adjacency)
-        arrays: dict[str, Array] = {
-            "edges": once,
-            "edge_weights": weights,
-            "node_features": features,
-        }
+        arrays = {"edges": once, "edge_weights": weights, "node_features": features}
         if edge_features is not None:
             arrays["edge_features"] = _edge_features(edge_features, rows.reshape((-1, 2)), count)
         if label is not None:
@@ -118,7 +114,7 @@ to 5, num_nodes=3
 
 
 def _features(name: str, value: ArrayLike) -> Float[Array, "_ _"]:
-    """A copy of finite numbers of shape (rows, features), as float32."""
+    """A copy of finite numbers as float32."""
     array = _finite(name, value)
     if array.ndim != 2:
         raise ValueError(

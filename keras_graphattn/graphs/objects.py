@@ -1,9 +1,9 @@
-"""Graphs from objects of other libraries, which are not imported (but RDKit for SMILES).
+"""Graphs from objects of scipy, networkx and PyTorch Geometric, which are not imported.
 
 A graph here is undirected. An object with directions must have every edge in both of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,9 @@ def from_networkx(
     )
 
 
-def _attributes(read: Callable[..., Any], names: str | Sequence[str]) -> Array:
+def _attributes(
+    read: Callable[..., Iterable[tuple[Any, ...]]], names: str | Sequence[str]
+) -> Array:
     """Attributes of all nodes or edges, joined along the features."""
     columns = []
     for name in [names] if isinstance(names, str) else names:
@@ -125,121 +127,26 @@ def from_pyg(data: Any) -> Graph:
     >>> graph.edges.tolist(), int(graph.label)
     ([[0, 1]], 3)
     """
-    weights, nodes, edges, label = (
-        _array(getattr(data, name, None)) for name in ("edge_weight", "x", "edge_attr", "y")
-    )
-    ends = _array(data.edge_index).T
+
+    def array(name: str) -> Any:
+        value: Any = getattr(data, name, None)
+        value = value.detach().cpu() if hasattr(value, "detach") else value
+        return None if value is None else np.asarray(value)
+
+    edges, features, label = array("edge_index"), array("edge_attr"), array("y")
     graph = Graph(
-        ends,
-        weights,
-        nodes,
-        edges[:, None] if edges is not None and edges.ndim == 1 else edges,
+        np.transpose(edges),
+        array("edge_weight"),
+        array("x"),
+        features[:, None] if features is not None and features.ndim == 1 else features,
         label[0] if label is not None and label.shape[:1] == (1,) else label,
         getattr(data, "num_nodes", None),
     )
-    return _both_ways(graph, ends, "torch_geometric.utils.to_undirected")
-
-
-def from_dgl(
-    graph: Any,
-    node_features: str | None = None,
-    edge_features: str | None = None,
-    edge_weights: str | None = None,
-    label: ArrayLike | None = None,
-) -> Graph:
-    """Reads an object like a homogeneous `dgl.DGLGraph`.
-
-    Args:
-        graph: An object with `edges()`, which returns the two ends of every edge, each edge in both
-            directions; `num_nodes()`; `ndata` and `edata`.
-        node_features: The name in `ndata` of numbers of shape (n, F).
-        edge_features: The name in `edata` of numbers of shape (E, G).
-        edge_weights: The name in `edata` of positive numbers of shape (E,).
-        label: A finite number, or an array of them. For labels of nodes give `graph.ndata[name]`.
-
-    Raises:
-        ValueError: For edges in one direction only, and wrong numbers.
-        KeyError: For a name that is missing.
-
-    Example:
-
-    >>> from types import SimpleNamespace
-    >>> pair = SimpleNamespace(edges=lambda: ([0, 1], [1, 0]), num_nodes=lambda: 2,
-    ...     ndata={"feat": np.eye(2)}, edata={})
-    >>> from_dgl(pair, node_features="feat")
-    Graph(2 nodes, 1 edges, 2 node features)
-    """
-    ends = np.stack([_array(end) for end in graph.edges()], axis=1)
-    made = Graph(
-        ends,
-        None if edge_weights is None else _array(graph.edata[edge_weights]),
-        None if node_features is None else _array(graph.ndata[node_features]),
-        None if edge_features is None else _array(graph.edata[edge_features]),
-        _array(label),
-        int(graph.num_nodes()),
-    )
-    return _both_ways(made, ends, "dgl.to_bidirected")
-
-
-def from_smiles(smiles: str, label: ArrayLike | None = None) -> Graph:
-    """Reads a molecule with RDKit. Hydrogen atoms that are not written are no nodes.
-
-    Args:
-        smiles: The molecule in SMILES.
-        label: A finite number, or an array of them.
-
-    Returns:
-        A graph of atoms with 5 node features (atomic number, formal charge, number of hydrogen
-        atoms, whether aromatic, whether in a ring) and 3 edge features (order of the bond, whether
-        conjugated, whether in a ring).
-
-    Raises:
-        ImportError: If RDKit is not installed.
-        ValueError: For text that is no molecule.
-
-    Example:
-
-    >>> from_smiles("CCO")  # doctest: +SKIP
-    Graph(3 nodes, 2 edges, 5 node features)
-    """
-    try:
-        from rdkit import Chem
-    except ImportError as error:
-        raise ImportError("SMILES are read by RDKit: pip install rdkit") from error
-    molecule = Chem.MolFromSmiles(smiles) if isinstance(smiles, str) else None
-    if molecule is None:
-        raise ValueError(f"`smiles` must be a molecule in SMILES. Received: {smiles!r}")
-    atoms, bonds = list(molecule.GetAtoms()), list(molecule.GetBonds())
-    of_atoms = ("GetAtomicNum", "GetFormalCharge", "GetTotalNumHs", "GetIsAromatic", "IsInRing")
-    of_bonds = ("GetBondTypeAsDouble", "GetIsConjugated", "IsInRing")
-    return Graph(
-        [(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in bonds],
-        node_features=_called(atoms, of_atoms),
-        edge_features=_called(bonds, of_bonds),
-        label=label,
-    )
-
-
-def _called(parts: list[Any], methods: Sequence[str]) -> Array:
-    """What the methods return for each part of a molecule, (parts, methods)."""
-    rows = [[float(getattr(part, method)()) for method in methods] for part in parts]
-    return np.array(rows).reshape((len(parts), len(methods)))
-
-
-def _array(value: Any) -> Any:
-    """The value as a NumPy array; tensors come to the host. `None` stays."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-    return None if value is None else np.asarray(value)
-
-
-def _both_ways(graph: Graph, edges: Array, remedy: str) -> Graph:
-    """The graph, if it was made of edges (E, 2) in both directions."""
-    pairs = set(map(tuple, edges.tolist()))
+    pairs = set(zip(*edges.tolist(), strict=True))
     one_way = min(((u, v) for u, v in pairs if (v, u) not in pairs), default=None)
     if one_way:
         raise ValueError(
             "A graph with directions must have every edge in both of them. Received: an edge from "
-            f"{one_way[0]} to {one_way[1]} and none back. Use {remedy}."
+            f"{one_way[0]} to {one_way[1]} and none back. Use torch_geometric.utils.to_undirected."
         )
     return graph

@@ -9,7 +9,7 @@ Source: Yang et al., "Revisiting semi-supervised learning with graph embeddings"
 import collections
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -25,7 +25,7 @@ from keras_graphattn.types import Int, Num
 
 VALIDATION_NODES = 500  # of the public split: the nodes after those with a training label
 
-_ALLOWED: dict[tuple[str, str], Any] = {
+_ALLOWED: dict[tuple[str, str], Callable[..., object]] = {
     ("collections", "defaultdict"): collections.defaultdict,
     ("__builtin__", "list"): list,
     ("builtins", "list"): list,
@@ -157,22 +157,18 @@ def _read(file: Path) -> Any:
 
 
 class RestrictedUnpickler(pickle.Unpickler):
-    """Makes only instances of the classes, and by the functions, that it is given.
+    """Makes only what is allowed, by module and name as the pickle tells them."""
 
-    Args:
-        file: The open file.
-        allowed: What may be made, by module and name as the pickle tells them.
-        **kwargs: Those of `pickle.Unpickler`.
-
-    Raises:
-        pickle.UnpicklingError: From `load`, for everything else.
-    """
-
-    def __init__(self, file: IO[bytes], allowed: Mapping[tuple[str, str], Any], **kwargs: str):
+    def __init__(
+        self,
+        file: IO[bytes],
+        allowed: Mapping[tuple[str, str], Callable[..., object]],
+        **kwargs: str,
+    ) -> None:
         super().__init__(file, **kwargs)  # type: ignore[arg-type]
         self._allowed = allowed
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
         if (module, name) not in self._allowed:
             raise pickle.UnpicklingError(f"{module}.{name} is not allowed in it")
         return self._allowed[module, name]
