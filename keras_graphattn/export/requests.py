@@ -3,17 +3,19 @@
 import base64
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import Array, Sizes, checked, number, optional, text, whole
 from keras_graphattn.export.signature import DEFAULT, Signature, Specs
 from keras_graphattn.version import INSTALL_EXTRA
 
+Batch = ArrayLike | Mapping[str, ArrayLike]
 WARMUP_FILE = Path("assets.extra", "tf_serving_warmup_requests")
 
 
@@ -105,7 +107,7 @@ class PredictRequests:
             specs[name] = (shape, as_dtype(info.dtype).name)
         return cls(specs, model, signature)
 
-    def arrays(self, inputs: Any) -> dict[str, Array]:
+    def arrays(self, inputs: Batch) -> dict[str, Array]:
         """Checks and casts one batch.
 
         Args:
@@ -120,7 +122,7 @@ class PredictRequests:
         """
         return _checked_batch(inputs, self.inputs, f"The signature '{self.signature}'")
 
-    def grpc(self, inputs: Any) -> Any:
+    def grpc(self, inputs: Batch) -> Any:
         """Returns the `PredictRequest` of one batch, for `PredictionServiceStub.Predict`.
 
         Args:
@@ -132,7 +134,7 @@ class PredictRequests:
         """
         return _message(self.arrays(inputs), self.model, self.signature)
 
-    def json(self, inputs: Any) -> str:
+    def json(self, inputs: Batch) -> str:
         """Returns the body of one batch for `POST /v1/models/<model>:predict`.
 
         The body has the column format: one array for each input. In the server's answer, `outputs`
@@ -173,12 +175,8 @@ def _message(arrays: dict[str, Array], model: str, signature: str) -> Any:
     return request
 
 
-def _checked_batch(inputs: Any, specs: Specs, owner: str) -> dict[str, Array]:
-    """One batch as arrays of the shapes and types in `specs`, for the model or signature `owner`.
-
-    Raises:
-        ValueError: If names, shapes, types or batch sizes do not match.
-    """
+def _checked_batch(inputs: Batch, specs: Specs, owner: str) -> dict[str, Array]:
+    """One batch as arrays of the shapes and types in `specs`, those of `owner`."""
     if not isinstance(inputs, Mapping) and len(specs) == 1:
         inputs = {next(iter(specs)): inputs}
     if not isinstance(inputs, Mapping) or set(inputs) != set(specs):
@@ -201,7 +199,7 @@ def _checked_batch(inputs: Any, specs: Specs, owner: str) -> dict[str, Array]:
     return arrays
 
 
-def _array(value: Any, name: str, dtype: str) -> Array:
+def _array(value: ArrayLike, name: str, dtype: str) -> Array:
     if keras.ops.is_tensor(value):
         value = keras.ops.convert_to_numpy(value)
     try:
@@ -240,16 +238,12 @@ def _cast(array: Array, dtype: str, name: str, owner: str) -> Array:
 
 
 def warmup_requests(
-    model: keras.Model, signatures: dict[str, Signature], warmup: Any
+    model: keras.Model, signatures: dict[str, Signature], warmup: Batch | Sequence[Batch]
 ) -> list[tuple[str, dict[str, Array]]]:
     """Checks warm-up batches, and runs the model on each: a server refuses one that fails.
 
     Returns:
         A signature's name and the arrays of a batch, for each signature that accepts its shapes.
-
-    Raises:
-        ValueError: If a batch fits no signature, or the model fails on it.
-        ImportError: If `tensorflow-serving-api` is not installed.
     """
     serving_messages("prediction_log")
     requests: list[tuple[str, dict[str, Array]]] = []

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ import keras
 import numpy as np
 
 from keras_graphattn.checks import checked, folder, optional, whole
-from keras_graphattn.export.requests import warmup_requests, write_warmup
-from keras_graphattn.export.signature import DEFAULT, Signature, served_signatures
+from keras_graphattn.export.requests import Batch, warmup_requests, write_warmup
+from keras_graphattn.export.signature import DEFAULT, Signature, Wanted, served_signatures
 from keras_graphattn.keras_internals import replaced_attributes, walk
 from keras_graphattn.types import Tensor
 from keras_graphattn.version import INSTALL_EXTRA
@@ -49,8 +49,8 @@ def export_saved_model(
     model: keras.Model,
     directory: str | os.PathLike[str],
     version: int | None = None,
-    signature: str | Mapping[str, Mapping[str, Sequence[int | None]] | None] = DEFAULT,
-    warmup: Any = None,
+    signature: Wanted = DEFAULT,
+    warmup: Batch | Sequence[Batch] | None = None,
 ) -> Path:
     """Writes a model as `directory/<version>`, ready for TensorFlow Serving.
 
@@ -189,7 +189,7 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def write_graph(model: keras.Model, path: Path, signature: Any = DEFAULT) -> None:
+def write_graph(model: keras.Model, path: Path, signature: Wanted = DEFAULT) -> None:
     """Writes the forward pass of a built model as a SavedModel.
 
     Raises:
@@ -222,14 +222,14 @@ def _forward_function(
 ) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
     """The model's inference from named tensors to named tensors, none in half precision."""
 
-    def served(output: Tensor) -> Tensor:
+    def in_float32(output: Tensor) -> Tensor:
         half = keras.backend.standardize_dtype(output.dtype) in ("float16", "bfloat16")
         return keras.ops.cast(output, "float32") if half else output
 
     def forward(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         structure = keras.tree.map_structure(lambda name: inputs[name], signature.input_structure)
         outputs = keras.tree.flatten(model(structure, training=False))
-        return dict(zip(signature.outputs, map(served, outputs), strict=True))
+        return dict(zip(signature.outputs, map(in_float32, outputs), strict=True))
 
     return forward
 
@@ -342,7 +342,7 @@ def _symbolic_shapes(signature: Signature) -> list[dict[str, str]]:
     return [apart] if apart == joined else [apart, joined]
 
 
-def _write_by_tensorflow_process(model: keras.Model, path: Path, signature: Any) -> None:
+def _write_by_tensorflow_process(model: keras.Model, path: Path, signature: Wanted) -> None:
     """Saves the model next to `path`; `python -m keras_graphattn.export` loads and exports it.
 
     That process loads in safe mode, and imports the modules that define the model's own classes.
@@ -378,19 +378,16 @@ def _write_by_tensorflow_process(model: keras.Model, path: Path, signature: Any)
         )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """Converts what JSON does not know: NumPy's integers, and mappings that are no dicts."""
     return int(value) if isinstance(value, np.integer) else dict(value)
 
 
 def defining_modules(model: keras.Model) -> list[str]:
-    """Returns the modules that define the registered classes and functions in a model's config.
+    """The modules that define the registered classes and functions in a model's config.
 
     Keras, this package and other modules that are always imported are left out. Base classes count:
     a converted model's class is registered when the module of its plain class is imported.
-
-    Raises:
-        ValueError: If one of them is `__main__`, which another process cannot import.
     """
     config = {**keras.saving.serialize_keras_object(model), "compile_config": None}
     names = re.findall(r'"([^">]+>[^"]+)"', json.dumps(config, default=str))

@@ -11,6 +11,7 @@ import keras
 from keras_graphattn.checks import is_whole
 
 Specs = dict[str, tuple[tuple[int | None, ...], str]]  # from an input's name to shape and dtype
+Wanted = str | Mapping[str, Mapping[str, Sequence[int | None]] | None]  # `signature` of an export
 
 DEFAULT = "serving_default"
 NAME = re.compile("[A-Za-z][A-Za-z0-9_]*")
@@ -32,11 +33,7 @@ class Signature(NamedTuple):
 
 
 def model_signature(model: keras.Model) -> Signature:
-    """Reads the signature of a built Functional or Sequential model.
-
-    Raises:
-        ValueError: If the inputs are not known, or a name is not valid for a served input.
-    """
+    """Reads the signature of a built Functional or Sequential model."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a keras.Model. Received: model={model!r}")
     sequential = isinstance(model, keras.Sequential)
@@ -73,22 +70,14 @@ def model_signature(model: keras.Model) -> Signature:
     return Signature(inputs, input_structure, keras.tree.flatten(outputs))
 
 
-def served_signatures(model: keras.Model, signature: Any = DEFAULT) -> dict[str, Signature]:
-    """Returns the signatures to export, by name.
-
-    Args:
-        model: A built Functional or Sequential model.
-        signature: The argument of `export_saved_model`.
-
-    Returns:
-        A mapping from each name to its `Signature`. If no signature is named `serving_default`,
-        the first one is added under this name.
+def served_signatures(model: keras.Model, signature: Wanted = DEFAULT) -> dict[str, Signature]:
+    """The signatures to export, by name; without a `serving_default`, the first is that, too.
 
     Raises:
         ValueError: If the model or a name cannot be served, or a shape does not match the input's.
     """
     plain = model_signature(model)
-    wanted = {signature: None} if isinstance(signature, str) else signature
+    wanted: object = {signature: None} if isinstance(signature, str) else signature
     if not isinstance(wanted, Mapping) or not wanted:
         raise ValueError(
             "`signature` must be a name, or a mapping from names to None or to shapes of inputs, "
@@ -105,7 +94,7 @@ def served_signatures(model: keras.Model, signature: Any = DEFAULT) -> dict[str,
     return served if DEFAULT in served else {DEFAULT: first, **served}
 
 
-def _with_shapes(signature: Signature, name: str, shapes: Any) -> Signature:
+def _with_shapes(signature: Signature, name: str, shapes: object) -> Signature:
     """The signature after fixing the open lengths of some inputs."""
     shapes = {} if shapes is None else shapes
     if not isinstance(shapes, Mapping):
@@ -132,7 +121,7 @@ def _with_shapes(signature: Signature, name: str, shapes: Any) -> Signature:
     return signature._replace(inputs=inputs)
 
 
-def _narrows(shape: Any, sizes: Sequence[int | None]) -> bool:
+def _narrows(shape: object, sizes: Sequence[int | None]) -> bool:
     """Whether `shape` equals `sizes` except for open sizes that it fixes."""
     if not isinstance(shape, (list, tuple)) or len(shape) != len(sizes):
         return False

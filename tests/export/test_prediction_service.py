@@ -137,28 +137,3 @@ def test_a_server_answers_concurrent_clients(tmp_path):
             check_refusals(stub, requests, rows[4])
         url = server["rest"] + "/v1/models/reviews:predict"
         check_rest(url, requests, rows[12], expected[12])
-
-
-@pytest.mark.slow
-def test_the_command_line_of_saved_models(tmp_path):
-    model, rows = make_model(), rows_of(12)
-    path = export_saved_model(model, tmp_path / "served")
-    tool = [str(Path(sys.executable).parent / "saved_model_cli")]
-    options = ["--dir", str(path), "--tag_set", "serve", "--signature_def", "serving_default"]
-    shown = subprocess.run([*tool, "show", *options], capture_output=True, text=True, check=True)
-    for line in (
-        "inputs['padding_mask'] tensor_info:\n      dtype: DT_INT32\n      shape: (-1, -1)",
-        "inputs['series'] tensor_info:\n      dtype: DT_FLOAT\n      shape: (-1, -1, 5)",
-        "outputs['scores'] tensor_info:\n      dtype: DT_FLOAT\n      shape: (-1, -1, 3)",
-        "Method name is: tensorflow/serving/predict",
-    ):
-        assert line in shown.stdout, shown.stdout
-    given = []
-    requests = PredictRequests(model_signature(model).inputs, "reviews")
-    for name, array in requests.arrays(rows).items():
-        np.save(tmp_path / f"{name}.npy", array)
-        given.append(f"{name}={tmp_path / name}.npy")
-    options += ["--inputs", ";".join(given), "--outdir", str(tmp_path)]
-    subprocess.run([*tool, "run", *options], capture_output=True, text=True, check=True)
-    for name, array in predicted(model, rows).items():
-        np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), array, atol=1e-5)

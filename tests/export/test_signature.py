@@ -25,45 +25,45 @@ class Subclassed(keras.Model):
         return self.dense(inputs)
 
 
-def test_one_input():
+def several_outputs():
     inputs = series()
-    model = keras.Model(inputs, keras.layers.Dense(2, name="classes")(inputs))
-    signature = model_signature(model)
-    assert signature.inputs == {"series": ((None, 4, 3), "float32")}
-    assert signature.input_structure == "series"
-    assert signature.outputs == ["classes"]
-    assert signature.open_lengths == []
+    layer = GraphFilterAttention(1, 2, name="attention")
+    return keras.Model([inputs], layer(inputs, return_attention_scores=True))
 
 
-def test_sequential():
-    model = keras.Sequential([series(length=None), keras.layers.Dense(2, name="classes")])
-    signature = model_signature(model)
-    assert signature.inputs == {"series": ((None, None, 3), "float32")}
-    assert signature.outputs == ["classes"]
-    assert signature.open_lengths == ["series"]
+def one_input():
+    inputs = series()
+    return keras.Model(inputs, keras.layers.Dense(2, name="classes")(inputs))
+
+
+def dictionaries():
+    inputs = {"b": series("b"), "a": series("a")}
+    return keras.Model(inputs, {"z": inputs["a"] + 1, "y": inputs["b"] + 1})
+
+
+def sequential():
+    return keras.Sequential([series(length=None), keras.layers.Dense(2, name="classes")])
+
+
+FIXED, OPEN = ((None, 4, 3), "float32"), ((None, None, 3), "float32")
+SEEN = {  # a model: its inputs, their structure, its outputs, and inputs of open length
+    one_input: ({"series": FIXED}, "series", ["classes"], []),
+    sequential: ({"series": OPEN}, "series", ["classes"], ["series"]),
+    dictionaries: ({"a": FIXED, "b": FIXED}, {"b": "b", "a": "a"}, ["y", "z"], []),
+    several_outputs: ({"series": FIXED}, ["series"], ["attention", "attention_1"], []),
+}
+
+
+@pytest.mark.parametrize("make", SEEN)
+def test_what_a_server_sees(make):
+    signature = model_signature(make())
+    assert (*signature, signature.open_lengths) == SEEN[make]
 
 
 def test_sequential_built_by_data_keeps_the_batch_open():
     model = keras.Sequential([keras.layers.Dense(2)])
     model(np.zeros((8, 3), "float32"))
-    ((shape, dtype),) = model_signature(model).inputs.values()
-    assert (shape, dtype) == ((None, 3), "float32")
-
-
-def test_keys_of_dicts_are_the_names():
-    inputs = {"b": series("b"), "a": series("a")}
-    outputs = {"z": inputs["a"] + 1, "y": inputs["b"] + 1}
-    signature = model_signature(keras.Model(inputs, outputs))
-    assert signature.input_structure == {"b": "b", "a": "a"}
-    assert sorted(signature.inputs) == ["a", "b"]
-    assert signature.outputs == ["y", "z"]
-
-
-def test_several_outputs_of_one_layer_are_numbered():
-    inputs = series()
-    layer = GraphFilterAttention(1, 2, name="attention")
-    outputs = layer(inputs, return_attention_scores=True)
-    assert model_signature(keras.Model([inputs], outputs)).outputs == ["attention", "attention_1"]
+    assert list(model_signature(model).inputs.values()) == [((None, 3), "float32")]
 
 
 def test_names_survive_saving(tmp_path):
