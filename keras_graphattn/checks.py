@@ -167,11 +167,9 @@ def plain_name(name: str) -> str:
 
 
 def did_you_mean(value: object, names: Iterable[object] | Mapping[str, str]) -> str:
-    """Returns " Did you mean 'causal'?" if text is close to one of the names, else nothing.
+    """Returns " Did you mean 'causal'?" if text, or a class's name, is close to a name.
 
-    Args:
-        value: A value of any type; a class stands for its name.
-        names: The right names, or a dictionary from further names to the right ones.
+    The names may be a dictionary from further names to the right ones.
     """
     pairs = names.items() if isinstance(names, Mapping) else ((name, name) for name in names)
     right = {plain_name(other): name for other, name in pairs if isinstance(other, str)}
@@ -382,14 +380,7 @@ def folder(name: str, value: object, sizes: Sizes | None = None) -> Path:
 def instance(
     kind: type, made_by: str, letter: str = "", size_of: Callable[[Any], int | None] | None = None
 ) -> Rule:
-    """An object of a class.
-
-    Args:
-        kind: The class.
-        made_by: The expected object in words, for the error message.
-        letter: The letter of the object's size.
-        size_of: A function from the object to its size.
-    """
+    """An object of a class, in words, whose size by `size_of` is that of a letter."""
 
     def check(name: str, value: object, sizes: Sizes) -> object:
         if not isinstance(value, kind):
@@ -406,12 +397,7 @@ def instance(
 
 
 def as_tensor(name: str, value: Any, kind: str = "number") -> Num[Tensor, "..."]:
-    """Returns the value as a tensor of the kind `"number"`, `"integer"` or `"boolean"`.
-
-    Raises:
-        TypeError: For a value that is neither a tensor nor an array.
-        ValueError: For a dtype of another kind.
-    """
+    """Returns the value as a tensor of the kind `"number"`, `"integer"` or `"boolean"`."""
     if type(value) is float and kind == "number":  # through an array it takes five times longer
         return ops.convert_to_tensor(value, "float32")
     if isinstance(value, PLAIN):

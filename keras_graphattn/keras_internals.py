@@ -37,12 +37,7 @@ def walk(layer: keras.Layer) -> list[Any]:
 
 
 def living_layers_above(held: set[int], inside: set[int]) -> list[Any]:
-    """The layers of this process that hold one of the layers `held`, the nearest first.
-
-    Args:
-        held: Ids of layers.
-        inside: Ids of layers that are left out.
-    """
+    """The layers of this process that hold a layer, by ids; the nearest first, without `inside`."""
     # `type`: an object that stands in for another may load a module when asked for its class
     living = [x for x in gc.get_objects() if issubclass(type(x), keras.Layer)]
     children = {}

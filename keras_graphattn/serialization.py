@@ -35,11 +35,7 @@ class Configured:
 
 
 def restored(name: str, value: object) -> Any:
-    """Deserialises a configuration dictionary; other values are returned unchanged.
-
-    Raises:
-        ValueError: If the dictionary is not a configuration that Keras can deserialise.
-    """
+    """Deserialises a configuration dictionary; other values are returned unchanged."""
     if not isinstance(value, dict):
         return value
     try:
@@ -59,19 +55,9 @@ def resolve(
     registry: Mapping[str, type[Base]],
     **options: object,
 ) -> Base:
-    """The instance of `base` for an argument: a name, an instance or a configuration.
+    """The instance of `base` for an argument: a key of `registry`, an instance or a configuration.
 
-    Args:
-        name: The argument's name, for error messages.
-        value: A key of `registry`, an instance of `base`, or the configuration of an instance.
-        base: The class of the object.
-        registry: Maps each name to its class.
-        **options: Arguments of the class. They are used only if `value` is a name. Options that
-            are `None` are left out.
-
-    Raises:
-        ValueError: If `value` is anything else, such as a name of a class that needs arguments;
-            or if it is not a name and options are given.
+    Options are arguments of the class, for an argument that is a name; `None` counts as left out.
     """
     options = {key: option for key, option in options.items() if option is not None}
     if isinstance(value, str) and value in registry and not _needed(registry[value]):

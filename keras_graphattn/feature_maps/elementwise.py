@@ -16,8 +16,8 @@ class Relu(FeatureMap):
 
     Example:
 
-    >>> Relu()(np.array([-1.0, 1.0], "float32")).shape[0]
-    2
+    >>> Relu().num_features(num_heads=2, key_dim=8)
+    8
     """
 
     def __call__(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -124,19 +124,11 @@ class Filter(Configured):
         }
 
     def start_values(self, num_heads: int | None) -> dict[str, np.ndarray]:
-        """Start values by the names of weights, (..., N); N is 1 if it is not known yet.
-
-        Raises:
-            ValueError: For `initial_coefficients` that the filter cannot use.
-        """
+        """Start values by the names of weights, (..., N); N is 1 if it is not known yet."""
         raise NotImplementedError
 
     def trained_names(self) -> Sequence[str]:
-        """The names of the weights that are trained.
-
-        Raises:
-            ValueError: For `trainable_coefficients` that the filter cannot use.
-        """
+        """The names of the weights that are trained."""
         if not isinstance(self.trainable_coefficients, bool):
             raise ValueError(
                 "`trainable_coefficients` must be True or False. Received: "
@@ -242,13 +234,7 @@ def plain_numbers(value: object) -> Any:
 
 
 def of_heads(value: ArrayLike, num_heads: int | None, initial: object) -> np.ndarray:
-    """One number, or one for each head, as an array of shape (N,).
-
-    Args:
-        value: The number or numbers.
-        num_heads: Number of heads N; `None` if it is not known yet, which allows any number.
-        initial: The user's `initial_coefficients`, for the error message.
-    """
+    """One number, or one for each head, as an array (N,); any N if `num_heads` is `None`."""
     numbers = numpy_of(value)
     numbers = numbers.astype("float64") if numbers.dtype.kind in "biuf" else np.asarray(np.nan)
     heads = numbers.size if num_heads is None and numbers.ndim == 1 else num_heads or 1

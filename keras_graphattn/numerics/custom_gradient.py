@@ -75,16 +75,6 @@ class FunctionWithGradient:
             each tensor, `None` for a tensor without a gradient, such as a mask. It must be
             differentiable too.
 
-    Example:
-
-    >>> def value(x):
-    ...     square_root = keras.ops.sqrt(x)
-    ...     return (square_root,), (square_root,)
-    >>> def gradient(tensors, kept, upstream):
-    ...     return (upstream[0] / (2.0 * kept[0]),)
-    >>> (root,) = FunctionWithGradient(value, gradient)(np.array([4.0], "float32"))
-    >>> float(root[0])
-    2.0
     """
 
     def __init__(self, value: Value, gradient: Gradient) -> None:
