@@ -220,6 +220,7 @@ def test_converted_models_start_as_the_original(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_configurations_come_back_equal(name):
     filter = made(name)
+    filter = type(filter).from_config({**filter.get_config(), "start": filter.starts[-1]})
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(filter))
     assert again == filter
     assert hash(again) == hash(filter)

@@ -191,6 +191,7 @@ def test_axes_of_unknown_length():
 def test_scores_and_options(name):
     x = random(BATCH, LENGTH, WIDTH)
     options = {"sliding_window": 2, "use_gate": True, "use_bias": False, "output_shape": (3, 2)}
+    options |= {"value_dim": 3}
     stock, ours = twins(PLAIN_STARTS[name], [x.shape, x.shape], **options)
     for kwargs in ({}, {"use_causal_mask": True}):
         kwargs["return_attention_scores"] = True
@@ -289,6 +290,37 @@ def test_what_keras_refuses_in_words_is_refused_in_the_same_words(name):
         ours, our_words = refusal(mistake, EVERY_LAYER[name])
         assert ours is error, kind
         assert words.split("Received")[0].strip(" .") in our_words, kind
+
+
+OPTIONS = {"dropout": 0.2, "value_dim": 6, "output_shape": 5, "use_bias": False, "seed": 1}
+BY_KERAS = [  # layers that Keras' own test of layers runs
+    (GraphFilterAttention, {}),
+    (GraphFilterAttention, OPTIONS),
+    (GraphFilterAttention, {"sliding_window": 2, "use_gate": True}),
+    (PLaplacianAttention, {"value_dim": 2, "output_shape": 5}),
+    (AttentiveGraphFilter, {}),
+    (AttentiveGraphFilter, OPTIONS),
+    (AttentiveGraphFilter, {"filter": "monomial", "use_gate": True, "orthogonality_weight": 0.1}),
+]
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize(("kind", "options"), BY_KERAS)
+def test_keras_layer_test(kind, options):
+    from keras.src.testing import TestCase
+
+    shape = (2, 5, 8)
+    is_alone = kind is AttentiveGraphFilter
+    TestCase().run_layer_test(
+        kind,
+        {"num_heads": 2, "key_dim": 3, **options},
+        input_shape=shape if is_alone else {"query_shape": shape, "value_shape": shape},
+        expected_output_shape=(2, 5, options.get("output_shape", 8)),
+        expected_num_seed_generators=1 if options.get("dropout") else 0,
+        expected_num_losses=1 if options.get("orthogonality_weight") else 0,
+        supports_masking=True,
+        run_training_check=is_alone,
+    )
 
 
 # What guides/differences_from_keras.md says
