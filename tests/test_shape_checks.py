@@ -73,12 +73,16 @@ def test_wrong_arguments_are_found(check, case):
 
 
 def test_what_a_function_refuses_in_words_is_not_wrong(check):
+    calls = []
+
     @check
     def refusing(x: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+        calls.append(x)
         raise ValueError(f"Received: x.shape={tuple(x.shape)}")
 
     with pytest.raises(ValueError, match="Received"):
         refusing(zeros(3))
+    assert len(calls) == 1
     assert not list(shape_checks.taken())
 
 

@@ -1,7 +1,6 @@
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from keras_graphattn.graphs import Graph, GraphBatches, precompute
 from keras_graphattn.layers import GraphKernelAttention, GraphMeanPooling, MaskedKernelAttention
@@ -185,41 +184,6 @@ def test_layers_take_a_batch_as_it_is_and_answer_as_for_each_graph_by_itself(mak
             alone = answer(GraphBatches([graphs[number]], 1, node_arrays=own), 0)
             size = graphs[number].num_nodes
             np.testing.assert_allclose(found[row, :size], alone[0], atol=2e-5)
-
-
-def model():
-    nodes = keras.Input((None, 3), name="nodes")
-    mask = keras.Input((None,), dtype="bool", name="node_mask")
-    walks = keras.Input((None, 3, 3), dtype="int32", name="walks")
-    layer = GraphKernelAttention(2, 4, mask=RandomWalk())
-    found = layer(nodes, query_mask=mask, value_mask=mask, mask_inputs={"walks": walks})
-    found = ops.where(mask[..., None], found, 0.0)
-    pooled = keras.layers.Dense(2, activation="softmax")(ops.sum(found, axis=1))
-    return keras.Model({"nodes": nodes, "node_mask": mask, "walks": walks}, pooled)
-
-
-def batches_of(graphs, **options):
-    walks = precompute(graphs, "walks", num_walks=3, walk_length=3, verbose=False)
-    inputs = ["nodes", "node_mask", "walks"]
-    return GraphBatches(graphs, 3, node_arrays={"walks": walks}, inputs=inputs, **options)
-
-
-@pytest.mark.slow_on("jax", "tensorflow")
-def test_fit_evaluate_and_predict_on_ragged_graphs():
-    keras.utils.set_random_seed(0)
-    trained, graphs = model(), made()
-    trained.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
-    batches = batches_of(graphs, num_buckets=2, seed=0)
-    trained.fit(batches, epochs=2, verbose=0)
-    assert batches.epoch >= 2
-    still = batches_of(graphs, num_buckets=2)
-    answers = {}
-    for index in range(still.num_batches):
-        found = trained.predict_on_batch(still[index][0])
-        answers |= dict(zip(still.graphs_of(index), found, strict=False))
-    right = np.mean([answers[i].argmax() == int(g.label) for i, g in enumerate(graphs)])
-    accuracy = trained.evaluate(still, verbose=0, return_dict=True)["accuracy"]
-    assert accuracy == pytest.approx(right)
 
 
 def small_model(node_labels):

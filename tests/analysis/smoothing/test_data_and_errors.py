@@ -1,6 +1,4 @@
-import gc
 import pickle
-import tracemalloc
 
 import keras
 import numpy as np
@@ -155,24 +153,3 @@ def _size_after(batches):
 
 def test_what_is_kept_does_not_grow_with_the_batches():
     assert abs(_size_after(25) - _size_after(4)) < 200  # integers may take a byte more
-
-
-@pytest.mark.slow
-def test_memory_is_bounded_over_a_thousand_batches():
-    model = stack(attention("graph_filter"), length=16)
-    held = {}
-
-    def batches():
-        for number in range(1000):
-            if number in (200, 999):
-                gc.collect()
-                held[number] = tracemalloc.get_traced_memory()[0]
-            yield random.normal(size=(8, 16, 8)).astype("float32")  # 4 KiB
-
-    tracemalloc.start()
-    try:
-        report = inspect_smoothing(model, batches())
-    finally:
-        tracemalloc.stop()
-    assert (report.sequences, report.sampled) == (8000, 8)
-    assert held[999] - held[200] < 300_000  # bytes; the tokens of these batches are 3.3 million
