@@ -21,7 +21,6 @@ from recipes.common.command.checks import (
     check_settings,
     keras_configured,
     only_run_in,
-    shared_programs,
     writes_saved_model,
 )
 from recipes.common.command.devices import check_devices
@@ -228,8 +227,7 @@ class Recipe(abc.ABC):
         if folder is not None and not folder.exists():
             raise UsageError(f"--data-dir {folder} does not exist. Give {self.data_files}")
         problem = self.load(options)
-        configured = keras_configured(options.precision)
-        with only_run_in(options.output), configured, shared_programs():
+        with only_run_in(options.output), keras_configured(options.precision):
             settings = self._all_settings(problem, options)
             check_settings(options.output, settings, options.overwrite)
             self._train_and_report(problem, settings, self.complete(problem, options))

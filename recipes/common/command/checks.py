@@ -6,7 +6,6 @@ Imports no Keras by itself: functions that need it come after the backend is cho
 import argparse
 import importlib.util
 import pkgutil
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,7 +27,6 @@ WRITTEN = (
     *("settings.json", "runs", "histories", "tensorboard", "results.json", "results.png"),
     *("masks.png", "predictions.png", "model.keras", "saved_model"),
 )
-WORTH_KEEPING = 0.2  # seconds that a program took to compile
 
 
 def check_installed(options: argparse.Namespace) -> None:
@@ -129,35 +127,3 @@ def keras_configured(precision: str) -> Iterator[None]:
         yield
     finally:
         keras.config.set_dtype_policy(policy)
-
-
-@contextmanager
-def shared_programs() -> Iterator[None]:
-    """Runs in here share the programs that JAX compiles, in a folder that is removed at the end.
-
-    Every run has a model of its own, so JAX compiles its steps again, although those of two seeds
-    are the same program. Does nothing on other backends, nor if the user has set JAX's own
-    `JAX_COMPILATION_CACHE_DIR`.
-    """
-    import keras
-
-    if keras.backend.backend() != "jax":
-        yield
-        return
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    if jax.config.jax_compilation_cache_dir:
-        yield
-        return
-    before = jax.config.jax_persistent_cache_min_compile_time_secs
-    with tempfile.TemporaryDirectory(prefix="keras_graphattn-") as folder:
-        try:
-            jax.config.update("jax_compilation_cache_dir", folder)
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
-            compilation_cache.reset_cache()  # or a compilation before this one has settled it
-            yield
-        finally:
-            jax.config.update("jax_compilation_cache_dir", None)
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
-            compilation_cache.reset_cache()
