@@ -39,11 +39,8 @@ class Corpus(NamedTuple):
 
     def digest(self) -> str:
         """A fingerprint of the three texts."""
-        digest = hashlib.sha256()
-        for text in self:
-            part = hashlib.sha256(text.encode())
-            digest.update(part.digest())
-        return digest.hexdigest()[:16]
+        parts = (hashlib.sha256(text.encode()).digest() for text in self)
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def read(dataset: str, place: Path | None, *, raw: bool = False) -> Corpus:
@@ -61,7 +58,7 @@ def read(dataset: str, place: Path | None, *, raw: bool = False) -> Corpus:
         )
     if dataset == "text":
         return split(_read(_text_file(place)))
-    return Corpus(*(_read(path) for path in _three_files(dataset, place, raw)))
+    return Corpus(*map(_read, _three_files(dataset, place, raw)))
 
 
 def split(text: str) -> Corpus:
@@ -148,7 +145,7 @@ class Pieces:
     def encode(self, text: str) -> np.ndarray:
         """The numbers of a text's tokens, of shape (T,), int32."""
         numbers = array("i")
-        lines = (line for line in text.splitlines(keepends=True))
+        lines = iter(text.splitlines(keepends=True))
         while some := list(itertools.islice(lines, self.lines_at_a_time)):
             for line in self.tokenizer(some):
                 numbers.extend(int(number) for number in np.asarray(line))

@@ -52,7 +52,7 @@ MODELS = {
     "cait": Model("cait", "cait-xxs24", ATTENTIONS),
     "swin": Model("swin", "swin-tiny", ("softmax", "gfsa", "gfsa_high_pass", "p_laplacian")),
 }
-PAPERS = {"deit": "arXiv 2312.04234", "cait": "arXiv 2312.04234", "swin": "arXiv 2312.04234"}
+PAPER, PAPER_OF_TRAINING = "arXiv 2312.04234", "arXiv 2012.12877"
 MODEL = "vit"
 SMALL = Size("deit", 4, 64, 4, 128, patch=2, image=8)  # of digits
 FROM_SCRATCH = {"epochs": 30, "learning_rate": 2e-3, "warm_up_epochs": 5.0, "mix_up": 0.3}
@@ -119,10 +119,7 @@ class ImageClassification(Recipe):
         RATE: f"{MULTIPLIER:g}; with --preset 100; with --published and --released 1",
         "order": "gfsa: 3, of CaiT 4; agf: 4",
     }
-    data_files = (
-        "the folder of tensorflow-datasets; "
-        "for --dataset folder, one with a sub-folder for each class"
-    )
+    data_files = "tensorflow-datasets' folder; of --dataset folder, one with a sub-folder per class"
 
     def add_options(self, add: Callable[..., Any]) -> None:
         share = number_in(0.0, 1.0)
@@ -155,14 +152,10 @@ class ImageClassification(Recipe):
         add("--repeats", type=at_least(1), default=1, help=repeats)
         # of the model
         add("--model", choices=tuple(MODELS), help=f"the family, from scratch [{MODEL}]")
-        preset = (
-            "a KerasHub preset of ViT, DeiT, Swin, DINOv2, ..., its name or a folder: fine-tuned, "
-            "with a new head; takes the place of all other options of the model but --where"
-        )
+        preset = "a KerasHub preset, its name or a folder: fine-tuned, with a new head; takes the "
+        preset += "place of all other options of the model but --where"
         add("--preset", help=preset)
-        sizes = (
-            "a published size; others take its place [digits: 4 layers of 64, else the smallest]"
-        )
+        sizes = "a published size; others replace it [digits: 4 layers of 64, else the smallest]"
         add("--size", choices=tuple(SIZES), help=sizes)
         where = "blocks that have --attention, not softmax"
         add("--where", choices=WHERE, default="all", help=where)
@@ -170,10 +163,7 @@ class ImageClassification(Recipe):
         add("--patch", type=at_least(1), help="side of a patch in pixels [of the data or the size]")
         path = "share of the examples that lose a branch of the last block [0]"
         add("--drop-path", type=share, help=path)
-        start = (
-            "a model.keras of this recipe to start from, also of other images or classes "
-            "(vit, deit)"
-        )
+        start = "a model.keras of this recipe, also of other images or classes (vit, deit)"
         add("--start-from", help=start)
         norm = "normalise sums, not inputs (vit, deit)"
         add("--post-norm", action="store_true", help=norm)
@@ -212,10 +202,9 @@ class ImageClassification(Recipe):
         if options.size is not None and SIZES[options.size].model != family:
             own = ", ".join(name for name, size in SIZES.items() if size.model == family)
             raise UsageError(f"--model {options.model} has the sizes {own}; --size {options.size}")
-        if options.post_norm and options.model in ("cait", "swin"):
-            raise UsageError(f"--post-norm: --model {options.model} is normalised as published")
-        if options.start_from is not None and options.model in ("cait", "swin"):
-            raise UsageError(f"--start-from: --model {options.model} starts from scratch")
+        if family != "deit" and (options.post_norm or options.start_from is not None):
+            flag = "--post-norm" if options.post_norm else "--start-from"
+            raise UsageError(f"{flag}: --model {options.model} is made as published, from scratch")
         if options.model == "swin":
             widths = [name for name in WIDTHS if getattr(options, name) is not None]
             if widths:
@@ -326,7 +315,7 @@ class ImageClassification(Recipe):
         if difference is not None:
             notes.append(f"topological less performer, with the same seeds: {difference}.")
         if options.published or options.released:
-            paper = PAPERS.get(options.model, "arXiv 2012.12877")
+            paper = PAPER if options.model in ("deit", "cait", "swin") else PAPER_OF_TRAINING
             whose = f"the released code of {paper}" if options.released else paper
             notes.append(settings_note(whose, results["published"]["departures"]))
             notes.append(

@@ -59,14 +59,13 @@ def pathfinder_rules(options: argparse.Namespace) -> pathfinder.Rules:
 
 
 def _listops(options: argparse.Namespace) -> Problem:
-    train, validation, test = _made(options, listops_rules(options), listops.generate)
-    classes = [str(digit) for digit in range(10)]
-    return Problem("listops", classes, len(listops.TOKENS), train, validation, test)
+    parts = _made(options, listops_rules(options), listops.generate)
+    return Problem("listops", [str(digit) for digit in range(10)], len(listops.TOKENS), *parts)
 
 
 def _pathfinder(options: argparse.Namespace) -> Problem:
-    train, validation, test = _made(options, pathfinder_rules(options), pathfinder.generate)
-    return Problem("pathfinder", ["apart", "joined"], BYTES, train, validation, test)
+    parts = _made(options, pathfinder_rules(options), pathfinder.generate)
+    return Problem("pathfinder", ["apart", "joined"], BYTES, *parts)
 
 
 def _made(
@@ -109,31 +108,45 @@ def _cached(path: Path) -> Split | None:
 
 
 def _text(options: argparse.Namespace) -> Problem:
-    """IMDB reviews as bytes; a tenth of the training reviews is for validation."""
+    """IMDB reviews as bytes."""
 
-    def read(split: str) -> Split:
-        examples = load_tfds("imdb_reviews", split, options.data_dir)
-        tokens = [_bytes(one["text"], options.max_length) for one in examples]
-        return Split({"tokens": Ragged.of(tokens)}, _labels(examples))
+    def tokens(example: dict[str, Any]) -> np.ndarray:
+        return _bytes(example["text"], options.max_length)
 
-    train, validation = _held_out(read("train"), options)
-    test = _shuffled(read("test"), options.evaluation_examples)
-    return Problem("text", ["negative", "positive"], BYTES, train, validation, test)
+    return _from_tfds(options, "imdb_reviews", ["negative", "positive"], tokens)
 
 
 def _image(options: argparse.Namespace) -> Problem:
-    """CIFAR-10 in grey, pixel by pixel; a tenth of the training images is for validation."""
+    """CIFAR-10 in grey, pixel by pixel."""
+
+    def tokens(example: dict[str, Any]) -> np.ndarray:
+        return (np.asarray(example["image"]) @ GREY).astype("uint16").ravel() + 1
+
+    return _from_tfds(options, "cifar10", list(CIFAR10), tokens)
+
+
+def _from_tfds(
+    options: argparse.Namespace,
+    name: str,
+    classes: list[str],
+    tokens: Callable[[dict[str, Any]], np.ndarray],
+) -> Problem:
+    """A tenth of the training examples is for validation; the limits of the options hold."""
 
     def read(split: str) -> Split:
-        examples = load_tfds("cifar10", split, options.data_dir)
-        tokens = [
-            (np.asarray(one["image"]) @ GREY).astype("uint16").ravel() + 1 for one in examples
-        ]
-        return Split({"tokens": Ragged.of(tokens)}, _labels(examples))
+        examples = load_tfds(name, split, options.data_dir)
+        labels = np.array([int(one["label"]) for one in examples], "int32")
+        return Split({"tokens": Ragged.of(map(tokens, examples))}, labels)
 
-    train, validation = _held_out(read("train"), options)
-    test = _shuffled(read("test"), options.evaluation_examples)
-    return Problem("image", list(CIFAR10), BYTES, train, validation, test)
+    train, test = read("train"), read("test")
+    order = np.random.default_rng(options.data_seed).permutation(len(train))
+    tenth = max(len(train) // 10, 1)
+    validation = train.take(order[:tenth][: options.evaluation_examples])
+    train = train.take(order[tenth:][: options.train_examples])
+    if options.evaluation_examples is not None:
+        mixed = np.random.default_rng(0).permutation(len(test))  # the classes
+        test = test.take(mixed[: options.evaluation_examples])
+    return Problem(options.task, classes, BYTES, train, validation, test)
 
 
 def _retrieval(options: argparse.Namespace) -> Problem:
@@ -176,24 +189,6 @@ def _read_pairs(path: Path, max_length: int, limit: int | None) -> Split:
     return Split(tokens, np.array(labels, "int32"))
 
 
-def _held_out(examples: Split, options: argparse.Namespace) -> tuple[Split, Split]:
-    """Nine tenths to train on and one tenth to validate on, or fewer of each where asked for."""
-    order = np.random.default_rng(options.data_seed).permutation(len(examples))
-    tenth = max(len(examples) // 10, 1)
-    validation = order[:tenth][: options.evaluation_examples]
-    return examples.take(order[tenth:][: options.train_examples]), examples.take(validation)
-
-
-def _shuffled(examples: Split, limit: int | None) -> Split:
-    """The first `limit` in an order that mixes the classes; all of them without a limit."""
-    order = np.random.default_rng(0).permutation(len(examples))
-    return examples if limit is None else examples.take(order[:limit])
-
-
 def _bytes(text: bytes, max_length: int) -> np.ndarray:
     """The bytes plus 1; a text without any is one blank."""
     return np.frombuffer((text or b" ")[:max_length], "uint8").astype("uint16") + 1
-
-
-def _labels(examples: list[dict[str, Any]]) -> np.ndarray:
-    return np.array([int(one["label"]) for one in examples], "int32")

@@ -39,8 +39,13 @@ class Task(NamedTuple):
         """Outputs of the model: one per class, or one number."""
         return len(self.classes) or 1
 
+    @property
+    def dtype(self) -> str:
+        """Of labels: numbers of classes, or values."""
+        return "int32" if self.classes else "float32"
 
-PAIR = ("sentence1", "sentence2")
+
+PAIR, QUESTIONS = ("sentence1", "sentence2"), ("question1", "question2")
 ENTAILMENT = ("entailment", "not_entailment")
 BINARY = ("0", "1")
 ACCURACY = ("accuracy",)
@@ -51,14 +56,7 @@ TASKS = {
     "sst2": Task(BINARY, ACCURACY, ("sentence",), "label", ("sentence",)),
     "mrpc": Task(BINARY, F1, ("#1 String", "#2 String"), "Quality", PAIR),
     "stsb": Task((), ("pearson", "spearman"), PAIR, "score", PAIR),
-    "qqp": Task(
-        BINARY,
-        F1,
-        ("question1", "question2"),
-        "is_duplicate",
-        ("question1", "question2"),
-        has_broken_lines=True,
-    ),
+    "qqp": Task(BINARY, F1, QUESTIONS, "is_duplicate", QUESTIONS, has_broken_lines=True),
     "mnli": Task(
         ("entailment", "neutral", "contradiction"),
         ACCURACY,
@@ -74,11 +72,7 @@ TASKS = {
 
 # CoLA has files of its own, without a header: source, label, author's mark, sentence
 COLA_COLUMNS = ("source", "label", "mark", "sentence")
-COLA_FILES = {
-    "train": "in_domain_train",
-    "dev": "in_domain_dev",
-    "out_of_domain": "out_of_domain_dev",
-}
+COLA_FILES = ("in_domain_train", "in_domain_dev", "out_of_domain_dev")
 
 
 class Texts(NamedTuple):
@@ -98,13 +92,11 @@ def read_texts(options: argparse.Namespace) -> tuple[Texts, dict[str, Texts]]:
     if options.data_dir is None:
         return _from_tfds(options.task, task)
     folder = options.data_dir
-    if options.task == "cola" and (folder / f"{COLA_FILES['train']}.tsv").is_file():
-        evaluations = {"": "in_domain_dev"}
-        if (folder / f"{COLA_FILES['out_of_domain']}.tsv").is_file():
-            evaluations["out_of_domain"] = COLA_FILES["out_of_domain"]
-        train = COLA_FILES["train"]
-    else:
-        train, evaluations = "train", dict(task.evaluations)
+    train, evaluations = "train", dict(task.evaluations)
+    if options.task == "cola" and (folder / f"{COLA_FILES[0]}.tsv").is_file():
+        train, evaluations[""], out_of_domain = COLA_FILES
+        if (folder / f"{out_of_domain}.tsv").is_file():
+            evaluations["out_of_domain"] = out_of_domain
     files = {name: folder / f"{file}.tsv" for name, file in evaluations.items()}
     train_file = folder / f"{train}.tsv"
     for file in (train_file, *files.values()):
@@ -259,7 +251,7 @@ def _read(path: Path, task: Task, header: tuple[str, ...] | None) -> Texts:
                 continue
             try:
                 *fields, label = (row[place] for place in places)
-                labels.append(_label(label, task))
+                labels.append(task.classes.index(label) if task.classes else float(label))
             except (IndexError, ValueError) as error:
                 allowed = " or ".join(task.classes) or "a number"
                 raise UsageError(
@@ -273,7 +265,7 @@ def _read(path: Path, task: Task, header: tuple[str, ...] | None) -> Texts:
         print(f"{path}: {broken:,} lines with too few columns left out")
     if not labels:
         raise UsageError(f"{path} has no examples")
-    return _texts(texts, labels, task)
+    return Texts(texts, np.array(labels, task.dtype))
 
 
 def _place(path: Path, columns: tuple[str, ...], name: str) -> int:
@@ -282,26 +274,14 @@ def _place(path: Path, columns: tuple[str, ...], name: str) -> int:
     return columns.index(name)
 
 
-def _label(text: str, task: Task) -> float:
-    return task.classes.index(text) if task.classes else float(text)
-
-
-def _texts(texts: tuple[list[str], ...], labels: list[float], task: Task) -> Texts:
-    return Texts(texts, np.array(labels, "int32" if task.classes else "float32"))
-
-
 def _from_tfds(name: str, task: Task) -> tuple[Texts, dict[str, Texts]]:
     def read(split: str) -> Texts:
         examples = load_tfds(f"glue/{name}", split)
-        texts = tuple([_string(one[feature]) for one in examples] for feature in task.features)
-        return _texts(texts, [one["label"] for one in examples], task)
+        texts = tuple([one[feature].decode() for one in examples] for feature in task.features)
+        return Texts(texts, np.array([one["label"] for one in examples], task.dtype))
 
     splits = {kind: file.replace("dev", "validation") for kind, file in task.evaluations}
     return read("train"), {kind: read(split) for kind, split in splits.items()}
-
-
-def _string(value: Any) -> str:
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 def _preprocessor(train: Texts, options: argparse.Namespace) -> Any:

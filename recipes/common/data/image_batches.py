@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from keras import layers
 
 from recipes.common.data.images import Images, tensorflow
 
@@ -64,9 +65,8 @@ class ImageBatches(keras.utils.PyDataset):
         self.images, self.classes, self.size = images, classes, size
         self.batch_size, self.seed = batch_size, seed
         self.augmentation = augmentation or Augmentation()
-        training = seed is not None
-        self._change = _one_by_one(self.augmentation) if training else None
-        self._mix = _by_batch(self.augmentation) if training else None
+        changes = self.augmentation if seed is not None else Augmentation()
+        self._change, self._mix = _one_by_one(changes), _by_batch(changes)
         tf = tensorflow()  # traced once, not for each epoch
         self._example, self._batch = tf.function(self._example), tf.function(self._batch)
         self.start_epoch(0)
@@ -131,8 +131,7 @@ class ImageBatches(keras.utils.PyDataset):
         seed = tf.random.experimental.stateless_fold_in(drawn, place)
         least = self.augmentation.crop if self.seed is not None else 1.0
         image = _cut(self.images.decode(stored), self.size, least, seed)
-        if self._change is not None:
-            image = self._change(image, Seeds(seed))
+        image = self._change(image, Seeds(seed))
         weight = tf.cast(place < len(self.images), "float32")
         return image, tf.one_hot(label, self.classes), weight
 
@@ -141,9 +140,8 @@ class ImageBatches(keras.utils.PyDataset):
     ) -> tuple[Tensor, ...]:
         """The batch at a place of the epoch; its weights add up to the number of its rows."""
         tf = tensorflow()
-        if self._mix is not None:
-            seed = tf.random.experimental.stateless_fold_in(drawn, -1 - place)
-            images, labels = self._mix(images, labels, Seeds(seed))
+        seed = tf.random.experimental.stateless_fold_in(drawn, -1 - place)
+        images, labels = self._mix(images, labels, Seeds(seed))
         return images, labels, weights * (self.batch_size / tf.reduce_sum(weights))
 
 
@@ -181,19 +179,20 @@ def _cut(image: Tensor, size: int, least: float, seed: Tensor) -> Tensor:
     return tf.ensure_shape(cut, (size, size, channels))
 
 
-def _one_by_one(augmentation: Augmentation) -> Callable[[Tensor, Seeds], Tensor] | None:
-    """What changes one image (h, w, C), if anything does."""
-    tf, made = tensorflow(), []
+Change = Callable[..., Any]  # of tensors, with the seeds last
+
+
+def _one_by_one(augmentation: Augmentation) -> Change:
+    """What changes one image (h, w, C)."""
+    made: list[layers.Layer] = []
     if augmentation.rand_augment:
-        made.append(keras.layers.RandAugment(factor=augmentation.rand_augment, dtype="float32"))
+        made.append(layers.RandAugment(factor=augmentation.rand_augment, dtype="float32"))
     if augmentation.random_erasing:
-        share = augmentation.random_erasing
-        made.append(keras.layers.RandomErasing(factor=(share, share), dtype="float32"))
-    if not made and not augmentation.flip:
-        return None
+        share = (augmentation.random_erasing,) * 2
+        made.append(layers.RandomErasing(factor=share, dtype="float32"))
 
     def change(image: Tensor, seeds: Seeds) -> Tensor:
-        shape = image.shape
+        tf, shape = tensorflow(), image.shape
         if augmentation.flip:
             image = tf.image.stateless_random_flip_left_right(image, seeds.next())
         for layer in made:
@@ -203,33 +202,27 @@ def _one_by_one(augmentation: Augmentation) -> Callable[[Tensor, Seeds], Tensor]
     return change
 
 
-def _by_batch(
-    augmentation: Augmentation,
-) -> Callable[[Tensor, Tensor, Seeds], tuple[Tensor, Tensor]] | None:
-    """What mixes the images of a batch and their classes, if anything does.
+def _by_batch(augmentation: Augmentation) -> Change:
+    """What mixes the images of a batch and their classes.
 
     With both kinds, every second batch has the one and the others have the other, by chance.
     """
-    tf, made = tensorflow(), []
+    made: list[layers.Layer] = []
     if augmentation.mix_up:
-        made.append(keras.layers.MixUp(augmentation.mix_up, dtype="float32"))
+        made.append(layers.MixUp(augmentation.mix_up, dtype="float32"))
     if augmentation.cut_mix:
-        made.append(keras.layers.CutMix(augmentation.cut_mix, dtype="float32"))
-    if not made:
-        return None
+        made.append(layers.CutMix(augmentation.cut_mix, dtype="float32"))
 
     def mix(images: Tensor, labels: Tensor, seeds: Seeds) -> tuple[Tensor, Tensor]:
-        def of(layer: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-            def mixed() -> tuple[Tensor, Tensor]:
-                batch = _drawing_from(seeds, layer)({"images": images, "labels": labels})
-                return batch["images"], batch["labels"]
+        def mixed(layer: layers.Layer) -> tuple[Tensor, Tensor]:
+            batch = _drawing_from(seeds, layer)({"images": images, "labels": labels})
+            return batch["images"], batch["labels"]
 
-            return mixed
-
-        if len(made) == 1:
-            return of(made[0])()
-        first = tf.random.stateless_uniform((), seeds.next()) < 0.5
-        return tf.cond(first, of(made[0]), of(made[1]))
+        if len(made) == 2:
+            tf = tensorflow()
+            first = tf.random.stateless_uniform((), seeds.next()) < 0.5
+            return tf.cond(first, lambda: mixed(made[0]), lambda: mixed(made[1]))
+        return mixed(made[0]) if made else (images, labels)
 
     return mix
 

@@ -18,7 +18,6 @@ Source: Linsley et al., "Learning long-range spatial dependencies with horizonta
 units", arXiv 1805.08315; Tay et al., "Long Range Arena", arXiv 2011.04006.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -47,8 +46,7 @@ class Rules(NamedTuple):
     continuity: float = 1.8
 
 
-@dataclasses.dataclass
-class Curves:
+class Curves(NamedTuple):
     """Dashes as drawn, for one image each: what an image's class can be checked by."""
 
     start: np.ndarray  # (N, dashes, 2), row and column
@@ -80,13 +78,8 @@ def make_images(
             raise ValueError(f"no image has room for two curves under {rules}: make them shorter")
         parts.append(part)
         made += new
-    curves = Curves(
-        *(
-            np.concatenate([getattr(part, field.name) for part in parts])[:count]
-            for field in dataclasses.fields(Curves)
-        )
-    )
-    _put_dots(curves, labels, random)
+    curves = Curves(*(np.concatenate(arrays)[:count] for arrays in zip(*parts, strict=True)))
+    curves = curves._replace(dots=_dots(curves.dots, labels, random))
     images = np.concatenate(
         [_draw(curves, slice(at, at + at_once), rules) for at in range(0, count, at_once)]
     )
@@ -208,12 +201,11 @@ def _free_place(canvas: _Canvas) -> np.ndarray:
     return (np.stack(np.divmod(chosen, cells), axis=-1) + 0.5) / FINER
 
 
-def _put_dots(curves: Curves, labels: np.ndarray, random: np.random.Generator) -> None:
-    """Of each image's four ends, keeps a start and an end: of one curve, or of both."""
+def _dots(ends: np.ndarray, labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Of each image's four ends, a start and an end: of one curve, or of both; (N, 2, 2)."""
     origin = random.integers(0, 2, len(labels))
     terminal = 2 + np.where(labels == 1, origin, 1 - origin)
-    rows = np.arange(len(labels))[:, None]
-    curves.dots = curves.dots[rows, np.stack([origin, terminal], axis=-1)]
+    return ends[np.arange(len(labels))[:, None], np.stack([origin, terminal], axis=-1)]
 
 
 def _draw(curves: Curves, images: slice, rules: Rules) -> np.ndarray:

@@ -20,13 +20,13 @@ from recipes.common.images.sizes import Size
 from recipes.common.images.tokens import (
     ClassToken,
     Positions,
+    norm,
     patches,
     with_drop_path,
     with_dropout,
 )
 
 Tensor = Any
-EPSILON = 1e-6  # of all normalisations
 
 
 def classifier(
@@ -59,7 +59,7 @@ def classifier(
         branch = with_drop_path(branch, rate, seed, f"{name}_drop_path")
         if not post_norm:
             return layers.Add(name=output)([tokens, branch])
-        return _norm(output)(layers.Add(name=f"{name}_added")([tokens, branch]))
+        return norm(output)(layers.Add(name=f"{name}_added")([tokens, branch]))
 
     make = attention or _softmax
     images = keras.Input((image_size, image_size, channels), name="images")
@@ -68,16 +68,16 @@ def classifier(
     tokens = with_dropout(tokens, dropout, seed, "positions_dropout")
     for index in range(size.layers):
         name, rate = f"block_{index + 1}", drop_path * index / max(1, size.layers - 1)
-        normed = tokens if post_norm else _norm(f"{name}_attention_norm")(tokens)
+        normed = tokens if post_norm else norm(f"{name}_attention_norm")(tokens)
         attend = make(index, size.heads, size.key_dim, f"{name}_attention")
         tokens = add(tokens, attend(normed, normed), f"{name}_attention", rate, f"{name}_attended")
-        hidden = tokens if post_norm else _norm(f"{name}_feed_forward_norm")(tokens)
+        hidden = tokens if post_norm else norm(f"{name}_feed_forward_norm")(tokens)
         hidden = layers.Dense(size.feed_forward, activation="gelu", name=f"{name}_hidden")(hidden)
         hidden = with_dropout(hidden, dropout, seed, f"{name}_hidden_dropout")
         hidden = layers.Dense(size.width, name=f"{name}_output")(hidden)
         tokens = add(tokens, hidden, f"{name}_feed_forward", rate, name)
     if not post_norm:
-        tokens = _norm("last_norm")(tokens)
+        tokens = norm("last_norm")(tokens)
     logits = layers.Dense(classes, dtype="float32", name="logits")(tokens[:, 0])
     return keras.Model(images, logits, name="vit")
 
@@ -132,10 +132,6 @@ def _can_start_from(own: keras.Variable, source: keras.Variable) -> bool:
     if kept is not None:
         return own.shape[kept] == source.shape[kept]
     return own.shape == source.shape or own.path.startswith("logits")
-
-
-def _norm(name: str) -> layers.Layer:
-    return layers.LayerNormalization(epsilon=EPSILON, name=name)
 
 
 def _softmax(index: int, num_heads: int, key_dim: int, name: str) -> layers.Layer:

@@ -77,14 +77,12 @@ def table(comparisons: Sequence[Comparison]) -> str:
     """The table, in Markdown: a line for each comparison and attention."""
     same = have_one_metric(comparisons)
     heading = comparisons[0].metric_in_words if same else "test metric"
-    rows = [
-        [
-            *("model", "attention", "seeds", f"{heading}, mean ± standard deviation"),
-            *("least to largest", f"less {label(OTHER)}, paired, ± standard error"),
-            *("similarity in the middle", "at the end"),
-        ],
+    headings = [
+        *("model", "attention", "seeds", f"{heading}, mean ± standard deviation"),
+        *("least to largest", f"less {label(OTHER)}, paired, ± standard error"),
+        *("similarity in the middle", "at the end"),
     ]
-    rows.append(["---"] * len(rows[0]))
+    rows = [headings, ["---"] * len(headings)]
     for one in comparisons:
         name = one.name if same else f"{one.name}, {one.metric_in_words}"
         rows += [[name, *_cells(one, attention)] for attention in one.attentions]

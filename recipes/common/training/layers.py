@@ -81,6 +81,25 @@ def block(
     return layers.Add(name=name)([tokens, drop(outputs, "output")])
 
 
+class FirstToken(layers.Layer):
+    """Puts one learned vector before the tokens: (B, T, d) -> (B, 1 + T, d)."""
+
+    start: type[keras.initializers.Initializer]
+
+    def build(self, tokens_shape: Any) -> None:
+        shape, start = (tokens_shape[-1],), self.start(stddev=0.02)
+        self.vector = self.add_weight(shape=shape, initializer=start, name="vector")
+        self.built = True
+
+    def call(self, tokens: Tensor) -> Tensor:
+        first = ops.zeros_like(tokens[:, :1]) + ops.cast(self.vector, tokens.dtype)
+        return ops.concatenate([first, tokens], axis=1)
+
+    def compute_output_shape(self, tokens_shape: Any) -> Any:
+        batch, count, width = tokens_shape
+        return (batch, None if count is None else 1 + count, width)
+
+
 def probabilities(features: Tensor, classes: int) -> Tensor:
     """The last layer of a classifier, float32 in any precision."""
     name = "probabilities"

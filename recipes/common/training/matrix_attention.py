@@ -44,18 +44,14 @@ class MatrixAttention(CoefficientRate, Filtered, layers.Layer):
     def build(self, tokens_shape: Any, *others: Any) -> None:
         if self.filter is not None:
             self.add_filter_weights(self.filter, self.num_heads)
-        heads = (None, self.num_heads, self.key_dim)
-        made = {"query": heads, "key": heads, "value": heads, "attention_output": None}
-        for name, shape in made.items():
-            equation = "btd,dnh->btnh" if shape else "btnh,nhd->btd"
+        heads, width = (None, self.num_heads, self.key_dim), tokens_shape[-1]
+        into, out = ("btd,dnh->btnh", heads, "nh"), ("btnh,nhd->btd", (None, width), "d")
+        made = {"query": into, "key": into, "value": into, "attention_output": out}
+        for name, (equation, shape, axes) in made.items():
             dense = layers.EinsumDense(
-                equation,
-                shape or (None, tokens_shape[-1]),
-                bias_axes="nh" if shape else "d",
-                dtype=self.dtype_policy,
-                name=name,
+                equation, shape, bias_axes=axes, dtype=self.dtype_policy, name=name
             )
-            dense.build((*tokens_shape[:2], *heads[1:]) if shape is None else tokens_shape)
+            dense.build((*tokens_shape[:2], *heads[1:]) if shape != heads else tokens_shape)
             setattr(self, f"{name}_dense", dense)
         self.built = True
 
