@@ -2,12 +2,14 @@
 
 import importlib
 from types import SimpleNamespace
+from unittest import mock
 
 import keras
 import numpy as np
 import pytest
 
 from recipes.common.data.ragged import Problem, Ragged, Split
+from recipes.common.images.sizes import SIZES
 from recipes.text_classification.data import TASKS
 from recipes.time_series.data import Problem as SeriesProblem
 from recipes.time_series.data import Split as SeriesSplit
@@ -15,6 +17,10 @@ from recipes.time_series.data import Split as SeriesSplit
 LONGEST, CHANNELS, VOCABULARY = 20, 3, 30
 WALKS = (3, 2)  # their number and their length
 WIDTHS = "--layers 2 --d-model 8 --heads 2 --feed-forward 8"
+TINY_CAIT = SIZES["cait-xxs24"]._replace(class_layers=1, layer_scale=0.5)
+TINY_SWIN = SIZES["swin-tiny"]._replace(  # two stages; a block has shifted windows
+    width=8, heads=2, feed_forward=16, patch=1, image=8, depths=(2, 1), layers=3, window=4
+)
 OF_GRAPHS = f"--heads 2 --key-dim 4 --walks {WALKS[0]} --walk-length {WALKS[1]}"
 
 
@@ -79,11 +85,15 @@ def nodes_model(attention):
     return graph_model(attention, "node_classification", "")
 
 
-def image_model(attention):
+def image_model(attention, model="vit"):
     """The last block's mask has no gradient: of its outputs only the class token's is used."""
     where = "first-half" if attention == "topological" else "all"
     problem = SimpleNamespace(channels=1, classes=["no", "yes"])
-    return made("image_classification", problem, attention, f"{WIDTHS} --where {where}")
+    arguments = f"--model {model} --attention {attention} --where {where} --image-size 8"
+    if model != "swin":
+        arguments += f" --patch 2 {WIDTHS}"
+    with mock.patch.dict(SIZES, {"cait-xxs24": TINY_CAIT, "swin-tiny": TINY_SWIN}):
+        return made("image_classification", problem, attention, arguments)
 
 
 def all_attentions(prefix, make, recipe):
@@ -102,6 +112,8 @@ MODELS = {
     **all_attentions("text", text_model, "text_classification"),
     "text_regression": (text_model, "gfsa", "stsb"),
     **all_attentions("images", image_model, "image_classification"),
+    **{f"images_cait_{one}": (image_model, one, "cait") for one in ("softmax", "gfsa", "agf")},
+    **{f"images_swin_{one}": (image_model, one, "swin") for one in ("gfsa", "p_laplacian")},
     **all_attentions("causal_lm", causal_model, "causal_lm"),
 }
 

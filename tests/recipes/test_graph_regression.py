@@ -1,6 +1,4 @@
-import csv
 import itertools
-import json
 import os
 import pickle
 
@@ -13,6 +11,8 @@ from recipes.common.command.parsing import UsageError
 from recipes.common.data.zinc import Molecule, read_zinc
 from recipes.graph_regression import data
 from recipes.graph_regression.__main__ import RECIPE
+from tests.numerics import to_numpy
+from tests.recipes.command_line import history_of, results_of
 
 KEYS = ("atom_type", "bond_type", "logP_SA_cycle_normalized")
 # two atoms more or less: 0 - 1 = 2 # 3, and 4 for itself
@@ -180,11 +180,6 @@ def test_molecules_that_cannot_be_read_are_refused(bonds, index, words, tmp_path
         loaded(tmp_path, "zinc")
 
 
-def test_a_folder_without_zinc_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"--data-dir .* has no train.pickle"):
-        loaded(tmp_path, "zinc")
-
-
 def test_published_settings_are_graphormer_slim_with_gfsa():
     options = RECIPE.parse(["--dataset", "zinc", "--data-dir", "x", "--published", "--epochs", "3"])
     assert (options.layers, options.heads * options.key_dim, options.feed_forward) == (12, 80, 80)
@@ -203,19 +198,15 @@ TINY = (
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-def test_runs_are_kept_and_tell_the_absolute_error(tmp_path, capsys):
+def test_runs_tell_the_absolute_error_and_that_of_the_median(tmp_path, capsys):
     folders = ["--output", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache")]
     asked = ["--attention", "gfsa", "--epochs", "2", "--skip-saved-model"]
     assert RECIPE.main([*TINY, *folders, *asked]) == 0
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    results = results_of(tmp_path / "out")
     assert "test mean absolute error" in capsys.readouterr().out
     assert results["graphs"] == {"train": 8, "validation": 4, "test": 4}
-    history = tmp_path / "out" / "histories" / "gfsa-seed0.csv"
-    rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(history.open())]
-    best = min(rows, key=lambda row: row["val_mean_absolute_error"])
-    (found,) = results["runs"]
-    assert found["chosen_epoch"] == best["epoch"]
-    assert found["test_mean_absolute_error"] == pytest.approx(best["test_mean_absolute_error"])
+    (run,) = results["runs"]
+    best = history_of(tmp_path / "out", run)[run["chosen_epoch"] - 1]
     problem = data.load(RECIPE.parse([*TINY]))
     labels = {name: [float(g.label) for g in part] for name, part in problem.splits.items()}
     error = np.abs(np.array(labels["test"]) - np.median(labels["train"])).mean()
@@ -225,6 +216,6 @@ def test_runs_are_kept_and_tell_the_absolute_error(tmp_path, capsys):
     batches = RECIPE.model.batches_for(trial, problem.test, None)
     errors = []
     for inputs, numbers, weights in (batches[i] for i in range(batches.num_batches)):
-        predicted = keras.ops.convert_to_numpy(model(inputs))[:, 0]
+        predicted = to_numpy(model(inputs))[:, 0]
         errors += np.abs(predicted - numbers)[weights > 0].tolist()
     assert np.mean(errors) == pytest.approx(best["test_mean_absolute_error"], abs=1e-5)

@@ -1,6 +1,5 @@
 """Fine-tuning of KerasHub's image presets: tiny ones of random weights, in folders."""
 
-import json
 from types import SimpleNamespace
 
 import keras
@@ -23,7 +22,9 @@ from recipes.image_classification.model import (
     tables_of_masks,
 )
 from tests.numerics import BACKEND, to_numpy
-from tests.recipes.command_line import assert_one_error_line
+from tests.recipes.command_line import assert_one_error_line, results_of
+from tests.recipes.conftest import write_images
+from tests.recipes.test_image_classification import decayed_weights
 
 pytest.importorskip("keras_hub")
 from keras_hub.layers import ImageConverter
@@ -31,6 +32,7 @@ from keras_hub.models import Backbone
 
 from tests.recipes.image_presets import FAMILIES, saved, vit
 
+IMAGES = np.random.default_rng(0).uniform(0, 255, (2, 16, 16, 3)).astype("float32")
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "vit"]
 
 
@@ -51,8 +53,8 @@ def parsed(folder, *more):
     return RECIPE.parse(["--preset", folder, *more])
 
 
-def made(folder, attention, channels=3, classes=5):
-    options = parsed(folder, "--attention", attention)
+def made(folder, attention, *more, channels=3, classes=5):
+    options = parsed(folder, "--attention", attention, *more)
     problem = SimpleNamespace(channels=channels, classes=[str(one) for one in range(classes)])
     keras.utils.set_random_seed(3)
     return build(RECIPE.trial(problem, attention, options))
@@ -69,8 +71,8 @@ def layers(model):
     return list(model.get_layer("network")._flatten_layers())
 
 
-def images(channels=3):
-    return np.random.default_rng(0).uniform(0, 255, (2, 16, 16, channels)).astype("float32")
+def answers(model, channels=3):
+    return model.predict({"images": IMAGES[..., :channels]}, verbose=0)
 
 
 @pytest.mark.slow_on("jax")
@@ -78,28 +80,29 @@ def images(channels=3):
 def test_the_start_is_the_preset_with_a_new_head(family, preset):
     folder = preset(family)
     model = made(folder, "softmax")
-    network = model.get_layer("network")
-    known = Backbone.from_preset(folder)
-    held = [one for one in network.layers if type(one) is type(known)]
-    (backbone,) = held if held else [network.backbone]
-    for variable, expected in zip(backbone.weights, known.weights, strict=True):
+    network, stored = model.get_layer("network"), Backbone.from_preset(folder)
+    held = [one for one in network.layers if type(one) is type(stored)]
+    (backbone,) = held or [network.backbone]
+    for variable, expected in zip(backbone.weights, stored.weights, strict=True):
         np.testing.assert_array_equal(to_numpy(variable), to_numpy(expected))
-    head = [one for one in network.weights if one.path.startswith("predictions")]
-    assert [tuple(one.shape) for one in head] == [(head[0].shape[0], 5), (5,)]
+    kernel, bias = (to_numpy(v) for v in network.weights if v.path.startswith("predictions"))
+    assert (kernel.shape[1], bias.shape) == (5, (5,))
     # the preset's own preprocessing, then its model, by hand
     converter = ImageConverter.from_preset(folder)
-    features = known(keras.tree.map_structure(lambda _: converter(images()), known.input))
-    features = to_numpy(features)
-    if family == "swin":
-        pooled = features.mean(axis=1)
-    else:
-        pooled = features.mean(axis=(1, 2)) if family == "mit" else features[:, 0]
-    logits = pooled @ to_numpy(head[0]) + to_numpy(head[1])
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    found = model.predict({"images": images()}, verbose=0)
-    expected = powers / powers.sum(axis=-1, keepdims=True)
+
+    def by_hand(images):
+        inputs = keras.tree.map_structure(lambda _: converter(images), stored.input)
+        features = to_numpy(stored(inputs))
+        if family in ("swin", "mit"):
+            features = features.reshape(len(features), -1, features.shape[-1]).mean(axis=1)
+        else:
+            features = features[:, 0]
+        powers = np.exp(features @ kernel + bias)
+        return powers / powers.sum(axis=-1, keepdims=True)
+
+    expected = by_hand(IMAGES)
     assert np.ptp(expected, axis=0).max() > 1e-2  # the images count
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(answers(model), expected, atol=1e-5)
 
 
 @pytest.mark.slow_on("jax")
@@ -109,16 +112,15 @@ def test_gfsa_starts_with_the_outputs_of_the_preset(family, preset):
     stock, filtered = map(kinds, both)
     assert len(stock) == len(filtered) > 0
     assert set(stock).isdisjoint(filtered)
-    outputs = [model.predict({"images": images()}, verbose=0) for model in both]
-    np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-5)
+    stock, filtered = map(answers, both)
+    np.testing.assert_allclose(filtered, stock, atol=1e-5)
 
 
 def test_grey_images_have_the_channels_of_the_preset(preset):
-    grey = made(preset("vit"), "softmax", channels=1)
-    coloured = made(preset("vit"), "softmax")
-    expected = coloured.predict({"images": np.repeat(images(1), 3, axis=-1)}, verbose=0)
-    found = grey.predict({"images": images(1)}, verbose=0)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    grey, coloured = (made(preset("vit"), "softmax", channels=count) for count in (1, 3))
+    repeated = np.repeat(IMAGES[..., :1], 3, axis=-1)
+    expected = coloured.predict({"images": repeated}, verbose=0)
+    np.testing.assert_allclose(answers(grey, channels=1), expected, atol=1e-6)
 
 
 def test_the_rates_are_those_of_fine_tuning(preset):
@@ -145,8 +147,8 @@ def test_the_rates_are_those_of_fine_tuning(preset):
 def test_only_matrices_decay(family, preset):
     model = made(preset(family), "softmax")
     compile_model(model, 5, 10, parsed(preset(family)))
-    decayed = {v.path for v in model.trainable_variables if model.optimizer._use_weight_decay(v)}
-    assert decayed == {v.path for v in model.trainable_variables if v.path.endswith("kernel")}
+    decayed, matrices = decayed_weights(model)
+    assert decayed == matrices
 
 
 OF_SCRATCH = [
@@ -156,12 +158,12 @@ OF_SCRATCH = [
 ]
 
 
-@pytest.mark.parametrize("wrong", OF_SCRATCH)
-def test_options_of_models_from_scratch_are_refused(wrong, preset, tmp_path, capsys):
-    flag = wrong.partition(" ")[0]
-    words = [flag, "--preset", *(["from scratch"] if flag.endswith("ed") else [])]
-    given = ["--preset", preset("vit"), *wrong.split(), "--output", str(tmp_path / "output")]
-    assert_one_error_line(RECIPE.main, given, words, capsys)
+def test_options_of_models_from_scratch_are_refused(preset, tmp_path, capsys):
+    for wrong in OF_SCRATCH:
+        flag = wrong.partition(" ")[0]
+        words = [flag, "--preset", *(["from scratch"] if flag.endswith("ed") else [])]
+        given = ["--preset", preset("vit"), *wrong.split(), "--output", tmp_path / "output"]
+        assert_one_error_line(RECIPE.main, given, words, capsys)
 
 
 @pytest.mark.parametrize(
@@ -189,40 +191,30 @@ def test_presets_that_cannot_be_used_are_refused(tmp_path, capsys):
     four = saved(tmp_path / "four", backbone=vit(image_shape=(16, 16, 4)))
     whole = Backbone.from_preset(saved(tmp_path / "whole"))
     converted = saved(tmp_path / "converted", backbone=keras_graphattn.convert(whole))
-    images = ["--dataset", "folder", "--data-dir", str(tmp_path / "images")]
-    for name in ("bird", "cat"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for number in range(5):
-            path = tmp_path / "images" / name / f"{number}.png"
-            keras.utils.save_img(path, np.full((4, 4, 3), 10 * number, "uint8"), scale=False)
+    write_images(tmp_path / "images", count=5)
+    images = ["--dataset", "folder", "--data-dir", tmp_path / "images"]
     cases = [
-        (str(tmp_path / "nowhere"), ["cannot be loaded"], []),
+        (tmp_path / "nowhere", ["cannot be loaded"], []),
         (bare, ["cannot be loaded", "image_converter.json"], []),
         (wide, ["16 x 24 pixels", "square"], []),
         (converted, ["converted attention already"], []),
         (four, ["4 channels", "have 3"], images),
     ]
     for folder, words, data in cases:
-        given = [*data, "--preset", folder, "--attention", "softmax"]
-        output = ["--output", str(tmp_path / "output")]
-        assert_one_error_line(RECIPE.main, [*given, *output], ["--preset", *words], capsys)
-    assert not (tmp_path / "output").exists()
+        given = [*data, "--preset", folder, "--attention", "softmax", "--output", tmp_path / "out"]
+        assert_one_error_line(RECIPE.main, given, ["--preset", *words], capsys)
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_layers_keep_their_attention(preset):
-    options = parsed(preset("vit"), "--attention", "gfsa", "--where", "last-half")
-    problem = SimpleNamespace(channels=3, classes=["a", "b"])
-    model = build(RECIPE.trial(problem, "gfsa", options))
+    model = made(preset("vit"), "gfsa", "--where", "last-half")
     assert kinds(model) == ["MultiHeadAttention", "GraphFilterAttention"]
 
 
 def test_masks_are_told_by_block_and_cover_the_grid(preset):
     model = made(preset("deit"), "topological")  # two tokens before 2 x 2 patches
-    tables = tables_of_masks(model)
-    assert {name: table.shape for name, table in tables.items()} == {
-        "block 1": (2, 3, 3),
-        "block 2": (2, 3, 3),
-    }
+    shapes = {name: table.shape for name, table in tables_of_masks(model).items()}
+    assert shapes == dict.fromkeys(("block 1", "block 2"), (2, 3, 3))
     masks = [getattr(layer, "mask", None) for layer in layers(model)]
     assert [mask.num_prefix_tokens for mask in masks if mask is not None] == [2, 2]
 
@@ -233,22 +225,18 @@ def test_softmax_and_gfsa_are_trained_reported_and_served(preset, tmp_path):
     run = ["--attention", "softmax,gfsa", "--epochs", "1", "--batch-size", "1024"]
     run += ["--verbose", "0", "--output", str(output)]
     assert RECIPE.main(["--preset", preset("vit"), *run]) == 0
-    results = json.loads((output / "results.json").read_text())
+    results = results_of(output)
     assert results["model"] == "vit"
     assert results["settings"]["learning_rate"] == 5e-5
-    assert [row["attention"] for row in results["table"]] == ["softmax", "gfsa"]
-    for found in results["runs"]:
-        assert len(found["token_similarity"]) == 3
-        assert 0 < min(found["token_similarity"]) < max(found["token_similarity"]) < 1
-    for name in ("results.png", "predictions.png"):
-        assert (output / name).read_bytes().startswith(b"\x89PNG")
-    model = keras.saving.load_model(output / "model.keras")
-    expected = model.predict({"images": images(1)}, verbose=0)
+    for run in results["runs"]:
+        assert len(run["token_similarity"]) == 3
+        assert 0 < min(run["token_similarity"]) < max(run["token_similarity"]) < 1
+    expected = answers(keras.saving.load_model(output / "model.keras"), channels=1)
     np.testing.assert_allclose(expected.sum(axis=-1), 1.0, atol=1e-5)
     tf = pytest.importorskip("tensorflow")
     served = tf.saved_model.load(str(output / "saved_model" / "1"))
-    found = served.signatures["serving_default"](images=tf.constant(images(1)))
-    np.testing.assert_allclose(*found.values(), expected, atol=1e-5)
+    probabilities = served.signatures["serving_default"](images=tf.constant(IMAGES[..., :1]))
+    np.testing.assert_allclose(*probabilities.values(), expected, atol=1e-5)
 
 
 FAST = ("vit", "gfsa", "float32")

@@ -1,18 +1,11 @@
 """Locks of folders: one run at a time, and none of a process that was killed."""
 
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from recipes.common.storage import LOCK, InUseError, locked
 from recipes.time_series.__main__ import RECIPE
-from tests.recipes.command_line import assert_one_error_line
+from tests.recipes.command_line import assert_one_error_line, start
 
-ROOT = Path(__file__).parents[2]
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -23,17 +16,11 @@ with locked(Path(sys.argv[1]), "waiting"):
 """
 
 
-def start(path):
-    """A process that holds the lock, or waits for it."""
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-
-
 @pytest.fixture
 def holder(tmp_path):
     """A process that holds the lock of a folder, and the lock's file."""
     path = tmp_path / LOCK
-    with start(path) as process:
+    with start("-c", HOLDER, path) as process:
         assert process.stdout.readline() == "locked\n"
         yield process, path
         process.kill()
@@ -43,7 +30,7 @@ def test_a_second_run_into_a_folder_is_refused_in_one_line(holder, tiny_argument
     _, path = holder
     before = sorted(path.parent.iterdir())
     for more in ([], ["--overwrite"]):
-        given = [*tiny_arguments, "--output", str(path.parent), *more]
+        given = [*tiny_arguments, "--output", path.parent, *more]
         assert_one_error_line(RECIPE.main, given, ["another run", str(path.parent)], capsys)
     assert sorted(path.parent.iterdir()) == before
 
@@ -52,7 +39,7 @@ def test_the_lock_of_a_killed_process_does_not_block(holder):
     process, path = holder
     with pytest.raises(InUseError), locked(path):
         pass
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
     assert path.exists()
     with locked(path), pytest.raises(InUseError), locked(path):
@@ -63,7 +50,7 @@ def test_the_lock_of_a_killed_process_does_not_block(holder):
 
 def test_who_waits_gets_the_lock_after_the_holder(holder):
     process, path = holder
-    with start(path) as other:
+    with start("-c", HOLDER, path) as other:
         assert other.stdout.readline() == "waiting\n"
         process.kill()
         assert other.stdout.readline() == "locked\n"

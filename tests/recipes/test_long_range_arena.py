@@ -1,18 +1,11 @@
-import csv
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-from keras import ops
 
 from recipes.common.data.ragged import majority_level
 from recipes.common.training.optimizers import WarmUpLinearDecay
 from recipes.long_range_arena.__main__ import RECIPE, TASKS
 from recipes.long_range_arena.data import listops_rules, load
-from recipes.long_range_arena.model import build
+from tests.recipes.command_line import assert_validation_chooses_the_epoch, results_of, start
 
 TINY = (
     *("--train-examples", "64", "--evaluation-examples", "32", "--max-length", "24"),
@@ -51,68 +44,34 @@ def test_published_settings():
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-    return ["--cache-dir", str(cache), "--output", str(tmp_path_factory.mktemp("results"))]
+def output(tmp_path_factory):
+    return tmp_path_factory.mktemp("results")
 
 
 @pytest.fixture(scope="module")
-def arguments(folders):
+def arguments(output, tmp_path_factory):
+    folders = ["--cache-dir", str(tmp_path_factory.mktemp("cache")), "--output", str(output)]
     return [*TINY, *folders, "--attention", "linear,agf"]
 
 
-@pytest.fixture(scope="module")
-def results(arguments, folders):
+def test_a_run_leaves_everything_behind(arguments, output, capsys):
     assert RECIPE.main(arguments) == 0
-    return json.loads((Path(folders[-1]) / "results.json").read_text())
-
-
-def test_a_run_leaves_everything_behind(arguments, folders, results, capsys):
-    output = Path(folders[-1])
-    problem = load(RECIPE.parse(arguments))
-    assert results["majority"]["test"] == majority_level(problem.test.labels)
+    results = results_of(output)
+    level = majority_level(load(RECIPE.parse(arguments)).test.labels)
+    assert results["majority"]["test"] == level
     assert results["examples"] == {"train": 64, "validation": 32, "test": 32}
     assert [row["attention"] for row in results["table"]] == ["linear", "agf"]
-    for run in results["runs"]:
-        with (output / "histories" / f"{run['attention']}-seed0.csv").open() as file:
-            rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        assert [row["epoch"] for row in rows] == [1, 2]
-        best = max(rows, key=lambda row: (row["val_accuracy"], -row["val_cross_entropy"]))
-        assert run["chosen_epoch"] == best["epoch"]
-        assert run["test_cross_entropy"] == best["test_cross_entropy"]
-    assert RECIPE.main(arguments) == 0  # finished: not made again
+    assert_validation_chooses_the_epoch(output)
     printed = capsys.readouterr().out
-    assert "making" not in printed
     assert "without looking at the input" in printed
-    assert f"{results['majority']['test']['cross_entropy']:.4f}" in printed
+    assert f"{level['cross_entropy']:.4f}" in printed
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-def test_the_best_model_loads_with_the_package_alone(folders, results):
-    command = [sys.executable, "-c", RELOAD, str(Path(folders[-1]) / "model.keras")]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, check=True, cwd=root, capture_output=True, text=True)
-    assert "(1, 10)" in done.stdout
-
-
-@pytest.mark.slow_on("jax", "tensorflow")
-@pytest.mark.parametrize("attention", RECIPE.attentions)
-def test_padding_has_no_influence(attention, folders):
-    options = RECIPE.parse([*TINY, *folders, "--attention", attention])
-    problem = load(options)
-    model = build(RECIPE.trial(problem, attention, options))
-    for weight in model.trainable_weights:
-        weight.assign(0.5 * np.random.default_rng(1).normal(size=weight.shape))
-    chosen = np.argsort(problem.test.lengths)[:4]
-    tokens = problem.test.tokens["tokens"]
-    longest = int(problem.test.lengths[chosen].max())
-    short, long = (
-        ops.convert_to_numpy(model({"tokens": tokens.padded(chosen, length)}))
-        for length in (longest, longest + 6)
-    )
-    np.testing.assert_allclose(short, long, atol=1e-5)
-    np.testing.assert_allclose(short.sum(axis=-1), 1, atol=1e-5)
-    assert np.abs(short[0] - short[1]).max() > 1e-3
+def test_the_best_model_loads_with_the_package_alone(arguments, output):
+    assert RECIPE.main(arguments) == 0
+    with start("-c", RELOAD, output / "model.keras") as process:
+        assert "(1, 10)" in process.communicate()[0]
 
 
 def test_learning_rate_rises_then_falls():

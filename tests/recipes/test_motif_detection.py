@@ -1,5 +1,3 @@
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -8,6 +6,7 @@ from keras_graphattn.graphs import Graph
 from recipes.common.data.graphs import labels_of
 from recipes.motif_detection import data
 from recipes.motif_detection.__main__ import RECIPE, TASKS
+from tests.recipes.command_line import results_of
 
 networkx = pytest.importorskip("networkx")
 NETWORKX = {
@@ -84,10 +83,7 @@ def test_a_run_keeps_its_walks_and_the_model_loads(tmp_path):
     folders = f"--output {tmp_path / 'out'} --cache-dir {tmp_path / 'cache'} --skip-saved-model"
     run = "--epochs 2 --attention graph_kernel"
     assert RECIPE.main(f"{given} {sizes} {run} {folders}".split()) == 0
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert results["graphs"] == {"train": 8, "validation": 4, "test": 4}
+    assert results_of(tmp_path / "out")["graphs"] == {"train": 8, "validation": 4, "test": 4}
     assert len(list((tmp_path / "cache").iterdir())) == 3
-    history = tmp_path / "out" / "histories" / "graph_kernel-seed0.csv"
-    assert len(history.read_text().splitlines()) == 3
     model = keras.saving.load_model(tmp_path / "out" / "model.keras")
     assert set(model.input) == {"nodes", "node_mask", "walks"}

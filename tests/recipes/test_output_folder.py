@@ -1,6 +1,5 @@
 """A folder gets further runs, loses some or has unfinished ones: the table is of all whole ones."""
 
-import json
 import shutil
 
 import keras
@@ -9,6 +8,7 @@ import pytest
 from recipes.common.command.parsing import UsageError
 from recipes.common.training.records import read_run
 from recipes.time_series.__main__ import RECIPE
+from tests.recipes.command_line import results_of
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
@@ -24,8 +24,7 @@ def first(arguments, tmp_path_factory):
     """A folder with two runs, which two commands made."""
     output = tmp_path_factory.mktemp("first")
     for attention, seed in (("agf", "1"), ("linear", "0")):
-        run = ["--attention", attention, "--seeds", seed, "--output", str(output)]
-        assert RECIPE.main([*arguments, *run]) == 0
+        assert again(arguments, output, attention, seed) == 0
     return output
 
 
@@ -34,16 +33,12 @@ def output(first, tmp_path):
     return shutil.copytree(first, tmp_path / "copy")
 
 
-def results_of(output):
-    return json.loads((output / "results.json").read_text())
-
-
 def names(output):
     return [f"{run['attention']}-seed{run['seed']}" for run in results_of(output)["runs"]]
 
 
 def again(arguments, output, attention="linear", seed="0"):
-    """The command of one run of the folder once more."""
+    """The command of one run of the folder."""
     run = ["--attention", attention, "--seeds", seed, "--output", str(output)]
     return RECIPE.main([*arguments, *run])
 

@@ -1,25 +1,20 @@
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from recipes.common.training.records import ACCURACY, Criterion, RunState
 from recipes.time_series.__main__ import RECIPE
+from tests.recipes.command_line import history_of, results_of, start
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
-
-ROOT = Path(__file__).parents[2]
 
 # Kills its own process in the middle of an epoch, or between an epoch's weights and its state.
 KILLED = """
 import os, signal, sys
 import torch
 from recipes.time_series.__main__ import RECIPE
+from tests.recipes.command_line import history_of, results_of, start
 
 where, arguments = sys.argv[1], sys.argv[2:]
 from recipes.common.data import batches
@@ -45,18 +40,11 @@ sys.exit(RECIPE.main(arguments))
 """
 
 
-def killed(where, arguments):
-    command = [sys.executable, "-c", KILLED, where, *arguments]
-    return subprocess.run(command, cwd=ROOT, timeout=200, env=dict(os.environ)).returncode
-
-
-def contents(output):
-    """All files that runs leave; weights and numbers as they are."""
-    return {
-        str(path.relative_to(output)): path
-        for path in sorted(output.rglob("*"))
-        if path.is_file() and path.suffix in (".json", ".csv", ".h5", ".keras", ".png")
-    }
+def files(output):
+    """The names of all files that runs leave."""
+    endings = (".json", ".csv", ".h5", ".keras", ".png")
+    paths = (path for path in output.rglob("*") if path.suffix in endings)
+    return sorted(str(path.relative_to(output)) for path in paths)
 
 
 def test_killed_training_continues_to_the_same_end(tiny_arguments, tmp_path):
@@ -64,29 +52,25 @@ def test_killed_training_continues_to_the_same_end(tiny_arguments, tmp_path):
     arguments += ["--epochs", "6", "--patience", "6", "--dropout", "0.3"]
     broken, whole = tmp_path / "broken", tmp_path / "whole"
     state = broken / "runs" / "agf-seed0" / "state.json"
-
-    assert killed("mid-epoch", [*arguments, "--output", str(broken)]) == -9
-    assert len(json.loads(state.read_text())["history"]) == 2
-    assert killed("between files", [*arguments, "--output", str(broken)]) == -9
-    assert len(json.loads(state.read_text())["history"]) == 3
+    for where, epochs in (("mid-epoch", 2), ("between files", 3)):
+        with start("-c", KILLED, where, *arguments, "--output", broken) as process:
+            process.communicate(timeout=200)
+        assert process.returncode == -9
+        assert len(json.loads(state.read_text())["history"]) == epochs
     assert not (broken / "results.json").exists()
     assert RECIPE.main([*arguments, "--output", str(broken)]) == 0
     assert RECIPE.main([*arguments, "--output", str(whole)]) == 0
 
-    assert list(contents(broken)) == list(contents(whole))
-    resumed, expected = (json.loads((one / "results.json").read_text()) for one in (broken, whole))
-    assert resumed["runs"][0]["epochs"] == 6
+    assert files(broken) == files(whole)
+    resumed, expected = map(results_of, (broken, whole))
     for key in set(expected) - {"runs", "table"}:
         assert resumed[key] == expected[key], key
-    histories = [
-        np.genfromtxt(one / "histories" / "agf-seed0.csv", delimiter=",", names=True)
-        for one in (broken, whole)
-    ]
-    for name in histories[1].dtype.names:
-        np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=1e-4, err_msg=name)
-    assert resumed["runs"][0]["token_similarity"] == pytest.approx(
-        expected["runs"][0]["token_similarity"], abs=1e-4
-    )
+    (run,), (expected_run,) = resumed["runs"], expected["runs"]
+    assert run["epochs"] == 6
+    similarity = pytest.approx(expected_run["token_similarity"], abs=1e-4)
+    assert run["token_similarity"] == similarity
+    pairs = zip(history_of(broken, run), history_of(whole, run), strict=True)
+    assert all(row == pytest.approx(expected, rel=1e-4) for row, expected in pairs)
 
 
 def test_early_stopping_counts_over_interruptions():

@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 
@@ -27,10 +29,7 @@ def test_local_files_in_the_folder_or_in_one_of_its_name(tiny_folder, tmp_path):
     assert problem.classes == ["high", "low"]
     assert np.isnan(problem.train.series).sum() == 1
     inside = tmp_path / "Tiny"
-    inside.mkdir()
-    for split in ("TRAIN", "TEST"):
-        text = (tiny_folder / f"Tiny_{split}.ts").read_text()
-        (inside / f"Tiny_{split}.ts").write_text(text)
+    shutil.copytree(tiny_folder, inside)
     assert read("Tiny", tmp_path).digest() == problem.digest()
     changed = (inside / "Tiny_TEST.ts").read_text().replace(":high", ":low", 1)
     (inside / "Tiny_TEST.ts").write_text(changed)
@@ -63,23 +62,21 @@ def test_no_network_is_one_line(tmp_path, capsys, monkeypatch):
         raise OSError("Name or service not known\nand more")
 
     monkeypatch.setattr(aeon.datasets, "load_classification", no_network)
-    given = ["--dataset", "Handwriting", "--output", str(tmp_path)]
+    given = ["--dataset", "Handwriting", "--output", tmp_path]
     words = ["error: the data set Handwriting cannot be loaded", "--data-dir"]
     assert_one_error_line(RECIPE.main, given, words, capsys)
 
 
 def test_damaged_data_file_is_one_line(tmp_path, tiny_folder, capsys):
-    for split in ("TRAIN", "TEST"):
-        text = (tiny_folder / f"Tiny_{split}.ts").read_text()
-        (tmp_path / f"Tiny_{split}.ts").write_text(text.replace("@data", "@datum"))
-    arguments = ["--dataset", "Tiny", "--data-dir", str(tmp_path), "--output", str(tmp_path / "o")]
+    for path in tiny_folder.iterdir():
+        (tmp_path / path.name).write_text(path.read_text().replace("@data", "@datum"))
+    arguments = ["--dataset", "Tiny", "--data-dir", tmp_path, "--output", tmp_path / "output"]
     words = ["error: the data set Tiny cannot be loaded"]
     assert_one_error_line(RECIPE.main, arguments, words, capsys)
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Keras trains on several devices")
 def test_distribute_needs_a_backend_that_can(tiny_arguments, tmp_path, capsys):
-    output = tmp_path / "output"
-    given = [*tiny_arguments, "--output", str(output), "--distribute"]
+    given = [*tiny_arguments, "--output", tmp_path / "output", "--distribute"]
     assert_one_error_line(RECIPE.main, given, ["error: --distribute"], capsys)
-    assert not output.exists()
+    assert not (tmp_path / "output").exists()
