@@ -330,7 +330,7 @@ class AttentiveGraphFilter(AttentionLayer):
         state = self._checked_state(state, key, value)
         operator = SingularOperator(left, key, None, padding_mask, causal=True, state=state)
         outputs = self._project_out(operator(value), tokens)
-        return outputs, cast("RunningSum", operator.state)
+        return outputs, cast("RunningSum", operator.following)
 
     def _checked_state(
         self, state: object, key: Float[Tensor, "B T N H"], value: Float[Tensor, "B T N D"]

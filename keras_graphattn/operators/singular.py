@@ -40,7 +40,7 @@ class SingularOperator(Operator):
         dropout: Optional function that drops entries of U * g(S).
 
     Attributes:
-        state: In the causal form, after a call: the sums over all tokens so far.
+        following: In the causal form, after a call: the sums over all tokens so far.
 
     Example:
 
@@ -63,11 +63,12 @@ class SingularOperator(Operator):
     ) -> None:
         self.left, self.logits, self.queries, self.keys = left, logits, queries, keys
         self.causal, self.state = causal, state
+        self.following: RunningSum | None = None
         self.applied = left if dropout is None else dropout(left)
 
     def __call__(self, x: Float[Tensor, "B S N D"]) -> Float[Tensor, "B T N D"]:
         if self.causal:
-            outputs, self.state = causal_product(
+            outputs, self.following = causal_product(
                 self.applied, self.logits, x, self.keys, self.state
             )
             return outputs

@@ -33,7 +33,8 @@ def arrays(length, seed=0, names=3):
 
 def operator(form, query, key, mask, block_size=32):
     if form == "softmax":
-        return SoftmaxOperator(scores_of(query, key), mask.joined(query.shape[1]))
+        visible = mask.joined(query.shape[1])
+        return SoftmaxOperator(scores_of(query, key), visible, dtype=query.dtype)
     if form == "blockwise":
         return BlockwiseOperator(query, key, mask, block_size=block_size)
     return FusedOperator(query, key, mask)
