@@ -23,9 +23,7 @@ class TokenLayer(keras.layers.Layer):  # type: ignore[misc]
                 f"(batch, length, features). Received: inputs.shape={tuple(inputs_shape)}"
             )
 
-    def __call__(
-        self, inputs: Num[Tensor, "B T d"], mask: Num[Tensor, "B T"] | None = None, **kwargs: Any
-    ) -> Num[Tensor, "..."]:
+    def __call__(self, inputs: object, mask: object = None, **kwargs: Any) -> Num[Tensor, "..."]:
         sizes: Sizes = {}
         inputs = as_tensor("inputs", inputs)
         check_shape("inputs", inputs, ("B T d",), sizes)

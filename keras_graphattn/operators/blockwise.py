@@ -85,10 +85,10 @@ class BlockwiseOperator(Operator):
 
         heads = self.query.shape[2]
         if keras.backend.backend() == "torch" and fits_one_block(length, heads * self.block_size):
-            from keras_graphattn.operators import torch_blockwise
+            from keras_graphattn.operators.torch_blockwise import twice
 
             visible = self.visibility.joined(length)
-            once, second = torch_blockwise.twice(by_blocks, self.query, self.key, x, visible)
+            once, second = twice(by_blocks, self.query, self.key, x, visible)
         else:
             once, second = by_blocks(self.query, self.key, x)
         return once, second

@@ -411,13 +411,13 @@ def _rows_of_output(
 
     if keras.backend.backend() != "torch":
         return plain(rows, *tensors)
-    from keras_graphattn.operators import torch_p_laplacian
+    from keras_graphattn.operators.torch_p_laplacian import Settings, rows_of_output
 
     p, epsilon, drop_diagonal = settings.numbers
-    known = torch_p_laplacian.Settings(
+    known = Settings(
         p, epsilon**2, LEAST_SHARE, drop_diagonal, settings.has_centre, settings.is_masked
     )
-    return torch_p_laplacian.rows_of_output(plain, known, rows, *tensors)
+    return rows_of_output(plain, known, rows, *tensors)
 
 
 def _common_centre(

@@ -229,6 +229,8 @@ class RandomWalk(TopologyMask):
             A tensor of shape (1 or B, 1, T, T); NaN for an example with a wrong entry.
         """
         tensors, wrong = self._prepared(inputs, {}, length)
+        if isinstance(length, int):
+            self._check_length(length)
         if self._adjacency is not None:
             weights = ops.convert_to_tensor(self._adjacency.toarray(), dtype=self.variable_dtype)
             return weights[None, None]
