@@ -151,10 +151,10 @@ class MaskedKernelAttention(KernelLayer):
                 "`filter`, or leave out `order`."
             )
         chosen = None if filter is None else filters.get(filter, order)
-        if chosen is not None:
-            chosen.coefficients(num_heads)  # refuses start values for another number of heads
         feature_map = feature_maps.get(feature_map)
         super().__init__(num_heads, key_dim, value_dim, dropout, feature_map=feature_map, **kwargs)
+        if chosen is not None:
+            chosen.coefficients(num_heads)  # refuses start values for another number of heads
         self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
         self.filter = chosen
         self._share_multiplier()
