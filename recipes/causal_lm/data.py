@@ -38,7 +38,6 @@ class Corpus(NamedTuple):
     test: str
 
     def digest(self) -> str:
-        """A fingerprint of the three texts."""
         parts = (hashlib.sha256(text.encode()).digest() for text in self)
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
@@ -84,7 +83,6 @@ class Bytes:
     start = ord("\n")
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text's tokens, of shape (T,), int32."""
         return np.frombuffer(text.encode(), "uint8").astype("int32")
 
     def decode(self, numbers: np.ndarray) -> str:
@@ -109,11 +107,9 @@ class Words:
 
     @property
     def size(self) -> int:
-        """Number of different tokens."""
         return len(self.words)
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text's tokens, of shape (T,), int32."""
         unknown, numbers = self.numbers[UNKNOWN], array("i")
         for index, line in enumerate(text.split("\n")):
             if index:
@@ -139,11 +135,9 @@ class Pieces:
 
     @property
     def size(self) -> int:
-        """Number of different tokens."""
         return int(self.tokenizer.vocabulary_size())
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text's tokens, of shape (T,), int32."""
         numbers = array("i")
         lines = iter(text.splitlines(keepends=True))
         while some := list(itertools.islice(lines, self.lines_at_a_time)):
@@ -152,7 +146,6 @@ class Pieces:
         return np.asarray(numbers, "int32")
 
     def decode(self, numbers: np.ndarray) -> str:
-        """The text of token numbers."""
         return str(self.tokenizer.detokenize([int(number) for number in numbers]))
 
 
@@ -167,7 +160,6 @@ class Problem(NamedTuple):
     tokens: dict[str, np.ndarray]
 
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         return self.corpus.digest()
 
     def words(self, part: str) -> int:

@@ -38,7 +38,6 @@ class Folds:
 
     @property
     def features(self) -> int:
-        """Features of each node."""
         return self.graphs[0].node_features.shape[1]
 
     def chance(self) -> Chance:
@@ -47,7 +46,6 @@ class Folds:
         return of_accuracy(validation=labels, training=labels, test=labels)
 
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256(
             GraphProblem("", self.classes, self.graphs, [], []).digest().encode()
         )

@@ -74,7 +74,6 @@ class Problem:
 
     @property
     def splits(self) -> dict[str, Images]:
-        """The three parts by their names."""
         return {"training": self.train, "validation": self.validation, "test": self.test}
 
     def chance(self) -> Chance | None:
@@ -85,7 +84,6 @@ class Problem:
         return of_accuracy(**labels) if labels else None
 
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         return self.fingerprint
 
 

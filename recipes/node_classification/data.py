@@ -47,7 +47,6 @@ class NodeProblem:
 
     @property
     def features(self) -> int:
-        """Features of each node."""
         return self.graph.node_features.shape[1]
 
     def only(self, part: str) -> Graph:
@@ -63,11 +62,9 @@ class NodeProblem:
         return labels[labels >= 0]
 
     def chance(self) -> Chance:
-        """The accuracy of the most frequent class."""
         return of_accuracy(**{part: self.labels(part) for part in self.parts})
 
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         arrays = (self.graph.edges, self.graph.node_features, self.graph.label)
         for array in (*arrays, *self.parts.values()):

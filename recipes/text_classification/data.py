@@ -128,7 +128,6 @@ class Encoded:
         return {name: array[indices, :length] for name, array in self.arrays.items()}
 
     def take(self, indices: np.ndarray) -> "Encoded":
-        """The examples at `indices`."""
         arrays = {name: array[indices] for name, array in self.arrays.items()}
         return Encoded(arrays, self.lengths[indices], self.labels[indices])
 
@@ -145,7 +144,6 @@ class Problem:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest example."""
         return int(max(one.lengths.max() for one in (self.train, *self.evaluations.values())))
 
     def chance(self) -> Chance | None:
@@ -157,7 +155,6 @@ class Problem:
         return None if metric == "f1" else Chance("no relation to the labels", levels)
 
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256()
         for name, one in (("train", self.train), *self.evaluations.items()):
             for key in sorted(one.arrays):

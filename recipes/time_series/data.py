@@ -24,7 +24,6 @@ class Split:
         return len(self.labels)
 
     def take(self, indices: np.ndarray) -> "Split":
-        """The examples at `indices`."""
         return Split(self.series[indices], self.padding_mask[indices], self.labels[indices])
 
     @property
@@ -48,21 +47,17 @@ class Problem:
 
     @property
     def length(self) -> int:
-        """Steps of the longest series."""
         return self.train.series.shape[1]
 
     @property
     def channels(self) -> int:
-        """Values per step."""
         return self.train.series.shape[2]
 
     def chance(self) -> Chance:
-        """The accuracy of the most frequent class."""
         train = self.train.labels
         return of_accuracy(validation=train, training=train, test=self.test.labels)
 
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for split in (self.train, self.test):
             for array in (split.series, split.padding_mask, split.labels):

@@ -28,12 +28,10 @@ class GraphProblem:
 
     @property
     def splits(self) -> dict[str, list[Graph]]:
-        """The splits by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     @property
     def features(self) -> int:
-        """Features of each node."""
         return self.train[0].node_features.shape[1]
 
     def sizes(self, count: int = 4) -> list[int]:
@@ -63,7 +61,6 @@ class GraphProblem:
         return Chance("always the median of the training data", errors)
 
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for name, graphs in self.splits.items():
             digest.update(f"{name} {len(graphs)}".encode())

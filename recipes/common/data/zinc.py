@@ -95,7 +95,6 @@ class _Tensor(NamedTuple):
     metadata: Any = None
 
     def array(self) -> np.ndarray:
-        """The tensor's numbers."""
         values = _storage(self.storage)
         places = self.offset + sum(
             (

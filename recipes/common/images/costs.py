@@ -21,11 +21,9 @@ class Cost(NamedTuple):
     multiply_adds: int = 0  # for one image
 
     def times(self, count: int) -> "Cost":
-        """The cost of several such parts."""
         return Cost(count * self.parameters, count * self.multiply_adds)
 
     def plus(self, *others: "Cost") -> "Cost":
-        """The cost of parts together."""
         costs = (self, *others)
         return Cost(sum(c.parameters for c in costs), sum(c.multiply_adds for c in costs))
 

@@ -5,6 +5,7 @@ the graph what it needs: edges, or walks.
 """
 
 import argparse
+import functools
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
@@ -165,27 +166,21 @@ def gat(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -
     return GraphAttention(**arguments)(nodes, graph["edges"])
 
 
-def graph_kernel(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
-    """GKAT: softmax attention, its weights times the kernel of the walks."""
-    return _with_walks(GraphKernelAttention, nodes, graph, arguments)
-
-
-def graph_masked_kernel(
-    nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]
-) -> Tensor:
-    """Kernel attention, its matrix times the kernel of the walks."""
-    return _with_walks(MaskedKernelAttention, nodes, graph, {**arguments, "path": "dense"})
-
-
 def _with_walks(
     make: type[layers.Layer],
     nodes: Tensor,
     graph: Mapping[str, Tensor],
     arguments: dict[str, Any],
+    **more: str,
 ) -> Tensor:
-    layer = make(mask=RandomWalk(), output_shape=_width(arguments), **arguments)
-    mask = graph["node_mask"]
+    """A layer whose matrix is multiplied by the kernel of the walks."""
+    width, mask = _width(arguments), graph["node_mask"]
+    layer = make(mask=RandomWalk(), output_shape=width, **arguments, **more)
     return layer(nodes, query_mask=mask, value_mask=mask, mask_inputs={"walks": graph["walks"]})
+
+
+graph_kernel = functools.partial(_with_walks, GraphKernelAttention)
+graph_masked_kernel = functools.partial(_with_walks, MaskedKernelAttention, path="dense")
 
 
 def _width(arguments: Mapping[str, Any]) -> int:

@@ -32,7 +32,6 @@ class Criterion(NamedTuple):
 
     @property
     def last_epoch(self) -> bool:
-        """Whether the last epoch is taken."""
         return self.choose_by == LAST_EPOCH
 
     def score(self, metrics: Metrics) -> tuple[float, float]:
@@ -66,12 +65,10 @@ class RunState:
 
     @property
     def epoch(self) -> int:
-        """The last finished epoch."""
         return len(self.history)
 
     @property
     def best(self) -> Metrics:
-        """The metrics of the best epoch."""
         return self.history[self.best_epoch - 1]
 
     def ends(self, epochs: int, patience: float) -> bool:
