@@ -38,21 +38,21 @@ def core_cases(order):
     """Functions of the projections for query (U), key (V), singular and value."""
     from keras import ops
 
-    from keras_graphattn import ops as our
+    from keras_graphattn.filters.polynomial import polynomial, recurrence
+    from keras_graphattn.operators.singular import SingularOperator, left_singular_vectors
 
-    steps = our.recurrence("jacobi", order)
+    steps = recurrence("jacobi", order)
     coefficients = [1.0] + [0.1] * order
 
     def filtered(query, singular):
-        gain = our.singular_value_filter(singular, ops.convert_to_tensor(coefficients), steps)
-        return our.left_singular_vectors(query) * gain
+        gain = polynomial(ops.sigmoid(singular), ops.convert_to_tensor(coefficients), steps)
+        return left_singular_vectors(query) * gain
 
     def filter_core(query, key, singular, value):
-        context = our.singular_value_context(key, value)
-        return our.attend_to_context(filtered(query, singular), context, value.dtype)
+        return SingularOperator(filtered(query, singular), key)(value)
 
     def causal_filter_core(query, key, singular, value):
-        return our.causal_singular_value_attention(filtered(query, singular), key, value)[0]
+        return SingularOperator(filtered(query, singular), key, causal=True)(value)
 
     def softmax_core(query, key, singular, value, causal=False):
         scores = ops.einsum("btnh,bsnh->bnts", query * query.shape[-1] ** -0.5, key)

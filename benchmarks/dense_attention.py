@@ -27,24 +27,26 @@ def core_cases(causal):
     """Functions of query, key and value, each (B, n, heads, size)."""
     from keras import ops
 
-    from keras_graphattn.ops import (
-        AttentionMask,
+    from keras_graphattn.operators import (
         BlockwiseOperator,
+        FusedOperator,
+        SoftmaxOperator,
+        Visibility,
+    )
+    from keras_graphattn.operators.softmax import scores_of
+    from keras_graphattn.ops import (
         first_order_filter,
-        fused_operator,
-        joined_mask,
         p_laplacian_attention,
         polynomial_filter,
         recurrence,
-        softmax_operator,
     )
 
-    mask, order = AttentionMask(causal=causal), 3
+    mask, order = Visibility(causal=causal), 3
     weights, steps = [0.1, 0.8, 0.3], recurrence("chebyshev", order)
 
     def dense(query, key):
-        positions = ops.arange(query.shape[1])
-        return softmax_operator(query, key, joined_mask(mask, positions, positions))
+        visible = mask.joined(query.shape[1])
+        return SoftmaxOperator(scores_of(query, key), visible, dtype=query.dtype)
 
     def squared(query, key, value):
         identity = ops.eye(query.shape[1], dtype=query.dtype)[None, :, None]
@@ -71,7 +73,7 @@ def core_cases(causal):
         "plain attention": lambda q, k, v: dense(q, k)(v),
         "filter, A @ A": squared,
         "filter, dense": filtered(dense),
-        "filter, fused": filtered(lambda q, k: fused_operator(q, k, mask)),
+        "filter, fused": filtered(lambda q, k: FusedOperator(q, k, mask)),
         "filter, blockwise": filtered(lambda q, k: BlockwiseOperator(q, k, mask)),
         "chebyshev 3, dense": chebyshev,
         "p-Laplacian, blockwise": p_laplacian,

@@ -61,8 +61,8 @@ def case_of(name, kind, count, options):
     import keras
     from keras import ops
 
-    from keras_graphattn.ops.kernel.attention import NormalisedOperator
-    from keras_graphattn.ops.kernel.features import relu_features
+    from keras_graphattn.operators import KernelOperator
+    from keras_graphattn.ops import relu_features
 
     mask = mask_of(name, count, options)
     path = "dense" if kind == "dense product" else mask.paths[-1]
@@ -74,11 +74,8 @@ def case_of(name, kind, count, options):
             if kind != "attention":
                 return mask.apply(x, path)
             query, key = map(relu_features, others[:2])
-
-            def attend(x):
-                return mask.attend(query, key, x, path, options.feature_chunk)
-
-            return NormalisedOperator(attend)(x)
+            chunk = options.feature_chunk
+            return KernelOperator(query, key, mask, path=path, feature_chunk=chunk)(x)
 
     widths = (options.columns, options.key_dim, options.key_dim)
     widths = widths if kind == "attention" else widths[:1]

@@ -20,7 +20,7 @@ from measure import (
     table,
 )
 
-from recipes.common.images.costs import ATTENTIONS, costs, total
+from recipes.common.images.costs import ATTENTIONS, model_cost
 from recipes.common.images.sizes import SIZES
 
 OF_SWIN = ("softmax", "gfsa", "p_laplacian")  # whose scores take the biases of its windows
@@ -48,7 +48,7 @@ def parse():
 def row_of(name, attention, options):
     """One line of the table."""
     size, data = SIZES[name], {"image": options.image_size, "classes": options.classes}
-    found, plain = (total(costs(size, one, **data)) for one in (attention, "softmax"))
+    found, plain = (model_cost(size, one, **data) for one in (attention, "softmax"))
     is_published = attention == "softmax" and tuple(data.values()) == (size.image, 1000)
     published = (size.parameters, size.multiply_adds) if is_published else (None, None)
     parameters, multiply_adds = ("" if number is None else str(number) for number in published)

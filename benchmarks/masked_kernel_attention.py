@@ -34,28 +34,25 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
     """Kernel attention under a mask as a function of query, key and value."""
     from keras import ops
 
-    from keras_graphattn.ops.kernel.attention import (
-        NormalisedOperator,
-        sum_over_features,
-        unmasked_attention,
-    )
-    from keras_graphattn.ops.kernel.features import relu_features
+    from keras_graphattn.masks import Mask
+    from keras_graphattn.operators.kernel import KernelOperator
+    from keras_graphattn.ops import relu_features
 
     def function(query, key, value):
-        query, key = relu_features(query), relu_features(key)
-        if mask is None:
-            attend = lambda x: unmasked_attention(query, key, x)  # noqa: E731
-        elif path == "Algorithm 1":
-            names = tuple(mask.parameters())
-
-            def apply(signal, *tensors):
-                return mask._signal(signal, "", dict(zip(names, tensors, strict=True)), inputs)
-
-            weights = tuple(mask.parameters().values())
-            attend = lambda x: sum_over_features(apply, query, key, x, weights, feature_chunk)  # noqa: E731
-        else:
-            attend = lambda x: mask.attend(query, key, x, path, feature_chunk, **inputs)  # noqa: E731
-        return NormalisedOperator(attend)(ops.convert_to_tensor(value))
+        operator = KernelOperator(
+            relu_features(query),
+            relu_features(key),
+            mask,
+            inputs,
+            path=path,
+            feature_chunk=feature_chunk,
+        )
+        if path == "Algorithm 1":
+            operator._sums = lambda x: Mask._attend(
+                *(mask, operator.query_features, operator.key_features, x, "chunked"),
+                *(mask.parameters(), inputs, feature_chunk),
+            )
+        return operator(ops.convert_to_tensor(value))
 
     return function
 

@@ -24,8 +24,8 @@ from recipes.common.command.parsing import (  # some only for the benchmarks
     at_least,
     number_in,
     run_command,
+    run_program,
 )
-from recipes.common.command.program import run_program
 
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"  # which git ignores
 KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}

@@ -156,33 +156,24 @@ def tree_rows(count, kind, function, options):
 
 def chosen_path(mask, options):
     """The path that "auto" takes where the step is compiled as it is here."""
-    if mask.function == "table":
-        return mask._own_path(options.columns)
-    import keras
-
-    from keras_graphattn.ops.trees.choice import COSTS, sweep_path
-
-    way = f"{keras.backend.backend()} {options.compile}"
-    way = way if way in COSTS else keras.backend.backend()
-    return sweep_path(mask._forest, way, options.columns)
+    path = mask._own_path()
+    return "scan" if path == "doubling" and options.compile == "xla" else path
 
 
 def graph_rows(count, options):
     from scipy.sparse.linalg import expm_multiply
 
     from keras_graphattn.masks import GraphDiffusion
+    from keras_graphattn.masks.graphs.edges import graph_operator, read_graph
 
     start = time.perf_counter()
-    mask = GraphDiffusion(graph_of_degree(count), num_nodes=count, learn_time=False)
-    longest = options.time_radius / mask.interval[1]
-    mask = GraphDiffusion(
-        graph_of_degree(count), num_nodes=count, initial_time=longest, learn_time=False
-    )
-    x = signal(count, options)
-    matrix = mask._operator.astype("float32")
+    graph = read_graph(graph_of_degree(count), count)
+    matrix, low, high = graph_operator(graph, "laplacian")
+    longest = options.time_radius / high
+    mask = GraphDiffusion(graph, initial_time=longest, learn_time=False)
+    x, matrix = signal(count, options), matrix.astype("float32")
     values = np.asarray(np.random.default_rng(0).standard_normal((count, options.columns)))
     values = values.astype("float32")
-    low, high = mask.interval
     coefficients = np.ones(mask.num_terms, "float32")
 
     def scipy_loop():

@@ -59,57 +59,57 @@ def example(docstring: str) -> str:
 
 def _with_formulas(lines: list[str]) -> list[str]:
     """Lines of formulas as HTML."""
-    found = []
+    html = []
     for is_formula, group in groupby(lines, formulas.is_formula):
         same = list(group)
-        found += [formulas.block(same)] if is_formula else same
-    return found
+        html += [formulas.block(same)] if is_formula else same
+    return html
 
 
 def _sections(lines: list[str]) -> list[tuple[str, list[str]]]:
     """Pairs of a title, empty for the text outside of sections, and the lines without indent."""
-    found: list[tuple[str, list[str]]] = [("", [])]
+    sections: list[tuple[str, list[str]]] = [("", [])]
     for line in lines:
         title = line.removesuffix(":")
         if line.endswith(":") and title in SECTIONS:
-            found.append((title, []))
+            sections.append((title, []))
         elif (
             line
             and not line.startswith((" ", ">>>", "..."))
-            and found[-1][0] not in ("", "Example")
+            and sections[-1][0] not in ("", "Example")
         ):
-            found.append(("", [line]))
+            sections.append(("", [line]))
         else:
-            indented = found[-1][0] and line.startswith("    ")
-            found[-1][1].append(line[4:] if indented else line)
-    return found
+            indented = sections[-1][0] and line.startswith("    ")
+            sections[-1][1].append(line[4:] if indented else line)
+    return sections
 
 
 def _items(lines: list[str]) -> list[str]:
     """A Markdown list of the lines `name: text`, each with the indented lines after it."""
-    found = []
+    items = []
     for line in lines:
         item = ITEM.match(line)
         if item:
             names = ", ".join(f"`{name}`" for name in item["name"].split(", "))
-            found.append(f"- {names}: {item['text']}")
+            items.append(f"- {names}: {item['text']}")
         else:
-            found.append(line)
-    return found
+            items.append(line)
+    return items
 
 
 def _with_code_blocks(lines: list[str]) -> list[str]:
     """Doctests, up to the next empty line, as code blocks."""
-    found, inside = [], False
+    blocks, inside = [], False
     for line in [*lines, ""]:
         if not inside and line.startswith(">>> "):
-            found += ["```pycon"] if not found or not found[-1].strip() else ["", "```pycon"]
+            blocks += ["```pycon"] if not blocks or not blocks[-1].strip() else ["", "```pycon"]
             inside = True
         elif inside and not line.strip():
-            found.append("```")
+            blocks.append("```")
             inside = False
-        found.append(line)
-    return found
+        blocks.append(line)
+    return blocks
 
 
 def _linked(text: str, identifiers: dict[str, str]) -> str:

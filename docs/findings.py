@@ -32,10 +32,10 @@ def shares() -> dict[str, dict[int, float]]:
 def accuracies() -> dict[str, tuple[float, float]]:
     """Mean test accuracy and its standard deviation over seeds."""
     rows = {row["attention"]: row for row in json.loads(CYCLES.read_text())["table"]}
-    found = {label: rows[name] for name, label in ATTENTIONS.items()}
+    shown = {label: rows[name] for name, label in ATTENTIONS.items()}
     return {
         label: (row["test_accuracy_mean"], row["test_accuracy_standard_deviation"])
-        for label, row in found.items()
+        for label, row in shown.items()
     }
 
 

@@ -15,18 +15,6 @@ from typing import NamedTuple
 
 from docs.paths import GUIDES
 
-KNOWN = (
-    "Title",
-    "Author",
-    "Date created",
-    "Last modified",
-    "Description",
-    "Accelerator",
-    "Environment",
-)
-NEEDED = ("Title", "Description", "Accelerator")
-
-
 # The order of reading: what all need, then the kinds of data, then the parts, then use
 ORDER = (
     *("first_steps", "which_attention", "long_sequences", "images", "graphs", "decoders"),
@@ -65,17 +53,10 @@ def all_guides() -> list[Path]:
 
 
 def read(path: Path) -> Guide:
-    """The header and the blocks of a script.
-
-    Raises:
-        ValueError: If the header has a line of another form, or one that is not known, or lacks
-            one that is needed.
-    """
+    """The header and the blocks of a script."""
     script = path.read_text()
     lines, body = script.splitlines(), ast.parse(script).body
     texts = [node for node in body if _is_text(node)]
-    if not texts or texts[0] is not body[0]:
-        raise ValueError(f"{path} must begin with a text block: the header of the guide.")
     blocks, last = [], 0
     for node in texts:
         blocks.append(_code(lines, last, node.lineno - 1))
@@ -85,7 +66,8 @@ def read(path: Path) -> Guide:
     blocks = [block for block in blocks if block.source]
     header, _, introduction = blocks[0].source.partition("\n\n")
     blocks[:1] = [Block("text", introduction, 1)] if introduction else []
-    return Guide(path.stem, _header(path, header), blocks)
+    lines = [line.split(": ", 1) for line in header.splitlines()]
+    return Guide(path.stem, {name: value.strip() for name, value in lines}, blocks)
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -102,39 +84,23 @@ def _code(lines: list[str], start: int, end: int) -> Block:
     return Block("code", "\n".join(lines[start:end]).rstrip(), start + 1)
 
 
-def _header(path: Path, text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        name, colon, value = line.partition(": ")
-        if not colon or name not in KNOWN:
-            raise ValueError(
-                f"A line of the header of {path} must be `Name: value`, with one of {KNOWN}. "
-                f"Received: {line!r}. Put an empty line between the header and the text."
-            )
-        found[name] = value.strip()
-    missing = [name for name in NEEDED if name not in found]
-    if missing:
-        raise ValueError(f"The header of {path} needs {NEEDED}. It lacks {missing}.")
-    return found
-
-
 def environment(guide: Guide) -> dict[str, str]:
     """The environment variables in which a guide runs for the site."""
-    given = guide.header.get("Environment", "").split()
-    return {"KERAS_BACKEND": "torch", **dict(pair.split("=", 1) for pair in given)}
+    pairs = guide.header.get("Environment", "").split()
+    return {"KERAS_BACKEND": "torch", **dict(pair.split("=", 1) for pair in pairs)}
 
 
 def page(guide: Guide, printed: list[Printed]) -> str:
     """The Markdown of a guide; `printed` has one entry for each code block."""
     header = guide.header
-    told = ("Author", "Date created", "Last modified", "Accelerator")
+    names = ("Author", "Date created", "Last modified", "Accelerator")
     facts = [header["Description"]]
-    facts += [f"**{name}:** {header[name]}" for name in told if name in header]
+    facts += [f"**{name}:** {header[name]}" for name in names if name in header]
     code = "\n".join(block.source for block in guide.blocks if block.kind == "code")
     extras = [f"`{extra}`" for name, extra in EXTRAS.items() if f" {name}" in code]
     facts += [f"**Extra to install:** {', '.join(extras)}"] if extras else []
-    given = " ".join(f"{name}={value}" for name, value in environment(guide).items())
-    facts.append(f"**The outputs below:** `{given} python guides/{guide.name}.py`")
+    variables = " ".join(f"{name}={value}" for name, value in environment(guide).items())
+    facts.append(f"**The outputs below:** `{variables} python guides/{guide.name}.py`")
     files = f"[Script]({guide.name}.py) · [Notebook]({guide.name}.ipynb)"
     parts = [f"# {header['Title']}", "  \n".join([*facts, files])]
     outputs = iter(printed)

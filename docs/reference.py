@@ -21,6 +21,7 @@ PACKAGES = {
     "analysis": "Analysis",
     "distribution": "Several devices",
     "export": "Export for serving",
+    "operators": "Operators of attention",
     "ops": "Operations on tensors",
 }
 
@@ -44,23 +45,25 @@ def names_of(package: str) -> list[str]:
 @functools.cache
 def places() -> dict[str, Place]:
     """The place of each public name, such as "keras_graphattn.layers.ContraNorm"."""
-    found = {}
+    public_places = {}
     for package in PACKAGES:
         for name in names_of(package):
             identifier = f"keras_graphattn.{package}.{name}"
             page = f"{package}/{name}.md" if package in PAGE_EACH else f"api/{package}.md"
-            found[identifier] = Place(page, identifier)
-    objects = {id(_object(name)): place for name, place in found.items() if callable(_object(name))}
+            public_places[identifier] = Place(page, identifier)
+    objects = {
+        id(_object(name)): place for name, place in public_places.items() if callable(_object(name))
+    }
     for name in keras_graphattn.__all__:
         public = getattr(keras_graphattn, name)
         if isinstance(public, types.ModuleType):
             page = f"{name}/index.md" if name in PAGE_EACH else f"api/{name}.md"
-            found[f"keras_graphattn.{name}"] = Place(page, "")
+            public_places[f"keras_graphattn.{name}"] = Place(page, "")
         elif name == "__version__":
-            found["keras_graphattn.__version__"] = Place("changelog.md", "")
+            public_places["keras_graphattn.__version__"] = Place("changelog.md", "")
         else:
-            found[f"keras_graphattn.{name}"] = objects[id(public)]
-    return found
+            public_places[f"keras_graphattn.{name}"] = objects[id(public)]
+    return public_places
 
 
 def _object(identifier: str) -> object:
@@ -71,11 +74,11 @@ def _object(identifier: str) -> object:
 @functools.cache
 def class_identifiers() -> dict[str, str]:
     """The identifiers of public classes by their names, but for names that stand for several."""
-    found: dict[str, set[str]] = {}
+    identifiers: dict[str, set[str]] = {}
     for name, place in places().items():
         if place.identifier and inspect.isclass(_object(name)):
-            found.setdefault(name.rpartition(".")[2], set()).add(place.identifier)
-    return {name: next(iter(which)) for name, which in found.items() if len(which) == 1}
+            identifiers.setdefault(name.rpartition(".")[2], set()).add(place.identifier)
+    return {name: next(iter(which)) for name, which in identifiers.items() if len(which) == 1}
 
 
 def summary(identifier: str) -> str:
@@ -93,41 +96,41 @@ def _value(constant: object) -> str:
 
 def page_of_package(package: str) -> str:
     """The page of all names of a package."""
-    module = importlib.import_module(f"keras_graphattn.{package}")
     blocks = [f"::: keras_graphattn.{package}.{name}" for name in names_of(package)]
-    parts = [f"# {PACKAGES[package]}", f"`keras_graphattn.{package}`: {_about(module)}", *blocks]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([_about(package), *blocks]) + "\n"
 
 
 def list_of_package(package: str) -> str:
     """The page that leads to the page of each name of a package."""
-    module = importlib.import_module(f"keras_graphattn.{package}")
-    parts = [f"# {PACKAGES[package]}", f"`keras_graphattn.{package}`: {_about(module)}"]
-    rows = ["| name | what it is |", "| --- | --- |"]
-    for name in names_of(package):
-        text = summary(f"keras_graphattn.{package}.{name}").replace("|", "\\|")
-        rows.append(f"| [`{name}`]({name}.md) | {text} |")
-    return "\n\n".join([*parts, "\n".join(rows)]) + "\n"
+    rows = [_row(f"keras_graphattn.{package}.{name}", f"{name}.md") for name in names_of(package)]
+    return "\n\n".join([_about(package), _table(rows)]) + "\n"
 
 
-def _about(module: types.ModuleType) -> str:
-    """What a package's docstring says to its users; what follows is for contributors."""
-    text = inspect.getdoc(module) or ""
-    return text.split("\n\nA new ")[0].split(" One file\n")[0]
+def _about(package: str) -> str:
+    """A title, and what a package's docstring says to its users, not to contributors."""
+    text = inspect.getdoc(importlib.import_module(f"keras_graphattn.{package}")) or ""
+    text = text.split("\n\nA new ")[0].split(" One file\n")[0]
+    return f"# {PACKAGES[package]}\n\n`keras_graphattn.{package}`: {text}"
+
+
+def _row(identifier: str, target: str) -> str:
+    text = summary(identifier).replace("|", "\\|")
+    return f"| [`{identifier.rpartition('.')[2]}`]({target}) | {text} |"
+
+
+def _table(rows: list[str]) -> str:
+    return "\n".join(["| name | what it is |", "| --- | --- |", *rows])
 
 
 def index() -> str:
     """The page of all public names."""
-    parts = ["# Every public name", "The names of `keras_graphattn` and of its packages."]
     rows: dict[str, list[str]] = {}
     for name, place in places().items():
-        package, _, short = name.removeprefix("keras_graphattn.").rpartition(".")
+        package = name.removeprefix("keras_graphattn").rpartition(".")[0].removeprefix(".")
         anchor = f"#{place.identifier}" if place.identifier else ""
-        text = summary(name).replace("|", "\\|")
-        rows.setdefault(package, []).append(f"| [`{short}`](../{place.page}{anchor}) | {text} |")
+        rows.setdefault(package, []).append(_row(name, f"../{place.page}{anchor}"))
+    parts = ["# Every public name", "The names of `keras_graphattn` and of its packages."]
     for package in ("", *PACKAGES):
         title = f"keras_graphattn.{package}".rstrip(".")
-        parts.append(
-            f"## `{title}`\n\n| name | what it is |\n| --- | --- |\n" + "\n".join(rows[package])
-        )
+        parts.append(f"## `{title}`\n\n{_table(rows[package])}")
     return "\n\n".join(parts) + "\n"

@@ -28,7 +28,7 @@ def run(path: Path, folder: Path) -> list[Printed]:
     module.__file__ = str(path)
     sys.modules["__main__"], sys.argv = module, [str(path)]
     os.environ["GUIDE_OUTPUT"] = str(folder)
-    found, drawn = [], set()
+    outputs, drawn = [], set()
     for block in read(path).blocks:
         if block.kind != "code":
             continue
@@ -38,8 +38,8 @@ def run(path: Path, folder: Path) -> list[Printed]:
         new = sorted(set(folder.rglob("*.png")) - drawn, key=lambda p: p.stat().st_mtime_ns)
         drawn |= set(new)
         pictures = tuple(picture.relative_to(folder).as_posix() for picture in new)
-        found.append(Printed(_shown(printed.getvalue()), pictures))
-    return found
+        outputs.append(Printed(_shown(printed.getvalue()), pictures))
+    return outputs
 
 
 def _shown(text: str) -> str:

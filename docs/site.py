@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import keras_graphattn
-from docs import docstrings, errors, formulas, guides, links, reference, tables
+from docs import docstrings, formulas, guides, links, reference
 from docs.guides import Printed
 from docs.paths import CONFIG, IDENTIFIERS, OUTPUT, OUTPUTS_OF_GUIDES, ROOT
 
@@ -28,8 +28,7 @@ FILES = {
     **{f"recipes/{name}/README.md": f"results/{name}.md" for name in RECIPES},
 }
 HIDDEN = {"index.md": "navigation", "capabilities.md": "toc", "reach.md": "toc"}  # for width
-# How far up a search shows a page: templates of errors below all that explains
-SEARCH = "---\nsearch:\n  boost: {}\n---\n\n"
+FIRST_IN_SEARCH = "---\nsearch:\n  boost: 4\n---\n\n"
 # What pages may link to, but that is no page
 COPIED = {
     path.relative_to(ROOT).as_posix(): f"files/{path.relative_to(ROOT).as_posix()}"
@@ -50,30 +49,28 @@ def pages(printed: Callable[[guides.Guide], list[Printed]]) -> dict[str, str]:
     Args:
         printed: Gives what the code blocks of a guide print and draw.
     """
-    found = {}
+    texts = {}
     where = places()
     for file, page in FILES.items():
-        found[page] = links.moved((ROOT / file).read_text(), file, page, where)
+        texts[page] = links.moved((ROOT / file).read_text(), file, page, where)
     for page, side in HIDDEN.items():
-        found[page] = f"---\nhide: [{side}]\n---\n\n{found[page]}"
-    found["messages.md"] = SEARCH.format(0.01) + errors.page()
+        texts[page] = f"---\nhide: [{side}]\n---\n\n{texts[page]}"
     for path in guides.all_guides():
         guide = guides.read(path)
         page = f"guides/{guide.name}.md"
         text = guides.page(_with_moved_links(guide, page, where), printed(guide))
-        found[page] = SEARCH.format(4) + text
-    found["guides/index.md"] = _list_of_guides()
-    found["results/index.md"] = _list_of_results()
-    found["api/index.md"] = reference.index()
+        texts[page] = FIRST_IN_SEARCH + text
+    texts["guides/index.md"] = _list_of_guides()
+    texts["results/index.md"] = _list_of_results()
+    texts["api/index.md"] = reference.index()
     for package in reference.PACKAGES:
         if package in reference.PAGE_EACH:
-            found[f"{package}/index.md"] = reference.list_of_package(package)
+            texts[f"{package}/index.md"] = reference.list_of_package(package)
             for name in reference.names_of(package):
-                page = f"{package}/{name}.md"
-                found[page] = _page_of_class(package, name, _tables(package, name, page, where))
+                texts[f"{package}/{name}.md"] = _page_of_class(package, name)
         else:
-            found[f"api/{package}.md"] = reference.page_of_package(package)
-    return {page: formulas.set_in_page(text) for page, text in found.items()}
+            texts[f"api/{package}.md"] = reference.page_of_package(package)
+    return {page: formulas.set_in_page(text) for page, text in texts.items()}
 
 
 def _with_moved_links(guide: guides.Guide, page: str, where: dict[str, str]) -> guides.Guide:
@@ -108,22 +105,8 @@ def _list_of_results() -> str:
     return "\n\n".join(rows[:2]) + "\n\n" + "\n".join(rows[2:]) + "\n"
 
 
-def _tables(package: str, name: str, page: str, where: dict[str, str]) -> str:
-    """What the README, the page of masks and the tests tell of the cost and of the abilities."""
-    costs, column = ("README.md", 1) if package == "layers" else ("docs/pages/masks.md", 0)
-    abilities = "guides/capabilities.md"
-    parts = []
-    for title, file, place in (("Cost", costs, column), ("What it can do", abilities, 0)):
-        rows = tables.rows_of(name, (ROOT / file).read_text(), place)
-        if rows:
-            parts.append(f"## {title}\n\n{links.moved(rows, file, page, where)}")
-    if parts:
-        parts.append("[What the entries mean](../capabilities.md).")
-    return "\n\n".join(parts)
-
-
-def _page_of_class(package: str, name: str, in_tables: str) -> str:
-    """The page of a layer or a mask: an example, its matrix, its docstring, tables, guides."""
+def _page_of_class(package: str, name: str) -> str:
+    """The page of a layer or a mask: an example, its matrix, its docstring, guides."""
     from docs import pictures
 
     public = getattr(getattr(keras_graphattn, package), name)
@@ -134,8 +117,7 @@ def _page_of_class(package: str, name: str, in_tables: str) -> str:
         caption = f"The matrix of `{name}`" + (f": {shown}." if shown else ".")
         parts.append(f"![{caption.replace('`', '')}]({name}.png)\n\n*{caption}*")
     parts.append(f"::: keras_graphattn.{package}.{name}")
-    if in_tables:
-        parts.append(in_tables)
+    parts.append(f"[What `{name}` can do](../capabilities.md)")
     using = [p for p in guides.all_guides() if f"{name}(" in p.read_text()]
     if using:
         rows = [f"- [{guides.read(p).header['Title']}](../guides/{p.stem}.md)" for p in using]
@@ -172,7 +154,7 @@ def navigation() -> list:
         },
         {"Results": ["results/index.md", *of_recipes]},
         {"Reference": packages},
-        {"Errors": ["troubleshooting.md", {"All messages": "messages.md"}]},
+        {"Errors": "troubleshooting.md"},
         {"Project": ["contributing.md", "changelog.md"]},
     ]
 

@@ -117,9 +117,9 @@ else:
 ## Weights
 
 `layout_map` gives every weight of a model a layout: projections are split over attention heads, a
-feed-forward network over its hidden units, embeddings over their vocabulary; coefficients of
-filters, weights of masks and norms are whole on each device. A size that the devices cannot share
-evenly is an error that names the weight, and so is a rule that matches none.
+feed-forward network over its hidden units, embeddings over their vocabulary; biases, coefficients
+of filters, weights of masks and norms are whole on each device. A size that the devices cannot
+share evenly is an error that names the weight, and so is a rule that matches none.
 """
 
 if backend == "jax":
@@ -129,7 +129,8 @@ if backend == "jax":
     parallel = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
     with parallel.scope():
         model = build()
-        print(check_layout_map(model, layouts, large=256))
+        for path, axes in check_layout_map(model, layouts).items():
+            print(f"{path}: {axes}")
         train(model, "weights shared out")
 
 """
@@ -187,4 +188,4 @@ if backend == "jax":
     layer = GraphFilterAttention(num_heads=4, key_dim=8, order=3, name="filter")
     layer.build((None, LENGTH, 32))
     layouts = keras_graphattn.layout_map(layer, mesh)
-    print({path: layouts[path].axes for path in ("filter/query/kernel", "filter/query/bias")})
+    print(check_layout_map(layer, layouts))

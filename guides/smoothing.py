@@ -126,9 +126,10 @@ print(report.compare(cured))
 """
 ## The pictures
 
-One function draws each picture on an axis of matplotlib; `report.plot()` draws them all. The
-attention map A of a head shows what it looks at. H, after the filter, is mostly its negative, with
-a strong diagonal.
+`plot_similarity` and `plot_responses` draw on an axis of matplotlib. `report.plot()` puts the
+similarity and the responses of the first and the last layer in one figure. `plot_attention_maps`
+draws the matrices of a head: A shows what the head looks at. H, after the filter, is mostly the
+negative of A, with a strong diagonal.
 
 ![Similarity by depth, and the frequency response of one layer's heads](images/smoothing.png)
 

@@ -103,7 +103,7 @@ print(f"apply in blocks - matrix: at most {wrong:.1e}")
 
 """
 For long sequences a mask may also name a path of its own, and write `_signal`, a product M x that
-is cheaper than the matrix. `masks/exponential.py` is a short example.
+is cheaper than the matrix. `Exponential` in `masks/chunked.py` is a short example.
 
 ## A feature map
 

@@ -1,5 +1,6 @@
 """Graph-filter and sub-quadratic masked attention for Keras 3, on any backend."""
 
+import keras_graphattn.ops  # noqa: F401  # first: it shows formulas that masks hold
 from keras_graphattn import (
     analysis,
     distribution,
@@ -9,6 +10,7 @@ from keras_graphattn import (
     hub,
     layers,
     masks,
+    operators,
     ops,
     optimizers,
 )
@@ -53,6 +55,7 @@ __all__ = [
     "layers",
     "layout_map",
     "masks",
+    "operators",
     "ops",
     "optimizers",
     "revert",

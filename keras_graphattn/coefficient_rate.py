@@ -1,9 +1,13 @@
 """How fast coefficients learn: a base of our layers, of converted ones and of masks."""
 
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from keras_graphattn.checks.arguments import number, optional
-from keras_graphattn.checks.layer_calls import WeightsAfterBuild
+import keras
+from keras import ops
+
+from keras_graphattn.checks import number, optional
+from keras_graphattn.types import Float, Tensor
 
 NAME = "coefficient_learning_rate_multiplier"
 MARK = "learning_rate_multiplier"  # an attribute of variables; their layer or mask sets it
@@ -17,7 +21,7 @@ FINE_TUNING_MULTIPLIER = 100.0  # of layers made by `convert`: 5e-3 if other wei
 positive = number(above=0.0)
 
 
-class CoefficientRate(WeightsAfterBuild):
+class CoefficientRate:
     """The option `coefficient_learning_rate_multiplier` of all attention layers and masks.
 
     A coefficient is a weight that the layer itself owns, next to its projections, or a weight of
@@ -28,9 +32,9 @@ class CoefficientRate(WeightsAfterBuild):
     """
 
     default_multiplier: ClassVar[float] = FILTER_MULTIPLIER
-    weights: Any
+    weights: list[keras.Variable]
     built: bool
-    _flatten_layers: Any
+    _flatten_layers: Callable[[], Iterable[keras.Layer]]
 
     def __init__(
         self,
@@ -38,9 +42,11 @@ class CoefficientRate(WeightsAfterBuild):
         coefficient_learning_rate_multiplier: float | None = None,
         **kwargs: Any,
     ) -> None:
-        multiplier = optional(positive)(NAME, coefficient_learning_rate_multiplier, {})
+        multiplier: float | None = optional(positive)(
+            NAME, coefficient_learning_rate_multiplier, {}
+        )
         super().__init__(*args, **kwargs)
-        self._multiplier: float | None = multiplier
+        self._multiplier = multiplier
 
     @property
     def coefficient_learning_rate_multiplier(self) -> float:
@@ -60,13 +66,26 @@ class CoefficientRate(WeightsAfterBuild):
         self._mark()
 
     @property
-    def coefficients(self) -> list[Any]:
+    def coefficients(self) -> list[keras.Variable]:
         """The weights that learn at the coefficients' rate; an `AttributeError` before `build`."""
         if not self.built:
             raise AttributeError("coefficients")  # `__getattr__` says why
         return [variable for variable in self.weights if hasattr(variable, MARK)]
 
-    def add_weight(self, *args: Any, **kwargs: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        """Says "build first" of a weight that does not exist yet. torch keeps sublayers there."""
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            message = f"'{type(self).__name__}' object has no attribute '{name}'"
+            if not name.startswith("_") and not vars(self).get("built", True):
+                message += (
+                    ". The layer is not built, and its weights do not exist yet: build it first, "
+                    "or call it on data once."
+                )
+            raise AttributeError(message, name=name, obj=self) from None
+
+    def add_weight(self, *args: object, **kwargs: object) -> keras.Variable:
         variable = super().add_weight(*args, **kwargs)  # type: ignore[misc]
         setattr(variable, MARK, self.coefficient_learning_rate_multiplier)
         return variable
@@ -76,7 +95,7 @@ class CoefficientRate(WeightsAfterBuild):
         return [part for part in self._flatten_layers() if isinstance(part, CoefficientRate)]
 
     def _share_multiplier(self) -> None:
-        """Gives the layer's multiplier, if it was given one, to each mask that was given none."""
+        """Gives the layer's multiplier, if it has one of its own, to each mask that has none."""
         if self._multiplier is not None:
             for part in self._parts():
                 part._multiplier = part._multiplier or self._multiplier
@@ -91,5 +110,43 @@ class CoefficientRate(WeightsAfterBuild):
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
         # A file of weights keeps the number. Before that, a mask may still get it from its layer.
-        number = self.coefficient_learning_rate_multiplier if self.built else self._multiplier
-        return {**config, NAME: number}
+        rate = self.coefficient_learning_rate_multiplier if self.built else self._multiplier
+        return {**config, NAME: rate}
+
+
+class Filtered:
+    """Base of layers with a filter: the filter's coefficients are weights of the layer."""
+
+    add_weight: Callable[..., keras.Variable]
+    _coefficient_names: tuple[str, ...]
+
+    def add_filter_weights(self, filter: Any, num_heads: int) -> None:
+        """Makes the weights of a filter's coefficients. Each becomes an attribute of the layer."""
+        coefficients = filter.coefficients(num_heads)
+        self._coefficient_names = tuple(coefficients)
+        for name, coefficient in coefficients.items():
+            start = coefficient.start  # (..., N)
+            weight = self.add_weight(
+                name=name,
+                shape=start.shape,
+                initializer=lambda shape, dtype, start=start: ops.convert_to_tensor(start, dtype),
+                trainable=coefficient.trainable,
+                autocast=False,  # mixed precision keeps it in the variable dtype
+            )
+            setattr(self, name, weight)
+
+    def filtered(
+        self,
+        filter: Callable[..., Float[Tensor, "..."]],
+        apply: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]],
+        values: Float[Tensor, "..."],
+        trailing_axes: int = 1,
+    ) -> Float[Tensor, "..."]:
+        """H(A) values, with the layer's coefficients.
+
+        `trailing_axes` is the number of axes of `values` after that of the heads: 1 for signals
+        (..., N, D), 2 for matrices (..., N, T, S).
+        """
+        axes = (..., *[None] * trailing_axes)
+        coefficients = {name: getattr(self, name)[axes] for name in self._coefficient_names}
+        return filter(apply, values, coefficients)

@@ -4,77 +4,76 @@ Keras has no public way to replace a sublayer of a built layer (keras#18601). Ea
 what it relies on; tests/hub/test_internals.py tells which of them a new release has broken.
 """
 
+import gc
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import keras
 from keras.src.backend.common.masking import get_keras_mask
 
+from keras_graphattn.types import Float, Num, Tensor
 
-def sublayers(layer: Any) -> list[Any]:
+
+def sublayers(layer: keras.Layer) -> list[Any]:
     """The direct sublayers in the order in which Keras tracks them; a model's in graph order."""
     if isinstance(layer, keras.Model):
         return [child for child in layer.layers if child is not getattr(layer, "preprocessor", 0)]
     return list(layer._layers)
 
 
-def walk(layer: Any, seen: set[int] | None = None) -> Iterator[Any]:
+def walk(layer: keras.Layer) -> list[Any]:
     """The layer and all layers in it, depth first, each once."""
-    seen = set() if seen is None else seen
-    if id(layer) in seen:
-        return
-    seen.add(id(layer))
-    yield layer
-    for child in sublayers(layer):
-        yield from walk(child, seen)
+    layers: dict[int, keras.Layer] = {}
+
+    def visit(layer: keras.Layer) -> None:
+        if id(layer) not in layers:
+            layers[id(layer)] = layer
+            for child in sublayers(layer):
+                visit(child)
+
+    visit(layer)
+    return list(layers.values())
 
 
-def layer_attributes(layer: Any) -> dict[str, Any]:
+def living_layers_above(held: set[int], inside: set[int]) -> list[Any]:
+    """The layers of this process that hold a layer, by ids; the nearest first, without `inside`."""
+    # `type`: an object that stands in for another may load a module when asked for its class
+    living = [x for x in gc.get_objects() if issubclass(type(x), keras.Layer)]
+    children = {}
+    for layer in living:
+        with suppress(AttributeError):  # its constructor has not run to its end
+            if id(layer) not in inside:
+                children[id(layer)] = layer, {id(child) for child in sublayers(layer)}
+    held, above = set(held), []
+    while new := [x for key, (x, below) in children.items() if key not in held and below & held]:
+        above += new
+        held |= {id(layer) for layer in new}
+    return above
+
+
+def layer_attributes(layer: keras.Layer) -> dict[str, keras.Layer]:
     """The sublayers that are attributes, by name. On torch they are in `_modules`."""
-    found = {name: value for name, value in vars(layer).items() if isinstance(value, keras.Layer)}
-    for name, value in vars(layer).get("_modules", {}).items():
-        if isinstance(value, keras.Layer):
-            found[name] = value
-    return found
+    attributes = vars(layer) | vars(layer).get("_modules", {})
+    return {name: x for name, x in attributes.items() if isinstance(x, keras.Layer)}
 
 
-def replace_sublayer(parent: Any, attribute: str, new: Any) -> None:
-    """Makes `new` the sublayer `attribute` of a built layer, instead of the old one."""
-    old = getattr(parent, attribute)
-    tracker = parent._tracker
-    tracker.replace_tracked_value("layers", old, new)
-    was_locked = tracker.locked
-    tracker.unlock()
-    try:
-        setattr(parent, attribute, new)
-    finally:
-        if was_locked:
-            tracker.lock()
-    if getattr(parent, attribute) is not new or old in parent._layers:
-        raise RuntimeError(
-            f"Keras {keras.__version__} kept '{attribute}' of {type(parent).__name__} when it was "
-            "to be replaced. This release of Keras tracks sublayers in a way that "
-            "keras_graphattn.keras_internals does not know."
-        )
-
-
-def scale_of(attention: Any) -> float:
+def scale_of(attention: keras.layers.MultiHeadAttention) -> float:
     """The factor of the scores of Keras' multi-head attention."""
     return float(attention._inverse_sqrt_key_dim)
 
 
-def scope_of(layer: Any) -> AbstractContextManager[Any]:
+def scope_of(layer: keras.Layer) -> AbstractContextManager[object]:
     """The name scope in which `layer` was built, so that a layer built now gets paths like it."""
     parent_path = layer.path.rpartition("/")[0] if layer.path else ""
     if not parent_path:
         return nullcontext()
     above, _, name = parent_path.rpartition("/")
-    scope: AbstractContextManager[Any] = keras.name_scope(name, override_parent=above)
+    scope: AbstractContextManager[object] = keras.name_scope(name, override_parent=above)
     return scope
 
 
-def move(layer: Any, parent: Any) -> None:
+def move(layer: keras.Layer, parent: keras.Layer) -> None:
     """Gives a built layer and its weights the paths that they have if `parent` builds the layer."""
     layer._path = f"{parent.path}/{layer.name}"
     for variable in (*layer._trainable_variables, *layer._non_trainable_variables):
@@ -84,19 +83,14 @@ def move(layer: Any, parent: Any) -> None:
     track_again(layer)
 
 
-def change_class(layer: Any, new_class: type) -> None:
+def change_class(layer: object, new_class: type) -> None:
     """Changes the class of an instance in place; everything that points at it stays valid."""
     object.__setattr__(layer, "__class__", new_class)
 
 
 @contextmanager
-def growing(layer: Any, trains: bool) -> Iterator[None]:
-    """Lets a built layer get further weights within this context.
-
-    Args:
-        layer: The layer.
-        trains: Whether the weights are trainable even though the layer is frozen.
-    """
+def growing(layer: keras.Layer, trains: bool) -> Iterator[None]:
+    """Lets a built layer get further weights; with `trains`, trainable ones in a frozen layer."""
     was_locked, was_trainable = layer._tracker.locked, layer._trainable
     layer._tracker.unlock()
     layer._trainable = was_trainable or trains
@@ -108,11 +102,11 @@ def growing(layer: Any, trains: bool) -> Iterator[None]:
             layer._tracker.lock()
 
 
-def remove_attribute(layer: Any, name: str) -> None:
+def remove_attribute(layer: keras.Layer, name: str) -> None:
     """Takes an attribute of a layer away, and what Keras and the backend know of a weight in it."""
-    held = getattr(layer, name)
-    if isinstance(held, keras.Variable):
-        layer._untrack_variable(held)
+    value = getattr(layer, name)
+    if isinstance(value, keras.Variable):
+        layer._untrack_variable(value)
     super(keras.Layer, layer).__delattr__(name)  # Keras' own collects garbage for each weight
 
 
@@ -120,7 +114,7 @@ _OF_THE_OBJECT = ("_inbound_nodes", "_outbound_nodes")  # its places in graphs o
 _BOUND = ("build", "quantize")  # Keras wraps them in each instance, bound to that instance
 
 
-def exchange(first: Any, second: Any) -> None:
+def exchange(first: keras.Layer, second: keras.Layer) -> None:
     """Two built layers change bodies: class, weights, sublayers, settings.
 
     So the class of `first` changes in place, and everything that points at it stays valid. A
@@ -145,14 +139,14 @@ COMPILED = (
 )
 
 
-def forget_compiled(model: Any) -> None:
+def forget_compiled(model: keras.Layer) -> None:
     """Drops compiled train, test, predict and generate functions, which hold the old graph."""
     for name in COMPILED:
         if getattr(model, name, None) is not None:
             setattr(model, name, None)
 
 
-def fresh_optimizer(model: Any) -> Any:
+def fresh_optimizer(model: keras.Layer) -> keras.optimizers.Optimizer | None:
     """A new optimizer like the model's, if that is built: its slots fit the old weights."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
@@ -160,14 +154,14 @@ def fresh_optimizer(model: Any) -> Any:
     return type(optimizer).from_config(optimizer.get_config())
 
 
-def forget_slots(model: Any) -> None:
+def forget_slots(model: keras.Layer) -> None:
     """Replaces a built optimizer by a new one like it."""
     optimizer = fresh_optimizer(model)
     if optimizer is not None:
         model.optimizer = optimizer
 
 
-def track_again(model: Any) -> None:
+def track_again(model: keras.Layer) -> None:
     """On torch, gathers the parameters of every layer anew, as Keras does after quantising."""
     if keras.backend.backend() == "torch":
         for layer in model._flatten_layers():
@@ -175,7 +169,7 @@ def track_again(model: Any) -> None:
                 layer._track_variables()
 
 
-def is_distributed(variable: Any) -> bool:
+def is_distributed(variable: keras.Variable) -> bool:
     """Whether the variable was made for several devices, under a distribution or a strategy."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
@@ -193,19 +187,19 @@ def makes_distributed() -> bool:
     return keras.distribution.distribution() is not None
 
 
-def layouts_of(distribution: Any) -> Any:
+def layouts_of(distribution: object) -> keras.distribution.LayoutMap | None:
     """The layout map of a `keras.distribution.ModelParallel`; None of another distribution."""
     return getattr(distribution, "_layout_map", None)
 
 
-def place_again(variable: Any, distribution: Any) -> None:
+def place_again(variable: keras.Variable, distribution: keras.distribution.ModelParallel) -> None:
     """Gives a variable the layout that it would have been made with: Keras sets it only then."""
     variable._layout = None
     variable._layout = distribution.get_variable_layout(variable)
     variable.assign(variable.value)
 
 
-def compiled_metrics(model: Any) -> list[Any]:
+def compiled_metrics(model: keras.Layer) -> list[keras.metrics.Metric]:
     """The metrics given to `compile`: before they have seen data, the model does not list them."""
     compiled = getattr(model, "_compile_metrics", None)
     names = ("_user_metrics", "_user_weighted_metrics")
@@ -214,21 +208,18 @@ def compiled_metrics(model: Any) -> list[Any]:
 
 def subclasses_of(cls: type) -> list[type]:
     """All classes that are derived from a class now, directly or not."""
-    found: list[type] = list(cls.__subclasses__())
-    return found + [below for known in found for below in subclasses_of(known)]
+    children: list[type] = list(cls.__subclasses__())
+    return children + [below for child in children for below in subclasses_of(child)]
 
 
 @contextmanager
-def replaced_attributes(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Hides attributes of instances within this context, and gives them back after it.
+def replaced_attributes(replacements: Iterable[tuple[object, str, object]]) -> Iterator[None]:
+    """Replaces attributes of instances, by their names, and gives them back afterwards.
 
     Keras and the backend do not learn of it: nothing is tracked or untracked.
-
-    Args:
-        replacements: Objects, names of attributes, and what takes their places.
     """
     missing = object()
-    done: list[tuple[dict[str, Any], str, Any]] = []
+    done: list[tuple[dict[str, object], str, object]] = []
     try:
         for owner, name, value in replacements:
             body = vars(owner)
@@ -243,12 +234,12 @@ def replaced_attributes(replacements: Iterable[tuple[Any, str, Any]]) -> Iterato
                 body[name] = value
 
 
-def without_rematerialisation(layer: Any) -> list[tuple[Any, str, Any]]:
+def without_rematerialisation(layer: keras.Layer) -> list[tuple[object, str, object]]:
     """What `replaced_attributes` hides so that a layer runs its `call` once, and not traced."""
     is_rematerialised = getattr(layer, "_remat_mode", None) is not None
     return [(layer, "_remat_mode", None)] if is_rematerialised else []
 
 
-def keras_mask_of(tensor: Any) -> Any:
-    """The mask (B, T) that Keras has attached to a tensor, or `None`."""
+def keras_mask_of(tensor: Float[Tensor, "..."]) -> Num[Tensor, "B ..."] | None:
+    """The mask that Keras has attached to a tensor, or `None`."""
     return get_keras_mask(tensor)

@@ -8,12 +8,14 @@ weights its coefficients learn. The optimizers of this module apply it.
 
 import functools
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 
-from keras_graphattn.checks.arguments import optional
+from keras_graphattn.checks import optional
 from keras_graphattn.coefficient_rate import MARK, NAME, positive
+from keras_graphattn.types import Float, Tensor
 
 __all__ = [
     "CoefficientRates",
@@ -24,14 +26,8 @@ __all__ = [
 ]
 
 
-def learning_rate_multiplier(variable: Any) -> float:
-    """How many times as fast as other weights a variable learns, as set by its layer.
-
-    Args:
-        variable: A Keras variable.
-
-    Returns:
-        The multiplier; 1.0 for a variable that is not a coefficient of this package's layers.
+def learning_rate_multiplier(variable: keras.Variable) -> float:
+    """How many times as fast as other weights a variable learns; 1.0 if it is no coefficient.
 
     Example:
 
@@ -53,26 +49,37 @@ class CoefficientRates:
 
     coefficient_learning_rate_multiplier: float | None = None
     warns_without_effect = False  # the user asked for the rates
-    optimizers: Any
-    _trainable_variables: Any
-    _get_variable_index: Any
+    optimizers: Sequence[keras.optimizers.Optimizer]
+    built: bool
+    _trainable_variables: Sequence[keras.Variable]
+    _get_variable_index: Callable[[object], int]
 
-    def build(self, variables: Any) -> None:
-        if self.warns_without_effect and not self.built:  # type: ignore[attr-defined]
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        if self.warns_without_effect and not self.built:
             _warn_without_effect(variables, self.coefficient_learning_rate_multiplier)
         super().build(variables)  # type: ignore[misc]
-        _change_members(self, self.coefficient_learning_rate_multiplier)
+        apply_rates(self, self.coefficient_learning_rate_multiplier)
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(
+        self,
+        gradient: Float[Tensor, "..."],
+        variable: object,
+        learning_rate: Float[Tensor, ""] | float,
+    ) -> None:
         factor = self._factor(variable)
         if factor != 1.0:
             learning_rate = learning_rate * factor
         super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
-    def _parallel_update_step(self, gradients: Any, variables: Any, learning_rate: Any) -> None:
+    def _parallel_update_step(
+        self,
+        gradients: Sequence[Tensor],
+        variables: Sequence[object],
+        learning_rate: Float[Tensor, ""] | float,
+    ) -> None:
         """Updates many variables: at once those of the most frequent rate, the others one by one.
 
-        Keras calls it on torch.
+        Keras calls it on torch, once for each step: Nadam counts the calls.
         """
         factors = [self._factor(variable) for variable in variables]
         usual = max(set(factors), key=lambda factor: (factors.count(factor), -factor))
@@ -86,27 +93,32 @@ class CoefficientRates:
             if factor != usual:
                 self.update_step(gradients[index], variables[index], learning_rate)
 
-    def _factor(self, variable: Any) -> float:
+    def _factor(self, variable: object) -> float:
         # on tensorflow, `variable` may be the backend's variable inside the Keras variable
         own = self._trainable_variables[self._get_variable_index(variable)]
-        given = self.coefficient_learning_rate_multiplier
-        return given if given is not None and hasattr(own, MARK) else learning_rate_multiplier(own)
+        multiplier = self.coefficient_learning_rate_multiplier
+        if multiplier is not None and hasattr(own, MARK):
+            return multiplier
+        return learning_rate_multiplier(own)
 
     def get_config(self) -> dict[str, Any]:
-        plain = _plain_class(type(self))
-        optimizer = plain.from_config(super().get_config())  # type: ignore[misc]
+        optimizer = _plain_class(self).from_config(super().get_config())  # type: ignore[misc]
         return {
             "optimizer": keras.optimizers.serialize(optimizer),
             NAME: self.coefficient_learning_rate_multiplier,
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, object] | None = None
+    ) -> keras.optimizers.Optimizer:
         optimizer = keras.optimizers.deserialize(dict(config["optimizer"]), custom_objects)
         return apply_rates(optimizer, config[NAME])
 
 
-def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> Any:
+def with_coefficient_rates(
+    optimizer: keras.optimizers.Optimizer | str | dict[str, Any], multiplier: float | None = None
+) -> keras.optimizers.Optimizer:
     """Makes an optimizer give filter coefficients their own learning rate.
 
     Models and layers made by `keras_graphattn.convert` call this function in `compile`. Call it
@@ -142,41 +154,33 @@ def with_coefficient_rates(optimizer: Any, multiplier: float | None = None) -> A
     True
     """
     multiplier = optional(positive)("multiplier", multiplier, {})
-    found = None if optimizer is None else keras.optimizers.get(optimizer)
-    if found is None:
+    if optimizer is None:
         raise ValueError(
             "`optimizer` must be a Keras optimizer, its name or its configuration. Received: "
             "optimizer=None"
         )
-    apply_rates(found, multiplier)
-    inner = found.inner_optimizer if _is_loss_scaling(found) else found
-    inner.warns_without_effect = True
-    return found
+    changed = apply_rates(keras.optimizers.get(optimizer), multiplier)
+    _inner(changed).warns_without_effect = True
+    return changed
 
 
-def apply_rates(found: Any, multiplier: float | None = None) -> Any:
+def apply_rates(
+    optimizer: keras.optimizers.Optimizer, multiplier: float | None = None
+) -> keras.optimizers.Optimizer:
     """Does to an optimizer, in place, what `with_coefficient_rates` does, without its warning."""
-    if _is_loss_scaling(found):
-        apply_rates(found.inner_optimizer, multiplier)
-        return found
-    if not isinstance(found, CoefficientRates):
-        plain: Any = type(found)
-        new = _class_with_rates(plain)
-        object.__setattr__(found, "__class__", new)
+    inner = _inner(optimizer)
+    if not isinstance(inner, CoefficientRates):
+        plain: Any = type(inner)
+        object.__setattr__(inner, "__class__", _class_with_rates(plain))
     if multiplier is not None:
-        found.coefficient_learning_rate_multiplier = float(multiplier)
-    _change_members(found, multiplier)
-    return found
+        inner.coefficient_learning_rate_multiplier = float(multiplier)
+    for member in getattr(inner, "optimizers", ()):  # a `MultiOptimizer` makes some in its `build`
+        apply_rates(member, multiplier)
+    return optimizer
 
 
-def without_coefficient_rates(optimizer: Any) -> Any:
+def without_coefficient_rates(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Undoes `with_coefficient_rates` in place: all weights have one rate again, as in Keras.
-
-    Args:
-        optimizer: A Keras optimizer.
-
-    Returns:
-        The optimizer, an instance of its plain class again.
 
     Example:
 
@@ -184,16 +188,16 @@ def without_coefficient_rates(optimizer: Any) -> Any:
     >>> applies_coefficient_rates(optimizer)
     False
     """
-    inner = optimizer.inner_optimizer if _is_loss_scaling(optimizer) else optimizer
+    inner = _inner(optimizer)
     for member in getattr(inner, "optimizers", ()):
         without_coefficient_rates(member)
     if isinstance(inner, CoefficientRates):
-        object.__setattr__(inner, "__class__", _plain_class(type(inner)))
+        object.__setattr__(inner, "__class__", _plain_class(inner))
         inner.coefficient_learning_rate_multiplier = None
     return optimizer
 
 
-def applies_coefficient_rates(optimizer: Any) -> bool:
+def applies_coefficient_rates(optimizer: keras.optimizers.Optimizer) -> bool:
     """Returns whether an optimizer gives filter coefficients their own learning rate.
 
     Example:
@@ -201,22 +205,23 @@ def applies_coefficient_rates(optimizer: Any) -> bool:
     >>> applies_coefficient_rates(keras.optimizers.Adam())
     False
     """
-    inner = optimizer.inner_optimizer if _is_loss_scaling(optimizer) else optimizer
-    return isinstance(inner, CoefficientRates)
+    return isinstance(_inner(optimizer), CoefficientRates)
 
 
-def _is_loss_scaling(optimizer: Any) -> bool:
-    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+def _inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer that takes the steps: that inside a `LossScaleOptimizer`."""
+    is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if is_scaling else optimizer
 
 
-def _warn_without_effect(variables: Any, multiplier: float | None) -> None:
-    found = [variable for variable in variables if hasattr(variable, MARK)]
-    if found and (multiplier or any(learning_rate_multiplier(one) != 1.0 for one in found)):
+def _warn_without_effect(variables: Sequence[keras.Variable], multiplier: float | None) -> None:
+    coefficients = [variable for variable in variables if hasattr(variable, MARK)]
+    if coefficients and (multiplier or any(learning_rate_multiplier(x) != 1 for x in coefficients)):
         return
     received = (
-        f"{len(found)} coefficients, each of which has the multiplier 1. Set "
+        f"{len(coefficients)} coefficients, each of which has the multiplier 1. Set "
         f"`{NAME}` of their layers and masks, or give `multiplier` here."
-        if found
+        if coefficients
         else "none among the trained weights. Use the optimizer as it is, or check that the model "
         "has a filter or a mask with weights, and that they are trainable."
     )
@@ -225,12 +230,6 @@ def _warn_without_effect(variables: Any, multiplier: float | None) -> None:
         f"coefficients of filters and masks. Received: {received}",
         stacklevel=3,
     )
-
-
-def _change_members(optimizer: Any, multiplier: float | None) -> None:
-    """Changes the optimizers inside a `MultiOptimizer`. It makes some of them when it is built."""
-    for member in getattr(optimizer, "optimizers", ()):
-        apply_rates(member, multiplier)
 
 
 @functools.cache
@@ -246,5 +245,6 @@ def _class_with_rates(plain: type) -> type:
     return new
 
 
-def _plain_class(cls: type) -> Any:
-    return cls.__mro__[cls.__mro__.index(CoefficientRates) + 1]
+def _plain_class(optimizer: CoefficientRates) -> type[keras.optimizers.Optimizer]:
+    classes = type(optimizer).__mro__
+    return classes[classes.index(CoefficientRates) + 1]

@@ -2,29 +2,44 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import keras
 
-from keras_graphattn.checks.names import did_you_mean
+from keras_graphattn.checks import did_you_mean
 
-Found = TypeVar("Found")
+Base = TypeVar("Base")
 
 
-def restored(name: str, given: Any) -> Any:
-    """Deserialises a configuration dictionary; other values are returned unchanged.
+class Configured:
+    """Base of objects that are their configuration: they are equal if it is equal."""
 
-    Args:
-        name: The argument's name, for the error message.
-        given: Any value.
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {}
 
-    Raises:
-        ValueError: If the dictionary is not a configuration that Keras can deserialise.
-    """
-    if not isinstance(given, dict):
-        return given
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The object that `get_config` described."""
+        return cls(**config)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.get_config() == other.get_config()
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
+
+def restored(name: str, value: object) -> Any:
+    """Deserialises a configuration dictionary; other values are returned unchanged."""
+    if not isinstance(value, dict):
+        return value
     try:
-        return keras.saving.deserialize_keras_object(given)
+        return keras.saving.deserialize_keras_object(value)
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ValueError(
@@ -33,61 +48,45 @@ def restored(name: str, given: Any) -> Any:
         ) from error
 
 
-def _needed(cls: Any) -> list[str]:
-    """The arguments that the constructor of a class needs, without `self`."""
-    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-    plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return [one.name for one in parameters if one.kind is plain and one.default is one.empty]
-
-
-def _hint(name: str, given: Any, base: type, registry: Mapping[str, Any]) -> str:
-    """What was meant by a class, by a name of a class that needs arguments, or by another name."""
-    meant = registry.get(given) if isinstance(given, str) else given
-    if isinstance(meant, type) and issubclass(meant, base):
-        arguments = ", ".join(f"{argument}=..." for argument in _needed(meant))
-        return f" Give an object: {name}={meant.__name__}({arguments})."
-    return did_you_mean(given, list(registry))
-
-
 def resolve(
     name: str,
-    given: Any,
-    base: type[Found],
-    registry: Mapping[str, type[Found]],
-    **options: Any,
-) -> Found:
-    """Returns the object for an argument that may be a name, an object or a configuration.
+    value: object,
+    base: type[Base],
+    registry: Mapping[str, type[Base]],
+    **options: object,
+) -> Base:
+    """The instance of `base` for an argument: a key of `registry`, an instance or a configuration.
 
-    Args:
-        name: The argument's name, for error messages.
-        given: A key of `registry`, an instance of `base`, or the configuration of an instance.
-        base: The class of the object.
-        registry: Maps each name to its class.
-        **options: Arguments of the class. They are used only if `given` is a name. Options that
-            are `None` are left out.
-
-    Returns:
-        An instance of `base`.
-
-    Raises:
-        ValueError: If `given` is anything else, such as a name of a class that needs arguments;
-            or if it is not a name and options are given.
+    Options are arguments of the class, for an argument that is a name; `None` counts as left out.
     """
-    options = {key: value for key, value in options.items() if value is not None}
-    if isinstance(given, str) and given in registry and not _needed(registry[given]):
-        return registry[given](**options)
-    found = restored(name, given)
-    if not isinstance(found, base):
+    options = {key: option for key, option in options.items() if option is not None}
+    if isinstance(value, str) and value in registry and not _needed(registry[value]):
+        return registry[value](**options)
+    instance = restored(name, value)
+    if not isinstance(instance, base):
+        meant = registry.get(value) if isinstance(value, str) else value
+        if isinstance(meant, type) and issubclass(meant, base):
+            arguments = ", ".join(f"{argument}=..." for argument in _needed(meant))
+            hint = f" Give an object: {name}={meant.__name__}({arguments})."
+        else:
+            hint = did_you_mean(value, list(registry))
         raise ValueError(
             f"`{name}` must be one of {[one for one in registry if not _needed(registry[one])]}, "
             f"or a `keras_graphattn.{base.__module__.split('.')[1]}.{base.__name__}`. Received: "
-            f"{name}={given!r}.{_hint(name, given, base, registry)}"
+            f"{name}={value!r}.{hint}"
         )
     if options:
-        received = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        received = ", ".join(f"{key}={option!r}" for key, option in options.items())
         raise ValueError(
             f"{', '.join(f'`{key}`' for key in options)} may only be given if `{name}` is a name. "
-            f"Received: {name}={given!r}, {received}. Pass it to the constructor of "
-            f"{type(found).__name__} instead."
+            f"Received: {name}={value!r}, {received}. Pass it to the constructor of "
+            f"{type(instance).__name__} instead."
         )
-    return found
+    return instance
+
+
+def _needed(cls: type) -> list[str]:
+    """The arguments that the constructor of a class needs, without `self`."""
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+    plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [one.name for one in parameters if one.kind is plain and one.default is one.empty]

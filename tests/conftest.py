@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -14,7 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import shape_checks
 from tests.compiling import leave_costly_passes_out
+
+if keras.backend.backend() == "torch":
+    shape_checks.install()
 
 settings.register_profile(
     "default",
@@ -97,6 +102,13 @@ def _is_generator(value: object) -> bool:
 
 def pytest_report_header() -> str:
     return f"keras {keras.__version__}, backend {keras.backend.backend()}"
+
+
+@pytest.fixture(autouse=True)
+def _shapes_are_right() -> Iterator[None]:
+    """No call in a test has shapes that annotations forbid, even if its error was caught."""
+    yield
+    assert not list(shape_checks.taken())
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from keras_graphattn.ops.graphs.walks import random_walks
+from keras_graphattn.ops import random_walks
 
 
 def random_parents(count, kind="random", seed=0, cut=0.1):
@@ -102,10 +102,8 @@ def diffusion_matrix(matrix, time, sign=-1.0):
     return torch.linalg.matrix_exp(sign * time[:, None, None] * matrix)
 
 
-def function_of_graph(matrix, time, operator, function="heat"):
-    """exp(-t L), exp(t A) or (I + t L)^-1 for each head, of shape (N, T, T)."""
-    if function == "resolvent":
-        return torch.linalg.inv(torch.eye(len(matrix)) + time[:, None, None] * matrix)
+def heat_matrix(matrix, time, operator):
+    """exp(-t L) or exp(t A) for each head, of shape (N, T, T)."""
     return diffusion_matrix(matrix, time, 1.0 if operator == "adjacency" else -1.0)
 
 

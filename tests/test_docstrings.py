@@ -37,6 +37,7 @@ FOLDERS = (
     "hub",
     "layers",
     "masks",
+    "operators",
     "ops",
 )
 

@@ -9,8 +9,7 @@ import pytest
 
 from keras_graphattn import layers, masks
 from keras_graphattn.coefficient_rate import FILTER_MULTIPLIER, MARK, MASK_MULTIPLIER, NAME
-from keras_graphattn.layers.parts.multi_head import MultiHeadLayer
-from keras_graphattn.layers.parts.projections import projections_of
+from keras_graphattn.layers.base import AttentionLayer, projections_of
 from keras_graphattn.optimizers import (
     applies_coefficient_rates,
     learning_rate_multiplier,
@@ -61,11 +60,6 @@ def sgd(state, g, rate, t):
     return -rate * g
 
 
-def momentum(state, g, rate, t):
-    state["m"] = 0.9 * state.get("m", 0.0) - rate * g
-    return state["m"]
-
-
 def adam(state, g, rate, t):
     state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * g
     state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * g**2
@@ -73,32 +67,13 @@ def adam(state, g, rate, t):
     return -rate * mean / (np.sqrt(square) + 1e-7)
 
 
-def rmsprop(state, g, rate, t):
-    state["v"] = 0.9 * state.get("v", 0.0) + 0.1 * g**2
-    return -rate * g / np.sqrt(state["v"] + 1e-7)
-
-
-def lion(state, g, rate, t):
-    mean = state.get("m", 0.0)
-    state["m"] = 0.99 * mean + 0.01 * g
-    return -rate * np.sign(0.9 * mean + 0.1 * g)
-
-
-NAIVE = {
-    "sgd": (lambda **o: keras.optimizers.SGD(RATE, **o), sgd),
-    "momentum": (lambda **o: keras.optimizers.SGD(RATE, momentum=0.9, **o), momentum),
-    "adam": (lambda **o: keras.optimizers.Adam(RATE, **o), adam),
-    "adamw": (lambda **o: keras.optimizers.AdamW(RATE, **o), adam),
-    "rmsprop": (lambda **o: keras.optimizers.RMSprop(RATE, **o), rmsprop),
-    "lion": (lambda **o: keras.optimizers.Lion(RATE, **o), lion),
-}
+NAIVE = {"SGD": sgd, "AdamW": adam}
 
 
 @pytest.mark.parametrize("name", NAIVE)
 def test_steps_are_those_of_numpy(name):
-    make, rule = NAIVE[name]
-    decay, norm = 0.1, 0.5
-    optimizer = with_coefficient_rates(make(weight_decay=decay, global_clipnorm=norm))
+    make, rule, decay, norm = getattr(keras.optimizers, name), NAIVE[name], 0.1, 0.5
+    optimizer = with_coefficient_rates(make(RATE, weight_decay=decay, global_clipnorm=norm))
     expected, states = [start.astype("float64") for start in STARTS], [{} for _ in STARTS]
     for t, gradients in enumerate(GRADIENTS, 1):
         total = np.sqrt(sum(np.sum(g.astype("float64") ** 2) for g in gradients))
@@ -254,7 +229,7 @@ def test_what_is_no_optimizer_is_refused(wrong):
 
 def cases():
     for name, options in LAYERS.items():
-        if issubclass(getattr(layers, name), MultiHeadLayer):
+        if issubclass(getattr(layers, name), AttentionLayer):
             yield pytest.param(name, options, id=name)
     for name, options in MASKS.items():
         if name != "Entries":
@@ -404,22 +379,6 @@ def compiled(optimizer, jit_compile="auto"):
     model = small_model()
     model.compile(optimizer, loss="mse", jit_compile=jit_compile)
     return model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
-@pytest.mark.parametrize("name", ["RMSprop", "AdamW", "Lion", "Adafactor", "Muon", "Nadam"])
-def test_fit_moves_coefficients_at_a_rate_of_fine_tuning(name, policy):
-    keras.config.set_dtype_policy(policy)
-    make = getattr(keras.optimizers, name)
-    moved = []
-    for optimizer in (with_coefficient_rates(make(5e-5)), make(5e-5)):
-        keras.utils.set_random_seed(0)
-        model = compiled(optimizer)
-        start = coefficients(model)
-        fit(model, epochs=2)
-        moved.append(np.abs(coefficients(model) - start).mean())
-    assert 100 < moved[0] / moved[1] < 400  # the layers of `small_model` ask for 200
 
 
 def test_training_at_a_rate_of_fine_tuning_moves_coefficients_and_goes_on_when_saved(tmp_path):

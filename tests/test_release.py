@@ -14,11 +14,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_the_version_stands_in_one_place_and_the_others_follow():
-    version = keras_graphattn.__version__
-    citation = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    assert citation.group(1) == version
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest.group(1) == version
+    for file, pattern in {"CITATION.cff": r"^version: (.+)$", "CHANGELOG.md": r"^## (\S+)"}.items():
+        first = re.search(pattern, (ROOT / file).read_text(), re.MULTILINE)
+        assert first.group(1) == keras_graphattn.__version__
 
 
 def test_oldest_requirements_are_the_lower_bounds():
@@ -28,23 +26,19 @@ def test_oldest_requirements_are_the_lower_bounds():
     assert any(line.startswith("keras==") for line in pinned)
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in pinned)
     assert [line.replace("==", ">=") for line in oldest] == newest
-
-
-def test_other_ends_are_refused():
     with pytest.raises(SystemExit, match=r"oldest or newest\. Received: middle"):
         requirements("middle")
 
 
 def test_how_to_install_stands_in_one_place():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    told = re.compile(r"pip install (?:-e|.?keras-graphattn)")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    install = re.compile(r"pip install (?:-e|.?keras-graphattn)")
     for folder in ("keras_graphattn", "recipes", "guides", "benchmarks", "docs"):
         for path in (ROOT / folder).rglob("*.py"):
-            assert path.name == "version.py" or not told.search(path.read_text()), path
+            assert path.name == "version.py" or not install.search(path.read_text()), path
     command = re.compile(re.escape(INSTALL_EXTRA).replace(r"\{\}", r"([\w,]+)"))
     for page in (ROOT / "README.md", *ROOT.glob("recipes/*/README.md"), *ROOT.glob("docs/pages/*")):
-        named = command.findall(page.read_text())
-        assert len(named) == len(told.findall(page.read_text())), page
-        assert {extra for each in named for extra in each.split(",")} <= set(extras), page
+        commands = command.findall(page.read_text())
+        assert len(commands) == len(install.findall(page.read_text())), page
+        extras = {extra for each in commands for extra in each.split(",")}
+        assert extras <= set(project["optional-dependencies"]), page

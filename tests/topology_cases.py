@@ -56,39 +56,34 @@ def trees_of_batch(function="exponential", count=11):
     return mask, {"parents": batch.astype("int32")}, matrix
 
 
-def diffusion(count=21, operator="laplacian", function="heat", seed=0):
+def diffusion(count=21, operator="laplacian", seed=0):
     edges = reference.random_edges(count, seed=seed)
     weights = np.random.default_rng(seed).uniform(0.3, 2.0, len(edges))
-    mask = GraphDiffusion(
-        edges, weights, count, operator=operator, function=function, initial_time=[0.3, 0.9]
-    )
+    mask = GraphDiffusion(edges, weights, count, operator=operator, initial_time=[0.3, 0.9])
     mask.build((None, count, HEADS, WIDTH))
     matrix = reference.graph_matrix(count, edges, operator, torch.tensor(weights))
 
     def full(logit):
         time = mask.max_time * torch.sigmoid(logit)
-        return reference.function_of_graph(matrix, time, operator, function)
+        return reference.heat_matrix(matrix, time, operator)
 
     return mask, {}, full
 
 
-def diffusion_of_batch(operator, function="heat", count=9):
+def diffusion_of_batch(operator, count=9):
     edges = np.full((2, 14, 2), -1, "int32")
     for example, seed in enumerate((1, 2)):
         found = reference.random_edges(count, 2.0, seed)[:14]
         edges[example, : len(found)] = found
     bound = None if operator == "normalized_laplacian" else 2.0 * count
-    options = {"operator": operator, "function": function, "spectral_bound": bound}
-    mask = GraphDiffusion(initial_time=[0.2, 0.7], **options)
+    mask = GraphDiffusion(operator=operator, spectral_bound=bound, initial_time=[0.2, 0.7])
     mask.build((None, count, HEADS, WIDTH))
 
     def full(logit):
         time = mask.max_time * torch.sigmoid(logit)
         each = [[tuple(edge) for edge in example if edge[0] >= 0] for example in edges]
         found = [reference.graph_matrix(count, one, operator) for one in each]
-        return torch.stack(
-            [reference.function_of_graph(one, time, operator, function) for one in found]
-        )
+        return torch.stack([reference.heat_matrix(one, time, operator) for one in found])
 
     return mask, {"edges": edges}, full
 

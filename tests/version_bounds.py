@@ -18,10 +18,10 @@ def requirements(which: str) -> list[str]:
     text = Path(__file__).parents[1].joinpath("pyproject.toml").read_text()
     project = tomllib.loads(text)["project"]
     extras = project["optional-dependencies"]
-    found = [*project["dependencies"], *(line for extra in EXTRAS for line in extras[extra])]
+    lines = [*project["dependencies"], *(line for extra in EXTRAS for line in extras[extra])]
     if which == "oldest":
-        found = [line.replace(">=", "==") for line in found]
-    return [*dict.fromkeys(found), *extras["dev"]]
+        lines = [line.replace(">=", "==") for line in lines]
+    return [*dict.fromkeys(lines), *extras["dev"]]
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from keras_graphattn.layers import GraphFilterAttention
 def main(folder, expected):
     root = Path(keras_graphattn.__file__).parent
     assert "site-packages" in root.parts, f"This is no installed package: {root}"
-    found = {version("keras-graphattn"), keras_graphattn.__version__}
-    assert found == {expected}, f"versions {found}, expected {expected}"
+    versions = {version("keras-graphattn"), keras_graphattn.__version__}
+    assert versions == {expected}, f"versions {versions}, expected {expected}"
     assert (root / "py.typed").is_file()
     tokens = keras.Input((5, 8))
     model = keras.Model(tokens, GraphFilterAttention(2, 4, filter="chebyshev")(tokens, tokens))
@@ -31,8 +31,7 @@ def main(folder, expected):
     data = draw.normal(size=(2, 5, 8)).astype("float32")
     loaded = keras.saving.load_model(path)
     np.testing.assert_allclose(model.predict(data, verbose=0), loaded.predict(data, verbose=0))
-    present = {name for name in ("tensorflow", "jax", "torch") if name in sys.modules}
-    assert keras.backend.backend() in present
+    assert keras.backend.backend() in sys.modules
     print(f"keras_graphattn {expected} from its wheel works on {keras.backend.backend()}")
 
 

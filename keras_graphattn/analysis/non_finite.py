@@ -1,14 +1,15 @@
 """A callback that stops training at the first NaN or infinite loss, and finds its origin."""
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
+from keras import ops
 
-from keras_graphattn.keras_internals import walk
-
-Tensor = Any
+from keras_graphattn.keras_internals import replaced_attributes, walk
+from keras_graphattn.types import Tensor
 
 
 class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
@@ -20,9 +21,9 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
     When the loss is not finite, the callback restores these weights and runs the batch again. The
     error names the first layer whose output is not finite, or else the loss. If the outputs and
     the loss are all finite, a gradient was not, in this step or in an earlier one. The error then
-    names the layer whose weights became NaN or infinite. If there are several, it names the one
-    nearest to the output, because gradients flow from there. Afterwards the model has the weights
-    from the start of the epoch.
+    names the weight that became NaN or infinite, by its path. If there are several, it names the
+    last, because gradients flow from the output. Afterwards the model has the weights from the
+    start of the epoch.
 
     Args:
         batches: The training batches, such as a `keras.utils.PyDataset`. `batches[step]` must be
@@ -48,7 +49,7 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
     the inputs of the batch
     """
 
-    def __init__(self, batches: Any = None) -> None:
+    def __init__(self, batches: Sequence[object] | keras.utils.PyDataset | None = None) -> None:
         if batches is not None and not hasattr(batches, "__getitem__"):
             raise ValueError(
                 "`batches` must return the batch of a step as `batches[step]`. Received: "
@@ -57,21 +58,22 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self.batches = batches
         self._epoch = 0
-        self._kept: list[Any] = []  # the weights at the start of the epoch
+        self._values: list[Tensor] = []  # of the weights at the start of the epoch
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._epoch = epoch
         self._synchronise()
-        self._kept = [_copied(weight) for weight in self.model.weights]
+        # `fit` on JAX reuses the arrays of a step: copy them, on their device
+        self._values = [ops.stop_gradient(ops.copy(weight.value)) for weight in self.model.weights]
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         loss = float((logs or {}).get("loss", 0.0))
         if not math.isfinite(loss):
             self._stop(f"step {batch + 1}", f"the loss is {loss}", batch)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._synchronise()
-        if self._layers_not_finite():
+        if self._weights_not_finite():
             self._stop("the last step", "weights are not finite", None)
 
     def _synchronise(self) -> None:
@@ -79,89 +81,59 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):  # type: ignore[misc]
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
 
-    def _layers_not_finite(self) -> list[Any]:
-        """Returns the layers, in the model's order, whose weights are now not finite."""
-        wrong = {id(w) for w in self.model.weights if not _finite(keras.ops.convert_to_numpy(w))}
-        return [x for x in walk(self.model) if any(id(w) in wrong for w in _own_weights(x))]
+    def _weights_not_finite(self) -> list[str]:
+        """The paths of weights that are not finite, in the model's order."""
+        return [weight.path for weight in self.model.weights if not _is_finite(weight)]
 
     def _stop(self, where: str, what: str, step: int | None) -> None:
         """Restores the weights from the start of the epoch and raises the error."""
         self._synchronise()
-        layers = self._layers_not_finite()
-        for weight, value in zip(self.model.weights, self._kept, strict=False):
+        paths = self._weights_not_finite()
+        for weight, value in zip(self.model.weights, self._values, strict=False):
             weight.assign(value)
-        origin = self._origin_in_batch(step)
+        origin = f"the gradient of '{paths[-1]}'" if paths else "unknown"
         if step is not None and self.batches is None:
             origin = "unknown; pass `batches` to find it"
-        elif origin is None:
-            origin = f"the gradient of {_named(layers[-1])}" if layers else "unknown"
+        elif step is not None and self.batches is not None:
+            origin = self._origin_in(self.batches[step]) or origin
         self.model.stop_training = True
         raise FloatingPointError(
             f"Training stopped at {where} of epoch {self._epoch + 1}: {what}. First non-finite "
             f"value: {origin}"
         )
 
-    def _origin_in_batch(self, step: int | None) -> str | None:
-        """Runs the step's batch with the restored weights; names the first non-finite value."""
-        if self.batches is None or step is None:
-            return None
-        inputs, targets, weights = keras.utils.unpack_x_y_sample_weight(self.batches[step])
-        if not all(_finite(np.asarray(x)) for x in keras.tree.flatten(inputs)):
-            return "the inputs of the batch"
-        found, outputs = _first_non_finite(self.model, inputs)
-        if found is not None:
-            return f"the output of {_named(found)}"
-        targets, weights = (
-            None if x is None else keras.tree.map_structure(keras.ops.convert_to_tensor, x)
-            for x in (targets, weights)
+    def _origin_in(self, batch: object) -> str | None:
+        """Runs a batch with the restored weights; names the first non-finite value."""
+        inputs, targets, weights = keras.tree.map_structure(
+            lambda x: None if x is None else ops.convert_to_tensor(x),
+            keras.utils.unpack_x_y_sample_weight(batch),
         )
-        loss = self.model.compute_loss(inputs, targets, outputs, weights, training=True)
-        finite = _finite(keras.ops.convert_to_numpy(loss))
-        return None if finite else "the loss (the outputs are finite)"
+        if not _is_finite(inputs):
+            return "the inputs of the batch"
+        layers: list[keras.Layer] = []  # with a non-finite output, in the order of their calls
 
-
-def _first_non_finite(model: Any, inputs: Any) -> tuple[Any, Any]:
-    """Runs the model; returns the first layer with a non-finite output, if any, and the outputs."""
-    found: list[Any] = []
-
-    def watched(layer: Any, call: Any) -> Any:
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def watched(
+            layer: keras.Layer, call: Callable[..., object], *args: object, **kwargs: object
+        ) -> object:
             outputs = call(*args, **kwargs)
-            tensors = [x for x in keras.tree.flatten(outputs) if hasattr(x, "dtype")]
-            if not all(_finite(keras.ops.convert_to_numpy(x)) for x in tensors):
-                found.append(layer)
+            if not _is_finite(outputs):
+                layers.append(layer)
             return outputs
 
-        return run
-
-    layers = [layer for layer in walk(model) if layer is not model]
-    try:
-        for layer in layers:
-            vars(layer)["call"] = watched(layer, layer.call)  # hides the method of the class
-        tensors = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
-        outputs = model(tensors, training=True)
-    finally:
-        for layer in layers:
-            vars(layer).pop("call", None)
-    return (found[0] if found else None), outputs
+        inner = [layer for layer in walk(self.model) if layer is not self.model]
+        hooks = [(layer, "call", functools.partial(watched, layer, layer.call)) for layer in inner]
+        with replaced_attributes(hooks):
+            outputs = self.model(inputs, training=True)
+        if layers:
+            return f"the output of '{layers[0].path}' ({type(layers[0]).__name__})"
+        loss = self.model.compute_loss(inputs, targets, outputs, weights, training=True)
+        return None if _is_finite(loss) else "the loss (the outputs are finite)"
 
 
-def _copied(weight: Any) -> Tensor:
-    """Copies a weight on its device, because `fit` on JAX reuses the arrays of a step."""
-    return keras.ops.stop_gradient(keras.ops.copy(weight.value))
-
-
-def _own_weights(layer: Any) -> list[Any]:
-    """Returns the weights of a layer without those of its sublayers."""
-    inner = {id(w) for other in walk(layer) if other is not layer for w in other.weights}
-    return [w for w in layer.weights if id(w) not in inner]
-
-
-def _named(layer: Any) -> str:
-    return f"'{layer.path or layer.name}' ({type(layer).__name__})"
-
-
-def _finite(array: Any) -> bool:
-    """Returns whether no entry is NaN or infinite; integers and text always are finite."""
-    array = np.asarray(array)
-    return array.dtype.kind in "biuSUO" or bool(np.isfinite(array.astype("float32")).all())
+def _is_finite(values: object) -> bool:
+    """Whether no number in a tensor, or in a structure of them, is NaN or infinite."""
+    tensors = [x for x in keras.tree.flatten(values) if hasattr(x, "dtype")]
+    floats = [x for x in tensors if "float" in keras.backend.standardize_dtype(x.dtype)]
+    return all(
+        bool(np.isfinite(ops.convert_to_numpy(ops.cast(x, "float32"))).all()) for x in floats
+    )

@@ -1,18 +1,16 @@
 """Similarity of the tokens of a sequence, a measure of over-smoothing."""
 
-from typing import Any
-
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, mask, optional, tensor
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import largest
-
-Tensor = Any
+from keras_graphattn.checks import checked, mask, optional, tensor
+from keras_graphattn.numerics.precision import at_least_float32, largest
+from keras_graphattn.types import Bool, Float, Tensor
 
 
 @checked(tokens=tensor("B T d"), mask=optional(mask("B T")))
-def token_similarity(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+def token_similarity(
+    tokens: Float[Tensor, "B T d"], mask: Bool[Tensor, "B T"] | None = None
+) -> Float[Tensor, " B"]:
     """Returns each sequence's mean cosine similarity over all pairs of different tokens.
 
     A value of 1 means that all tokens have the same direction. This is over-smoothing, which graph

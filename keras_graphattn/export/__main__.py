@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 
 import keras_graphattn  # noqa: F401  registers the classes
-from keras_graphattn.export.graph import write_graph
+from keras_graphattn.export.saved_model import write_graph
 from keras_graphattn.export.signature import DEFAULT
 
 

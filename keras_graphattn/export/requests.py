@@ -1,61 +1,44 @@
-"""Builds a client's requests to one signature, as gRPC messages or JSON."""
+"""Requests to one signature of a served model, as gRPC messages or JSON, and for its warm-up."""
 
 import base64
-import importlib.util
+import importlib
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+from numpy.typing import ArrayLike
 
-from keras_graphattn.checks.arguments import Sizes, checked, folder, number, optional, text, whole
-from keras_graphattn.export.batches import checked_batch
-from keras_graphattn.export.signature import DEFAULT, Specs
+from keras_graphattn.checks import Array, Sizes, checked, number, optional, text, whole
+from keras_graphattn.export.signature import DEFAULT, Signature, Specs
 from keras_graphattn.version import INSTALL_EXTRA
 
-Array = Any
-Message = Any
-Stub = Any
-
-VERSION = whole(0, below=2**63)
+Batch = ArrayLike | Mapping[str, ArrayLike]
+WARMUP_FILE = Path("assets.extra", "tf_serving_warmup_requests")
 
 
-def _inputs(name: str, value: Any, sizes: Sizes) -> Specs:
-    """Checks a mapping from each input's name to its (shape, dtype); it must not be empty."""
-    if not isinstance(value, Mapping) or not value:
+def _specs(name: str, value: Any, sizes: Sizes) -> Specs:
+    """Checks a mapping from each input's name to its (shape, dtype)."""
+    try:
+        specs = {
+            text("name", key): (
+                tuple(optional(whole())("size", size, {}) for size in shape),
+                keras.backend.standardize_dtype(dtype),
+            )
+            for key, (shape, dtype) in value.items()
+            if isinstance(shape, (list, tuple)) and len(shape)
+        }
+    except (ValueError, TypeError, AttributeError):
+        specs = {}
+    if not specs or len(specs) < len(value):
         raise ValueError(
             f"`{name}` must map each input's name to its (shape, dtype), such as "
-            f"{{'tokens': ((None, 3), 'int32')}}. Received: {name}={value!r}"
-        )
-    return {text(f"key of {name}", key): _spec(f"{name}[{key!r}]", value[key]) for key in value}
-
-
-def _spec(name: str, value: Any) -> tuple[tuple[int | None, ...], str]:
-    """Checks one (shape, dtype)."""
-    try:
-        shape, dtype = value
-        is_list = isinstance(shape, (list, tuple))
-        shape = tuple(optional(whole())("shape", x, {}) for x in shape) if is_list else ()
-        dtype = None if dtype is None else keras.backend.standardize_dtype(dtype)
-    except (ValueError, TypeError, AttributeError):
-        shape, dtype = (), None
-    if not shape or dtype is None:
-        raise ValueError(
-            f"`{name}` must be a pair of a shape and a dtype, such as ((None, 3), 'int32'). The "
-            f"first size is the batch (None). Received: {value!r}"
-        )
-    return shape, dtype
-
-
-def _stub(name: str, value: Any, sizes: Sizes) -> Stub:
-    if not callable(getattr(value, "GetModelMetadata", None)):
-        raise ValueError(
-            f"`{name}` must be a PredictionServiceStub of tensorflow_serving.apis. Received: "
+            "{'tokens': ((None, 3), 'int32')}. The first size is the batch (None). Received: "
             f"{name}={value!r}"
         )
-    return value
+    return specs
 
 
 class PredictRequests:
@@ -69,10 +52,9 @@ class PredictRequests:
 
     Args:
         inputs: Mapping from each input's name to its (shape, dtype). The batch dimension is
-            `None`.
+            `None`. `of_server` asks a server for them.
         model: Name of the model on the server.
         signature: Name of the signature.
-        version: The model version to request. By default, the server chooses.
 
     Raises:
         ValueError: If an argument is invalid.
@@ -85,52 +67,14 @@ class PredictRequests:
     {"signature_name": "serving_default", "inputs": {"tokens": [[7, 8, 0]], "mask": [[1, 1, 0]]}}
     """
 
-    @checked(inputs=_inputs, model=text, signature=text, version=optional(VERSION))
-    def __init__(
-        self, inputs: Specs, model: str, signature: str = DEFAULT, version: int | None = None
-    ) -> None:
-        self.inputs, self.model, self.signature, self.version = inputs, model, signature, version
+    @checked(inputs=_specs, model=text, signature=text)
+    def __init__(self, inputs: Specs, model: str, signature: str = DEFAULT) -> None:
+        self.inputs, self.model, self.signature = inputs, model, signature
 
     @classmethod
-    @checked(folder=folder, model=optional(text), signature=text)
-    def of_folder(
-        cls, folder: str | os.PathLike[str], model: str | None = None, signature: str = DEFAULT
-    ) -> "PredictRequests":
-        """Reads the signature from the folder of a version, such as `served/reviews/1`.
-
-        Args:
-            folder: The version's folder.
-            model: Name of the model on the server. By default, the name of the parent folder.
-            signature: Name of the signature.
-
-        Raises:
-            ValueError: If the version has no such signature, or its file is damaged.
-            OSError: If `folder` contains no SavedModel.
-        """
-        from google.protobuf.message import DecodeError
-        from tensorflow.core.protobuf import saved_model_pb2
-
-        folder = Path(folder).resolve()
-        saved_model = saved_model_pb2.SavedModel()
-        try:
-            saved_model.ParseFromString((folder / "saved_model.pb").read_bytes())
-            specs = _specs(saved_model.meta_graphs[0].signature_def, signature)
-        except OSError as error:
-            raise type(error)(
-                f"`folder` must contain the saved_model.pb of an exported version. Received: "
-                f"folder='{folder}', where this file cannot be read: {error.strerror}."
-            ) from error
-        except (DecodeError, IndexError, TypeError) as error:
-            raise ValueError(
-                f"`folder` contains a saved_model.pb that is damaged or not a SavedModel. "
-                f"Received: folder='{folder}'. Export the version again. ({error})"
-            ) from error
-        return cls(specs, model or folder.parent.name, signature)
-
-    @classmethod
-    @checked(stub=_stub, model=text, signature=text, timeout=number(above=0))
+    @checked(model=text, signature=text, timeout=number(above=0))
     def of_server(
-        cls, stub: Stub, model: str, signature: str = DEFAULT, timeout: float = 10.0
+        cls, stub: Any, model: str, signature: str = DEFAULT, timeout: float = 10.0
     ) -> "PredictRequests":
         """Gets the signature from a running server.
 
@@ -145,18 +89,25 @@ class PredictRequests:
             ImportError: If `tensorflow-serving-api` is not installed.
             grpc.RpcError: If the server does not answer or has no such model.
         """
-        check_serving_api()
-        from tensorflow_serving.apis import get_model_metadata_pb2
+        messages = serving_messages("get_model_metadata")
+        from tensorflow.dtypes import as_dtype
 
-        request = get_model_metadata_pb2.GetModelMetadataRequest()
+        request = messages.GetModelMetadataRequest()
         request.model_spec.name = model
         request.metadata_field.append("signature_def")
-        answer = stub.GetModelMetadata(request, timeout)
-        found = get_model_metadata_pb2.SignatureDefMap()
-        answer.metadata["signature_def"].Unpack(found)
-        return cls(_specs(found.signature_def, signature), model, signature)
+        served = messages.SignatureDefMap()
+        stub.GetModelMetadata(request, timeout).metadata["signature_def"].Unpack(served)
+        if signature not in served.signature_def:
+            public = sorted(name for name in served.signature_def if not name.startswith("__"))
+            raise ValueError(f"The served model has no signature '{signature}'. It has: {public}")
+        specs: Specs = {}
+        for name, info in sorted(served.signature_def[signature].inputs.items()):
+            sizes = (dimension.size for dimension in info.tensor_shape.dim)  # -1 where open
+            shape = tuple(None if size < 0 else int(size) for size in sizes)
+            specs[name] = (shape, as_dtype(info.dtype).name)
+        return cls(specs, model, signature)
 
-    def arrays(self, inputs: Any) -> dict[str, Array]:
+    def arrays(self, inputs: Batch) -> dict[str, Array]:
         """Checks and casts one batch.
 
         Args:
@@ -169,9 +120,9 @@ class PredictRequests:
         Raises:
             ValueError: If names, shapes or types do not match the signature.
         """
-        return checked_batch(inputs, self.inputs, f"The signature '{self.signature}'")
+        return _checked_batch(inputs, self.inputs, f"The signature '{self.signature}'")
 
-    def grpc(self, inputs: Any) -> Message:
+    def grpc(self, inputs: Batch) -> Any:
         """Returns the `PredictRequest` of one batch, for `PredictionServiceStub.Predict`.
 
         Args:
@@ -181,9 +132,9 @@ class PredictRequests:
             ValueError: As in `arrays`.
             ImportError: If `tensorflow-serving-api` is not installed.
         """
-        return predict_message(self.arrays(inputs), self.model, self.signature, self.version)
+        return _message(self.arrays(inputs), self.model, self.signature)
 
-    def json(self, inputs: Any) -> str:
+    def json(self, inputs: Batch) -> str:
         """Returns the body of one batch for `POST /v1/models/<model>:predict`.
 
         The body has the column format: one array for each input. In the server's answer, `outputs`
@@ -194,74 +145,141 @@ class PredictRequests:
             inputs: As in `arrays`.
 
         Raises:
-            ValueError: As in `arrays`, and for complex numbers, which JSON cannot represent.
+            ValueError: As in `arrays`.
         """
-        columns = {name: _column(name, array) for name, array in self.arrays(inputs).items()}
+        columns = {name: array.tolist() for name, array in self.arrays(inputs).items()}
         body = {"signature_name": self.signature, "inputs": columns}
         return json.dumps(body, default=lambda x: {"b64": base64.b64encode(x).decode()})
 
 
-def _column(name: str, array: Array) -> Any:
-    if array.dtype.kind == "c":
-        raise ValueError(
-            f"The input '{name}' has the dtype {array.dtype}, which JSON cannot represent. Send "
-            "it with `grpc` instead."
-        )
-    return array.tolist()
+def serving_messages(name: str) -> Any:
+    """The module of these messages of TensorFlow Serving; an `ImportError` without them."""
+    try:
+        return importlib.import_module(f"tensorflow_serving.apis.{name}_pb2")
+    except ImportError as error:
+        raise ImportError(
+            "Requests and warm-up records are messages of TensorFlow Serving. They need "
+            "tensorflow-serving-api. "
+            f"Install the extra `serving` in a checkout: {INSTALL_EXTRA.format('serving')}"
+        ) from error
 
 
-def predict_message(
-    arrays: dict[str, Array], model: str, signature: str, version: int | None = None
-) -> Message:
-    """Returns the `PredictRequest` of arrays that have the types of the signature.
-
-    Args:
-        arrays: Mapping from names to arrays.
-        model: Name of the model.
-        signature: Name of the signature.
-        version: The model version to request. By default, the server chooses.
-
-    Raises:
-        ImportError: If `tensorflow-serving-api` is not installed.
-    """
-    check_serving_api()
+def _message(arrays: dict[str, Array], model: str, signature: str) -> Any:
+    request = serving_messages("predict").PredictRequest()
     from tensorflow import make_tensor_proto
-    from tensorflow_serving.apis import predict_pb2
 
-    request = predict_pb2.PredictRequest()
     request.model_spec.name = model
     request.model_spec.signature_name = signature
-    if version is not None:
-        request.model_spec.version.value = version
     for name, array in arrays.items():
         request.inputs[name].CopyFrom(make_tensor_proto(array))
     return request
 
 
-def check_serving_api() -> None:
-    """Checks that the message types of TensorFlow Serving are installed.
-
-    Raises:
-        ImportError: If `tensorflow-serving-api` is not installed.
-    """
-    if importlib.util.find_spec("tensorflow_serving") is None:
-        raise ImportError(
-            "Requests and warm-up records are messages of TensorFlow Serving. They need "
-            "tensorflow-serving-api. "
-            f"Install the extra `serving` in a checkout: {INSTALL_EXTRA.format('serving')}"
+def _checked_batch(inputs: Batch, specs: Specs, owner: str) -> dict[str, Array]:
+    """One batch as arrays of the shapes and types in `specs`, those of `owner`."""
+    if not isinstance(inputs, Mapping) and len(specs) == 1:
+        inputs = {next(iter(specs)): inputs}
+    if not isinstance(inputs, Mapping) or set(inputs) != set(specs):
+        names = sorted(map(str, inputs)) if isinstance(inputs, Mapping) else type(inputs).__name__
+        raise ValueError(f"{owner} takes a dictionary of {sorted(specs)}. Received: {names}")
+    arrays = {}
+    for name, (shape, dtype) in specs.items():
+        array = arrays[name] = _cast(_array(inputs[name], name, dtype), dtype, name, owner)
+        if len(array.shape) != len(shape) or any(
+            wanted not in (None, size) for size, wanted in zip(array.shape, shape, strict=True)
+        ):
+            raise ValueError(
+                f"{owner} takes '{name}' of shape {shape}. Received: shape={array.shape}"
+            )
+    sizes = {name: array.shape[0] for name, array in arrays.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise ValueError(
+            f"{owner} takes inputs of one batch size of at least 1. Received sizes: {sizes}"
         )
+    return arrays
 
 
-def _specs(definitions: Any, signature: str) -> Specs:
-    """Returns name to (shape, dtype) of the inputs of one signature."""
-    from tensorflow.dtypes import as_dtype
+def _array(value: ArrayLike, name: str, dtype: str) -> Array:
+    if keras.ops.is_tensor(value):
+        value = keras.ops.convert_to_numpy(value)
+    try:
+        # NumPy's string types drop zero bytes at the end, so text is kept as Python objects.
+        is_text = dtype == "string" and isinstance(value, (list, tuple, str, bytes))
+        return np.asarray(value, object if is_text else None)
+    except Exception as error:  # an object may raise anything
+        raise ValueError(
+            f"The input '{name}' must be an array, a tensor or a nested list. Received a "
+            f"{type(value).__name__}: {error} Pad rows of different lengths."
+        ) from error
 
-    if signature not in definitions:
-        public = sorted(name for name in definitions if not name.startswith("__"))
-        raise ValueError(f"The served model has no signature '{signature}'. It has: {public}")
-    specs: Specs = {}
-    for name, info in sorted(definitions[signature].inputs.items()):
-        sizes = (dimension.size for dimension in info.tensor_shape.dim)  # -1 where open
-        shape = tuple(None if size < 0 else int(size) for size in sizes)
-        specs[name] = (shape, as_dtype(info.dtype).name)
-    return specs
+
+def _cast(array: Array, dtype: str, name: str, owner: str) -> Array:
+    """Casts an array. Floats may lose digits and integers may change width, nothing else."""
+    if dtype == "string":
+        cast = array.astype(object)
+        fits = all(isinstance(value, (str, bytes)) for value in cast.flat)
+    else:
+        served = np.dtype(dtype)
+        integers = array.dtype.kind in "biu" and served.kind in "iu"
+        numbers = array.dtype.kind not in "cSU" or served.kind == "c"
+        cast = array
+        fits = integers or (numbers and np.can_cast(array.dtype, served, "same_kind"))
+        if fits:
+            with np.errstate(over="ignore"):
+                cast = array.astype(served)
+            same = cast == array if integers else np.isfinite(cast) == np.isfinite(array)
+            fits = bool(np.all(same))
+    if not fits:
+        raise ValueError(
+            f"{owner} takes '{name}' as {dtype}. The given values cannot be cast to it without "
+            f"loss. Received: dtype={array.dtype}"
+        )
+    return cast
+
+
+def warmup_requests(
+    model: keras.Model, signatures: dict[str, Signature], warmup: Batch | Sequence[Batch]
+) -> list[tuple[str, dict[str, Array]]]:
+    """Checks warm-up batches, and runs the model on each: a server refuses one that fails.
+
+    Returns:
+        A signature's name and the arrays of a batch, for each signature that accepts its shapes.
+    """
+    serving_messages("prediction_log")
+    requests: list[tuple[str, dict[str, Array]]] = []
+    for place, batch in enumerate(warmup if isinstance(warmup, (list, tuple)) else [warmup]):
+        fitting, refusals = {}, []
+        for name, signature in signatures.items():
+            try:
+                fitting[name] = _checked_batch(batch, signature.inputs, f"The signature '{name}'")
+            except ValueError as error:
+                refusals.append(str(error))
+        if not fitting:
+            raise ValueError(f"`warmup[{place}]` fits no signature. " + " ".join(refusals))
+        name, arrays = next(iter(fitting.items()))
+        structure = signatures[name].input_structure
+        try:
+            model.predict_on_batch(keras.tree.map_structure(arrays.__getitem__, structure))
+        except Exception as error:
+            raise ValueError(
+                f"`warmup[{place}]` has the shapes of the signature '{name}', but the model fails "
+                f"on it. A server would refuse this version. {type(error).__name__}: {error}"
+            ) from error
+        requests += fitting.items()
+    if not requests:
+        raise ValueError("`warmup` is an empty list. Give at least one batch, or leave it out.")
+    return requests
+
+
+def write_warmup(
+    requests: list[tuple[str, dict[str, Array]]], folder: Path, model_name: str
+) -> None:
+    """Writes the requests as `PredictionLog` records into the SavedModel in `folder`."""
+    from tensorflow import io
+
+    (folder / WARMUP_FILE).parent.mkdir(exist_ok=True)
+    with io.TFRecordWriter(str(folder / WARMUP_FILE)) as writer:
+        for name, arrays in requests:
+            log = serving_messages("prediction_log").PredictionLog()
+            log.predict_log.request.CopyFrom(_message(arrays, model_name, name))
+            writer.write(log.SerializeToString())

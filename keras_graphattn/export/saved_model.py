@@ -1,37 +1,56 @@
-"""`export_saved_model`: writes a model as the next version in a folder of TensorFlow Serving."""
+"""`export_saved_model`: writes a model as the next version in a folder of TensorFlow Serving.
+
+On TensorFlow and JAX, this process makes the graph. On other backends the model is saved, and
+`python -m keras_graphattn.export` loads and exports it on TensorFlow.
+"""
 
 import errno
 import importlib.util
+import itertools
+import json
+import logging
 import os
-from collections.abc import Iterator
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_graphattn.checks.arguments import checked, folder, optional
-from keras_graphattn.export.graph import write_graph
-from keras_graphattn.export.requests import VERSION
-from keras_graphattn.export.scratch import locked_scratch
-from keras_graphattn.export.signature import DEFAULT, served_signatures
-from keras_graphattn.export.through_tensorflow import write_graph_through_tensorflow
-from keras_graphattn.export.warmup import warmup_requests, write_warmup
+from keras_graphattn.checks import checked, folder, optional, whole
+from keras_graphattn.export.requests import Batch, warmup_requests, write_warmup
+from keras_graphattn.export.signature import DEFAULT, Signature, Wanted, served_signatures
+from keras_graphattn.keras_internals import replaced_attributes, walk
+from keras_graphattn.types import Tensor
 from keras_graphattn.version import INSTALL_EXTRA
 
-Model = Any
+try:
+    import fcntl
+except ImportError:  # no file locks on this system: folders of killed exports are not removed
+    fcntl = None  # type: ignore[assignment]
 
+PREFIX = ".export-"  # a server ignores folders whose names are not numbers
 # Texts in the errors of TensorFlow, h5py and the operating system when a disk is full.
 FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
+# A graph from JAX runs only on the platforms that the export names, so it names all of these.
+JAX_PLATFORMS = ("cpu", "cuda")
+# Modules that are imported anyway, or that only hold base classes
+COMMON = ("keras", "keras_graphattn", "tensorflow", "torch", "builtins", "typing", "abc")
 
 
-@checked(directory=folder, version=optional(VERSION))
+@checked(directory=folder, version=optional(whole(0, below=2**63)))
 def export_saved_model(
-    model: Model,
+    model: keras.Model,
     directory: str | os.PathLike[str],
     version: int | None = None,
-    signature: Any = DEFAULT,
-    warmup: Any = None,
+    signature: Wanted = DEFAULT,
+    warmup: Batch | Sequence[Batch] | None = None,
 ) -> Path:
     """Writes a model as `directory/<version>`, ready for TensorFlow Serving.
 
@@ -47,8 +66,8 @@ def export_saved_model(
     model is saved, and a TensorFlow process loads and exports it.
 
     The version is first written to a folder whose name servers ignore. This folder is renamed at
-    the end, so a server that watches `directory` never sees an unfinished version. If an export is
-    killed, the next export removes its unfinished folder.
+    the end, so a server that watches `directory` never sees an unfinished version. Exports to one
+    folder wait for each other. If one is killed, the next export removes its unfinished folder.
 
     Args:
         model: A built Functional or Sequential model.
@@ -97,33 +116,26 @@ def export_saved_model(
         )
     signatures = served_signatures(model, signature)  # before anything is written
     directory = Path(directory)
-    requests = None if warmup is None else warmup_requests(model, signatures, warmup)
-    direct = keras.backend.backend() in ("tensorflow", "jax")
+    requests = [] if warmup is None else warmup_requests(model, signatures, warmup)
     with _scratch_folder(directory) as scratch:
-        if version is not None:
-            _check_version(directory, version)
+        _free_version(directory, version)
         written = scratch / "saved_model"
-        if direct:
-            write_graph(model, written, signature)
-        else:
-            write_graph_through_tensorflow(model, written, signature)
-        if requests is not None:
+        write_graph(model, written, signature)
+        if requests:
             write_warmup(requests, written, directory.resolve().name)
-        return _publish(written, directory, version)
+        return written.rename(directory / str(_free_version(directory, version)))
 
 
-def _versions(directory: Path) -> list[int]:
-    """Returns the versions that a server would find: folder names that are whole numbers."""
+def _free_version(directory: Path, version: int | None) -> int:
+    """The version to write: `version`, or one more than the highest that a server would find."""
     names = (entry.name for entry in directory.iterdir())
-    return [int(name) for name in names if name.isascii() and name.isdigit()]
-
-
-def _check_version(directory: Path, version: int) -> None:
-    if version in _versions(directory):
+    versions = [int(name) for name in names if name.isascii() and name.isdigit()]
+    if version in versions:
         raise FileExistsError(
             f"Version {version} already exists in '{directory}'. Versions are never overwritten. "
             "Leave out `version` to write the next one."
         )
+    return max(versions, default=0) + 1 if version is None else version
 
 
 @contextmanager
@@ -139,11 +151,13 @@ def _scratch_folder(directory: Path) -> Iterator[Path]:
             try:
                 missing += [path for path in (directory, *directory.parents) if not path.exists()]
                 directory.mkdir(parents=True, exist_ok=True)
-                scratch = stack.enter_context(locked_scratch(directory))
+                stack.enter_context(_locked(directory))
+                scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=directory))
             except (FileExistsError, NotADirectoryError) as error:
                 raise NotADirectoryError(f"{refusal} it or a parent is a file.") from error
             except OSError as error:
                 raise type(error)(f"{refusal} {error.strerror}.") from error
+            stack.callback(shutil.rmtree, scratch, ignore_errors=True)
             yield scratch
     except BaseException as error:
         for path in missing:
@@ -155,15 +169,238 @@ def _scratch_folder(directory: Path) -> Iterator[Path]:
         raise OSError(f"{refusal} {full}. Finished versions are intact.") from error
 
 
-def _publish(written: Path, directory: Path, version: int | None) -> Path:
-    """Renames the folder of the finished export to its version, in one step."""
-    while True:
-        number = max(_versions(directory), default=0) + 1 if version is None else version
-        _check_version(directory, number)
-        target = directory / str(number)
-        try:
-            return written.rename(target)
-        except OSError:
-            if not target.exists():
-                raise
-            # Another export took the number meanwhile: try the next one, or raise an error.
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Waits for other exports to the folder, and removes what killed ones have left.
+
+    The operating system releases the lock when a process ends, even if it is killed.
+    """
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            for killed in directory.glob(f"{PREFIX}*"):
+                shutil.rmtree(killed, ignore_errors=True)
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_graph(model: keras.Model, path: Path, signature: Wanted = DEFAULT) -> None:
+    """Writes the forward pass of a built model as a SavedModel.
+
+    Raises:
+        ValueError: If the model has open lengths (`None`) and the graph cannot keep them open.
+    """
+    backend = keras.backend.backend()
+    if backend not in ("tensorflow", "jax"):
+        _write_by_tensorflow_process(model, path, signature)
+        return
+    signatures = served_signatures(model, signature)
+    try:
+        if backend == "jax":
+            _write_from_jax(model, signatures, path)
+        else:
+            _write_from_tensorflow(model, signatures, path)
+    except Exception as error:
+        open_lengths = sorted({name for one in signatures.values() for name in one.open_lengths})
+        if not open_lengths:
+            raise
+        raise ValueError(
+            f"The model '{model.name}' could not be exported with the open lengths (None) of its "
+            f"inputs {open_lengths}. Build it with fixed lengths, or fix them with `signature`, as "
+            f"in signature={{'{DEFAULT}': {{'{open_lengths[0]}': (128, ...)}}}}, and pad the data. "
+            f"The cause: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _forward_function(
+    model: keras.Model, signature: Signature
+) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """The model's inference from named tensors to named tensors, none in half precision."""
+
+    def in_float32(output: Tensor) -> Tensor:
+        half = keras.backend.standardize_dtype(output.dtype) in ("float16", "bfloat16")
+        return keras.ops.cast(output, "float32") if half else output
+
+    def forward(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        structure = keras.tree.map_structure(lambda name: inputs[name], signature.input_structure)
+        outputs = keras.tree.flatten(model(structure, training=False))
+        return dict(zip(signature.outputs, map(in_float32, outputs), strict=True))
+
+    return forward
+
+
+def _tensor_specs(signature: Signature) -> dict[str, Any]:
+    import tensorflow as tf
+
+    return {
+        name: tf.TensorSpec(shape, dtype, name=name)
+        for name, (shape, dtype) in signature.inputs.items()
+    }
+
+
+def _write_from_tensorflow(
+    model: keras.Model, signatures: dict[str, Signature], path: Path
+) -> None:
+    from tensorflow.saved_model.experimental import TrackableResource
+
+    archive = keras.export.ExportArchive()
+    # The archive would find vocabularies in layers if it tracked the model. But then it would also
+    # trace the model with the lengths that it was built with, and ignore those of the signatures.
+    for attribute in (value for layer in walk(model) for value in vars(layer).values()):
+        if isinstance(attribute, TrackableResource):
+            archive.track(attribute)
+    for name, signature in signatures.items():
+        specs = [_tensor_specs(signature)]
+        archive.add_endpoint(name, _forward_function(model, signature), input_signature=specs)
+    archive.write_out(str(path), verbose=False)
+
+
+def _write_from_jax(model: keras.Model, signatures: dict[str, Signature], path: Path) -> None:
+    """Writes like `keras.export.ExportArchive`, but calls of the graph assign no variables.
+
+    The archive's graph writes all state back at each request, also metrics and random seeds.
+    """
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.weights = [
+        tf.Variable(keras.ops.convert_to_numpy(weight), trainable=False) for weight in model.weights
+    ]
+    module.functions = {}
+    graphs: dict[str, Any] = {}
+    for name, signature in signatures.items():
+        module.functions[name], graphs[name] = _graph_from_jax(model, signature, module.weights)
+    tf.saved_model.save(module, str(path), signatures=graphs)
+
+
+def _graph_from_jax(
+    model: keras.Model, signature: Signature, variables: list[Any]
+) -> tuple[Any, Any]:
+    """Returns a TensorFlow function and its graph, with the first names of sizes that work."""
+    *others, last = (
+        _function_from_jax(model, signature, shapes, variables)
+        for shapes in _symbolic_shapes(signature)
+    )
+    for function in others:
+        # Keras logs a traceback of what jax refuses; `last` does so where it fails, too.
+        silent = replaced_attributes([(logging.getLogger("absl"), "disabled", True)])
+        with suppress(Exception), silent:
+            return function, function.get_concrete_function()
+    return last, last.get_concrete_function()
+
+
+def _function_from_jax(
+    model: keras.Model, signature: Signature, shapes: dict[str, str], variables: list[Any]
+) -> Any:
+    """The model as a function of TensorFlow, with these names of open sizes."""
+    import tensorflow as tf
+    from jax.experimental import jax2tf
+
+    forward = _forward_function(model, signature)
+
+    def stateless(weights: list[Tensor], inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        with keras.StatelessScope(state_mapping=zip(model.weights, weights, strict=True)):
+            return forward(inputs)
+
+    converted = jax2tf.convert(
+        stateless,
+        polymorphic_shapes=[None, shapes],
+        with_gradient=False,
+        native_serialization_platforms=JAX_PLATFORMS,
+    )
+    return tf.function(
+        lambda inputs: converted(list(variables), inputs),
+        input_signature=[_tensor_specs(signature)],
+        autograph=False,
+    )
+
+
+def _symbolic_shapes(signature: Signature) -> list[dict[str, str]]:
+    """Returns two choices of names for open dimensions, in the order to try them.
+
+    The first gives each open dimension a name of its own. The second gives all inputs the same
+    name for the same axis. This tells JAX that, for example, a series and its padding mask have
+    the same length, which JAX cannot derive. That graph then refuses inputs whose lengths differ.
+    """
+
+    def shapes(name_of: Callable[[int], str]) -> dict[str, str]:
+        return {
+            name: ", ".join(
+                ["batch", *(str(size or name_of(axis)) for axis, size in enumerate(shape[1:], 1))]
+            )
+            for name, (shape, _) in signature.inputs.items()
+        }
+
+    counter = itertools.count()
+    apart = shapes(lambda axis: f"length_{next(counter)}")
+    joined = shapes(lambda axis: f"length_{axis}")
+    return [apart] if apart == joined else [apart, joined]
+
+
+def _write_by_tensorflow_process(model: keras.Model, path: Path, signature: Wanted) -> None:
+    """Saves the model next to `path`; `python -m keras_graphattn.export` loads and exports it.
+
+    That process loads in safe mode, and imports the modules that define the model's own classes.
+    It sees no GPU, because this process uses the GPU.
+    """
+    modules = defining_modules(model)
+    file = path.with_suffix(".keras")
+    model.save(file)
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": "tensorflow",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+    }
+    options = ["--signature", json.dumps(signature, default=_plain)]
+    finished = subprocess.run(
+        [sys.executable, "-m", "keras_graphattn.export", str(file), str(path), *modules, *options],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if finished.returncode:
+        # the message of the last exception, without its traceback
+        *_, message = re.split(r"^(?=[\w.]+(?:Error|Exception)\b)", finished.stderr, flags=re.M)
+        lines = "\n".join(line[:300] for line in message.splitlines()[:12])
+        raise RuntimeError(
+            f"The TensorFlow process that exports the model '{model.name}' failed with status "
+            f"{finished.returncode}:\n{lines}"
+        )
+
+
+def _plain(value: Any) -> object:
+    """Converts what JSON does not know: NumPy's integers, and mappings that are no dicts."""
+    return int(value) if isinstance(value, np.integer) else dict(value)
+
+
+def defining_modules(model: keras.Model) -> list[str]:
+    """The modules that define the registered classes and functions in a model's config.
+
+    Keras, this package and other modules that are always imported are left out. Base classes count:
+    a converted model's class is registered when the module of its plain class is imported.
+    """
+    config = {**keras.saving.serialize_keras_object(model), "compile_config": None}
+    names = re.findall(r'"([^">]+>[^"]+)"', json.dumps(config, default=str))
+    registered = (keras.saving.get_registered_object(name) for name in names)
+    parts = [
+        part for one in registered if one is not None for part in getattr(one, "__mro__", [one])
+    ]
+    local = [part.__name__ for part in parts if part.__module__ == "__main__"]
+    if local:
+        raise ValueError(
+            f"The model '{model.name}' uses '{local[0]}', which is defined in `__main__`. The "
+            "TensorFlow process that exports the model cannot import it from there. Move the "
+            "definition to a module and import it from that module."
+        )
+    modules = {part.__module__ for part in parts}
+    return sorted(one for one in modules & set(sys.modules) if one.partition(".")[0] not in COMMON)

@@ -1,13 +1,13 @@
 """Feature maps that work on each entry by itself."""
 
-from typing import Any
-
 import keras
+from keras import ops
 
 from keras_graphattn.feature_maps.feature_map import FeatureMap
-from keras_graphattn.ops.kernel.features import elu_features, relu_features, squared_relu_features
+from keras_graphattn.numerics.precision import at_least_float32
+from keras_graphattn.types import Float, Tensor
 
-Tensor = Any
+OFFSET = 1e-3  # keeps features positive where a ReLU is 0
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -16,12 +16,12 @@ class Relu(FeatureMap):
 
     Example:
 
-    >>> Relu()(np.array([-1.0, 1.0], "float32")).shape[0]
-    2
+    >>> Relu().num_features(num_heads=2, key_dim=8)
+    8
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return relu_features(x)
+    def __call__(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return ops.relu(at_least_float32(x)) + OFFSET
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -34,8 +34,8 @@ class SquaredRelu(FeatureMap):
     2
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return squared_relu_features(x)
+    def __call__(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return ops.square(ops.relu(at_least_float32(x))) + OFFSET
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -50,5 +50,5 @@ class Elu(FeatureMap):
     Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, Eq. 7.
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return elu_features(x)
+    def __call__(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return ops.elu(at_least_float32(x)) + 1.0

@@ -1,22 +1,94 @@
-"""Positive orthogonal random features, FAVOR+."""
+"""Positive orthogonal random features, FAVOR+: products are unbiased estimates of exp(q . k).
+
+A factor on all features of one query cancels in the normaliser. So each query is scaled to a
+largest feature of 1. For keys, only a common factor of all keys cancels. If every query sees every
+key, this factor is the largest feature of all keys. If a mask hides keys, the factor must not
+depend on the keys: a causal layer would see the future through rounding, and a state of past keys
+would have another scale than later keys. Then the factor is fixed: exp(`favor_shift`). It depends
+only on the random features and keeps every key below exp(60). This limits the range: keys whose
+squared norm is above about 170 sqrt(H) become 0.
+
+Source: Choromanski et al., "Rethinking Attention with Performers", arXiv 2009.14794.
+"""
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
-from keras_graphattn.checks.arguments import optional, whole
+from keras_graphattn.checks import optional, seed_of, whole
 from keras_graphattn.feature_maps.feature_map import FeatureMap
-from keras_graphattn.ops.kernel.features import (
-    favor_key_features,
-    favor_query_features,
-    orthogonal_features,
-)
-from keras_graphattn.ops.precision.float32 import at_least_float32
+from keras_graphattn.numerics.precision import at_least_float32, hidden_logit, larger, largest
+from keras_graphattn.types import Bool, Float, Num, Tensor
 
-Tensor = Any
+LARGEST_EXPONENT = 60.0  # of a key's feature with the fixed factor
+
+
+def orthogonal_features(
+    num_heads: int, key_dim: int, num_features: int, seed: int | None = None
+) -> np.ndarray:
+    """Directions (N, H, m): Gaussian vectors, orthogonal in blocks of `key_dim`; Sec. 2.4."""
+    generator = np.random.default_rng(seed_of(seed))
+    blocks = -(-num_features // key_dim)
+    gaussian = generator.standard_normal((num_heads, blocks, key_dim, key_dim))
+    orthogonal, triangular = np.linalg.qr(gaussian)
+    signs = np.sign(np.diagonal(triangular, axis1=-2, axis2=-1))
+    orthogonal = orthogonal * signs[..., None, :]  # makes signs uniform: LAPACK prefers some
+    orthogonal = np.moveaxis(orthogonal, 1, 2).reshape((num_heads, key_dim, blocks * key_dim))
+    lengths = np.linalg.norm(generator.standard_normal((num_heads, num_features, key_dim)), axis=-1)
+    return np.asarray(orthogonal[..., :num_features] * lengths[:, None, :], dtype="float32")
+
+
+def favor_shift(directions: Float[Tensor, "N H m"]) -> Float[Tensor, "N 1"]:
+    """The number that the fixed factor subtracts from the exponents of all keys.
+
+    An exponent w . x - |x|^2 / 2 is at most |w|^2 / 2. The shift reduces this to
+    `LARGEST_EXPONENT`, so nothing overflows. It is 0 for heads of up to about 100 channels.
+    """
+    longest = largest(ops.sum(ops.square(directions), axis=1), axis=1, keepdims=True)
+    return larger(0.5 * longest - LARGEST_EXPONENT, 0.0)
+
+
+def favor_query_features(
+    query: Float[Tensor, "B T N H"], directions: Float[Tensor, "N H m"]
+) -> Float[Tensor, "B T N m"]:
+    """Features of the queries, the largest of each query 1; Lemma 1 and Eq. 8."""
+    exponents = _exponents(query, directions)
+    return ops.exp(exponents - ops.stop_gradient(largest(exponents, axis=-1, keepdims=True)))
+
+
+def favor_key_features(
+    key: Float[Tensor, "B S N H"],
+    directions: Float[Tensor, "N H m"],
+    mask: Num[Tensor, "B S"] | None = None,
+    fixed_scale: bool = False,
+) -> Float[Tensor, "B S N m"]:
+    """Features of the keys, all with one scale; a mask says which keys count for it.
+
+    The scale is the largest feature of all keys or, with `fixed_scale`, `favor_shift`, which does
+    not depend on keys. It is needed if a mask hides some keys.
+    """
+    exponents = _exponents(key, directions)
+    if fixed_scale:
+        return ops.exp(exponents - favor_shift(ops.cast(directions, exponents.dtype)))
+    if mask is not None:
+        mask = ops.cast(mask, "bool")[:, :, None, None]
+        hidden = ops.cast(hidden_logit(exponents.dtype), exponents.dtype)
+        exponents = ops.where(mask, exponents, hidden)
+    scale = ops.stop_gradient(largest(exponents, axis=(1, 3), keepdims=True))
+    return ops.exp(exponents - scale)
+
+
+def _exponents(
+    x: Float[Tensor, "B T N H"], directions: Float[Tensor, "N H m"]
+) -> Float[Tensor, "B T N m"]:
+    """w . x' - |x'|^2 / 2 with x' = x / H^(1/4)."""
+    x = at_least_float32(x) * math.pow(x.shape[-1], -0.25)
+    directions = ops.cast(directions, x.dtype)
+    half_square = 0.5 * ops.sum(ops.square(x), axis=-1, keepdims=True)
+    return ops.einsum("btnh,nhm->btnm", x, directions) - half_square
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -47,7 +119,7 @@ class Favor(FeatureMap):
         self._num_features = optional(whole())("num_features", num_features, {})
         self.seed = optional(whole(0))("seed", seed, {})
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Float[Tensor, "B T N H"]) -> Float[Tensor, "B T N m"]:
         raise TypeError(
             "FAVOR+ features of queries and of keys have different scales. Use `query_features` "
             "and `key_features`."
@@ -65,19 +137,22 @@ class Favor(FeatureMap):
         return {"directions": orthogonal_features(num_heads, key_dim, count, seed)}  # (N, H, m)
 
     def query_features(
-        self, query: Tensor, weights: Mapping[str, Tensor], fixed_scale: bool
-    ) -> Tensor:
+        self,
+        query: Float[Tensor, "B T N H"],
+        weights: Mapping[str, Float[Tensor, "N H m"]],
+        fixed_scale: bool,
+    ) -> Float[Tensor, "B T N m"]:
         return favor_query_features(query, at_least_float32(weights["directions"]))
 
     def key_features(
         self,
-        key: Tensor,
-        weights: Mapping[str, Tensor],
-        mask: Tensor | None,
+        key: Float[Tensor, "B S N H"],
+        weights: Mapping[str, Float[Tensor, "N H m"]],
+        mask: Bool[Tensor, "B S"] | None,
         fixed_scale: bool,
-    ) -> Tensor:
+    ) -> Float[Tensor, "B S N m"]:
         directions = at_least_float32(weights["directions"])
         return favor_key_features(key, directions, mask, fixed_scale)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, int | None]:
         return {"num_features": self._num_features, "seed": self.seed}

@@ -1,20 +1,18 @@
 """The base of all feature maps phi of kernel attention, phi(q) . phi(k) >= 0."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import largest
-from keras_graphattn.serialization import restored
-
-Tensor = Any
+from keras_graphattn.numerics.precision import at_least_float32, largest
+from keras_graphattn.serialization import Configured, restored
+from keras_graphattn.types import Bool, Float, Tensor
 
 
-class FeatureMap:
+class FeatureMap(Configured):
     """A map phi from queries and keys to non-negative features.
 
     A subclass implements `__call__`. A map without weights needs nothing else. Register the class
@@ -33,7 +31,7 @@ class FeatureMap:
     8
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Float[Tensor, "B T N H"]) -> Float[Tensor, "B T N m"]:
         """phi(x): non-negative features (B, T, N, m) of queries or keys (B, T, N, H)."""
         raise NotImplementedError
 
@@ -60,8 +58,11 @@ class FeatureMap:
         return {}
 
     def query_features(
-        self, query: Tensor, weights: Mapping[str, Tensor], fixed_scale: bool
-    ) -> Tensor:
+        self,
+        query: Float[Tensor, "B T N H"],
+        weights: Mapping[str, Float[Tensor, "..."]],
+        fixed_scale: bool,
+    ) -> Float[Tensor, "B T N m"]:
         """phi of the queries, (B, T, N, m), in at least float32.
 
         Args:
@@ -80,11 +81,11 @@ class FeatureMap:
 
     def key_features(
         self,
-        key: Tensor,
-        weights: Mapping[str, Tensor],
-        mask: Tensor | None,
+        key: Float[Tensor, "B S N H"],
+        weights: Mapping[str, Float[Tensor, "..."]],
+        mask: Bool[Tensor, "B S"] | None,
         fixed_scale: bool,
-    ) -> Tensor:
+    ) -> Float[Tensor, "B S N m"]:
         """phi of the keys, (B, S, N, m), in at least float32, all on one scale.
 
         Args:
@@ -94,25 +95,6 @@ class FeatureMap:
             fixed_scale: Whether a mask hides keys. The scale must then not depend on the keys.
         """
         return at_least_float32(self(at_least_float32(key)))
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FeatureMap":
-        """The map that `get_config` described."""
-        return cls(**config)
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.get_config() == other.get_config()
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -145,12 +127,12 @@ class FunctionMap(FeatureMap):
             )
         self.function = function
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Float[Tensor, "B T N H"]) -> Float[Tensor, "B T N m"]:
         return self.function(x)
 
     def get_config(self) -> dict[str, Any]:
         return {"function": keras.saving.serialize_keras_object(self.function)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FunctionMap":
+    def from_config(cls, config: dict[str, Any]) -> Self:
         return cls(restored("function", config["function"]))

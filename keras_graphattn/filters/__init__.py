@@ -6,19 +6,19 @@ an object, `GraphFilterAttention(8, 64, filter=Jacobi(4, alpha=1.0))`.
 A new filter is one file in this folder and one line in `FILTERS`.
 """
 
-from typing import Any
-
-from keras_graphattn.filters.chebyshev import Chebyshev
 from keras_graphattn.filters.filter import Coefficient, Filter, NamedFilter
 from keras_graphattn.filters.first_order import FirstOrder
 from keras_graphattn.filters.inverted import Inverted
-from keras_graphattn.filters.jacobi import Jacobi
-from keras_graphattn.filters.legendre import Legendre
-from keras_graphattn.filters.monomial import Monomial
 from keras_graphattn.filters.page_rank import PageRank
-from keras_graphattn.filters.polynomial import Polynomial
+from keras_graphattn.filters.polynomial import (
+    Chebyshev,
+    Jacobi,
+    Legendre,
+    Monomial,
+    Polynomial,
+    Step,
+)
 from keras_graphattn.filters.resolvent import Resolvent
-from keras_graphattn.ops.filters.polynomials import Step
 from keras_graphattn.serialization import resolve
 
 FILTERS: dict[str, type[Filter]] = {
@@ -33,7 +33,7 @@ FILTERS: dict[str, type[Filter]] = {
 }
 
 
-def get(filter: Any, order: int | None = None) -> Filter:
+def get(filter: str | Filter | dict[str, object], order: int | None = None) -> Filter:
     """The filter for a layer's argument `filter`.
 
     Args:

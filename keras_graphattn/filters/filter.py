@@ -4,13 +4,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from keras_graphattn.checks.arguments import is_list, numpy_of
-from keras_graphattn.filters.starts import STARTS, check_start
-from keras_graphattn.ops.filters.polynomials import check_order
+from keras_graphattn.checks import is_list, numpy_of, one_of, whole
+from keras_graphattn.serialization import Configured
+from keras_graphattn.types import Float, Tensor
 
-Tensor = Any
-Operator = Callable[[Tensor], Tensor]
+Apply = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]  # x -> A x: an operator
+
+check_order = whole(1, below=1001)  # each application adds operations to the compiled graph
+
+# Named starts of a filter: what it computes before training. Each is a polynomial
+# c_0 I + c_1 A + c_2 A^2 of A, whose rows sum to 1. Attention averages tokens. So A keeps what they
+# have in common (low frequencies), and I - A keeps the differences.
+STARTS = {
+    "plain": (0.0, 1.0, 0.0),  # A
+    "high_pass": (1.0, -1.0, 0.0),  # I - A
+    "high_boost": (2.0, -1.0, 0.0),  # I + (I - A)
+    "band_pass": (0.0, 1.0, -1.0),  # A (I - A)
+}
 
 
 class Coefficient(NamedTuple):
@@ -26,7 +38,7 @@ class Coefficient(NamedTuple):
     trainable: bool = True
 
 
-class Filter:
+class Filter(Configured):
     """A graph filter H(A): a function of the attention operator A, learned for each head.
 
     A filter holds only settings. The layer that uses it makes the weights that `coefficients`
@@ -65,14 +77,25 @@ class Filter:
         self,
         order: int = 3,
         *,
-        trainable_coefficients: Any = True,
-        initial_coefficients: Any = None,
+        trainable_coefficients: bool | Sequence[str] = True,
+        initial_coefficients: ArrayLike | Mapping[str, ArrayLike] | None = None,
         start: str = "plain",
     ) -> None:
-        self.order = check_order(order)
+        self.order: int = check_order("order", order, {})
         self.trainable_coefficients = plain_numbers(trainable_coefficients)
         self.initial_coefficients = plain_numbers(initial_coefficients)
-        self.start = check_start(start, initial_coefficients, order, self.starts)
+        self.start: str = one_of(*self.starts)("start", start, {})
+        if start != "plain" and initial_coefficients is not None:
+            raise ValueError(
+                "`start` names coefficients and `initial_coefficients` lists them: give only one "
+                f"of the two. Received: start={start!r}, "
+                f"initial_coefficients={initial_coefficients!r}"
+            )
+        if start == "band_pass" and order < 2:
+            raise ValueError(
+                f"The band-pass filter A (I - A) has degree 2. Received: start={start!r}, "
+                f"order={order}. Use an order of at least 2."
+            )
         # both raise for invalid options, before a layer is made
         self.trained_names()
         self.start_values(None)
@@ -81,23 +104,6 @@ class Filter:
     def num_applications(self) -> int:
         """How often a call applies A."""
         return self.order
-
-    @property
-    def needs_solution(self) -> bool:
-        """Whether the filter calls `apply.solve`, which only causal softmax attention has."""
-        return False
-
-    def refuse_without_solution(self, operator: str) -> None:
-        """Raises a `ValueError` if the filter needs a solution.
-
-        Args:
-            operator: What has no `solve`, for the error message.
-        """
-        if self.needs_solution:
-            raise ValueError(
-                f"{self!r} needs causal softmax attention, that of a GraphFilterAttention with "
-                f'attention_path="dense" or "blockwise". Received: {operator}. Use causal=False.'
-            )
 
     def coefficients(self, num_heads: int) -> dict[str, Coefficient]:
         """The weights that a layer with this filter has, by name.
@@ -118,19 +124,11 @@ class Filter:
         }
 
     def start_values(self, num_heads: int | None) -> dict[str, np.ndarray]:
-        """Start values by the names of weights, (..., N); N is 1 if it is not known yet.
-
-        Raises:
-            ValueError: For `initial_coefficients` that the filter cannot use.
-        """
+        """Start values by the names of weights, (..., N); N is 1 if it is not known yet."""
         raise NotImplementedError
 
     def trained_names(self) -> Sequence[str]:
-        """The names of the weights that are trained.
-
-        Raises:
-            ValueError: For `trainable_coefficients` that the filter cannot use.
-        """
+        """The names of the weights that are trained."""
         if not isinstance(self.trainable_coefficients, bool):
             raise ValueError(
                 "`trainable_coefficients` must be True or False. Received: "
@@ -139,12 +137,17 @@ class Filter:
         return list(self.start_values(None)) if self.trainable_coefficients else []
 
     def __call__(
-        self, apply: Operator, values: Tensor, coefficients: Mapping[str, Tensor]
-    ) -> Tensor:
+        self,
+        apply: Apply,
+        values: Float[Tensor, "..."],
+        coefficients: Mapping[str, Float[Tensor, "..."]],
+    ) -> Float[Tensor, "..."]:
         """H(A) values.
 
         Args:
-            apply: Callable that maps a tensor of the shape of `values` to A times it.
+            apply: The operator, or any callable that maps a tensor of the shape of `values` to A
+                times it. An operator that applies itself twice for less than two applications has
+                a method `twice`.
             values: Tensor of token values, such as (B, T, N, D).
             coefficients: The values of the weights by name, shaped to broadcast to `values`: here
                 (..., N, 1).
@@ -162,21 +165,6 @@ class Filter:
             "initial_coefficients": self.initial_coefficients,
             "start": self.start,
         }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Filter":
-        """The filter that `get_config` described."""
-        return cls(**config)
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.get_config() == other.get_config()
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.order))
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
-        return f"{type(self).__name__}({arguments})"
 
 
 class NamedFilter(Filter):
@@ -211,51 +199,42 @@ class NamedFilter(Filter):
         raise NotImplementedError
 
     def start_values(self, num_heads: int | None) -> dict[str, np.ndarray]:
-        given = {} if self.initial_coefficients is None else self.initial_coefficients
+        initial = {} if self.initial_coefficients is None else self.initial_coefficients
         named = self.named_start()
-        if not isinstance(given, Mapping) or not set(given) <= set(named):
+        if not isinstance(initial, Mapping) or not set(initial) <= set(named):
             raise ValueError(
                 f"`initial_coefficients` of {type(self).__name__} must be a dictionary with keys "
-                f"from {list(named)}. Received: initial_coefficients={given!r}"
+                f"from {list(named)}. Received: initial_coefficients={initial!r}"
             )
         return {
-            f"{name}_coefficient": of_heads(given.get(name, start), num_heads, given)
+            f"{name}_coefficient": of_heads(initial.get(name, start), num_heads, initial)
             for name, start in named.items()
         }
 
     def trained_names(self) -> Sequence[str]:
-        given, names = self.trainable_coefficients, list(self.named_start())
-        if is_list(given) and all(isinstance(name, str) for name in given):
-            if set(given) <= set(names):
-                return [f"{name}_coefficient" for name in given]
-        elif isinstance(given, bool):
+        trained, names = self.trainable_coefficients, list(self.named_start())
+        if is_list(trained) and all(isinstance(name, str) for name in trained):
+            if set(trained) <= set(names):
+                return [f"{name}_coefficient" for name in trained]
+        elif isinstance(trained, bool):
             return super().trained_names()
         raise ValueError(
             f"`trainable_coefficients` must be True, False or a list of names from {names}. "
-            f"Received: trainable_coefficients={given!r}"
+            f"Received: trainable_coefficients={trained!r}"
         )
 
 
-def plain_numbers(given: Any) -> Any:
+def plain_numbers(value: object) -> Any:
     """Start values as lists and numbers, which a configuration can hold."""
-    if isinstance(given, Mapping):
-        return {name: plain_numbers(value) for name, value in given.items()}
-    if is_list(given):
-        return [plain_numbers(value) for value in given]
-    return given.tolist() if isinstance(given, (np.ndarray, np.generic)) else given
+    if isinstance(value, Mapping):
+        return {name: plain_numbers(one) for name, one in value.items()}
+    if is_list(value):
+        return [plain_numbers(one) for one in value]
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-def of_heads(value: Any, num_heads: int | None, given: Any) -> np.ndarray:
-    """One number, or one for each head, as an array of shape (N,).
-
-    Args:
-        value: The number or numbers.
-        num_heads: Number of heads N; `None` if it is not known yet, which allows any number.
-        given: The user's `initial_coefficients`, for the error message.
-
-    Raises:
-        ValueError: For values other than a finite number, or one for each head.
-    """
+def of_heads(value: ArrayLike, num_heads: int | None, initial: object) -> np.ndarray:
+    """One number, or one for each head, as an array (N,); any N if `num_heads` is `None`."""
     numbers = numpy_of(value)
     numbers = numbers.astype("float64") if numbers.dtype.kind in "biuf" else np.asarray(np.nan)
     heads = numbers.size if num_heads is None and numbers.ndim == 1 else num_heads or 1
@@ -263,6 +242,6 @@ def of_heads(value: Any, num_heads: int | None, given: Any) -> np.ndarray:
         each = "each head" if num_heads is None else f"each of the {num_heads} heads"
         raise ValueError(
             f"Each of `initial_coefficients` must be a finite number, or one for {each}. "
-            f"Received: initial_coefficients={given!r}"
+            f"Received: initial_coefficients={initial!r}"
         )
     return np.broadcast_to(numbers, (heads,))

@@ -1,15 +1,13 @@
 """The first-order approximation of a power of A: the filter of GFSA."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
+from keras import ops
 
-from keras_graphattn.filters.filter import NamedFilter, Operator
-from keras_graphattn.filters.starts import STARTS
-from keras_graphattn.ops.filters.operator_filters import first_order_filter
-
-Tensor = Any
+from keras_graphattn.filters.filter import STARTS, Apply, NamedFilter
+from keras_graphattn.numerics.precision import at_least_float32
+from keras_graphattn.types import Float, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -55,13 +53,24 @@ class FirstOrder(NamedFilter):
         return {"identity": constant, "linear": linear, "power": square}
 
     def __call__(
-        self, apply: Operator, values: Tensor, coefficients: Mapping[str, Tensor]
-    ) -> Tensor:
-        return first_order_filter(
-            apply,
-            values,
-            coefficients["identity_coefficient"],
-            coefficients["linear_coefficient"],
-            coefficients["power_coefficient"],
-            self.order,
-        )
+        self,
+        apply: Apply,
+        values: Float[Tensor, "..."],
+        coefficients: Mapping[str, Float[Tensor, "..."]],
+    ) -> Float[Tensor, "..."]:
+        # identity V + (linear + power (2 - K)) U + power (K - 1) A U with U = A V: not A A
+        values = ops.convert_to_tensor(values)
+        identity = at_least_float32(coefficients["identity_coefficient"])
+        linear = at_least_float32(coefficients["linear_coefficient"])
+        power = at_least_float32(coefficients["power_coefficient"])
+        if self.order > 1 and hasattr(apply, "twice"):
+            once, second = apply.twice(values)
+        else:
+            once = apply(values)
+            second = apply(once) if self.order > 1 else None
+        # `once` and `second` lie alike in memory, often unlike `values`: these two come first
+        result = (linear + power * float(2 - self.order)) * at_least_float32(once)
+        if second is not None:
+            result += (power * float(self.order - 1)) * at_least_float32(second)
+        result += identity * at_least_float32(values)
+        return ops.cast(result, values.dtype)

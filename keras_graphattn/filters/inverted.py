@@ -6,11 +6,9 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from keras_graphattn.filters.filter import NamedFilter, Operator
-from keras_graphattn.filters.starts import STARTS
-from keras_graphattn.ops.precision.float32 import at_least_float32
-
-Tensor = Any
+from keras_graphattn.filters.filter import STARTS, Apply, NamedFilter
+from keras_graphattn.numerics.precision import at_least_float32
+from keras_graphattn.types import Float, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -59,8 +57,11 @@ class Inverted(NamedFilter):
         return {"low_pass": constant + linear, "high_pass": constant}
 
     def __call__(
-        self, apply: Operator, values: Tensor, coefficients: Mapping[str, Tensor]
-    ) -> Tensor:
+        self,
+        apply: Apply,
+        values: Float[Tensor, "..."],
+        coefficients: Mapping[str, Float[Tensor, "..."]],
+    ) -> Float[Tensor, "..."]:
         values = ops.convert_to_tensor(values)
         low = at_least_float32(apply(values))  # A V
         high = at_least_float32(values) - low  # (I - A) V

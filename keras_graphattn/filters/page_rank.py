@@ -7,11 +7,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import number
-from keras_graphattn.filters.filter import NamedFilter, Operator
-from keras_graphattn.ops.precision.float32 import at_least_float32
-
-Tensor = Any
+from keras_graphattn.checks import number
+from keras_graphattn.filters.filter import Apply, NamedFilter
+from keras_graphattn.numerics.precision import at_least_float32
+from keras_graphattn.types import Float, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -58,8 +57,11 @@ class PageRank(NamedFilter):
         return {"mix": 0.0, "restart": float(np.log(self.restart) - np.log1p(-self.restart))}
 
     def __call__(
-        self, apply: Operator, values: Tensor, coefficients: Mapping[str, Tensor]
-    ) -> Tensor:
+        self,
+        apply: Apply,
+        values: Float[Tensor, "..."],
+        coefficients: Mapping[str, Float[Tensor, "..."]],
+    ) -> Float[Tensor, "..."]:
         values = ops.convert_to_tensor(values)
         mix = at_least_float32(coefficients["mix_coefficient"])
         logit = at_least_float32(coefficients["restart_coefficient"])

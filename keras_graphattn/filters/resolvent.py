@@ -1,16 +1,15 @@
 """The resolvent of the attention graph: paths of any length, with alternating or equal signs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, number
-from keras_graphattn.filters.filter import NamedFilter, Operator
-from keras_graphattn.ops.precision.float32 import at_least_float32
-
-Tensor = Any
+from keras_graphattn.checks import number
+from keras_graphattn.filters.filter import Apply, NamedFilter
+from keras_graphattn.numerics.precision import at_least_float32
+from keras_graphattn.types import Float, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -24,17 +23,12 @@ class Resolvent(NamedFilter):
     received, over any number of steps. Each row of H sums to 1 / (1 + b) if each row of A sums
     to 1. The weight w starts at 0, so the filter starts as plain attention.
 
-    With `causal=True`, the filter solves the system exactly, by forward substitution: it applies A
-    once. This needs softmax attention with `use_causal_mask=True` on the dense or the blockwise
-    path, or in decoding. Otherwise the filter applies A K times: H_K is the series up to A^K. The
-    entries of (H_K - H) x are at most |b|^K / (1 - |b|) max|x|: 0.008 max|x| for K = 8 and
-    |b| = 0.5.
+    The filter applies A K times: H_K is the series up to A^K. The entries of (H_K - H) x are at
+    most |b|^K / (1 - |b|) max|x|: 0.008 max|x| for K = 8 and |b| = 0.5.
 
     Args:
-        order: Number of applications K, an integer of at least 1; 8 by default. Not used with
-            `causal=True`.
+        order: Number of applications K, an integer of at least 1; 8 by default.
         bound: Largest |b|, above 0 and below 1.
-        causal: Whether to solve the system exactly, for causal attention.
         trainable_coefficients: `True`, `False`, or the list `["feedback"]`.
         initial_coefficients: A dictionary from `"feedback"` to the start value of w, a number or a
             list with one number for each head.
@@ -53,39 +47,26 @@ class Resolvent(NamedFilter):
 
     Source: Fagnou et al., "Chain and Causal Attention for Efficient Entity Tracking",
     arXiv 2410.05565 (EMNLP 2024): causal attention (1 - g) A (I - g A)^-1 with a fixed g. Ours:
-    learned b of both signs, the series, blocks and decoding.
+    learned b of both signs and the series.
     """
 
     starts: ClassVar[Sequence[str]] = ("plain",)
 
-    def __init__(
-        self, order: int = 8, bound: float = 0.5, causal: bool = False, **kwargs: Any
-    ) -> None:
+    def __init__(self, order: int = 8, bound: float = 0.5, **kwargs: Any) -> None:
         self.bound = number(above=0.0, below=1.0)("bound", bound, {})
-        self.causal = flag("causal", causal)
         super().__init__(order, **kwargs)
-
-    @property
-    def num_applications(self) -> int:
-        return 1 if self.causal else self.order
-
-    @property
-    def needs_solution(self) -> bool:
-        return self.causal
 
     def named_start(self) -> dict[str, float]:
         return {"feedback": 0.0}
 
     def __call__(
-        self, apply: Operator, values: Tensor, coefficients: Mapping[str, Tensor]
-    ) -> Tensor:
+        self,
+        apply: Apply,
+        values: Float[Tensor, "..."],
+        coefficients: Mapping[str, Float[Tensor, "..."]],
+    ) -> Float[Tensor, "..."]:
         values = ops.convert_to_tensor(values)
         feedback = self.bound * ops.tanh(at_least_float32(coefficients["feedback_coefficient"]))
-        if self.causal:
-            operator: Any = apply
-            if not hasattr(operator, "solve"):
-                self.refuse_without_solution("an operator without `solve`")
-            return apply(operator.solve(feedback, values))
         result = apply(values)
         for _ in range(1, self.order):
             signal = at_least_float32(values) - feedback * at_least_float32(result)
@@ -93,4 +74,15 @@ class Resolvent(NamedFilter):
         return result
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "bound": self.bound, "causal": self.causal}
+        return {**super().get_config(), "bound": self.bound}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        config = dict(config)
+        if config.pop("causal", False):  # of files of older versions
+            raise ValueError(
+                "`Resolvent` has no exact causal form anymore: it is the series up to A^K. "
+                "Received: a configuration with causal=True. Use the version of the package that "
+                "saved it, or Resolvent(order, bound)."
+            )
+        return cls(**config)

@@ -6,13 +6,7 @@ it. All of it is NumPy and scipy; only `GraphBatches` uses Keras.
 
 from keras_graphattn.graphs.batches import GraphBatches
 from keras_graphattn.graphs.graph import Graph
-from keras_graphattn.graphs.objects import (
-    from_dgl,
-    from_networkx,
-    from_pyg,
-    from_scipy,
-    from_smiles,
-)
+from keras_graphattn.graphs.objects import from_networkx, from_pyg, from_scipy
 from keras_graphattn.graphs.planetoid import PlanetoidData, read_planetoid
 from keras_graphattn.graphs.precomputation import precompute
 from keras_graphattn.graphs.tu import TUData, read_tu
@@ -22,11 +16,9 @@ __all__ = [
     "GraphBatches",
     "PlanetoidData",
     "TUData",
-    "from_dgl",
     "from_networkx",
     "from_pyg",
     "from_scipy",
-    "from_smiles",
     "precompute",
     "read_planetoid",
     "read_tu",

@@ -1,23 +1,23 @@
 """Batches of graphs in size buckets, padded, with masks ready for the layers."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
-from keras_graphattn.checks.arguments import flag, is_list, optional, whole
-from keras_graphattn.graphs.batch_checks import (
-    check_alike,
-    check_arrays,
-    check_narrow,
-    check_one_kind,
-    check_weights,
-    checked_edge_sizes,
-    checked_sizes,
-)
-from keras_graphattn.graphs.graph import Array, Graph
+from keras_graphattn.checks import Array, flag, is_list, optional, whole
+from keras_graphattn.graphs.graph import Graph
 from keras_graphattn.graphs.precomputation import checked_graphs
+
+
+class _Input(NamedTuple):
+    """An array for each graph, and how a batch pads them."""
+
+    arrays: list[Array]
+    axes: str  # a letter for each axis that is padded: n nodes, e edges
+    fill: int
 
 
 class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
@@ -39,7 +39,7 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
     * `edges`: int32 (B, E, 2), each edge once; (-1, -1) at padding. `mask_inputs` of
       `GraphDiffusion()` has it as `edges`.
     * `edge_weights`: float32 (B, E), 1 at padding, if some graph has another weight than 1, or if
-      `weighted=True`. `mask_inputs` of `GraphDiffusion(edge_weights=True)`.
+      `inputs` names it. `mask_inputs` of `GraphDiffusion(edge_weights=True)`.
     * `edge_features`: float32 (B, E, G), 0 at padding, if the graphs have them.
     * one input for each of `node_arrays` and `pair_arrays`. `walks` of `precompute` become integers
       (B, T, walks, length), `mask_inputs` of `RandomWalk()`.
@@ -58,7 +58,6 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
             over all these nodes if there is one batch.
         inputs: Names of the inputs that a batch has; all by default. Keras warns of inputs that a
             model does not have.
-        weighted: Whether there is an input `edge_weights`; by default if a weight is not 1.
         num_buckets: Number of buckets at most.
         sizes: Numbers of nodes to pad to, in place of `num_buckets`: ascending, and the last one
             must hold the largest graph. Give the same for training and test data.
@@ -92,11 +91,10 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         graphs: Sequence[Graph],
         batch_size: int = 32,
         *,
-        node_arrays: Mapping[str, Sequence[Any]] | None = None,
-        pair_arrays: Mapping[str, Sequence[Any]] | None = None,
+        node_arrays: Mapping[str, Sequence[ArrayLike]] | None = None,
+        pair_arrays: Mapping[str, Sequence[ArrayLike]] | None = None,
         node_labels: bool = False,
         inputs: Sequence[str] | None = None,
-        weighted: bool | None = None,
         num_buckets: int = 4,
         sizes: Sequence[int] | None = None,
         edge_sizes: Sequence[int] | None = None,
@@ -108,35 +106,26 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         self.batch_size = whole()("batch_size", batch_size, {})
         self.seed = optional(whole(0, 2**32))("seed", seed, {})
         self.node_labels = flag("node_labels", node_labels)
-        check_alike(self.graphs, self.node_labels)
-        self._weighted = any((graph.edge_weights != 1.0).any() for graph in self.graphs)
-        if weighted is not None:
-            self._weighted = flag("weighted", weighted)
-        counts = np.array([graph.num_nodes for graph in self.graphs])
-        num_buckets = whole()("num_buckets", num_buckets, {})
-        self.sizes = _sizes(counts, num_buckets) if sizes is None else checked_sizes(sizes, counts)
-        self._bucket = np.searchsorted(self.sizes, counts)
+        _check_alike(self.graphs, self.node_labels)
+        self._counts = np.array([graph.num_nodes for graph in self.graphs])
+        self.sizes = _sizes(self._counts, whole()("num_buckets", num_buckets, {}), sizes)
+        self._bucket = np.searchsorted(self.sizes, self._counts)
         edges = np.array([len(graph.edges) for graph in self.graphs])
-        self.edge_sizes = _edges_of_buckets(self._bucket, edges, len(self.sizes))
-        if edge_sizes is not None:
-            self.edge_sizes = checked_edge_sizes(edge_sizes, self.edge_sizes, sizes)
-        self._arrays = {
-            **{name: (1, given) for name, given in dict(node_arrays or {}).items()},
-            **{name: (2, given) for name, given in dict(pair_arrays or {}).items()},
-        }
-        for name, (axes, given) in self._arrays.items():
-            check_arrays(name, axes, given, counts)
-        self._names = self._checked_names(inputs)
-        if "edge_weights" in self._names:
-            check_weights(self.graphs)
-        self.labels: Any = [graph.label for graph in self.graphs]
-        if self.graphs[0].label is None:
-            self.labels = None
-        else:
-            check_narrow("label", self.labels)
-            if self.node_labels:
-                check_one_kind("label", self.labels)
-            self.labels = self.labels if self.node_labels else _narrow(np.stack(self.labels))
+        most = [edges[self._bucket == bucket].max(initial=1) for bucket in range(len(self.sizes))]
+        self.edge_sizes = _edge_sizes(most, edge_sizes)
+        self._inputs = _own_inputs(self.graphs, inputs)
+        for axes, arrays in (("n", node_arrays), ("nn", pair_arrays)):
+            for name, of_graphs in dict(arrays or {}).items():
+                _check_shapes(name, len(axes), of_graphs, self._counts)
+                narrow = _narrow(name, of_graphs)
+                fill = -1 if narrow[0].dtype.kind == "i" else 0
+                self._inputs[name] = _Input(narrow, axes, fill)
+        self._inputs = _chosen(self._inputs, inputs)
+        labels = [graph.label for graph in self.graphs if graph.label is not None]
+        self.labels: list[Array] | Array | None = None
+        if labels:
+            narrow = _narrow("label", labels if self.node_labels else np.stack(labels))
+            self.labels = narrow if self.node_labels else np.stack(narrow)
         self.start_epoch(0)
 
     def start_epoch(self, epoch: int) -> None:
@@ -176,105 +165,159 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         return [int(place) for place in self._batches[index][1]]
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        bucket, chosen = self._batches[index]
-        size, graphs = int(self.sizes[bucket]), [self.graphs[place] for place in chosen]
-        edges = int(self.edge_sizes[bucket])
-        inputs = {
-            "nodes": _padded([graph.node_features for graph in graphs], (size,), 0),
-            "node_mask": _padded([np.ones(g.num_nodes, "bool") for g in graphs], (size,), 0),
-            "edges": _padded([graph.edges.astype("int32") for graph in graphs], (edges,), -1),
-        }
-        if self._weighted:
-            given = [graph.edge_weights.astype("float32") for graph in graphs]
-            inputs["edge_weights"] = _padded(given, (edges,), 1)
-        if graphs[0].edge_features is not None:
-            features = [graph.edge_features for graph in graphs]
-            inputs["edge_features"] = _padded(features, (edges,), 0)
-        for name, (axes, arrays) in self._arrays.items():
-            found = [_narrow(np.asarray(arrays[place])) for place in chosen]
-            fill = -1 if found[0].dtype.kind in "iu" else 0
-            inputs[name] = _padded(found, (size,) * axes, fill)
-        inputs = {name: inputs[name] for name in self._names}
+        bucket, rows = self._batches[index]
+        sizes = {"n": self.sizes[bucket], "e": self.edge_sizes[bucket]}
+
+        def padded(arrays: Sequence[Array] | Array, axes: str, fill: int) -> Array:
+            first = arrays[rows[0]]
+            shape = (len(rows), *(sizes[axis] for axis in axes), *first.shape[len(axes) :])
+            batch = np.full(shape, fill, first.dtype)
+            for row, place in zip(batch, rows, strict=True):
+                row[tuple(slice(size) for size in arrays[place].shape[: len(axes)])] = arrays[place]
+            return batch
+
+        inputs = {name: padded(*one) for name, one in self._inputs.items()}
         if self.labels is None:
             return (inputs,)
-        if not self.node_labels:
-            return inputs, self.labels[chosen], np.ones(len(chosen), "float32")
-        of_nodes = [_narrow(graph.label) for graph in graphs]
-        labels = _padded(of_nodes, (size,), 0)
-        known = [(label >= 0) | (label.dtype.kind == "f") for label in of_nodes]
-        present = _padded(known, (size,), 0)
-        weight = np.float32(present.size / max(present.sum(), 1))
-        return inputs, np.where(present, labels, 0), weight * present
+        if isinstance(self.labels, np.ndarray):
+            return inputs, self.labels[rows], np.ones(len(rows), "float32")
+        labels = padded(self.labels, "n", 0)
+        counted = np.arange(sizes["n"]) < self._counts[rows, None]
+        if labels.dtype.kind == "i":
+            counted &= labels >= 0
+        weight = np.float32(counted.size / max(counted.sum(), 1))
+        return inputs, np.where(counted, labels, 0), weight * counted
 
-    def to_tf_dataset(self) -> Any:
-        """The same batches as a `tf.data.Dataset`: a run through it is an epoch, in its order.
 
-        Raises:
-            ImportError: If TensorFlow is not installed.
-        """
-        try:
-            import tensorflow as tf
-        except ImportError as error:
-            raise ImportError("`to_tf_dataset` needs TensorFlow: pip install tensorflow") from error
+def _check_alike(graphs: list[Graph], node_labels: bool) -> None:
+    """Raises a `ValueError` for graphs that cannot be in one batch."""
 
-        def run() -> Iterator[Any]:
-            for index in range(self.num_batches):
-                yield self[index]
-            self.on_epoch_end()
+    def widths(graph: Graph) -> tuple[int | tuple[int, ...] | None, ...]:
+        label, edges = graph.label, graph.edge_features
+        of_label = None if label is None else () if node_labels else label.shape
+        return graph.node_features.shape[1], None if edges is None else edges.shape[1], of_label
 
-        def spec(name: str, array: Array) -> Any:
-            per_edge = {"edges": 1, "edge_weights": 1, "edge_features": 1}
-            axes = per_edge.get(name, self._arrays.get(name, (1, None))[0])
-            shape = (None, *(None,) * axes, *array.shape[1 + axes :])
-            return tf.TensorSpec(shape, array.dtype)
-
-        inputs, *rest = self[0]
-        signature: list[Any] = [{name: spec(name, array) for name, array in inputs.items()}]
-        for array in rest:
-            shape = (None, None) if self.node_labels else (None, *array.shape[1:])
-            signature.append(tf.TensorSpec(shape, array.dtype))
-        return tf.data.Dataset.from_generator(run, output_signature=tuple(signature))
-
-    def _checked_names(self, names: Any) -> list[str]:
-        known = ["nodes", "node_mask", "edges", *self._arrays]
-        known += ["edge_weights"] if self._weighted else []
-        known += [] if self.graphs[0].edge_features is None else ["edge_features"]
-        if names is None:
-            return known
-        if not is_list(names) or not names or not set(names) <= set(known):
+    expected = widths(graphs[0])
+    for place, graph in enumerate(graphs):
+        if widths(graph) != expected:
             raise ValueError(
-                f"`inputs` must be names of {known}. Received: inputs={names!r}. Give further ones "
-                "in `node_arrays` or `pair_arrays`."
+                "All graphs must have the same number of node features, of edge features and "
+                f"labels of the same shape (`None`: none). Received: {expected} in graph 0 and "
+                f"{widths(graph)} in graph {place}"
             )
-        return list(names)
+        shape = None if graph.label is None else graph.label.shape
+        if node_labels and shape != (graph.num_nodes,):
+            raise ValueError(
+                f"With `node_labels=True` a label must have the shape (n,). Received: shape "
+                f"{shape} in graph {place} of {graph.num_nodes} nodes"
+            )
 
 
-def _sizes(counts: Array, num_buckets: int) -> list[int]:
-    """Sizes to pad to, each taking about as many of the graphs."""
-    shares = np.arange(1, num_buckets + 1) / num_buckets
-    return sorted({int(size) for size in np.quantile(counts, shares, method="higher")})
+def _own_inputs(graphs: list[Graph], names: Sequence[str] | None) -> dict[str, _Input]:
+    """What the graphs themselves give, by the name of the input."""
+    inputs = {
+        "nodes": _Input([graph.node_features for graph in graphs], "n", 0),
+        "node_mask": _Input([np.ones(graph.num_nodes, "bool") for graph in graphs], "n", 0),
+        "edges": _Input([graph.edges.astype("int32") for graph in graphs], "e", -1),
+    }
+    weights = [graph.edge_weights for graph in graphs]
+    weighted = any((of_graph != 1).any() for of_graph in weights)
+    if "edge_weights" in names if is_list(names) else weighted:
+        limits = np.finfo("float32")
+        for place, of_graph in enumerate(weights):
+            wrong = of_graph[(of_graph < limits.tiny) | (of_graph > limits.max)]
+            if len(wrong):
+                raise ValueError(
+                    "A batch holds edge weights as float32: numbers from 1.2e-38 to 3.4e38. "
+                    f"Received: {wrong[0]} in graph {place}, and {len(wrong)} such there. Scale "
+                    "the weights."
+                )
+        inputs["edge_weights"] = _Input([w.astype("float32") for w in weights], "e", 1)
+    features = [graph.edge_features for graph in graphs if graph.edge_features is not None]
+    return {**inputs, "edge_features": _Input(features, "e", 0)} if features else inputs
 
 
-def _edges_of_buckets(bucket: Array, edges: Array, count: int) -> list[int]:
-    """Numbers of edges to pad to. They ascend, so that two buckets differ in both sizes."""
-    found: list[int] = []
-    for number in range(count):
-        most = int(edges[bucket == number].max(initial=1))
-        found.append(max(most, found[-1] + 1 if found else 1))
-    return found
+def _check_shapes(name: str, axes: int, arrays: Sequence[ArrayLike], counts: Array) -> None:
+    """Raises a `ValueError` for arrays that are not one for each graph, of its nodes."""
+    taken = ("nodes", "node_mask", "edges", "edge_weights", "edge_features")
+    shapes = [np.shape(array) for array in arrays]
+    if (
+        name in taken
+        or [shape[:axes] for shape in shapes] != [(count,) * axes for count in counts.tolist()]
+        or len({shape[axes:] for shape in shapes}) > 1
+    ):
+        expected = "(n, ...)" if axes == 1 else "(n, n, ...)"
+        raise ValueError(
+            f"Arrays must have another name than {taken}, one array of shape {expected} for "
+            f"each of the {len(counts)} graphs, with the same last axes. Received: {name!r} "
+            f"with {len(shapes)} arrays, the first ones of shapes {shapes[:3]}"
+        )
 
 
-def _narrow(array: Array) -> Array:
-    """Integers in int32, other numbers in float32; booleans stay."""
-    kind = array.dtype.kind
-    return array if kind == "b" else array.astype("int32" if kind in "iu" else "float32")
+def _narrow(name: str, values: Sequence[ArrayLike] | Array) -> list[Array]:
+    """An array for each graph: integers as int32, other numbers as float32, or booleans."""
+    arrays = [np.asarray(value) for value in values]
+    dtypes = {"i": "int32", "u": "int32", "f": "float32", "b": "bool"}
+    narrow = []
+    for place, array in enumerate(arrays):
+        dtype = dtypes.get(array.dtype.kind)
+        if dtype is None:
+            raise ValueError(
+                f"{name!r} must be numbers. Received: dtype {array.dtype} for graph {place}"
+            )
+        if dtype != dtypes[arrays[0].dtype.kind]:
+            raise ValueError(
+                f"{name!r} must be integers for all graphs, or other numbers, or booleans. "
+                f"Received: {arrays[0].dtype} for graph 0 and {array.dtype} for graph {place}. "
+                "Convert them to one dtype."
+            )
+        with np.errstate(over="ignore"):
+            narrow.append(array.astype(dtype, copy=False))
+        same = narrow[-1] == array if dtype == "int32" else np.isinf(narrow[-1]) == np.isinf(array)
+        if not same.all():
+            raise ValueError(
+                f"A batch holds integers as int32 and other numbers as float32. Received: {name!r} "
+                f"of graph {place} with numbers from {array.min()} to {array.max()}"
+            )
+    return narrow
 
 
-def _padded(arrays: Sequence[Any], sizes: tuple[int, ...], fill: float) -> Array:
-    """Arrays of the same rank as one, (B, *sizes, ...), with `fill` where they are shorter."""
-    first = arrays[0]
-    found = np.full((len(arrays), *sizes, *first.shape[len(sizes) :]), fill, first.dtype)
-    for row, array in enumerate(arrays):
-        inside = tuple(slice(length) for length in array.shape[: len(sizes)])
-        found[row][inside] = array
-    return found
+def _chosen(inputs: dict[str, _Input], names: Sequence[str] | None) -> dict[str, _Input]:
+    if names is None:
+        return inputs
+    if not is_list(names) or not names or not set(names) <= set(inputs):
+        raise ValueError(
+            f"`inputs` must be names of {list(inputs)}. Received: inputs={names!r}. Give further "
+            "ones in `node_arrays` or `pair_arrays`."
+        )
+    return {name: inputs[name] for name in names}
+
+
+def _sizes(counts: Array, num_buckets: int, sizes: Sequence[int] | None) -> list[int]:
+    """Numbers of nodes to pad to; by default each takes about as many of the graphs."""
+    if sizes is None:
+        shares = np.arange(1, num_buckets + 1) / num_buckets
+        return sorted({int(size) for size in np.quantile(counts, shares, method="higher")})
+    wanted = [whole()("sizes", size, {}) for size in sizes]
+    if not wanted or sorted(set(wanted)) != wanted or wanted[-1] < counts.max():
+        raise ValueError(
+            f"`sizes` must be ascending, and the last one at least {counts.max()}, the number of "
+            f"nodes of the largest graph. Received: sizes={sizes!r}"
+        )
+    return wanted
+
+
+def _edge_sizes(most: Sequence[int], edge_sizes: Sequence[int] | None) -> list[int]:
+    """Numbers of edges to pad to. By default they ascend: two buckets differ in both sizes."""
+    least: list[int] = []
+    for number in most:
+        least.append(max(int(number), least[-1] + 1 if least else 1))
+    if edge_sizes is None:
+        return least
+    wanted = [whole()("edge_sizes", size, {}) for size in edge_sizes]
+    if len(wanted) != len(least) or any(a < b for a, b in zip(wanted, least, strict=True)):
+        raise ValueError(
+            f"`edge_sizes` must be given with `sizes`, and be at least {least}, the numbers of "
+            f"edges that hold the graphs of each size. Received: edge_sizes={edge_sizes!r}"
+        )
+    return wanted

@@ -1,19 +1,17 @@
 """One undirected graph as data: edges, weights, features and a label, checked once."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.sparse
+from numpy.typing import ArrayLike
 
-from keras_graphattn.checks.arguments import numpy_of, optional, whole
-from keras_graphattn.ops.graphs.edge_lists import repeated_edges
-from keras_graphattn.ops.graphs.graphs import graph_edges, read_graph
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from keras_graphattn.checks import Array, numpy_of, optional, whole
+from keras_graphattn.masks.graphs.edges import graph_edges, read_graph, repeated_edges
+from keras_graphattn.types import Bool, Float, Int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Graph:
     """An undirected graph. Its arrays cannot be changed.
 
@@ -58,52 +56,55 @@ class Graph:
 to 5, num_nodes=3
     """
 
-    edges: Any
-    edge_weights: Any = None
-    node_features: Any = None
-    edge_features: Any = None
-    label: Any = None
-    num_nodes: Any = None
+    edges: Int[Array, "E 2"]
+    edge_weights: Float[Array, " E"]
+    node_features: Float[Array, "n F"]
+    num_nodes: int
+    edge_features: Float[Array, "E G"] | None = None
+    label: Array | None = None
 
-    def __post_init__(self) -> None:
-        given = numpy_of(self.edges)
-        features = _numbers("node_features", self.node_features, ("num_nodes", None))
-        count = optional(whole(0))("num_nodes", self.num_nodes, {})
+    def __init__(
+        self,
+        edges: ArrayLike,
+        edge_weights: ArrayLike | None = None,
+        node_features: ArrayLike | None = None,
+        edge_features: ArrayLike | None = None,
+        label: ArrayLike | None = None,
+        num_nodes: int | None = None,
+    ) -> None:
+        if scipy.sparse.issparse(edges) or hasattr(edges, "nodes"):
+            raise TypeError(
+                "`edges` must be an integer array of shape (E, 2). Received: "
+                f"{type(edges).__name__}. Use `from_scipy` or `from_networkx`."
+            )
+        rows = numpy_of(edges)
+        features = None if node_features is None else _features("node_features", node_features)
+        count = optional(whole(0))("num_nodes", num_nodes, {})
         count = len(features) if count is None and features is not None else count
-        if count == 0 or (count is None and given.size == 0):
+        if count == 0 or (count is None and rows.size == 0):
             raise ValueError(
                 "A graph must have at least one node. Received: no node. Leave empty graphs "
                 "out, or give `num_nodes`."
             )
-        if scipy.sparse.issparse(self.edges) or hasattr(self.edges, "nodes"):
-            raise TypeError(
-                "`edges` must be an integer array of shape (E, 2). Received: "
-                f"{type(self.edges).__name__}. Use `from_scipy` or `from_networkx`."
-            )
-        adjacency = read_graph(given, count, self.edge_weights)
+        adjacency = read_graph(rows, count, edge_weights)
         count = adjacency.shape[0]
-        if features is not None and len(features) != count:
+        features = np.zeros((count, 0), "float32") if features is None else features
+        if len(features) != count:
             raise ValueError(
                 f"`node_features` must have one row for each of the {count} nodes. Received: "
                 f"{len(features)} rows"
             )
-        edges, weights = graph_edges(adjacency)
-        order = np.lexsort((edges[:, 1], edges[:, 0]))
-        found: dict[str, Any] = {
-            "edges": edges[order],
-            "edge_weights": weights[order],
-            "node_features": np.zeros((count, 0), "float32") if features is None else features,
-            "edge_features": _edge_features(self.edge_features, given.reshape((-1, 2)), count),
-            "label": None if self.label is None else _finite("label", numpy_of(self.label)),
-        }
-        for name, array in found.items():
-            if array is not None:
-                array = np.array(array)
-                array.flags.writeable = False
-            object.__setattr__(self, name, array)
-        object.__setattr__(self, "num_nodes", count)
+        once, weights = graph_edges(adjacency)
+        arrays = {"edges": once, "edge_weights": weights, "node_features": features}
+        if edge_features is not None:
+            arrays["edge_features"] = _edge_features(edge_features, rows.reshape((-1, 2)), count)
+        if label is not None:
+            arrays["label"] = np.array(_finite("label", label))
+        for array in arrays.values():
+            array.flags.writeable = False
+        vars(self).update(arrays, num_nodes=count)
 
-    def adjacency(self) -> Any:
+    def adjacency(self) -> scipy.sparse.csr_array:
         """The symmetric matrix of edge weights: a float64 `csr_array` of shape (n, n)."""
         return read_graph(self.edges, self.num_nodes, self.edge_weights)
 
@@ -112,51 +113,55 @@ to 5, num_nodes=3
         return f"Graph({self.num_nodes} nodes, {len(self.edges)} edges, {features} node features)"
 
 
-def _numbers(name: str, value: Any, rows: tuple[str, int | None]) -> Array | None:
-    """Finite float32 numbers of shape (rows, any), or `None`."""
-    if value is None:
-        return None
-    array = _finite(name, numpy_of(value))
-    if array.ndim != 2 or rows[1] not in (None, len(array)):
-        expected = rows[0] if rows[1] is None else rows[1]
+def _features(name: str, value: ArrayLike) -> Float[Array, "_ _"]:
+    """A copy of finite numbers as float32."""
+    array = _finite(name, value)
+    if array.ndim != 2:
         raise ValueError(
-            f"`{name}` must be numbers of shape ({expected}, features). Received: shape "
-            f"{array.shape}. Use `{name}[:, None]` for one feature."
+            f"`{name}` must be numbers of shape (rows, features). Received: shape {array.shape}. "
+            f"Use `{name}[:, None]` for one feature."
         )
     with np.errstate(over="ignore"):
         narrow = array.astype("float32")
     lost = ~np.isfinite(narrow)
     if array.dtype.kind in "iu":
         lost |= narrow.astype(array.dtype) != array
-    wrong = np.argwhere(lost)
-    if len(wrong):
-        place = wrong[0].tolist()
+    if lost.any():
         raise ValueError(
             f"A graph holds `{name}` as float32: numbers up to 3.4e38, and whole numbers up to "
-            f"2^24 for certain. Received: {array[tuple(place)]} at {name}{place}, and {len(wrong)} "
-            "such in all. Scale the numbers, or number names from 0 to their count."
+            f"2^24 for certain. Received: {_first(name, array, lost)}. Scale the numbers, or "
+            "number names from 0 to their count."
         )
     return narrow
 
 
-def _finite(name: str, array: Array) -> Array:
+def _finite(name: str, value: ArrayLike) -> Array:
+    array: Array = numpy_of(value)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"`{name}` must be numbers. Received: an array of dtype {array.dtype}")
-    wrong = np.argwhere(~np.isfinite(array))
-    if len(wrong):
-        place = wrong[0].tolist()
+    wrong = ~np.isfinite(array)
+    if wrong.any():
         raise ValueError(
-            f"`{name}` must be finite numbers. Received: {array[tuple(place)]} at {name}{place}, "
-            f"and {len(wrong)} such in all. Replace missing values first."
+            f"`{name}` must be finite numbers. Received: {_first(name, array, wrong)}. Replace "
+            "missing values first."
         )
     return array
 
 
-def _edge_features(value: Any, edges: Array, count: int) -> Array | None:
+def _first(name: str, array: Array, wrong: Bool[Array, "..."]) -> str:
+    """The first wrong number, where it stands, and how many there are."""
+    place = np.argwhere(wrong)[0].tolist()
+    return f"{array[tuple(place)]} at {name}{place}, and {wrong.sum()} such in all"
+
+
+def _edge_features(value: ArrayLike, edges: Int[Array, "_ 2"], count: int) -> Float[Array, "E G"]:
     """The features of each edge once, in ascending order of the edges."""
-    features = _numbers("edge_features", value, ("num_edges", len(edges)))
-    if features is None:
-        return None
+    features = _features("edge_features", value)
+    if len(features) != len(edges):
+        raise ValueError(
+            f"`edge_features` must be numbers of shape ({len(edges)}, features), a row for each "
+            f"row of `edges`. Received: shape {features.shape}"
+        )
     later, earlier = repeated_edges(edges[None].astype("int64"))
     apart = np.flatnonzero((features[later] != features[earlier]).any(axis=1))
     if len(apart):
@@ -168,5 +173,5 @@ def _edge_features(value: Any, edges: Array, count: int) -> Array | None:
         )
     kept = np.setdiff1d(np.arange(len(edges)), later)
     keys = edges[kept].min(axis=1) * count + edges[kept].max(axis=1)
-    found: Array = features[kept[np.argsort(keys)]]
-    return found
+    once: Array = features[kept[np.argsort(keys)]]
+    return once

@@ -7,22 +7,25 @@ Source: Yang et al., "Revisiting semi-supervised learning with graph embeddings"
 """
 
 import collections
+import os
+import pickle
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 from numpy._core import multiarray
 
-from keras_graphattn.checks.arguments import folder as local_folder
-from keras_graphattn.checks.arguments import text
-from keras_graphattn.graphs.graph import Array, Graph
-from keras_graphattn.graphs.tables import Table, read_table
-from keras_graphattn.graphs.unpickling import RestrictedUnpickler
+from keras_graphattn.checks import Array, text
+from keras_graphattn.checks import folder as local_folder
+from keras_graphattn.graphs.graph import Graph
+from keras_graphattn.graphs.tu import read_numbers
+from keras_graphattn.types import Int, Num
 
 VALIDATION_NODES = 500  # of the public split: the nodes after those with a training label
 
-_ALLOWED: dict[tuple[str, str], Any] = {
+_ALLOWED: dict[tuple[str, str], Callable[..., object]] = {
     ("collections", "defaultdict"): collections.defaultdict,
     ("__builtin__", "list"): list,
     ("builtins", "list"): list,
@@ -57,12 +60,12 @@ class PlanetoidData(NamedTuple):
     """
 
     graph: Graph
-    train: Array
-    validation: Array
-    test: Array
+    train: Int[Array, " _"]
+    validation: Int[Array, " _"]
+    test: Int[Array, " _"]
 
 
-def read_planetoid(folder: Any, name: str) -> PlanetoidData:
+def read_planetoid(folder: str | os.PathLike[str], name: str) -> PlanetoidData:
     """Reads a data set from its files `ind.<name>.x`, `y`, `tx`, `ty`, `allx`, `ally`, `graph` and
     `test.index`.
 
@@ -90,7 +93,7 @@ def read_planetoid(folder: Any, name: str) -> PlanetoidData:
         part: _read(path / f"ind.{name}.{part}")
         for part in ("x", "y", "tx", "ty", "allx", "ally", "graph")
     }
-    index = read_table(path / f"ind.{name}.test.index", columns=1)
+    index = read_numbers(path / f"ind.{name}.test.index")[:, 0]
     try:
         return _joined(parts, index)
     except (AttributeError, TypeError, IndexError, KeyError) as error:
@@ -99,40 +102,37 @@ def read_planetoid(folder: Any, name: str) -> PlanetoidData:
         ) from error
 
 
-def _joined(parts: dict[str, Any], table: Table) -> PlanetoidData:
-    known, index = len(parts["ally"]), table.rows[:, 0]
-    count = int(index.max(initial=known - 1)) + 1
-    table.check(index >= known, f"a node from {known}, the number of nodes of `allx`")
-    table.check_once("a node that has no line yet")
-    shapes = {part: parts[part].shape for part in ("x", "y", "tx", "ty", "allx", "ally")}
-    if (shapes["tx"][0], shapes["ty"][0]) != (len(index),) * 2 or shapes["allx"][0] != known:
+def _joined(parts: dict[str, Any], index: Int[Array, " tests"]) -> PlanetoidData:
+    labelled, training = len(parts["ally"]), len(parts["y"])
+    rows = {part: parts[part].shape[0] for part in ("x", "allx", "tx", "ty")}
+    expected = {"x": training, "allx": labelled, "tx": len(index), "ty": len(index)}
+    if rows != expected or training > labelled:
         raise ValueError(
-            f"Features and labels must have one row for each node. Received: {shapes} with "
-            f"{len(index)} test nodes"
+            f"Features and labels must have one row for each node: {expected} with at most "
+            f"{labelled} in y. Received: {rows} with {training} in y"
         )
-    training = shapes["y"][0]
-    if shapes["x"][0] != training or training > known:
+    if len(set(index)) < len(index) or index.min(initial=labelled) < labelled:
         raise ValueError(
-            f"The {training} training nodes must be the first of the {known} nodes of `allx`. "
-            f"Received: {shapes}"
+            f"The file test.index must name each test node once, by a number of at least "
+            f"{labelled}, the nodes of `allx`. Received: {np.sort(index).tolist()!s:.60}"
         )
-    features = np.zeros((count, shapes["allx"][1]), "float32")
+    count = int(index.max(initial=labelled - 1)) + 1
+    features = np.zeros((count, parts["allx"].shape[1]), "float32")
     labels = np.full(count, -1, "int64")
-    for rows, x, y in ((np.arange(known), "allx", "ally"), (index, "tx", "ty")):
-        features[rows] = scipy.sparse.csr_array(parts[x]).toarray()
-        labels[rows] = _classes(y, np.asarray(parts[y]))
+    for nodes, x, y in ((np.arange(labelled), "allx", "ally"), (index, "tx", "ty")):
+        features[nodes] = scipy.sparse.csr_array(parts[x]).toarray()
+        labels[nodes] = _classes(y, np.asarray(parts[y]))
     links = [(node, other) for node, others in parts["graph"].items() for other in others]
     edges = np.array(links, "int64").reshape((-1, 2))
-    edges = edges[edges[:, 0] != edges[:, 1]]
     return PlanetoidData(
-        Graph(edges, node_features=features, label=labels, num_nodes=count),
+        Graph(edges[edges[:, 0] != edges[:, 1]], None, features, None, labels, count),
         np.arange(training),
-        np.arange(training, min(training + VALIDATION_NODES, known)),
+        np.arange(training, min(training + VALIDATION_NODES, labelled)),
         np.sort(index),
     )
 
 
-def _classes(part: str, rows: Array) -> Array:
+def _classes(part: str, rows: Num[Array, "nodes classes"]) -> Int[Array, " nodes"]:
     """The number of each row's class; -1 for a row of zeros."""
     wrong = np.flatnonzero(((rows != 0) & (rows != 1)).any(axis=1) | (rows.sum(axis=1) > 1))
     if len(wrong):
@@ -140,12 +140,13 @@ def _classes(part: str, rows: Array) -> Array:
             f"Each row of `{part}` must have at most one 1, at the node's class, and zeros. "
             f"Received: {rows[wrong[0]].tolist()} in row {wrong[0]}, and {len(wrong)} such in all"
         )
-    found: Array = np.where(rows.any(axis=1), rows.argmax(axis=1), -1)
-    return found
+    return np.where(rows.any(axis=1), rows.argmax(axis=1), -1)
 
 
 def _read(file: Path) -> Any:
-    with _existing(file).open("rb") as opened:
+    if not file.is_file():
+        raise FileNotFoundError(f"There is no file {file}. Give the folder of the Planetoid files.")
+    with file.open("rb") as opened:
         try:
             return RestrictedUnpickler(opened, _ALLOWED, encoding="latin1").load()
         except Exception as error:  # a damaged pickle can raise almost anything
@@ -155,7 +156,19 @@ def _read(file: Path) -> Any:
             ) from error
 
 
-def _existing(file: Path) -> Path:
-    if not file.is_file():
-        raise FileNotFoundError(f"There is no file {file}. Give the folder of the Planetoid files.")
-    return file
+class RestrictedUnpickler(pickle.Unpickler):
+    """Makes only what is allowed, by module and name as the pickle tells them."""
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        allowed: Mapping[tuple[str, str], Callable[..., object]],
+        **kwargs: str,
+    ) -> None:
+        super().__init__(file, **kwargs)  # type: ignore[arg-type]
+        self._allowed = allowed
+
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
+        if (module, name) not in self._allowed:
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed in it")
+        return self._allowed[module, name]

@@ -1,32 +1,28 @@
 """What is computed of graphs once, before training: walks, distances, paths, spectra.
 
-The results are kept in a folder if one is given. A file there is whole or it is not there: it is
-written under another name and then moved.
+The results are kept in a folder if one is given. A file there is whole or it is not there.
 """
 
 import hashlib
 import json
-import multiprocessing
 import os
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
-from scipy.sparse.csgraph import shortest_path
+import scipy.sparse
+from scipy.sparse.csgraph import connected_components, shortest_path
 
-from keras_graphattn.checks.arguments import flag, is_list, one_of, optional, whole
-from keras_graphattn.checks.arguments import folder as local_folder
-from keras_graphattn.graphs.graph import Array, Graph
-from keras_graphattn.graphs.spectrum import smallest_eigenpairs
-from keras_graphattn.ops.graphs.graphs import graph_operator
-from keras_graphattn.ops.graphs.walks import random_walks
+from keras_graphattn.checks import Array, flag, is_list, one_of, optional, whole
+from keras_graphattn.checks import folder as local_folder
+from keras_graphattn.files import whole_file
+from keras_graphattn.graphs.graph import Graph
+from keras_graphattn.masks.graphs.edges import graph_operator
+from keras_graphattn.masks.graphs.walks import random_walks
+from keras_graphattn.types import Float, Int
 
 FORM_OF_FILES = 2  # counts up if the same call computes something else
 
@@ -35,13 +31,11 @@ def precompute(
     graphs: Sequence[Graph],
     kind: str,
     *,
-    cache_dir: Any = None,
-    workers: int = 1,
-    use_multiprocessing: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
     verbose: bool = True,
-    **options: Any,
+    **options: int,
 ) -> list[Array]:
-    """Computes walks, distances, paths or spectra of graphs, in parallel, with a progress bar.
+    """Computes walks, distances, paths or spectra of graphs, with a progress bar.
 
     `GraphBatches` takes the results as `node_arrays`, or as `pair_arrays` for distances and paths.
 
@@ -51,7 +45,7 @@ def precompute(
             `"walks"`: integers (n, num_walks, walk_length), random walks from each node with
             probabilities proportional to edge weights, and -1 after the end of a walk. Options
             `num_walks=50`, `walk_length=4`, `seed=0`. Every graph has its own seed, from `seed` and
-            its place in the list. The walks are the same whatever `workers` is.
+            its place in the list.
             `"distances"`: integers (n, n), the least number of edges from node to node, and -1
             where there is no way. This is O(n^2) memory for each graph.
             `"paths"`: integers (n, n, hops), the numbers of the edges on a shortest path from node
@@ -61,14 +55,11 @@ def precompute(
             `"spectrum"`: float32 (n, count, 2) for the `count` smallest eigenvalues of the
             normalised Laplacian: the eigenvalue, the same for all nodes, and the node's entry of
             the eigenvector. Each eigenvector has length 1, is 0 outside one component, and its
-            largest entry is positive. Zeros fill up graphs of fewer nodes. Option `count=8`.
+            largest entry is positive. Zeros fill up graphs of fewer nodes. This is O(n^3) time for
+            the largest component. Option `count=8`.
         cache_dir: A folder where results are kept and found again. The file's name depends on the
             graphs and on all options. A damaged file is computed again. If the folder cannot be
             written to, there is a warning, and the results are returned.
-        workers: How many threads or processes compute at a time.
-        use_multiprocessing: Whether they are processes. These import Keras first, and a program
-            must then start in `if __name__ == "__main__":`. They are worth it for many or large
-            graphs.
         verbose: Whether to show a progress bar.
         **options: Those of the kind.
 
@@ -89,22 +80,26 @@ def precompute(
     al., arXiv 2106.05234, Section 3.1.3.
     """
     graphs = checked_graphs(graphs)
-    options = _checked_options(one_of(*_KINDS)("kind", kind, {}), options)
-    workers = whole()("workers", workers, {})
-    flag("use_multiprocessing", use_multiprocessing)
+    compute, defaults = _KINDS[one_of(*_KINDS)("kind", kind, {})]
+    if set(options) - set(defaults):
+        raise ValueError(
+            f"The options of {kind!r} are {sorted(defaults)}. Received: {sorted(options)}"
+        )
+    options = {
+        name: whole(0 if name == "seed" else 1)(name, options.get(name, default), {})
+        for name, default in defaults.items()
+    }
     flag("verbose", verbose)
     folder = optional(local_folder)("cache_dir", cache_dir, {})
     file = None if folder is None else folder / f"{kind}-{_digest(graphs, options)}.npz"
-    found = None if file is None else _read(file)
-    if found is not None:
-        return found
-    function = partial(_KINDS[kind][0], **options)
+    results = None if file is None else _read(file)
+    if results is not None:
+        return results
     results = []
     bar = keras.utils.Progbar(len(graphs), verbose=int(verbose), unit_name="graph")
-    with ExitStack() as stack:
-        for result in _mapped(function, graphs, workers, use_multiprocessing, stack):
-            results.append(result)
-            bar.update(len(results))
+    for place, graph in enumerate(graphs):
+        results.append(compute(place, graph, **options))
+        bar.update(place + 1)
     if file is not None:
         try:
             _write(file, results)
@@ -113,12 +108,8 @@ def precompute(
     return results
 
 
-def checked_graphs(graphs: Any) -> list[Graph]:
-    """Returns a list of graphs.
-
-    Raises:
-        ValueError: For anything else, and for an empty list.
-    """
+def checked_graphs(graphs: Sequence[Graph]) -> list[Graph]:
+    """Returns a list of at least one graph, or raises a `ValueError`."""
     if not is_list(graphs) or not len(graphs) or not all(isinstance(g, Graph) for g in graphs):
         raise ValueError(
             f"`graphs` must be a list of keras_graphattn.graphs.Graph. Received: {graphs!r:.200}"
@@ -126,86 +117,72 @@ def checked_graphs(graphs: Any) -> list[Graph]:
     return list(graphs)
 
 
-def _walks(index: int, graph: Graph, num_walks: int, walk_length: int, seed: int) -> Array:
-    own_seed = int(np.random.SeedSequence([seed, index]).generate_state(1)[0] >> 1)
-    found = random_walks(graph.adjacency(), num_walks, walk_length, own_seed)
-    return found.astype("int32")
+def _walks(
+    place: int, graph: Graph, num_walks: int, walk_length: int, seed: int
+) -> Int[Array, "n W L"]:
+    own_seed = int(np.random.SeedSequence([seed, place]).generate_state(1)[0] >> 1)
+    return random_walks(graph.adjacency(), num_walks, walk_length, own_seed).astype("int32")
 
 
-def _distances(index: int, graph: Graph) -> Array:
-    found = shortest_path(graph.adjacency(), unweighted=True, directed=False)
-    return np.where(np.isfinite(found), found, -1.0).astype("int32")
+def _distances(place: int, graph: Graph) -> Int[Array, "n n"]:
+    edges = shortest_path(graph.adjacency(), unweighted=True, directed=False)
+    return np.where(np.isfinite(edges), edges, -1.0).astype("int32")
 
 
-def _paths(index: int, graph: Graph, hops: int) -> Array:
+def _paths(place: int, graph: Graph, hops: int) -> Int[Array, "n n hops"]:
     _, before = shortest_path(
         graph.adjacency(), unweighted=True, directed=False, return_predecessors=True
     )
     numbers = np.full((graph.num_nodes,) * 2, -1, "int32")
     for ends in (graph.edges, graph.edges[:, ::-1]):
         numbers[tuple(ends.T)] = np.arange(len(graph.edges))
-    place, target = np.indices(numbers.shape)
-    found = np.full((*numbers.shape, hops), -1, "int32")
+    here, target = np.indices(numbers.shape)
+    paths = np.full((*numbers.shape, hops), -1, "int32")
     for hop in range(hops):
-        # the node before `place` on the way from the target is the next on the way to it
-        onward = before[target, place]
-        known = onward >= 0
-        onward = np.where(known, onward, place)
-        found[..., hop] = np.where(known, numbers[place, onward], -1)
-        place = onward
-    return found
+        # the node before `here` on the way from the target is the next on the way to it
+        onward = before[target, here]
+        arrived = onward < 0
+        onward = np.where(arrived, here, onward)
+        paths[..., hop] = np.where(arrived, -1, numbers[here, onward])
+        here = onward
+    return paths
 
 
-def _spectrum(index: int, graph: Graph, count: int) -> Array:
+def _spectrum(place: int, graph: Graph, count: int) -> Float[Array, "n count 2"]:
     laplacian = graph_operator(graph.adjacency(), "normalized_laplacian")[0]
-    values, vectors = smallest_eigenpairs(laplacian, count)
+    values, vectors = _spectrum_by_component(laplacian)
+    # rounded: of components with the same eigenvalue, the first ones count
+    order = np.argsort(values.round(9), kind="stable")[:count]
+    values, vectors = values[order], vectors[:, order]
     peaks = np.abs(vectors).argmax(axis=0)
-    vectors = vectors * np.sign(vectors[peaks, np.arange(len(peaks))])
-    found = np.zeros((graph.num_nodes, count, 2), "float32")
-    found[:, : len(values), 0] = values
-    found[:, : len(values), 1] = vectors
-    return found
+    pairs = np.zeros((graph.num_nodes, count, 2), "float32")
+    pairs[:, : len(order), 0] = values
+    pairs[:, : len(order), 1] = vectors * np.sign(vectors[peaks, np.arange(len(order))])
+    return pairs
 
 
-# The function of each kind, and its options with their defaults and least values.
-_KINDS: dict[str, tuple[Callable[..., Array], dict[str, tuple[int, int]]]] = {
-    "walks": (_walks, {"num_walks": (50, 1), "walk_length": (4, 1), "seed": (0, 0)}),
+def _spectrum_by_component(matrix: scipy.sparse.csr_array) -> tuple[Array, Array]:
+    """Eigenvalues (n,) and eigenvectors (n, n) of a symmetric matrix, by component.
+
+    Each eigenvector is exactly 0 outside one component.
+    """
+    _, component = connected_components(matrix, directed=False)
+    values, vectors = matrix.diagonal(), np.eye(matrix.shape[0])
+    order = np.argsort(component, kind="stable")
+    for nodes in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
+        if len(nodes) > 1:
+            block = np.ix_(nodes, nodes)
+            values[nodes], vectors[block] = np.linalg.eigh(matrix[nodes][:, nodes].toarray())
+    return values, vectors
+
+
+# The function of each kind, and its options with their defaults.
+_KINDS: dict[str, tuple[Callable[..., Array], dict[str, int]]] = {
+    "walks": (_walks, {"num_walks": 50, "walk_length": 4, "seed": 0}),
     "distances": (_distances, {}),
-    "paths": (_paths, {"hops": (5, 1)}),
-    "spectrum": (_spectrum, {"count": (8, 1)}),
+    "paths": (_paths, {"hops": 5}),
+    "spectrum": (_spectrum, {"count": 8}),
 }
-
-
-def _checked_options(kind: str, options: dict[str, Any]) -> dict[str, int]:
-    known = _KINDS[kind][1]
-    if set(options) - set(known):
-        raise ValueError(
-            f"The options of {kind!r} are {sorted(known)}. Received: {sorted(options)}"
-        )
-    return {
-        name: whole(least)(name, options.get(name, default), {})
-        for name, (default, least) in known.items()
-    }
-
-
-def _mapped(
-    function: Callable[..., Array],
-    graphs: list[Graph],
-    workers: int,
-    use_multiprocessing: bool,
-    stack: ExitStack,
-) -> Iterator[Array]:
-    """The results in the order of the graphs, each as soon as it is there."""
-    if workers == 1 and not use_multiprocessing:
-        return map(function, range(len(graphs)), graphs)
-    pool: Executor
-    if use_multiprocessing:  # a fork of a process with threads, such as TensorFlow's, can hang
-        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-    else:
-        pool = ThreadPoolExecutor(workers)
-    stack.enter_context(pool)
-    chunk = max(1, len(graphs) // (8 * workers))
-    return pool.map(function, range(len(graphs)), graphs, chunksize=chunk)
 
 
 def _digest(graphs: list[Graph], options: dict[str, int]) -> str:
@@ -219,17 +196,9 @@ def _digest(graphs: list[Graph], options: dict[str, int]) -> str:
 
 def _write(file: Path, arrays: list[Array]) -> None:
     """Writes arrays of the same dtype and number of axes, one after the other in one array."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    writing = file.with_name(f".writing-{os.getpid()}-{file.name}")
-    try:
-        with writing.open("wb") as opened:
-            values = np.concatenate([array.ravel() for array in arrays])
-            np.savez(opened, values=values, shapes=np.array([array.shape for array in arrays]))
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(writing, file)
-    finally:
-        writing.unlink(missing_ok=True)
+    values = np.concatenate([array.ravel() for array in arrays])
+    with whole_file(file) as path, path.open("wb") as opened:
+        np.savez(opened, values=values, shapes=np.array([array.shape for array in arrays]))
 
 
 def _read(file: Path) -> list[Array] | None:
@@ -238,7 +207,7 @@ def _read(file: Path) -> list[Array] | None:
         with np.load(file) as loaded:
             values, shapes = loaded["values"], loaded["shapes"]
         ends = np.cumsum(shapes.prod(axis=1))[:-1]
-        pairs = zip(np.split(values, ends), shapes, strict=True)
-        return [part.reshape(shape) for part, shape in pairs]
+        parts = np.split(values, ends)
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None

@@ -24,15 +24,17 @@ weihua916/powerful-gnns on GitHub; Xu et al., "How powerful are graph neural net
 1810.00826.
 """
 
-from collections.abc import Iterator
+import os
+import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from keras_graphattn.checks.arguments import folder as local_folder
-from keras_graphattn.graphs.graph import Array, Graph
-from keras_graphattn.graphs.tables import Table, numbers_of, read_table, wrong_line
+from keras_graphattn.checks import Array
+from keras_graphattn.checks import folder as local_folder
+from keras_graphattn.graphs.graph import Graph
+from keras_graphattn.types import Float, Int
 
 
 class TUData(NamedTuple):
@@ -53,18 +55,18 @@ class TUData(NamedTuple):
 
     graphs: list[Graph]
     classes: list[int]
-    folds: list[tuple[Array, Array]]
+    folds: list[tuple[Int[Array, " _"], Int[Array, " _"]]]
 
 
-def read_tu(folder: Any, name: str | None = None) -> TUData:
+def read_tu(folder: str | os.PathLike[str], name: str | None = None) -> TUData:
     """Reads a data set in either of its forms, and its folds if they are there.
 
     The archive's form is that of TUDataset (chrsmrrs.github.io/datasets): `<name>_A.txt`,
     `<name>_graph_indicator.txt`, `<name>_graph_labels.txt` and, if they are there, `_node_labels`,
     `_node_attributes`, `_edge_labels` and `_edge_attributes`. Other files of the archive are not
     read. The text form, `<name>.txt`, and the folds `10fold_idx` are those of the repository
-    weihua916/powerful-gnns on GitHub; there, an edge counts if one of its two nodes lists the
-    other. If the folder has both forms, this reads the text form.
+    weihua916/powerful-gnns on GitHub. An edge counts if one of its two directions is there. If the
+    folder has both forms, this reads the text form.
 
     Args:
         folder: The folder with the files.
@@ -72,8 +74,8 @@ def read_tu(folder: Any, name: str | None = None) -> TUData:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: For files that are not of this form. The error names the file, and the line if
-            one line is wrong. Each fold must have each graph once, and some in either part.
+        ValueError: For files that are not of this form. The error names the file, and the line or
+            the graph. Each fold must have each graph once, and some in either part.
 
     Example:
 
@@ -85,129 +87,139 @@ def read_tu(folder: Any, name: str | None = None) -> TUData:
     path = local_folder("folder", folder)
     name = path.resolve().name if name is None else name
     if (path / f"{name}.txt").is_file():
-        read = _read_text(path / f"{name}.txt")
+        parts = _read_text(path / f"{name}.txt")
     elif (path / f"{name}_A.txt").is_file():
-        read = _read_archive(path, name)
+        parts = _read_archive(path, name)
     else:
         raise FileNotFoundError(
             f"{path} must have the file {name}.txt or {name}_A.txt. Give the folder of the data "
             "set, and `name` where it differs from the folder's."
         )
-    classes, labels = np.unique(read.labels, return_inverse=True)
-    return TUData(
-        list(_graphs(name, read, labels)),
-        [int(label) for label in classes],
-        _read_folds(path / "10fold_idx", len(labels)),
-    )
+    classes, labels = np.unique(parts.labels, return_inverse=True)
+    folds = _read_folds(path / "10fold_idx", len(labels))
+    return TUData(_graphs(name, parts, labels), classes.tolist(), folds)
 
 
-class _Read(NamedTuple):
-    """All graphs of a data set, as one graph."""
+class _Parts(NamedTuple):
+    """All graphs of a data set. Nodes are numbered over all of them, from 0."""
 
-    labels: Array  # (graphs,)
-    graph_of: Array  # (nodes,), from 0
-    node_features: Array  # (nodes, F)
-    edges: Array  # (edges, 2), from 0
-    edge_features: Array | None  # (edges, G)
+    labels: Int[Array, " graphs"]
+    graph_of: Int[Array, " nodes"]  # ascending
+    node_features: Float[Array, "nodes F"]
+    edges: Int[Array, "edges 2"]
+    edge_features: Float[Array, "edges G"] | None
 
 
-def _read_archive(path: Path, name: str) -> _Read:
+def _graphs(name: str, parts: _Parts, labels: Int[Array, " graphs"]) -> list[Graph]:
+    of_edges = parts.graph_of[parts.edges[:, 0]]
+    order, numbers = np.argsort(of_edges, kind="stable"), np.arange(len(labels) + 1)
+    first = np.searchsorted(parts.graph_of, numbers)
+    first_edge = np.searchsorted(of_edges[order], numbers)
+    graphs = []
+    for number, label in enumerate(labels):
+        edges = order[first_edge[number] : first_edge[number + 1]]
+        try:
+            graph = Graph(
+                parts.edges[edges] - first[number],
+                None,
+                parts.node_features[first[number] : first[number + 1]],
+                None if parts.edge_features is None else parts.edge_features[edges],
+                int(label),
+            )
+        except ValueError as error:
+            raise ValueError(f"{name}, graph {number}: {error}") from error
+        graphs.append(graph)
+    return graphs
+
+
+def _read_archive(path: Path, name: str) -> _Parts:
     def file(part: str) -> Path:
         return path / f"{name}_{part}.txt"
 
-    labels = read_table(file("graph_labels"), columns=1)
-    indicator = read_table(file("graph_indicator"), columns=1)
-    edges, graph_of = read_table(file("A"), columns=2), indicator.rows[:, 0]
-    count, nodes = len(labels.rows), len(graph_of)
-    inside = (graph_of >= 1) & (graph_of <= count)
-    indicator.check(inside, f"a graph from 1 to {count}, the number of labels of graphs")
-    empty = np.setdiff1d(np.arange(1, max(count, 1) + 1), graph_of)
-    if len(empty):
+    labels, graph_of = (read_numbers(file(x))[:, 0] for x in ("graph_labels", "graph_indicator"))
+    if (np.diff(graph_of) < 0).any() or set(graph_of) != set(range(1, len(labels) + 1)):
         raise ValueError(
-            f"{indicator.file.name} must have a node of each of the graphs that have a line in "
-            f"{labels.file.name}, and of graph 1. Received: no node of graph {empty[0]}"
+            f"{name}_graph_indicator.txt must have the graphs 1 to {len(labels)}, the lines of "
+            f"{name}_graph_labels.txt, in ascending order. Received: graphs "
+            f"{np.unique(graph_of).tolist()!s:.60}"
         )
-    u, v = edges.rows.T
-    known = (np.minimum(u, v) >= 1) & (np.maximum(u, v) <= nodes)
-    edges.check(known, f"two nodes from 1 to {nodes}, the number of lines of graph_indicator")
-    edges.check((u != v) & (graph_of[u - 1] == graph_of[v - 1]), "two different nodes of one graph")
-    both_ways = np.isin(u * (nodes + 1) + v, v * (nodes + 1) + u)
-    edges.check(both_ways, "an edge whose other direction has a line, too")
+    edges = read_numbers(file("A"), columns=2)
+    wrong = np.flatnonzero(((edges < 1) | (edges > len(graph_of))).any(axis=1))
+    if len(wrong):
+        raise ValueError(
+            f"{name}_A.txt, line {wrong[0] + 1} must be two nodes from 1 to {len(graph_of)}, the "
+            f"lines of {name}_graph_indicator.txt. Received: {edges[wrong[0]].tolist()}"
+        )
 
-    def features(kind: str, table: Table) -> list[Array]:
-        found = []
+    def features(kind: str, count: int) -> list[Float[Array, "_ _"]]:
+        parts = []
         for part, number in (("labels", int), ("attributes", float)):
             if file(f"{kind}_{part}").is_file():
-                given = read_table(file(f"{kind}_{part}"), number)
-                if len(given.rows) != len(table.rows):
+                rows = read_numbers(file(f"{kind}_{part}"), number, columns=None)
+                if len(rows) != count:
                     raise ValueError(
-                        f"{given.file.name} must have as many lines as {table.file.name}, "
-                        f"{len(table.rows)}. Received: {len(given.rows)} lines"
+                        f"{name}_{kind}_{part}.txt must have a line for each {kind}, {count}. "
+                        f"Received: {len(rows)} lines"
                     )
-                found.append(_one_hot(given.rows) if part == "labels" else given.rows)
-        return found
+                parts.append(_one_hot(rows) if part == "labels" else rows)
+        return parts
 
-    of_nodes, of_edges = features("node", indicator), features("edge", edges)
+    of_nodes, of_edges = features("node", len(graph_of)), features("edge", len(edges))
     if not file("node_labels").is_file():
-        of_nodes.insert(0, np.ones((nodes, 1)))
-    return _Read(
-        labels.rows[:, 0],
+        of_nodes.insert(0, np.ones((len(graph_of), 1)))
+    return _Parts(
+        labels,
         graph_of - 1,
         np.concatenate(of_nodes, axis=1),
-        edges.rows - 1,
+        edges - 1,
         np.concatenate(of_edges, axis=1) if of_edges else None,
     )
 
 
-def _read_text(file: Path) -> _Read:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    number = 0
-
-    def next_line() -> list[str]:
-        nonlocal number
-        number += 1
-        if number > len(lines):
-            raise ValueError(f"{file.name} ends after line {len(lines)}, in a graph")
-        return lines[number - 1].split()
-
-    def wrong(expected: str) -> ValueError:
-        return wrong_line(file, number, expected, lines[number - 1])
-
-    def header(names: str, count: int) -> list[int]:
-        found = numbers_of(next_line(), int)
-        if len(found) != count or found[0] < 1:
-            raise wrong(f"{names}, at least 1: {count} integers")
-        return found
-
+def _read_text(file: Path) -> _Parts:
+    lines = file.read_text(encoding="utf-8").rstrip().splitlines()
+    number = 0  # of the line that was read last
     labels: list[int] = []
     graph_of: list[int] = []
     tags: list[int] = []
     attributes: list[list[float]] = []
     edges: list[tuple[int, int]] = []
-    (graphs,) = header("the number of graphs", 1)
-    for graph in range(graphs):
-        nodes, label = header("the label of a graph after its number of nodes", 2)
-        labels.append(label)
-        first = len(tags)
-        for node in range(nodes):
-            words = next_line()
-            start = numbers_of(words[:2], int)  # tag and degree
-            degree = start[1] if len(start) == 2 else -1
-            others = numbers_of(words[2 : 2 + degree], int)
-            rest = numbers_of(words[2 + degree :], float)
-            if degree < 0 or len(others) != degree or len(words) != 2 + degree + len(rest):
-                raise wrong("tag, degree, neighbours and attributes of a node")
-            if not all(0 <= other < nodes and other != node for other in others):
-                raise wrong(f"node {node} with neighbours from 0 to {nodes - 1}, but not itself")
-            if attributes and len(rest) != len(attributes[0]):
-                raise wrong(f"a node with {len(attributes[0])} attributes, as those before it")
-            graph_of.append(graph)
-            tags.append(start[0])
-            attributes.append(rest)
-            edges += [(first + node, first + other) for other in others]
-    if any(line.strip() for line in lines[number:]):
-        raise ValueError(f"{file.name} has more lines than its graphs, from line {number + 1}")
-    return _Read(
+
+    def words() -> list[str]:
+        nonlocal number
+        number += 1
+        return lines[number - 1].split()
+
+    try:
+        (graphs,) = map(int, words())
+        for graph in range(graphs):
+            nodes, label = map(int, words())
+            if nodes < 1:
+                raise ValueError
+            labels.append(label)
+            first = len(tags)
+            for node in range(first, first + nodes):
+                tag, degree, *rest = words()
+                others, values = rest[: int(degree)], rest[int(degree) :]
+                tags.append(int(tag))
+                graph_of.append(graph)
+                edges += [(node, first + int(other)) for other in others]
+                attributes.append([float(value) for value in values])
+                if (len(others), len(values)) != (int(degree), len(attributes[0])):
+                    raise ValueError
+        if graphs < 1:
+            raise ValueError
+        if number < len(lines):
+            number += 1
+            raise ValueError
+    except (ValueError, IndexError) as error:
+        line = lines[number - 1] if number <= len(lines) else "the end of the file"
+        raise ValueError(
+            f"{file.name}, line {number} must be the number of graphs, or nodes and label of a "
+            "graph, or tag, degree, neighbours and attributes of a node, and none may be left. "
+            f"Received: {line[:60]!r}"
+        ) from error
+    return _Parts(
         np.array(labels),
         np.array(graph_of),
         np.concatenate([_one_hot(np.array(tags)[:, None]), np.array(attributes)], axis=1),
@@ -216,56 +228,41 @@ def _read_text(file: Path) -> _Read:
     )
 
 
-def _one_hot(rows: Array) -> Array:
+def _one_hot(rows: Int[Array, "_ _"]) -> Float[Array, "_ _"]:
     """Each column of integers as rows of zeros and a one, in ascending order of the integers."""
     places = [np.unique(column, return_inverse=True) for column in rows.T]
-    return np.concatenate([np.eye(len(known))[place] for known, place in places], axis=1)
+    return np.concatenate([np.eye(len(values))[place] for values, place in places], axis=1)
 
 
-def _graphs(name: str, read: _Read, labels: Array) -> Iterator[Graph]:
-    nodes, starts = _members(read.graph_of, len(labels))
-    numbers = np.empty(len(nodes), "int64")  # of each node in its graph
-    numbers[nodes] = np.arange(len(nodes)) - starts[read.graph_of[nodes]]
-    edges, starts_of_edges = _members(read.graph_of[read.edges[:, 0]], len(labels))
-    for graph, label in enumerate(labels):
-        own = edges[starts_of_edges[graph] : starts_of_edges[graph + 1]]
-        try:
-            yield Graph(
-                numbers[read.edges[own]],
-                None,
-                read.node_features[nodes[starts[graph] : starts[graph + 1]]],
-                None if read.edge_features is None else read.edge_features[own],
-                int(label),
-            )
-        except ValueError as error:
-            raise ValueError(f"{name}, graph {graph}: {error}") from error
-
-
-def _members(graph_of: Array, count: int) -> tuple[Array, Array]:
-    """The nodes or edges in the order of their graphs, and where each graph starts and ends."""
-    order = np.argsort(graph_of, kind="stable")
-    return order, np.searchsorted(graph_of[order], np.arange(count + 1))
-
-
-def _read_folds(folder: Path, count: int) -> list[tuple[Array, Array]]:
+def _read_folds(folder: Path, count: int) -> list[tuple[Int[Array, " _"], Int[Array, " _"]]]:
     folds = []
     most = max(len(list(folder.glob(f"{part}_idx-*.txt"))) for part in ("train", "test"))
     for number in range(1, most + 1):
-        parts, unseen = [], np.ones(count, "bool")
-        for part in ("train", "test"):
-            table = read_table(folder / f"{part}_idx-{number}.txt", columns=1)
-            graphs = table.rows[:, 0]
-            table.check((graphs >= 0) & (graphs < count), f"a graph from 0 to {count - 1}")
-            table.check_once("a graph that the fold does not have yet")
-            table.check(unseen[graphs], "a graph that the fold does not have yet")
-            unseen[graphs] = False
-            parts.append(graphs)
-        sizes = [len(graphs) for graphs in parts]
-        if unseen.any() or 0 in sizes:
-            missing = f", graph {unseen.argmax()} in neither" if unseen.any() else ""
+        train, test = (
+            read_numbers(folder / f"{part}_idx-{number}.txt")[:, 0] for part in ("train", "test")
+        )
+        graphs = np.sort(np.concatenate([train, test]))
+        if not np.array_equal(graphs, np.arange(count)) or not len(train) or not len(test):
             raise ValueError(
-                f"{folder}, fold {number} must have each of the {count} graphs, to train or to "
-                f"test, and some of both. Received: {sizes[0]} and {sizes[1]} graphs{missing}"
+                f"{folder}, fold {number} must have each of the {count} graphs once, to train or "
+                f"to test, and some of both. Received: {len(train)} and {len(test)} graphs"
             )
-        folds.append((parts[0], parts[1]))
+        folds.append((train, test))
     return folds
+
+
+def read_numbers(file: Path, kind: type = int, columns: int | None = 1) -> Array:
+    """Numbers separated by commas, a row for each line that is not blank."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file without a line
+            rows: Array = np.loadtxt(
+                file, kind, delimiter=",", ndmin=2, comments=None, encoding="utf-8"
+            )
+    except ValueError as error:
+        raise ValueError(f"{file.name} must be numbers separated by commas: {error}") from error
+    if len(rows) and columns not in (None, rows.shape[1]):
+        raise ValueError(
+            f"{file.name} must have {columns} numbers in each line. Received: {rows.shape[1]}"
+        )
+    return rows.reshape((len(rows), columns or rows.shape[1]))

@@ -1,46 +1,587 @@
-"""What an attention layer of another package becomes: the base of the classes it changes to.
+"""A layer of another package that is converted: what its family says of it, and what attends in it.
 
-A converted layer is an instance of a subclass of its own class. `InPlaceAdapter` makes that
-subclass of three: a class of this kind, which attends; the adapter's hook, which says where the
-original attends; and the original.
+A converted layer is an instance of a class of three bases: one that attends, one that is its family
+(`ConvertedAttention`, `AttentionFamily`), and the layer's own class. The family says where the
+projections are, how large the heads are, what the layer does to its scores and how it decodes; and
+it overrides the one method of the original that attends. So all of it has a true `self`, and the
+layer keeps its weights, paths, quantisation and LoRA factors. Before the conversion,
+`keras_graphattn.hub.families.view` shows a layer with the methods of its family.
+
+Names of methods here are two words or a verb of attending (`head_sizes`, `attend_cached`), because
+layers of other packages have attributes such as `output`, `window`, `scale` and `projection`. No
+attribute of theirs may have the name of a method here: tests/hub/test_families.py looks.
 """
 
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 from keras import ops
 
-from keras_graphattn.coefficient_rate import NAME, CoefficientRate
-from keras_graphattn.hub.cached import CacheSlots, open_slots, step_mask
-from keras_graphattn.hub.grouped_cache import Step, in_all_heads
-from keras_graphattn.hub.logits import Logits
-from keras_graphattn.hub.paged import refuse_paged_attention
-from keras_graphattn.keras_internals import remove_attribute
-from keras_graphattn.layers.parts.conversion_mark import ConversionMark
-from keras_graphattn.ops.softmax.masks import AttentionMask, all_of, four_dimensional
+from keras_graphattn import filters
+from keras_graphattn.checks import is_one_of, whole
+from keras_graphattn.coefficient_rate import (
+    FINE_TUNING_MULTIPLIER,
+    NAME,
+    CoefficientRate,
+    Filtered,
+    positive,
+)
+from keras_graphattn.keras_internals import change_class, growing, remove_attribute, scope_of
+from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.layers.p_laplacian_attention import re_weighting
+from keras_graphattn.numerics.precision import pad
+from keras_graphattn.operators.blockwise import BlockwiseOperator
+from keras_graphattn.operators.fused import FusedOperator
+from keras_graphattn.operators.operator import Operator, Visibility, all_of, four_dimensional
+from keras_graphattn.operators.p_laplacian import CachedPLaplacianOperator, PLaplacianOperator
+from keras_graphattn.operators.softmax import Logits, SoftmaxOperator, scores_of, zero_hidden_rows
+from keras_graphattn.types import Float, Num, Tensor
 
-Tensor = Any
+SOFT_CAP = "soft cap of the scores"
+BIAS = "bias of the scores"
+SINK = "sink"
+DROPOUT = "dropout of the attention matrix"
+
+PATHS = ("dense", "blockwise", "fused")
+
+Index = int | Tensor  # a position in the cache, or a length
+Tokens = Float[Tensor, "B _ _"]
+Heads = Float[Tensor, "B _ _ _"]  # (B, T, N, H), where not said otherwise
+Cache = Float[Tensor, "B _ _ _ _"]  # (B, slots, S, Nkv, H), where not said otherwise
+Mask = Num[Tensor, "..."]  # true where a token is seen
 
 
-class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
+class HeadSizes(NamedTuple):
+    """Numbers and sizes of the heads, and the factor of the scores Q K^T."""
+
+    num_heads: int
+    num_key_value_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+
+    @property
+    def groups(self) -> int:
+        """How many query heads share one head of keys and values."""
+        return self.num_heads // self.num_key_value_heads
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The names of a class for what all families have; an underscore before them is found, too.
+
+    Attributes:
+        query: The projection of the queries, as `key`, `value` and `output` are the others. A
+            fused projection stands in all three places.
+        num_heads: The number of heads. It and the other sizes are read off the shapes of the
+            projections by default, which only those have that make heads.
+        num_key_value_heads: The number of heads of keys and values; by default that of queries.
+        key_dim: The size of a head.
+        scale: The factor of the scores, or a name for it; by default 1 / sqrt(key_dim).
+        soft_cap: The soft cap of the scores.
+        matrix_dropout: The layer that drops entries of A.
+        dropout_before: The layer that drops entries of the outputs of heads.
+        dropout_after: The layer that drops entries of the result.
+        joins_heads: Whether the output projection takes all heads as one vector.
+    """
+
+    query: str = "query_dense"
+    key: str = "key_dense"
+    value: str = "value_dense"
+    output: str = "output_dense"
+    num_heads: str = ""
+    num_key_value_heads: str = ""
+    key_dim: str = ""
+    scale: str | float = ""
+    soft_cap: str = ""
+    matrix_dropout: str = ""
+    dropout_before: str = ""
+    dropout_after: str = ""
+    joins_heads: bool = False
+
+
+def attention_matrix(
+    query: Heads, key: Heads, visible: Mask | None, scale: float, logits: Logits
+) -> Float[Tensor, "B N T S"]:
+    """A, in the dtype of the queries."""
+    scores = scores_of(query, key, scale)
+    return SoftmaxOperator(scores, visible, dtype=query.dtype, logits=logits).matrix()
+
+
+class Step(NamedTuple):
+    """Where the new tokens of a decoding step are, and what they see.
+
+    Attributes:
+        index: Position of the first new token.
+        mask: Boolean tensor of shape (B or 1, 1, t, S).
+        update: Optional boolean tensor of shape (B, t). Where it is false, the cache keeps what it
+            has of a token, and the token's row is made of that.
+    """
+
+    index: Any
+    mask: Tensor
+    update: Tensor | None = None
+
+    def write(self, cache: Cache, x: Tensor, slot: int) -> Tensor:
+        """The cache (B, slots, S, Nkv, H) with x (B, k, t, Nkv, H) in the slots from `slot`."""
+        x = ops.cast(x, cache.dtype)
+        start = (0, slot, self.index, 0, 0)
+        if self.update is not None:
+            update = ops.cast(self.update, "bool")[:, None, :, None, None]
+            x = ops.where(update, x, ops.slice(cache, start, ops.shape(x)))
+        return ops.slice_update(cache, start, x)
+
+
+def open_slots(cache: Cache, slots: int) -> Cache:
+    """The cache [B, ., S, N, H] with `slots` slots: empty ones added where it has fewer."""
+    missing = slots - cache.shape[1]
+    if missing <= 0:
+        return cache
+    return pad(cache, [[0, 0], [0, missing], [0, 0], [0, 0], [0, 0]])
+
+
+def step_mask(mask: Mask | None, query: Tensor, cache: Cache, index: Index) -> Tensor:
+    """The mask of the new tokens against the whole cache, (B or 1, 1, t, S)."""
+    if mask is None:
+        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        mask = (rows[:, None] >= ops.arange(cache.shape[2], dtype="int32")[None])[None]
+    mask = ops.cast(mask, "bool")
+    return mask[:, None] if len(mask.shape) == 3 else mask
+
+
+def in_all_heads(x: Heads, groups: int) -> Heads:
+    """Keys or values (B, S, Nkv, H), repeated to all query heads (B, S, Nkv * groups, H)."""
+    return x if groups == 1 else ops.repeat(x, groups, axis=2)
+
+
+def fused_in_heads(x: Tokens, num_heads: int) -> tuple[Heads, Heads, Heads]:
+    """Queries, keys and values (B, T, N, H) of one projection, (B, T, 3 * N * H)."""
+    x = ops.reshape(x, (*ops.shape(x)[:2], 3, num_heads, x.shape[-1] // (3 * num_heads)))
+    query, key, value = ops.unstack(x, 3, axis=2)
+    return query, key, value
+
+
+def part(layer: keras.Layer, name: str) -> Any:
+    """An attribute of a layer, which some classes keep private."""
+    return getattr(layer, f"_{name}") if hasattr(layer, f"_{name}") else getattr(layer, name)
+
+
+def dropped(dropout: keras.Layer, x: Tensor, training: bool | None) -> Tensor:
+    """Some entries of x are 0 in training. Without `training`, Keras knows whether this is that."""
+    return dropout(x) if training is None else dropout(x, training=training)
+
+
+def keras_hub_utilities() -> Any:
+    """KerasHub's module that knows the device; KerasHub is imported where its layers are."""
+    return sys.modules["keras_hub.src.utils.keras_utils"]
+
+
+def refuse_paged_attention(layer: keras.Layer) -> None:
+    """Refuses a call while this thread serves with vLLM, whose kernel applies a softmax once."""
+    module = sys.modules.get("keras_hub.src.vllm.context")
+    context: Any = module.get_vllm_context() if module is not None else None
+    if context is not None and context.paged_attention_func is not None:
+        raise ValueError(
+            f"{type(layer).__name__} applies its attention more than once or re-weights it, and "
+            "vLLM's paged kernel does neither. Serve the original with vLLM: call "
+            "keras_graphattn.revert(model)."
+        )
+
+
+class CacheSlots:
+    """Base of layers that decode: their caches are stacked, so the widest one counts."""
+
+    cache_slots: int = 2  # of all layers of the model
+
+    @property
+    def needed_slots(self) -> int:
+        """Slots that this layer itself needs: keys, values and what the filter keeps."""
+        return 2
+
+
+class AttentionFamily:
+    """Base of the families. A family is a class of methods of a converted layer.
+
+    A family sets `spelling`, and overrides what its layers do otherwise. It overrides the method of
+    the original that attends, with the same arguments: that calls `self.attend(query, key, value,
+    mask)`; and `call`, where there is a cache: that calls `self.attend_cached(...)`.
+
+    Attributes:
+        spelling: The names of projections and sizes.
+        attends_causally: Whether tokens see only themselves and tokens before them.
+        adds_bias: Whether something is added to the scores.
+        has_sink: Whether a learned logit takes part in the softmax.
+        uses_backend: Whether the original may call the backend's own attention.
+    """
+
+    spelling: ClassVar[Spelling] = Spelling()
+    attends_causally: ClassVar[bool] = False
+    adds_bias: ClassVar[bool] = False
+    has_sink: ClassVar[bool] = False
+    uses_backend: ClassVar[bool] = False
+
+    # How a layer changes.
+
+    plain_class: ClassVar[type]
+    family_class: ClassVar[type]
+
+    @classmethod
+    def has_class(cls, plain: type, module: str) -> bool:
+        """Whether a class with a name of this family is the class that is meant."""
+        return plain.__module__.startswith(module)
+
+    @classmethod
+    def check_replacement(cls, replacement: Any, classes: str) -> None:
+        """Refuses what cannot attend in layers of these classes."""
+        if not isinstance(replacement, type) or not issubclass(replacement, ConvertedAttention):
+            raise ValueError(
+                f"`replacement` of {classes} must be a subclass of "
+                "keras_graphattn.hub.families.ConvertedAttention, since these layers change their "
+                f"class in place. Received: replacement={replacement!r}"
+            )
+
+    def prepared_change(
+        self, replacement: Any, parent: keras.Layer, options: dict[str, Any]
+    ) -> Callable[[keras.Layer], Callable[[keras.Layer], None]]:
+        """What changes the layer, and returns what takes that back.
+
+        Called on a view. Whatever can be refused is refused here, before anything changes.
+
+        Args:
+            replacement: The class that attends.
+            parent: The layer that holds this one.
+            options: Those of `convert`, in objects of their own.
+        """
+        plain = self.plain_class
+        multiplier = positive(NAME, options.pop(NAME, FINE_TUNING_MULTIPLIER), {})
+        parameters = inspect.signature(replacement.settings_from).parameters.values()
+        names = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        unknown = [f"{name}={value!r}" for name, value in options.items() if name not in names]
+        if unknown:
+            raise ValueError(
+                f"{plain.__name__} keeps its own settings when it is converted: options must be "
+                f"out of {[*names, NAME]}. Received: {', '.join(unknown)}"
+            )
+        new_class = class_with(plain, self.family_class, replacement)
+        settings = shown_as(self, new_class).settings_from(**options)
+        has_lora = self.has_lora()
+
+        def take_back(layer: keras.Layer) -> None:
+            layer.stop()
+            change_class(layer, plain)
+
+        def change(layer: keras.Layer) -> Callable[[keras.Layer], None]:
+            change_class(layer, new_class)
+            try:
+                with growing(layer, trains=has_lora), scope_of(layer):
+                    layer.start(settings, multiplier)
+            except BaseException:
+                take_back(layer)
+                raise
+            return take_back
+
+        return change
+
+    def has_lora(self) -> bool:
+        """Whether a projection has LoRA factors."""
+        layers = self.projection_layers().values()
+        return any(getattr(layer, "lora_enabled", False) for layer in layers)
+
+    def added_variables(self) -> list[keras.Variable]:
+        """The weights of a converted layer that the original did not have."""
+        return list(getattr(self, "coefficients", []))
+
+    # What a layer says of itself, converted or not.
+
+    def head_sizes(self) -> HeadSizes:
+        """The numbers of heads and their sizes."""
+        names = self.spelling
+        key_dim, heads = (
+            getattr(self, name) if name else part(self, projection).partial_output_shape[axis]
+            for name, projection, axis in (
+                (names.key_dim, names.key, -1),
+                (names.num_heads, names.query, -2),
+            )
+        )
+        key_value_heads, value_dim = heads, key_dim
+        if names.num_key_value_heads:
+            key_value_heads = getattr(self, names.num_key_value_heads)
+        elif not names.num_heads:
+            key_value_heads, value_dim = part(self, names.value).partial_output_shape[-2:]
+        scale = names.scale or key_dim**-0.5
+        scale = part(self, scale) if isinstance(scale, str) else scale
+        return HeadSizes(heads, key_value_heads, key_dim, value_dim, float(scale))
+
+    def projection_layers(self) -> dict[str, keras.Layer]:
+        """The projections of a built layer, by name."""
+        names = self.spelling
+        return {
+            "query": part(self, names.query),
+            "key": part(self, names.key),
+            "value": part(self, names.value),
+            "attention_output": part(self, names.output),
+        }
+
+    def sees_past_only(self, parent: keras.Layer) -> bool:
+        """Whether tokens see only themselves and tokens before them, in this parent."""
+        return self.attends_causally
+
+    def refusal_reason(self) -> str | None:
+        """Why no attention can take the place of this very layer; `None` where one can."""
+        return None
+
+    def beyond_softmax(self) -> tuple[str, ...]:
+        """What else than a softmax makes A. Only a path that forms A keeps it."""
+        names = self.spelling
+        terms = {
+            SOFT_CAP: bool(names.soft_cap) and getattr(self, names.soft_cap) is not None,
+            BIAS: self.adds_bias,
+            SINK: self.has_sink,
+            DROPOUT: bool(names.matrix_dropout) and self.dropout_of_matrix().rate > 0.0,
+        }
+        return tuple(name for name, is_there in terms.items() if is_there)
+
+    def dropout_of_matrix(self) -> Any:
+        """The layer that drops entries of A."""
+        return part(self, self.spelling.matrix_dropout)
+
+    def window_sides(self) -> tuple[int | None, int | None] | None:
+        """How many tokens before and after itself a token sees; `None` for no such limit."""
+        return None
+
+    def calls_backend(self) -> bool:
+        """Whether the original calls the backend's own attention, here and now."""
+        if not self.uses_backend:
+            return False
+        if hasattr(self, "_use_fused_attention_op"):
+            return bool(self._use_fused_attention_op())
+        return bool(keras_hub_utilities().fused_attention_op_available())
+
+    def calls_kernel(self) -> bool:
+        """Whether the original calls a fused kernel of this device. A graph filter does then, too.
+
+        The filter calls it once for each application of A, and A is not formed.
+        """
+        utilities = keras_hub_utilities()
+        on_device = utilities.running_on_gpu() or utilities.running_on_tpu()
+        return bool(on_device) and self.calls_backend()
+
+    # The way of tokens through a converted layer. `attend` and `attend_rows` are of the attention.
+
+    attend: Any
+    attend_rows: Any
+    needed_slots: Any
+    cache_slots: Any
+    settings: Any
+
+    def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
+        """Queries (B, t, N, H), keys and values (B, t, Nkv, H) of new tokens, as they are cached.
+
+        The position of the first token is `index`.
+        """
+        names = self.spelling
+        query, key, value = (
+            self.heads_of(name, inputs) for name in (names.query, names.key, names.value)
+        )
+        query, key = self.placed_heads(query, key, index)
+        return query, key, value
+
+    def heads_of(self, name: str, inputs: Tokens) -> Heads:
+        """The tokens (B, t, d) through a projection, as heads (B, t, N or Nkv, H)."""
+        x = part(self, name)(inputs)
+        if len(x.shape) == 4:
+            return x
+        key_dim = self.settings.sizes.key_dim
+        return ops.reshape(x, (*ops.shape(x)[:2], x.shape[-1] // key_dim, key_dim))
+
+    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
+        """Queries and keys after their norms and rotations, from the position `index` on."""
+        return query, key
+
+    def cached_keys(self, keys: Heads) -> Heads:
+        """Keys of the cache, (B, S, Nkv, H), as queries are multiplied by them."""
+        return keys
+
+    def score_logits(self, length: Index, term: Any = None) -> Logits:
+        """What the layer does to its scaled scores for `length` keys.
+
+        `term` is what the overridden method hands on: here a bias (B or 1, N, T or 1, S).
+        """
+        soft_cap = self.spelling.soft_cap
+        return Logits(soft_cap=getattr(self, soft_cap) if soft_cap else None, bias=term)
+
+    def dropped_matrix(
+        self, matrix: Float[Tensor, "B N T S"], training: bool | None
+    ) -> Float[Tensor, "B N T S"]:
+        """A (B, N, T, S) after the layer's dropout of it."""
+        if not self.spelling.matrix_dropout:
+            return matrix
+        return dropped(self.dropout_of_matrix(), matrix, training)
+
+    def merged_heads(self, outputs: Heads, training: bool | None) -> Float[Tensor, "B T _"]:
+        """The layer's result, from the outputs of its heads, (B, t, N, H)."""
+        names = self.spelling
+        if names.joins_heads:
+            length = outputs.shape[-2] * outputs.shape[-1]
+            outputs = ops.reshape(outputs, (*ops.shape(outputs)[:2], length))
+        if names.dropout_before:
+            outputs = dropped(part(self, names.dropout_before), outputs, training)
+        outputs = part(self, names.output)(outputs)
+        if names.dropout_after:
+            outputs = dropped(part(self, names.dropout_after), outputs, training)
+        return outputs
+
+    def attend_inputs(
+        self,
+        inputs: Float[Tensor, "B T _"],
+        mask: Mask | None = None,
+        index: Index | None = None,
+        training: bool | None = None,
+        term: Any = None,
+    ) -> Float[Tensor, "B T _"]:
+        """The result for all tokens, where the original has no method that attends but `call`.
+
+        `index` is `cache_update_index`, which needs a cache: it must be `None`.
+        """
+        if index is not None:
+            raise ValueError(
+                "`cache_update_index` needs a `cache`. Received: cache=None, "
+                f"cache_update_index={index}"
+            )
+        query, key, value = self.projected_heads(inputs, 0)
+        groups = self.settings.sizes.groups
+        key, value = in_all_heads(self.cached_keys(key), groups), in_all_heads(value, groups)
+        outputs = self.attend(query, key, value, mask, training, term)
+        return self.merged_heads(outputs, training)
+
+    def attend_cached(
+        self,
+        inputs: Float[Tensor, "B T _"],
+        mask: Mask | None,
+        cache: Cache,
+        index: Index,
+        training: bool | None = None,
+        *,
+        term: Any = None,
+        update: Tensor | None = None,
+        projected: tuple[Tensor, ...] | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The result for new tokens, (B, t, d), and the next cache.
+
+        Args:
+            inputs: The new tokens.
+            mask: Optional mask of shape (B, t, S) against the whole cache.
+            cache: The cache, (B, slots, S, Nkv, H): keys, values, further signals.
+            index: Position of the first new token.
+            training: Whether to apply dropout.
+            term: What `score_logits` needs of the arguments of the call.
+            update: Optional boolean tensor (B, t); where it is false, the cache keeps what it has.
+            projected: Queries, keys and values, where `projected_heads` cannot make them of
+                `inputs` and `index` only.
+            gate: Optional factors of the outputs of the heads, (B, t, N, H).
+        """
+        refuse_paged_attention(self)
+        self.check_index(index)
+        groups = self.settings.sizes.groups
+        cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
+        query, key, value = projected or self.projected_heads(inputs, index)
+        visible = self.visible_pairs(query, step_mask(mask, inputs, cache, index), index)
+        step = Step(index, visible, update)
+        cache = step.write(cache, ops.stack([key, value], axis=1), 0)
+        if update is not None:
+            start = (0, 1, index, 0, 0)
+            value = ops.slice(cache, start, ops.shape(value[:, None]))[:, 0]
+        logits = self.score_logits(ops.shape(cache)[2], term)
+        outputs, cache = self.attend_rows(query, in_all_heads(value, groups), cache, step, logits)
+        outputs = outputs if gate is None else outputs * gate
+        return self.merged_heads(outputs, training), cache
+
+    def visible_pairs(
+        self, query: Float[Tensor, "B T N H"], mask: Mask | None, index: Index = 0
+    ) -> Tensor | None:
+        """A mask (B or 1, 1 or N, t, S) joined with the window of the layer.
+
+        With the `index` of the first query, the mask must be given, with all S columns.
+        """
+        visible = None if mask is None else four_dimensional(mask)
+        window = self.window_sides()
+        if window is None:
+            return visible
+        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        length = ops.shape(query)[1] if mask is None else ops.shape(mask)[-1]
+        columns = ops.arange(length, dtype="int32")
+        behind = rows[:, None] - columns[None, :]  # (t, S)
+        before, after = window
+        within = all_of(
+            None if before is None else behind <= before,
+            None if after is None else behind >= -after,
+        )
+        return all_of(visible, four_dimensional(within))
+
+    def check_index(self, index: Index, cache: str = "cache") -> None:
+        """Refuses a cache without the position of the first new token."""
+        if index is None:
+            raise ValueError(
+                f"{type(self).__name__} decodes self-attention: with `{cache}` it needs "
+                f"`{cache}_update_index`. Received: {cache}_update_index=None"
+            )
+
+
+_CLASSES: dict[tuple[type, ...], type] = {}
+
+
+def class_with(plain: type, family: type, attention: type | None = None) -> type:
+    """A subclass of `plain` with the methods of a family, and of an attention if converted."""
+    bases = (family, plain) if attention is None else (attention, family, plain)
+    if bases not in _CLASSES:
+        name = plain.__name__
+        if attention is not None:
+            of, what = name.removesuffix("Attention"), attention.__name__.removeprefix("Converted")
+            name = f"{of}{what.removesuffix('Attention')}Attention"
+        namespace = {
+            "plain_class": plain,
+            "family_class": family,
+            "__module__": __name__,
+            "__doc__": f"`{plain.__name__}` as `keras_graphattn.convert` makes it.",
+        }
+        _CLASSES[bases] = type(name, bases, namespace)
+    return _CLASSES[bases]
+
+
+def shown_as(layer: keras.Layer, cls: type) -> Any:
+    """A view: an object of another class with the very attributes of a layer."""
+    view: Any = object.__new__(cls)
+    object.__setattr__(view, "__dict__", vars(layer))
+    return view
+
+
+PATHS = ("dense", "blockwise", "fused")
+
+
+class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionFamily):
     """Base of the classes that attend in a converted layer.
 
     A subclass writes `settings_from`, `attend` and `attend_rows`; `add_coefficients` where it has
     weights; and `num_signals` where it keeps more than the values of past tokens.
+
+    Attributes:
+        settings: What `settings_from` returned, and `sizes`, the `HeadSizes` of the layer.
+        converted_from: What `revert` and a saved file need, a `ConversionRecord`.
     """
 
-    adapter: ClassVar[Any]
     plain_class: ClassVar[type]
-    settings: Any
+    converted_from: Any
 
-    @classmethod
-    def settings_from(cls, sizes: Any, **options: Any) -> dict[str, Any]:
-        """The settings of a layer, from the options of `convert`. Its keywords are the options.
+    def settings_from(self, **options: Any) -> dict[str, Any]:
+        """The settings of a layer, from the options of `convert`: its keywords are the options.
 
-        Args:
-            sizes: The `Sizes` of the layer.
-            **options: What `convert` was given.
+        It is called before the layer changes, on a view that shows the layer with this class.
 
         Raises:
             ValueError: For options that cannot be used.
@@ -49,22 +590,22 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
 
     def attend(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        query: Float[Tensor, "B T N H"],
+        key: Float[Tensor, "B T N H"],
+        value: Float[Tensor, "B T N D"],
         mask: Tensor | None = None,
         training: bool | None = None,
-        given: Any = None,
-    ) -> Tensor:
-        """Outputs (B, T, N, H) of all tokens.
+        term: Any = None,
+    ) -> Float[Tensor, "B T N D"]:
+        """Outputs of all tokens.
 
         Args:
-            query: Tensor of shape (B, T, N, H).
-            key: Tensor of shape (B, T, N, H).
-            value: Tensor of shape (B, T, N, H).
+            query: Queries of all heads; keys and values are repeated to as many.
+            key: Keys.
+            value: Values.
             mask: Optional mask of shape (T, T), (B, T, T) or (B, N, T, T); true is visible.
             training: Whether to apply dropout.
-            given: What the adapter's `logits` needs of the arguments of the call, if anything.
+            term: What `score_logits` needs of the arguments of the call, if anything.
         """
         raise NotImplementedError
 
@@ -82,29 +623,6 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         """
         raise NotImplementedError
 
-    def mask_of(self, query: Tensor, mask: Tensor | None, index: Any = 0) -> AttentionMask:
-        """A mask, and what the layer itself hides, for queries (B, t, N, H) from `index` on.
-
-        Args:
-            query: The queries.
-            mask: Optional mask; with an `index` it must be given, with all S columns.
-            index: Position of the first query.
-        """
-        entries = None if mask is None else four_dimensional(mask)  # (B, 1, t, S)
-        window = self.adapter.window(self)
-        if window is not None:
-            rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
-            length = ops.shape(query)[1] if mask is None else ops.shape(mask)[-1]
-            columns = ops.arange(length, dtype="int32")
-            behind = rows[:, None] - columns[None, :]  # (t, S)
-            before, after = window
-            seen = all_of(
-                None if before is None else behind <= before,
-                None if after is None else behind >= -after,
-            )
-            entries = all_of(entries, four_dimensional(seen))
-        return AttentionMask(entries=entries)
-
     def add_coefficients(self) -> None:
         """Makes the weights of the layer that the original does not have."""
 
@@ -114,14 +632,9 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
         return 1
 
     @property
-    def sizes(self) -> Any:
-        """The `Sizes` of the layer."""
-        return self.adapter.sizes(self)
-
-    @property
     def needed_slots(self) -> int:
         """Keys and values, and Nq / Nkv slots for each further signal: those are per query head."""
-        return 2 + (self.num_signals - 1) * int(self.sizes.groups)
+        return 2 + (self.num_signals - 1) * int(self.settings.sizes.groups)
 
     def _is_told_by_weights(self, store: Any) -> bool:
         return bool(self.coefficients)
@@ -129,102 +642,22 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
     def start(self, settings: dict[str, Any], multiplier: float) -> None:
         """Gives the layer its settings and its new weights; its class has changed already."""
         self._multiplier = multiplier
-        self.settings = SimpleNamespace(**settings)
+        self.settings = SimpleNamespace(**settings, sizes=self.head_sizes())
         self.add_coefficients()
 
     def stop(self) -> None:
         """Takes settings and new weights away again."""
         added = {id(variable) for variable in self.coefficients}
         ours = ("settings", "converted_from", "cache_slots", "_multiplier", "_coefficient_names")
-        for name, held in list(vars(self).items()):
-            if name in ours or id(held) in added:
+        for name, value in list(vars(self).items()):
+            if name in ours or id(value) in added:
                 remove_attribute(self, name)
-
-    def attend_inputs(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None,
-        index: Any = None,
-        training: bool | None = None,
-        given: Any = None,
-    ) -> Tensor:
-        """The layer's result for all tokens, (B, T, d), where only its `call` can be a hook.
-
-        Args:
-            inputs: The tokens, (B, T, d).
-            mask: Optional mask of shape (B, T, T).
-            index: `cache_update_index`, which needs a cache: it must be `None`.
-            training: Whether to apply dropout.
-            given: What the adapter's `logits` needs of the arguments of the call, if anything.
-        """
-        if index is not None:
-            raise ValueError(
-                "`cache_update_index` needs a `cache`. Received: cache=None, "
-                f"cache_update_index={index}"
-            )
-        query, key, value = self.adapter.projected(self, inputs, 0)
-        key = self.adapter.cached_keys(self, key)
-        key, value = (in_all_heads(x, self.sizes.groups) for x in (key, value))
-        outputs = self.attend(query, key, value, mask, training, given)
-        return self.adapter.output(self, outputs, training)
-
-    def attend_cached(
-        self,
-        inputs: Tensor,
-        mask: Tensor | None,
-        cache: Tensor,
-        index: Any,
-        training: bool | None,
-        *,
-        given: Any = None,
-        update: Tensor | None = None,
-        projected: tuple[Tensor, Tensor, Tensor] | None = None,
-        gate: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The layer's result for new tokens, (B, t, d), and the next cache.
-
-        Args:
-            inputs: The new tokens, (B, t, d).
-            mask: Optional mask of shape (B, t, S) against the whole cache.
-            cache: The cache, (B, slots, S, Nkv, H): keys, values, further signals.
-            index: Position of the first new token.
-            training: Whether to apply dropout.
-            given: What the adapter's `logits` needs of the arguments of the call, if anything.
-            update: Optional mask of shape (B, t): the tokens whose cache is written.
-            projected: Optional queries, keys and values of the new tokens, where `projected` of the
-                adapter cannot make them of `inputs` and `index` only.
-            gate: Optional factors of the outputs of the heads, (B, t, N, H).
-        """
-        refuse_paged_attention(self)
-        self.check_index(index)
-        cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
-        query, key, value = projected or self.adapter.projected(self, inputs, index)
-        reasons = self.mask_of(query, step_mask(mask, inputs, cache, index), index)
-        step = Step(index, reasons.entries, update)
-        cache = step.write(cache, ops.stack([key, value], axis=1), 0)
-        if update is not None:
-            start = (0, 1, index, 0, 0)
-            value = ops.slice(cache, start, ops.shape(value[:, None]))[:, 0]
-        value = in_all_heads(value, self.sizes.groups)
-        logits = self.adapter.logits(self, ops.shape(cache)[2], given)
-        outputs, cache = self.attend_rows(query, value, cache, step, logits)
-        outputs = outputs if gate is None else outputs * gate
-        return self.adapter.output(self, outputs, training), cache
-
-    def check_index(self, index: Any) -> None:
-        """Refuses a cache without the position of the first new token."""
-        if index is None:
-            raise ValueError(
-                f"{type(self).__name__} decodes self-attention: with `cache` it needs "
-                "`cache_update_index`. Received: cache_update_index=None"
-            )
 
     def get_config(self) -> dict[str, Any]:
         """What the layer is; to look at, since a converted layer is not made from it."""
         config = keras.Layer.get_config(self)
         options = self.converted_from.request.options
-        serialized = keras.saving.serialize_keras_object(options)
-        return {**config, NAME: self._multiplier, **serialized}
+        return {**config, NAME: self._multiplier, **keras.saving.serialize_keras_object(options)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -233,3 +666,226 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots):
             f"{cls.plain_class.__name__} only. Received: config={config!r}. Save and load the "
             "model or the backbone that it is in."
         )
+
+
+class GroupedOperator:
+    """The rows of A for new tokens, as an operator that keeps what it is applied to.
+
+    Query heads share keys and values in the cache [B, slots, S, Nkv, H]. What a filter keeps beyond
+    the values, such as A V, is one signal for each query head, and takes Nq / Nkv slots.
+
+    The first call must be to the values, which the cache holds already. Each further call writes
+    the new tokens' signal into the next slots and applies the rows to the whole signal. Calls must
+    come in the same order at each step, as a filter makes them.
+    """
+
+    def __init__(
+        self,
+        matrix: Float[Tensor, "B N T S"],
+        values: Float[Tensor, "B T N H"],
+        cache: Tensor,
+        step: Step,
+        groups: int,
+    ) -> None:
+        batch, _, new, length = ops.shape(matrix)
+        self.heads = cache.shape[3]
+        self.grouped = ops.reshape(matrix, (batch, self.heads, groups, new, length))
+        self.values = values
+        self.cache = cache
+        self.step = step
+        self.groups = groups
+        self.calls = 0
+
+    def __call__(self, x: Float[Tensor, "B T N H"]) -> Float[Tensor, "B T N H"]:
+        if self.calls == 0:
+            if x is not self.values:
+                raise ValueError(
+                    "The cache of grouped attention holds the values once for all query heads: "
+                    "the first application of a filter's operator must be to the values "
+                    "themselves. Received: another signal."
+                )
+            signal = self.cache[:, 1]  # (B, S, Nkv, H)
+            outputs = ops.einsum("bkgts,bskh->btkgh", self.grouped, signal)
+        else:
+            outputs = ops.einsum("bkgts,bgskh->btkgh", self.grouped, self._written(x))
+        self.calls += 1
+        return ops.reshape(outputs, ops.shape(x))
+
+    def _written(self, x: Tensor) -> Tensor:
+        """The whole signal (B, groups, S, Nkv, H), that of the new tokens written into it."""
+        first = 2 + (self.calls - 1) * self.groups
+        batch, new, _, size = ops.shape(x)
+        slots = ops.reshape(x, (batch, new, self.heads, self.groups, size))
+        slots = ops.transpose(slots, (0, 3, 1, 2, 4))  # (B, groups, t, Nkv, H)
+        self.cache = self.step.write(self.cache, slots, first)
+        return self.cache[:, first : first + self.groups]
+
+
+class ConvertedGraphFilter(Filtered, ConvertedAttention):
+    """A filter of `keras_graphattn.filters` over the layer's own attention matrix (GFSA)."""
+
+    def settings_from(  # type: ignore[override]
+        self,
+        *,
+        filter: Any = "first_order",
+        order: int | None = None,
+        attention_path: str | None = None,
+        block_size: int = 512,
+    ) -> dict[str, Any]:
+        if attention_path is not None and not is_one_of(attention_path, PATHS):
+            raise ValueError(
+                f"`attention_path` must be one of {list(PATHS)}, or None. Received: "
+                f"attention_path={attention_path!r}"
+            )
+        if attention_path not in (None, "dense") and (terms := self.beyond_softmax()):
+            raise ValueError(
+                f"These layers have a {' and a '.join(terms)}, which only the dense path keeps. "
+                f'Received: attention_path={attention_path!r}. Use attention_path="dense".'
+            )
+        polynomial = filters.get(filter, order)
+        polynomial.coefficients(self.head_sizes().num_heads)  # refuses start values for others
+        return {
+            "filter": polynomial,
+            "attention_path": attention_path,
+            "block_size": whole()("block_size", block_size, {}),
+        }
+
+    def add_coefficients(self) -> None:
+        self.add_filter_weights(self.settings.filter, self.settings.sizes.num_heads)
+
+    @property
+    def num_signals(self) -> int:
+        return int(self.settings.filter.num_applications)
+
+    @property
+    def attention_path(self) -> str:
+        """The path of the full pass.
+
+        By default, `"fused"` where the original calls a fused kernel of this device, or `"dense"`.
+        """
+        if self.settings.attention_path is not None:
+            return str(self.settings.attention_path)
+        return "fused" if self.calls_kernel() and not self.beyond_softmax() else "dense"
+
+    def attend(
+        self,
+        query: Float[Tensor, "B T N H"],
+        key: Float[Tensor, "B T N H"],
+        value: Float[Tensor, "B T N D"],
+        mask: Tensor | None = None,
+        training: bool | None = None,
+        term: Any = None,
+    ) -> Float[Tensor, "B T N D"]:
+        operator = self._operator(query, key, self.visible_pairs(query, mask), training, term)
+        return operator.finished(self.apply(operator, value))
+
+    def apply(self, operator: Operator, values: Tensor) -> Tensor:
+        """The filter of the operator, applied to the values."""
+        return self.filtered(self.settings.filter, operator, values)
+
+    def _operator(
+        self,
+        query: Tensor,
+        key: Tensor,
+        visible: Tensor | None,
+        training: bool | None,
+        term: Any,
+    ) -> Operator:
+        scale, path = self.settings.sizes.scale, self.attention_path
+        logits, visibility = self.score_logits(ops.shape(key)[1], term), Visibility(visible)
+        if path != "dense" and not logits.is_plain:
+            raise ValueError(
+                f"{type(self).__name__} was given a bias of its scores, which only the dense path "
+                f'keeps. Received: attention_path="{path}". Convert with attention_path="dense".'
+            )
+        if path == "blockwise":
+            return BlockwiseOperator(query, key, visibility, scale, self.settings.block_size)
+        if path == "fused":
+            flash = keras.config.is_flash_attention_enabled()
+            return FusedOperator(query, key, visibility, scale, flash)
+        return SoftmaxOperator(
+            scores_of(query, key, scale),
+            visibility.joined(ops.shape(key)[1]),
+            dtype=query.dtype,
+            logits=logits,
+            dropout=lambda matrix: self.dropped_matrix(matrix, training),
+        )
+
+    def attend_rows(
+        self, query: Tensor, value: Tensor, cache: Tensor, step: Step, logits: Logits
+    ) -> tuple[Tensor, Tensor]:
+        sizes: HeadSizes = self.settings.sizes
+        key = in_all_heads(self.cached_keys(cache[:, 0]), sizes.groups)  # (B, S, N, H)
+        matrix = attention_matrix(query, key, step.mask, sizes.scale, logits)  # (B, N, t, S)
+        operator = GroupedOperator(matrix, value, cache, step, sizes.groups)
+        outputs = self.filtered(self.settings.filter, operator, value)
+        return zero_hidden_rows(outputs, step.mask), operator.cache
+
+
+class ConvertedPLaplacian(ConvertedAttention):
+    """The layer's own attention, re-weighted by the distances between values (p-LaT).
+
+    It adds no weight. Decoding needs keys and values only: the cache stays as it is. A layer with
+    dropout of its attention matrix drops entries of the re-weighted one, and forms it for all rows
+    at once.
+    """
+
+    def settings_from(  # type: ignore[override]
+        self,
+        *,
+        p: float | Sequence[float] | None = None,
+        epsilon: float = 0.1,
+        diagonal: str = "smooth",
+        block_size: int = 512,
+    ) -> dict[str, Any]:
+        return {
+            "numbers": re_weighting(p, epsilon, diagonal, self.head_sizes().num_heads),
+            "block_size": whole()("block_size", block_size, {}),
+        }
+
+    def attend(
+        self,
+        query: Float[Tensor, "B T N H"],
+        key: Float[Tensor, "B T N H"],
+        value: Float[Tensor, "B T N D"],
+        mask: Tensor | None = None,
+        training: bool | None = None,
+        term: Any = None,
+    ) -> Float[Tensor, "B T N D"]:
+        is_dropped = DROPOUT in self.beyond_softmax()
+        operator = PLaplacianOperator(
+            query,
+            key,
+            value,
+            self.settings.numbers,
+            Visibility(self.visible_pairs(query, mask)),
+            scale=self.settings.sizes.scale,
+            logits=self.score_logits(ops.shape(key)[1], term),
+            block_size=self.settings.block_size,
+            dropout=(lambda x: self.dropped_matrix(x, training)) if is_dropped else None,
+        )
+        return operator.finished(self.apply(operator, value))
+
+    def apply(self, operator: Operator, values: Tensor) -> Tensor:
+        """The operator applied to the values."""
+        return operator(values)
+
+    def attend_rows(
+        self, query: Tensor, value: Tensor, cache: Tensor, step: Step, logits: Logits
+    ) -> tuple[Tensor, Tensor]:
+        sizes: HeadSizes = self.settings.sizes
+        key, values = (
+            in_all_heads(x, sizes.groups) for x in (self.cached_keys(cache[:, 0]), cache[:, 1])
+        )
+        operator = CachedPLaplacianOperator(
+            query,
+            key,
+            value,
+            self.settings.numbers,
+            values[:, None],
+            step.index,
+            step.mask,
+            sizes.scale,
+            logits,
+        )
+        return operator.finished(operator(value)), cache

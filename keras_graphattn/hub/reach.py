@@ -1,17 +1,21 @@
 """Which classes can be converted, and what their subclasses are registered as."""
 
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import keras
 
-from keras_graphattn.hub.adapters import ADAPTERS, served_names
-from keras_graphattn.hub.attentions import attentions_made_by
-from keras_graphattn.hub.carriers import (
-    PACKAGE,
+from keras_graphattn.hub.families import attentions_made_by, names_of, served_names
+from keras_graphattn.hub.saving import (
     PREFIX,
+    REACHED,
     about,
     carrier,
     is_known,
@@ -20,33 +24,26 @@ from keras_graphattn.hub.carriers import (
     register,
     task_carrier,
 )
-from keras_graphattn.hub.sites import is_backbone_class, is_task_class
+from keras_graphattn.hub.slots import is_backbone_class, is_task_class
 from keras_graphattn.keras_internals import subclasses_of
-
-_REACHED: set[type] = set()
-
-
-def _names(kind: str) -> list[str]:
-    """The names that the adapters give of `"backbones"`, `"layers"` or `"inner_layers"`."""
-    return [name for adapter in ADAPTERS for name in getattr(adapter, kind)]
 
 
 def backbone_names() -> list[str]:
     """The names of KerasHub's backbones that `convert` reaches."""
-    return _names("backbones")
+    return names_of("backbones")
 
 
-def reach(plain: Any) -> type:
+def reach(plain: type) -> type:
     """Makes a class of backbones or layers convertible.
 
-    `convert` takes the attention in attributes of such a layer for self-attention, where an
-    adapter serves its class. What is in an instance shows when `convert` sees it: an instance
-    that holds no such attention is refused then.
+    `convert` takes the attention in attributes of such a layer for self-attention, where it is of a
+    family that is known. What is in an instance shows when `convert` sees it: an instance that
+    holds no such attention is refused then.
 
     Args:
         plain: A subclass of `keras_hub.models.Backbone`, or of `keras.layers.Layer`, whose
-            self-attention is stock or cached multi-head attention, or of another class that an
-            adapter serves, kept in attributes.
+            self-attention is stock or cached multi-head attention, or of another class of a family
+            that is known, kept in attributes.
 
     Returns:
         The subclass that a converted instance is of. What is saved can be loaded wherever this
@@ -74,14 +71,14 @@ def reach(plain: Any) -> type:
     if not isinstance(plain, type) or not issubclass(plain, keras.Layer):
         raise ValueError(f"`plain` must be a class of Keras layers. Received: plain={plain!r}")
     plain = plain_class(plain)
-    if plain not in _REACHED:
+    if plain not in REACHED:
         _check_class(plain)
     return _reach(plain)
 
 
 def _reach(plain: type) -> type:
-    _REACHED.add(plain)
-    is_named = is_backbone_class(plain) and plain.__name__ not in _names("inner_layers")
+    REACHED.add(plain)
+    is_named = is_backbone_class(plain) and plain.__name__ not in names_of("inner_layers")
     return named_carrier(plain) if is_named else carrier(plain)
 
 
@@ -107,9 +104,10 @@ def _check_class(plain: type) -> None:
         )
 
 
-def is_reachable(layer: Any) -> bool:
-    """Whether the layer is of a class, plain or converted, that was reached."""
-    return plain_class(type(layer)) in _REACHED
+def reached_names() -> list[str]:
+    """The public names of the classes that are reached; before KerasHub is imported, of all."""
+    reached, names = {cls.__name__ for cls in REACHED}, [*backbone_names(), *names_of("layers")]
+    return [name for name in names if name in reached] or names
 
 
 def _reach_preprocessing(plain: Any) -> None:
@@ -127,41 +125,71 @@ def _reach_preprocessing(plain: Any) -> None:
         "__new__": lambda cls, *, loaded: loaded,
         "_add_missing_kwargs": classmethod(load_plain),
     }
-    new = type(PREFIX + plain.__name__, (plain,), namespace | about(plain))
-    register(plain, keras.saving.register_keras_serializable(PACKAGE)(new))
+    register(plain, type(PREFIX + plain.__name__, (plain,), namespace | about(plain)))
 
 
-def reach_keras_hub() -> None:
-    """Registers the subclasses for KerasHub; runs when KerasHub is imported."""
+def _reach_keras_hub() -> None:
     keras_hub = sys.modules["keras_hub"]
-    for name in _names("modules"):
+    for name in names_of("modules"):
         with suppress(ModuleNotFoundError):  # another release may keep its layers elsewhere
             import_module(name)
     for name in backbone_names():
         if hasattr(keras_hub.models, name):
             _reach(getattr(keras_hub.models, name))
-    for name in _names("layers"):
+    for name in names_of("layers"):
         _reach(getattr(keras_hub.layers, name))
-    inner = _names("inner_layers")
-    for known in subclasses_of(keras.Layer):
-        if known.__name__ in inner and known.__module__.startswith("keras_hub."):
-            _reach(known)
+    inner = names_of("inner_layers")
+    for cls in subclasses_of(keras.Layer):
+        if cls.__name__ in inner and cls.__module__.startswith("keras_hub."):
+            _reach(cls)
     registered: set[Any] = set(keras.saving.get_custom_objects().values())
-    for known in registered:
-        if getattr(known, "backbone_cls", None) not in _REACHED or is_known(known):
+    for cls in registered:
+        if getattr(cls, "backbone_cls", None) not in REACHED or is_known(cls):
             continue
-        if issubclass(known, keras_hub.models.Task):
-            task_carrier(known)
+        if issubclass(cls, keras_hub.models.Task):
+            task_carrier(cls)
         else:
-            _reach_preprocessing(known)
+            _reach_preprocessing(cls)
 
 
-def reach_keras_cv() -> None:
-    """Registers the subclass for KerasCV's encoder; runs when KerasCV is imported."""
+def _reach_keras_cv() -> None:
     _reach(sys.modules["keras_cv"].layers.TransformerEncoder)
 
 
-def reached_names() -> list[str]:
-    """The public names of the classes that are reached; before KerasHub is imported, of all."""
-    names, known = {cls.__name__ for cls in _REACHED}, [*backbone_names(), *_names("layers")]
-    return [name for name in known if name in names] or known
+_LIBRARIES = {"keras_hub": _reach_keras_hub, "keras_cv": _reach_keras_cv}
+
+
+class _Arrival(importlib.abc.MetaPathFinder):
+    """Registers the subclasses of a library's classes as soon as the library is imported.
+
+    Presets name the subclasses, and KerasHub looks for them among those that exist, before any code
+    of this package runs. This package does not import KerasHub itself, and scripts import the two
+    in either order. So there is nothing simpler: tests/hub/test_lasting.py loads presets in a
+    process that has done nothing else.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in _LIBRARIES:
+            return None
+        finders = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in finders)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute: Any = spec.loader.exec_module
+
+            def execute_and_reach(module: ModuleType) -> None:
+                execute(module)
+                _LIBRARIES[name]()
+
+            spec.loader.exec_module = execute_and_reach  # type: ignore[method-assign]
+        return spec
+
+
+def reach_libraries() -> None:
+    """Registers the subclasses for KerasHub and KerasCV, now or when they are imported."""
+    for name, action in _LIBRARIES.items():
+        if name in sys.modules:
+            action()
+    sys.meta_path.insert(0, _Arrival())

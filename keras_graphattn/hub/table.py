@@ -76,15 +76,15 @@ def _rate(multiplier: float | None) -> str:
     return "" if multiplier is None else f"x{multiplier:g}"
 
 
-def multiplier_of(layer: Any) -> float | None:
+def multiplier_of(layer: keras.Layer) -> float | None:
     """The multiplier of all coefficients, or the layer's if they differ; `None` without any."""
-    found = {learning_rate_multiplier(one) for one in getattr(layer, "coefficients", ())}
-    if len(found) == 1:
-        return found.pop()
-    return getattr(layer, NAME, None) if found or not layer.built else None
+    multipliers = {learning_rate_multiplier(one) for one in getattr(layer, "coefficients", ())}
+    if len(multipliers) == 1:
+        return multipliers.pop()
+    return getattr(layer, NAME, None) if multipliers or not layer.built else None
 
 
-def coefficients_of(layer: Any) -> dict[str, Coefficient]:
+def coefficients_of(layer: keras.Layer) -> dict[str, Coefficient]:
     """The coefficients of a layer, its mask's weights among them, by their paths in the layer."""
     return {
         variable.path.removeprefix(f"{layer.path}/"): Coefficient(

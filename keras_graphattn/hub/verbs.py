@@ -1,34 +1,43 @@
-"""The three verbs: `convert`, `inspect`, `revert`."""
+"""The three verbs: `convert`, `inspect`, `revert`; and `where`, which selects attention layers."""
 
 import math
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 
-from keras_graphattn.hub.attentions import attention_name, is_attention, is_ours
-from keras_graphattn.hub.carriers import class_now, forget_conversions, make_carriers
-from keras_graphattn.hub.compiling import settle_optimizer
-from keras_graphattn.hub.holders import holders_of
-from keras_graphattn.hub.reach import is_reachable
-from keras_graphattn.hub.refusals import (
-    check_registered,
-    check_selected,
-    nothing_to_convert,
-    refusal,
+from keras_graphattn.hub.families import (
+    attention_name,
+    attentions_made_by,
+    is_attention,
+    is_ours,
+    is_reached,
+    row_of,
+    served_names,
 )
-from keras_graphattn.hub.selection import listing, select
-from keras_graphattn.hub.sites import Site, attention_sites, direct_sites, is_backbone, is_task
-from keras_graphattn.hub.spec import Request
-from keras_graphattn.hub.surgery import (
+from keras_graphattn.hub.reach import reached_names
+from keras_graphattn.hub.saving import (
+    forget_conversions,
+    is_reachable,
+    make_carriers,
+    settle_classes,
+    settle_optimizer,
+)
+from keras_graphattn.hub.slots import (
+    AttentionSlot,
+    Request,
     added_variables,
     align_caches,
-    check_options,
-    convert_sites,
-    revert_site,
+    attention_slots,
+    convert_slots,
+    direct_slots,
+    is_backbone_class,
+    is_task_class,
+    parents_of,
 )
 from keras_graphattn.hub.table import Row, Table, coefficients_of, multiplier_of, note_on_optimizer
 from keras_graphattn.keras_internals import (
-    change_class,
     forget_compiled,
     forget_slots,
     fresh_optimizer,
@@ -36,14 +45,33 @@ from keras_graphattn.keras_internals import (
     track_again,
     walk,
 )
-from keras_graphattn.layers.parts.token_layer import TokenLayer
+from keras_graphattn.layers.token_layer import TokenLayer
+
+GIVEN_BY_THE_MODEL = (
+    *("num_heads", "key_dim", "value_dim", "use_bias", "output_shape", "attention_axes"),
+    *("use_gate", "num_key_value_heads", "name", "dtype", "trainable"),
+)
+
+
+INSTEAD = (
+    "In your own model, use a layer of keras_graphattn.layers where the model is built: "
+    "GraphFilterAttention takes the arguments of keras.layers.MultiHeadAttention and starts with "
+    "its outputs. If a layer class of your own holds keras.layers.MultiHeadAttention in an "
+    "attribute, call keras_graphattn.hub.reach(<the class>) first, and then convert."
+)
+
+
+_EXPECTED = (
+    '"all", "even", "odd", "first:<n>", "last:<n>", an index or a list of indices, or a regular '
+    "expression that is searched for in the paths"
+)
 
 
 class Owner(NamedTuple):
-    """A backbone, or a layer of your own model, with its self-attention layers."""
+    """What is saved as one object: a backbone, or a layer of your own model, and its slots."""
 
-    layer: Any
-    sites: list[Site]
+    layer: keras.Layer
+    slots: list[AttentionSlot]
 
 
 def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **options: Any) -> Any:
@@ -109,27 +137,28 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
 
     Sources: arXiv 2312.04234 (GFSA), 2311.03235 (p-LaT), 2505.08516 (AGF), 2107.07999 (masks).
     """
-    check_options(options)
+    _check_options(options)
     request = Request(attention_name(attention), dict(options))
     owners = _owners(model)
-    sites = [site for owner in owners for site in owner.sites]
-    if not sites:
-        raise ValueError(nothing_to_convert(model))
-    paths = [site.path for site in sites]
+    slots = [slot for owner in owners for slot in owner.slots]
+    if not slots:
+        raise ValueError(_nothing_to_convert(model))
+    paths = [slot.path for slot in slots]
     selected = select(where, paths)
-    twice = [paths[index] for index in selected if sites[index].is_converted]
+    twice = [paths[index] for index in selected if slots[index].is_converted]
     if twice:
         raise ValueError(
             f"{twice} are converted already. Received: where={where!r}. Call "
             f"keras_graphattn.revert(model) first, or select others.\n{listing(paths)}"
         )
-    check_selected(sites, selected, where)
-    holders = holders_of(model)
-    make_carriers([*walk(model), *holders])
-    for layer in (*walk(model), *holders):
+    _check_selected(slots, selected, where)
+    parents = parents_of(model)
+    layers = [*walk(model), *parents]
+    make_carriers(layers)
+    for layer in layers:
         fresh_optimizer(layer)  # what it refuses, it refuses before anything has changed
-    convert_sites([sites[index] for index in selected], [request] * len(selected))
-    _settle(model, owners, holders)
+    convert_slots([slots[index] for index in selected], request)
+    _settle(model, owners, parents)
     return model
 
 
@@ -152,11 +181,11 @@ def revert(model: Any) -> Any:
     'BertBackbone'
     """
     owners = _owners(model)
-    converted = [site for owner in owners for site in owner.sites if site.is_converted]
-    for site in converted:
-        revert_site(site)
+    converted = [slot for owner in owners for slot in owner.slots if slot.is_converted]
+    for slot in converted:
+        slot.revert()
     forget_conversions(model)
-    _settle(model, owners, holders_of(model))
+    _settle(model, owners, parents_of(model))
     return model
 
 
@@ -199,25 +228,25 @@ def inspect(model: Any) -> Table:
     >>> inspect(layer)[0].coefficients["linear_coefficient"].values.tolist()
     [1.0, 1.0]
     """
-    sites = [site for owner in _owners(model, refuses=False) for site in owner.sites]
-    reached = {id(site.layer) for site in sites}
+    slots = [slot for owner in _owners(model, refuses=False) for slot in owner.slots]
+    reached = {id(slot.layer) for slot in slots}
     others = [
         layer
         for layer in walk(model)
         if (is_ours(layer) or isinstance(layer, TokenLayer)) and id(layer) not in reached
     ]
-    if not sites and not others:
+    if not slots and not others:
         _owners(model)  # refuses attention that is not reached
-        raise ValueError(nothing_to_convert(model))
+        raise ValueError(_nothing_to_convert(model))
     rows = [
-        _row(index, site.path, site.layer, added_variables(site.layer) if site.is_converted else [])
-        for index, site in enumerate(sites)
+        _row(index, slot.path, slot.layer, added_variables(slot.layer) if slot.is_converted else [])
+        for index, slot in enumerate(slots)
     ]
     rows += [_row(None, str(x.path or x.name), x, getattr(x, "coefficients", [])) for x in others]
     return Table(rows, note=note_on_optimizer(model, rows))
 
 
-def _row(index: int | None, path: str, layer: Any, added: list[Any]) -> Row:
+def _row(index: int | None, path: str, layer: keras.Layer, added: list[Any]) -> Row:
     count = sum(math.prod(int(length) for length in variable.shape) for variable in added)
     name = type(layer).__name__
     return Row(index, path, name, count, multiplier_of(layer), coefficients_of(layer))
@@ -235,36 +264,204 @@ def _owners(model: Any, refuses: bool = True) -> list[Owner]:
     owners: list[Owner] = []
     seen: set[int] = set()
 
-    def visit(layer: Any) -> None:
+    def visit(layer: keras.Layer) -> None:
         if id(layer) in seen:
             return
         seen.add(id(layer))
-        if is_reachable(layer) and not is_task(layer):
-            owners.append(Owner(layer, attention_sites(layer)))
+        if is_reachable(layer) and not is_task_class(type(layer)):
+            owners.append(Owner(layer, attention_slots(layer)))
             return
-        if refuses and (is_backbone(layer) or direct_sites(layer) or is_attention(layer)):
-            raise ValueError(refusal(layer))
+        if refuses and (
+            is_backbone_class(type(layer)) or direct_slots(layer) or is_attention(layer)
+        ):
+            raise ValueError(_refusal(layer))
         for child in sublayers(layer):
             visit(child)
 
     if refuses:
-        check_registered(model)
+        _check_registered(model)
     visit(model)
     return owners
 
 
-def _settle(model: Any, owners: list[Owner], holders: list[Any]) -> None:
+def _settle(model: keras.Layer, owners: list[Owner], parents: list[keras.Layer]) -> None:
     """Brings caches, classes, compiled functions, optimizers and torch's lists up to date.
 
     Those of the model, of all layers in it, and of the models and layers that hold it.
     """
     for owner in owners:
-        align_caches(owner.layer, owner.sites)
-    for layer in (*walk(model), *holders):
-        change_class(layer, class_now(layer))
+        align_caches(owner.layer, owner.slots)
+    layers = [*walk(model), *parents]
+    settle_classes(layers)
+    for layer in layers:
         if isinstance(layer, keras.Model):
             forget_compiled(layer)
             forget_slots(layer)
             settle_optimizer(layer)
-    for layer in (model, *holders):
+    for layer in (model, *parents):
         track_again(layer)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Refuses options that the replaced layers decide."""
+    refused = [name for name in options if name in GIVEN_BY_THE_MODEL]
+    if refused:
+        raise ValueError(
+            f"{refused} are taken from the layers that are replaced: their weights would not fit "
+            f"otherwise. Received: {', '.join(f'{name}={options[name]!r}' for name in refused)}. "
+            "Leave them out."
+        )
+
+
+def _refusal(layer: keras.Layer) -> str:
+    """Why a layer cannot be converted, and what can."""
+    name, reached = type(layer).__name__, ", ".join(reached_names())
+    if is_backbone_class(type(layer)):
+        _, others = attentions_made_by(type(layer))
+        own = f" It makes attention of class {', '.join(others)}." if others else ""
+        return (
+            f"{name} is not among the backbones that convert reaches: {reached}.{own} For a "
+            "backbone with stock or cached multi-head attention call "
+            "keras_graphattn.hub.reach(<its class>)."
+        )
+    if is_ours(layer):
+        return (
+            f"{name} '{layer.name}' is a layer of the model itself and graph attention already: "
+            "there is nothing to convert in it or to revert."
+        )
+    if is_attention(layer):
+        return (
+            f"{name} '{layer.name}' is a layer of the model itself. convert replaces attention "
+            f"inside of KerasHub's and KerasCV's backbones and layers: {reached}. {INSTEAD}"
+        )
+    return (
+        f"{name} '{layer.name}' holds multi-head attention, but is of no class that convert "
+        f"knows. Reached layers and backbones are: {reached}. For a layer class of your own call "
+        "keras_graphattn.hub.reach(<its class>) first."
+    )
+
+
+def _nothing_to_convert(model: keras.Layer) -> str:
+    """That there is no self-attention in a model, and what to do instead."""
+    name = f"{type(model).__name__} '{model.name}'"
+    if not model.built or any(not layer.built for layer in walk(model)):
+        return (
+            f"{name} has no self-attention yet: it is not built, or a layer in it is not. Build "
+            "it, or call it on data once, and then convert it."
+        )
+    return (
+        f"{name} has no self-attention that convert reaches: it replaces "
+        f"{', '.join(served_names())} in KerasHub's and KerasCV's backbones and layers "
+        f"({', '.join(reached_names())}). {INSTEAD}"
+    )
+
+
+def _check_selected(slots: Sequence[AttentionSlot], selected: Sequence[int], where: Any) -> None:
+    """Refuses selected layers that no attention can take the place of, all of them in one error.
+
+    Args:
+        slots: All slots of the model.
+        selected: Indices of those that are to be converted.
+        where: What selected them.
+    """
+    reasons = {index: slots[index].refusal_reason for index in selected}
+    refused = [index for index in selected if reasons[index] is not None]
+    if not refused:
+        return
+    lines = [f"  {index:3d}  {slots[index].path}: {reasons[index]}" for index in refused]
+    plain = [index for index, slot in enumerate(slots) if is_reached(slot.layer)]
+    others = [index for index in plain if slots[index].refusal_reason is None]
+    hint = (
+        f"Select others: where={others}." if others else "There is no other attention to convert."
+    )
+    listed = "\n".join(["Some of the selected layers cannot be converted.", *lines])
+    raise ValueError(f"{listed}\nReceived: where={where!r}. {hint}")
+
+
+def _check_registered(model: keras.Layer) -> None:
+    """Refuses layers that have the name of a class that is replaced, but are of another."""
+    for layer in walk(model):
+        if type(layer).__name__ in served_names() and row_of(layer) is None:
+            raise ValueError(
+                f"'{layer.path or layer.name}' is of class {type(layer).__name__}, which "
+                "convert replaces by name, but it is no such class of Keras or KerasHub: its "
+                "projections cannot be kept."
+            )
+
+
+def select(where: Any, paths: Sequence[str]) -> list[int]:
+    """The indices, in order, of the paths that `where` selects.
+
+    Args:
+        where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
+            an index or a list of indices, of which negative ones count from the end; or a regular
+            expression that is searched for in each path.
+        paths: Paths of the attention layers, in the order in which the model runs them.
+
+    Raises:
+        ValueError: If nothing is selected, or for anything else than the above. The message lists
+            the paths there are.
+
+    Example:
+
+    >>> select("even", ["layer_0/attention", "layer_1/attention", "layer_2/attention"])
+    [0, 2]
+    >>> select("layer_[12]/", ["layer_0/attention", "layer_1/attention", "layer_2/attention"])
+    [1, 2]
+    """
+    count = len(paths)
+    if isinstance(where, str):
+        selected = _by_word(where, paths)
+    else:
+        indices = _indices(where)
+        outside = [index for index in indices if not -count <= index < count]
+        if outside:
+            raise ValueError(
+                f"The model has {count} attention layers. Received: where={where!r}, with "
+                f"{outside} out of range.\n{listing(paths)}"
+            )
+        selected = sorted({index % count for index in indices}) if count else []
+    if not selected:
+        raise ValueError(
+            f"No attention layer is selected by where={where!r}. Expected: {_EXPECTED}.\n"
+            f"{listing(paths)}"
+        )
+    return selected
+
+
+def listing(paths: Sequence[str]) -> str:
+    """The paths, one in a line, with their indices."""
+    lines = [f"  {index:3d}  {path}" for index, path in enumerate(paths)]
+    return "\n".join(["The attention layers there are:", *(lines or ["  none"])])
+
+
+def _by_word(where: str, paths: Sequence[str]) -> list[int]:
+    everything = list(range(len(paths)))
+    if where == "all":
+        return everything
+    if where in ("even", "odd"):
+        return everything[where == "odd" :: 2]
+    match = re.fullmatch(r"(first|last):(\d+)", where)
+    if match is not None:
+        number = int(match[2])
+        if number > len(paths):
+            raise ValueError(
+                f"The model has {len(paths)} attention layers. Received: where={where!r}.\n"
+                f"{listing(paths)}"
+            )
+        return everything[:number] if match[1] == "first" else everything[len(paths) - number :]
+    try:
+        pattern = re.compile(where)
+    except re.error as error:
+        raise ValueError(
+            f"`where` is no regular expression ({error}). Received: where={where!r}. Expected: "
+            f"{_EXPECTED}.\n{listing(paths)}"
+        ) from error
+    return [index for index in everything if pattern.search(paths[index])]
+
+
+def _indices(where: Any) -> list[int]:
+    indices = list(where) if isinstance(where, (Sequence, range)) else [where]
+    if any(isinstance(index, bool) or not isinstance(index, int) for index in indices):
+        raise ValueError(f"`where` must be {_EXPECTED}. Received: where={where!r}")
+    return indices

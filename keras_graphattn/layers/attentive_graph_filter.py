@@ -1,48 +1,55 @@
 """Attentive graph filter (AGF): linear-time attention in a learned singular-value domain."""
 
-from typing import Any
+from typing import Any, cast
 
 import keras
+import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import checked, optional, size, tensor
-from keras_graphattn.checks.arguments import mask as mask_of
-from keras_graphattn.checks.layer_calls import check_one_axis
-from keras_graphattn.checks.layer_options import refuse_options
+from keras_graphattn import filters
+from keras_graphattn.checks import (
+    Sizes,
+    checked,
+    did_you_mean,
+    flag,
+    is_finite,
+    is_one_of,
+    optional,
+    size,
+    tensor,
+)
+from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.filters import Filter, Polynomial
-from keras_graphattn.layers.parts import singular_decoding
-from keras_graphattn.layers.parts.copying import copy_projections
-from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
-from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer
-from keras_graphattn.layers.parts.orthogonality import (
-    add_orthogonality,
-    check_orthogonality,
+from keras_graphattn.filters.polynomial import polynomial
+from keras_graphattn.layers.base import (
+    AttentionLayer,
+    Call,
+    Shape,
+    Tokens,
+    padding_of,
+    refuse_options,
+    without_padding,
 )
-from keras_graphattn.layers.parts.projections import token_projection
-from keras_graphattn.layers.parts.singular_options import (
-    singular_filter,
-    start_of_theta,
-    token_mask,
-)
-from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
-from keras_graphattn.ops.precision.wide import tanh
-from keras_graphattn.ops.singular.attention import (
-    attend_to_context,
+from keras_graphattn.numerics.precision import at_least_float32, tanh
+from keras_graphattn.operators.operator import Operator, all_of
+from keras_graphattn.operators.singular import (
+    SCALINGS,
+    SingularOperator,
+    SingularValues,
     left_singular_vectors,
+    orthogonality_penalty,
     right_singular_vectors,
-    singular_value_context,
-    singular_value_filter,
-    singular_value_matrix,
 )
-from keras_graphattn.ops.singular.causal import causal_singular_value_attention
-from keras_graphattn.ops.singular.running_sums import RunningSum
-from keras_graphattn.ops.softmax.masks import all_of
+from keras_graphattn.operators.singular_causal import RunningSum, empty_running_sum
+from keras_graphattn.types import Bool, Float, Num, Tensor
 
-Tensor = Any
+ABLATIONS = ("singular_values", "ones")
+STARTS = {"plain": 0.0, "high_pass": -0.5}  # tanh(theta_1), for an increasing P_1
+ORDER = 4
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class AttentiveGraphFilter(MultiHeadLayer):
+class AttentiveGraphFilter(AttentionLayer):
     """Attention as a learned filter of singular values, linear in the sequence length (AGF).
 
     Per head, with H the `key_dim`,
@@ -135,6 +142,10 @@ class AttentiveGraphFilter(MultiHeadLayer):
     The causal form and decoding are ours.
     """
 
+    filter: Filter | str
+    is_square = False
+    max_rank = 3
+
     def __init__(
         self,
         num_heads: int,
@@ -142,7 +153,7 @@ class AttentiveGraphFilter(MultiHeadLayer):
         value_dim: int | None = None,
         dropout: float = 0.0,
         *,
-        filter: Any = "jacobi",
+        filter: str | Filter | dict[str, Any] = "jacobi",
         order: int | None = None,
         learned_constant: bool = False,
         causal: bool = False,
@@ -151,22 +162,28 @@ class AttentiveGraphFilter(MultiHeadLayer):
         **kwargs: Any,
     ) -> None:
         refused = ["attention_axes", "sliding_window"]
-        refuse_options(self, kwargs, refused, "Leave it out: there is no attention matrix.")
-        found = singular_filter(filter, order, learned_constant)
+        fix = "Leave it out: there is no attention matrix."
+        refuse_options(type(self).__name__, kwargs, refused, fix)
+        chosen = _singular_filter(filter, order, learned_constant)
         if not isinstance(causal, bool):
             raise ValueError(f"`causal` must be a boolean. Received: causal={causal!r}")
+        _check_orthogonality(orthogonality_weight, orthogonality_scaling)
         self.causal = causal
-        self.orthogonality_weight = check_orthogonality(orthogonality_weight, orthogonality_scaling)
+        self.orthogonality_weight = float(orthogonality_weight)
         self.orthogonality_scaling = orthogonality_scaling
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
-        if isinstance(found, Filter):
-            found.coefficients(num_heads)  # refuses start values for another number of heads
-            found.refuse_without_solution("an AttentiveGraphFilter")
-        self.filter, self.learned_constant = found, learned_constant
+        if isinstance(chosen, Filter):
+            chosen.coefficients(num_heads)  # refuses start values for another number of heads
+        self.filter, self.learned_constant = chosen, learned_constant
 
-    def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
+    def build(
+        self,
+        query_shape: Shape,
+        value_shape: Shape | None = None,
+        key_shape: Shape | None = None,
+    ) -> None:
         if isinstance(self.filter, Polynomial):
-            start = start_of_theta(self.filter)
+            start = _start_of_theta(self.filter)
             self.theta = self.add_weight(
                 name="theta",
                 shape=start.shape,
@@ -175,96 +192,79 @@ class AttentiveGraphFilter(MultiHeadLayer):
                 autocast=False,
             )
         elif isinstance(self.filter, Filter):
-            add_coefficients(self, self.filter)
+            self.add_filter_weights(self.filter, self.num_heads)
         if self.learned_constant:
             self.theta_constant = self.add_weight(
                 name="theta_constant", shape=(), initializer="zeros", autocast=False
             )
         super().build(query_shape, value_shape, key_shape)
         if self.filter != "ones":
-            self._singular_dense = token_projection(self, "singular", self.key_dim)
+            self._singular_dense = self._token_projection("singular", self.key_dim)
             self._singular_dense.build(query_shape)
             self._singular_dense.supports_masking = True
 
     @property
-    def singular_dense(self) -> Any:
+    def singular_dense(self) -> keras.layers.EinsumDense:
         """The projection whose sigmoid makes the singular values S."""
         return self._singular_dense
 
-    def copy_projections_from(self, attention: Any) -> None:
-        """Starts from softmax attention: copies `query`, `key`, `value` and `attention_output`.
-
-        The gate is copied as well if both layers have one. `singular` and `theta` are not copied.
-        The copied projections have another meaning here: key weights now make logits over tokens.
-
-        Args:
-            attention: A built `keras.layers.MultiHeadAttention`, or subclass, of the same sizes.
-
-        Raises:
-            ValueError: If `attention` is another kind of layer, is not built, or has other sizes.
-        """
-        copy_projections(self, attention)
-
-    def _attend(
-        self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor,
-        masks: Masks,
-        return_attention_scores: bool,
-        training: bool | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        if masks.causal and not self.causal:
+    def operator(self, tokens: Tokens, call: Call) -> SingularOperator:
+        queries, keys, causal = call.visibility.queries, call.visibility.keys, self.causal
+        if call.visibility.causal and not causal:
             raise ValueError(
                 "This AttentiveGraphFilter normalises over the whole sequence and is not causal. "
                 "Received: use_causal_mask=True. Make the layer with causal=True."
             )
-        source_mask = all_of(masks.value, masks.key, token_mask(masks.attention))
-        left = left_singular_vectors(self.query_dense(query), masks.query)  # U, (B, T, N, H)
-        logits, values = self.key_dense(key), self.value_dense(value)  # (B, S, N, H or D)
+        keys = all_of(keys, self._visible_keys(call.visibility.entries))
+        left = left_singular_vectors(tokens.query, queries)  # U, (B, T, N, H)
         if self.orthogonality_weight:
-            add_orthogonality(self, left, logits, masks.query, source_mask)
-        filtered = self._filtered(left, query)
-        dropped = self._dropped(filtered, training)
-        if self.causal:
-            # (B, T, N, D)
-            outputs, _ = causal_singular_value_attention(dropped, logits, values, source_mask)
-        else:
-            context = singular_value_context(logits, values, source_mask)  # (B, N, H, D)
-            outputs = attend_to_context(dropped, context, self.compute_dtype)
-        if masks.query is not None:  # 0 times NaN is not 0
-            outputs = zero_where_masked(outputs, masks.query[:, :, None, None])
-        if not return_attention_scores:
-            return outputs, None
-        return outputs, self._matrix(filtered, logits, source_mask)
+            right = right_singular_vectors(tokens.key, keys)  # V, (B, S, N, H)
+            penalty = orthogonality_penalty(left, queries, self.orthogonality_scaling)
+            penalty += orthogonality_penalty(right, keys, self.orthogonality_scaling)
+            self.add_loss(self.orthogonality_weight * penalty)
+        left, drop = self._filtered_left(left, tokens.inputs), self._dropout_in(call.training)
+        return SingularOperator(left, tokens.key, queries, keys, causal=causal, dropout=drop)
 
-    def _filtered(self, left: Tensor, query: Tensor) -> Tensor:
-        """U * g(S), of shape (B, T, N, H)."""
-        if self.filter == "ones":
+    def apply(
+        self, operator: Operator, values: Float[Tensor, "B S N D"], call: Call
+    ) -> Float[Tensor, "B T N D"]:
+        return operator(values)  # the filter is one of S, within the operator
+
+    def _filtered_left(
+        self, left: Float[Tensor, "B T N H"], inputs: Float[Tensor, "B T _"]
+    ) -> Float[Tensor, "B T N H"]:
+        """U * g(S) for tokens with singular values S."""
+        if isinstance(self.filter, str) and self.filter == "ones":
             return left
-        logits = self._singular_dense(query)
+        values = ops.sigmoid(at_least_float32(self._singular_dense(inputs)))  # (B, T, N, H)
+        if isinstance(self.filter, str):
+            return left * values
         if not isinstance(self.filter, Polynomial):
-            singular_values = ops.sigmoid(at_least_float32(logits))  # (B, T, N, H)
-            if isinstance(self.filter, str):
-                return left * singular_values
-            return filtered(self, self.filter, lambda x: singular_values * x, left)
-        constant = tanh(self.theta_constant) if self.learned_constant else 1.0
-        constant = ops.reshape(ops.cast(constant, self.theta.dtype), (1,))
-        coefficients = ops.concatenate([constant, tanh(self.theta)])  # (K + 1,)
-        return left * singular_value_filter(logits, coefficients, self.filter.recurrence())
+            return self.filtered(self.filter, SingularValues(values), left)
+        theta = at_least_float32(tanh(self.theta))
+        constant = at_least_float32(tanh(self.theta_constant)) if self.learned_constant else 1.0
+        coefficients = [constant, *(theta[k] for k in range(self.filter.order))]
+        return left * polynomial(values, coefficients, self.filter.recurrence())
 
-    def _matrix(self, filtered: Tensor, logits: Tensor, source_mask: Tensor | None) -> Tensor:
-        """The matrix H itself, (B, N, T, S), for inspection."""
-        if self.causal:  # apply the operator to the identity
-            # (1, T, 1, T), broadcast to (B, T, N, T)
-            eye = ops.eye(ops.shape(logits)[1], dtype=filtered.dtype)[None, :, None, :]
-            eye = eye * ops.ones_like(filtered[:, :, :, :1])
-            matrix, _ = causal_singular_value_attention(filtered, logits, eye, source_mask)
-            matrix = ops.transpose(matrix, (0, 2, 1, 3))
-        else:
-            right = right_singular_vectors(logits, source_mask)
-            matrix = singular_value_matrix(filtered, right)
-        return ops.cast(matrix, self.compute_dtype)
+    def _visible_keys(self, entries: Num[Tensor, "..."] | None) -> Num[Tensor, "B S"] | None:
+        """An attention mask (B, 1, S) or (B, 1, 1, S) as booleans of tokens.
+
+        Raises:
+            ValueError: For a mask that depends on the query position.
+        """
+        if entries is None:
+            return None
+        shape = tuple(entries.shape)
+        if len(shape) == 4 and shape[1] == 1:  # (B, 1, 1, S)
+            entries = ops.squeeze(entries, 1)
+        if len(entries.shape) != 3 or entries.shape[1] != 1:
+            raise ValueError(
+                "AttentiveGraphFilter has no attention matrix to mask entry by entry: "
+                "`attention_mask` must have shape (B, 1, S), one mask of key positions for all "
+                f"queries. Received: attention_mask.shape={shape}. Pass padding as `query_mask` "
+                "and `value_mask`, or use GraphFilterAttention."
+            )
+        return ops.squeeze(entries, 1)
 
     @checked(batch_size=size(0))
     def get_initial_state(self, batch_size: int) -> RunningSum:
@@ -281,12 +281,17 @@ class AttentiveGraphFilter(MultiHeadLayer):
         Raises:
             ValueError: If the layer is not causal.
         """
-        return singular_decoding.initial_state(self, batch_size)
+        self._check_causal("get_initial_state")
+        dtype = "float64" if self.compute_dtype == "float64" else "float32"
+        return empty_running_sum(batch_size, self.num_heads, self.key_dim, self.value_dim, dtype)
 
     @checked(tokens=tensor("B t d"), padding_mask=optional(mask_of("B t")))
     def decode(
-        self, tokens: Tensor, state: RunningSum, padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, RunningSum]:
+        self,
+        tokens: Float[Tensor, "B t _"],
+        state: RunningSum,
+        padding_mask: Bool[Tensor, "B t"] | None = None,
+    ) -> tuple[Float[Tensor, "B t _"], RunningSum]:
         """Outputs of new tokens, given the sums over all tokens before them.
 
         The outputs equal the rows of the new tokens in a full pass. A new token costs the same at
@@ -302,7 +307,8 @@ class AttentiveGraphFilter(MultiHeadLayer):
             The outputs, of shape (B, t, d), and the new state.
 
         Raises:
-            ValueError: If the layer is not causal or `tokens` has another rank.
+            ValueError: If the layer is not causal, `tokens` has another rank, or `state` is of
+                another layer.
 
         Example:
 
@@ -313,7 +319,43 @@ class AttentiveGraphFilter(MultiHeadLayer):
         >>> tuple(outputs.shape)
         (1, 1, 16)
         """
-        return singular_decoding.decode(self, tokens, state, padding_mask)
+        self._check_causal("decode")
+        self._check_shapes(tokens.shape, tokens.shape, None)
+        if not self.built:
+            self.build(tuple(tokens.shape))
+        padding_mask = padding_of(tokens, padding_mask)
+        tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
+        inputs, query, key, value = self._projected(tokens, tokens, tokens, padding_mask)
+        left = self._filtered_left(left_singular_vectors(query, padding_mask), inputs)
+        state = self._checked_state(state, key, value)
+        operator = SingularOperator(left, key, None, padding_mask, causal=True, state=state)
+        outputs = self._project_out(operator(value), tokens)
+        return outputs, cast("RunningSum", operator.following)
+
+    def _checked_state(
+        self, state: object, key: Float[Tensor, "B T N H"], value: Float[Tensor, "B T N D"]
+    ) -> RunningSum:
+        """The state, if it fits the logits and the values."""
+        if not isinstance(state, RunningSum):
+            raise ValueError(
+                "`state` must be a RunningSum, from `get_initial_state` or an earlier call. "
+                f"Received: state={state!r}"
+            )
+        sizes: Sizes = {}
+        for shape, x in (("B _ N H", key), ("B _ N D", value)):
+            tensor(shape)("tokens", x, sizes)
+        shapes = {"maximum": "B N H", "normaliser": "B N H", "context": "B N H D"}
+        parts = state._asdict()
+        return RunningSum(
+            *(tensor(shapes[part])(f"state.{part}", x, sizes) for part, x in parts.items())
+        )
+
+    def _check_causal(self, method: str) -> None:
+        if not self.causal:
+            raise ValueError(
+                f"`{method}` needs the causal form: without it, every token sees the whole "
+                "sequence. Received: causal=False. Make the layer with causal=True."
+            )
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
@@ -323,9 +365,10 @@ class AttentiveGraphFilter(MultiHeadLayer):
         chosen = chosen if isinstance(chosen, str) else keras.saving.serialize_keras_object(chosen)
         return {**config, **{name: getattr(self, name) for name in names}, "filter": chosen}
 
-    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+    def _check_shapes(
+        self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
+    ) -> None:
         super()._check_shapes(query_shape, value_shape, key_shape)
-        check_one_axis(self, query_shape, value_shape)
         lengths = (query_shape[1], value_shape[1])
         if self.causal and None not in lengths and lengths[0] != lengths[1]:
             raise ValueError(
@@ -333,3 +376,79 @@ class AttentiveGraphFilter(MultiHeadLayer):
                 f"must have the same length. Received: query.shape={tuple(query_shape)}, "
                 f"value.shape={tuple(value_shape)}. Use causal=False for cross-attention."
             )
+
+
+def _singular_filter(
+    filter: str | Filter | dict[str, Any], order: int | None, learned_constant: bool
+) -> Filter | str:
+    """The filter g of the singular values, or the name of an ablation.
+
+    Raises:
+        ValueError: For a filter or an order that g cannot have.
+    """
+    flag("learned_constant", learned_constant)
+    if isinstance(filter, str) and filter in ABLATIONS:
+        if order is not None or learned_constant:
+            raise ValueError(
+                f"filter={filter!r} has no polynomial. Received: order={order!r}, "
+                f"learned_constant={learned_constant}. Leave them out, or use another filter."
+            )
+        return filter
+    if isinstance(filter, str) and filter not in filters.FILTERS:
+        names = [*filters.FILTERS, *ABLATIONS]
+        raise ValueError(
+            f"`filter` must be one of {names}, or a filter of keras_graphattn.filters. Received: "
+            f"filter={filter!r}.{did_you_mean(filter, names)}"
+        )
+    is_polynomial = isinstance(filter, str) and issubclass(filters.FILTERS[filter], Polynomial)
+    chosen = filters.get(filter, ORDER if order is None and is_polynomial else order)
+    if isinstance(chosen, Polynomial):
+        _check_polynomial(chosen, learned_constant)
+    elif learned_constant:
+        raise ValueError(
+            "`learned_constant` learns the weight of P_0 of a polynomial. Received: "
+            f"learned_constant=True, filter={chosen!r}. Leave it out."
+        )
+    return chosen
+
+
+def _check_polynomial(filter: Polynomial, learned_constant: bool) -> None:
+    if filter.initial_coefficients is not None:
+        raise ValueError(
+            "AttentiveGraphFilter learns its own weights theta for a polynomial, which start at "
+            f"0. Received: initial_coefficients={filter.initial_coefficients!r}. Leave them out."
+        )
+    if filter.start not in STARTS:
+        raise ValueError(
+            f"`start` of a filter of singular values must be one of {list(STARTS)}. Received: "
+            f"start={filter.start!r}"
+        )
+    if filter.start != "plain" and learned_constant:
+        raise ValueError(
+            "A named start needs a polynomial whose weight of P_0 is 1. Received: "
+            f"start={filter.start!r}, learned_constant=True. Leave out one of the two."
+        )
+
+
+def _start_of_theta(filter: Polynomial) -> np.ndarray:
+    """Raw theta_1 ... theta_K of g(S) = P_0 + sum_k tanh(theta_k) P_k(S) at the filter's start."""
+    theta = np.zeros(filter.order)
+    # a decreasing P_1 needs the opposite sign for the same effect on large singular values
+    falls = filter.recurrence()[0].slope < 0.0
+    theta[0] = np.arctanh(STARTS[filter.start]) * (-1.0 if falls else 1.0)
+    return theta
+
+
+def _check_orthogonality(weight: float, scaling: str) -> None:
+    """Raises a `ValueError` for an invalid weight or scaling."""
+    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+    if not is_number or not is_finite(weight) or weight < 0:
+        raise ValueError(
+            "`orthogonality_weight` must be a number of at least 0, and finite. Received: "
+            f"orthogonality_weight={weight!r}"
+        )
+    if not is_one_of(scaling, SCALINGS):
+        raise ValueError(
+            f"`orthogonality_scaling` must be one of {list(SCALINGS)}. Received: "
+            f"orthogonality_scaling={scaling!r}"
+        )

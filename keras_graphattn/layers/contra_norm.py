@@ -5,16 +5,15 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.checks.arguments import number
-from keras_graphattn.layers.parts.token_layer import TokenLayer
-from keras_graphattn.ops.precision.float32 import (
+from keras_graphattn.checks import number
+from keras_graphattn.layers.token_layer import TokenLayer
+from keras_graphattn.numerics.precision import (
     at_least_float32,
     masked_softmax,
+    matmul,
     zero_where_masked,
 )
-from keras_graphattn.ops.precision.wide import matmul
-
-Tensor = Any
+from keras_graphattn.types import Num, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -56,7 +55,9 @@ class ContraNorm(TokenLayer):
         super().__init__(**kwargs)
         self.scale = float(scale)
 
-    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+    def call(
+        self, inputs: Num[Tensor, "B T d"], mask: Num[Tensor, "B T"] | None = None
+    ) -> Num[Tensor, "B T d"]:
         # padding is left out of both sides of the similarity: as rows and as keys
         rows = None if mask is None else ops.cast(mask, "bool")[:, :, None]
         tokens = at_least_float32(zero_where_masked(inputs, rows))
@@ -66,7 +67,7 @@ class ContraNorm(TokenLayer):
         outputs = (1.0 + self.scale) * tokens - self.scale * average
         return ops.cast(zero_where_masked(outputs, rows), inputs.dtype)
 
-    def compute_output_shape(self, inputs_shape: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return inputs_shape
 
     def get_config(self) -> dict[str, Any]:

@@ -1,21 +1,25 @@
 """Graph-filter self-attention (GFSA)."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
+from keras import ops
 
 from keras_graphattn import filters
-from keras_graphattn.checks.arguments import flag, is_one_of
-from keras_graphattn.layers.parts.dense import with_causal
-from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
-from keras_graphattn.layers.parts.self_attention import SelfAttention
-from keras_graphattn.ops.filters.operator_filters import Operator, filter_matrix
-from keras_graphattn.ops.softmax.attention import attention_matrix, fused_operator, matrix_operator
-from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator
-from keras_graphattn.ops.softmax.caching import Cache, CachedOperator
-from keras_graphattn.ops.softmax.masks import AttentionMask, zero_blind_rows, zero_masked_rows
-
-Tensor = Any
+from keras_graphattn.checks import flag, is_one_of
+from keras_graphattn.filters import Filter
+from keras_graphattn.layers.base import Call, SelfAttention, Shape, Tokens
+from keras_graphattn.operators.blockwise import BlockwiseOperator
+from keras_graphattn.operators.cached import Cache, CachedOperator
+from keras_graphattn.operators.fused import FusedOperator
+from keras_graphattn.operators.operator import Operator
+from keras_graphattn.operators.softmax import (
+    MatrixOperator,
+    OnIdentity,
+    SoftmaxOperator,
+    scores_of,
+)
+from keras_graphattn.types import Bool, Float, Int, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -109,7 +113,8 @@ class GraphFilterAttention(SelfAttention):
     application of A replaces A A, with the same result at O(n^2 d) instead of O(n^3).
     """
 
-    _paths = ("dense", "blockwise", "fused")
+    filter: Filter
+    paths: ClassVar[tuple[str | None, ...]] = ("dense", "blockwise", "fused")
 
     def __init__(
         self,
@@ -119,13 +124,13 @@ class GraphFilterAttention(SelfAttention):
         dropout: float = 0.0,
         *,
         order: int | None = None,
-        filter: Any = "first_order",
+        filter: str | Filter | dict[str, Any] = "first_order",
         dropout_on: str = "attention",
         attention_path: str | None = None,
         flash_attention: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        found = filters.get(filter, order)
+        chosen = filters.get(filter, order)
         if not is_one_of(dropout_on, ("attention", "filter")):
             raise ValueError(
                 f'`dropout_on` must be "attention" or "filter". Received: dropout_on={dropout_on!r}'
@@ -148,115 +153,61 @@ class GraphFilterAttention(SelfAttention):
         super().__init__(num_heads, key_dim, value_dim, dropout, attention_path=path, **kwargs)
         self.dropout_on = dropout_on
         self.flash_attention = flash_attention
-        found.coefficients(num_heads)  # refuses start values for another number of heads
-        if path == "fused":
-            found.refuse_without_solution('attention_path="fused"')
-        self.filter = found
+        chosen.coefficients(num_heads)  # refuses start values for another number of heads
+        self.filter = chosen
 
     @property
     def order(self) -> int:
         """The order of the filter."""
         return self.filter.order
 
-    @property
-    def _num_signals(self) -> int:
-        return self.filter.num_applications
-
-    def _filtered(self, apply: Operator, values: Tensor, trailing_axes: int = 1) -> Tensor:
-        return filtered(self, self.filter, apply, values, trailing_axes)
-
-    def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
-        add_coefficients(self, self.filter)
+    def build(
+        self,
+        query_shape: Shape,
+        value_shape: Shape | None = None,
+        key_shape: Shape | None = None,
+    ) -> None:
+        self.add_filter_weights(self.filter, self.num_heads)
         super().build(query_shape, value_shape, key_shape)
 
-    def call(
-        self,
-        query: Tensor,
-        value: Tensor | None = None,
-        key: Tensor | None = None,
-        query_mask: Tensor | None = None,
-        value_mask: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-        use_causal_mask: bool = False,
-        return_filter_matrix: bool = False,
-        *,
-        mask: Tensor | None = None,
-    ) -> Any:
-        results = super().call(
-            query,
-            value,
-            key,
-            query_mask,
-            value_mask,
-            key_mask,
-            attention_mask,
-            return_attention_scores or return_filter_matrix,
-            training,
-            use_causal_mask,
-            mask=mask,
-        )
-        if not return_filter_matrix:
-            return results
-        outputs, scores = results
-        matrix = self.filter_matrix(scores)
-        return (outputs, scores, matrix) if return_attention_scores else (outputs, matrix)
-
-    def compute_output_spec(
-        self, *args: Any, return_filter_matrix: bool = False, **kwargs: Any
-    ) -> Any:
-        outputs = super().compute_output_spec(*args, **kwargs)
-        if not return_filter_matrix:
-            return outputs
-        query = args[0] if args else kwargs["query"]
-        _, matrix = super().compute_output_spec(query, return_attention_scores=True)
-        return (*outputs, matrix) if isinstance(outputs, tuple) else (outputs, matrix)
-
-    def _compute_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        training: bool | None = None,
-        return_attention_scores: bool = False,
-        use_causal_mask: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        # query, key, value (B, T, N, H); scores (B, N, T, T)
-        mask = with_causal(self, attention_mask, key, use_causal_mask)
-        attention_scores = attention_matrix(query, key, mask, self.score_scale)
-        if self.dropout_on == "filter" and self.dropout > 0.0 and training:
-            dropped = self._dropped(self.filter_matrix(attention_scores), training)  # H
-            outputs = matrix_operator(dropped)(value)
-        else:
-            apply = matrix_operator(self._dropped(attention_scores, training))
-            outputs = self._filtered(apply, value)  # (B, T, N, H)
-        return zero_masked_rows(outputs, mask), attention_scores
-
-    def _attend_lean(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
-    ) -> Tensor:
-        scale = self.score_scale
+    def operator(self, tokens: Tokens, call: Call) -> Operator:
+        self._check_matrix(call.returns_matrix)
+        _, query, key, _ = tokens
         if self.attention_path == "blockwise":
-            apply: Operator = BlockwiseOperator(query, key, mask, scale, self.block_size)
-        else:
+            return BlockwiseOperator(query, key, call.visibility, self.score_scale, self.block_size)
+        if self.attention_path == "fused":
             flash = self.flash_attention
-            if flash is None:
-                flash = keras.config.is_flash_attention_enabled()
-            apply = fused_operator(query, key, mask, scale, flash)
-        return zero_blind_rows(self._filtered(apply, value), mask, self.block_size)
+            flash = keras.config.is_flash_attention_enabled() if flash is None else flash
+            return FusedOperator(query, key, call.visibility, self.score_scale, flash)
+        drops_attention = self.dropout_on == "attention"
+        return SoftmaxOperator(
+            scores_of(query, key, self.score_scale),
+            call.visibility.joined(ops.shape(key)[1]),
+            dtype=query.dtype,
+            dropout=self._dropout_in(call.training) if drops_attention else None,
+        )
 
-    def _decode_rows(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
-    ) -> tuple[Tensor, Tensor]:
-        matrix = attention_matrix(query, key, mask, self.score_scale)  # (B, N, t, L)
-        apply = CachedOperator(matrix, cache["signals"], index)
-        outputs = self._filtered(apply, value)
-        return outputs, apply.signals
+    def apply(
+        self, operator: Operator, values: Float[Tensor, "B T N D"], call: Call
+    ) -> Float[Tensor, "B T N D"]:
+        drop = self._dropout_in(call.training) if self.dropout_on == "filter" else None
+        if drop is None:
+            return self.filtered(self.filter, operator, values)
+        return MatrixOperator(drop(self.filter_matrix(operator.matrix())))(values)  # H
 
-    def filter_matrix(self, attention_scores: Tensor) -> Tensor:
+    def operator_of_rows(
+        self,
+        query: Float[Tensor, "B t N H"],
+        key: Float[Tensor, "B L N H"],
+        value: Float[Tensor, "B t N D"],
+        visible: Bool[Tensor, "B 1 t L"],
+        cache: Cache,
+        index: int | Int[Tensor, ""],
+    ) -> CachedOperator:
+        rows = SoftmaxOperator(scores_of(query, key, self.score_scale), visible, dtype=query.dtype)
+        return CachedOperator(rows.matrix(), cache["signals"], index, visible)
+
+    def filter_matrix(self, attention_scores: Float[Tensor, "B N T T"]) -> Float[Tensor, "B N T T"]:
         """The filter's matrix H, formed from A at O(n^3), for inspection.
 
         Args:
@@ -271,9 +222,8 @@ class GraphFilterAttention(SelfAttention):
                 f"attention_axes={self.attention_axes}. Leave out `return_filter_matrix` and "
                 '`dropout_on="filter"`.'
             )
-        return filter_matrix(
-            lambda apply, identity: self._filtered(apply, identity, 2), attention_scores
-        )
+        products = OnIdentity(attention_scores)
+        return self.filtered(self.filter, products, products.identity, 2)
 
     def get_config(self) -> dict[str, Any]:
         return {

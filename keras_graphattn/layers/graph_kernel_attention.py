@@ -6,26 +6,25 @@ import keras
 from keras import ops
 
 from keras_graphattn import feature_maps, masks
-from keras_graphattn.checks.arguments import flag, one_of, optional, whole
-from keras_graphattn.checks.layer_calls import check_one_axis
-from keras_graphattn.checks.layer_options import refuse_options
-from keras_graphattn.layers.parts.additive_score import AdditiveScore
-from keras_graphattn.layers.parts.dense import check_same_length, joined, mask_of_call
-from keras_graphattn.layers.parts.dynamic_walks import check_masks, check_walks, dynamic_factors
-from keras_graphattn.layers.parts.feature_layer import FeatureLayer
-from keras_graphattn.layers.parts.multi_head import Masks
+from keras_graphattn.checks import flag, one_of, optional, whole
+from keras_graphattn.layers.base import Call, Shape, Tokens, refuse_options
+from keras_graphattn.layers.kernel_base import KernelLayer, is_key_mask
+from keras_graphattn.masks.graphs.walks import RandomWalk, kernel_of_steps
 from keras_graphattn.masks.mask import Mask
-from keras_graphattn.masks.random_walk import RandomWalk
-from keras_graphattn.ops.precision.float32 import at_least_float32, masked_softmax, nan_where
-from keras_graphattn.ops.softmax.attention import matrix_operator, score_operands
-from keras_graphattn.ops.softmax.masks import zero_masked_rows
+from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
+from keras_graphattn.operators.kernel import SMALLEST
+from keras_graphattn.operators.operator import Operator
+from keras_graphattn.operators.softmax import (
+    WeightedSoftmaxOperator,
+    additive_scores,
+    scores_of,
+)
 from keras_graphattn.serialization import restored
-
-Tensor = Any
+from keras_graphattn.types import Bool, Float, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class GraphKernelAttention(FeatureLayer):
+class GraphKernelAttention(KernelLayer):
     """Softmax attention over the nodes of a graph, with weights times a graph kernel (GKAT).
 
     Per head, with M a mask of `keras_graphattn.masks`,
@@ -137,7 +136,8 @@ class GraphKernelAttention(FeatureLayer):
         **kwargs: Any,
     ) -> None:
         mask = masks.get(mask)
-        refuse_options(self, kwargs, ["attention_axes"], "Leave it out: nodes are on one axis.")
+        fix = "Leave it out: nodes are on one axis."
+        refuse_options(type(self).__name__, kwargs, ["attention_axes"], fix)
         score = one_of("dot_product", "additive")("score", score, {})
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
         dynamic_walks = flag("dynamic_walks", dynamic_walks)
@@ -148,7 +148,7 @@ class GraphKernelAttention(FeatureLayer):
         self._share_multiplier()
         self._check_form()
         if dynamic_walks:
-            check_walks(mask, self.sliding_window)
+            self._check_walks()
 
     def _check_form(self) -> None:
         """Raises a `ValueError` for an option that the dense or the factored form does not have."""
@@ -174,66 +174,87 @@ class GraphKernelAttention(FeatureLayer):
                     f"`{name}`, or use feature_map=None."
                 )
 
-    def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
+    def _check_walks(self) -> None:
+        """Raises a `ValueError` for options that dynamic walks cannot honour."""
+        if not isinstance(self.mask, RandomWalk):
+            raise ValueError(
+                "`dynamic_walks=True` needs the edges of a masks.RandomWalk. Received: "
+                f"mask={type(self.mask).__name__}. Use RandomWalk, or leave out `dynamic_walks`."
+            )
+        if self.sliding_window is not None:
+            raise ValueError(
+                "`dynamic_walks=True` and `sliding_window` cannot be combined: a walk would leave "
+                f"the window. Received: sliding_window={self.sliding_window}. Leave out one of "
+                "them."
+            )
+
+    def build(
+        self,
+        query_shape: Shape,
+        value_shape: Shape | None = None,
+        key_shape: Shape | None = None,
+    ) -> None:
         super().build(query_shape, value_shape, key_shape)
         if self.score == "additive":
             shape = (*query_shape[:2], self.num_heads, self.key_dim)
             self._additive_score = AdditiveScore(self._get_common_kwargs_for_sublayer(), "score")
             self._additive_score.build(shape, shape)
 
-    def _attend(
-        self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor,
-        masks: Masks,
-        return_attention_scores: bool,
-        training: bool | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def operator(self, tokens: Tokens, call: Call) -> Operator:
         if self.feature_map is not None:
-            return self._attend_by_features(query, value, key, masks, return_attention_scores)
-        queries, keys, values = self._projected(query, value, key, masks)  # (B, T, N, H)
-        given = joined(mask_of_call(self, query, masks), keys)
-        scores = self._scores(queries, keys)
-        factors, broken = self._factors(scores, given, masks)
-        seen = ops.logical_or(factors > 0.0, ops.isnan(factors))  # NaN is not hidden
-        factors = ops.where(seen, factors, ops.cast(1.0, factors.dtype))
-        seen = seen if given is None else ops.logical_and(seen, given)
-        # a factor of the exponential is its logarithm in the exponent
-        scores = scores + ops.log(ops.cast(factors, scores.dtype))
-        weights = ops.cast(masked_softmax(scores, seen), values.dtype)  # (B, N, T, T)
-        outputs = matrix_operator(self._dropped(weights, training))(values)
-        if given is not None:  # 0 times NaN is not 0
-            outputs = zero_masked_rows(outputs, seen)
-        if broken is not None:
-            # a row that sees a token with NaN or infinity becomes NaN itself
-            sees_broken = ops.any(ops.logical_and(seen, broken[:, :, None]), axis=-1)
-            sees_broken = ops.logical_or(sees_broken, broken)  # (B, N, T)
-            weights = nan_where(sees_broken[..., None], weights)
-            outputs = nan_where(ops.transpose(sees_broken, (0, 2, 1))[..., None], outputs)
-        return outputs, weights
-
-    def _scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """S, (B, N, T, T) in at least float32, of queries and keys (B, T, N, H)."""
+            return self.kernel_operator(tokens, call)
+        _, query, key, value = tokens
+        visible = call.visibility.joined(ops.shape(key)[1])
         if self.score == "additive":
-            return self._additive_score(queries, keys)
-        queries, keys = score_operands(queries, keys, self.score_scale)
-        return at_least_float32(ops.einsum("btnh,bsnh->bnts", queries, keys))
+            scores = self._additive_score(query, key)  # S, (B, N, T, T)
+        else:
+            scores = at_least_float32(scores_of(query, key, self.score_scale))
+        factors, non_finite = self._factors(scores, visible, call)
+        return WeightedSoftmaxOperator(
+            scores,
+            factors,
+            visible,
+            dtype=value.dtype,
+            dropout=self._dropout_in(call.training),
+            non_finite=non_finite,
+        )
 
     def _factors(
-        self, scores: Tensor, given: Tensor | None, masks: Masks
-    ) -> tuple[Tensor, Tensor | None]:
-        """M, (1 or B, 1 or N, T, T), and which nodes are broken, (B, 1 or N, T), or `None`."""
-        if isinstance(self.mask, RandomWalk) and self.dynamic_walks:
-            check_masks(masks)
-            return dynamic_factors(self.mask, scores, given, masks)
-        broken = None if masks.broken is None else masks.broken[:, None]
-        return self.mask.dense(ops.shape(scores)[-1], **dict(masks.inputs or {})), broken
-
-    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
-        check_one_axis(self, query_shape, value_shape)
-        super()._check_shapes(query_shape, value_shape, key_shape)
-        check_same_length(self, query_shape, value_shape)
+        self,
+        scores: Float[Tensor, "B N T T"],
+        visible: Bool[Tensor, "B? N? T? T?"] | None,
+        call: Call,
+    ) -> tuple[Float[Tensor, "B? N? T T"], Bool[Tensor, "B N? T"] | None]:
+        """M, and which nodes depend on a token that is not finite, or `None` if none can."""
+        inputs = dict(call.mask_inputs or {})
+        non_finite = None if call.non_finite is None else call.non_finite[:, None]  # (B, 1, T)
+        if not self.dynamic_walks:
+            return self.mask.dense(ops.shape(scores)[-1], **inputs), non_finite
+        entries = call.visibility.entries
+        if entries is not None and not is_key_mask(entries.shape):
+            raise ValueError(
+                "With `dynamic_walks=True`, a walk from a visible node may reach nodes that an "
+                "`attention_mask` of pairs hides. Received: "
+                f"attention_mask.shape={tuple(entries.shape)}. Use `query_mask` and `value_mask`, "
+                "or a mask of keys of shape (B, 1, T)."
+            )
+        # the kernel of the expected walks whose steps are a softmax of the scores over edges
+        walk: Any = self.mask
+        edges = ops.cast(walk.edge_matrix(ops.shape(scores)[-1], **inputs), scores.dtype)
+        seen = ops.logical_or(edges > 0.0, ops.isnan(edges))  # (1 or B, 1, T, T)
+        # the weight of an edge is a factor of the probability of its step
+        logits = scores + ops.log(ops.where(seen, edges, ops.cast(1.0, edges.dtype)))
+        seen = seen if visible is None else ops.logical_and(seen, visible)
+        steps, length = masked_softmax(logits, seen), walk.length_of_walks(inputs)
+        kernel = kernel_of_steps(steps, walk.parameters()["decay"], length, walk.normalization)
+        # what is too small to invert counts as 0
+        is_large = ops.logical_or(kernel >= SMALLEST, ops.isnan(kernel))
+        kernel = ops.where(is_large, kernel, ops.cast(0.0, kernel.dtype))
+        if non_finite is not None:
+            for _ in range(length - 1):
+                near = ops.any(ops.logical_and(seen, non_finite[:, :, None]), axis=-1)
+                non_finite = ops.logical_or(non_finite, near)
+        return kernel, non_finite
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()
@@ -253,5 +274,34 @@ class GraphKernelAttention(FeatureLayer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "GraphKernelAttention":
-        found = {name: restored(name, config.get(name)) for name in ("mask", "feature_map")}
-        return cls(**{**config, **found})
+        objects = {name: restored(name, config.get(name)) for name in ("mask", "feature_map")}
+        return cls(**{**config, **objects})
+
+
+class AdditiveScore(keras.layers.Layer):  # type: ignore[misc]
+    """Scores of all pairs, LeakyReLU(a . [q_i || k_j]), with one vector a for each head.
+
+    Args:
+        options: The options of the attention's projections: `kernel_initializer`,
+            `kernel_regularizer`, `kernel_constraint` and `dtype` are used.
+        name: Name of the part.
+
+    Weights:
+        `query` and `key` of shape (num_heads, key_dim), the two halves of a.
+    """
+
+    def __init__(self, options: dict[str, Any], name: str) -> None:
+        super().__init__(dtype=options["dtype"], name=name)
+        self._options = {
+            part: options[f"kernel_{part}"] for part in ("initializer", "regularizer", "constraint")
+        }
+
+    def build(self, query_shape: Shape, key_shape: Shape) -> None:
+        """Makes the weights for queries (B, T, N, H) and keys (B, S, N, H)."""
+        self.query_vector = self.add_weight(name="query", shape=query_shape[2:], **self._options)
+        self.key_vector = self.add_weight(name="key", shape=key_shape[2:], **self._options)
+
+    def call(
+        self, query: Float[Tensor, "B T N H"], key: Float[Tensor, "B S N H"]
+    ) -> Float[Tensor, "B N T S"]:
+        return additive_scores(query, key, self.query_vector, self.key_vector)

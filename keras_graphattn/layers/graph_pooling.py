@@ -1,15 +1,16 @@
 """Pooling of a graph's nodes into one vector: mean, sum and maximum of the nodes that exist."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
-from keras_graphattn.layers.parts.token_layer import TokenLayer
-from keras_graphattn.ops.precision.float32 import at_least_float32, nan_where, zero_where_masked
-from keras_graphattn.ops.precision.wide import largest
-
-Tensor = Any
+from keras_graphattn.layers.token_layer import TokenLayer
+from keras_graphattn.numerics.precision import (
+    at_least_float32,
+    largest,
+    nan_where,
+    zero_where_masked,
+)
+from keras_graphattn.types import Bool, Num, Tensor
 
 
 class GraphPooling(TokenLayer):
@@ -18,23 +19,29 @@ class GraphPooling(TokenLayer):
     A subclass writes `_pooled`.
     """
 
-    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+    def call(
+        self, inputs: Num[Tensor, "B T d"], mask: Num[Tensor, "B T"] | None = None
+    ) -> Num[Tensor, "B d"]:
         if mask is None:
-            known = ops.ones_like(inputs[:, :, :1], dtype="bool")  # (B, T, 1)
+            is_node = ops.ones_like(inputs[:, :, :1], dtype="bool")  # (B, T, 1)
         else:
-            known = ops.cast(mask, "bool")[:, :, None]
-        pooled = self._pooled(at_least_float32(zero_where_masked(inputs, known)), known)
+            is_node = ops.cast(mask, "bool")[:, :, None]
+        pooled = self._pooled(at_least_float32(zero_where_masked(inputs, is_node)), is_node)
         return ops.cast(pooled, inputs.dtype)
 
-    def _pooled(self, nodes: Tensor, known: Tensor) -> Tensor:
-        """(B, T, d) -> (B, d); `known` (B, T, 1) is `False` for padded nodes, which are 0."""
+    def _pooled(
+        self, nodes: Num[Tensor, "B T d"], is_node: Bool[Tensor, "B T 1"]
+    ) -> Num[Tensor, "B d"]:
+        """(B, T, d) -> (B, d); `is_node` (B, T, 1) is `False` for padded nodes, which are 0."""
         raise NotImplementedError
 
-    def compute_mask(self, inputs: Tensor, previous_mask: Tensor | None = None) -> None:
+    def compute_mask(
+        self, inputs: Num[Tensor, "B T d"], previous_mask: Num[Tensor, "B T"] | None = None
+    ) -> None:
         """Graphs have no mask, as they have no nodes anymore."""
         return None
 
-    def compute_output_shape(self, inputs_shape: Any) -> Any:
+    def compute_output_shape(self, inputs_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (inputs_shape[0], inputs_shape[2])
 
 
@@ -70,8 +77,10 @@ class GraphMeanPooling(GraphPooling):
     Section 5.
     """
 
-    def _pooled(self, nodes: Tensor, known: Tensor) -> Tensor:
-        count = ops.sum(ops.cast(known, nodes.dtype), axis=1)  # (B, 1)
+    def _pooled(
+        self, nodes: Num[Tensor, "B T d"], is_node: Bool[Tensor, "B T 1"]
+    ) -> Num[Tensor, "B d"]:
+        count = ops.sum(ops.cast(is_node, nodes.dtype), axis=1)  # (B, 1)
         return ops.sum(nodes, axis=1) / ops.maximum(count, 1.0)
 
 
@@ -104,7 +113,9 @@ class GraphSumPooling(GraphPooling):
     Section 5.
     """
 
-    def _pooled(self, nodes: Tensor, known: Tensor) -> Tensor:
+    def _pooled(
+        self, nodes: Num[Tensor, "B T d"], is_node: Bool[Tensor, "B T 1"]
+    ) -> Num[Tensor, "B d"]:
         return ops.sum(nodes, axis=1)
 
 
@@ -139,8 +150,10 @@ class GraphMaxPooling(GraphPooling):
     Section 5.
     """
 
-    def _pooled(self, nodes: Tensor, known: Tensor) -> Tensor:
-        nodes = ops.where(known, nodes, ops.cast(float("-inf"), nodes.dtype))
+    def _pooled(
+        self, nodes: Num[Tensor, "B T d"], is_node: Bool[Tensor, "B T 1"]
+    ) -> Num[Tensor, "B d"]:
+        nodes = ops.where(is_node, nodes, ops.cast(float("-inf"), nodes.dtype))
         top = largest(nodes, axis=1)
-        top = ops.where(ops.any(known, axis=1), top, ops.cast(0.0, top.dtype))
+        top = ops.where(ops.any(is_node, axis=1), top, ops.cast(0.0, top.dtype))
         return nan_where(ops.any(ops.isnan(nodes), axis=1), top)

@@ -6,26 +6,31 @@ import keras
 from keras import ops
 
 from keras_graphattn import feature_maps, filters
-from keras_graphattn.checks.arguments import checked, optional, size, tensor, whole
-from keras_graphattn.checks.arguments import mask as mask_of
-from keras_graphattn.checks.layer_calls import check_one_axis
-from keras_graphattn.checks.layer_options import refuse_options
-from keras_graphattn.layers.parts import kernel_decoding
-from keras_graphattn.layers.parts.copying import copy_projections
-from keras_graphattn.layers.parts.feature_layer import FeatureLayer
-from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
-from keras_graphattn.layers.parts.kernel_decoding import State
-from keras_graphattn.layers.parts.kernel_masks import checked_mask
-from keras_graphattn.layers.parts.multi_head import Masks
-from keras_graphattn.ops.kernel.attention import NormalisedOperator
-from keras_graphattn.ops.precision.float32 import nan_where
+from keras_graphattn.checks import checked, is_one_of, optional, size, tensor, whole
+from keras_graphattn.checks import mask as mask_of
+from keras_graphattn.feature_maps import FeatureMap
+from keras_graphattn.filters import Filter
+from keras_graphattn.layers.base import (
+    Call,
+    Shape,
+    Tokens,
+    padding_of,
+    refuse_options,
+    without_padding,
+)
+from keras_graphattn.layers.kernel_base import KernelLayer
+from keras_graphattn.masks import get
+from keras_graphattn.masks.mask import Mask
+from keras_graphattn.operators.kernel import KernelOperator
+from keras_graphattn.operators.operator import Operator, Visibility, all_of
 from keras_graphattn.serialization import restored
+from keras_graphattn.types import Float, Tensor
 
-Tensor = Any
+State = tuple[Any, ...]
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class MaskedKernelAttention(FeatureLayer):
+class MaskedKernelAttention(KernelLayer):
     """Kernel attention with a factor for each pair of positions, without the n x n matrix.
 
     Per head, with features phi instead of the softmax and a mask M of factors,
@@ -110,6 +115,10 @@ class MaskedKernelAttention(FeatureLayer):
     masks and decoding are ours.
     """
 
+    is_square = False  # unless there is a mask or a filter
+    filter: Filter | None
+    feature_map: FeatureMap
+
     def __init__(
         self,
         num_heads: int,
@@ -117,78 +126,57 @@ class MaskedKernelAttention(FeatureLayer):
         value_dim: int | None = None,
         dropout: float = 0.0,
         *,
-        mask: Any = None,
+        mask: str | Mask | dict[str, Any] | None = None,
         feature_map: Any = "relu",
         path: str = "auto",
         feature_chunk: int | None = None,
-        filter: Any = None,
+        filter: str | Filter | dict[str, Any] | None = None,
         order: int | None = None,
         **kwargs: Any,
     ) -> None:
         refused = ["attention_axes", "sliding_window"]
-        refuse_options(self, kwargs, refused, "Leave it out, or express it as a `mask`.")
-        mask = checked_mask(mask, path)
+        fix = "Leave it out, or express it as a `mask`."
+        refuse_options(type(self).__name__, kwargs, refused, fix)
+        mask = None if mask is None else get(mask)
+        paths = ("auto", "dense") if mask is None else ("auto", *mask.paths)
+        if not is_one_of(path, paths):
+            kind = "Without a mask" if mask is None else f"With the mask {type(mask).__name__}"
+            raise ValueError(
+                f"{kind}, `path` must be one of {list(paths)}. Received: path={path!r}"
+            )
         feature_chunk = optional(whole())("feature_chunk", feature_chunk, {})
         if filter is None and order is not None:
             raise ValueError(
                 f"`order` is an option of a filter. Received: filter=None, order={order!r}. Set "
                 "`filter`, or leave out `order`."
             )
-        found = None if filter is None else filters.get(filter, order)
-        if found is not None:
-            found.coefficients(num_heads)  # refuses start values for another number of heads
-            found.refuse_without_solution("a MaskedKernelAttention")
+        chosen = None if filter is None else filters.get(filter, order)
         feature_map = feature_maps.get(feature_map)
         super().__init__(num_heads, key_dim, value_dim, dropout, feature_map=feature_map, **kwargs)
+        if chosen is not None:
+            chosen.coefficients(num_heads)  # refuses start values for another number of heads
         self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
-        self.filter = found
+        self.filter = chosen
         self._share_multiplier()
 
-    def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
+    def build(
+        self,
+        query_shape: Shape,
+        value_shape: Shape | None = None,
+        key_shape: Shape | None = None,
+    ) -> None:
         if self.filter is not None:
-            add_coefficients(self, self.filter)
+            self.add_filter_weights(self.filter, self.num_heads)
         super().build(query_shape, value_shape, key_shape)
 
-    def copy_projections_from(self, attention: Any) -> None:
-        """Starts from softmax attention: copies `query`, `key`, `value` and `attention_output`.
+    def operator(self, tokens: Tokens, call: Call) -> KernelOperator:
+        return self.kernel_operator(tokens, call)
 
-        With `feature_map="favor"`, the layer then estimates what `attention` computes, times the
-        mask's factors.
-
-        Args:
-            attention: A built `keras.layers.MultiHeadAttention`, or subclass, of the same sizes.
-
-        Raises:
-            ValueError: If `attention` is another kind of layer, is not built, or has other sizes.
-        """
-        copy_projections(self, attention)
-
-    def _attend(
-        self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor,
-        masks: Masks,
-        return_attention_scores: bool,
-        training: bool | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        outputs, scores = self._attend_by_features(
-            query, value, key, masks, return_attention_scores
-        )
-        return self._dropped(outputs, training), scores
-
-    def _outputs(self, operator: NormalisedOperator, values: Tensor) -> Tensor:
-        """A V, or the filter of A. Rows that see nothing are 0, and rows that see NaN are NaN."""
-        if self.filter is None:
-            return super()._outputs(operator, values)
-        outputs = filtered(self, self.filter, operator, values)
-        outputs = ops.where(operator.seen, outputs, ops.cast(0.0, outputs.dtype))
-        return outputs if operator.broken is None else nan_where(operator.broken > 0.0, outputs)
-
-    @property
-    def _num_applications(self) -> int:
-        """How often A is applied."""
-        return 1 if self.filter is None else self.filter.num_applications
+    def apply(
+        self, operator: Operator, values: Float[Tensor, "B S N D"], call: Call
+    ) -> Float[Tensor, "B T N D"]:
+        outputs, drop = super().apply(operator, values, call), self._dropout_in(call.training)
+        return outputs if drop is None else drop(outputs)
 
     @checked(batch_size=size(0))
     def get_initial_state(self, batch_size: int) -> State:
@@ -206,7 +194,16 @@ class MaskedKernelAttention(FeatureLayer):
         Raises:
             ValueError: If the mask, made causal, has no state of fixed size.
         """
-        return kernel_decoding.initial_state(self, batch_size)
+        mask: Any = self.joined_mask(causal=True)
+        dtype = "float64" if self.compute_dtype == "float64" else "float32"
+        count = self.feature_map.num_features(self.num_heads, self.key_dim)
+        calls = 1 if self.filter is None else self.filter.num_applications
+        states = (
+            # the first state has one more column, for the normaliser
+            mask.get_initial_state(batch_size, self.num_heads, count, self.value_dim + (call == 0))
+            for call in range(calls)
+        )
+        return tuple(state._replace(sums=ops.cast(state.sums, dtype)) for state in states)
 
     @checked(tokens=tensor("B t d"), padding_mask=optional(mask_of("B t")))
     def decode(
@@ -245,7 +242,18 @@ class MaskedKernelAttention(FeatureLayer):
         >>> tuple(outputs.shape)
         (1, 1, 16)
         """
-        return kernel_decoding.decode(self, tokens, state, padding_mask, mask_inputs)
+        mask: Any = self.joined_mask(causal=True)
+        self._check_shapes(tokens.shape, tokens.shape, None)
+        if not self.built:
+            self.build(tuple(tokens.shape))
+        padding_mask = all_of(padding_of(tokens, padding_mask))
+        tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
+        query, key = self.query_dense(tokens), self.key_dense(tokens)
+        features = self.features(query, key, padding_mask, padding_mask, fixed_scale=True)
+        operator = _Steps(*features, mask, mask_inputs, states=state)
+        value = self.value_dense(tokens)
+        outputs = operator.finished(super().apply(operator, value, Call(Visibility())))
+        return self._project_out(outputs, tokens), tuple(operator.following)
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
@@ -258,16 +266,17 @@ class MaskedKernelAttention(FeatureLayer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "MaskedKernelAttention":
-        found: dict[str, Any] = {
+        objects: dict[str, Any] = {
             name: restored(name, config[name])
             for name in ("mask", "feature_map", "filter")
             if name in config
         }
-        return cls(**{**config, **found})
+        return cls(**{**config, **objects})
 
-    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
+    def _check_shapes(
+        self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
+    ) -> None:
         super()._check_shapes(query_shape, value_shape, key_shape)
-        check_one_axis(self, query_shape, value_shape)
         lengths = (query_shape[1], value_shape[1])
         square = self.mask is not None or self.filter is not None
         if square and None not in lengths and lengths[0] != lengths[1]:
@@ -276,3 +285,21 @@ class MaskedKernelAttention(FeatureLayer):
                 f"length. Received: query.shape={tuple(query_shape)}, "
                 f"value.shape={tuple(value_shape)}"
             )
+
+
+class _Steps(KernelOperator):
+    """The rows of new tokens, from one state of earlier tokens for each application."""
+
+    def __init__(self, *args: Any, states: State) -> None:
+        super().__init__(*args)
+        self.states = states
+        self.following: list[Any] = []
+
+    def _sums(self, x: Float[Tensor, "B t N D"]) -> Float[Tensor, "B t N D"]:
+        mask: Any = self.mask
+        state = self.states[len(self.following)]
+        outputs, following = mask.step(
+            state, self.query_features, self.key_features, x, **self.inputs
+        )
+        self.following.append(following)
+        return outputs

@@ -1,23 +1,20 @@
 """p-Laplacian self-attention (p-LaT)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
-from keras import ops
 
-from keras_graphattn.checks.arguments import is_finite, is_list, is_one_of
-from keras_graphattn.checks.layer_calls import check_one_axis
-from keras_graphattn.layers.parts.dense import with_causal
-from keras_graphattn.layers.parts.self_attention import SelfAttention
-from keras_graphattn.ops.precision.float32 import at_least_float32, zero_where_masked
-from keras_graphattn.ops.softmax.attention import scaled
-from keras_graphattn.ops.softmax.caching import Cache
-from keras_graphattn.ops.softmax.masks import AttentionMask, zero_masked_rows
-from keras_graphattn.ops.softmax.p_laplacian import p_laplacian_attention, scores_of
-from keras_graphattn.ops.softmax.re_weighting import MOST_EPSILON, p_laplacian_weights
-
-Tensor = Any
+from keras_graphattn.checks import is_finite, is_list, is_one_of
+from keras_graphattn.layers.base import Call, SelfAttention, Tokens
+from keras_graphattn.operators.cached import Cache
+from keras_graphattn.operators.p_laplacian import (
+    MOST_EPSILON,
+    CachedPLaplacianOperator,
+    PLaplacian,
+    PLaplacianOperator,
+)
+from keras_graphattn.types import Bool, Float, Int, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -93,7 +90,8 @@ class PLaplacianAttention(SelfAttention):
     weights that are infinite in the paper, and the blockwise form.
     """
 
-    _paths = (None, "dense", "blockwise")
+    paths: ClassVar[tuple[str | None, ...]] = (None, "dense", "blockwise")
+    max_rank = 3
 
     def __init__(
         self,
@@ -109,92 +107,47 @@ class PLaplacianAttention(SelfAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_heads,
-            key_dim,
-            value_dim,
-            dropout,
-            attention_path=attention_path,
-            **kwargs,
+            num_heads, key_dim, value_dim, dropout, attention_path=attention_path, **kwargs
         )
         self.p = list(p) if is_list(p) else p
-        self.exponents = exponents(self.p, num_heads)
-        check_distances(epsilon, diagonal)
-        self.epsilon = float(epsilon)
-        self.diagonal = diagonal
+        self.numbers = re_weighting(p, epsilon, diagonal, num_heads)
+        self.epsilon, self.diagonal = self.numbers.epsilon, diagonal
 
-    def _path_of(self, return_attention_scores: bool) -> str:
+    @property
+    def exponents(self) -> list[float]:
+        """The exponent of each head."""
+        return list(self.numbers.p)
+
+    def operator(self, tokens: Tokens, call: Call) -> PLaplacianOperator:
+        self._check_matrix(call.returns_matrix)
+        forms = self.attention_path == "dense"
         if self.attention_path is None:
-            return "dense" if return_attention_scores or self.dropout > 0.0 else "blockwise"
-        return super()._path_of(return_attention_scores)
-
-    def _compute_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        training: bool | None = None,
-        return_attention_scores: bool = False,
-        use_causal_mask: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        mask = with_causal(self, attention_mask, key, use_causal_mask)
-        positions = ops.arange(ops.shape(key)[1], dtype="int32")
-        # (B, N, T, T)
-        weights = self._weights(query, key, (value, value), mask, positions, positions)
-        outputs = apply_weights(self._dropped(weights, training), value)
-        outputs = zero_masked_rows(outputs, mask)
-        return outputs, ops.cast(weights, self.compute_dtype)
-
-    def _attend_lean(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask
-    ) -> Tensor:
-        return p_laplacian_attention(
-            query,
-            key,
-            value,
-            self.exponents,
-            mask,
-            epsilon=self.epsilon,
-            drop_diagonal=self.diagonal == "drop",
+            forms = call.returns_matrix or self.dropout > 0.0
+        return PLaplacianOperator(
+            *tokens[1:],
+            self.numbers,
+            call.visibility,
             scale=self.score_scale,
-            block_size=self.block_size,
+            block_size=None if forms else self.block_size,
+            dropout=self._dropout_in(call.training),
         )
 
-    def _decode_rows(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Any
-    ) -> tuple[Tensor, Tensor]:
-        signal = ops.cast(value, cache["signals"].dtype)[:, None]  # (B, 1, t, N, D)
-        signals = ops.slice_update(cache["signals"], (0, 0, index, 0, 0), signal)
-        values = zero_where_masked(signals[:, 0], ops.any(mask, axis=(1, 2))[..., None, None])
-        columns = ops.arange(ops.shape(key)[1], dtype="int32")  # all cached positions
-        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
-        # (B, N, t, L): rows of the new tokens only
-        weights = self._weights(query, key, (signal[:, 0], values), mask, rows, columns)
-        return apply_weights(weights, values), signals
-
-    def _weights(
+    def operator_of_rows(
         self,
-        query: Tensor,
-        key: Tensor,
-        values: tuple[Tensor, Tensor],
-        mask: Tensor | None,
-        rows: Tensor,
-        columns: Tensor,
-    ) -> Tensor:
-        """The re-weighted matrix, (B, N, rows, columns)."""
-        return p_laplacian_weights(
-            scores_of(scaled(query, self.score_scale), key),
-            values,
-            self.exponents,
-            mask,
-            rows[:, None] == columns[None, :],
-            epsilon=self.epsilon,
-            drop_diagonal=self.diagonal == "drop",
+        query: Float[Tensor, "B t N H"],
+        key: Float[Tensor, "B L N H"],
+        value: Float[Tensor, "B t N D"],
+        visible: Bool[Tensor, "B 1 t L"],
+        cache: Cache,
+        index: int | Int[Tensor, ""],
+    ) -> CachedPLaplacianOperator:
+        return CachedPLaplacianOperator(
+            query, key, value, self.numbers, cache["signals"], index, visible, self.score_scale
         )
 
-    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
-        check_one_axis(self, query_shape, value_shape)
-        super()._check_shapes(query_shape, value_shape, key_shape)
+    def _check_matrix(self, is_asked_for: bool) -> None:
+        if self.attention_path is not None:
+            super()._check_matrix(is_asked_for)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -205,14 +158,15 @@ class PLaplacianAttention(SelfAttention):
         }
 
 
-def apply_weights(weights: Tensor, values: Tensor) -> Tensor:
-    """The weights (B, N, T, S) times the values (B, S, N, D), summed in float32."""
-    outputs = ops.einsum("bnts,bsnh->btnh", at_least_float32(weights), at_least_float32(values))
-    return ops.cast(outputs, values.dtype)
+def re_weighting(
+    p: float | Sequence[float] | None, epsilon: float, diagonal: str, num_heads: int
+) -> PLaplacian:
+    """The numbers of the operator, from the options of the layer.
 
-
-def check_distances(epsilon: Any, diagonal: Any) -> None:
-    """Refuses values of `epsilon` and `diagonal` that the layer cannot use."""
+    Raises:
+        ValueError: For `p` other than a number of at least 1, or a list of one for each head; and
+            for an invalid `epsilon` or `diagonal`.
+    """
     if not _is_number(epsilon) or not 0 < epsilon < MOST_EPSILON:
         raise ValueError(
             f"`epsilon` must be a number greater than 0 and below {MOST_EPSILON:g}. Received: "
@@ -220,25 +174,17 @@ def check_distances(epsilon: Any, diagonal: Any) -> None:
         )
     if not is_one_of(diagonal, ("smooth", "drop")):
         raise ValueError(f'`diagonal` must be "smooth" or "drop". Received: diagonal={diagonal!r}')
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and is_finite(x)
-
-
-def exponents(p: Any, num_heads: int) -> list[float]:
-    """One exponent for each head, from `p` as the layer takes it.
-
-    Raises:
-        ValueError: For anything else than a number of at least 1, or a list of one for each head.
-    """
-    if p is None:
-        first = (num_heads + 1) // 2
-        return [1.5] * first + [2.5] * (num_heads - first)
-    found = p if isinstance(p, list) else [p] * num_heads
-    if len(found) != num_heads or not all(_is_number(x) and x >= 1 for x in found):
+    first = (num_heads + 1) // 2
+    exponents: list[Any] = [1.5] * first + [2.5] * (num_heads - first)
+    if p is not None:
+        exponents = list(p) if is_list(p) else [p] * num_heads
+    if len(exponents) != num_heads or not all(_is_number(x) and x >= 1 for x in exponents):
         raise ValueError(
             f"`p` must be a number of at least 1, or a list with such a number for each of the "
             f"{num_heads} heads. Received: p={p!r}"
         )
-    return [float(x) for x in found]
+    return PLaplacian(tuple(float(x) for x in exponents), float(epsilon), diagonal == "drop")
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and is_finite(x)

@@ -1,21 +1,15 @@
 """AttnScale, a remedy against over-smoothing that amplifies what plain attention damps."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
-from keras_graphattn.layers.parts.dense import attend_densely, check_same_length, with_causal
-from keras_graphattn.layers.parts.multi_head import Masks, MultiHeadLayer
-from keras_graphattn.ops.precision.float32 import at_least_float32, masked_softmax
-from keras_graphattn.ops.softmax.attention import attention_matrix, matrix_operator
-from keras_graphattn.ops.softmax.masks import zero_masked_rows
-
-Tensor = Any
+from keras_graphattn.layers.base import AttentionLayer, Call, Shape, Tokens
+from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
+from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class ScaledHighFrequencyAttention(MultiHeadLayer):
+class ScaledHighFrequencyAttention(AttentionLayer):
     """Self-attention with its high frequencies amplified (AttnScale).
 
     A splits into its low-frequency part, uniform attention (1/n), and the rest. Per head,
@@ -55,7 +49,12 @@ class ScaledHighFrequencyAttention(MultiHeadLayer):
     Analysis: From Theory to Practice", arXiv 2203.05962 (ICLR 2022). Ours: masks.
     """
 
-    def build(self, query_shape: Any, value_shape: Any = None, key_shape: Any = None) -> None:
+    def build(
+        self,
+        query_shape: Shape,
+        value_shape: Shape | None = None,
+        key_shape: Shape | None = None,
+    ) -> None:
         self.high_frequency_scale = self.add_weight(
             name="high_frequency_scale",
             shape=(self.num_heads,),
@@ -64,37 +63,16 @@ class ScaledHighFrequencyAttention(MultiHeadLayer):
         )
         super().build(query_shape, value_shape, key_shape)
 
-    def _attend(
-        self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor,
-        masks: Masks,
-        return_attention_scores: bool,
-        training: bool | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        projected = self._projected(query, value, key, masks)
-        return attend_densely(self, query, projected, masks, return_attention_scores, training)
-
-    def _compute_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        training: bool | None = None,
-        return_attention_scores: bool = False,
-        use_causal_mask: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        mask = with_causal(self, attention_mask, key, use_causal_mask)
-        attention_scores = attention_matrix(query, key, mask, self.score_scale)  # (B, N, T, T)
-        uniform = masked_softmax(ops.zeros_like(attention_scores), mask)
+    def operator(self, tokens: Tokens, call: Call) -> SoftmaxOperator:
+        _, query, key, _ = tokens
+        visible = call.visibility.joined(ops.shape(key)[1])
+        scores = scores_of(query, key, self.score_scale)
+        operator = SoftmaxOperator(scores, visible, dtype=query.dtype)
+        attention = operator.scores  # A, (B, N, T, T)
+        uniform = at_least_float32(masked_softmax(ops.zeros_like(attention), visible))
         scale = at_least_float32(ops.reshape(self.high_frequency_scale, (-1, 1, 1)))  # (N, 1, 1)
-        scaled = (1.0 + scale) * at_least_float32(attention_scores)
-        scaled = ops.cast(scaled - scale * at_least_float32(uniform), attention_scores.dtype)
-        outputs = matrix_operator(self._dropped(scaled, training))(value)  # (B, T, N, H)
-        return zero_masked_rows(outputs, mask), attention_scores
-
-    def _check_shapes(self, query_shape: Any, value_shape: Any, key_shape: Any) -> None:
-        super()._check_shapes(query_shape, value_shape, key_shape)
-        check_same_length(self, query_shape, value_shape)
+        scaled = (1.0 + scale) * at_least_float32(attention) - scale * uniform
+        drop = self._dropout_in(call.training)
+        scaled = ops.cast(scaled, attention.dtype)
+        operator.applied = scaled if drop is None else drop(scaled)
+        return operator

@@ -1,23 +1,111 @@
-"""Masks computed in chunks of tokens: causal, segments, exponentials, and their products."""
+"""Masks that attention computes in chunks of tokens: causal, segments, exponentials, and products.
 
-from typing import Any, NamedTuple
+    out_i = sum_j M[i, j] (phi(q_i) . phi(k_j)) x_j
+    M[i, j] = [j <= i if causal] [same segment] sum_r c_r exp(-a_r |i - j|)
+
+Inside a chunk, a small matrix holds all pairs of tokens. The tokens outside the chunk enter as one
+m x D sum per chunk and exponential. The time is O(n (chunk + m) D), and there is never an (n, m, D)
+tensor. The sums over all chunks before one are
+
+    S_c = sum_{c' < c} decay^(c - 1 - c') [source_c' = target_c] u_c'
+
+They come from 64 chunks at a time, by a small matrix of all pairs of these, and from the sum before
+the first of them. A `scan` would be simpler, but its gradient does not compile under XLA on
+TensorFlow. Exponents are never positive, so nothing overflows for any decay.
+"""
+
+import math
+from typing import Any, NamedTuple, Unpack
 
 import keras
+import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
-from keras_graphattn.masks.input_checks import marked
-from keras_graphattn.masks.mask import Mask, Tensors
-from keras_graphattn.masks.precision import in_one_dtype
-from keras_graphattn.ops.kernel.chunks import (
-    advanced_state,
-    chunked_attention,
-    initial_chunked_state,
-    segment_runs,
+from keras_graphattn.checks import (
+    Sizes,
+    checked,
+    flag,
+    integers,
+    optional,
+    size,
+    tensor,
+    whole,
 )
-from keras_graphattn.ops.kernel.decays import Decay, decay_matrix
-from keras_graphattn.ops.precision.wide import take
+from keras_graphattn.masks.inputs import Length, Tensors, marked
+from keras_graphattn.masks.mask import (
+    Features,
+    Mask,
+    MaskOptions,
+    Positions,
+    Rows,
+    Shape,
+    Signal,
+    finite,
+    in_one_dtype,
+)
+from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
+from keras_graphattn.numerics.precision import (
+    constant,
+    matmul,
+    size_tensor,
+    take,
+    zero_where_masked,
+)
+from keras_graphattn.types import Bool, Float, Int, Tensor
 
-Tensor = Any
+CHUNK = 64  # tokens in a chunk
+CHUNK_TWO_SIDED = 128  # if later tokens count too: then there are twice as many sums
+GROUP = 64  # chunks whose sums are computed at once
+
+Chunks = Float[Tensor, "B N C c _"]
+
+
+class Decay(NamedTuple):
+    """A sum of exponentials sum_r c_r exp(-a_r |i - j|), per head.
+
+    Example:
+
+    >>> ones, decay = np.ones((1, 3, 1, 1), "float32"), Decay(np.log(2.0) * np.ones((1, 1)))
+    >>> sums = chunked_attention(ones, ones, ones, causal=True, decay=decay)
+    >>> keras.ops.convert_to_numpy(sums).ravel().round(4).tolist()
+    [1.0, 1.5, 1.75]
+    """
+
+    rates: Float[Tensor, "N R"]  # not negative
+    weights: Float[Tensor, "N R"] | None = None  # 1 by default
+
+    def matrix(self, distance: Float[Tensor, "R T"]) -> Float[Tensor, "N R T"]:
+        """sum_r c_r exp(-a_r distance)."""
+        powers = ops.exp(-self.rates[:, :, None, None] * distance)  # (N, decays, R, T)
+        if self.weights is not None:
+            powers = powers * self.weights[:, :, None, None]
+        return powers[:, 0] if self.rates.shape[1] == 1 else ops.sum(powers, axis=1)
+
+    def times(
+        self, x: Float[Tensor, "B N ..."], distance: Int[Tensor, " c"], weighted: bool = False
+    ) -> Float[Tensor, "B N ..."]:
+        """exp(-a_r distance) x or, if weighted, c_r exp(-a_r distance) x: (..., c, R columns)."""
+        powers = ops.exp(-self.rates[:, :, None] * ops.cast(distance, self.rates.dtype))
+        if weighted and self.weights is not None:
+            powers = powers * self.weights[:, :, None]  # (N, R, c)
+        between = [1] * (len(x.shape) - 4)
+        powers = ops.reshape(powers, (*powers.shape[:2], *between, -1, 1))
+        parts = [x * powers[:, r] for r in range(self.rates.shape[1])]
+        return parts[0] if len(parts) == 1 else ops.concatenate(parts, axis=-1)
+
+    def product(self, other: "Decay") -> "Decay":
+        """The product of two sums of exponentials: the rates add, the weights multiply."""
+        heads = self.rates.shape[0]
+        rates = self.rates[:, :, None] + other.rates[:, None, :]
+        rates = ops.reshape(rates, (heads, -1))  # (N, R S)
+        if self.weights is None and other.weights is None:
+            return Decay(rates)
+        one, two = (
+            ops.ones_like(decay.rates) if decay.weights is None else decay.weights
+            for decay in (self, other)
+        )
+        return Decay(rates, ops.reshape(one[:, :, None] * two[:, None, :], (heads, -1)))
 
 
 class Form(NamedTuple):
@@ -25,7 +113,362 @@ class Form(NamedTuple):
 
     causal: bool = False
     decay: Decay | None = None
-    segment_ids: Tensor | None = None
+    segment_ids: Int[Tensor, "B T"] | None = None
+
+    def times(self, other: "Form") -> "Form":
+        """The form of the product of two masks, of which one at most has segments."""
+        decay = other.decay if self.decay is None else self.decay
+        if self.decay is not None and other.decay is not None:
+            decay = self.decay.product(other.decay)
+        ids = other.segment_ids if self.segment_ids is None else self.segment_ids
+        return Form(self.causal or other.causal, decay, ids)
+
+
+class ChunkedState(NamedTuple):
+    """A summary of the earlier tokens, of a size that does not depend on their number.
+
+    Example:
+
+    >>> tuple(initial_chunked_state(1, num_heads=2, features=3, width=4).sums.shape)
+    (1, 2, 3, 4)
+    """
+
+    sums: Float[Tensor, "B N _ D"]  # (B, N, R m, D): sum_j exp(-a_r (last - j)) phi(k_j) x_j^T
+    segment: Int[Tensor, " B"]  # id of the last token; not used without segments
+
+
+def _a_decay(name: str, value: Any, sizes: Sizes) -> Decay:
+    """The rule of a `Decay`."""
+    if not isinstance(value, Decay):
+        raise ValueError(f"`{name}` must be a Decay of rates. Received: {name}={value!r}")
+    rates = tensor("N R")(f"{name}.rates", value.rates, sizes)
+    weights = optional(tensor("N R"))(f"{name}.weights", value.weights, sizes)
+    return Decay(rates, weights)
+
+
+def _a_state(name: str, value: Any, sizes: Sizes) -> ChunkedState:
+    """The rule of a `ChunkedState`."""
+    if not isinstance(value, ChunkedState):
+        raise ValueError(
+            f"`{name}` must be a ChunkedState, from `initial_chunked_state` or "
+            f"`advanced_state`. Received: {name}={value!r}"
+        )
+    sums = tensor("B N _ D")(f"{name}.sums", value.sums, sizes)
+    return ChunkedState(sums, integers("B")(f"{name}.segment", value.segment, sizes))
+
+
+@checked(batch_size=size(0), num_heads=whole(), features=whole(), width=whole(), decays=whole())
+def initial_chunked_state(
+    batch_size: int, num_heads: int, features: int, width: int, decays: int = 1
+) -> ChunkedState:
+    """Returns the state before the first token.
+
+    Args:
+        batch_size: Number of sequences B.
+        num_heads: Number of heads N.
+        features: Number of features m.
+        width: Size D of the signal.
+        decays: Number R of exponentials.
+
+    Returns:
+        A `ChunkedState` of zeros. Its segment is -1, to which no token belongs.
+
+    Example:
+
+    >>> state = initial_chunked_state(1, num_heads=2, features=3, width=4, decays=2)
+    >>> tuple(state.sums.shape)
+    (1, 2, 6, 4)
+    """
+    return ChunkedState(
+        ops.zeros((batch_size, num_heads, decays * features, width)),
+        ops.full((batch_size,), -1, "int32"),
+    )
+
+
+@checked(
+    query=tensor("B T N m"),
+    key=tensor("B T N m"),
+    x=tensor("B T N D"),
+    causal=flag,
+    decay=optional(_a_decay),
+    segment_ids=optional(integers("B T")),
+    state=optional(_a_state),
+    chunk_size=optional(whole()),
+)
+def chunked_attention(
+    query: Features,
+    key: Features,
+    x: Signal,
+    *,
+    causal: bool,
+    decay: Decay | None = None,
+    segment_ids: Int[Tensor, "B T"] | None = None,
+    state: ChunkedState | None = None,
+    chunk_size: int | None = None,
+) -> Signal:
+    """Returns [(phi(Q) phi(K)^T) o M] x for the masks of this file, in the dtype of `x`.
+
+    Args:
+        query: Features of the queries, (B, T, N, m).
+        key: Features of the keys, (B, T, N, m).
+        x: Signal of shape (B, T, N, D).
+        causal: Whether token i sees only tokens j <= i.
+        decay: Exponentials per head; none by default.
+        segment_ids: Optional integer tensor of shape (B, T). Tokens see each other within a run of
+            equal ids. A negative id marks padding, which sees no token and which no token sees.
+        state: The state of earlier tokens, for causal attention.
+        chunk_size: Tokens in a chunk; by default 64, or 128 unless causal.
+
+    Returns:
+        A tensor of shape (B, T, N, D).
+
+    Example:
+
+    >>> ones = np.ones((1, 4, 1, 1), "float32")
+    >>> ids = np.array([[7, 7, 8, 8]])
+    >>> sums = chunked_attention(ones, ones, ones, causal=True, segment_ids=ids)
+    >>> keras.ops.convert_to_numpy(sums).ravel().tolist()
+    [1.0, 2.0, 1.0, 2.0]
+    """
+    query, key, x = (ops.convert_to_tensor(t) for t in (query, key, x))
+    form = Form(causal, _of_dtype(decay, x.dtype), segment_ids)
+    return _attention(query, key, x, form, state, chunk_size)
+
+
+@checked(
+    state=_a_state,
+    key=tensor("B T N m"),
+    x=tensor("B T N D"),
+    decay=optional(_a_decay),
+    segment_ids=optional(integers("B T")),
+)
+def advanced_state(
+    state: ChunkedState,
+    key: Features,
+    x: Signal,
+    *,
+    decay: Decay | None = None,
+    segment_ids: Int[Tensor, "B T"] | None = None,
+) -> ChunkedState:
+    """Returns the state after new tokens. The arguments are those of `chunked_attention`.
+
+    Example:
+
+    >>> ones = np.ones((1, 4, 1, 1), "float32")
+    >>> state = initial_chunked_state(1, num_heads=1, features=1, width=1)
+    >>> state = advanced_state(state, ones, ones)
+    >>> sums = chunked_attention(ones, ones, ones, causal=True, state=state)
+    >>> keras.ops.convert_to_numpy(sums).ravel().tolist()
+    [5.0, 6.0, 7.0, 8.0]
+    """
+    key, x = ops.convert_to_tensor(key), ops.convert_to_tensor(x)
+    return _advanced(state, key, x, Form(True, _of_dtype(decay, x.dtype), segment_ids))
+
+
+def _of_dtype(decay: Decay | None, dtype: Any) -> Decay | None:
+    return decay and Decay(*(None if part is None else ops.cast(part, dtype) for part in decay))
+
+
+def _attention(
+    query: Features,
+    key: Features,
+    x: Signal,
+    form: Form,
+    state: ChunkedState | None = None,
+    chunk_size: int | None = None,
+) -> Signal:
+    """`chunked_attention` for tensors of one dtype."""
+    if state is not None:
+        _check_sums(state, key, form.decay)
+    if chunk_size is None:
+        chunk_size = CHUNK if form.causal else CHUNK_TWO_SIDED
+    runs = None
+    if form.segment_ids is not None:
+        runs, kept = _runs(form.segment_ids, None if state is None else state.segment)
+        kept = kept[:, :, None, None]
+        query, key, x = (zero_where_masked(t, kept) for t in (query, key, x))
+    length = x.shape[1] if isinstance(x.shape[1], int) else None
+    if state is None and length is not None and length <= chunk_size:
+        scores = ops.einsum("btnm,bsnm->bnts", query, key)
+        return ops.einsum("bnts,bsnd->btnd", _masked(scores, runs, form), x)
+    chunk_size = chunk_size if length is None else min(chunk_size, length)
+    batch, size, heads, width = ops.shape(x)
+    # (B, T, N, ...) -> (B, N, C, c, ...)
+    query, key, x = (
+        cut_into_chunks(ops.transpose(t, (0, 2, 1, 3)), chunk_size) for t in (query, key, x)
+    )
+    if runs is not None:
+        runs = cut_into_chunks(runs[:, None], chunk_size, -1)[:, 0]  # (B, C, c)
+    outputs = matmul(_masked(matmul(query, ops.swapaxes(key, -1, -2)), runs, form), x)
+    outputs = outputs + _outside(query, key, x, runs, form.decay, state=state)
+    if not form.causal:
+        outputs = outputs + _outside(query, key, x, runs, form.decay, reverse=True)
+    outputs = first_of(ops.reshape(outputs, (batch, heads, -1, width)), size, axis=2)
+    return ops.transpose(outputs, (0, 2, 1, 3))
+
+
+def _advanced(state: ChunkedState, key: Features, x: Signal, form: Form) -> ChunkedState:
+    """`advanced_state` for tensors of one dtype."""
+    _check_sums(state, key, form.decay)
+    keep, segment = 1.0, state.segment
+    if form.segment_ids is not None:
+        runs, kept = _runs(form.segment_ids, state.segment)
+        # only the last run can go on in later tokens
+        last = ops.logical_and(ops.equal(runs, runs[:, -1:]), kept)
+        key, x = (zero_where_masked(t, last[:, :, None, None]) for t in (key, x))
+        keep = ops.cast(ops.equal(runs[:, -1], 0), x.dtype)[:, None, None, None]
+        segment = ops.cast(form.segment_ids, "int32")[:, -1]
+    key = ops.transpose(key, (0, 2, 1, 3))
+    if form.decay is not None:
+        length, rates = ops.shape(x)[1], form.decay.rates
+        key = form.decay.times(key, length - 1 - ops.arange(length, dtype="int32"))
+        rates = ops.repeat(rates, state.sums.shape[2] // rates.shape[1], axis=1)
+        keep = keep * ops.exp(-rates * size_tensor(length, rates.dtype))[:, :, None]
+    sums = keep * ops.cast(state.sums, x.dtype) + ops.einsum("bnjf,bjnd->bnfd", key, x)
+    return ChunkedState(sums, segment)
+
+
+def _check_sums(state: ChunkedState, key: Features, decay: Decay | None) -> None:
+    """Raises a `ValueError` if the state is of another number of features or exponentials."""
+    exponentials = 1 if decay is None else decay.rates.shape[1]
+    expected = exponentials * key.shape[-1]
+    if state.sums.shape[2] != expected:
+        raise ValueError(
+            f"`state.sums` must have {expected} rows: {exponentials} exponentials of `decay` times "
+            f"{key.shape[-1]} features of `key`. Received: "
+            f"state.sums.shape={tuple(state.sums.shape)}"
+        )
+
+
+def _runs(
+    ids: Int[Tensor, "B T"], before: Int[Tensor, " B"] | None = None
+) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """The number of each token's run of equal ids, and which tokens are not padding.
+
+    It is 0 in the run of `before`, the id of the token before the first one.
+    """
+    ids = ops.cast(ids, "int32")
+    first = ids[:, :1] if before is None else ops.cast(before, "int32")[:, None]
+    shifted = ops.concatenate([first, ids], axis=1)[:, :-1]
+    return ops.cumsum(ops.cast(ops.not_equal(ids, shifted), "int32"), axis=1), ids >= 0
+
+
+def _masked(
+    scores: Float[Tensor, "B N ..."], runs: Int[Tensor, "B ..."] | None, form: Form
+) -> Float[Tensor, "B N ..."]:
+    """phi(Q) phi(K)^T of the tokens of each chunk, times M."""
+    order = np.arange(scores.shape[-1])
+    offset = constant(order[:, None] - order, scores.dtype)  # i - j
+    if form.decay is not None:
+        factors = form.decay.matrix(ops.abs(offset))  # (N, c, c)
+        scores = scores * (factors if len(scores.shape) == 4 else factors[:, None])
+    seen = offset >= 0.0 if form.causal else None
+    if runs is not None:
+        same = ops.equal(runs[..., :, None], runs[..., None, :])[:, None]
+        seen = same if seen is None else ops.logical_and(same, seen)
+    return scores if seen is None else ops.where(seen, scores, ops.cast(0.0, scores.dtype))
+
+
+def _outside(
+    query: Chunks,
+    key: Chunks,
+    x: Chunks,
+    runs: Int[Tensor, "B C c"] | None,
+    decay: Decay | None,
+    reverse: bool = False,
+    state: ChunkedState | None = None,
+) -> Chunks:
+    """The contributions of earlier chunks and of the state, or of later chunks if `reverse`."""
+    batch, heads, _, size, width = ops.shape(x)
+    order = ops.arange(size, dtype="int32")
+    to_edge = order if reverse else size - 1 - order
+    source, target, reached = None, None, None
+    if runs is not None:  # only the run at the edge of a chunk can continue in the next chunk
+        first, last = runs[:, :, 0], runs[:, :, -1]
+        source, target = (first, last) if reverse else (last, first)
+        reached = ops.cast(ops.equal(runs, target[..., None]), x.dtype)[:, None, ..., None]
+        key = key * ops.cast(ops.equal(runs, source[..., None]), x.dtype)[:, None, ..., None]
+    if decay is not None:
+        key = decay.times(key, to_edge)
+    decays = 1 if decay is None else decay.rates.shape[1]
+    updates = matmul(ops.swapaxes(key, -1, -2), x)  # (B, N, C, R m, D)
+    features = updates.shape[3]
+    if state is not None:
+        sums = ops.cast(state.sums, x.dtype)[:, :, None]
+        updates = ops.concatenate([sums, updates], axis=2)
+        if source is not None:
+            start = ops.zeros((batch, 1), source.dtype)  # the run of the state is number 0
+            source, target = (ops.concatenate([start, x], axis=1) for x in (source, target))
+    shape = ops.shape(updates)
+    # (B, N, C, R m, D) -> (B, N, R, C, m D)
+    updates = ops.reshape(updates, (batch, heads, shape[2], decays, features // decays * width))
+    updates = ops.transpose(updates, (0, 1, 3, 2, 4))
+    if reverse:
+        updates = ops.flip(updates, axis=3)
+        source, target = (x if x is None else ops.flip(x, axis=1) for x in (source, target))
+    log_decay = None if decay is None else -float(size) * decay.rates
+    sums = _sums_before(updates, log_decay, source, target)
+    if reverse:
+        sums = ops.flip(sums, axis=3)
+    sums = ops.reshape(ops.transpose(sums, (0, 1, 3, 2, 4)), shape)
+    sums = sums if state is None else sums[:, :, 1:]
+    if decay is None:
+        outputs = matmul(query, sums)
+    elif decays > 1:
+        outputs = matmul(decay.times(query, size - to_edge, weighted=True), sums)
+    else:
+        # One exponential is a factor for each row. On the product, it can be fused with the sum
+        # that follows, in one pass over memory.
+        outputs = decay.times(matmul(query, sums), size - to_edge, weighted=True)
+    return outputs if reached is None else outputs * reached
+
+
+def _sums_before(
+    updates: Float[Tensor, "B N R C F"],
+    log_decay: Float[Tensor, "N R"] | None,
+    source: Int[Tensor, "B C"] | None,
+    target: Int[Tensor, "B C"] | None,
+) -> Float[Tensor, "B N R C F"]:
+    """S_c of each chunk, for updates u_c.
+
+    Args:
+        updates: u_c.
+        log_decay: The logarithm of the decay from chunk to chunk, at most 0.
+        source: The segment of u_c. Segments are contiguous.
+        target: The segment of S_c.
+    """
+    count, dtype = ops.shape(updates)[3], updates.dtype
+
+    def factors(steps: Tensor, targets: Tensor, sources: Tensor) -> Tensor:
+        powers = ops.cast(ops.maximum(steps, 0), dtype)
+        decayed = ops.ones_like(powers)
+        if log_decay is not None:
+            decayed = ops.exp(log_decay[:, :, None, None] * powers)
+        decayed = ops.where(steps >= 0, decayed, ops.cast(0.0, dtype))
+        if targets is None:
+            return decayed
+        same = ops.equal(targets[:, :, None], sources[:, None, :])
+        return decayed * ops.cast(same, dtype)[:, None, None]
+
+    if not isinstance(count, int):  # not known before the run: all pairs at once
+        order = ops.arange(count, dtype="int32")
+        return matmul(factors(order[:, None] - order - 1, target, source), updates)
+    before, sums, start = None, [], 0
+    cuts = list(range(GROUP, count, GROUP))
+    for part in ops.split(updates, cuts, axis=3) if cuts else [updates]:
+        end = start + part.shape[3]
+        # one more row than the group has, for the sum before the next group
+        rows = ops.arange(min(end + 1, count) - start, dtype="int32")[:, None]
+        columns = ops.arange(end - start, dtype="int32")
+        targets = None if target is None else target[:, start : end + 1]
+        sources = None if source is None else source[:, start:end]
+        group = matmul(factors(rows - columns - 1, targets, sources), part)
+        if before is not None:
+            here = None if target is None else target[:, start : start + 1]
+            group = group + factors(rows, targets, here) * before
+        before, start = group[:, :, :, -1:], end
+        sums.append(group[:, :, :, : part.shape[3]])
+    return sums[0] if len(sums) == 1 else ops.concatenate(sums, axis=3)
 
 
 class ChunkedMask(Mask):
@@ -33,71 +476,74 @@ class ChunkedMask(Mask):
 
     paths: tuple[str, ...] = ("dense", "blockwise", "chunked")
 
-    @property
-    def num_decays(self) -> int:
-        """Number R of exponentials. The state has R m x D numbers for each head."""
-        return 1
-
-    @property
-    def has_state(self) -> bool:
-        return self.is_causal
+    num_decays: int = 1  # R; the state has R m x D numbers for each head
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         """Returns the mask's form, from its weights and inputs."""
         raise NotImplementedError(f"{type(self).__name__} must write `form`.")
 
-    def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _rows(
+        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Rows:
         form = self.form(parameters, inputs)
         order = ops.arange(length, dtype="int32")
         distance = ops.cast(positions, "int32")[:, None] - order[None, :]  # (R, T)
         rows = ops.ones((1, 1, 1, 1), "float32")
         if form.decay is not None:
-            rows = decay_matrix(form.decay, ops.abs(distance))[None]  # (1, N, R, T)
+            dtype = form.decay.rates.dtype
+            rows = form.decay.matrix(ops.cast(ops.abs(distance), dtype))[None]  # (1, N, R, T)
         if form.causal:
             rows = ops.where(distance >= 0, rows, ops.cast(0.0, rows.dtype))
         if form.segment_ids is not None:
-            runs, kept = segment_runs(form.segment_ids)
+            runs, kept = _runs(form.segment_ids)
             seen = ops.equal(take(runs, positions, axis=1)[:, :, None], runs[:, None, :])
             seen = ops.logical_and(seen, kept[:, None, :])  # (B, R, T)
             rows = ops.where(seen[:, None], rows, ops.cast(0.0, rows.dtype))
         return rows
 
-    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         ones = ops.ones_like(x[..., :1])  # (B, T, N, 1): one feature that is 1 everywhere
         return self._attend(ones, ones, x, path, parameters, inputs, None)
 
     def _attend(
         self,
-        query_features: Tensor,
-        key_features: Tensor,
-        x: Tensor,
+        query_features: Features,
+        key_features: Features,
+        x: Signal,
         path: str,
         parameters: Tensors,
         inputs: Tensors,
         feature_chunk: int | None,
-    ) -> Tensor:
-        form = self.form(parameters, inputs)
-        return chunked_attention(query_features, key_features, x, **form._asdict())
+    ) -> Signal:
+        return _attention(query_features, key_features, x, self.form(parameters, inputs))
 
-    def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
+    def get_initial_state(
+        self, batch_size: int, num_heads: int, features: int, width: int
+    ) -> ChunkedState:
         if not self.has_state:
-            return super().get_initial_state(batch_size, num_heads, features, width)
+            raise self._no_state()
         return initial_chunked_state(batch_size, num_heads, features, width, self.num_decays)
 
+    @checked(query_features=tensor("B T N m"), key_features=tensor("B T N m"), x=tensor("B T N D"))
     def step(
-        self, state: Any, query_features: Tensor, key_features: Tensor, x: Tensor, **inputs: Tensor
-    ) -> tuple[Tensor, Any]:
+        self,
+        state: ChunkedState,
+        query_features: Features,
+        key_features: Features,
+        x: Signal,
+        **inputs: Tensor,
+    ) -> tuple[Signal, ChunkedState]:
         if not self.has_state:
-            return super().step(state, query_features, key_features, x, **inputs)
+            raise self._no_state()
         dtype = x.dtype
-        inputs, wrong = self.prepare(x, **inputs)
-        (query, key, x), parameters, inputs = in_one_dtype(
-            (query_features, key_features, x), self.parameters(), inputs
+        tensors, wrong = self.prepare(x, **inputs)
+        (query, key, x), parameters, tensors = in_one_dtype(
+            (query_features, key_features, x), self.parameters(), tensors
         )
+        form = self.form(parameters, tensors)
         state = state._replace(sums=ops.cast(state.sums, x.dtype))
-        form = self.form(parameters, inputs)
-        outputs = chunked_attention(query, key, x, **form._asdict(), state=state)  # (B, t, N, D)
-        state = advanced_state(state, key, x, decay=form.decay, segment_ids=form.segment_ids)
+        outputs = _attention(query, key, x, form, state)  # (B, t, N, D)
+        state = _advanced(state, key, x, form)
         state = state._replace(sums=marked(state.sums, wrong))
         return ops.cast(marked(outputs, wrong), dtype), state
 
@@ -116,9 +562,8 @@ class Causal(ChunkedMask):
     [1.0, 11.0, 111.0]
     """
 
-    @property
-    def is_causal(self) -> bool:
-        return True
+    is_causal = True
+    has_state = True
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         return Form(causal=True)
@@ -148,5 +593,84 @@ class Segments(ChunkedMask):
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         return Form(segment_ids=inputs["segment_ids"])
 
-    def _known_length(self, inputs: Tensors) -> Any:
+    def _known_length(self, inputs: Tensors) -> Length:
         return ops.shape(inputs["segment_ids"])[1]
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class Exponential(ChunkedMask):
+    """M[i, j] = sum_r c_r exp(-a_r |i - j|), with rates and weights learned per head.
+
+    The product is linear in the length for all rates. A causal mask decodes token by token with a
+    state of fixed size. Rates and weights stay positive, because their logarithms are learned.
+
+    Args:
+        num_decays: Number R of exponentials, at least 1.
+        causal: Whether M[i, j] = 0 for j > i.
+        initial_rates: Start values of the a_r: a positive number, or numbers that broadcast to
+            (num_heads, num_decays). By default 2^(-8 k / (N R)) for k = 1 ... N R, where k counts
+            the rates of the first head, then of the second, and so on. With one decay these are
+            ALiBi's slopes.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+
+    Weights:
+        `log_rates` and, with several decays, `log_weights`, of shape (num_heads, num_decays). The
+        weights start at 1 / R. With one decay there is no weight: the normaliser would cancel it.
+
+    Raises:
+        ValueError: For an invalid number of decays or invalid rates.
+
+    Example:
+
+    >>> mask = Exponential(initial_rates=np.log(2.0), causal=True)
+    >>> mask.build((None, None, 1, 8))
+    >>> keras.ops.convert_to_numpy(mask.dense(3))[0, 0].round(3).tolist()
+    [[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [0.25, 0.5, 1.0]]
+
+    Source: ours. The slopes come from Press et al., "Train Short, Test Long", arXiv 2108.12409.
+    Their bias -a |i - j| on logits is this factor on kernels.
+    """
+
+    def __init__(
+        self,
+        num_decays: int = 1,
+        causal: bool = False,
+        initial_rates: ArrayLike | None = None,
+        **kwargs: Unpack[MaskOptions],
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_decays = whole()("num_decays", num_decays, {})
+        self.is_causal = self.hides_keys = self.has_state = flag("causal", causal)
+        if initial_rates is not None:
+            initial_rates = finite("initial_rates", initial_rates, positive=True)
+        self.initial_rates = initial_rates
+
+    def build(self, input_shape: Shape) -> None:
+        super().build(input_shape)
+        shape = (self.num_heads, self.num_decays)
+        count = self.num_heads * self.num_decays
+        rates = self.initial_rates
+        if rates is None:
+            rates = 2.0 ** (-8.0 * np.arange(1, count + 1) / count).reshape(shape)
+        rates = self._of_heads("initial_rates", rates, *shape)
+        self.log_rates = self._add_parameter("log_rates", np.log(rates))
+        if self.num_decays > 1:
+            weights = np.full(shape, -math.log(self.num_decays))
+            self.log_weights = self._add_parameter("log_weights", weights)
+
+    def parameters(self) -> Tensors:
+        names = ["log_rates", "log_weights"] if self.num_decays > 1 else ["log_rates"]
+        return self._weights(*names)  # (N, R) each
+
+    def form(self, parameters: Tensors, inputs: Tensors) -> Form:
+        weights = ops.exp(parameters["log_weights"]) if self.num_decays > 1 else None
+        return Form(self.is_causal, Decay(ops.exp(parameters["log_rates"]), weights))
+
+    def get_config(self) -> dict[str, object]:
+        return {
+            **super().get_config(),
+            "num_decays": self.num_decays,
+            "causal": self.is_causal,
+            "initial_rates": self.initial_rates,
+        }

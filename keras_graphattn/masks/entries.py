@@ -1,14 +1,11 @@
 """A mask whose matrix the caller gives with each call."""
 
-from typing import Any
-
 import keras
 from keras import ops
 
-from keras_graphattn.masks.mask import Mask, Tensors
-from keras_graphattn.ops.precision.float32 import at_least_float32
-
-Tensor = Any
+from keras_graphattn.masks.inputs import Length, Tensors
+from keras_graphattn.masks.mask import Mask, Rows
+from keras_graphattn.numerics.precision import at_least_float32
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -29,7 +26,7 @@ class Entries(Mask):
 
     inputs_at_call = ("entries",)
 
-    def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         entries = inputs["entries"]
         rank = len(entries.shape)
         if rank not in (2, 3, 4):
@@ -42,5 +39,5 @@ class Entries(Mask):
             return entries[None, None]
         return entries[:, None] if rank == 3 else entries  # (1 or B, 1 or N, T, T)
 
-    def _known_length(self, inputs: Tensors) -> Any:
+    def _known_length(self, inputs: Tensors) -> Length:
         return ops.shape(inputs["entries"])[-1]

@@ -1,20 +1,29 @@
 """Masks of low rank: M = L R^T, applied as L (R^T x)."""
 
 import math
-from typing import Any
+from typing import Unpack
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.checks.arguments import flag, seed_of, whole
-from keras_graphattn.masks.mask import Mask, Tensors
-from keras_graphattn.ops.kernel.attention import unmasked_attention
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.precision.wide import pad, take
-from keras_graphattn.ops.softmax.blocks import first_of
+from keras_graphattn.checks import flag, seed_of, whole
+from keras_graphattn.masks.inputs import Length, Tensors
+from keras_graphattn.masks.mask import (
+    Features,
+    Mask,
+    MaskOptions,
+    Positions,
+    Rows,
+    Shape,
+    Signal,
+)
+from keras_graphattn.numerics.blocks import first_of
+from keras_graphattn.numerics.precision import pad, take
+from keras_graphattn.operators.kernel import unmasked_attention
+from keras_graphattn.types import Float, Tensor
 
-Tensor = Any
+Factors = tuple[Float[Tensor, "N? T rank"], Float[Tensor, "N? T rank"]]
 
 
 class Factored(Mask):
@@ -25,18 +34,15 @@ class Factored(Mask):
     """
 
     paths = ("dense", "blockwise", "low_rank")
+    hides_keys = False
 
-    @property
-    def hides_keys(self) -> bool:
-        return False
-
-    def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
-        """L and R, each of shape (1 or N, T, rank)."""
+    def factors(self, length: Length, parameters: Tensors) -> Factors:
+        """L and R."""
         raise NotImplementedError(f"{type(self).__name__} must write `factors`.")
 
     def widened(
-        self, query_features: Tensor, key_features: Tensor, parameters: Tensors
-    ) -> tuple[Tensor, Tensor]:
+        self, query_features: Features, key_features: Features, parameters: Tensors
+    ) -> tuple[Float[Tensor, "B T N _"], Float[Tensor, "B T N _"]]:
         """phi(Q) (x) L and phi(K) (x) R, each of shape (B, T, N, m rank)."""
         length = ops.shape(key_features)[1]
         # (N, T, rank) -> (T, N, rank)
@@ -46,26 +52,26 @@ class Factored(Mask):
             for x, f in ((query_features, left), (key_features, right))
         )
 
-    def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _rows(
+        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Rows:
         left, right = self.factors(length, parameters)
-        left = take(left, positions, axis=1)  # (N, R, rank)
-        rows = ops.einsum("nir,njr->nij", left, right)  # (N, R, T)
-        return rows[None]
+        return ops.einsum("nir,njr->nij", take(left, positions, axis=1), right)[None]
 
-    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         ones = ops.ones_like(x[..., :1])  # (B, T, N, 1): one feature that is 1 everywhere
-        return unmasked_attention(*self.widened(ones, ones, parameters), x)
+        return self._attend(ones, ones, x, path, parameters, inputs, None)
 
     def _attend(
         self,
-        query_features: Tensor,
-        key_features: Tensor,
-        x: Tensor,
+        query_features: Features,
+        key_features: Features,
+        x: Signal,
         path: str,
         parameters: Tensors,
         inputs: Tensors,
         feature_chunk: int | None,
-    ) -> Tensor:
+    ) -> Signal:
         return unmasked_attention(*self.widened(query_features, key_features, parameters), x)
 
 
@@ -94,29 +100,24 @@ class LowRank(Factored):
     Source: Choromanski et al., arXiv 2107.07999, Section 3.4.
     """
 
-    def __init__(self, rank: int, length: int, **kwargs: Any) -> None:
+    def __init__(self, rank: int, length: int, **kwargs: Unpack[MaskOptions]) -> None:
         super().__init__(**kwargs)
         self.rank = whole()("rank", rank, {})
         self.length = whole()("length", length, {})
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         start = keras.initializers.RandomNormal(-0.5 * math.log(self.rank), 0.1)
         shape = (self.num_heads, self.length, self.rank)
-        self.log_left = self.add_weight(
-            name="log_left", shape=shape, initializer=start, autocast=False
-        )
-        self.log_right = self.add_weight(
-            name="log_right", shape=shape, initializer=start.clone(), autocast=False
+        self.log_left, self.log_right = (
+            self.add_weight(name=name, shape=shape, initializer=start.clone(), autocast=False)
+            for name in ("log_left", "log_right")
         )
 
     def parameters(self) -> Tensors:
-        return {
-            "log_left": at_least_float32(self.log_left),
-            "log_right": at_least_float32(self.log_right),
-        }
+        return self._weights("log_left", "log_right")
 
-    def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
+    def factors(self, length: Length, parameters: Tensors) -> Factors:
         left, right = (
             first_of(parameters[name], length, axis=1) for name in ("log_left", "log_right")
         )
@@ -129,7 +130,7 @@ class LowRank(Factored):
                 "tokens. Use a larger `length`."
             )
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {**super().get_config(), "rank": self.rank, "length": self.length}
 
 
@@ -174,33 +175,25 @@ class StochasticPositions(Factored):
         num_frequencies: int = 8,
         trainable_frequencies: bool = False,
         seed: int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[MaskOptions],
     ) -> None:
         super().__init__(**kwargs)
         self.num_frequencies = whole()("num_frequencies", num_frequencies, {})
         self.trainable_frequencies = flag("trainable_frequencies", trainable_frequencies)
         self.seed = seed_of(seed)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Shape) -> None:
         super().build(input_shape)
         shape = (self.num_heads, self.num_frequencies)
         drawn = 2.0 ** -np.random.default_rng(self.seed).uniform(1.0, 12.0, shape)
-        self.frequencies = self.add_weight(
-            name="frequencies",
-            shape=shape,
-            initializer=lambda shape, dtype: ops.convert_to_tensor(drawn, dtype=dtype),
-            trainable=self.trainable_frequencies,
-            autocast=False,
-        )
-        for name in ("gain_logits", "phases"):
-            weight = self.add_weight(name=name, shape=shape, initializer="zeros", autocast=False)
-            setattr(self, name, weight)
+        self.frequencies = self._add_parameter("frequencies", drawn, self.trainable_frequencies)
+        self.gain_logits = self._add_parameter("gain_logits", np.zeros(shape))
+        self.phases = self._add_parameter("phases", np.zeros(shape))
 
     def parameters(self) -> Tensors:
-        names = ("frequencies", "gain_logits", "phases")
-        return {name: at_least_float32(getattr(self, name)) for name in names}
+        return self._weights("frequencies", "gain_logits", "phases")
 
-    def factors(self, length: Any, parameters: Tensors) -> tuple[Tensor, Tensor]:
+    def factors(self, length: Length, parameters: Tensors) -> Factors:
         frequencies, logits = parameters["frequencies"], parameters["gain_logits"]
         gains = ops.softmax(pad(logits, ((0, 0), (0, 1))), axis=-1)[:, None, :-1]  # (N, 1, K)
         positions = ops.cast(ops.arange(length, dtype="int32"), frequencies.dtype)[None, :, None]
@@ -214,12 +207,10 @@ class StochasticPositions(Factored):
         phased = angles + parameters["phases"][:, None, :]
         ones = ops.ones_like(angles[..., :1])
         left = ops.concatenate([ones, gains * ops.cos(phased), gains * ops.sin(phased)], axis=-1)
-        right = ops.concatenate(
-            [ones, ops.cos(angles), ops.sin(angles)], axis=-1
-        )  # (N, T, 2 K + 1)
-        return left, right
+        right = ops.concatenate([ones, ops.cos(angles), ops.sin(angles)], axis=-1)
+        return left, right  # (N, T, 2 K + 1) each
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         return {
             **super().get_config(),
             "num_frequencies": self.num_frequencies,
@@ -228,6 +219,6 @@ class StochasticPositions(Factored):
         }
 
 
-def _truncated(x: Tensor) -> Tensor:
+def _truncated(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The integer part, in the dtype of `x` (on torch, `ops.floor` of float64 gives float32)."""
     return ops.stop_gradient(ops.cast(ops.cast(x, "int32"), x.dtype))

@@ -1,44 +1,82 @@
 """The base of all masks: a matrix of factors on attention, as a linear operator on tokens.
 
 Masked kernel attention multiplies the kernel phi(q_i) . phi(k_j) by a factor M[i, j] that depends
-on the two positions. It needs only the product M x with signals along the token axis, and many
-masks compute this product in less than quadratic time. Every mask also returns its matrix, whole
+on the two positions:
+
+    out_i = sum_j M[i, j] (phi(q_i) . phi(k_j)) x_j = sum_f phi_f(q_i) (M [phi_f(k_j) x_j])_i
+
+The second form needs only the product M x with signals along the token axis, and many masks
+compute this product in less than quadratic time. Every mask also returns its matrix, whole
 (`dense`) or some rows at a time (`rows`). Short sequences use the matrix, and tests compare the
 two ways.
 """
 
-from typing import Any, ClassVar, cast
+import weakref
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import keras
+import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike
 
-from keras_graphattn.checks.arguments import (
+from keras_graphattn.checks import (
     Sizes,
-    as_tensor,
     check_dtype_policy,
-    check_shape,
+    checked,
+    dtype_name,
+    numpy_of,
+    tensor,
     whole,
 )
 from keras_graphattn.coefficient_rate import MASK_MULTIPLIER, CoefficientRate
-from keras_graphattn.masks.call_inputs import CallInputs, Prepared
-from keras_graphattn.masks.calls import (
-    matrix_of_call,
-    no_state_error,
-    prepared_matrix,
-    prepared_signal,
-    product_of_call,
+from keras_graphattn.keras_internals import move, walk
+from keras_graphattn.masks.inputs import (
+    Arrays,
+    Flags,
+    Length,
+    Prepared,
+    Tensors,
+    arrays_of,
+    bounded_inputs,
+    check_values,
+    checked_positions,
+    harmless,
+    known_arrays,
+    marked,
+    tensors_of,
 )
-from keras_graphattn.masks.feature_sums import attend_by_products
-from keras_graphattn.masks.formed import FORMED_PATHS
-from keras_graphattn.ops.precision.wide import take
+from keras_graphattn.numerics.blocks import map_in_turn, map_query_blocks
+from keras_graphattn.numerics.custom_gradient import kept_with
+from keras_graphattn.numerics.precision import constant, pad, size_tensor, take
+from keras_graphattn.operators.kernel import masked_scores
+from keras_graphattn.serialization import resolve
+from keras_graphattn.types import Float, Int, Num, Tensor
 
-Tensor = Any
-Tensors = dict[str, Tensor]
+Signal = Num[Tensor, "B T N D"]
+Features = Num[Tensor, "B T N m"]
+Positions = Int[Tensor, " R"]
+Rows = Float[Tensor, "B? N? R T"]  # some rows of M, or all of them
+Nodes = Float[Tensor, "T N _"]  # all columns of a node and head: (T, N, B D)
+Shape = tuple[int | None, ...]
 
+FORMED_PATHS = ("dense", "blockwise")
 DENSE_LIMIT = 1024  # for longer sequences, "auto" forms blocks of rows if a mask has no own path
+ROWS_FROM_MATRIX = 1024  # up to this number of nodes, `_rows` of a topology forms the whole matrix
+
+MASKS: dict[str, type["Mask"]] = {}  # by name; filled by `keras_graphattn.masks`
 
 
-class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[misc]
+class MaskOptions(TypedDict, total=False):
+    """What every mask accepts besides its own arguments."""
+
+    name: str | None
+    trainable: bool
+    dtype: "str | keras.DTypePolicy | None"
+    coefficient_learning_rate_multiplier: float | None
+
+
+class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     """M, a T x T matrix of non-negative factors per head, as a linear operator.
 
     A subclass names its `paths` and `inputs_at_call`, and writes at least one of `_matrix` and
@@ -52,6 +90,11 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
         paths: The ways to compute: "dense" forms M, "blockwise" forms some query rows of M at a
             time, the others never form M. The path for long sequences is the last.
         inputs_at_call: Names of the tensors that every call needs, such as segment ids.
+        is_causal: Whether M[i, j] = 0 wherever j > i.
+        hides_keys: Whether some M[i, j] may be 0. If so, a row must not depend on keys it cannot
+            see. `False` for a mask whose factors are all positive: its rows may share numbers of
+            all keys.
+        has_state: Whether attention can run token by token with a state of fixed size.
 
     A call checks the values of `segment_ids`, `parents`, `edges`, `edge_weights`, `walks` and
     `entries`, if they are known. They are known outside compiled code: a wrong value raises a
@@ -69,97 +112,107 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
     ...         return keras.ops.cast(keras.ops.logical_not(far), "float32")[None, None]
     >>> keras.ops.convert_to_numpy(Window().dense(3))[0, 0].tolist()
     [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+
+    Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
     """
+
+    # Settings
 
     default_multiplier: ClassVar[float] = MASK_MULTIPLIER
     paths: tuple[str, ...] = FORMED_PATHS
+    inputs_at_call: tuple[str, ...] = ()
     block_size: ClassVar[int] = 512
-    _holder: Any = None  # a weak reference to the layer that the mask's weights belong to
+    _parent: "weakref.ref[keras.layers.Layer] | None" = None  # the layer with the mask's weights
 
-    def __init__(self, **kwargs: Any) -> None:
+    is_causal: bool = False
+    hides_keys: bool = True
+    has_state: bool = False
+
+    def __init__(self, **kwargs: Unpack[MaskOptions]) -> None:
         check_dtype_policy(kwargs.get("dtype"))
         super().__init__(**kwargs)
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: dict[str, Any]) -> "Mask":
         check_dtype_policy(config.get("dtype"))  # Keras reads it before it calls `__init__`
-        return super().from_config(config)
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether M[i, j] = 0 wherever j > i."""
-        return False
-
-    @property
-    def hides_keys(self) -> bool:
-        """Whether some M[i, j] may be 0. If so, a row must not depend on keys it cannot see.
-
-        `False` for a mask whose factors are all positive: its rows may share numbers of all keys.
-        """
-        return True
-
-    @property
-    def has_state(self) -> bool:
-        """Whether attention can run token by token with a state of fixed size."""
-        return False
+        mask: Mask = super().from_config(config)
+        return mask
 
     # For subclasses to write
+
+    def build(self, input_shape: Shape) -> None:
+        """Creates the weights for signals of shape (B, T, N, D)."""
+        if len(input_shape) != 4 or input_shape[2] is None:
+            raise ValueError(
+                f"{type(self).__name__} acts on signals of shape (batch, length, heads, width) "
+                f"with a known number of heads. Received: shape={tuple(input_shape)}"
+            )
+        self.num_heads = int(input_shape[2])
 
     def parameters(self) -> Tensors:
         """The differentiable tensors that define M, at least float32, by name; after `build`."""
         return {}
 
-    def _matrix(self, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         """M, of shape (1 or B, 1 or N, T, T)."""
         if type(self)._rows is Mask._rows:
             raise NotImplementedError(f"{type(self).__name__} must write `_matrix` or `_rows`.")
-        return self._rows(ops.arange(length, dtype="int32"), length, parameters, inputs)
+        order = ops.arange(length, dtype="int32")
+        return self._block_rows(order, length, parameters, inputs)
 
-    def _rows(self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _rows(
+        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Rows:
         """M[positions, :], of shape (1 or B, 1 or N, R, T)."""
         return take(self._matrix(length, parameters, inputs), positions, axis=2)
 
     def _block_rows(
-        self, positions: Tensor, length: Any, parameters: Tensors, inputs: Tensors
-    ) -> Tensor:
+        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Rows:
         """`_rows` for consecutive positions that start at a multiple of R, if that is faster.
 
         Positions past the end are replaced by the last position; their rows are never read.
         """
         return self._rows(positions, length, parameters, inputs)
 
-    def _signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
-        """M x on one of the mask's own paths.
-
-        `x` has shape (B, T, N, D). The result has its shape and dtype, which is at least float32.
-        """
+    def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
+        """M x on one of the mask's own paths, in the dtype of `x`, which is at least float32."""
         raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
 
-    def _causal_signal(self, x: Tensor, path: str, parameters: Tensors, inputs: Tensors) -> Tensor:
+    def _causal_signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         """(M o causal) x on one of the mask's own paths, if the mask has such a form."""
         raise NotImplementedError(f"{type(self).__name__} has no causal form.")
 
     def _attend(
         self,
-        query_features: Tensor,
-        key_features: Tensor,
-        x: Tensor,
+        query_features: Features,
+        key_features: Features,
+        x: Signal,
         path: str,
         parameters: Tensors,
         inputs: Tensors,
         feature_chunk: int | None,
-    ) -> Tensor:
+    ) -> Signal:
         """[(phi(Q) phi(K)^T) o M] x on one of the mask's own paths: Algorithm 1."""
-
-        def product(signal: Tensor, parameters: Tensors, inputs: Tensors) -> Tensor:
-            return self._signal(signal, path, parameters, inputs)
-
-        return attend_by_products(
-            product, query_features, key_features, x, parameters, inputs, feature_chunk
-        )
+        features, own = (query_features, key_features), (parameters, inputs)
+        return sum_over_features(self._signal, *features, x, path, *own, feature_chunk)
 
     def _check_length(self, length: int) -> None:
         """Raises a `ValueError` if the mask does not exist at this length."""
+
+    def _known_length(self, inputs: Tensors) -> Length:
+        """The number of tokens, if the mask or its inputs know it."""
+        raise ValueError(
+            f"{type(self).__name__} exists at any length. Received: length=None. Give `length`."
+        )
+
+    def _check_values(self, inputs: Arrays, length: int | None) -> bool:
+        """`check_values` of the mask's own inputs."""
+        return check_values(inputs, length)
+
+    def _bounded(self, inputs: Tensors, length: Length) -> tuple[Tensors, Flags]:
+        """`bounded_inputs` of the mask's own inputs."""
+        return bounded_inputs(inputs, length)
 
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None
@@ -185,24 +238,46 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
         """The same for the product with a causal mask, for masks with `_causal_signal`."""
         return self.choose_path(length, features, width)
 
+    def _of_heads(self, name: str, number: ArrayLike, *shape: int) -> np.ndarray:
+        """A start value as an array of this shape, that of the heads by default."""
+        shape = shape or (self.num_heads,)
+        try:
+            return np.broadcast_to(np.asarray(number, "float64"), shape)
+        except ValueError:
+            raise ValueError(
+                f"`{name}` must broadcast to {shape}, with {self.num_heads} heads. Received: "
+                f"{name}={number!r}"
+            ) from None
+
+    def _add_parameter(
+        self, name: str, start: np.ndarray, trainable: bool = True
+    ) -> keras.Variable:
+        """A weight with these start values."""
+        return self.add_weight(
+            name=name,
+            shape=start.shape,
+            initializer=lambda shape, dtype: ops.convert_to_tensor(start, dtype=dtype),
+            trainable=trainable,
+            autocast=False,
+        )
+
+    def _weights(self, *names: str) -> Tensors:
+        """Some of the weights as tensors of at least float32."""
+        weights = {name: ops.convert_to_tensor(getattr(self, name)) for name in names}
+        if self.variable_dtype in ("float32", "float64"):
+            return weights
+        return {name: ops.cast(weight, "float32") for name, weight in weights.items()}
+
     # For users to call
 
-    def build(self, input_shape: Any) -> None:
-        """Creates the weights for signals of shape (B, T, N, D)."""
-        if len(input_shape) != 4 or input_shape[2] is None:
-            raise ValueError(
-                f"{type(self).__name__} acts on signals of shape (batch, length, heads, width) "
-                f"with a known number of heads. Received: shape={tuple(input_shape)}"
-            )
-        self.num_heads = int(input_shape[2])
-
-    def call(self, x: Tensor, **inputs: Tensor) -> Tensor:
+    def call(self, x: Tensor, **inputs: Tensor) -> Signal:
         return self.apply(x, **inputs)
 
-    def compute_output_shape(self, input_shape: Any, **inputs: Any) -> Any:
+    def compute_output_shape(self, input_shape: Shape, **inputs: Shape) -> Shape:
         return input_shape
 
-    def apply(self, x: Tensor, path: str = "auto", **inputs: Tensor) -> Tensor:
+    @checked(x=tensor("B T N D"))
+    def apply(self, x: Signal, path: str = "auto", **inputs: Tensor) -> Signal:
         """Returns M x: for every head, a product along the token axis.
 
         Args:
@@ -217,10 +292,7 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
             ValueError: For an unknown path, missing or unknown inputs, or a length that the mask
                 does not have.
         """
-        x, sizes = as_tensor("x", x), cast("Sizes", {})
-        check_shape("x", x, ("B T N D",), sizes)
-        prepared = prepared_signal(self, x, inputs, sizes)
-        return product_of_call(self, path, None, None, x, prepared)
+        return self._product(path, None, None, x, self.prepare(x, **inputs), None)
 
     def attend(
         self,
@@ -231,7 +303,7 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
         feature_chunk: int | None = None,
         prepared: Prepared | None = None,
         **inputs: Tensor,
-    ) -> Tensor:
+    ) -> Signal:
         """Returns [(phi(Q) phi(K)^T) o M] x: masked kernel attention before it is normalised.
 
         If `x` has a column of ones, this column of the result is the normaliser.
@@ -243,8 +315,8 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
             path: One of `paths`, or `"auto"`.
             feature_chunk: Number of features at a time, for paths that work on an (n, m, D)
                 tensor. It saves memory and gives the same numbers. All at once by default.
-            prepared: The result of `prepare`. It replaces `inputs`, for several products with one
-                mask.
+            prepared: The result of `prepare`, for several products with one mask. It replaces
+                `inputs` and the checks of shapes.
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
@@ -255,36 +327,44 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
 
         Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
         """
-        given = (("x", x), ("query_features", query_features), ("key_features", key_features))
-        x, query_features, key_features = (as_tensor(name, tensor) for name, tensor in given)
-        sizes: Sizes = {}
-        check_shape("x", x, ("B T N D",), sizes)
-        check_shape("query_features", query_features, ("B T N m",), sizes)
-        check_shape("key_features", key_features, ("B T N m",), sizes)
-        if feature_chunk is not None:
-            whole()("feature_chunk", feature_chunk, sizes)
         if prepared is None:
-            prepared = prepared_signal(self, x, inputs, sizes)
-        return product_of_call(self, path, query_features, key_features, x, prepared, feature_chunk)
+            sizes: Sizes = {}
+            x = tensor("B T N D")("x", x, sizes)
+            query_features = tensor("B T N m")("query_features", query_features, sizes)
+            key_features = tensor("B T N m")("key_features", key_features, sizes)
+            if feature_chunk is not None:
+                whole()("feature_chunk", feature_chunk, {})
+            prepared = self.prepare(x, **inputs)
+        return self._product(path, query_features, key_features, x, prepared, feature_chunk)
 
-    def prepare(self, x: Tensor, **inputs: Tensor) -> Prepared:
+    def prepare(self, x: Signal, **inputs: Tensor) -> Prepared:
         """Checks the inputs of a call once, for several products with `attend`.
 
+        It builds the mask if it has no weights yet.
+
         Args:
-            x: A signal of shape (B, T, N, D).
+            x: A tensor of shape (B, T, N, D), the signal of the products or another.
             **inputs: The tensors of `inputs_at_call`.
 
         Returns:
             The value that `attend` takes as `prepared`.
 
         Raises:
-            ValueError: As for `apply`.
+            ValueError: For a wrong number of heads, a wrong length, and wrong inputs.
         """
-        x, sizes = as_tensor("x", x), cast("Sizes", {})
-        check_shape("x", x, ("B T N D",), sizes)
-        return prepared_signal(self, x, inputs, sizes)
+        batch, length, _, _ = x.shape
+        if isinstance(length, int):
+            self._check_length(length)
+        if not self.built:
+            self.build(tuple(x.shape))
+        self._check_heads(x.shape)
+        if not inputs and not self.inputs_at_call:
+            return Prepared({}, None)
+        known = {"B": (batch, "x"), "T": (length, "x")}
+        sizes = {letter: size for letter, size in known.items() if isinstance(size[0], int)}
+        return self._prepared(inputs, sizes, ops.shape(x)[1])
 
-    def dense(self, length: int | None = None, **inputs: Tensor) -> Tensor:
+    def dense(self, length: int | None = None, **inputs: Tensor) -> Rows:
         """Returns the matrix M, for tests, plots and short sequences.
 
         Args:
@@ -295,10 +375,14 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
             A tensor of shape (1 or B, 1 or N, T, T), with gradients for all weights. It is
             float64 if the mask's weights or its `dtype` are float64, else float32.
         """
-        length, prepared = prepared_matrix(self, length, inputs)
-        return matrix_of_call(self, None, length, prepared)
+        return self._factors(None, length, inputs)
 
-    def rows(self, positions: Tensor, length: int | None = None, **inputs: Tensor) -> Tensor:
+    def rows(
+        self,
+        positions: Positions | Sequence[int],
+        length: int | None = None,
+        **inputs: Tensor,
+    ) -> Rows:
         """Returns M[positions, :]: a few query rows, without the rest of M if the mask can.
 
         Args:
@@ -313,16 +397,20 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
             ValueError: As for `apply`, and for a known position below 0 or above T - 1. Compiled
                 code cannot raise it: there, the row of such a position is NaN.
         """
-        length, prepared = prepared_matrix(self, length, inputs)
-        return matrix_of_call(self, positions, length, prepared)
+        return self._factors(positions, length, inputs)
 
     def get_initial_state(self, batch_size: int, num_heads: int, features: int, width: int) -> Any:
         """Returns the state of `step` before the first token: O(features x width) per head."""
-        raise no_state_error(self)
+        raise self._no_state()
 
     def step(
-        self, state: Any, query_features: Tensor, key_features: Tensor, x: Tensor, **inputs: Tensor
-    ) -> tuple[Tensor, Any]:
+        self,
+        state: Any,
+        query_features: Tensor,
+        key_features: Tensor,
+        x: Tensor,
+        **inputs: Tensor,
+    ) -> tuple[Signal, Any]:
         """Returns the rows of `attend` for one or more new tokens, and the state after them.
 
         Args:
@@ -335,9 +423,86 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
         Raises:
             ValueError: For a mask that has no state of fixed size.
         """
-        raise no_state_error(self)
+        raise self._no_state()
 
-    # Hooks of `keras_graphattn.masks.calls`
+    def check_inputs(self, length: int | None = None, **inputs: Any) -> None:
+        """Checks the values of one batch. Use it in data pipelines, before compiled code.
+
+        The check reads the integers once in NumPy. It sorts edges, and it reads parents
+        ceil(log2(T)) times. This costs little compared with the product. Calls of the mask outside
+        compiled code make the same check. On an accelerator they wait for the values; compiled
+        code does not.
+
+        Args:
+            length: Number of tokens T. Without it, edges are not compared with the number of
+                nodes.
+            **inputs: The arrays of `inputs_at_call` for a whole batch: NumPy arrays, or tensors
+                whose values are known.
+
+        Raises:
+            ValueError: For missing or unknown inputs, for wrong shapes, and for a wrong entry. The
+                error names the first wrong example and entry.
+
+        Example:
+
+        >>> from keras_graphattn.masks import Tree
+        >>> def checked(tokens, parents):  # in a generator or in `PyDataset.__getitem__`
+        ...     Tree().check_inputs(tokens.shape[1], parents=parents)
+        ...     return tokens, parents
+        >>> checked(np.zeros((1, 3, 8)), np.array([[-1, 0, 3]]))
+        Traceback (most recent call last):
+        ValueError: `parents` of example 0: node 2 has parent 3, but there are 3 nodes. Parents \
+are numbered within the example, from 0; -1 marks a root.
+        """
+        if length is not None:
+            length = whole(0)("length", length, {})
+        self._check_names(inputs)
+        sizes: Sizes = {} if length is None else {"T": (length, "length")}
+        self._check_values(arrays_of(self.inputs_at_call, inputs, sizes), length)
+
+    # For layers
+
+    def build_in(self, layer: keras.layers.Layer, signal_shape: Shape) -> None:
+        """Makes the mask a part of a layer. It may be built already, by hand or from a file.
+
+        Raises:
+            ValueError: For a mask whose weights belong to another layer, or with other heads.
+        """
+        for part in walk(self):
+            parent = None if part._parent is None else part._parent()
+            if part.weights and part._parent is not None and parent is not layer:
+                raise ValueError(
+                    "A mask with weights belongs to one layer. Received: the mask "
+                    f"{type(part).__name__} '{part.name}' in '{layer.path}'. It belongs to "
+                    f"{'another layer' if parent is None else repr(parent.path)}. Give each layer "
+                    "a mask of its own, such as mask.from_config(mask.get_config())."
+                )
+        if self.built:
+            self._check_heads(signal_shape)
+            move(self, layer)
+        else:
+            self.build(signal_shape)
+        for part in walk(self):
+            part._parent = weakref.ref(layer)
+
+    def joined(self, causal: bool = False, entries: bool = False) -> "Mask":
+        """The mask, times `Causal` and `Entries` if asked for; it shares the mask's weights.
+
+        It is made once and kept with the mask.
+        """
+        mask = self if self.is_causal or not causal else kept_with(self, _times_causal)
+        return kept_with(mask, _times_entries) if entries else mask
+
+    # The steps of a call
+
+    def _check_heads(self, shape: Shape) -> None:
+        """Raises a `ValueError` if the mask was built for another number of heads."""
+        if shape[2] != self.num_heads:
+            raise ValueError(
+                f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a "
+                f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another "
+                "mask for another number of heads."
+            )
 
     def _check_built(self) -> None:
         """Raises a `ValueError` if the mask has no weights yet."""
@@ -347,8 +512,382 @@ class Mask(CoefficientRate, CallInputs, keras.layers.Layer):  # type: ignore[mis
                 "signal (batch, length, heads, width) first."
             )
 
-    def _known_length(self, inputs: Tensors) -> Any:
-        """The number of tokens, if the mask or its inputs know it."""
-        raise ValueError(
-            f"{type(self).__name__} exists at any length. Received: length=None. Give `length`."
+    def _check_names(self, inputs: Mapping[str, Any]) -> None:
+        if set(inputs) != set(self.inputs_at_call):
+            raise ValueError(
+                f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each "
+                f"call. Received: {sorted(inputs)}. A layer takes them as `mask_inputs`."
+            )
+
+    def _prepared(self, inputs: Tensors, sizes: Sizes, length: Length | None) -> Prepared:
+        """The inputs of a call as tensors, without wrong entries.
+
+        Wrong entries that are known are refused, the others replaced and marked by example.
+        """
+        self._check_names(inputs)
+        tensors = tensors_of(self.inputs_at_call, inputs, sizes)
+        if not tensors:
+            return Prepared(tensors, None)
+        length = self._known_length(tensors) if length is None else length
+        arrays = known_arrays(inputs)
+        are_usable = self._check_values(arrays, length if isinstance(length, int) else None)
+        if are_usable and len(arrays) == len(tensors):
+            return Prepared(tensors, None)
+        tensors, wrong = self._bounded(tensors, length)
+        return Prepared(tensors if wrong is None else harmless(tensors, wrong), wrong)
+
+    def _product(
+        self,
+        path: str,
+        query: Features | None,
+        key: Features | None,
+        x: Signal,
+        prepared: Prepared,
+        feature_chunk: int | None,
+    ) -> Signal:
+        """M x or, with features, [(phi(Q) phi(K)^T) o M] x; NaN for examples with a wrong entry."""
+        features = None if query is None else query.shape[-1]
+        length = x.shape[1] if isinstance(x.shape[1], int) else None
+        if path == "auto":
+            path = self.choose_path(length, features, x.shape[3])
+        elif path not in self.paths:
+            raise ValueError(
+                f'`path` of the mask {type(self).__name__} must be "auto" or one of '
+                f"{list(self.paths)}. Received: path={path!r}"
+            )
+        if 0 in tuple(x.shape):
+            return x  # no sequences, or sequences of no tokens
+        if features == 0:
+            return ops.zeros_like(x)  # the sum over no features
+        signals = (x,) if query is None else (x, query, key)
+        (signal, *pair), parameters, inputs = in_one_dtype(
+            signals, self.parameters(), prepared.tensors
         )
+        if path in FORMED_PATHS:
+            result = self._formed_product(path, pair, signal, parameters, inputs)
+        elif query is None:
+            result = self._signal(signal, path, parameters, inputs)
+        else:
+            result = self._attend(pair[0], pair[1], signal, path, parameters, inputs, feature_chunk)
+        if prepared.wrong is not None:
+            result = marked(result, prepared.wrong)
+        return result if result.dtype == x.dtype else ops.cast(result, x.dtype)
+
+    def _formed_product(
+        self,
+        path: str,
+        features: list[Features],
+        x: Signal,
+        parameters: Tensors,
+        inputs: Tensors,
+    ) -> Signal:
+        """The product by rows of M: by all of them, or by `block_size` rows at a time."""
+        length = ops.shape(x)[1]
+        if path == "dense":
+            return _matrix_product(self._matrix(length, parameters, inputs), x, *features)
+        query, key = features or (None, None)
+        whole = {"signal": x} if key is None else {"signal": x, "key": key}
+        whole |= {f"parameter {name}": x for name, x in parameters.items()}
+        whole |= {f"input {name}": x for name, x in inputs.items()}
+
+        def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+            matrix = self._block_rows(
+                # (R,); the last block may reach past the end
+                ops.minimum(rows, size_tensor(length - 1, "int32")),
+                length,
+                {name: tensors[f"parameter {name}"] for name in parameters},
+                {name: tensors[f"input {name}"] for name in inputs},
+            )
+            pair = [tensors[name] for name in ("query", "key") if name in tensors]
+            return _matrix_product(matrix, tensors["signal"], *pair)
+
+        by_row = {} if query is None else {"query": query}
+        return map_query_blocks(rows_of_block, by_row, whole, length, self.block_size)
+
+    def _factors(
+        self, positions: Positions | Sequence[int] | None, length: Length | None, inputs: Tensors
+    ) -> Rows:
+        """Some rows of M, or all of them; NaN for examples and positions that are wrong."""
+        self._check_built()
+        if isinstance(length, (int, float, str)):
+            length = whole(0)("length", length, {})
+        tensors, wrong = self._prepared(inputs, {}, length)
+        length = self._known_length(tensors) if length is None else length
+        if isinstance(length, int):
+            self._check_length(length)
+        _, parameters, tensors = in_one_dtype((), self.parameters(), tensors)
+        dtype = widest_dtype(parameters.values(), self.compute_dtype)
+        right = None
+        if positions is not None:
+            positions, right = checked_positions(positions, length)
+        count = length if positions is None else ops.shape(positions)[0]
+        sizes = [x.shape[0] for x in tensors.values()] + [length, count]
+        if any(isinstance(size, int) and size == 0 for size in sizes):
+            examples = ops.shape(next(iter(tensors.values())))[0] if tensors else 1
+            return ops.zeros((examples, 1, count, length), dtype)
+        if positions is None:
+            factors = self._matrix(length, parameters, tensors)
+        else:
+            factors = self._rows(positions, length, parameters, tensors)
+        if right is not None:
+            factors = ops.where(right[:, None], factors, ops.cast(float("nan"), factors.dtype))
+        return ops.cast(marked(factors, wrong), dtype)
+
+    def _no_state(self) -> ValueError:
+        reason = "causal, but needs all earlier tokens" if self.is_causal else "not causal"
+        return ValueError(
+            "Token by token, attention needs a causal mask with a state of fixed size. Received: "
+            f"the mask {type(self).__name__}, which is {reason}. Use `Causal`, `Exponential("
+            "causal=True)` or a product of these."
+        )
+
+
+class TopologyMask(Mask):
+    """Base of masks over the nodes of a topology, given once or with each batch."""
+
+    num_nodes: int | None = None  # known if the topology is given once
+    seed: int | None = None  # of the walks that the mask has drawn
+    _topology: tuple[str, str] = ("graph", "edges")  # the arguments that give it: once, each call
+
+    def save_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
+        super().save_own_variables(store)
+        if self.seed is not None:
+            store["seed"] = np.asarray(self.seed)
+
+    def load_own_variables(self, store: Mapping[str, np.ndarray]) -> None:
+        """Loads the weights, which fit only the walks with which they were saved."""
+        weights = dict(store)
+        seed = weights.pop("seed", None)
+        if seed is not None and seed != self.seed:
+            raise ValueError(
+                "These weights were saved with other walks. Received: a file of walks with "
+                f"seed={int(seed)}, for a {type(self).__name__} with seed={self.seed}. Make the "
+                f"mask with seed={int(seed)}."
+            )
+        super().load_own_variables(weights)
+
+    def choose_path(
+        self, length: int | None, features: int | None = None, width: int | None = None
+    ) -> str:
+        """The path that "auto" takes: the matrix for few nodes, else the mask's own path.
+
+        As measured on a CPU, a sweep costs about as much as 200 rows of the matrix, for each column
+        of the signal. Attention by sweeps works on m D columns, by the matrix on m + D.
+        """
+        limit = 128.0
+        if features is not None and width is not None:
+            limit = min(128.0 * features * width / (features + width), 1024.0)
+        return "dense" if length is not None and length <= limit else self._own_path()
+
+    def _own_path(self) -> str:
+        """The path that never forms M."""
+        return self.paths[-1]
+
+    def _rows(
+        self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Rows:
+        if isinstance(length, int) and length <= ROWS_FROM_MATRIX:
+            return super()._rows(positions, length, parameters, inputs)
+        # rows of M are columns of its transpose, which are products with unit vectors (T, R)
+        nodes = ops.arange(length, dtype="int32")[:, None]
+        columns = ops.cast(ops.equal(nodes, positions[None]), widest_dtype(parameters.values()))
+        rows = self._transposed_columns(columns, length, parameters, inputs)
+        return ops.transpose(rows, (0, 2, 3, 1))
+
+    def _transposed_columns(
+        self, columns: Float[Tensor, "T R"], length: Length, parameters: Tensors, inputs: Tensors
+    ) -> Float[Tensor, "B? T N R"]:
+        """M^T times the same columns for every sequence and head; M is symmetric by default."""
+        batch = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
+        shape = (batch, length, self.num_heads, ops.shape(columns)[1])
+        signal = ops.broadcast_to(columns[None, :, None, :], shape)
+        return self._signal(signal, self._own_path(), parameters, inputs)
+
+    def _check_length(self, length: int) -> None:
+        if self.num_nodes is not None and length != self.num_nodes:
+            once, at_call = self._topology
+            raise ValueError(
+                f"The `{once}` of this {type(self).__name__} has {self.num_nodes} nodes, one for "
+                f"each token. Received: length={length}. Pad `{once}` with isolated nodes, or "
+                f"leave it out of the constructor and give `{at_call}` with each call."
+            )
+
+    def _known_length(self, inputs: Tensors) -> Length:
+        return super()._known_length(inputs) if self.num_nodes is None else self.num_nodes
+
+    def _constant(self, start: np.ndarray) -> Float[Tensor, "..."]:
+        """A start value that is not learned, as a tensor."""
+        return constant(start, dtype=widest_dtype((), self.variable_dtype))
+
+
+def to_nodes(x: Signal) -> Nodes:
+    """(B, T, N, D) -> (T, N, B D): nodes first, all columns of a head next to each other."""
+    _, length, heads, _ = ops.shape(x)
+    return ops.reshape(ops.transpose(x, (1, 2, 0, 3)), (length, heads, -1))
+
+
+def from_nodes(nodes: Nodes, x: Signal) -> Signal:
+    """The inverse of `to_nodes`: (T, N, B D) -> (B, T, N, D), the shape of `x`."""
+    batch, length, heads, width = ops.shape(x)
+    return ops.transpose(ops.reshape(nodes, (length, heads, batch, width)), (2, 0, 1, 3))
+
+
+def finite(name: str, number: ArrayLike, positive: bool = False) -> Any:
+    """A finite number, or a nested list of finite numbers, as plain Python."""
+    array = numpy_of(number)
+    is_numbers = array.dtype.kind in "iuf" and array.size
+    array = array.astype("float64") if is_numbers else np.asarray(np.nan)
+    if not np.isfinite(array).all() or (positive and (array <= 0.0).any()):
+        kind = "positive finite" if positive else "finite"
+        raise ValueError(
+            f"`{name}` must be a {kind} number, or a list of them. Received: {name}={number!r}"
+        )
+    return array.tolist()
+
+
+def get(mask: Any) -> Mask:
+    """The mask for a layer's argument `mask`.
+
+    Args:
+        mask: A `Mask`, its configuration, or a name from `MASKS` of one that needs no argument.
+
+    Raises:
+        ValueError: For other values.
+
+    Example:
+
+    >>> type(get("causal")).__name__
+    'Causal'
+    """
+    if hasattr(mask, "shape"):
+        raise ValueError(
+            f"`mask` must be a mask of keras_graphattn.masks. Received: a {type(mask).__name__} of "
+            f"shape {tuple(mask.shape)}. For a matrix of factors, make the layer with "
+            'mask="entries" and call it with mask_inputs={"entries": matrix}. For booleans that '
+            "hide pairs, call the layer with attention_mask=matrix."
+        )
+    return resolve("mask", mask, Mask, MASKS)
+
+
+def mask_of_call(causal: bool = False, entries: bool = False) -> Mask | None:
+    """`Mask.joined` where there is no mask: a new `Causal`, `Entries`, their product, or `None`."""
+    if causal:
+        return get("causal").joined(entries=entries)
+    return get("entries") if entries else None
+
+
+def _times_causal(mask: Mask) -> Mask:
+    return _product_of(get("causal"), mask)
+
+
+def _times_entries(mask: Mask) -> Mask:
+    return _product_of(mask, get("entries"))
+
+
+def _product_of(*masks: Mask) -> Mask:
+    product: Callable[..., Mask] = MASKS["product"]
+    return product(masks=list(masks))
+
+
+def widest_dtype(tensors: Iterable[Tensor], policy: str = "float32") -> str:
+    """`"float64"` if one of the tensors or the policy's dtype is float64, else `"float32"`."""
+    dtypes = {dtype_name(dtype) for dtype in {x.dtype for x in tensors}} | {policy}
+    return "float64" if "float64" in dtypes and _has_float64() else "float32"
+
+
+def in_one_dtype(
+    signals: tuple[Num[Tensor, "..."], ...], parameters: Tensors, inputs: Tensors
+) -> tuple[tuple[Num[Tensor, "..."], ...], Tensors, Tensors]:
+    """Casts signals, weights and floating-point inputs of a call to float32, or all to float64."""
+    dtypes = {x.dtype for x in (*signals, *parameters.values())}
+    if parameters and not inputs and len(dtypes) == 1:  # weights are at least float32
+        return signals, parameters, inputs
+    floating = {name: x for name, x in inputs.items() if "float" in dtype_name(x.dtype)}
+    dtypes = {dtype_name(dtype) for dtype in dtypes | {x.dtype for x in floating.values()}}
+    dtype = "float64" if "float64" in dtypes and _has_float64() else "float32"
+    if dtypes <= {dtype}:
+        return signals, parameters, inputs
+    return (
+        tuple(ops.cast(x, dtype) for x in signals),
+        {name: ops.cast(x, dtype) for name, x in parameters.items()},
+        inputs | {name: ops.cast(x, dtype) for name, x in floating.items()},
+    )
+
+
+def _has_float64() -> bool:
+    """Whether the backend has float64. JAX has it only with `jax_enable_x64`."""
+    if keras.backend.backend() != "jax":
+        return True
+    import jax
+
+    return bool(jax.config.jax_enable_x64)
+
+
+def _matrix_product(
+    matrix: Rows,
+    x: Signal,
+    query: Float[Tensor, "B R N m"] | None = None,
+    key: Features | None = None,
+) -> Float[Tensor, "B R N D"]:
+    """The product of some rows of M, or of the kernel times these rows, with a signal."""
+    matrix = ops.cast(matrix, x.dtype)
+    if query is not None and key is not None:
+        return masked_scores(query, key, x, matrix)
+    # Axes of size 1 take no part in the contraction. Otherwise the gradient is summed over them
+    # afterwards, and XLA of TensorFlow 2.21 gets this sum wrong on a CPU for more than 256 rows and
+    # columns (XLA of JAX 0.10 does not).
+    shared = [axis for axis in (0, 1) if matrix.shape[axis] == 1]
+    letters = "".join(letter for axis, letter in enumerate("bn") if axis not in shared)
+    matrix = ops.squeeze(matrix, axis=tuple(shared)) if shared else matrix  # (B?, N?, R, T)
+    return ops.einsum(f"{letters}ts,bsnd->btnd", matrix, x)
+
+
+def sum_over_features(
+    product: Callable[..., Signal],
+    query: Features,
+    key: Features,
+    x: Signal,
+    path: str,
+    parameters: Tensors,
+    inputs: Tensors,
+    feature_chunk: int | None,
+) -> Signal:
+    """Algorithm 1: sum_f phi_f(q_i) (M [phi_f(k_j) x_j])_i, for a product x -> M x.
+
+    With `feature_chunk` features f at a time, they are computed again in the backward pass, so
+    the memory is O(n (f D + m D / f)) instead of O(n m D).
+
+    Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
+    """
+    count = len(parameters)
+
+    # The mask's tensors are arguments: if they were captured, rematerialisation on TensorFlow
+    # would drop their gradients.
+    def of_some_features(query: Tensor, key: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        batch, length, heads, width = ops.shape(x)
+        signal = key[..., None] * x[..., None, :]  # (B, T, N, f, D)
+        signal = product(
+            ops.reshape(signal, (batch, length, heads, -1)),
+            path,
+            dict(zip(parameters, tensors[:count], strict=True)),
+            dict(zip(inputs, tensors[count:], strict=True)),
+        )
+        signal = ops.reshape(signal, (batch, length, heads, key.shape[-1], width))
+        return ops.einsum("btnf,btnfd->btnd", query, signal)
+
+    tensors = (*parameters.values(), *inputs.values())
+    if feature_chunk is None or feature_chunk >= key.shape[-1]:
+        return of_some_features(query, key, x, *tensors)
+    chunks = tuple(_feature_chunks(part, feature_chunk) for part in (query, key))
+    rematerialised = keras.remat(of_some_features)
+    parts = map_in_turn(lambda chunk: rematerialised(*chunk, x, *tensors), chunks)
+    return ops.sum(parts, axis=0)
+
+
+def _feature_chunks(features: Features, size: int) -> Float[Tensor, "count B T N size"]:
+    """Features cut into parts of `size`, filled up with zeros."""
+    missing = -features.shape[-1] % size
+    features = pad(features, ((0, 0), (0, 0), (0, 0), (0, missing)))
+    batch, length, heads, count = ops.shape(features)
+    features = ops.reshape(features, (batch, length, heads, count // size, size))
+    return ops.transpose(features, (3, 0, 1, 2, 4))

@@ -1,180 +1,752 @@
-"""Pure functions on tensors: no weights, any Keras backend."""
+"""The papers' formulas as functions of tensors, on any Keras backend. They have no weights.
 
-from keras_graphattn.ops.filters.operator_filters import (
-    filter_matrix,
-    first_order_filter,
-    plain_attention_coefficients,
-    polynomial_filter,
+Each checks its arguments, and calls the code that the layers use: `keras_graphattn.operators`,
+`filters`, `feature_maps` and `masks`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_graphattn import feature_maps
+from keras_graphattn.checks import (
+    Sizes,
+    check_broadcast,
+    check_shape,
+    checked,
+    flag,
+    function,
+    mask,
+    number,
+    one_of,
+    optional,
+    scale_of_scores,
+    size,
+    tensor,
+    whole,
 )
-from keras_graphattn.ops.filters.polynomials import (
-    BASES,
-    check_basis,
-    check_order,
-    polynomial,
-    recurrence,
-)
-from keras_graphattn.ops.graphs.diffusion import (
-    chebyshev_coefficients,
-    chebyshev_matrix,
-    chebyshev_terms,
-    spectral_product,
-)
-from keras_graphattn.ops.graphs.dynamic_walks import kernel_of_steps
-from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph, transition_matrix
-from keras_graphattn.ops.graphs.random_features import (
-    graph_random_features,
-    graph_random_product,
-    modulation_of_series,
-)
-from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product, sum_rows
-from keras_graphattn.ops.graphs.walks import (
-    expected_features,
-    features_of_walks,
-    random_walks,
-    walk_product,
-)
-from keras_graphattn.ops.kernel.attention import unmasked_attention
-from keras_graphattn.ops.kernel.chunks import (
+from keras_graphattn.feature_maps import favor
+from keras_graphattn.filters import FirstOrder, Step
+from keras_graphattn.filters import polynomial as polynomials
+from keras_graphattn.filters.polynomial import recurrence
+from keras_graphattn.masks.chunked import (
     ChunkedState,
+    Decay,
     advanced_state,
     chunked_attention,
     initial_chunked_state,
 )
-from keras_graphattn.ops.kernel.decays import Decay
-from keras_graphattn.ops.kernel.features import (
-    elu_features,
-    favor_key_features,
-    favor_query_features,
-    orthogonal_features,
-    relu_features,
-    squared_relu_features,
+from keras_graphattn.masks.graphs.edges import read_graph
+from keras_graphattn.masks.graphs.random_features import (
+    graph_random_features,
+    graph_random_product,
+    modulation_of_series,
 )
-from keras_graphattn.ops.precision.float32 import (
-    at_least_float32,
-    hidden_logit,
-    masked_softmax,
-    zero_where_masked,
-)
-from keras_graphattn.ops.singular.attention import (
-    attend_to_context,
-    left_singular_vectors,
-    orthogonality_penalty,
-    right_singular_vectors,
-    singular_value_attention,
-    singular_value_context,
-    singular_value_filter,
-    singular_value_matrix,
-)
-from keras_graphattn.ops.singular.causal import causal_singular_value_attention
-from keras_graphattn.ops.singular.running_sums import RunningSum, empty_running_sum
-from keras_graphattn.ops.softmax.additive import additive_scores
-from keras_graphattn.ops.softmax.attention import (
-    attention_matrix,
-    fused_operator,
-    matrix_operator,
-    softmax_operator,
-)
-from keras_graphattn.ops.softmax.blocks import map_query_blocks
-from keras_graphattn.ops.softmax.blockwise import BlockwiseOperator
-from keras_graphattn.ops.softmax.caching import (
-    CachedOperator,
-    initial_cache,
-    step_mask,
-    update_keys,
-)
-from keras_graphattn.ops.softmax.distances import squared_distances
-from keras_graphattn.ops.softmax.masks import AttentionMask, joined_mask, zero_blind_rows
-from keras_graphattn.ops.softmax.p_laplacian import p_laplacian_attention
-from keras_graphattn.ops.softmax.re_weighting import p_laplacian_weights
-from keras_graphattn.ops.toeplitz.fourier import toeplitz_product
-from keras_graphattn.ops.toeplitz.hypercube import hypercube_product
-from keras_graphattn.ops.trees.exponential import exponential_tree_product
-from keras_graphattn.ops.trees.forests import (
+from keras_graphattn.masks.graphs.sparse import sum_rows
+from keras_graphattn.masks.graphs.walks import kernel_of_steps, random_walks
+from keras_graphattn.masks.hypercube import hypercube_product
+from keras_graphattn.masks.toeplitz import toeplitz_product
+from keras_graphattn.masks.trees.forest import (
     Forest,
     forest_distances,
     forest_from_graph,
     forest_from_parents,
 )
-from keras_graphattn.ops.trees.tables import table_tree_product
+from keras_graphattn.masks.trees.sweeps import exponential_tree_product
+from keras_graphattn.masks.trees.tables import table_tree_product
+from keras_graphattn.numerics import precision
+from keras_graphattn.operators import Visibility, p_laplacian, singular, singular_causal, softmax
+from keras_graphattn.operators import kernel as of_features
+from keras_graphattn.operators.p_laplacian import MOST_EPSILON
+from keras_graphattn.operators.singular import SCALINGS
+from keras_graphattn.operators.singular_causal import RunningSum
+from keras_graphattn.types import Tensor
+
+LEAST_SHARE = 1.0 / 64.0  # of |v_i|^2 + |v_j|^2; the Gram form is right to 4e-6 from there on
+CHUNK = singular_causal.CHUNK
+Operator = Callable[[Tensor], Tensor]
+
+
+def exponents(name: str, value: Any, sizes: Sizes) -> list[float]:
+    """The rule of p: one number of at least 1 for each head."""
+    numbers = value if isinstance(value, (list, tuple)) or np.ndim(value) == 1 else ()
+    heads = sizes["N"][0] if "N" in sizes else len(numbers)
+    if not len(numbers) or len(numbers) != heads:
+        raise ValueError(
+            f"`{name}` must be a list of numbers of at least 1, one for each of {heads} heads. "
+            f"Received: {name}={value!r}"
+        )
+    return [float(number(least=1.0)(name, one, sizes)) for one in numbers]
+
+
+def basis_steps(name: str, value: Any, sizes: Sizes) -> list[Step]:
+    """The rule of a basis: a list of steps, made by `recurrence`."""
+    is_list = isinstance(value, (list, tuple)) and len(value) > 0
+    if not is_list or not all(isinstance(step, Step) for step in value):
+        raise ValueError(
+            f"`{name}` must be a list of steps, made by `recurrence`. Received: {name}={value!r}"
+        )
+    return list(value)
+
+
+def running_sum(name: str, value: Any, sizes: Sizes) -> RunningSum:
+    """The rule of a state: a `RunningSum` that fits the logits and the values."""
+    if not isinstance(value, RunningSum):
+        raise ValueError(
+            f"`{name}` must be a RunningSum, from `empty_running_sum` or an earlier call. "
+            f"Received: {name}={value!r}"
+        )
+    shapes = {"maximum": "B N H", "normaliser": "B N H", "context": "B N H D"}
+    parts = value._asdict()
+    return RunningSum(
+        *(tensor(shapes[part])(f"{name}.{part}", x, sizes) for part, x in parts.items())
+    )
+
+
+@checked(scores=tensor(), mask=optional(mask()))
+def masked_softmax(
+    scores: Tensor, mask: Tensor | None = None, axis: int | tuple[int, ...] = -1
+) -> Tensor:
+    """Softmax over the entries that a mask keeps, in float32 inside.
+
+    Args:
+        scores: Tensor of logits, any shape.
+        mask: Optional boolean tensor that broadcasts to `scores`; `True` keeps an entry.
+        axis: The axis, or tuple of axes, that sums to one.
+
+    Returns:
+        A tensor of the shape and dtype of `scores`. Masked entries are exactly 0. If a whole
+        slice is masked, all of it is 0.
+
+    Example:
+
+    >>> weights = masked_softmax(np.zeros((1, 4)), np.array([[True, True, False, False]]))
+    >>> keras.ops.convert_to_numpy(weights).tolist()
+    [[0.5, 0.5, 0.0, 0.0]]
+    """
+    scores = ops.convert_to_tensor(scores)
+    rank, axes = len(scores.shape), axis if isinstance(axis, (tuple, list)) else (axis,)
+    valid = (isinstance(a, int) and not isinstance(a, bool) and -rank <= a < rank for a in axes)
+    if not axes or not all(valid):
+        raise ValueError(
+            f"`axis` must be one or more of the {rank} axes of `scores`. Received: axis={axis!r}"
+        )
+    if mask is not None:
+        check_broadcast("mask", mask, "scores", scores)
+    return precision.masked_softmax(scores, mask, axis)
+
+
+@checked(
+    query=tensor("B T N H"),
+    key=tensor("B S N H"),
+    mask=optional(mask("B? N? T? S?")),
+    scale=optional(scale_of_scores),
+)
+def attention_matrix(
+    query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """A = softmax(Q K^T * scale) over the keys that the mask lets through.
+
+    Args:
+        query: Tensor of shape (B, T, N, H).
+        key: Tensor of shape (B, S, N, H).
+        mask: Optional boolean tensor that broadcasts to (B, N, T, S); `True` is visible.
+        scale: Factor of the scores; 1 / sqrt(H) by default.
+
+    Returns:
+        A tensor of shape (B, N, T, S) and the dtype of `query`; a row with nothing to see is 0.
+
+    Example:
+
+    >>> query, key = keras.random.normal((2, 5, 4, 8)), keras.random.normal((2, 7, 4, 8))
+    >>> tuple(attention_matrix(query, key).shape)
+    (2, 4, 5, 7)
+    """
+    scores = softmax.scores_of(query, key, scale)
+    return softmax.SoftmaxOperator(scores, mask, dtype=query.dtype).matrix()
+
+
+@checked(
+    query=tensor("B T N H"),
+    key=tensor("B S N H"),
+    query_vector=tensor("N H"),
+    key_vector=tensor("N H"),
+    negative_slope=number(),
+)
+def additive_scores(
+    query: Tensor,
+    key: Tensor,
+    query_vector: Tensor,
+    key_vector: Tensor,
+    negative_slope: float = 0.2,
+) -> Tensor:
+    """LeakyReLU(a . [q_i || k_j]) for each pair, where a = [query_vector || key_vector].
+
+    Args:
+        query: Tensor of shape (B, T, N, H).
+        key: Tensor of shape (B, S, N, H).
+        query_vector: Tensor of shape (N, H), the first half of a for each head.
+        key_vector: Tensor of shape (N, H), the second half.
+        negative_slope: The slope of LeakyReLU below 0.
+
+    Returns:
+        A tensor of shape (B, N, T, S), in at least float32.
+
+    Example:
+
+    >>> query = np.array([1.0, -6.0], "float32").reshape((1, 2, 1, 1))
+    >>> key = np.array([1.0, 2.0], "float32").reshape((1, 2, 1, 1))
+    >>> one = np.ones((1, 1), "float32")
+    >>> scores = additive_scores(query, key, one, one, negative_slope=0.5)
+    >>> keras.ops.convert_to_numpy(scores)[0, 0].tolist()
+    [[2.0, 3.0], [-2.5, -2.0]]
+
+    Source: Velickovic et al., "Graph Attention Networks", arXiv 1710.10903 (ICLR 2018), Eq. 3.
+    """
+    return softmax.additive_scores(query, key, query_vector, key_vector, negative_slope)
+
+
+@checked(
+    query=tensor("B T N H"),
+    key=tensor("B T N H"),
+    values=tensor("B T N D"),
+    p=exponents,
+    mask=optional(Visibility.rule("T", "T")),
+    epsilon=number(above=0.0, below=MOST_EPSILON),
+    drop_diagonal=flag,
+    scale=optional(scale_of_scores),
+    block_size=whole(),
+)
+def p_laplacian_attention(
+    query: Tensor,
+    key: Tensor,
+    values: Tensor,
+    p: Sequence[float],
+    mask: Visibility | None = None,
+    *,
+    epsilon: float = 0.1,
+    drop_diagonal: bool = False,
+    scale: float | None = None,
+    block_size: int = 512,
+) -> Tensor:
+    """p-Laplacian attention in O(n * block_size) memory, forward and backward.
+
+    Args:
+        query: Tensor of shape (B, T, N, H).
+        key: Tensor of shape (B, T, N, H).
+        values: Tensor of shape (B, T, N, D); its own distances re-weight the attention.
+        p: One exponent for each of the N heads.
+        mask: What each query may see; everything by default.
+        epsilon: Smoothing length of the distances, greater than 0.
+        drop_diagonal: Whether heads with p != 2 leave a token's own value out of its sum.
+        scale: Factor of the scores; 1 / sqrt(H) by default.
+        block_size: Number of query rows at a time.
+
+    Returns:
+        A tensor of the shape and dtype of `values`; rows with nothing to see are 0.
+
+    Example:
+
+    >>> query, key, values = (keras.random.normal((2, 10, 2, 8)) for _ in range(3))
+    >>> outputs = p_laplacian_attention(query, key, values, p=[1.5, 2.5], block_size=4)
+    >>> tuple(outputs.shape)
+    (2, 10, 2, 8)
+
+    Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
+    """
+    mask = Visibility() if mask is None else mask
+    query = precision.zero_where_masked(query, _column(mask.queries))
+    key, values = (precision.zero_where_masked(x, _column(mask.keys)) for x in (key, values))
+    numbers = p_laplacian.PLaplacian(tuple(p), epsilon, drop_diagonal)
+    operator = p_laplacian.PLaplacianOperator(
+        query, key, values, numbers, mask, scale=scale, block_size=block_size
+    )
+    return operator.finished(operator(values))
+
+
+def _column(visible: Tensor | None) -> Tensor | None:
+    return None if visible is None else visible[:, :, None, None]
+
+
+@checked(rows=tensor("B T N D"), columns=tensor("B S N D"))
+def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
+    """|v_i - v_j|^2 in at least float32, with a relative error below 1e-5 for every pair.
+
+    Args:
+        rows: Values of shape (B, T, N, D).
+        columns: Values of shape (B, S, N, D).
+
+    Returns:
+        A tensor of shape (B, N, T, S). Two equal tokens have distance 0.
+
+    Example:
+
+    >>> values = np.array([1.0, 3.0], "float32").reshape((1, 2, 1, 1))
+    >>> keras.ops.convert_to_numpy(squared_distances(values, values))[0, 0].tolist()
+    [[0.0, 4.0], [4.0, 0.0]]
+    """
+    return ops.maximum(p_laplacian.pair_distances(rows, columns, LEAST_SHARE), 0.0)
+
+
+@checked(apply=function, values=tensor(), identity=tensor(), linear=tensor(), power=tensor())
+def first_order_filter(
+    apply: Operator,
+    values: Tensor,
+    identity: Tensor,
+    linear: Tensor,
+    power: Tensor,
+    order: int,
+) -> Tensor:
+    """Graph-filter self-attention: identity, first power, and an approximate K-th power.
+
+        H = identity I + linear A + power (A + (K - 1)(A^2 - A)),    result = H values
+
+    evaluated as `identity V + (linear + power (2 - K)) U + power (K - 1) A U` with U = A V:
+    two applications of the operator, and not the product A A. An operator that can apply itself
+    twice in a row for less than twice the cost has a method `apply.twice(x)`, which returns both
+    results.
+
+    Args:
+        apply: Callable that maps a tensor of the shape of `values` to A times it.
+        values: Tensor of token values; the coefficients must broadcast to it.
+        identity: Coefficient w_0 of the identity.
+        linear: Coefficient w_1 of A.
+        power: Coefficient w_K of the K-th power's first-order approximation.
+        order: The power K, an integer of at least 1. K = 1 is A itself, K = 2 exactly A^2.
+
+    Returns:
+        A tensor of the shape and dtype of `values`; sums are taken in float32.
+
+    Raises:
+        ValueError: If `order` is not an integer of at least 1.
+
+    Source: Choi et al., arXiv 2312.04234, Eq. 4-6.
+
+    Example:
+
+    >>> values = np.ones((1, 2, 1, 1), "float32")
+    >>> no, one = np.zeros(1, "float32"), np.ones(1, "float32")
+    >>> outputs = first_order_filter(lambda x: 0.5 * x, values, no, no, one, order=2)
+    >>> float(outputs[0, 0, 0, 0])  # A A
+    0.25
+    """
+    values = ops.convert_to_tensor(values)
+    for name, given in (("identity", identity), ("linear", linear), ("power", power)):
+        check_broadcast(name, given, "values", values)
+    coefficients = {
+        "identity_coefficient": identity,
+        "linear_coefficient": linear,
+        "power_coefficient": power,
+    }
+    return FirstOrder(order)(apply, values, coefficients)
+
+
+@checked(apply=function, values=tensor(), coefficients=tensor(), steps=basis_steps)
+def polynomial_filter(
+    apply: Operator, values: Tensor, coefficients: Tensor, steps: list[Step]
+) -> Tensor:
+    """An exact polynomial of the operator, `sum_k coefficients[k] P_k(A) values`.
+
+    The three-term recurrence works on the signal: P_k(A) V = (a_k A + b_k) P_{k-1}(A) V -
+    c_k P_{k-2}(A) V. It takes K applications of the operator, and no product of matrices.
+
+    Args:
+        apply: Callable that maps a tensor of the shape of `values` to A times it.
+        values: Tensor of token values V.
+        coefficients: Tensor of K + 1 coefficients; `coefficients[k]` must broadcast to `values`.
+            For values of shape (B, T, N, H) and one coefficient per head, the shape is
+            (K + 1, N, 1).
+        steps: The basis, from `keras_graphattn.ops.recurrence(basis, K, ...)`.
+
+    Returns:
+        A tensor of the shape and dtype of `values`; the recurrence and the sum use float32.
+
+    Raises:
+        ValueError: If the number of coefficients is not `len(steps) + 1`.
+
+    Example:
+
+    >>> steps = [Step(1.0, 0.0, 0.0)] * 3  # recurrence("monomial", 3)
+    >>> values, coefficients = np.ones((1, 5, 2, 4)), np.ones((4, 2, 1))
+    >>> outputs = polynomial_filter(lambda x: 0.5 * x, values, coefficients, steps)
+    >>> float(outputs[0, 0, 0, 0])  # 1 + 1/2 + 1/4 + 1/8
+    1.875
+
+    Source: the exact filters that Choi et al., arXiv 2312.04234, approximate in Eq. 5; the
+    bases of Wi et al., arXiv 2505.08516, Eq. 22-26.
+    """
+    values, coefficients = ops.convert_to_tensor(values), ops.convert_to_tensor(coefficients)
+    check_shape("coefficients", coefficients, ("k", "k ..."), {})
+    if coefficients.shape[0] != len(steps) + 1:
+        raise ValueError(
+            f"A polynomial of degree {len(steps)} has {len(steps) + 1} coefficients. Received: "
+            f"coefficients.shape={tuple(coefficients.shape)}"
+        )
+    check_broadcast("coefficients[k]", coefficients[0], "values", values)
+    return polynomials.polynomial_filter(apply, values, coefficients, steps)
+
+
+@checked(x=tensor(), coefficients=tensor("_"), steps=basis_steps)
+def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
+    """Evaluates `sum_k coefficients[k] P_k(x)` element by element, by Clenshaw's method.
+
+    Args:
+        x: Tensor of any shape.
+        coefficients: Tensor of shape (K + 1,): the weights of P_0 ... P_K.
+        steps: The basis, from `recurrence(basis, K, ...)`.
+
+    Returns:
+        A tensor of the shape of `x`.
+
+    Example:
+
+    >>> steps = recurrence("monomial", 2)
+    >>> value = polynomial(np.array([2.0]), np.array([1.0, 0.0, 3.0]), steps)
+    >>> keras.ops.convert_to_numpy(value).tolist()
+    [13.0]
+    """
+    x, coefficients = ops.convert_to_tensor(x), ops.convert_to_tensor(coefficients)
+    if coefficients.shape[0] != len(steps) + 1:
+        raise ValueError(
+            f"A polynomial of degree {len(steps)} has {len(steps) + 1} coefficients. Received: "
+            f"coefficients.shape={tuple(coefficients.shape)}"
+        )
+    return polynomials.polynomial(x, coefficients, steps)
+
+
+@checked(left=tensor("B T N H"), right=tensor("B S N H"), values=tensor("B S N D"))
+def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Tensor:
+    """`left @ (right^T values)` without a T x S or a T x H x D tensor.
+
+    Args:
+        left: U * g(S), of shape (B, T, N, H).
+        right: V, of shape (B, S, N, H). If you have its logits, `attend_to_context` with
+            `singular_value_context` costs less.
+        values: Token values, of shape (B, S, N, D).
+
+    Returns:
+        A tensor of shape (B, T, N, D) and the dtype of `values`. The sum over tokens uses
+        float32.
+
+    Source: Wi et al., arXiv 2505.08516, Eq. 7-10. Time O(T H D), memory O(T H + H D) per head.
+
+    Example:
+
+    >>> left, right = keras.random.normal((2, 5, 4, 8)), keras.random.normal((2, 7, 4, 8))
+    >>> tuple(singular_value_attention(left, right, keras.random.normal((2, 7, 4, 3))).shape)
+    (2, 5, 4, 3)
+    """
+    values = ops.convert_to_tensor(values)
+    left, right = precision.at_least_float32(left), precision.at_least_float32(right)
+    context = ops.einsum("bsnh,bsnd->bnhd", right, precision.at_least_float32(values))
+    return singular.attend_to_context(left, context, values.dtype)
+
+
+@checked(
+    left=tensor("B T N H"),
+    logits=tensor("B T N H"),
+    values=tensor("B T N D"),
+    mask=optional(mask("B T")),
+    state=optional(running_sum),
+    chunk_size=whole(),
+)
+def causal_singular_value_attention(
+    left: Tensor,
+    logits: Tensor,
+    values: Tensor,
+    mask: Tensor | None = None,
+    state: RunningSum | None = None,
+    chunk_size: int = CHUNK,
+) -> tuple[Tensor, RunningSum]:
+    """`left_t @ (V_t^T values)`, where V_t is the softmax of the logits over the tokens up to t.
+
+    Args:
+        left: U * g(S), of shape (B, T, N, H).
+        logits: Logits of V, of shape (B, T, N, H).
+        values: Token values, of shape (B, T, N, D).
+        mask: Optional boolean tensor of shape (B, T); `False` marks padding, which no token sees.
+        state: Sums over earlier tokens, from `empty_running_sum` or from an earlier call.
+        chunk_size: Number of tokens in a chunk, at least 1. It is rounded up to a power of two.
+
+    Returns:
+        A tensor of shape (B, T, N, D) and the dtype of `values`, and the sums over all tokens so
+        far. Sums use float32, or float64 if an argument is float64. A query that sees no token
+        gives exactly 0. No bit of an output depends on later tokens, as long as those are finite.
+        NaN and inf spread to earlier tokens, as in `keras.layers.MultiHeadAttention`.
+
+    Raises:
+        ValueError: If `chunk_size` is not an integer of at least 1.
+
+    Time O(T H D), memory O(T (H + D)) per head. Our addition to Wi et al., arXiv 2505.08516,
+    whose V is normalised over the whole sequence.
+
+    Example:
+
+    >>> left = logits = np.zeros((1, 3, 1, 1), "float32")
+    >>> values = np.array([1.0, 3.0, 5.0], "float32").reshape((1, 3, 1, 1))
+    >>> means, _ = causal_singular_value_attention(left + 1, logits, values)
+    >>> keras.ops.convert_to_numpy(means).ravel().round(3).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    left, logits, values = (ops.convert_to_tensor(x) for x in (left, logits, values))
+    return singular_causal.causal_product(left, logits, values, mask, state, chunk_size)
+
+
+@checked(
+    batch_size=size(0),
+    num_heads=whole(),
+    key_dim=whole(),
+    value_dim=whole(),
+    dtype=one_of("float32", "float64"),
+)
+def empty_running_sum(
+    batch_size: int, num_heads: int, key_dim: int, value_dim: int, dtype: str = "float32"
+) -> RunningSum:
+    """The sums before the first token.
+
+    Args:
+        batch_size: Number of sequences B.
+        num_heads: Number of heads N.
+        key_dim: Size H of each head for U, V and S.
+        value_dim: Size D of each head for the values.
+        dtype: Dtype of the sums, at least float32.
+
+    Returns:
+        A `RunningSum` of shapes (B, N, H), (B, N, H) and (B, N, H, D). `decode` keeps nothing
+        else, at any length.
+
+    Example:
+
+    >>> state = empty_running_sum(batch_size=1, num_heads=2, key_dim=3, value_dim=4)
+    >>> float(keras.ops.sum(state.normaliser))
+    0.0
+    """
+    return singular_causal.empty_running_sum(batch_size, num_heads, key_dim, value_dim, dtype)
+
+
+@checked(vectors=tensor("B T N H"), mask=optional(mask("B T")), scaling=one_of(*SCALINGS))
+def orthogonality_penalty(
+    vectors: Tensor, mask: Tensor | None = None, scaling: str = "mean"
+) -> Tensor:
+    """How far the columns of U or V are from orthonormal.
+
+    Args:
+        vectors: U or V, of shape (B, T, N, H), with zero rows at padded tokens.
+        mask: Optional boolean tensor of shape (B, T); `False` marks padding.
+        scaling: `"mean"`, the mean over heads and entries of |X^T X - I|; or `"squared_length"`,
+            the Frobenius norm of X^T X - I over n^2, averaged over heads, where n is the number of
+            tokens of the example that are not padding.
+
+    Returns:
+        A float32 scalar: the mean over the examples that have a token.
+
+    Raises:
+        ValueError: For an unknown scaling.
+
+    Source: Wi et al., arXiv 2505.08516, Eq. 11 (`"squared_length"`), and the scale that the
+    released code trains with (`"mean"`).
+
+    Example:
+
+    >>> vectors = np.eye(4, dtype="float32").reshape((1, 4, 1, 4))
+    >>> float(orthogonality_penalty(vectors))
+    0.0
+    """
+    return singular.orthogonality_penalty(vectors, mask, scaling)
+
+
+@checked(query=tensor("B T N m"), key=tensor("B S N m"), x=tensor("B S N D"))
+def unmasked_attention(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
+    """Returns phi(Q) (phi(K)^T x), in linear time: every query sees every key.
+
+    The rows are not normalised: divide by the result for a column of ones.
+
+    Args:
+        query: Features of the queries, (B, T, N, m).
+        key: Features of the keys, (B, S, N, m).
+        x: Signal of shape (B, S, N, D).
+
+    Returns:
+        A tensor of shape (B, T, N, D).
+
+    Example:
+
+    >>> query, key = relu_features(np.ones((2, 1, 5, 1, 3), "float32"))
+    >>> x = np.ones((1, 5, 1, 2), "float32")
+    >>> outputs, sums = (unmasked_attention(query, key, signal) for signal in (x, x[..., :1]))
+    >>> keras.ops.convert_to_numpy(outputs / sums)[0, 0, 0].tolist()
+    [1.0, 1.0]
+    """
+    return of_features.unmasked_attention(query, key, x)
+
+
+@checked(x=tensor())
+def relu_features(x: Tensor) -> Tensor:
+    """relu(x) + 0.001, in at least float32.
+
+    Example:
+
+    >>> features = keras.ops.convert_to_numpy(relu_features(np.array([-1.0, 1.0])))
+    >>> features.astype(float).round(3).tolist()
+    [0.001, 1.001]
+    """
+    return feature_maps.Relu()(x)
+
+
+@checked(x=tensor())
+def squared_relu_features(x: Tensor) -> Tensor:
+    """relu(x)^2 + 0.001, in at least float32.
+
+    Example:
+
+    >>> features = keras.ops.convert_to_numpy(squared_relu_features(np.array([-1.0, 2.0])))
+    >>> features.astype(float).round(3).tolist()
+    [0.001, 4.001]
+    """
+    return feature_maps.SquaredRelu()(x)
+
+
+@checked(x=tensor())
+def elu_features(x: Tensor) -> Tensor:
+    """elu(x) + 1, in at least float32.
+
+    Example:
+
+    >>> keras.ops.convert_to_numpy(elu_features(np.array([0.0, 1.0]))).tolist()
+    [1.0, 2.0]
+
+    Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, Eq. 7.
+    """
+    return feature_maps.Elu()(x)
+
+
+@checked(num_heads=whole(), key_dim=whole(), num_features=whole(), seed=optional(whole(0, 2**63)))
+def orthogonal_features(
+    num_heads: int, key_dim: int, num_features: int, seed: int | None = None
+) -> np.ndarray:
+    """Draws the directions of FAVOR+: Gaussian vectors, orthogonal in blocks of `key_dim`.
+
+    Args:
+        num_heads: Number of heads N. Each has its own directions.
+        key_dim: Size H of a head.
+        num_features: Number m of directions.
+        seed: Seed of the draw. By default it is drawn and follows `keras.utils.set_random_seed`.
+
+    Returns:
+        A float32 array of shape (N, H, m). Each direction is distributed as N(0, I).
+
+    Example:
+
+    >>> directions = orthogonal_features(num_heads=1, key_dim=4, num_features=4, seed=0)
+    >>> products = directions[0].T @ directions[0]
+    >>> bool(np.abs(products - np.diag(np.diag(products))).max() < 1e-5)
+    True
+
+    Source: Choromanski et al., "Rethinking Attention with Performers", arXiv 2009.14794, Sec. 2.4.
+    """
+    return favor.orthogonal_features(num_heads, key_dim, num_features, seed)
+
+
+@checked(query=tensor("B T N H"), directions=tensor("N H m"))
+def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
+    """Returns FAVOR+ features of the queries. The largest feature of each query is 1.
+
+    Args:
+        query: Tensor of shape (B, T, N, H).
+        directions: Tensor of shape (N, H, m), from `orthogonal_features`.
+
+    Returns:
+        A positive tensor of shape (B, T, N, m), at least float32.
+
+    Example:
+
+    >>> directions = orthogonal_features(num_heads=2, key_dim=4, num_features=8, seed=0)
+    >>> features = favor_query_features(keras.random.normal((1, 5, 2, 4)), directions)
+    >>> tuple(features.shape), float(keras.ops.max(features))
+    ((1, 5, 2, 8), 1.0)
+
+    Source: Choromanski et al., arXiv 2009.14794, Lemma 1 and Eq. 8.
+    """
+    return favor.favor_query_features(query, directions)
+
+
+@checked(
+    key=tensor("B S N H"),
+    directions=tensor("N H m"),
+    mask=optional(mask("B S")),
+    fixed_scale=flag,
+)
+def favor_key_features(
+    key: Tensor, directions: Tensor, mask: Tensor | None = None, fixed_scale: bool = False
+) -> Tensor:
+    """Returns FAVOR+ features of the keys, all with the same scale.
+
+    Args:
+        key: Tensor of shape (B, S, N, H).
+        directions: Tensor of shape (N, H, m), from `orthogonal_features`.
+        mask: Optional boolean tensor of shape (B, S): the keys that count for the scale. Do not
+            use the features of the other keys.
+        fixed_scale: Whether the scale is `favor_shift`, which does not depend on keys, instead of
+            the largest feature of all keys. It is needed if a mask hides some keys.
+
+    Returns:
+        A positive tensor of shape (B, S, N, m), at least float32.
+
+    Example:
+
+    >>> directions = orthogonal_features(num_heads=1, key_dim=4, num_features=4096, seed=0)
+    >>> x = np.array([0.5, 0.25, 0.0, -0.5], "float32").reshape((1, 1, 1, 4))
+    >>> features = favor_key_features(x, directions, fixed_scale=True)
+    >>> kernel = keras.ops.mean(features * features)  # of exp(x . x / sqrt(4))
+    >>> bool(abs(float(kernel) / np.exp(0.5625 / 2) - 1) < 0.1)
+    True
+    """
+    return favor.favor_key_features(key, directions, mask, fixed_scale)
+
 
 __all__ = [
-    "BASES",
-    "AttentionMask",
-    "BlockwiseOperator",
-    "CachedOperator",
     "ChunkedState",
     "Decay",
     "Forest",
     "RunningSum",
-    "SparseMatrix",
+    "Visibility",
     "additive_scores",
     "advanced_state",
-    "at_least_float32",
-    "attend_to_context",
     "attention_matrix",
     "causal_singular_value_attention",
-    "chebyshev_coefficients",
-    "chebyshev_matrix",
-    "chebyshev_terms",
-    "check_basis",
-    "check_order",
     "chunked_attention",
     "elu_features",
     "empty_running_sum",
-    "expected_features",
     "exponential_tree_product",
     "favor_key_features",
     "favor_query_features",
-    "features_of_walks",
-    "filter_matrix",
     "first_order_filter",
     "forest_distances",
     "forest_from_graph",
     "forest_from_parents",
-    "fused_operator",
-    "graph_operator",
     "graph_random_features",
     "graph_random_product",
-    "hidden_logit",
     "hypercube_product",
-    "initial_cache",
     "initial_chunked_state",
-    "joined_mask",
     "kernel_of_steps",
-    "left_singular_vectors",
-    "map_query_blocks",
     "masked_softmax",
-    "matrix_operator",
     "modulation_of_series",
     "orthogonal_features",
     "orthogonality_penalty",
     "p_laplacian_attention",
-    "p_laplacian_weights",
-    "plain_attention_coefficients",
     "polynomial",
     "polynomial_filter",
     "random_walks",
     "read_graph",
     "recurrence",
     "relu_features",
-    "right_singular_vectors",
     "singular_value_attention",
-    "singular_value_context",
-    "singular_value_filter",
-    "singular_value_matrix",
-    "softmax_operator",
-    "sparse_product",
-    "spectral_product",
     "squared_distances",
     "squared_relu_features",
-    "step_mask",
     "sum_rows",
     "table_tree_product",
     "toeplitz_product",
-    "transition_matrix",
     "unmasked_attention",
-    "update_keys",
-    "walk_product",
-    "zero_blind_rows",
-    "zero_where_masked",
 ]

@@ -5,21 +5,16 @@ Imports no Keras by itself.
 
 import argparse
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from recipes.causal_lm.data import DATASETS, LEVELS, WORD_DATASETS
-from recipes.common.attentions import RATE, label
-from recipes.common.command.attention_options import add_attention_options
-from recipes.common.command.options import add_run_options, add_shared
-from recipes.common.command.parsing import Parser, UsageError, at_least
-from recipes.common.command.program import run_program
+from recipes.causal_lm.data import DATASETS, LEVELS, WORD_DATASETS, Problem
+from recipes.common.attentions import RATE, Settings, label
+from recipes.common.command.parsing import UsageError, at_least, flags, run_program
 from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
 from recipes.common.recipe import Recipe
-
-if TYPE_CHECKING:
-    from recipes.causal_lm.data import Problem
-    from recipes.common.training.resume import Criterion
+from recipes.common.training.records import Criterion
 
 PAPERS = {"gfsa": "arXiv 2312.04234", "p_laplacian": "arXiv 2311.03235"}
 
@@ -27,6 +22,7 @@ PAPERS = {"gfsa": "arXiv 2312.04234", "p_laplacian": "arXiv 2311.03235"}
 SIZES = {"layers": 4, "d_model": 128, "heads": 4, "feed_forward": 512, "dropout": 0.1}
 SCRATCH = {**SIZES, "context": 128, "batch_size": 16, "learning_rate": 1e-3, "warm_up": 100}
 PRESET = {"context": 1024, "batch_size": 4, "learning_rate": 5e-5, "warm_up": 0}
+HINT = "{:g}; with --preset {:g}"
 # the rate of coefficients, over that of other weights: as of a layer and of a mask from scratch
 MULTIPLIERS = {"gfsa": 10.0, "masked_kernel": 30.0}
 
@@ -52,10 +48,10 @@ def published(paper: str, dataset: str) -> dict[str, Any]:
     Raises:
         UsageError: If the paper has no such data set.
     """
-    known = PUBLISHED_GFSA if paper == "gfsa" else {"wikitext-103": None}
-    if dataset not in known:
+    datasets = PUBLISHED_GFSA if paper == "gfsa" else ("wikitext-103",)
+    if dataset not in datasets:
         raise UsageError(
-            f"--published {paper} has settings for --dataset {', '.join(known)}; --dataset is "
+            f"--published {paper} has settings for --dataset {', '.join(datasets)}; --dataset is "
             f"{dataset}"
         )
     if paper == "p_laplacian":
@@ -85,44 +81,34 @@ class CausalLanguageModels(Recipe):
         "curves, samples and the best model."
     )
     attentions = ("softmax", "gfsa", "p_laplacian", "masked_kernel")
+    by_default = ("softmax", "gfsa")
+    results = "causal_lm/<dataset>"
+    training = {"epochs": 10, "patience": 3, **dict.fromkeys(PRESET)}
+    del training["context"]
+    sizes = dict.fromkeys(SIZES)
+    hints = {
+        **{name: str(value) for name, value in SIZES.items()},
+        **{name: HINT.format(SCRATCH[name], PRESET[name]) for name in PRESET},
+        RATE: "gfsa: 10, masked_kernel: 30; with --preset 100",
+        "order": "3",
+    }
     data_files = "a text file, or the folder of the text's files"
     packages = ("keras-hub",)
 
-    def add_options(self, parser: Parser) -> None:
-        add = parser.add_argument
+    def add_options(self, add: Callable[..., Any]) -> None:
         add("--dataset", choices=DATASETS, default="text", help="which text")
         add("--data-dir", type=Path, help=self.data_files)
-        add(
-            "--preset",
-            help="a KerasHub causal language model: a name such as gpt2_base_en, or a folder",
-        )
-        add(
-            "--published",
-            choices=tuple(PAPERS),
-            help="a paper's settings; options given here take their place, and are named",
-        )
+        preset = "a KerasHub causal language model: a name such as gpt2_base_en, or a folder"
+        add("--preset", help=preset)
+        published = "a paper's settings; options given here take their place, and are named"
+        add("--published", choices=tuple(PAPERS), help=published)
         tokens = "[byte; word for PTB and WikiText; preset with --preset]"
         add("--tokens", choices=LEVELS, help=tokens)
-        add_run_options(parser, self.attentions, ("softmax", "gfsa"), "causal_lm/<dataset>")
-        add("--prompt", help="what the sample goes on from [the test text's first tokens]")
+        add("--prompt", help="beginning of the sample [the test text's first tokens]")
         add("--sample-tokens", type=at_least(0), default=200, help="tokens of the sample")
-        told = {name: f"{SCRATCH[name]:g}; with --preset {PRESET[name]:g}" for name in PRESET}
-        training = parser.add_argument_group("training")
-        add_shared(training, {"epochs": 10, "patience": 3})
-        add = training.add_argument
-        add("--context", type=at_least(2), help=f"tokens of a window [{told['context']}]")
-        add(
-            "--stride",
-            type=at_least(1),
-            help="tokens between windows of evaluation [half a context]",
-        )
-        add_shared(training, dict.fromkeys(("batch_size", "learning_rate", "warm_up")), told)
-        add_shared(training, {"precision": "float32"})
-        sizes = {name: str(value) for name, value in SIZES.items()}
-        add_shared(parser.add_argument_group("model"), dict.fromkeys(SIZES), sizes)
-        rates = "gfsa: 10, masked_kernel: 30; with --preset 100"
-        hints = {RATE: rates, "order": "3"}
-        add_attention_options(parser.add_argument_group("attentions"), self.attentions, hints)
+        add("--context", type=at_least(2), help=f"tokens of a window [{self.hints['context']}]")
+        stride = "tokens between windows of evaluation [half a context]"
+        add("--stride", type=at_least(1), help=stride)
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         return published(options.published, options.dataset) if options.published else {}
@@ -130,8 +116,7 @@ class CausalLanguageModels(Recipe):
     def refuse(self, options: argparse.Namespace) -> None:
         given = [name for name in SIZES if getattr(options, name) is not None]
         if options.preset and given:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise UsageError(f"{flags}: the sizes of --preset {options.preset} are its own")
+            raise UsageError(f"{flags(given)}: the sizes of --preset {options.preset} are its own")
         if (options.tokens == "preset") > bool(options.preset):
             raise UsageError("--tokens preset takes the tokenizer of --preset, which is not given")
         if options.preset and options.tokens not in (None, "preset"):
@@ -167,17 +152,17 @@ class CausalLanguageModels(Recipe):
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.dataset)
 
-    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
+        defaults: dict[str, Settings] = {
             "gfsa": {"order": 3},
             "masked_kernel": {"mask": "exponential", "feature_map": "relu"},
         }
         if not options.preset:  # else that of `convert`
             for name, multiplier in MULTIPLIERS.items():
-                found[name][RATE] = multiplier
-        return found
+                defaults[name][RATE] = multiplier
+        return defaults
 
-    def load(self, options: argparse.Namespace) -> "Problem":
+    def load(self, options: argparse.Namespace) -> Problem:
         if importlib.util.find_spec("keras_hub") is None:
             from keras_graphattn.version import INSTALL_EXTRA
 
@@ -186,7 +171,7 @@ class CausalLanguageModels(Recipe):
         self.model.prompt_tokens(problem, options)
         return problem
 
-    def facts(self, problem: "Problem", options: argparse.Namespace) -> dict[str, Any]:
+    def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
         return {
             "dataset": options.dataset,
             "vocabulary": problem.vocabulary.size,
@@ -195,12 +180,10 @@ class CausalLanguageModels(Recipe):
             **({"published": {"paper": options.published}} if options.published else {}),
         }
 
-    def criterion(self, problem: "Problem", options: argparse.Namespace) -> "Criterion":
-        from recipes.common.training.resume import Criterion
-
+    def criterion(self, problem: Problem, options: argparse.Namespace) -> Criterion:
         return Criterion("perplexity", lower_is_better=True)
 
-    def title(self, problem: "Problem", options: argparse.Namespace) -> str:
+    def title(self, problem: Problem, options: argparse.Namespace) -> str:
         return f"{options.dataset}, {options.preset or 'from scratch'}"
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
@@ -213,9 +196,8 @@ class CausalLanguageModels(Recipe):
         ]
         if options.published:
             paper = PAPERS[options.published]
-            attentions = [row["attention"] for row in results["table"]]
             notes.append(settings_note(paper, results["published"]["departures"]))
-            notes += absent_note(paper, ("softmax", options.published), attentions)
+            notes += absent_note(paper, ("softmax", options.published), results)
         notes += coefficient_notes(results)
         best = results["best_model"]
         for run in results["runs"]:

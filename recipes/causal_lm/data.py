@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.tfds import load_tfds
+from recipes.common.data.sources import load_tfds, loading_preset
 
 _PENN = ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt")
 _WORDS = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
@@ -25,6 +25,7 @@ _RAW = ("wiki.train.raw", "wiki.valid.raw", "wiki.test.raw")
 FILES = {"ptb": (_PENN,), "wikitext-2": (_WORDS, _RAW), "wikitext-103": (_WORDS, _RAW)}
 DATASETS = (*FILES, "tiny_shakespeare", "text")
 WORD_DATASETS = tuple(FILES)
+FORM = " as a causal language model with its tokenizer"  # of a preset
 END_OF_LINE, UNKNOWN = "<eos>", "<unk>"
 LEVELS = ("byte", "word", "preset")
 
@@ -37,25 +38,14 @@ class Corpus(NamedTuple):
     test: str
 
     def digest(self) -> str:
-        """A fingerprint of the three texts."""
-        digest = hashlib.sha256()
-        for text in self:
-            part = hashlib.sha256(text.encode())
-            digest.update(part.digest())
-        return digest.hexdigest()[:16]
+        parts = (hashlib.sha256(text.encode()).digest() for text in self)
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def read(dataset: str, place: Path | None, *, raw: bool = False) -> Corpus:
-    """Reads a data set.
+    """Reads a data set from `place`, a file or a folder; of WikiText with `raw` the raw files.
 
-    Args:
-        dataset: One of `DATASETS`.
-        place: For `"text"` a text file, or a folder with one; for PTB and WikiText the folder of
-            their files; for `"tiny_shakespeare"` the folder of tensorflow-datasets, or None.
-        raw: Take WikiText's raw files where there are both.
-
-    Raises:
-        UsageError: When files are missing, ambiguous, empty or not UTF-8.
+    Raises `UsageError` where files are missing, ambiguous, empty or not UTF-8.
     """
     if dataset == "tiny_shakespeare":
         return _from_tfds(dataset, place)
@@ -67,7 +57,7 @@ def read(dataset: str, place: Path | None, *, raw: bool = False) -> Corpus:
         )
     if dataset == "text":
         return split(_read(_text_file(place)))
-    return Corpus(*(_read(path) for path in _three_files(dataset, place, raw)))
+    return Corpus(*map(_read, _three_files(dataset, place, raw)))
 
 
 def split(text: str) -> Corpus:
@@ -82,13 +72,7 @@ def count_words(text: str) -> int:
 
 
 def per_word(cross_entropy: float, predictions: int, words: int) -> float:
-    """The perplexity per word of a text whose tokens are pieces of words.
-
-    Args:
-        cross_entropy: Mean over the predicted tokens, in nats.
-        predictions: Number of predicted tokens.
-        words: Number of words of the same text, ends of lines among them.
-    """
+    """The perplexity per word, from the mean cross-entropy (nats) of predicted tokens."""
     return math.exp(cross_entropy * predictions / words)
 
 
@@ -99,7 +83,6 @@ class Bytes:
     start = ord("\n")
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text's tokens, of shape (T,), int32."""
         return np.frombuffer(text.encode(), "uint8").astype("int32")
 
     def decode(self, numbers: np.ndarray) -> str:
@@ -110,9 +93,8 @@ class Bytes:
 class Words:
     """The words of a training text and the end of a line, by falling frequency.
 
-    Args:
-        text: The training text. Words of other texts that are not in it are `<unk>`, as in PTB
-            and WikiText, whose files have that word already.
+    Words of other texts that are not in it are `<unk>`, as in PTB and WikiText, whose files have
+    that word already.
     """
 
     def __init__(self, text: str) -> None:
@@ -125,11 +107,9 @@ class Words:
 
     @property
     def size(self) -> int:
-        """Number of different tokens."""
         return len(self.words)
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text's tokens, of shape (T,), int32."""
         unknown, numbers = self.numbers[UNKNOWN], array("i")
         for index, line in enumerate(text.split("\n")):
             if index:
@@ -155,20 +135,17 @@ class Pieces:
 
     @property
     def size(self) -> int:
-        """Number of different tokens."""
         return int(self.tokenizer.vocabulary_size())
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of a text's tokens, of shape (T,), int32."""
         numbers = array("i")
-        lines = (line for line in text.splitlines(keepends=True))
+        lines = iter(text.splitlines(keepends=True))
         while some := list(itertools.islice(lines, self.lines_at_a_time)):
             for line in self.tokenizer(some):
                 numbers.extend(int(number) for number in np.asarray(line))
         return np.asarray(numbers, "int32")
 
     def decode(self, numbers: np.ndarray) -> str:
-        """The text of token numbers."""
         return str(self.tokenizer.detokenize([int(number) for number in numbers]))
 
 
@@ -183,7 +160,6 @@ class Problem(NamedTuple):
     tokens: dict[str, np.ndarray]
 
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         return self.corpus.digest()
 
     def words(self, part: str) -> int:
@@ -192,15 +168,14 @@ class Problem(NamedTuple):
 
 
 def load(options: argparse.Namespace) -> Problem:
-    """The corpus that the options ask for, as tokens.
-
-    Raises:
-        UsageError: When it cannot be read, is shorter than a window, or too short for the warm-up.
-    """
+    """The corpus that the options ask for, as tokens; refuses a text shorter than a window."""
     corpus = read(options.dataset, options.data_dir, raw=options.tokens == "preset")
     vocabulary: Vocabulary
     if options.tokens == "preset":
-        vocabulary = Pieces(tokenizer(options))
+        import keras_hub
+
+        with loading_preset(options.preset, FORM):
+            vocabulary = Pieces(keras_hub.models.Tokenizer.from_preset(options.preset))
     else:
         vocabulary = Words(corpus.train) if options.tokens == "word" else Bytes()
     parts = ("train", "validation", "test")
@@ -223,24 +198,6 @@ def load(options: argparse.Namespace) -> Problem:
     return Problem(corpus, vocabulary, tokens)
 
 
-def tokenizer(options: argparse.Namespace) -> Any:
-    """The tokenizer of `--preset`."""
-    import keras_hub
-
-    try:
-        return keras_hub.models.Tokenizer.from_preset(options.preset)
-    except Exception as error:  # KerasHub raises whatever the network or the disk met
-        raise no_preset(options, error) from error
-
-
-def no_preset(options: argparse.Namespace, error: Exception) -> UsageError:
-    """What is said of a preset that KerasHub cannot load."""
-    return UsageError(
-        f"--preset {options.preset} cannot be loaded as a causal language model with its tokenizer:"
-        f" {type(error).__name__}: {str(error)[:300]} (without a network, give a preset's folder)"
-    )
-
-
 def _three_files(dataset: str, place: Path, raw: bool) -> list[Path]:
     families = sorted(FILES[dataset], key=lambda names: (names is _RAW) != raw)
     for names in families:
@@ -254,13 +211,13 @@ def _three_files(dataset: str, place: Path, raw: bool) -> list[Path]:
 def _text_file(place: Path) -> Path:
     if place.is_file():
         return place
-    found = sorted(place.glob("*.txt")) if place.is_dir() else []
-    if len(found) != 1:
+    files = sorted(place.glob("*.txt")) if place.is_dir() else []
+    if len(files) != 1:
         raise UsageError(
             f"--data-dir {place} must be a text file, or a folder with one *.txt file. This folder "
-            f"has {len(found)} of them"
+            f"has {len(files)} of them"
         )
-    return found[0]
+    return files[0]
 
 
 def _read(path: Path) -> str:

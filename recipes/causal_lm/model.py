@@ -4,6 +4,7 @@ Perplexity is the exponential of the mean cross-entropy over all tokens that are
 """
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,86 +12,68 @@ import keras_hub
 import numpy as np
 
 import keras_graphattn
-from recipes.causal_lm.data import Problem, no_preset, per_word
-from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.causal_lm.data import FORM, Problem, per_word
+from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.batches import Windows
-from recipes.common.training.coefficients import coefficient_report, with_rates
-from recipes.common.training.kept import Run
+from recipes.common.data.sources import loading_preset
 from recipes.common.training.layers import served_inputs
-from recipes.common.training.optimizers import WarmUpLinearDecay
+from recipes.common.training.optimizers import WarmUpLinearDecay, with_rates
 from recipes.common.training.runs import Training
 
 PROMPT_TOKENS = 16  # of the test text at most, where no prompt is given
 
 
-def prepare(
-    problem: Problem,
-    attention: str,
-    settings: dict[str, Any],
-    seed: int,
-    options: argparse.Namespace,
-) -> Training:
+def prepare(trial: Trial) -> Training:
     """The compiled model and the batches of one attention with one seed."""
-    tokens = problem.tokens["train"]
-    batches = Windows(tokens, options.context, options.batch_size, seed=seed)
-    task = build(attention, settings, problem.vocabulary.size, options)
-    model = trainer(task, options, options.epochs * batches.num_batches)
-    coefficients = coefficient_report(model)
+    problem, options = trial.problem, trial.options
+    sizes = (options.context, options.batch_size)
+    batches = Windows(problem.tokens["train"], *sizes, seed=trial.seed)
     validation, test = (
-        Windows(problem.tokens[part], options.context, options.batch_size, options.stride)
-        for part in ("validation", "test")
+        Windows(problem.tokens[part], *sizes, options.stride) for part in ("validation", "test")
     )
+    task = build(trial)
+    model = trainer(task, options, options.epochs * batches.num_batches)
 
     def report() -> dict[str, Any]:
-        found = model.evaluate(test, verbose=0, return_dict=True)
-        loss = found["cross_entropy"]
+        values = model.evaluate(test, verbose=0, return_dict=True)
+        loss = values["cross_entropy"]
         words = per_word(loss, test.num_predictions, problem.words("test"))
         return {
             "test_cross_entropy": loss,
-            "test_perplexity": found["perplexity"],
+            "test_perplexity": values["perplexity"],
             "test_perplexity_per_word": words,
-            "sample": sample(task, problem, options, seed),
-            **coefficients(),
+            "sample": sample(task, problem, options, trial.seed),
         }
 
-    return Training(model, batches, validation, None, report=report)
+    return Training(model, batches, validation, report=report)
 
 
-def best_model(
-    run: Run, settings: dict[str, Any], problem: Problem, options: argparse.Namespace
-) -> keras.Model:
+def best_model(trial: Trial, weights: Path) -> keras.Model:
     """The model of a run at its chosen epoch, not compiled."""
-    task = build(run.attention, settings, problem.vocabulary.size, options)
-    keras.Model(task.input, task.output).load_weights(run.weights)
+    task = build(trial)
+    keras.Model(task.input, task.output).load_weights(weights)
     return task
 
 
-def build(
-    attention: str, settings: dict[str, Any], vocabulary_size: int, options: argparse.Namespace
-) -> keras.Model:
+def build(trial: Trial) -> keras.Model:
     """A causal language model; logits (B, T, vocabulary) of the token after each.
 
     Its inputs are `token_ids` (B, T) and `padding_mask` (B, T); T is at most the context. A model
     of one seed starts with the same weights whatever its attention, but for those that the
     attention adds.
 
-    Args:
-        attention: Name of the attention.
-        settings: Its settings.
-        vocabulary_size: Number of different tokens.
-        options: The command line's options.
-
     Raises:
         UsageError: If there is no such preset, or it cannot be converted so.
     """
-    model = _from_preset(options) if options.preset else _from_scratch(vocabulary_size, options)
-    verb = ATTENTIONS[attention].convert
+    options, size = trial.options, trial.problem.vocabulary.size
+    model = _from_preset(options) if options.preset else _from_scratch(size, options)
+    verb = ATTENTIONS[trial.attention].convert
     if verb is not None:
         try:
-            keras_graphattn.convert(model, verb, **layer_arguments(settings))
+            keras_graphattn.convert(model, verb, **layer_arguments(trial.settings))
         except ValueError as error:
-            raise UsageError(f"--attention {attention}: {error}") from error
+            raise UsageError(f"--attention {trial.attention}: {error}") from error
     return model
 
 
@@ -116,7 +99,7 @@ def trainer(task: keras.Model, options: argparse.Namespace, steps: int) -> keras
 
 
 def served(task: keras.Model, options: argparse.Namespace) -> keras.Model:
-    """What the SavedModel is made of, for texts of up to the context."""
+    """The model that is exported, for texts of up to the context."""
     inputs = served_inputs(task, options.context)
     logits = keras.layers.Activation("linear", dtype="float32", name="logits")(task(inputs))
     return keras.Model(inputs, logits, name=task.name)
@@ -136,12 +119,10 @@ def _from_scratch(vocabulary_size: int, options: argparse.Namespace) -> keras.Mo
 
 
 def _from_preset(options: argparse.Namespace) -> keras.Model:
-    try:
+    with loading_preset(options.preset, FORM):
         model = keras_hub.models.CausalLM.from_preset(
             options.preset, preprocessor=None, dtype=options.precision
         )
-    except Exception as error:  # KerasHub raises whatever the network or the disk met
-        raise no_preset(options, error) from error
     longest = getattr(model.backbone, "max_sequence_length", options.context)
     if options.context > longest:
         raise UsageError(
@@ -151,31 +132,27 @@ def _from_preset(options: argparse.Namespace) -> keras.Model:
 
 
 def prompt_tokens(problem: Problem, options: argparse.Namespace) -> np.ndarray:
-    """The tokens that a sample goes on from.
-
-    Raises:
-        UsageError: If they leave no room in the context.
-    """
-    given = problem.tokens["test"][: 1 + min(PROMPT_TOKENS, options.context // 2)]
+    """The tokens that a sample goes on from; refuses those that leave no room in the context."""
+    tokens = problem.tokens["test"][: 1 + min(PROMPT_TOKENS, options.context // 2)]
     if options.prompt is not None:
-        given = np.append(given[:1], problem.vocabulary.encode(options.prompt))
-    if len(given) >= options.context:
+        tokens = np.append(tokens[:1], problem.vocabulary.encode(options.prompt))
+    if len(tokens) >= options.context:
         raise UsageError(
-            f"--prompt has {len(given) - 1} tokens: with the one before them they fill --context "
+            f"--prompt has {len(tokens) - 1} tokens: with the one before them they fill --context "
             f"{options.context}"
         )
-    return given
+    return tokens
 
 
 def sample(task: keras.Model, problem: Problem, options: argparse.Namespace, seed: int) -> str:
     """The prompt, and what `generate()` makes of it: drawn from the 10 most likely tokens."""
-    given = prompt_tokens(problem, options)
-    length = min(len(given) + options.sample_tokens, options.context)
+    prompt = prompt_tokens(problem, options)
+    length = min(len(prompt) + options.sample_tokens, options.context)
     tokens = np.zeros((1, length), "int32")
-    tokens[0, : len(given)] = given
-    if length == len(given):
-        return problem.vocabulary.decode(tokens[0, 1:])
-    inputs = {"token_ids": tokens, "padding_mask": np.arange(length)[None] < len(given)}
-    task.compile(sampler=keras_hub.samplers.TopKSampler(k=10, seed=seed))
-    found = task.generate(inputs, stop_token_ids=None)["token_ids"]
-    return problem.vocabulary.decode(keras.ops.convert_to_numpy(found)[0, 1:])
+    tokens[0, : len(prompt)] = prompt
+    if length > len(prompt):
+        inputs = {"token_ids": tokens, "padding_mask": np.arange(length)[None] < len(prompt)}
+        task.compile(sampler=keras_hub.samplers.TopKSampler(k=10, seed=seed))
+        outputs = task.generate(inputs, stop_token_ids=None)["token_ids"]
+        tokens = keras.ops.convert_to_numpy(outputs)
+    return problem.vocabulary.decode(tokens[0, 1:])

@@ -9,6 +9,18 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+Settings = dict[str, Any]  # of one attention, as numbers and names that go into a file
+
+
+class Trial(NamedTuple):
+    """One training that is asked for: a problem, an attention and a seed."""
+
+    problem: Any  # what the recipe's `data.load` returns
+    attention: str
+    settings: Settings  # of the attention
+    options: argparse.Namespace  # of the command line
+    seed: int = 0
+
 
 class Attention(NamedTuple):
     """One attention."""
@@ -29,79 +41,41 @@ RATE = "coefficient_learning_rate_multiplier"
 # H = I / 2 + A - P / 2, with P near a power of A: 1 where A is 1, for what tokens have in common,
 # and 1 / 2 where A is 0, for their differences
 HIGH_PASS = {"identity": 0.5, "linear": 1.0, "power": -0.5}
+GFSA = "keras_graphattn.layers:GraphFilterAttention"
+KERNEL = "keras_graphattn.layers:MaskedKernelAttention"
+GFSA_OPTIONS = (*FILTER, "constant", "trained_coefficients", RATE)
+AGF_OPTIONS = (*FILTER, "orthogonality_weight", "learned_constant", RATE)
+KERNEL_OPTIONS = ("feature_map", RATE)
 
 _ALL = (
     Attention("softmax", "softmax", "#999999", "recipes.common.training.layers:softmax"),
     Attention("linear", "linear", "#009e73", "recipes.common.training.layers:linear"),
+    Attention("gfsa", "GFSA", "#0072b2", GFSA, "graph_filter", GFSA_OPTIONS, "first_order"),
     Attention(
-        "gfsa",
-        "GFSA",
-        "#0072b2",
-        "keras_graphattn.layers:GraphFilterAttention",
-        "graph_filter",
-        (*FILTER, "constant", "trained_coefficients", RATE),
-        "first_order",
+        *("gfsa_high_pass", "GFSA, high-pass start", "#17becf", GFSA, "graph_filter"),
+        *(("order", RATE), "first_order", HIGH_PASS),
     ),
     Attention(
-        "gfsa_high_pass",
-        "GFSA, high-pass start",
-        "#17becf",
-        "keras_graphattn.layers:GraphFilterAttention",
-        "graph_filter",
-        ("order", RATE),
-        "first_order",
-        HIGH_PASS,
+        *("agf", "AGF", "#d55e00", "keras_graphattn.layers:AttentiveGraphFilter"),
+        *("attentive_graph_filter", AGF_OPTIONS, "jacobi"),
     ),
     Attention(
-        "agf",
-        "AGF",
-        "#d55e00",
-        "keras_graphattn.layers:AttentiveGraphFilter",
-        "attentive_graph_filter",
-        (*FILTER, "orthogonality_weight", "learned_constant", RATE),
-        "jacobi",
+        *("p_laplacian", "p-LaT", "#cc79a7", "keras_graphattn.layers:PLaplacianAttention"),
+        *("p_laplacian", ("exponents",)),
     ),
     Attention(
-        "p_laplacian",
-        "p-LaT",
-        "#cc79a7",
-        "keras_graphattn.layers:PLaplacianAttention",
-        "p_laplacian",
-        ("exponents",),
+        *("masked_kernel", "masked kernel", "#e69f00", KERNEL, "masked_kernel"),
+        ("mask", *KERNEL_OPTIONS),
     ),
-    Attention(
-        "masked_kernel",
-        "masked kernel",
-        "#e69f00",
-        "keras_graphattn.layers:MaskedKernelAttention",
-        "masked_kernel",
-        ("mask", "feature_map", RATE),
-    ),
-    Attention(
-        "performer",
-        "performer",
-        "#7f5539",
-        "keras_graphattn.layers:MaskedKernelAttention",
-        "masked_kernel",
-        ("feature_map", RATE),
-    ),
-    Attention(
-        "topological",
-        "topological",
-        "#2ca02c",
-        "keras_graphattn.layers:MaskedKernelAttention",
-        "masked_kernel",
-        ("feature_map", RATE),
-    ),
+    Attention("performer", "performer", "#7f5539", KERNEL, "masked_kernel", KERNEL_OPTIONS),
+    Attention("topological", "topological", "#2ca02c", KERNEL, "masked_kernel", KERNEL_OPTIONS),
     Attention("gcn", "GCN", "#56b4e9", "recipes.common.training.graphs:gcn"),
     Attention("gat", "GAT", "#b8860b", "recipes.common.training.graphs:gat"),
     Attention("graph_kernel", "GKAT", "#6a3d9a", "recipes.common.training.graphs:graph_kernel"),
     Attention(
-        "graph_masked_kernel",
-        "graph-masked kernel",
-        "#8b0000",
+        *("graph_masked_kernel", "graph-masked kernel", "#8b0000"),
         "recipes.common.training.graphs:graph_masked_kernel",
-        options=("feature_map", RATE),
+        options=KERNEL_OPTIONS,
     ),
 )
 ATTENTIONS = {attention.name: attention for attention in _ALL}
@@ -109,6 +83,8 @@ ATTENTIONS = {attention.name: attention for attention in _ALL}
 # For filters and masks of recipes: at 1e-3, Adam moves a coefficient by about 5e-2 in a step. The
 # defaults of layers and masks are 10 and 30; the results of the recipes were made with 50.
 MULTIPLIER = 50.0
+# In the report of a run: how far its coefficients have moved, and the mean |w_K|.
+DISTANCE, POWER = "coefficient_distance", "mean_absolute_power_coefficient"
 
 
 class PublishedFilter(NamedTuple):
@@ -120,8 +96,8 @@ class PublishedFilter(NamedTuple):
     beta: float
     learned_constant: bool = False
 
-    def defaults(self, *, one_rate: bool) -> dict[str, dict[str, Any]]:
-        """What the options of GFSA and AGF are where they are not given.
+    def defaults(self, *, one_rate: bool) -> dict[str, Settings]:
+        """The options of GFSA and AGF where they are not given.
 
         Args:
             one_rate: Whether coefficients learn as fast as all other weights, as in the papers.
@@ -144,44 +120,47 @@ def option_names() -> list[str]:
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
     """The options of attentions that have a value."""
-    found = {name: getattr(options, name, None) for name in option_names()}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: getattr(options, name, None) for name in option_names()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def filter_name(attention: str, options: argparse.Namespace) -> str | None:
     """The name of an attention's filter, if it has one."""
     own = ATTENTIONS[attention]
-    given = getattr(options, "filter", None) if "filter" in own.options else None
-    return given or own.filter
+    asked = getattr(options, "filter", None) if "filter" in own.options else None
+    return asked or own.filter
 
 
 def settings_of(
     attention: str, options: argparse.Namespace, defaults: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The settings of an attention, as numbers and names that go into a file.
-
-    Args:
-        attention: A name out of `ATTENTIONS`.
-        options: The command line's options.
-        defaults: What an option is where it is not given, published values for example.
-    """
-    own, given = ATTENTIONS[attention], given_options(options)
+) -> Settings:
+    """The settings of an attention; `defaults` are values of options that are not given."""
+    own, asked = ATTENTIONS[attention], given_options(options)
     filter = filter_name(attention, options)
-    defaults = {name: value for name, value in defaults.items() if value is not None}
+    values = {name: value for name, value in defaults.items() if value is not None}
     if filter != own.filter and not _is_polynomial(filter):
-        of_polynomials = ("order", "learned_constant")
-        defaults = {name: x for name, x in defaults.items() if name not in of_polynomials}
-    values = {**defaults, **{name: given[name] for name in own.options if name in given}}
-    found = {} if filter is None else {"filter": _filter_settings(str(filter), values)}
-    if own.start is not None:
-        found["filter"]["initial_coefficients"] = dict(own.start)
+        for name in ("order", "learned_constant"):
+            values.pop(name, None)
+    values |= {name: asked[name] for name in own.options if name in asked}
+    settings: Settings = {}
+    if filter is not None:
+        names = (name for name in ("order", "start", *OF_FILTER) if name in values)
+        own_names = [name for name in names if OF_FILTER.get(name, filter) == filter]
+        settings["filter"] = {"name": filter, **{name: values[name] for name in own_names}}
+        constant = settings["filter"].pop("constant", None)
+        if own.start or constant:
+            start = own.start or {"identity": constant}
+            settings["filter"]["initial_coefficients"] = dict(start)
+        trained = settings["filter"].pop("trained_coefficients", None)
+        if trained is not None:
+            settings["filter"]["trainable_coefficients"] = trained
     if "exponents" in values:
         p = values["exponents"]
-        found["p"] = p if len(p) > 1 else p[0]
+        settings["p"] = p if len(p) > 1 else p[0]
     if "orthogonality_weight" in values:
-        found["orthogonality_weight"] = values["orthogonality_weight"] / options.layers
-    apart = {*FILTER, *OF_FILTER, *found, "exponents"}
-    return {**found, **{name: value for name, value in values.items() if name not in apart}}
+        settings["orthogonality_weight"] = values["orthogonality_weight"] / options.layers
+    apart = {*FILTER, *OF_FILTER, *settings, "exponents"}
+    return {**settings, **{name: value for name, value in values.items() if name not in apart}}
 
 
 def layer_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,34 +171,19 @@ def layer_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     from keras_graphattn import filters, masks
 
-    found = dict(settings)
-    if "filter" in found:
-        given = dict(found["filter"])
-        found["filter"] = filters.FILTERS[given.pop("name")](**given)
-    if "mask" in found:
-        exponential = found["mask"] == "exponential"
-        found["mask"] = masks.Exponential(causal=True) if exponential else None
-    return found
+    arguments = dict(settings)
+    if "filter" in arguments:
+        values = dict(arguments["filter"])
+        arguments["filter"] = filters.FILTERS[values.pop("name")](**values)
+    if "mask" in arguments:
+        exponential = arguments["mask"] == "exponential"
+        arguments["mask"] = masks.Exponential(causal=True) if exponential else None
+    return arguments
 
 
 def label(attention: str) -> str:
-    """How tables and plots call an attention."""
+    """The name of an attention in tables and plots."""
     return ATTENTIONS[attention].label
-
-
-def _filter_settings(filter: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    names = [
-        name
-        for name in ("order", "start", *OF_FILTER)
-        if name in values and OF_FILTER.get(name, filter) == filter
-    ]
-    found = {"name": filter, **{name: values[name] for name in names}}
-    constant = found.pop("constant", None)
-    if constant:
-        found["initial_coefficients"] = {"identity": constant}
-    if "trained_coefficients" in found:
-        found["trainable_coefficients"] = found.pop("trained_coefficients")
-    return found
 
 
 def _is_polynomial(filter: str | None) -> bool:

@@ -1,42 +1,52 @@
 """The outline of every recipe: what it declares, and what its command does with that.
 
-The command checks what was asked for, trains, reports. Keras is imported only after the backend is
-chosen; whatever can be checked without it comes first, so that a wrong option fails at once. A
-recipe's own methods that need Keras import it inside.
+`Recipe.run` is the command, from top to bottom: it checks what was asked for, trains, reports.
+Keras is imported only after the backend is chosen; whatever can be checked without it comes first,
+so that a wrong option fails at once. A recipe's own methods that need Keras import it inside.
 """
 
 import abc
 import argparse
-import functools
 import importlib
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.attentions import MULTIPLIER, RATE, option_names, settings_of
-from recipes.common.command.attention_options import refuse_unused
+from recipes.common.attentions import MULTIPLIER, RATE, Settings, Trial, option_names, settings_of
 from recipes.common.command.checks import (
     check_attentions,
     check_installed,
     check_settings,
     keras_configured,
     only_run_in,
+    writes_saved_model,
 )
-from recipes.common.command.compiling import shared_programs
 from recipes.common.command.devices import check_devices
-from recipes.common.command.options import departures
+from recipes.common.command.options import (
+    CLASSIFIER,
+    GRAPH_ATTENTIONS,
+    WALKS,
+    add_run_options,
+    add_shared,
+    attention_options,
+    deviations,
+    refuse_unused,
+)
 from recipes.common.command.parsing import Parser, UsageError, choose_backend, run_command
 from recipes.common.output.notes import coefficient_notes
+from recipes.common.training.records import (
+    ACCURACY,
+    LAST_EPOCH,
+    Criterion,
+    Run,
+    best_run,
+    finished_runs,
+)
 
 if TYPE_CHECKING:
     import keras
-
-    from recipes.common.data.chance import Chance
-    from recipes.common.training.kept import Run
-    from recipes.common.training.resume import Criterion
-
-Settings = dict[str, Any]  # of one attention, as `settings_of` gives them
 
 # options that no number of a run depends on
 _OF_THE_COMMAND = {"attention", "seeds", "output", "overwrite", "verbose", "published", "released"}
@@ -48,29 +58,36 @@ class Recipe(abc.ABC):
 
     Beside the declaration, the recipe's folder has two modules, which may import Keras:
 
-    * `data`, with `load(options)`: the recipe's data in a form of its own, with a `digest()`;
-    * `model`, with `prepare(problem, attention, settings, seed, options)`, the compiled model and
-      the batches of one run, a `Training`; and `build(problem, attention, settings, options,
-      seed)`, the model before its training. Where the model of a finished run needs more than its
-      weights, `best_model(run, settings, problem, options)` makes it instead.
+    * `data`, with `load(options)`: the recipe's data in a form of its own, with a `digest()` and,
+      where there is one, a `chance()`: the criterion's level without looking at the inputs;
+    * `model`, with `prepare(trial)`, the compiled model and the batches of one run, a `Training`;
+      and `build(trial)`, the model before its training. Where the model of a finished run needs
+      more than its weights, `best_model(trial, weights)` makes it instead; where the SavedModel
+      differs from the model, `served(model, options)` makes it.
     """
 
     name: str  # of the folder
     description: str  # in the help
     attentions: tuple[str, ...]  # all that it knows, in the order of the table
+    by_default: tuple[str, ...]  # those that are trained without `--attention`
+    results: str  # the folder of results, in the help
+    training: dict[str, Any]  # defaults of options that are shared: of training
+    sizes: dict[str, Any]  # and of the model
+    hints: dict[str, str] = {}  # defaults that depend on other options, in the help
+    without: tuple[str, ...] = ()  # options of its attentions that it has no use for
+    saved_model: bool = True  # whether it writes a SavedModel
     data_files: str = ""  # what --data-dir is, for recipes that read data
     packages: tuple[str, ...] = ()  # whose versions count, beside Keras, its backend and NumPy
     open_in_paper: tuple[str, ...] = ()  # options that the published settings leave to the user
 
-    @abc.abstractmethod
-    def add_options(self, parser: Parser) -> None:
-        """Adds the recipe's options."""
+    def add_options(self, add: Callable[..., Any]) -> None:  # noqa: B027
+        """Adds the recipe's own options by `add`, which is `ArgumentParser.add_argument`."""
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         """Published settings that were asked for, by option: defaults in place of the usual ones.
 
         Raises:
-            UsageError: If no finished run is found.
+            UsageError: If there are none.
         """
         return {}
 
@@ -102,53 +119,35 @@ class Recipe(abc.ABC):
 
     @abc.abstractmethod
     def facts(self, problem: Any, options: argparse.Namespace) -> dict[str, Any]:
-        """What is to be said of the data: comes first in `results.json`."""
+        """Facts on the data; they come first in `results.json`."""
 
-    def criterion(self, problem: Any, options: argparse.Namespace) -> "Criterion":
+    def criterion(self, problem: Any, options: argparse.Namespace) -> Criterion:
         """The metric that stands in the table, and what chooses an epoch."""
-        from recipes.common.training.resume import ACCURACY
-
         return ACCURACY
-
-    def chance(self, problem: Any) -> "Chance | None":
-        """The criterion's level without looking at the inputs, where there is one."""
-        return None
 
     @abc.abstractmethod
     def title(self, problem: Any, options: argparse.Namespace) -> str:
-        """What stands over the table and the picture."""
+        """The words over the table and the picture."""
 
-    def best_model(
-        self, run: "Run", settings: Settings, problem: Any, options: argparse.Namespace
-    ) -> "keras.Model":
-        """The model of a finished run at its chosen epoch, not compiled."""
-        own = getattr(self.model, "best_model", None)
-        if own is not None:
-            return own(run, settings, problem, options)
-        model = self.model.build(problem, run.attention, settings, options, run.seed)
-        if not getattr(options, "ema", 0.0):
-            model.load_weights(run.weights)
+    def best_model(self, trial: Trial, weights: Path) -> "keras.Model":
+        """The model of a finished run with the weights of its chosen epoch, not compiled."""
+        if hasattr(self.model, "best_model"):
+            return self.model.best_model(trial, weights)
+        model = self.model.build(trial)
+        if not getattr(trial.options, "ema", 0.0):
+            model.load_weights(weights)
             return model
-        from recipes.common.training.averages import load_averages
+        from recipes.common.training.runs import take_averages
 
-        training = self.model.prepare(problem, run.attention, settings, run.seed, options)
-        load_averages(model, run.weights, training.model)
+        trained = self.model.prepare(trial).model
+        trained.optimizer.build(trained.trainable_variables)
+        trained.load_weights(weights)
+        take_averages(trained)
+        model.set_weights(trained.get_weights())
         return model
 
-    def write_model(self, output: Path, model: "keras.Model", options: argparse.Namespace) -> None:
-        """Writes the best model to the folder `output`."""
-        from recipes.common.output import report
-
-        served = getattr(self.model, "served", None)
-        report.write_model(
-            output,
-            model,
-            saved_model=writes_saved_model(options),
-            served=served and served(model, options),
-        )
-
     def write_more(  # noqa: B027
-        self, output: Path, runs: "list[Run]", best: "keras.Model", problem: Any, options: Any
+        self, output: Path, runs: Sequence[Run], best: "keras.Model", problem: Any, options: Any
     ) -> None:
         """Writes to the folder `output` what this recipe alone writes, of all runs."""
 
@@ -170,7 +169,15 @@ class Recipe(abc.ABC):
     def parse(self, arguments: list[str] | None = None) -> argparse.Namespace:
         """The options; raises `UsageError` with one line for what cannot be honoured."""
         parser = Parser(self.description, f"python -m recipes.{self.name}")
-        self.add_options(parser)
+        self.add_options(parser.add_argument)
+        add_run_options(parser, self.attentions, self.by_default, self.results, self.saved_model)
+        groups = {
+            "training": {**self.training, "precision": "float32"},
+            "model": self.sizes,
+            "attentions": attention_options(self.attentions, self.without),
+        }
+        for title, defaults in groups.items():
+            add_shared(parser.add_argument_group(title), defaults, self.hints)
         options = parser.parse_args(arguments)
         published = self.published(options)
         if published:
@@ -195,97 +202,93 @@ class Recipe(abc.ABC):
             name: settings_of(name, options, defaults.get(name, {})) for name in self.attentions
         }
 
-    def departures(self, options: argparse.Namespace) -> list[str]:
-        """In which options a run with published settings is not the published one."""
-        return departures(options, self.published(options), self.open_in_paper)
+    def trial(
+        self, problem: Any, attention: str, options: argparse.Namespace, seed: int = 0
+    ) -> Trial:
+        """One training of this recipe."""
+        return Trial(problem, attention, self.settings(options)[attention], options, seed)
+
+    def deviations(self, options: argparse.Namespace) -> list[str]:
+        """The options in which a run with published settings is not the published one."""
+        return deviations(options, self.published(options), self.open_in_paper)
 
     def main(self, arguments: list[str] | None = None) -> int:
         """Runs the command; returns its exit code: 0, or 2 with one line on standard error."""
-        return run_command(lambda given: compare(self, given), arguments)
+        return run_command(self.run, arguments)
+
+    def run(self, arguments: list[str] | None) -> None:
+        """Trains all attentions with all seeds and writes everything to `--output`."""
+        options = self.parse(arguments)
+        check_installed(options)
+        choose_backend(options.backend)
+        check_attentions(options, self.settings(options))
+        check_devices(options)
+        folder = getattr(options, "data_dir", None)
+        if folder is not None and not folder.exists():
+            raise UsageError(f"--data-dir {folder} does not exist. Give {self.data_files}")
+        problem = self.load(options)
+        with only_run_in(options.output), keras_configured(options.precision):
+            settings = self._all_settings(problem, options)
+            check_settings(options.output, settings, options.overwrite)
+            self._train_and_report(problem, settings, self.complete(problem, options))
+
+    def _all_settings(self, problem: Any, options: argparse.Namespace) -> Settings:
+        """All that the numbers of one run depend on, whichever runs are asked for."""
+        import keras
+
+        apart = {*_OF_THE_COMMAND, *_OF_THE_FILES, *option_names()}
+        values = {name: value for name, value in vars(options).items() if name not in apart}
+        return {
+            **{name: None if value == math.inf else value for name, value in values.items()},
+            "backend": keras.backend.backend(),
+            "data": problem.digest(),
+            "filters": {name: own for name, own in self.settings(options).items() if own},
+        }
+
+    def _train_and_report(
+        self, problem: Any, settings: Settings, options: argparse.Namespace
+    ) -> None:
+        from recipes.common.output import report
+        from recipes.common.output.plot import plot
+        from recipes.common.training.runs import train_run
+
+        output = options.output
+        facts = {"recipe": self.name, **self.facts(problem, options)}
+        if self.published(options):
+            own = facts.pop("published", {})
+            facts["published"] = {**own, "departures": self.deviations(options)}
+        criterion = self.criterion(problem, options)
+        for seed in options.seeds:
+            for attention in options.attention:
+                trial = self.trial(problem, attention, options, seed)
+                train_run(trial, output, self.model.prepare, criterion)
+        runs = finished_runs(output, self.attentions, criterion)
+        results = report.write_results(output, facts, settings, runs, self.packages)
+        title = self.title(problem, options)
+        chance = problem.chance() if hasattr(problem, "chance") else None
+        plot(output / "results.png", f"{title} ({results['backend']})", runs, chance)
+        best = best_run(runs)
+        trial = self.trial(problem, best.attention, options, best.seed)
+        model = self.best_model(trial, best.weights)
+        served = getattr(self.model, "served", lambda model, options: model)
+        report.write_model(output, model, writes_saved_model(options) and served(model, options))
+        self.write_more(output, runs, model, problem, options)
+        print(report.format_table(results, title, self.notes(results, options)))
+        print(f"written to {output}")
 
 
-def compare(recipe: Recipe, arguments: list[str] | None) -> None:
-    """Trains all attentions with all seeds and writes everything to `--output`."""
-    options = recipe.parse(arguments)
-    check_installed(
-        saved_model=writes_saved_model(options),
-        tensorboard=options.tensorboard,
-    )
-    choose_backend(options.backend)
-    of_attentions = recipe.settings(options)
-    check_attentions(options.attention, of_attentions)
-    check_devices(options)
-    folder = getattr(options, "data_dir", None)
-    if folder is not None and not folder.exists():
-        raise UsageError(f"--data-dir {folder} does not exist. Give {recipe.data_files}")
-    problem = recipe.load(options)
-    configured = keras_configured(options.precision)
-    with only_run_in(options.output), configured, shared_programs():
-        settings = _settings(of_attentions, problem, options)
-        check_settings(options.output, settings, options.overwrite)
-        _train_and_report(recipe, problem, of_attentions, settings, options)
+class ClassifierOfGraphs(Recipe):
+    """The options that the recipes share which tell classes of graphs."""
 
+    attentions = GRAPH_ATTENTIONS
+    by_default = ("softmax", "gcn", "gat", "graph_kernel", "graph_masked_kernel")
+    sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}
+    sizes |= {"embedding": True, "skip": True, "normalise": True, **WALKS, **CLASSIFIER}
 
-def writes_saved_model(options: argparse.Namespace) -> bool:
-    """Whether a SavedModel is written: where a recipe offers to leave it out, and was not told."""
-    return not getattr(options, "skip_saved_model", True)
+    def refuse(self, options: argparse.Namespace) -> None:
+        if options.choose_by == LAST_EPOCH and options.patience is not None:
+            raise UsageError("--patience: with --choose-by last_epoch all epochs are trained")
 
-
-def _train_and_report(
-    recipe: Recipe,
-    problem: Any,
-    of_attentions: dict[str, Settings],
-    settings: dict[str, Any],
-    options: argparse.Namespace,
-) -> None:
-    from recipes.common.output import report
-    from recipes.common.output.plot import plot
-    from recipes.common.training.kept import finished_runs
-    from recipes.common.training.runs import best_run, train_run
-
-    output, model = options.output, recipe.model
-    options = recipe.complete(problem, options)
-    facts = _facts(recipe, problem, options)
-    criterion = recipe.criterion(problem, options)
-    for seed in options.seeds:
-        for attention in options.attention:
-            one = (problem, attention, of_attentions[attention], seed, options)
-            prepare = functools.partial(model.prepare, *one)
-            train_run(attention, seed, output, prepare, options, criterion)
-    runs = finished_runs(output, recipe.attentions, criterion)
-    results = report.write_results(output, facts, settings, runs, recipe.packages)
-    title = recipe.title(problem, options)
-    plot(output / "results.png", f"{title} ({results['backend']})", runs, recipe.chance(problem))
-    best = best_run(runs)
-    found = recipe.best_model(best, of_attentions[best.attention], problem, options)
-    recipe.write_model(output, found, options)
-    recipe.write_more(output, runs, found, problem, options)
-    print(report.format_table(results, title, recipe.notes(results, options)))
-    print(f"written to {output}")
-
-
-def _facts(recipe: Recipe, problem: Any, options: argparse.Namespace) -> dict[str, Any]:
-    facts = {"recipe": recipe.name, **recipe.facts(problem, options)}
-    if recipe.published(options):
-        told = facts.pop("published", {})
-        facts["published"] = {**told, "departures": recipe.departures(options)}
-    return facts
-
-
-def _settings(
-    of_attentions: dict[str, Settings], problem: Any, options: argparse.Namespace
-) -> dict[str, Any]:
-    """All that the numbers of one run depend on, whichever runs are asked for."""
-    import keras
-
-    apart = {*_OF_THE_COMMAND, *_OF_THE_FILES, *option_names()}
-    return {
-        **{
-            name: None if value == math.inf else value
-            for name, value in vars(options).items()
-            if name not in apart
-        },
-        "backend": keras.backend.backend(),
-        "data": problem.digest(),
-        "filters": {name: given for name, given in of_attentions.items() if given},
-    }
+    def criterion(self, problem: Any, options: argparse.Namespace) -> Criterion:
+        """Accuracy in the table, and what `--choose-by` names to choose the epoch."""
+        return ACCURACY._replace(choose_by=options.choose_by)

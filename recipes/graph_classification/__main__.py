@@ -4,31 +4,20 @@ Imports no Keras by itself.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.command.attention_options import add_attention_options
-from recipes.common.command.graph_options import (
-    ATTENTIONS,
-    BY_DEFAULT,
-    add_classifier_options,
-    add_graph_options,
-    refuse_classifier_options,
-)
-from recipes.common.command.options import add_run_options, add_shared
-from recipes.common.command.parsing import Parser, UsageError, at_least
-from recipes.common.command.program import run_program
-from recipes.common.recipe import Recipe
+from recipes.common.command.parsing import UsageError, at_least, run_program
+from recipes.common.recipe import ClassifierOfGraphs
 
 if TYPE_CHECKING:
-    from recipes.common.data.chance import Chance
-    from recipes.common.training.resume import Criterion
     from recipes.graph_classification.data import Folds
 
 MADE = "made"
 
 
-class GraphClassification(Recipe):
+class GraphClassification(ClassifierOfGraphs):
     """Attention layers on a data set of graphs, fold by fold."""
 
     name = "graph_classification"
@@ -36,30 +25,23 @@ class GraphClassification(Recipe):
         "Trains and compares attention layers on graphs with a class; writes a table, curves and "
         "the best model for serving."
     )
-    attentions = ATTENTIONS
+    results = "graph_classification/<dataset>"
+    training = {"epochs": 100, "patience": None, "batch_size": 32, "learning_rate": 2e-3}
+    training |= {"validation_fraction": 0.1, "ema": 0.0}
+    sizes = {**ClassifierOfGraphs.sizes, "pooling": "sum", "head_dropout": 0.5}
+    hints = {"patience": "all"}
     data_files = "the folder with NAME.txt or NAME_A.txt, or the one above it"
 
-    def add_options(self, parser: Parser) -> None:
-        add = parser.add_argument
+    def add_options(self, add: Callable[..., Any]) -> None:
         add("--dataset", default=MADE, help="made, or the name of TU data in --data-dir")
         add("--data-dir", type=Path, help=self.data_files)
         add("--degrees", action="store_true", help="a node's degree is a feature beside its tag")
         search = "test on a fifth of a fold's training graphs: to choose options by"
         add("--search", action="store_true", help=search)
         add("--graphs", type=at_least(60), help="how many graphs are made [300]")
-        add_run_options(parser, self.attentions, BY_DEFAULT, "graph_classification/<dataset>")
-        training = {"epochs": 100, "patience": None, "batch_size": 32, "learning_rate": 2e-3}
-        training |= {"validation_fraction": 0.1, "precision": "float32", "ema": 0.0}
-        add_shared(parser.add_argument_group("training"), training, {"patience": "all"})
-        model = parser.add_argument_group("model")
-        sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}
-        add_shared(model, sizes)
-        add_graph_options(model, normalise=True)
-        add_classifier_options(model, pooling="sum", head_dropout=0.5)
-        add_attention_options(parser.add_argument_group("attentions"), self.attentions)
 
     def refuse(self, options: argparse.Namespace) -> None:
-        refuse_classifier_options(options)
+        super().refuse(options)
         if options.dataset == MADE and options.data_dir is not None:
             raise UsageError("--data-dir: the graphs of --dataset made are made, not read")
         if options.dataset != MADE and options.graphs is not None:
@@ -72,18 +54,6 @@ class GraphClassification(Recipe):
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.dataset)
-
-    def criterion(self, problem: "Folds", options: argparse.Namespace) -> "Criterion":
-        from recipes.common.training.graph_runs import criterion
-
-        return criterion(options)
-
-    def chance(self, problem: "Folds") -> "Chance":
-        from recipes.common.data.chance import of_accuracy
-        from recipes.common.data.graphs import labels_of
-
-        labels = labels_of(problem.graphs)
-        return of_accuracy(validation=labels, training=labels, test=labels)
 
     def facts(self, problem: "Folds", options: argparse.Namespace) -> dict[str, Any]:
         return {
@@ -102,10 +72,10 @@ class GraphClassification(Recipe):
         kind = "published" if folds["published"] else "stratified, drawn by --data-seed"
         best, *others = super().notes(results, options)
         tests = "trains and tests on" if not options.search else "trains and tests within"
-        told = f"seed s {tests} fold s modulo {folds['count']}; the folds are {kind}."
+        line = f"seed s {tests} fold s modulo {folds['count']}; the folds are {kind}."
         if options.search:
             others.append("--search: a fifth of its training graphs is the test, its own is not.")
-        return [best, told, *others]
+        return [best, line, *others]
 
 
 RECIPE = GraphClassification()

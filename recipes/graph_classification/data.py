@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_graphattn.graphs import Graph, read_tu
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.chance import refuse_one_class
+from recipes.common.data.chance import Chance, held_out, of_accuracy, refuse_one_class
 from recipes.common.data.graphs import GraphProblem, labels_of
 
 MADE = "made"  # the name of the data that needs no files
@@ -38,11 +38,14 @@ class Folds:
 
     @property
     def features(self) -> int:
-        """Features of each node."""
         return self.graphs[0].node_features.shape[1]
 
+    def chance(self) -> Chance:
+        """The accuracy of the most frequent class of all graphs."""
+        labels = labels_of(self.graphs)
+        return of_accuracy(validation=labels, training=labels, test=labels)
+
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256(
             GraphProblem("", self.classes, self.graphs, [], []).digest().encode()
         )
@@ -77,15 +80,8 @@ def fold(
 ) -> GraphProblem:
     """The fold `seed` modulo the number of folds, with an inner hold-out to validate on.
 
-    Args:
-        problem: All graphs and folds.
-        seed: The fold's number; also draws what is held out.
-        validation_fraction: Share of the training graphs to validate on.
-        search: Whether a fifth of the training graphs is the test part, and that of the fold is
-            not touched.
-
-    Raises:
-        UsageError: If nothing is left to validate or to test on.
+    The seed also draws what is held out. In a search, a fifth of the training graphs is the test
+    part, and that of the fold is not touched.
     """
     train, test = problem.folds[seed % len(problem.folds)]
     random = np.random.default_rng(seed + SEARCH_SEED if search else seed)
@@ -103,12 +99,8 @@ def _hold_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The places that are left, and a share of them drawn class by class."""
     labels = labels_of([problem.graphs[place] for place in places])
-    held = []
-    for label in np.unique(labels):
-        members = random.permutation(np.flatnonzero(labels == label))
-        held.append(members[: min(max(round(share * len(members)), 1), len(members) - 1)])
-    held_out = np.sort(np.concatenate(held))
-    return np.delete(places, held_out), places[held_out]
+    rest, held = held_out(labels, share, random)
+    return places[rest], places[held]
 
 
 def stratified_folds(labels: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -135,13 +127,13 @@ def make(count: int, seed: int) -> list[Graph]:
 
 def small_world(random: np.random.Generator, nodes: int) -> Edges:
     """A ring of nodes joined to the 4 nearest; a tenth of the edges get another random end."""
-    known = {tuple(sorted((i, (i + step) % nodes))) for i in range(nodes) for step in (1, 2)}
-    for edge in sorted(known):
+    edges = {tuple(sorted((i, (i + step) % nodes))) for i in range(nodes) for step in (1, 2)}
+    for edge in sorted(edges):
         if random.random() < 0.1:
-            known.remove(edge)
-            others = [v for v in range(nodes) if v != edge[0] and _pair(edge[0], v) not in known]
-            known.add(_pair(edge[0], others[random.integers(len(others))]))
-    return np.array(sorted(known))
+            edges.remove(edge)
+            others = [v for v in range(nodes) if v != edge[0] and _pair(edge[0], v) not in edges]
+            edges.add(_pair(edge[0], others[random.integers(len(others))]))
+    return np.array(sorted(edges))
 
 
 def preferential(random: np.random.Generator, nodes: int) -> Edges:
@@ -189,12 +181,12 @@ def _read(options: argparse.Namespace) -> Folds:
         )
     inner = options.data_dir / options.dataset
     try:
-        found = read_tu(inner if inner.is_dir() else options.data_dir, options.dataset)
+        data = read_tu(inner if inner.is_dir() else options.data_dir, options.dataset)
     except (OSError, ValueError) as error:
         raise UsageError(f"--dataset {options.dataset} cannot be read: {error}") from error
-    graphs = found.graphs
+    graphs = data.graphs
     one_tag = graphs[0].node_features.shape[1] == 1
     if one_tag or options.degrees:
         graphs = [with_degrees(graph, beside=not one_tag) for graph in graphs]
-    classes = [str(label) for label in found.classes]
-    return Folds(options.dataset, classes, graphs, found.folds, bool(found.folds))
+    classes = [str(label) for label in data.classes]
+    return Folds(options.dataset, classes, graphs, data.folds, bool(data.folds))

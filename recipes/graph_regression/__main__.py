@@ -4,26 +4,22 @@ Imports no Keras by itself.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.attentions import MULTIPLIER, RATE
-from recipes.common.command.attention_options import add_attention_options
-from recipes.common.command.graph_options import ATTENTIONS, add_graph_options
-from recipes.common.command.options import add_run_options, add_shared
-from recipes.common.command.parsing import Parser, UsageError, at_least, number_in
-from recipes.common.command.program import run_program
+from recipes.common.attentions import MULTIPLIER, RATE, Settings
+from recipes.common.command.options import GRAPH_ATTENTIONS, WALKS
+from recipes.common.command.parsing import UsageError, at_least, flags, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe
+from recipes.common.training.records import Criterion
 
 if TYPE_CHECKING:
-    from recipes.common.data.chance import Chance
     from recipes.common.data.graphs import GraphProblem
-    from recipes.common.training.resume import Criterion
 
 PAPER, GFSA_PAPER = "arXiv 2106.05234", "arXiv 2312.04234"
 DATASETS = ("made", "zinc", "zinc_full")
-BY_DEFAULT = ("softmax", "gfsa", "gcn", "gat", "graph_kernel")
 ORDER = 2  # of GFSA on ZINC
 
 # Graphormer-slim on the subset of ZINC, with and without GFSA; 400,000 steps of 40 in each epoch
@@ -52,11 +48,16 @@ class GraphRegression(Recipe):
         "Trains and compares Graphormer with and without a graph filter, and other attentions on "
         "graphs, on properties of molecules; writes a table, curves and the best model for serving."
     )
-    attentions = ATTENTIONS
+    attentions = GRAPH_ATTENTIONS
+    by_default = ("softmax", "gfsa", "gcn", "gat", "graph_kernel")
+    results = "graph_regression/<dataset>"
+    training = {"epochs": 20, "patience": 20, "batch_size": 32, "learning_rate": 1e-3}
+    training |= {"warm_up": 100, "weight_decay": 0.01}
+    sizes = {"layers": 4, "heads": 8, "key_dim": 10, "feed_forward": 80, "dropout": 0.1, **WALKS}
+    hints = {RATE: f"{MULTIPLIER:g}; 1 with --published", "order": str(ORDER)}
     data_files = "the folder with train.pickle, train.index and so on"
 
-    def add_options(self, parser: Parser) -> None:
-        add = parser.add_argument
+    def add_options(self, add: Callable[..., Any]) -> None:
         add("--dataset", choices=DATASETS, default="made", help="zinc: the subset of 12,000 [made]")
         add("--data-dir", type=Path, help=self.data_files)
         add("--train-examples", type=at_least(1), help="molecules that are made [1024]")
@@ -64,21 +65,10 @@ class GraphRegression(Recipe):
         add("--evaluation-examples", type=at_least(1), help=evaluation)
         published = "Graphormer-slim as published, with and without GFSA; needs --dataset zinc"
         add("--published", action="store_true", help=published)
-        add_run_options(parser, self.attentions, BY_DEFAULT, "graph_regression/<dataset>")
-        group = parser.add_argument_group("training")
-        training = {"epochs": 20, "patience": 20, "batch_size": 32, "learning_rate": 1e-3}
-        add_shared(group, {**training, "warm_up": 100, "precision": "float32"})
-        group.add_argument("--weight-decay", type=number_in(0.0, 1.0), default=0.01, help="AdamW's")
-        model = parser.add_argument_group("model")
-        sizes = {"layers": 4, "heads": 8, "key_dim": 10, "feed_forward": 80, "dropout": 0.1}
-        add_shared(model, sizes)
         most = "distances of nodes above it count as it"
-        model.add_argument("--max-distance", type=at_least(1), default=20, help=most)
+        add("--max-distance", type=at_least(1), default=20, help=most)
         hops = "bonds of a shortest path that count, the first ones"
-        model.add_argument("--hops", type=at_least(1), default=5, help=hops)
-        add_graph_options(model, layer_options=False)
-        rate = {RATE: f"{MULTIPLIER:g}; 1 with --published", "order": str(ORDER)}
-        add_attention_options(parser.add_argument_group("attentions"), self.attentions, rate)
+        add("--hops", type=at_least(1), default=5, help=hops)
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:
@@ -94,15 +84,14 @@ class GraphRegression(Recipe):
             raise UsageError("--data-dir: the molecules of --dataset made are made, not read")
         for name in ("train_examples", "evaluation_examples"):
             if options.dataset != "made" and getattr(options, name) is not None:
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag}: only the molecules of --dataset made are made")
+                raise UsageError(f"{flags([name])}: only the molecules of --dataset made are made")
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         if options.dataset != "made":
             return {}
         return {"train_examples": 1024, "evaluation_examples": 256}
 
-    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         return {"gfsa": {"order": ORDER, RATE: 1.0 if options.published else MULTIPLIER}}
 
     def folder(self, options: argparse.Namespace) -> str:
@@ -111,23 +100,15 @@ class GraphRegression(Recipe):
     def complete(self, problem: "GraphProblem", options: argparse.Namespace) -> argparse.Namespace:
         return argparse.Namespace(**vars(options), nodes=problem.sizes()[-1])
 
-    def criterion(self, problem: "GraphProblem", options: argparse.Namespace) -> "Criterion":
-        from recipes.common.training.resume import Criterion
-
+    def criterion(self, problem: "GraphProblem", options: argparse.Namespace) -> Criterion:
         return Criterion("mean_absolute_error", lower_is_better=True, ties="squared_error")
-
-    def chance(self, problem: "GraphProblem") -> "Chance":
-        from recipes.common.data.chance import of_absolute_error
-        from recipes.common.data.graphs import numbers_of
-
-        return of_absolute_error(**{part: numbers_of(one) for part, one in problem.splits.items()})
 
     def facts(self, problem: "GraphProblem", options: argparse.Namespace) -> dict[str, Any]:
         return {
             "dataset": problem.task,
             "graphs": {name: len(graphs) for name, graphs in problem.splits.items()},
             "nodes": problem.sizes()[-1],
-            "median": self.chance(problem).levels,
+            "median": problem.chance().levels,
         }
 
     def title(self, problem: "GraphProblem", options: argparse.Namespace) -> str:
@@ -138,8 +119,7 @@ class GraphRegression(Recipe):
         if options.published:
             papers = f"{PAPER} and, for GFSA, {GFSA_PAPER}"
             notes.append(settings_note(papers, results["published"]["departures"]))
-            attentions = [row["attention"] for row in results["table"]]
-            notes += absent_note(papers, ("softmax", "gfsa"), attentions)
+            notes += absent_note(papers, ("softmax", "gfsa"), results)
         return notes
 
 

@@ -48,8 +48,10 @@ def load(options: argparse.Namespace) -> GraphProblem:
         files = ", ".join(f"{name}.pickle" for name in PARTS.values())
         raise UsageError(f"--dataset {options.dataset} needs --data-dir, with {files} in it")
     try:
-        found = read_zinc(options.data_dir, options.dataset == SUBSET)
-        splits = [[graph_of(molecule, ZINC_ATOMS) for molecule in found[part]] for part in PARTS]
+        molecules = read_zinc(options.data_dir, options.dataset == SUBSET)
+        splits = [
+            [graph_of(molecule, ZINC_ATOMS) for molecule in molecules[part]] for part in PARTS
+        ]
     except FileNotFoundError as error:
         missing = Path(error.filename).name
         raise UsageError(f"--data-dir {options.data_dir} has no {missing}") from error
@@ -77,14 +79,9 @@ def graph_of(molecule: Molecule, atom_types: int) -> Graph:
 
 
 def bonds_on_paths(graph: Graph, paths: np.ndarray) -> np.ndarray:
-    """The types of the bonds on shortest paths.
+    """The types of the bonds on shortest paths, (n, n, hops); -1 after the end of a path.
 
-    Args:
-        graph: A graph whose edges have one feature, the type of the bond, from 0.
-        paths: The numbers of the edges, (n, n, hops), as `precompute(graphs, "paths")` has them.
-
-    Returns:
-        Integers of shape (n, n, hops); -1 after the end of a path.
+    The paths are numbers of edges, as `precompute(graphs, "paths")` has them.
     """
     return np.append(graph.edge_features[:, 0], -1)[paths].astype("int8")
 
@@ -108,12 +105,8 @@ def make(random: np.random.Generator) -> Graph:
 def penalised_property(atoms: np.ndarray, bonds: np.ndarray, rings: Sequence[int]) -> float:
     """The sum of what atoms contribute, less 0.3 for each bond above a single one, less penalties.
 
-    The penalty of a ring is the number of its atoms above six.
-
-    Args:
-        atoms: Types of the atoms, (n,).
-        bonds: Types of the bonds from 1, (n, n); 0 where there is no bond.
-        rings: Numbers of atoms of the rings.
+    The penalty of a ring is the number of its atoms above six. Atoms (n,) and bonds (n, n) are
+    types; 0 is no bond. Rings are numbers of atoms.
     """
     above_single = np.maximum(np.triu(bonds) - 1, 0).sum()
     penalty = sum(max(size - FREE_OF_PENALTY, 0) for size in rings)

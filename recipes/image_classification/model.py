@@ -7,7 +7,7 @@ Its inputs are `images` (B, size, size, C), raw values from 0 to 255; its output
 import argparse
 import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -17,19 +17,17 @@ from keras import layers
 import keras_graphattn
 from keras_graphattn.analysis import token_similarity
 from keras_graphattn.masks import BlockToeplitz
-from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.command.checks import keras_configured
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.image_batches import Augmentation, ImageBatches
 from recipes.common.data.images import Images
 from recipes.common.images import cait, vit
 from recipes.common.images.sizes import SIZES, Size
-from recipes.common.images.training import compile_model
-from recipes.common.training.coefficients import coefficient_report
-from recipes.common.training.layers import plain_attention
+from recipes.common.training.layers import plain_attention, similarity_by_depth
+from recipes.common.training.measures import one_hot_loss_and_metrics
+from recipes.common.training.optimizers import averaged, with_rates
 from recipes.common.training.runs import Training
-from recipes.common.training.similarity import similarity_by_depth
-from recipes.common.training.throughput import Throughput
 from recipes.image_classification.data import Problem
 
 # of the pixels of ImageNet, by channel, on a scale from 0 to 1; for one channel, of scikit-learn's
@@ -38,85 +36,108 @@ MEANS = {1: (0.305,), 3: (0.485, 0.456, 0.406)}
 DEVIATIONS = {1: (0.376,), 3: (0.229, 0.224, 0.225)}
 MEASURED = 1024  # images on which the similarity of tokens is measured, at most
 MEASURED_PRESET = 128  # the same for presets, which are larger
+NOT_DECAYED = (
+    *("bias", "gamma", "beta", "table", "vector", "scale", "log_factors", "coefficient"),
+    *("embedding", "token", "lambda"),  # of KerasHub's models
+)
 
 
-def prepare(
-    problem: Problem,
-    attention: str,
-    settings: dict[str, Any],
-    seed: int,
-    options: argparse.Namespace,
-) -> Training:
+def prepare(trial: Trial) -> Training:
     """The compiled model and the batches of one attention with one seed."""
-    model = build(problem, attention, settings, options, seed)
+    problem, options = trial.problem, trial.options
+    model = build(trial)
     if options.start_from is not None:
         _start(model, options)
-    names = Augmentation._fields
-    augmentation = Augmentation(**{name: getattr(options, name) for name in names})
+    augmentation = {name: getattr(options, name) for name in Augmentation._fields}
     shape = (len(problem.classes), options.image_size)
-    batches = ImageBatches(problem.train, *shape, options.batch_size, seed, augmentation)
+    batches = ImageBatches(
+        problem.train, *shape, options.batch_size, trial.seed, Augmentation(**augmentation)
+    )
     validation, test = (
         ImageBatches(images, *shape, 2 * options.batch_size)
         for images in (problem.validation, problem.test)
     )
     compile_model(model, len(problem.classes), batches.num_batches, options)
-    coefficients = coefficient_report(model)
 
     def report() -> dict[str, Any]:
-        found = model.evaluate(test, verbose=0, return_dict=True)
+        values = model.evaluate(test, verbose=0, return_dict=True)
         kept = ("accuracy", "cross_entropy", "accuracy_top_5")
-        return {**{f"test_{name}": found[name] for name in kept if name in found}, **coefficients()}
+        return {f"test_{name}": values[name] for name in kept if name in values}
 
-    measure = None if options.model == "swin" else lambda: similarities(model, problem, options)
-    shown = [Throughput(options.batch_size)]
-    return Training(model, batches, validation, None, measure, report, shown)
+    measure = None if options.model == "swin" else lambda: similarities(model, trial)
+    return Training(model, batches, validation, measure=measure, report=report)
 
 
-def build(
-    problem: Problem,
-    attention: str,
-    settings: Mapping[str, Any],
-    options: argparse.Namespace,
-    seed: int = 0,
-) -> keras.Model:
+def compile_model(
+    model: keras.Model, classes: int, steps: int, options: argparse.Namespace
+) -> None:
+    """Compiles for AdamW: a linear warm-up, then half a cosine; matrices only decay."""
+    all_steps = options.epochs * steps  # Keras counts those that only accumulate too
+    warm_up = min(round(options.warm_up_epochs * steps), all_steps - 1)
+    peak = options.learning_rate
+    rate = keras.optimizers.schedules.CosineDecay(
+        peak if warm_up == 0 else 0.0,
+        all_steps - warm_up,
+        alpha=min(1.0, options.final_learning_rate / peak),
+        warmup_target=None if warm_up == 0 else peak,
+        warmup_steps=warm_up,
+    )
+    optimizer = keras.optimizers.AdamW(
+        rate,
+        weight_decay=options.weight_decay,
+        **averaged(options.ema),
+        gradient_accumulation_steps=options.accumulate if options.accumulate > 1 else None,
+    )
+    optimizer.exclude_from_weight_decay(var_names=list(NOT_DECAYED))
+    model.compile(
+        optimizer=with_rates(optimizer, model),
+        **one_hot_loss_and_metrics(classes, options.label_smoothing),
+    )
+
+
+def build(trial: Trial) -> keras.Model:
     """The model of one attention; the layer `network` maps standardised images to logits."""
+    problem, options = trial.problem, trial.options
     size = options.image_size
     images = keras.Input((size, size, problem.channels), name="images", dtype="float32")
     if options.preset is None:
-        standardised = _standardised(images)
-        network = _network(attention, settings, problem, options, seed)
+        standardise = layers.Normalization(
+            mean=[255 * one for one in MEANS[problem.channels]],
+            variance=[(255 * one) ** 2 for one in DEVIATIONS[problem.channels]],
+            dtype="float32",
+            name="standardise",
+        )
+        standardised = standardise(images)
+        network = _network(trial)
     else:
         from recipes.common.images import pretrained
 
         standardised = pretrained.normalised(images, options.preset)
-        given = (len(problem.classes), replaced_layers(options), options)
-        network = pretrained.classifier(attention, settings, *given)
+        network = pretrained.classifier(trial, replaced_layers(options))
     network.name = "network"
     probabilities = layers.Softmax(dtype="float32", name="probabilities")(network(standardised))
-    return keras.Model({"images": images}, probabilities, name=f"images_{attention}")
+    return keras.Model({"images": images}, probabilities, name=f"images_{trial.attention}")
 
 
-def check_preset(
-    problem: Problem, attention: str, settings: Mapping[str, Any], options: argparse.Namespace
-) -> None:
+def check_preset(trial: Trial) -> None:
     """Raises `UsageError` for what `--preset` cannot have: an attention, images, a precision."""
     from recipes.common.images import pretrained
 
+    problem, options = trial.problem, trial.options
     channels = pretrained.preset_of(options.preset).channels
     if problem.channels not in (1, channels):
         raise UsageError(
             f"--preset {options.preset} takes images of {channels} channels; those of "
             f"{problem.name} have {problem.channels}"
         )
-    given = (len(problem.classes), replaced_layers(options), options)
     with keras_configured(options.precision):
-        network = pretrained.classifier(attention, settings, *given, load_weights=False)
+        network = pretrained.classifier(trial, replaced_layers(options), load_weights=False)
         pretrained.check_precision(network)
 
 
 def size_of(options: argparse.Namespace) -> Size:
     """How large the model is."""
-    given = {
+    own = {
         "layers": options.layers,
         "width": options.d_model,
         "heads": options.heads,
@@ -124,7 +145,7 @@ def size_of(options: argparse.Namespace) -> Size:
         "patch": options.patch,
         "image": options.image_size,
     }
-    return SIZES[options.size]._replace(**given) if options.size else Size("vit", **given)
+    return SIZES[options.size]._replace(**own) if options.size else Size("vit", **own)
 
 
 def replaced_layers(options: argparse.Namespace) -> list[int]:
@@ -141,11 +162,12 @@ def replaced_layers(options: argparse.Namespace) -> list[int]:
     }[options.where]
 
 
-def similarities(model: keras.Model, problem: Problem, options: argparse.Namespace) -> list[float]:
+def similarities(model: keras.Model, trial: Trial) -> list[float]:
     """Mean token similarity over test images, before the blocks and after each.
 
     Of a preset, around the blocks that `similarity_by_depth` finds.
     """
+    problem, options = trial.problem, trial.options
     if options.preset is not None:
         images = test_images(problem, MEASURED_PRESET, options)["images"]
         return similarity_by_depth(model, {"images": images})
@@ -169,32 +191,17 @@ def test_images(problem: Problem, count: int, options: argparse.Namespace) -> di
     return {**images, "classes": classes.argmax(axis=-1)}
 
 
-def tables_of_masks(model: keras.Model, options: argparse.Namespace) -> dict[str, np.ndarray]:
+def tables_of_masks(model: keras.Model) -> dict[str, np.ndarray]:
     """By block, the logarithms of its mask's factors, (N, 2 h - 1, 2 w - 1)."""
-    network = model.get_layer("network")
-    if options.preset is None:
-        held = [(one.name.removesuffix("_attention"), one) for one in network.layers]
-    else:
-        from recipes.common.images import pretrained
-
-        own = pretrained.attention_layers(network)
-        held = [(f"block {number}", layer) for number, layer in enumerate(own, start=1)]
-    masks = ((name, getattr(layer, "mask", None)) for name, layer in held)
-    return {
-        name.replace("_", " "): keras.ops.convert_to_numpy(mask.log_factors)
-        for name, mask in masks
-        if isinstance(mask, BlockToeplitz)
-    }
-
-
-def _standardised(images: Any) -> Any:
-    channels = images.shape[-1]
-    return layers.Normalization(
-        mean=[255 * one for one in MEANS[channels]],
-        variance=[(255 * one) ** 2 for one in DEVIATIONS[channels]],
-        dtype="float32",
-        name="standardise",
-    )(images)
+    tables = {}
+    for row in keras_graphattn.inspect(model.get_layer("network")):
+        block = row.path.removesuffix("_attention").replace("_", " ")
+        if row.index is not None:  # of a preset
+            block = f"block {row.index + 1}"
+        for name, coefficient in row.coefficients.items():
+            if name.endswith("log_factors"):
+                tables[block] = coefficient.values
+    return tables
 
 
 def _start(model: keras.Model, options: argparse.Namespace) -> None:
@@ -206,68 +213,49 @@ def _start(model: keras.Model, options: argparse.Namespace) -> None:
         raise UsageError(f"--start-from {options.start_from}: {error}") from error
 
 
-def _network(
-    attention: str,
-    settings: Mapping[str, Any],
-    problem: Problem,
-    options: argparse.Namespace,
-    seed: int,
-) -> keras.Model:
-    """The model from standardised images to logits.
-
-    Raises:
-        UsageError: If patches do not fill the images.
-    """
-    given = {
+def _network(trial: Trial) -> keras.Model:
+    """The model from standardised images to logits; refuses patches that do not fill the images."""
+    options = trial.options
+    arguments = {
         "image_size": options.image_size,
-        "channels": problem.channels,
-        "classes": len(problem.classes),
+        "channels": trial.problem.channels,
+        "classes": len(trial.problem.classes),
         "size": size_of(options),
         "dropout": options.dropout,
         "drop_path": options.drop_path,
     }
     try:
         if options.model == "swin":
-            return _swin(attention, settings, given, options)
+            from recipes.common.images import swin
+
+            network = swin.classifier(**arguments)
+            if trial.attention != "softmax":
+                kind, where = ATTENTIONS[trial.attention].convert, replaced_layers(options)
+                settings = layer_arguments(trial.settings)
+                keras_graphattn.convert(network.backbone, kind, where, **settings)
+            return network
+        arguments["seed"] = trial.seed
         if options.model == "cait":
-            make = _maker(attention, settings, options, prefix=0)
-            return cait.classifier(**given, attention=make, seed=seed)
-        make = _maker(attention, settings, options, prefix=1)
-        return vit.classifier(**given, attention=make, seed=seed, post_norm=options.post_norm)
+            return cait.classifier(**arguments, attention=_maker(trial, prefix=0))
+        make = _maker(trial, prefix=1)
+        return vit.classifier(**arguments, attention=make, post_norm=options.post_norm)
     except ValueError as error:
         raise UsageError(f"--model {options.model}: {error}") from error
 
 
-def _swin(
-    attention: str,
-    settings: Mapping[str, Any],
-    given: dict[str, Any],
-    options: argparse.Namespace,
-) -> keras.Model:
-    from recipes.common.images import swin
-
-    network = swin.classifier(**given)
-    if attention != "softmax":
-        kind = ATTENTIONS[attention].convert
-        where = replaced_layers(options)
-        keras_graphattn.convert(network.backbone, kind, where, **layer_arguments(settings))
-    return network
-
-
-def _maker(
-    attention: str, settings: Mapping[str, Any], options: argparse.Namespace, prefix: int
-) -> Callable[[int, int, int, str], Any]:
+def _maker(trial: Trial, prefix: int) -> Callable[[int, int, int, str], layers.Layer]:
     """What makes the attention of each block; `prefix` tokens come before the patches."""
+    attention, options = trial.attention, trial.options
     side = options.image_size // options.patch
     replaced = replaced_layers(options)
     talking = options.model == "cait"
 
-    def make(index: int, num_heads: int, key_dim: int, name: str) -> Any:
+    def make(index: int, num_heads: int, key_dim: int, name: str) -> layers.Layer:
         arguments = {"num_heads": num_heads, "key_dim": key_dim, "name": name}
         if index not in replaced or attention == "softmax":
             plain = cait.TalkingHeadsAttention if talking else plain_attention
             return plain(**arguments)
-        arguments |= layer_arguments(settings)
+        arguments |= layer_arguments(trial.settings)
         if attention in ("gfsa", "gfsa_high_pass") and talking:
             return cait.TalkingHeadsAttention(**arguments)
         if attention == "topological":

@@ -9,21 +9,16 @@ come from (Skyformer, arXiv 2111.00035): 2 layers, 2 heads of 32, feed-forward 1
 """
 
 import argparse
-import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, label
-from recipes.common.command.attention_options import add_attention_options
-from recipes.common.command.options import add_run_options, add_shared, departures
-from recipes.common.command.parsing import Parser, UsageError, at_least
-from recipes.common.command.program import run_program
-from recipes.common.output.notes import absent_note, coefficient_notes, data_told, settings_note
+from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Settings, label
+from recipes.common.command.options import CACHE, deviations
+from recipes.common.command.parsing import UsageError, at_least, run_program
+from recipes.common.data.ragged import Problem, majority_level
+from recipes.common.output.notes import absent_note, coefficient_notes, data_line, settings_note
 from recipes.common.recipe import Recipe
-
-if TYPE_CHECKING:
-    from recipes.common.data.chance import Chance
-    from recipes.common.data.ragged import Problem
 
 AGF = "arXiv 2505.08516"
 PAPERS = f"{AGF} (filters and rate) and arXiv 2111.00035 (all else)"
@@ -68,16 +63,10 @@ SMOKE_TRAINING = {"epochs": 3, "batch_size": 32, "warm_up": 50, "learning_rate":
 
 def preset(task: str, name: str) -> dict[str, Any]:
     """The options that `--preset` stands for; `epochs` is None where the steps set it."""
-    taken = ("learning_rate", "batch_size", "warm_up", "train_examples", "evaluation_examples")
     published = TASKS[task]._asdict()
-    settings = {
-        **MODEL,
-        "epochs": None,
-        **{option: published[option] for option in (*taken, "max_length")},
-    }
-    if name == "smoke":
-        settings.update(SMOKE_TRAINING, **SMOKE[task])
-    return settings
+    del published["filter"], published["source"]
+    smoke = {**SMOKE_TRAINING, **SMOKE[task]} if name == "smoke" else {}
+    return {**MODEL, "epochs": None, **published, **smoke}
 
 
 class LongRangeArena(Recipe):
@@ -89,32 +78,30 @@ class LongRangeArena(Recipe):
         "curves and the best model."
     )
     attentions = ("softmax", "linear", "gfsa", "agf")
+    by_default = ("softmax", "agf")
+    results = "long_range_arena/<task>-<preset>"
+    training = dict.fromkeys(("epochs", "patience", "batch_size", "learning_rate", "warm_up"))
+    sizes = dict.fromkeys(MODEL)
+    hints = {
+        "epochs": "paper: as many as give 50,000 steps",
+        "patience": "all",
+        RATE: f"{MULTIPLIER:g}; 1 with --preset paper",
+    }
+    saved_model = False
     data_files = (
         "the folder of tensorflow-datasets; for --task retrieval, the folder of its .tsv files"
     )
 
-    def add_options(self, parser: Parser) -> None:
-        add = parser.add_argument
+    def add_options(self, add: Callable[..., Any]) -> None:
         add("--task", choices=tuple(TASKS), default="listops", help="one of the arena's five")
         add("--preset", choices=("smoke", "paper"), default="smoke", help="size of it all")
         add("--data-dir", type=Path, help=self.data_files)
         add("--data-seed", type=at_least(0), default=0, help="seed of data that is made")
-        cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
-        add("--cache-dir", type=Path, default=cache, help="where data that is made is kept")
-        folder = "long_range_arena/<task>-<preset>"
-        add_run_options(parser, self.attentions, ("softmax", "agf"), folder, saved_model=False)
-        sizes = parser.add_argument_group("sizes, in place of the preset's")
-        sizes.add_argument("--train-examples", type=at_least(2), help="at most")
-        sizes.add_argument(
-            "--evaluation-examples", type=at_least(2), help="at most, for validation and for test"
-        )
-        sizes.add_argument("--max-length", type=at_least(8), help="tokens of the longest sequence")
-        training = ("epochs", "patience", "batch_size", "learning_rate", "warm_up")
-        told = {"epochs": "paper: as many as give 50,000 steps", "patience": "all"}
-        add_shared(sizes, {**dict.fromkeys(training), "precision": "float32"}, told)
-        add_shared(sizes, dict.fromkeys(MODEL))
-        rate = {RATE: f"{MULTIPLIER:g}; 1 with --preset paper"}
-        add_attention_options(parser.add_argument_group("attentions"), self.attentions, rate)
+        add("--cache-dir", type=Path, default=CACHE, help="where data that is made is kept")
+        add("--train-examples", type=at_least(2), help="at most")
+        evaluation = "at most, for validation and for test"
+        add("--evaluation-examples", type=at_least(2), help=evaluation)
+        add("--max-length", type=at_least(8), help="tokens of the longest sequence")
 
     def refuse(self, options: argparse.Namespace) -> None:
         source = TASKS[options.task].source
@@ -137,35 +124,28 @@ class LongRangeArena(Recipe):
     def folder(self, options: argparse.Namespace) -> str:
         return f"{options.task}-{options.preset}"
 
-    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         return TASKS[options.task].filter.defaults(one_rate=options.preset == "paper")
 
-    def settings(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-        found = super().settings(options)
+    def settings(self, options: argparse.Namespace) -> dict[str, Settings]:
+        settings = super().settings(options)
         if options.max_length >= BLOCKWISE_FROM:
-            found["gfsa"]["attention_path"] = "blockwise"
-        return found
+            settings["gfsa"]["attention_path"] = "blockwise"
+        return settings
 
-    def complete(self, problem: "Problem", options: argparse.Namespace) -> argparse.Namespace:
+    def complete(self, problem: Problem, options: argparse.Namespace) -> argparse.Namespace:
         batches = self.model.training_batches(problem, options)
         options.epochs = options.epochs or self.model.published_epochs(batches)
         options.patience = min(options.patience, options.epochs)
         return options
 
-    def departures(self, options: argparse.Namespace, epochs: int | None = None) -> list[str]:
+    def deviations(self, options: argparse.Namespace, epochs: int | None = None) -> list[str]:
         """Those from `--preset paper`, with `epochs` as many as hold the published steps."""
-        known = {**preset(options.task, "paper"), "epochs": epochs}
-        known = {name: value for name, value in known.items() if value is not None}
-        return departures(options, known)
+        published = {**preset(options.task, "paper"), "epochs": epochs}
+        published = {name: value for name, value in published.items() if value is not None}
+        return deviations(options, published)
 
-    def chance(self, problem: "Problem") -> "Chance":
-        from recipes.common.data.chance import of_accuracy
-
-        return of_accuracy(**{name: split.labels for name, split in problem.splits.items()})
-
-    def facts(self, problem: "Problem", options: argparse.Namespace) -> dict[str, Any]:
-        from recipes.common.data.ragged import majority_level
-
+    def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
         batches = self.model.training_batches(problem, options)
         splits = problem.splits
         facts = {
@@ -180,15 +160,15 @@ class LongRangeArena(Recipe):
         }
         if options.preset == "paper":
             epochs = self.model.published_epochs(batches)
-            facts["published"] = {"departures": self.departures(options, epochs)}
-        print(data_told(facts, f"{problem.length} at most"), flush=True)
+            facts["published"] = {"departures": self.deviations(options, epochs)}
+        print(data_line(facts, f"{problem.length} at most"), flush=True)
         return facts
 
-    def title(self, problem: "Problem", options: argparse.Namespace) -> str:
+    def title(self, problem: Problem, options: argparse.Namespace) -> str:
         return f"{problem.task} ({options.preset})"
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
-        """What the numbers are to be held against: answers that look at no input."""
+        """Among them, the levels of answers that look at no input."""
         level = results["majority"]["test"]
         notes = [
             "at best test epoch: the best epoch on the test data itself; nothing is chosen by it.",
@@ -203,7 +183,7 @@ class LongRangeArena(Recipe):
             )
         if options.preset == "paper":
             notes.append(settings_note(PAPERS, results["published"]["departures"]))
-            notes += absent_note(AGF, REPORTED, [row["attention"] for row in results["table"]])
+            notes += absent_note(AGF, REPORTED, results)
         return notes + coefficient_notes(results)
 
 

@@ -6,8 +6,7 @@ import hashlib
 import itertools
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from recipes.common.command.parsing import UsageError
 from recipes.common.data import listops, pathfinder
 from recipes.common.data.chance import refuse_one_class
 from recipes.common.data.ragged import Problem, Ragged, Split
-from recipes.common.data.tfds import load_tfds
-from recipes.common.storage.files import atomically
-from recipes.common.storage.lock import locked
+from recipes.common.data.sources import load_tfds
+from recipes.common.storage import atomically, locked
 
 VERSION = 1  # of what is made: another one makes everything anew
 GREY = np.array([0.2989, 0.5870, 0.1140])  # ITU-R BT.601
@@ -61,14 +59,13 @@ def pathfinder_rules(options: argparse.Namespace) -> pathfinder.Rules:
 
 
 def _listops(options: argparse.Namespace) -> Problem:
-    train, validation, test = _made(options, listops_rules(options), listops.generate)
-    classes = [str(digit) for digit in range(10)]
-    return Problem("listops", classes, len(listops.TOKENS), train, validation, test)
+    parts = _made(options, listops_rules(options), listops.generate)
+    return Problem("listops", [str(digit) for digit in range(10)], len(listops.TOKENS), *parts)
 
 
 def _pathfinder(options: argparse.Namespace) -> Problem:
-    train, validation, test = _made(options, pathfinder_rules(options), pathfinder.generate)
-    return Problem("pathfinder", ["apart", "joined"], BYTES, train, validation, test)
+    parts = _made(options, pathfinder_rules(options), pathfinder.generate)
+    return Problem("pathfinder", ["apart", "joined"], BYTES, *parts)
 
 
 def _made(
@@ -79,98 +76,90 @@ def _made(
     key = f"{VERSION} {options.task} {rules!r} {counts} {options.data_seed}"
     name = f"{options.task}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
     path = options.cache_dir.expanduser() / "long_range_arena" / name
+    waiting = "waiting for another process, which makes the same data"
     examples = _cached(path)
-    if examples is None:
-        with _only_maker_of(path):
-            examples = _cached(path)  # another process may have made it meanwhile
-            if examples is None:
-                print(f"making {sum(counts):,} examples of {options.task}", flush=True)
-                try:
+    try:
+        if examples is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path.with_suffix(".lock"), waiting):
+                examples = _cached(path)  # another process may have made it meanwhile
+                if examples is None:
+                    print(f"making {sum(counts):,} examples of {options.task}", flush=True)
                     examples = generate(sum(counts), rules, options.data_seed)
-                except ValueError as error:
-                    raise UsageError(str(error)) from error
-                _keep(path, examples)
+                    tokens = examples.tokens["tokens"]
+                    arrays = {"values": tokens.values, "offsets": tokens.offsets}
+                    with atomically(path) as writing:
+                        np.savez_compressed(writing, **arrays, labels=examples.labels)
+    except OSError as error:
+        raise UsageError(f"cannot write to --cache-dir {path.parent}: {error.strerror}") from error
+    except ValueError as error:  # there are not so many
+        raise UsageError(str(error)) from error
     bounds = np.cumsum([0, *counts])
     return [examples.take(np.arange(low, high)) for low, high in itertools.pairwise(bounds)]
 
 
-@contextmanager
-def _only_maker_of(path: Path) -> Iterator[None]:
-    """Waits as long as another process makes the same data."""
-    lock = path.with_suffix(".lock")
-    with ExitStack() as stack:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(lock, "waiting for {holder}, which makes the same data"))
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        yield
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"cannot write to --cache-dir {path.parent}: {error.strerror}")
-
-
 def _cached(path: Path) -> Split | None:
+    """The examples that are kept, or None where there are none, or damaged ones."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return Split({"tokens": Ragged(file["values"], file["offsets"])}, file["labels"])
-    except FileNotFoundError:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # not ours, or damaged
-        return None
-
-
-def _keep(path: Path, examples: Split) -> None:
-    tokens = examples.tokens["tokens"]
-    try:
-        with atomically(path) as writing:
-            np.savez_compressed(
-                writing, values=tokens.values, offsets=tokens.offsets, labels=examples.labels
-            )
-    except OSError as error:
-        raise _unwritable(path, error) from error
 
 
 def _text(options: argparse.Namespace) -> Problem:
-    """IMDB reviews as bytes; a tenth of the training reviews is for validation."""
+    """IMDB reviews as bytes."""
 
-    def read(split: str) -> Split:
-        examples = load_tfds("imdb_reviews", split, options.data_dir)
-        tokens = [_bytes(one["text"], options.max_length) for one in examples]
-        return Split({"tokens": Ragged.of(tokens)}, _labels(examples))
+    def tokens(example: dict[str, Any]) -> np.ndarray:
+        return _bytes(example["text"], options.max_length)
 
-    train, validation = _held_out(read("train"), options)
-    test = _shuffled(read("test"), options.evaluation_examples)
-    return Problem("text", ["negative", "positive"], BYTES, train, validation, test)
+    return _from_tfds(options, "imdb_reviews", ["negative", "positive"], tokens)
 
 
 def _image(options: argparse.Namespace) -> Problem:
-    """CIFAR-10 in grey, pixel by pixel; a tenth of the training images is for validation."""
+    """CIFAR-10 in grey, pixel by pixel."""
+
+    def tokens(example: dict[str, Any]) -> np.ndarray:
+        return (np.asarray(example["image"]) @ GREY).astype("uint16").ravel() + 1
+
+    return _from_tfds(options, "cifar10", list(CIFAR10), tokens)
+
+
+def _from_tfds(
+    options: argparse.Namespace,
+    name: str,
+    classes: list[str],
+    tokens: Callable[[dict[str, Any]], np.ndarray],
+) -> Problem:
+    """A tenth of the training examples is for validation; the limits of the options hold."""
 
     def read(split: str) -> Split:
-        examples = load_tfds("cifar10", split, options.data_dir)
-        tokens = [
-            (np.asarray(one["image"]) @ GREY).astype("uint16").ravel() + 1 for one in examples
-        ]
-        return Split({"tokens": Ragged.of(tokens)}, _labels(examples))
+        examples = load_tfds(name, split, options.data_dir)
+        labels = np.array([int(one["label"]) for one in examples], "int32")
+        return Split({"tokens": Ragged.of(map(tokens, examples))}, labels)
 
-    train, validation = _held_out(read("train"), options)
-    test = _shuffled(read("test"), options.evaluation_examples)
-    return Problem("image", list(CIFAR10), BYTES, train, validation, test)
+    train, test = read("train"), read("test")
+    order = np.random.default_rng(options.data_seed).permutation(len(train))
+    tenth = max(len(train) // 10, 1)
+    validation = train.take(order[:tenth][: options.evaluation_examples])
+    train = train.take(order[tenth:][: options.train_examples])
+    if options.evaluation_examples is not None:
+        mixed = np.random.default_rng(0).permutation(len(test))  # the classes
+        test = test.take(mixed[: options.evaluation_examples])
+    return Problem(options.task, classes, BYTES, train, validation, test)
 
 
 def _retrieval(options: argparse.Namespace) -> Problem:
     """Pairs of AAN papers as bytes, from `label, id, id, text, text` with tabs between."""
 
     def read(split: str, limit: int | None) -> Split:
-        found = sorted(options.data_dir.glob(f"*{split}.tsv"))
-        if len(found) != 1:
+        files = sorted(options.data_dir.glob(f"*{split}.tsv"))
+        if len(files) != 1:
             raise UsageError(
                 f"--data-dir {options.data_dir} must have one file *{split}.tsv. It has "
-                f"{len(found)}"
+                f"{len(files)}"
             )
-        return _read_pairs(found[0], options.max_length, limit)
+        return _read_pairs(files[0], options.max_length, limit)
 
     train = read("train", options.train_examples)
     validation, test = (read(name, options.evaluation_examples) for name in ("eval", "test"))
@@ -200,24 +189,6 @@ def _read_pairs(path: Path, max_length: int, limit: int | None) -> Split:
     return Split(tokens, np.array(labels, "int32"))
 
 
-def _held_out(examples: Split, options: argparse.Namespace) -> tuple[Split, Split]:
-    """Nine tenths to train on and one tenth to validate on, or fewer of each where asked for."""
-    order = np.random.default_rng(options.data_seed).permutation(len(examples))
-    tenth = max(len(examples) // 10, 1)
-    validation = order[:tenth][: options.evaluation_examples]
-    return examples.take(order[tenth:][: options.train_examples]), examples.take(validation)
-
-
-def _shuffled(examples: Split, limit: int | None) -> Split:
-    """The first `limit` in an order that mixes the classes; all of them without a limit."""
-    order = np.random.default_rng(0).permutation(len(examples))
-    return examples if limit is None else examples.take(order[:limit])
-
-
 def _bytes(text: bytes, max_length: int) -> np.ndarray:
     """The bytes plus 1; a text without any is one blank."""
     return np.frombuffer((text or b" ")[:max_length], "uint8").astype("uint16") + 1
-
-
-def _labels(examples: list[dict[str, Any]]) -> np.ndarray:
-    return np.array([int(one["label"]) for one in examples], "int32")

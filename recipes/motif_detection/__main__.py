@@ -4,30 +4,19 @@ Imports no Keras by itself.
 """
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.command.attention_options import add_attention_options
-from recipes.common.command.graph_options import (
-    ATTENTIONS,
-    BY_DEFAULT,
-    add_classifier_options,
-    add_graph_options,
-    refuse_classifier_options,
-)
-from recipes.common.command.options import add_run_options, add_shared
-from recipes.common.command.parsing import Parser, at_least
-from recipes.common.command.program import run_program
-from recipes.common.recipe import Recipe
+from recipes.common.command.parsing import at_least, run_program
+from recipes.common.recipe import ClassifierOfGraphs
 
 if TYPE_CHECKING:
-    from recipes.common.data.chance import Chance
     from recipes.common.data.graphs import GraphProblem
-    from recipes.common.training.resume import Criterion
 
 TASKS = ("caveman", "circle", "grid", "ladder", "circular_ladder", "induced_cycle")
 
 
-class MotifDetection(Recipe):
+class MotifDetection(ClassifierOfGraphs):
     """Attention layers that are to find a motif in random graphs."""
 
     name = "motif_detection"
@@ -35,10 +24,12 @@ class MotifDetection(Recipe):
         "Trains and compares attention layers that tell graphs with a motif from graphs without; "
         "writes a table, curves and the best model for serving."
     )
-    attentions = ATTENTIONS
+    results = "motif_detection/<task>"
+    training = {"epochs": 20, "patience": None, "batch_size": 32, "learning_rate": 5e-3, "ema": 0.0}
+    sizes = {**ClassifierOfGraphs.sizes, "pooling": "mean", "head_dropout": 0.0}
+    hints = {"patience": "all"}
 
-    def add_options(self, parser: Parser) -> None:
-        add = parser.add_argument
+    def add_options(self, add: Callable[..., Any]) -> None:
         add("--task", choices=TASKS, default="caveman", help="the motif, or long cycles in trees")
         add("--train-examples", type=at_least(2), default=1024, help="graphs, an even number")
         add(
@@ -47,33 +38,9 @@ class MotifDetection(Recipe):
             default=512,
             help="graphs to validate on, and as many to test on; an even number",
         )
-        add_run_options(parser, self.attentions, BY_DEFAULT, "motif_detection/<task>")
-        training = {"epochs": 20, "patience": None, "batch_size": 32, "learning_rate": 5e-3}
-        training |= {"precision": "float32", "ema": 0.0}
-        add_shared(parser.add_argument_group("training"), training, {"patience": "all"})
-        model = parser.add_argument_group("model")
-        sizes = {"layers": 2, "heads": 8, "key_dim": 4, "feed_forward": 32, "dropout": 0.0}
-        add_shared(model, sizes)
-        add_graph_options(model, normalise=True)
-        add_classifier_options(model, pooling="mean", head_dropout=0.0)
-        add_attention_options(parser.add_argument_group("attentions"), self.attentions)
-
-    def refuse(self, options: argparse.Namespace) -> None:
-        refuse_classifier_options(options)
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.task)
-
-    def criterion(self, problem: "GraphProblem", options: argparse.Namespace) -> "Criterion":
-        from recipes.common.training.graph_runs import criterion
-
-        return criterion(options)
-
-    def chance(self, problem: "GraphProblem") -> "Chance":
-        from recipes.common.data.chance import of_accuracy
-        from recipes.common.data.graphs import labels_of
-
-        return of_accuracy(**{name: labels_of(one) for name, one in problem.splits.items()})
 
     def facts(self, problem: "GraphProblem", options: argparse.Namespace) -> dict[str, Any]:
         return {

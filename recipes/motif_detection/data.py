@@ -43,12 +43,9 @@ def load(options: argparse.Namespace) -> GraphProblem:
 
 
 def generate(task: str, count: int, seed: int | list[int]) -> list[Graph]:
-    """Makes graphs; those of odd numbers have the motif.
+    """Makes graphs of a task from a seed; those of odd numbers have the motif.
 
-    Args:
-        task: A name out of `MOTIFS`, or `"induced_cycle"`.
-        count: Number of graphs, even: each pair has as many nodes and edges.
-        seed: Seed of everything.
+    The number of graphs is even: each pair has as many nodes and edges.
     """
     random = np.random.default_rng(seed)
     graphs = []
@@ -103,27 +100,11 @@ def cycles_in_tree(random: np.random.Generator, nodes: int) -> tuple[Edges, Edge
             return [*tree, short], [*tree, long], nodes
 
 
-def circle() -> Edges:
-    """A cycle."""
-    return [(i, (i + 1) % MOTIF_NODES) for i in range(MOTIF_NODES)]
-
-
-def grid(rows: int = 4) -> Edges:
+def grid(rows: int) -> Edges:
     """A grid, row by row."""
     columns = MOTIF_NODES // rows
     right = [(i, i + 1) for i in range(MOTIF_NODES) if (i + 1) % columns]
     return right + [(i, i + columns) for i in range(MOTIF_NODES - columns)]
-
-
-def ladder() -> Edges:
-    """A grid of two rows."""
-    return grid(2)
-
-
-def circular_ladder() -> Edges:
-    """A ladder whose ends are joined."""
-    half = MOTIF_NODES // 2
-    return [*ladder(), (half - 1, 0), (MOTIF_NODES - 1, half)]
 
 
 def caveman(size: int = 5) -> Edges:
@@ -138,10 +119,10 @@ def caveman(size: int = 5) -> Edges:
 
 MOTIFS = {
     "caveman": caveman(),
-    "circle": circle(),
-    "grid": grid(),
-    "ladder": ladder(),
-    "circular_ladder": circular_ladder(),
+    "circle": [(i, (i + 1) % MOTIF_NODES) for i in range(MOTIF_NODES)],
+    "grid": grid(4),
+    "ladder": grid(2),
+    "circular_ladder": [*grid(2), (MOTIF_NODES // 2 - 1, 0), (MOTIF_NODES - 1, MOTIF_NODES // 2)],
 }
 TASKS = (*MOTIFS, "induced_cycle")
 

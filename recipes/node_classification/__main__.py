@@ -4,18 +4,15 @@ Imports no Keras by itself.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.common.command.attention_options import add_attention_options
-from recipes.common.command.graph_options import ATTENTIONS, BY_DEFAULT, add_graph_options
-from recipes.common.command.options import add_run_options, add_shared
-from recipes.common.command.parsing import Parser, UsageError, number_in
-from recipes.common.command.program import run_program
+from recipes.common.command.options import GRAPH_ATTENTIONS, WALKS
+from recipes.common.command.parsing import UsageError, number_in, run_program
 from recipes.common.recipe import Recipe
 
 if TYPE_CHECKING:
-    from recipes.common.data.chance import Chance
     from recipes.node_classification.data import NodeProblem
 
 KARATE = "karate"
@@ -29,24 +26,19 @@ class NodeClassification(Recipe):
         "Trains and compares attention layers that classify the nodes of a graph; writes a table, "
         "curves and the best model for serving."
     )
-    attentions = ATTENTIONS
+    attentions = GRAPH_ATTENTIONS
+    by_default = ("softmax", "gcn", "gat", "graph_kernel", "graph_masked_kernel")
+    results = "node_classification/<dataset>"
+    training = {"epochs": 200, "patience": 100, "batch_size": 1, "learning_rate": 5e-3}
+    sizes = {"layers": 2, "heads": 8, "key_dim": 8, "dropout": 0.6}
+    sizes |= {"embedding": False, "skip": False, "normalise": False, **WALKS}
     data_files = "the folder with ind.NAME.x and the other Planetoid files"
 
-    def add_options(self, parser: Parser) -> None:
-        add = parser.add_argument
+    def add_options(self, add: Callable[..., Any]) -> None:
         add("--dataset", default=KARATE, help="karate, or the name of Planetoid files: cora")
         add("--data-dir", type=Path, help=self.data_files)
-        add_run_options(parser, self.attentions, BY_DEFAULT, "node_classification/<dataset>")
-        training = {"epochs": 200, "patience": 100, "batch_size": 1, "learning_rate": 5e-3}
-        group = parser.add_argument_group("training")
-        add_shared(group, {**training, "precision": "float32"})
         penalty = {"type": number_in(0.0, 1.0), "help": "on the squares of all weight matrices"}
-        group.add_argument("--penalty", default=2e-3, **penalty)
-        model = parser.add_argument_group("model")
-        sizes = {"layers": 2, "heads": 8, "key_dim": 8, "dropout": 0.6}
-        add_shared(model, sizes)
-        add_graph_options(model, embedding=False, skip=False)
-        add_attention_options(parser.add_argument_group("attentions"), self.attentions)
+        add("--penalty", default=2e-3, **penalty)
 
     def refuse(self, options: argparse.Namespace) -> None:
         if options.dataset == KARATE and options.data_dir is not None:
@@ -56,11 +48,6 @@ class NodeClassification(Recipe):
 
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.dataset)
-
-    def chance(self, problem: "NodeProblem") -> "Chance":
-        from recipes.common.data.chance import of_accuracy
-
-        return of_accuracy(**{part: problem.labels(part) for part in problem.parts})
 
     def facts(self, problem: "NodeProblem", options: argparse.Namespace) -> dict[str, Any]:
         return {

@@ -15,38 +15,22 @@ import numpy as np
 
 from keras_graphattn.graphs import Graph, read_planetoid
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.chance import refuse_one_class
+from recipes.common.data.chance import Chance, of_accuracy, refuse_one_class
 
 KARATE = "karate"
 MEMBERS = 34
-FRIENDS = {
-    0: (1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 17, 19, 21, 31),
-    1: (2, 3, 7, 13, 17, 19, 21, 30),
-    2: (3, 7, 8, 9, 13, 27, 28, 32),
-    3: (7, 12, 13),
-    4: (6, 10),
-    5: (6, 10, 16),
-    6: (16,),
-    8: (30, 32, 33),
-    9: (33,),
-    13: (33,),
-    14: (32, 33),
-    15: (32, 33),
-    18: (32, 33),
-    19: (33,),
-    20: (32, 33),
-    22: (32, 33),
-    23: (25, 27, 29, 32, 33),
-    24: (25, 27, 31),
-    25: (31,),
-    26: (29, 33),
-    27: (33,),
-    28: (31, 33),
-    29: (32, 33),
-    30: (32, 33),
-    31: (32, 33),
-    32: (33,),
-}
+# who knows which members of higher numbers
+_FRIENDS = """
+    0: 1 2 3 4 5 6 7 8 10 11 12 13 17 19 21 31; 1: 2 3 7 13 17 19 21 30; 2: 3 7 8 9 13 27 28
+    32; 3: 7 12 13; 4: 6 10; 5: 6 10 16; 6: 16; 8: 30 32 33; 9: 33; 13: 33; 14: 32 33; 15: 32
+    33; 18: 32 33; 19: 33; 20: 32 33; 22: 32 33; 23: 25 27 29 32 33; 24: 25 27 31; 25: 31; 26:
+    29 33; 27: 33; 28: 31 33; 29: 32 33; 30: 32 33; 31: 32 33; 32: 33
+"""
+FRIENDS = [
+    (int(member), int(friend))
+    for member, _, friends in (line.partition(":") for line in _FRIENDS.split(";"))
+    for friend in friends.split()
+]
 OFFICER = (9, 14, 15, 18, 20, *range(22, 34))  # who followed the officer, member 33
 TRAINED = (0, 33)  # the two leaders; each class has 16 or 17 members
 VALIDATED = (1, 2, 3, 31, 32, 29)
@@ -63,7 +47,6 @@ class NodeProblem:
 
     @property
     def features(self) -> int:
-        """Features of each node."""
         return self.graph.node_features.shape[1]
 
     def only(self, part: str) -> Graph:
@@ -75,11 +58,13 @@ class NodeProblem:
 
     def labels(self, part: str) -> np.ndarray:
         """The known classes of a part."""
-        found = self.graph.label[self.parts[part]]
-        return found[found >= 0]
+        labels = self.graph.label[self.parts[part]]
+        return labels[labels >= 0]
+
+    def chance(self) -> Chance:
+        return of_accuracy(**{part: self.labels(part) for part in self.parts})
 
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         arrays = (self.graph.edges, self.graph.node_features, self.graph.label)
         for array in (*arrays, *self.parts.values()):
@@ -103,9 +88,8 @@ def load(options: argparse.Namespace) -> NodeProblem:
 
 def karate_club() -> NodeProblem:
     """The club. The feature of a member is who it is; the two leaders have a label to train on."""
-    edges = [(member, friend) for member, friends in FRIENDS.items() for friend in friends]
     label = np.isin(np.arange(MEMBERS), OFFICER).astype("int64")
-    graph = Graph(edges, node_features=np.eye(MEMBERS), label=label)
+    graph = Graph(FRIENDS, node_features=np.eye(MEMBERS), label=label)
     parts = {"train": np.array(TRAINED), "validation": np.array(VALIDATED)}
     taken = np.concatenate(list(parts.values()))
     parts["test"] = np.setdiff1d(np.arange(MEMBERS), taken)
@@ -118,12 +102,13 @@ def _read(options: argparse.Namespace) -> NodeProblem:
     if options.data_dir is None:
         raise UsageError(f"--dataset {name} needs --data-dir, with ind.{name}.x and so on in it")
     try:
-        found = read_planetoid(options.data_dir, name)
+        planetoid = read_planetoid(options.data_dir, name)
     except (OSError, ValueError) as error:
         raise UsageError(f"--dataset {name} cannot be read: {error}") from error
-    graph, sums = found.graph, found.graph.node_features.sum(axis=1, keepdims=True)
+    graph = planetoid.graph
+    sums = graph.node_features.sum(axis=1, keepdims=True)
     features = graph.node_features / np.where(sums > 0, sums, 1.0)
     graph = Graph(graph.edges, None, features, None, graph.label)
-    parts = {"train": found.train, "validation": found.validation, "test": found.test}
+    parts = {part: getattr(planetoid, part) for part in ("train", "validation", "test")}
     classes = [str(number) for number in range(int(graph.label.max()) + 1)]
     return NodeProblem(name, classes, graph, parts)

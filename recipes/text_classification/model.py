@@ -4,28 +4,24 @@ A KerasHub task, from a preset or small and from scratch, converted.
 """
 
 import argparse
-import functools
 import re
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
 import keras_hub
 import numpy as np
-from keras import ops
+from keras import metrics, ops
 
 import keras_graphattn
-from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.command.parsing import UsageError
 from recipes.common.data.batches import Buckets
-from recipes.common.data.presets import refuse_converted, refused_preset
-from recipes.common.training.coefficients import coefficient_report, with_rates
-from recipes.common.training.kept import Run
-from recipes.common.training.layers import served_inputs
-from recipes.common.training.measures import CrossEntropy, SquaredError
-from recipes.common.training.optimizers import WarmUpLinearDecay
+from recipes.common.data.sources import loading_preset, refuse_converted
+from recipes.common.training.layers import served_inputs, similarity_by_depth
+from recipes.common.training.measures import of_real_rows
+from recipes.common.training.optimizers import WarmUpLinearDecay, with_rates
 from recipes.common.training.runs import Training
-from recipes.common.training.similarity import similarity_by_depth
 from recipes.text_classification.data import (
     Encoded,
     Problem,
@@ -38,58 +34,43 @@ MIN_SHARE = 0.02
 MEASURED = 256  # texts on which the similarity of tokens is measured, at most
 
 
-def prepare(
-    problem: Problem,
-    attention: str,
-    settings: dict[str, Any],
-    seed: int,
-    options: argparse.Namespace,
-) -> Training:
+def prepare(trial: Trial) -> Training:
     """The compiled model and the batches of one attention with one seed."""
-    training, validation = validation_split(problem, options.validation_fraction, seed)
-    batches = batches_of(problem, problem.train.take(training), options, seed)
-    model = trained(build(problem, attention, settings, options))
+    problem, options = trial.problem, trial.options
+    indices = validation_split(problem, options.validation_fraction, trial.seed)
+    train, validation = (problem.train.take(one) for one in indices)
+    batches = batches_of(problem, train, options, trial.seed)
+    model = trained(build(trial))
     compile_model(model, problem, options, options.epochs * batches.num_batches)
     return Training(
         model,
         batches,
-        batches_of(problem, problem.train.take(validation), options),
-        test_batches=None,
-        measure=functools.partial(similarities, model, problem),
-        report=functools.partial(report, model, problem, options, coefficient_report(model)),
+        batches_of(problem, validation, options),
+        measure=lambda: similarities(model, problem),
+        report=lambda: report(model, problem, options),
     )
 
 
-def best_model(
-    run: Run, settings: dict[str, Any], problem: Problem, options: argparse.Namespace
-) -> Any:
+def best_model(trial: Trial, weights: Path) -> Any:
     """The classifier of a run at its chosen epoch, not compiled.
 
     It has its preprocessor: its `predict` takes texts.
     """
-    classifier = build(problem, run.attention, settings, options)
-    trained(classifier).load_weights(run.weights)
-    classifier.preprocessor = problem.preprocessor
+    classifier = build(trial)
+    trained(classifier).load_weights(weights)
+    classifier.preprocessor = trial.problem.preprocessor
     return classifier
 
 
-def report(
-    model: keras.Model,
-    problem: Problem,
-    options: argparse.Namespace,
-    coefficients: Callable[[], dict[str, float]],
-) -> dict[str, float]:
-    """The task's metrics on its dev sets, `test_<metric>` and `test_<metric>_<dev set>`.
-
-    And what `coefficients` tells.
-    """
-    found = coefficients()
+def report(model: keras.Model, problem: Problem, options: argparse.Namespace) -> dict[str, float]:
+    """The task's metrics on its dev sets, `test_<metric>` and `test_<metric>_<dev set>`."""
+    values = {}
     for name, examples in problem.evaluations.items():
         batches = batches_of(problem, examples, options)
-        values = measures(problem.task, examples.labels, outputs(model, batches))
+        own = measures(problem.task, examples.labels, outputs(model, batches))
         suffix = f"_{name}" if name else ""
-        found.update({f"test_{metric}{suffix}": value for metric, value in values.items()})
-    return found
+        values |= {f"test_{metric}{suffix}": value for metric, value in own.items()}
+    return values
 
 
 def similarities(model: keras.Model, problem: Problem) -> list[float]:
@@ -131,9 +112,7 @@ def padded_lengths(problem: Problem) -> list[int]:
     return [*kept, problem.length]
 
 
-def build(
-    problem: Problem, attention: str, settings: dict[str, Any], options: argparse.Namespace
-) -> Any:
+def build(trial: Trial) -> Any:
     """A text classifier without its preprocessor, its attention converted as asked for.
 
     The head is drawn before the conversion, which draws nothing: all attentions start with the
@@ -142,18 +121,25 @@ def build(
     Raises:
         UsageError: When the preset is not that of a model whose attention can be converted.
     """
-    outputs = problem.task.outputs
-    classifier = _from_preset(outputs, options) if options.preset else _small(problem, options)
+    problem, options = trial.problem, trial.options
+    if options.preset:
+        with loading_preset(options.preset):
+            classifier = keras_hub.models.TextClassifier.from_preset(
+                preset_name(options.preset), num_classes=problem.task.outputs, preprocessor=None
+            )
+    else:
+        classifier = _small(problem, options)
     refuse_converted(options.preset, classifier.backbone)
-    if attention == "softmax":
+    if trial.attention == "softmax":
         return classifier
-    verb = ATTENTIONS[attention].convert
+    verb, where = ATTENTIONS[trial.attention].convert, options.where
+    if re.fullmatch(r"[\d,]+", where):
+        where = [int(index) for index in where.split(",")]
     try:
-        return keras_graphattn.convert(
-            classifier, verb, where=_where(options.where), **layer_arguments(settings)
-        )
+        arguments = layer_arguments(trial.settings)
+        return keras_graphattn.convert(classifier, verb, where=where, **arguments)
     except ValueError as error:
-        raise UsageError(f"--attention {attention}: {error}") from error
+        raise UsageError(f"--attention {trial.attention}: {error}") from error
 
 
 def trained(classifier: Any) -> keras.Model:
@@ -168,40 +154,27 @@ def compile_model(
 
     Filter coefficients learn at `--coefficient-learning-rate`, under the same schedule.
     """
-    regression = not problem.task.classes
-    if regression:
-        loss = keras.losses.MeanSquaredError()
-        error = SquaredError(name="squared_error")
-    else:
+    if problem.task.classes:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        error = CrossEntropy(from_logits=True, name="cross_entropy")
+        logits = {"from_logits": True}
+        error = of_real_rows(metrics.SparseCategoricalCrossentropy, "cross_entropy", **logits)
+    else:
+        loss = keras.losses.MeanSquaredError()
+        error = of_real_rows(metrics.MeanSquaredError, "squared_error")
+    rate = WarmUpLinearDecay(options.learning_rate, round(options.warm_up * steps), steps)
+    optimizer = keras.optimizers.Adam(rate, weight_decay=options.weight_decay or None)
     multiplier = options.coefficient_learning_rate / options.learning_rate
     model.compile(
-        optimizer=with_rates(_adamw(options, steps), model, multiplier),
+        optimizer=with_rates(optimizer, model, multiplier),
         loss=loss,
         weighted_metrics=[criterion_metric(problem.task), error],
     )
 
 
-def _adamw(options: argparse.Namespace, steps: int) -> keras.optimizers.Optimizer:
-    warm_up = min(round(options.warm_up * steps), steps - 1)
-    rate = WarmUpLinearDecay(options.learning_rate, warm_up, steps)
-    return keras.optimizers.Adam(rate, weight_decay=options.weight_decay or None)
-
-
 def served(classifier: Any, options: argparse.Namespace) -> keras.Model:
-    """What the SavedModel is made of, for texts of up to `--max-length` tokens."""
+    """The model that is exported, for texts of up to `--max-length` tokens."""
     inputs = served_inputs(classifier, options.max_length)
     return keras.Model(inputs, classifier(inputs))
-
-
-def _from_preset(outputs: int, options: argparse.Namespace) -> Any:
-    try:
-        return keras_hub.models.TextClassifier.from_preset(
-            preset_name(options.preset), num_classes=outputs, preprocessor=None
-        )
-    except Exception as error:  # KerasHub raises whatever the network or the disk met
-        raise refused_preset(options.preset, error) from error
 
 
 def _small(problem: Problem, options: argparse.Namespace) -> Any:
@@ -216,19 +189,11 @@ def _small(problem: Problem, options: argparse.Namespace) -> Any:
     return keras_hub.models.BertTextClassifier(backbone, problem.task.outputs)
 
 
-def _where(text: str) -> Any:
-    """What `convert` takes: indices for a list of numbers, else the text."""
-    return [int(index) for index in text.split(",")] if re.fullmatch(r"[\d,]+", text) else text
-
-
 class Moments(keras.metrics.Metric):
     """Pearson's correlation of labels and predictions, from their moments over real rows.
 
-    Of two classes, 0 and 1, it is the correlation of Matthews. 0 where either is constant.
-
-    Args:
-        from_logits: Whether predictions are scores of classes, of which the highest counts.
-        name: Name of the metric.
+    Of two classes, 0 and 1, it is the correlation of Matthews. 0 where either is constant. From
+    logits, the class of the highest score counts.
     """
 
     def __init__(self, from_logits: bool, name: str, **kwargs: Any) -> None:
@@ -278,23 +243,20 @@ def criterion_metric(task: Task) -> keras.metrics.Metric:
 def measures(task: Task, labels: np.ndarray, outputs: np.ndarray) -> dict[str, float]:
     """The task's metrics on a whole dev set, by scikit-learn and SciPy.
 
-    Args:
-        task: The task.
-        labels: Labels, (N,).
-        outputs: The model's outputs: scores of the classes (N, classes), or values (N, 1).
+    Outputs are scores of the classes (N, classes), or values (N, 1).
     """
     import scipy.stats
     import sklearn.metrics
 
     chosen = outputs.argmax(axis=-1) if task.classes else outputs[:, 0].astype("float64")
-    found = {
+    measure = {
         "matthews_correlation": sklearn.metrics.matthews_corrcoef,
         "accuracy": sklearn.metrics.accuracy_score,
         "f1": sklearn.metrics.f1_score,
         "pearson": lambda *pair: _correlation(scipy.stats.pearsonr, *pair),
         "spearman": lambda *pair: _correlation(scipy.stats.spearmanr, *pair),
     }
-    return {name: float(found[name](labels, chosen)) for name in task.metrics}
+    return {name: float(measure[name](labels, chosen)) for name in task.metrics}
 
 
 def _correlation(correlate: Any, labels: np.ndarray, chosen: np.ndarray) -> float:

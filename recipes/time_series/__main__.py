@@ -4,20 +4,15 @@ Imports no Keras by itself.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter
-from recipes.common.command.attention_options import add_attention_options
-from recipes.common.command.options import add_run_options, add_shared
-from recipes.common.command.parsing import Parser, UsageError
-from recipes.common.command.program import run_program
+from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Settings
+from recipes.common.command.parsing import UsageError, run_program
 from recipes.common.output.notes import absent_note, settings_note
 from recipes.common.recipe import Recipe
-
-if TYPE_CHECKING:
-    from recipes.common.data.chance import Chance
-    from recipes.time_series.data import Problem
+from recipes.time_series.data import Problem
 
 PAPER = "arXiv 2505.08516"
 REPORTED = ("softmax", "linear", "agf")
@@ -60,29 +55,25 @@ class TimeSeries(Recipe):
         "curves and the best model for serving."
     )
     attentions = ("softmax", "linear", "gfsa", "agf")
+    by_default = ("softmax", "gfsa", "agf")
+    results = "time_series/<dataset>"
+    training = {"epochs": 15, "patience": 8, "batch_size": 16, "learning_rate": 1e-3}
+    training |= {"validation_fraction": 0.2}
+    sizes = {"layers": 2, "d_model": 512, "heads": 8, "key_dim": 64, "feed_forward": 256}
+    sizes |= {"dropout": 0.3}
+    hints = {RATE: f"{MULTIPLIER:g}; 1 with --published"}
     data_files = "the folder with NAME_TRAIN.ts and NAME_TEST.ts"
     packages = ("aeon",)
 
-    def add_options(self, parser: Parser) -> None:
-        parser.add_argument(
-            "--dataset", default="JapaneseVowels", help="a data set of the UEA archive"
-        )
-        parser.add_argument(
+    def add_options(self, add: Callable[..., Any]) -> None:
+        add("--dataset", default="JapaneseVowels", help="a data set of the UEA archive")
+        add(
             "--published",
             action="store_true",
             help="the paper's training of --dataset: all attentions, 100 epochs; options given "
             "here are put in its place, and named beside the table",
         )
-        parser.add_argument("--data-dir", type=Path, help=self.data_files)
-        attentions = ("softmax", "gfsa", "agf")
-        add_run_options(parser, self.attentions, attentions, "time_series/<dataset>")
-        training = {"epochs": 15, "patience": 8, "batch_size": 16, "learning_rate": 1e-3}
-        training |= {"validation_fraction": 0.2, "precision": "float32"}
-        add_shared(parser.add_argument_group("training"), training)
-        sizes = {"layers": 2, "d_model": 512, "heads": 8, "key_dim": 64, "feed_forward": 256}
-        add_shared(parser.add_argument_group("model"), {**sizes, "dropout": 0.3})
-        rate = {RATE: f"{MULTIPLIER:g}; 1 with --published"}
-        add_attention_options(parser.add_argument_group("attentions"), self.attentions, rate)
+        add("--data-dir", type=Path, help=self.data_files)
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
         if not options.published:
@@ -94,7 +85,7 @@ class TimeSeries(Recipe):
             )
         return PUBLISHED_TRAINING
 
-    def attention_defaults(self, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         """AGF's are the published ones; theta_0 is learned, as there, with `--published` only."""
         filter = PUBLISHED_AGF.get(options.dataset, ELSEWHERE)
         if not options.published:
@@ -104,13 +95,7 @@ class TimeSeries(Recipe):
     def folder(self, options: argparse.Namespace) -> str:
         return str(options.dataset)
 
-    def chance(self, problem: "Problem") -> "Chance":
-        from recipes.common.data.chance import of_accuracy
-
-        train = problem.train.labels
-        return of_accuracy(validation=train, training=train, test=problem.test.labels)
-
-    def facts(self, problem: "Problem", options: argparse.Namespace) -> dict[str, Any]:
+    def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
         return {
             "dataset": problem.name,
             "classes": problem.classes,
@@ -119,7 +104,7 @@ class TimeSeries(Recipe):
             "channels": problem.channels,
         }
 
-    def title(self, problem: "Problem", options: argparse.Namespace) -> str:
+    def title(self, problem: Problem, options: argparse.Namespace) -> str:
         return problem.name
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
@@ -129,8 +114,7 @@ class TimeSeries(Recipe):
         notes = [f"{best} {PAPER} reports this figure for {options.dataset}.", *notes]
         if options.published:
             notes.append(settings_note(PAPER, results["published"]["departures"]))
-        attentions = [row["attention"] for row in results["table"]]
-        return notes + absent_note(PAPER, REPORTED, attentions)
+        return notes + absent_note(PAPER, REPORTED, results)
 
 
 RECIPE = TimeSeries()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.chance import refuse_one_class
+from recipes.common.data.chance import Chance, held_out, of_accuracy, refuse_one_class
 
 
 @dataclasses.dataclass
@@ -24,7 +24,6 @@ class Split:
         return len(self.labels)
 
     def take(self, indices: np.ndarray) -> "Split":
-        """The examples at `indices`."""
         return Split(self.series[indices], self.padding_mask[indices], self.labels[indices])
 
     @property
@@ -48,16 +47,17 @@ class Problem:
 
     @property
     def length(self) -> int:
-        """Steps of the longest series."""
         return self.train.series.shape[1]
 
     @property
     def channels(self) -> int:
-        """Values per step."""
         return self.train.series.shape[2]
 
+    def chance(self) -> Chance:
+        train = self.train.labels
+        return of_accuracy(validation=train, training=train, test=self.test.labels)
+
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for split in (self.train, self.test):
             for array in (split.series, split.padding_mask, split.labels):
@@ -80,13 +80,9 @@ def load(options: argparse.Namespace) -> Problem:
 def read(name: str, folder: Path | None = None) -> Problem:
     """Reads a data set through aeon.
 
-    Args:
-        name: Its name in the UEA (or UCR) archive.
-        folder: Where `NAME_TRAIN.ts` and `NAME_TEST.ts` lie, themselves or in a folder NAME.
-            Without it, aeon's package is looked into, then its cache, then the archive's site.
-
-    Raises:
-        UsageError: When the data set is unknown, cannot be reached, or is not for classification.
+    Its files lie in `folder`, or in a folder of its name there. Without a folder, aeon's package is
+    looked into, then its cache, then the archive's site. Raises `UsageError` when the data set is
+    unknown, cannot be reached, or is not for classification.
     """
     try:
         from aeon.datasets import load_classification, load_from_ts_file
@@ -113,16 +109,10 @@ def read(name: str, folder: Path | None = None) -> Problem:
 
 def validation_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, ...]:
     """Indices (training, validation), drawn class by class; each class keeps one to train on."""
-    random = np.random.default_rng(seed)
-    validation = []
-    for label in np.unique(labels):
-        members = random.permutation(np.flatnonzero(labels == label))
-        count = min(max(round(fraction * len(members)), 1), len(members) - 1)
-        validation.append(members[:count])
-    chosen = np.sort(np.concatenate(validation))
-    if len(chosen) == 0:
+    training, validation = held_out(labels, fraction, np.random.default_rng(seed))
+    if not len(validation):
         raise UsageError("no class has two training series: nothing is left to validate on")
-    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+    return training, validation
 
 
 def statistics(split: Split) -> tuple[np.ndarray, np.ndarray]:

@@ -4,8 +4,6 @@ Core Keras layers and layers of `keras_graphattn` only: a saved model loads with
 `import keras_graphattn`, under Keras' safe mode.
 """
 
-import argparse
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,119 +11,73 @@ import numpy as np
 from keras import layers, ops
 
 from keras_graphattn.analysis import token_similarity
+from recipes.common.attentions import Trial
 from recipes.common.data.batches import Batches
-from recipes.common.training.coefficients import coefficient_report, with_rates
-from recipes.common.training.kept import Run
-from recipes.common.training.layers import attend, dropout, masked_mean
+from recipes.common.training.layers import attend, dropout, masked_mean, probabilities
 from recipes.common.training.measures import loss_and_metrics
-from recipes.common.training.optimizers import radam
+from recipes.common.training.optimizers import RectifiedLearningRate, with_rates
 from recipes.common.training.runs import Training
-from recipes.time_series.data import Problem, Split, statistics, validation_split
+from recipes.time_series.data import Split, statistics, validation_split
+
+Tensor = Any
 
 
-def prepare(
-    problem: Problem,
-    attention: str,
-    settings: dict[str, Any],
-    seed: int,
-    options: argparse.Namespace,
-) -> Training:
-    """The compiled model and the batches of one attention with one seed."""
-    training, validation = validation_split(problem.train.labels, options.validation_fraction, seed)
-    train = problem.train.take(training)
-    model = build(problem, train, attention, settings, options, seed)
-    compile_model(model, options)
+def prepare(trial: Trial) -> Training:
+    """The compiled model and the batches of one attention with one seed.
+
+    The optimizer is RAdam with Adam's usual betas, under which filter coefficients have their own
+    rate. The metrics leave out the rows that only fill up the last batch.
+    """
+    problem, options = trial.problem, trial.options
+    train, validation = parts(trial)
+    model = build(trial)
+    optimizer = keras.optimizers.Adam(RectifiedLearningRate(options.learning_rate))
+    model.compile(optimizer=with_rates(optimizer, model), **loss_and_metrics())
     return Training(
         model,
-        Batches(train.inputs, train.labels, options.batch_size, seed),
-        _evaluation_batches(problem.train.take(validation), options),
-        _evaluation_batches(problem.test, options),
-        lambda: _similarities(model, problem.test, options),
-        coefficient_report(model),
+        Batches(train.inputs, train.labels, options.batch_size, trial.seed),
+        *(
+            Batches(part.inputs, part.labels, 4 * options.batch_size)
+            for part in (validation, problem.test)
+        ),
+        measure=lambda: similarities(model, problem.test, trial),
     )
 
 
-def best_model(
-    run: Run, settings: dict[str, Any], problem: Problem, options: argparse.Namespace
-) -> keras.Model:
-    """The model of a run at its chosen epoch, not compiled."""
-    training, _ = validation_split(problem.train.labels, options.validation_fraction, run.seed)
-    train = problem.train.take(training)
-    model = build(problem, train, run.attention, settings, options, run.seed)
-    model.load_weights(run.weights)
-    return model
+def parts(trial: Trial) -> tuple[Split, Split]:
+    """The series that are trained and validated on, drawn by the seed."""
+    train = trial.problem.train
+    indices = validation_split(train.labels, trial.options.validation_fraction, trial.seed)
+    return train.take(indices[0]), train.take(indices[1])
 
 
-def build(
-    problem: Problem,
-    train: Split,
-    attention: str,
-    settings: dict[str, Any],
-    options: argparse.Namespace,
-    seed: int = 0,
-) -> keras.Model:
+def build(trial: Trial) -> keras.Model:
     """A Functional classifier of series of one length, that of the longest in the data.
 
     Its inputs are `series` (B, L, C), raw values, and `padding_mask` (B, L), `True` at the
     steps of the series. What lies at padded steps, NaN included, has no influence; missing
     values (NaN) count as the channel's mean. Its output is `probabilities` (B, classes).
-
-    Args:
-        problem: The data set, for its shapes.
-        train: The training examples, whose mean and variance standardise the series.
-        attention: Name of the attention.
-        settings: Its settings.
-        options: The command line's options.
-        seed: Seed of the dropout.
+    Mean and variance of the training series standardise the values.
     """
-
-    def drop(x: Any, name: str) -> Any:
-        return dropout(options.dropout, seed, name)(x)
-
+    problem, options = trial.problem, trial.options
     series = keras.Input((problem.length, problem.channels), name="series", dtype="float32")
     mask = keras.Input((problem.length,), name="padding_mask", dtype="bool")
-    tokens = _embed(series, mask, statistics(train), options.d_model)
+    tokens = _embed(series, mask, statistics(parts(trial)[0]), options.d_model)
     for number in range(1, options.layers + 1):
-        attended = attend(
-            attention,
-            tokens,
-            mask,
-            name=f"block_{number}_attention",
-            num_heads=options.heads,
-            key_dim=options.key_dim,
-            settings=settings,
-        )
-        tokens = _rest_of_block(tokens, attended, f"block_{number}", options, drop)
-    pooled = masked_mean(tokens, mask)
-    probabilities = layers.Dense(
-        len(problem.classes), activation="softmax", dtype="float32", name="probabilities"
-    )(pooled)
-    return keras.Model(
-        {"series": series, "padding_mask": mask}, probabilities, name=f"time_series_{attention}"
+        tokens = _block(trial, tokens, mask, f"block_{number}")
+    outputs = probabilities(masked_mean(tokens, mask), len(problem.classes))
+    inputs = {"series": series, "padding_mask": mask}
+    return keras.Model(inputs, outputs, name=f"time_series_{trial.attention}")
+
+
+def _embed(
+    series: Tensor, mask: Tensor, moments: tuple[np.ndarray, np.ndarray], width: int
+) -> Tensor:
+    mean, variance = (one.tolist() for one in moments)
+    standardise = layers.Normalization(
+        mean=mean, variance=variance, dtype="float32", name="standardise"
     )
-
-
-def compile_model(model: keras.Model, options: argparse.Namespace) -> None:
-    """Compiles for RAdam, under which filter coefficients have their own rate.
-
-    The metrics leave out the rows that only fill up the last batch.
-    """
-    model.compile(
-        optimizer=with_rates(radam(options.learning_rate), model),
-        **loss_and_metrics(),
-    )
-
-
-def layer_names(options: argparse.Namespace) -> list[str]:
-    """The layers whose outputs are the tokens before, between and after the blocks."""
-    return ["embedding", *(f"block_{number}" for number in range(1, options.layers + 1))]
-
-
-def _embed(series: Any, mask: Any, moments: tuple[np.ndarray, np.ndarray], width: int) -> Any:
-    mean, variance = moments
-    values = layers.Normalization(
-        mean=mean.tolist(), variance=variance.tolist(), dtype="float32", name="standardise"
-    )(series)
+    values = standardise(series)
     real = ops.logical_and(ops.expand_dims(mask, -1), ops.logical_not(ops.isnan(values)))
     values = ops.where(real, values, 0.0)
     positions = ops.maximum(ops.cumsum(ops.cast(mask, "int32"), axis=1) - 1, 0)
@@ -137,28 +89,27 @@ def _embed(series: Any, mask: Any, moments: tuple[np.ndarray, np.ndarray], width
     )
 
 
-def _rest_of_block(
-    tokens: Any, attended: Any, name: str, options: argparse.Namespace, drop: Callable[..., Any]
-) -> Any:
-    """What attention found, then a feed-forward network, each added and normalised after."""
-    tokens = layers.LayerNormalization(name=f"{name}_attention_norm")(
-        tokens + drop(attended, f"{name}_attention_dropout")
-    )
+def _block(trial: Trial, tokens: Tensor, mask: Tensor, name: str) -> Tensor:
+    """Attention, then a feed-forward network, each added and normalised after."""
+    options = trial.options
+
+    def drop(x: Tensor, part: str) -> Tensor:
+        return dropout(options.dropout, trial.seed, f"{name}_{part}_dropout")(x)
+
+    outputs = attend(trial, tokens, mask, f"{name}_attention")
+    tokens = tokens + drop(outputs, "attention")
+    tokens = layers.LayerNormalization(name=f"{name}_attention_norm")(tokens)
     hidden = layers.Dense(options.feed_forward, activation="gelu", name=f"{name}_hidden")(tokens)
-    hidden = drop(hidden, f"{name}_hidden_dropout")
-    hidden = layers.Dense(options.d_model, name=f"{name}_output")(hidden)
-    return layers.LayerNormalization(name=name)(tokens + drop(hidden, f"{name}_output_dropout"))
+    hidden = layers.Dense(options.d_model, name=f"{name}_output")(drop(hidden, "hidden"))
+    return layers.LayerNormalization(name=name)(tokens + drop(hidden, "output"))
 
 
-def _evaluation_batches(split: Split, options: argparse.Namespace) -> Batches:
-    return Batches(split.inputs, split.labels, 4 * options.batch_size)
-
-
-def _similarities(model: keras.Model, split: Split, options: argparse.Namespace) -> list[float]:
+def similarities(model: keras.Model, split: Split, trial: Trial) -> list[float]:
     """Mean token similarity over the series of `split`, before the blocks and after each."""
-    tokens = [model.get_layer(name).output for name in layer_names(options)]
+    names = ["embedding", *(f"block_{number}" for number in range(1, trial.options.layers + 1))]
     mask = model.input["padding_mask"]
-    measure = keras.Model(model.input, [token_similarity(x, mask) for x in tokens])
-    values = measure.predict(split.inputs, batch_size=4 * options.batch_size, verbose=0)
+    tokens = [token_similarity(model.get_layer(name).output, mask) for name in names]
+    measure = keras.Model(model.input, tokens)
+    values = measure.predict(split.inputs, batch_size=4 * trial.options.batch_size, verbose=0)
     pairs = split.padding_mask.sum(axis=1) > 1
     return [float(np.mean(layer[pairs])) if pairs.any() else 0.0 for layer in values]

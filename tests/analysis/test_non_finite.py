@@ -38,6 +38,12 @@ def model_of(*layers, loss="mse"):
     return model
 
 
+def steep_model():
+    """A model whose loss is finite, but has an infinite slope at its first outputs."""
+    last = keras.layers.Dense(3, kernel_initializer="zeros", name="last")
+    return model_of(last, loss=lambda _, x: keras.ops.sqrt(keras.ops.sum(keras.ops.square(x))))
+
+
 def stopped(model, batches, given=True):
     callback = StopAtNonFiniteLoss(batches if given else None)
     with pytest.raises(FloatingPointError) as caught:
@@ -62,22 +68,18 @@ def test_names_the_inputs_and_the_loss():
     text = stopped(model_of(), Batches(fourth=np.nan))
     assert text.endswith("the inputs of the batch")
 
-    def broken(target, outputs):
+    def not_finite(target, outputs):
         return keras.ops.sqrt(keras.ops.sum(outputs) * 0.0 - 1.0)
 
-    text = stopped(model_of(loss=broken), Batches())
+    text = stopped(model_of(loss=not_finite), Batches())
     assert "step 1" in text
     assert text.endswith("the loss (the outputs are finite)")
 
 
-def test_names_the_layer_of_a_gradient_that_is_not_finite():
-    def steep(target, outputs):  # finite, but its slope at 0 is infinite
-        return keras.ops.sqrt(keras.ops.sum(keras.ops.square(outputs)))
-
-    last = keras.layers.Dense(3, kernel_initializer="zeros", name="last")
-    text = stopped(model_of(last, loss=steep), Batches())
+def test_names_the_weight_of_a_gradient_that_is_not_finite():
+    text = stopped(steep_model(), Batches())
     assert "step 2 of epoch 1: the loss is nan" in text
-    assert text.endswith("the gradient of 'last' (Dense)")
+    assert text.endswith("the gradient of 'last/bias'")
 
 
 def test_without_batches_the_step_is_named():
@@ -96,16 +98,12 @@ def test_finite_training_is_left_alone():
 
 
 def test_a_last_step_that_breaks_the_weights_is_seen_at_the_end_of_the_epoch():
-    def steep(target, outputs):
-        return keras.ops.sqrt(keras.ops.sum(keras.ops.square(outputs)))
-
     class One(Batches):
         num_batches = 1
 
-    last = keras.layers.Dense(3, kernel_initializer="zeros", name="last")
-    text = stopped(model_of(last, loss=steep), One())
+    text = stopped(steep_model(), One())
     assert "the last step of epoch 1: weights are not finite" in text
-    assert text.endswith("the gradient of 'last' (Dense)")
+    assert text.endswith("the gradient of 'last/bias'")
 
 
 def test_weights_are_copied_once_for_an_epoch(monkeypatch):

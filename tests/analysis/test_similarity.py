@@ -4,20 +4,12 @@ import pytest
 from keras import ops
 
 from keras_graphattn.analysis import token_similarity
+from tests.analysis.smoothing import twins
 
 
 def naive(tokens, mask):
-    means = []
-    for sequence, kept in zip(tokens, mask, strict=True):
-        sequence = sequence[kept]
-        pairs = [
-            a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
-            for i, a in enumerate(sequence)
-            for j, b in enumerate(sequence)
-            if i != j
-        ]
-        means.append(np.mean(pairs) if pairs else 0.0)
-    return np.array(means)
+    sequences = [x[kept] for x, kept in zip(tokens, mask, strict=True)]
+    return np.array([twins.cosine(x) if len(x) > 1 else 0.0 for x in sequences])
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])

@@ -1,6 +1,6 @@
 """Compares eight devices with one; run in a separate process, which writes JSON.
 
-    python eight_devices.py FILE few|all
+    python eight_devices.py FILE
 
 Each entry of the result is `name: number`. The tests read and check these numbers.
 """
@@ -40,9 +40,8 @@ LAYERS = {
     "exponential": lambda: MaskedKernelAttention(HEADS, HEAD, mask=masks.Exponential()),
     "causal_agf": lambda: AttentiveGraphFilter(HEADS, HEAD, order=3, causal=True),
 }
-ALL = sys.argv[2] == "all"
-TOKENS = 128 if ALL else 16
-found = {}
+TOKENS = 128
+numbers = {}
 
 
 def exchanged(compiled, kinds):
@@ -96,7 +95,7 @@ def tokens_on_a_mesh(name):
         "gathered": exchanged(compiled, ("all-gather", "all-to-all", "collective-permute")),
         "summed": exchanged(compiled, ("all-reduce", "reduce-scatter")),
     }
-    found.update({f"{name}_{key}": value for key, value in results.items()})
+    numbers.update({f"{name}_{key}": value for key, value in results.items()})
 
 
 def model():
@@ -108,11 +107,10 @@ def model():
     x += GraphFilterAttention(heads, 8, order=3, name="filter")(
         keras.layers.LayerNormalization()(x)
     )
-    if ALL:
-        x += AttentiveGraphFilter(heads, 8, order=2, orthogonality_weight=0.01)(x)
-        x += MaskedKernelAttention(heads, 8, mask=masks.Exponential())(x)
-        x += PLaplacianAttention(heads, 8)(x)
-        x += keras.layers.MultiHeadAttention(heads, 8)(x, x)
+    x += AttentiveGraphFilter(heads, 8, order=2, orthogonality_weight=0.01)(x)
+    x += MaskedKernelAttention(heads, 8, mask=masks.Exponential())(x)
+    x += PLaplacianAttention(heads, 8)(x)
+    x += keras.layers.MultiHeadAttention(heads, 8)(x, x)
     hidden = keras.layers.Dense(4 * width, activation="gelu")(x)
     x += keras.layers.Dense(width)(hidden)
     pooled = keras.layers.GlobalAveragePooling1D()(x)
@@ -139,29 +137,26 @@ def fit_on_meshes():
     rules = layout_map(plain, keras.distribution.DeviceMesh((2, 4), ("batch", "model")), large=1)
     expected = trained(plain)
     distributions = {
-        "model": keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="batch")
+        "model": keras.distribution.ModelParallel(layout_map=rules, batch_dim_name="batch"),
+        "data": keras.distribution.DataParallel(),
     }
-    if ALL:
-        distributions["data"] = keras.distribution.DataParallel()
     for name, distribution in distributions.items():
         with distribution.scope():
             built = model()
-            found[f"{name}_fit"] = difference(trained(built), expected)
+            numbers[f"{name}_fit"] = difference(trained(built), expected)
         kernel = built.get_layer("filter").query_dense.kernel.value
-        found[f"{name}_part"] = kernel.addressable_shards[0].data.size / kernel.size
-    if not ALL:
-        return
+        numbers[f"{name}_part"] = kernel.addressable_shards[0].data.size / kernel.size
     built = model()
     mesh = keras.distribution.DeviceMesh((2, 4), ("batch", "sequence"))
     with SequenceParallel(mesh, batch_axis="batch").scope():
-        found["sequence_fit"] = difference(trained(distribute(built)), expected)
+        numbers["sequence_fit"] = difference(trained(distribute(built)), expected)
     slots = [v.value.sharding for v in built.optimizer.variables]
-    found["sequence_slots"] = sum(not isinstance(s, NamedSharding) for s in slots)
+    numbers["sequence_slots"] = sum(not isinstance(s, NamedSharding) for s in slots)
 
 
 if __name__ == "__main__":
     fit_on_meshes()
-    for name in LAYERS if ALL else ("agf",):
+    for name in LAYERS:
         tokens_on_a_mesh(name)
     with open(sys.argv[1], "w") as file:
-        json.dump(found, file)
+        json.dump(numbers, file)

@@ -17,27 +17,28 @@ SUMS = ("kernel", "favor", "agf")
 CHUNKED = ("causal", "exponential", "causal_agf")
 
 
-def run(folder, what):
-    results = folder / "found.json"
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The numbers of eight devices, from a process that has so many."""
+    results = tmp_path_factory.mktemp("devices") / "found.json"
     program = [sys.executable, str(Path(__file__).with_name("eight_devices.py")), str(results)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.run(
-        [*program, what], capture_output=True, text=True, env=environment, check=False
-    )
+    process = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
     assert process.returncode == 0, process.stderr[-3000:]
     return json.loads(results.read_text())
 
 
-def check_fit(found, kinds):
-    """Ten steps give the losses and weights of one device; each device holds its part."""
-    for kind in kinds:
+@pytest.mark.slow
+def test_ten_steps_give_the_losses_and_weights_of_one_device(found):
+    for kind in ("data", "model", "sequence"):
         assert found[f"{kind}_fit"] < 1e-5, kind
-    assert found["model_part"] == 0.25
+    assert (found["model_part"], found["data_part"]) == (0.25, 1.0)  # of a weight on each device
+    assert found["sequence_slots"] == 0  # the optimizer's variables are placed like the weights
 
 
-def check_tokens(found, layers):
-    """A split sequence gives equal values and gradients; devices exchange few numbers."""
-    for layer in layers:
+@pytest.mark.slow
+def test_a_split_sequence_gives_equal_values_and_gradients_and_devices_exchange_few_numbers(found):
+    for layer in (*SUMS, *CHUNKED):
         assert found[f"{layer}_value"] < 1e-5, layer
         assert found[f"{layer}_gradient"] < 1e-5, layer
         assert found[f"{layer}_part"] == found[f"{layer}_gradient_part"] == 1 / 8, layer
@@ -48,19 +49,3 @@ def check_tokens(found, layers):
             chunk = 64 if layer != "causal_agf" else 48
             states = -(-LENGTH // (8 * chunk)) * 8 * HEADS * HEAD * (HEAD + 1)
             assert 0 < found[f"{layer}_gathered"] <= states, layer
-
-
-@pytest.mark.slow  # as the guide on distribution, which is fast on jax
-def test_model_parallel_training_and_tokens_over_a_mesh(tmp_path):
-    found = run(tmp_path, "few")
-    check_fit(found, ["model"])
-    check_tokens(found, ["agf"])
-
-
-@pytest.mark.slow
-def test_all_layers_and_all_distributions(tmp_path):
-    found = run(tmp_path, "all")
-    check_fit(found, ["data", "model", "sequence"])
-    assert found["data_part"] == 1.0
-    assert found["sequence_slots"] == 0  # the optimizer's variables are placed like the weights
-    check_tokens(found, [*SUMS, *CHUNKED])

@@ -56,68 +56,45 @@ def test_every_weight_has_the_layout_of_its_kind_in_this_and_the_next_instance()
     rules = layout_map(first, mesh((4, 2)), large=1)
     expected = {
         r".*/(query|key|value|gate|singular)/kernel": (None, "model", None),
-        r".*/(query|key|value|gate|singular)/bias": ("model", None),
         r".*/attention_output/kernel": ("model", None, None),
         r"embedding.*/embeddings": ("model", None),
         r".*/directions": ("model", None, None),
         r"hidden_\d/kernel": (None, "model"),
-        r"hidden_\d/bias": ("model",),
         r"output_\d/kernel": ("model", None),
         r"classes/kernel": ("model", None),
     }
     for built in (first, model()):
-        table = check_layout_map(built, rules, large=1)
-        split = {row.path for row in table if any(row.axes)}
-        assert all(any(re.fullmatch(p, path) for p in expected) for path in split)
+        layouts = check_layout_map(built, rules)
         for pattern, axes in expected.items():
-            rows = [row for row in table if re.fullmatch(pattern, row.path)]
-            assert rows
-            assert {row.axes for row in rows} == {axes}, pattern
-    assert str(table).splitlines()[0].split() == [
-        "path",
-        "shape",
-        "axes",
-        "entries",
-        "per",
-        "device",
-    ]
+            paths = [path for path in layouts if re.fullmatch(pattern, path)]
+            assert paths
+            assert {layouts.pop(path) for path in paths} == {axes}, pattern
+        assert not layouts
 
 
 @on_jax
 @pytest.mark.parametrize(
     ("options", "devices", "words"),
     [
-        ({"heads": 6}, 4, ["query/kernel", "has 6 heads", "4 devices", "replicate=["]),
+        ({"heads": 6}, 4, ["query/kernel", "(16, 6, 4)", "4 devices", "replicate=["]),
         ({"vocabulary": 31, "width": 15}, 2, ["embeddings", "(31, 15)", "replicate=["]),
     ],
 )
 def test_what_cannot_be_shared_evenly_is_refused(options, devices, words):
     built = model(**options)
-    with pytest.raises(ValueError, match=words[0]) as error:
+    with pytest.raises(ValueError, match=re.escape(words[0])) as error:
         layout_map(built, mesh((1, devices)), large=1)
     for word in words:
         assert word in str(error.value)
 
 
 @on_jax
-def test_weights_can_be_left_whole_and_large_ones_are_reported():
+def test_weights_can_be_left_whole():
     built = model(heads=6)
     rules = layout_map(built, mesh((1, 4)), replicate=["attention", "filter"], large=128)
     assert all("query" not in rule for rule in rules)
     with pytest.raises(ValueError, match=r"'nowhere', which matches no weight"):
         layout_map(built, mesh(), replicate=["nowhere"])
-
-    @keras.saving.register_keras_serializable("tests")
-    class Own(keras.layers.Layer):
-        def build(self, shape):
-            self.matrix = self.add_weight(name="matrix", shape=(64, 64))
-
-        def call(self, x):
-            return x
-
-    layer = keras.Sequential([keras.Input((64,)), Own(name="own"), keras.layers.Dense(64)])
-    with pytest.warns(UserWarning, match=r"own/matrix \(64, 64\)"):
-        layout_map(layer, mesh(), large=256)
 
 
 @on_jax

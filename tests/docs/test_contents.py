@@ -1,4 +1,4 @@
-"""What the site takes from the package: docstrings, error messages, pictures of matrices."""
+"""What the site takes from the package: docstrings, pictures of matrices."""
 
 import inspect
 import re
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from latex2mathml.converter import convert
 
-from docs import docstrings, errors, findings, formulas, pictures, reference, tables
+from docs import docstrings, findings, formulas, pictures, reference
 from docs.paths import ROOT
 from keras_graphattn import layers, masks
 
@@ -105,44 +105,22 @@ def test_dollars_outside_of_code_are_formulas():
     assert formulas.set_in_page(text) == expected
 
 
-def test_messages_are_read_from_the_source_with_their_fix():
-    found = {message: kind for texts in errors.messages().values() for kind, message, _ in texts}
-    flash = next(message for message in found if message.startswith("A flash kernel runs"))
-    assert found[flash] == "ValueError"
-    assert errors.parts_of(flash) == (
-        "A flash kernel runs on the fused path only.",
-        'Use attention_path="fused".',
-    )
-    assert errors.parts_of("No more.") == ("No more.", "")
-    assert set(errors.messages()) <= set(errors.GROUPS)
-    page = errors.page()
-    assert (
-        "\n\n#### A flash kernel runs on the fused path only.\n\n`ValueError`. **Fix:** Use" in page
-    )
-    assert page.count("\n#### ") == len(
-        {(g, k, m, f) for g, t in errors.messages().items() for k, m, f in t}
-    )
-
-
 @pytest.mark.parametrize("name", layers.__all__)
 def test_every_layer_has_its_matrix(name):
     matrices = pictures.layer_matrices(name)
     assert all(np.isfinite(m).all() and m.shape[1] == pictures.LENGTH for m in matrices.values())
-    plain = [m for title, m in matrices.items() if title[:1] == "A" and not title.startswith("A'")]
-    for matrix in plain:
-        np.testing.assert_allclose(matrix.sum(axis=1), 1.0, atol=1e-5)
+    for title, matrix in matrices.items():
+        if title.startswith("A") and not title.startswith("A'"):
+            np.testing.assert_allclose(matrix.sum(axis=1), 1.0, atol=1e-5)
 
 
 def test_the_matrix_of_a_filter_is_the_filter_of_the_matrix():
     plain, filtered = pictures.layer_matrices("GraphFilterAttention").values()
-    identity, linear, power = np.linalg.lstsq(
-        np.stack([np.eye(24).ravel(), plain.ravel(), (plain @ plain).ravel()], axis=1),
-        filtered.ravel(),
-        rcond=None,
-    )[0]
-    found = identity * np.eye(24) + linear * plain + power * plain @ plain
-    np.testing.assert_allclose(filtered, found, atol=1e-5)
-    assert identity > 0 > linear  # a high pass
+    powers = np.stack([np.eye(24), plain, plain @ plain])
+    coefficients = np.linalg.lstsq(powers.reshape(3, -1).T, filtered.ravel(), rcond=None)[0]
+    expected = np.tensordot(coefficients, powers, 1)
+    np.testing.assert_allclose(filtered, expected, atol=1e-5)
+    assert coefficients[0] > 0 > coefficients[1]  # a high pass
 
 
 @pytest.mark.parametrize("name", masks.__all__)
@@ -158,60 +136,30 @@ def test_every_mask_has_its_matrix(name):
         np.testing.assert_array_equal(matrix, np.tri(24))
 
 
-def test_pictures_are_drawn(tmp_path):
+def test_pictures_are_drawn_and_a_layer_without_one_is_told(tmp_path):
     pictures.draw({"a": np.eye(3), "b": -np.eye(3)}, tmp_path / "folder" / "a.png")
     assert (tmp_path / "folder" / "a.png").stat().st_size > 1000
-
-
-def test_a_layer_without_a_picture_is_told():
     with pytest.raises(ValueError, match="no picture for the layer Other"):
         pictures.layer_matrices("Other")
 
 
-TEXT = """
-| you have | take |
-| --- | --- |
-| a | `One`, `Two` |
-| b | `Three` |
-
-Text with `One`.
-
-| | x |
-| --- | --- |
-| `One` | 1 |
-| `Ones` | 2 |
-| `One`, causal | 3 |
-"""
-
-
-def test_rows_of_tables():
-    rows = "| | x |\n| --- | --- |\n| `One` | 1 |\n| `One`, causal | 3 |"
-    assert tables.rows_of("One", TEXT) == rows
-    rows = "| you have | take |\n| --- | --- |\n| a | `One`, `Two` |"
-    assert tables.rows_of("Two", TEXT, 1) == rows
-    assert tables.rows_of("Four", TEXT) == ""
-
-
-def test_every_layer_and_mask_has_its_cost_and_abilities():
+def test_every_layer_and_mask_is_in_the_tables_of_cost_and_of_abilities():
     abilities = (ROOT / "guides/capabilities.md").read_text()
-    for name in layers.__all__:
-        assert tables.rows_of(name, (ROOT / "README.md").read_text(), 1), name
-        assert tables.rows_of(name, abilities), name
-    for name in set(masks.__all__) - {"Mask"}:
-        assert tables.rows_of(name, (ROOT / "docs/pages/masks.md").read_text()), name
-        assert tables.rows_of(name, abilities), name
+    costs = (ROOT / "README.md").read_text(), (ROOT / "docs/pages/masks.md").read_text()
+    for names, cost in zip((layers.__all__, masks.__all__), costs, strict=True):
+        for name in set(names) - {"Mask"}:
+            assert re.search(rf"^\|.*`{name}`", cost, re.M), name
+            assert re.search(rf"^\| `{name}`", abilities, re.M), name
 
 
 def test_the_readme_says_what_its_picture_shows(tmp_path):
     readme = " ".join((ROOT / "README.md").read_text().split())
-    last = {label: list(by_length.items())[-1] for label, by_length in findings.shares().items()}
-    assert {length for length, _ in last.values()} == {4096}
-    filtered, kernel = (last[n][1] for n in ("AttentiveGraphFilter", "MaskedKernelAttention"))
+    shares = {label: by_length[4096] for label, by_length in findings.shares().items()}
+    filtered, kernel = (shares[n] for n in ("AttentiveGraphFilter", "MaskedKernelAttention"))
     assert f"`AttentiveGraphFilter` takes {filtered:.2f} and" in readme
     assert f"`MaskedKernelAttention` {kernel:.2f} of the time of Keras' layer" in readme
-    softmax, gat, gkat = (
-        f"{mean:.3f} ± {spread:.3f}" for mean, spread in findings.accuracies().values()
-    )
+    accuracies = findings.accuracies().values()
+    softmax, gat, gkat = (f"{mean:.3f} ± {spread:.3f}" for mean, spread in accuracies)
     assert f"| {softmax.split()[0]} | GKAT {gkat} (GAT {gat}) |" in readme
     findings.draw(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000

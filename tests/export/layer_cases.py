@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_graphattn import layers, masks
 from keras_graphattn.filters import Jacobi
-from keras_graphattn.layers.parts.token_layer import TokenLayer
+from keras_graphattn.layers.token_layer import TokenLayer
 from tests import reference_topology
 from tests.numerics import BACKEND, randomise
 

@@ -1,4 +1,4 @@
-"""Exports whole models and runs them through TensorFlow's C API, without Keras."""
+"""Exports whole models and runs their graphs without Keras."""
 
 import logging
 
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from keras_graphattn.export import export_saved_model
-from keras_graphattn.export.through_tensorflow import write_graph_through_tensorflow
+from keras_graphattn.export.saved_model import _write_by_tensorflow_process
 from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention
-from tests.export.c_api import SavedModel, run_in_process
 from tests.export.registered_layer import Doubled, Unregistered, halved
+from tests.export.served import assert_served, run_in_process, signature_of
 
 LENGTH, CHANNELS = 12, 5
 BATCHES = (1, 7, 370)
@@ -40,15 +40,13 @@ def arrays(batch, length=LENGTH):
 
 
 def assert_served_like_predicted(model, path, batches, scratch, names, tolerance=1e-5):
-    results = run_in_process(path, batches, scratch)
-    for batch, result in zip(batches, results, strict=True):
+    expected = []
+    for batch in batches:
         structure = batch if isinstance(model.input, dict) else list(batch.values())
-        expected = keras.tree.flatten(model.predict(structure, batch_size=BATCHES[-1], verbose=0))
-        assert list(result) == names
-        for name, array in zip(names, expected, strict=True):
-            assert result[name].dtype == np.float32
-            error = np.abs(result[name] - array.astype("float32")).max()
-            assert error < tolerance, (name, len(array), error)
+        outputs = model.predict(structure, batch_size=BATCHES[-1], verbose=0)
+        arrays = [array.astype("float32") for array in keras.tree.flatten(outputs)]
+        expected.append(dict(zip(names, arrays, strict=True)))
+    assert_served(path, batches, expected, scratch, tolerance=tolerance)
 
 
 @pytest.mark.slow_on("jax")
@@ -73,17 +71,14 @@ def test_trained_model_with_a_dict_of_inputs(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["1"]
     names = sorted(outputs)
     assert_served_like_predicted(model, path, batches, tmp_path, names)
-    served = SavedModel(path)
-    seen = {name: (info.dtype, info.shape) for name, info in served.inputs.items()}
-    assert seen == {
-        "series": (np.float32, (-1, LENGTH, CHANNELS)),
-        "padding_mask": (np.bool_, (-1, LENGTH)),
-        "speaker": (np.int64, (-1,)),
-    }
-    assert {name: info.shape for name, info in served.outputs.items()} == {
-        "half": (-1, 8),
-        "scores": (-1, 3),
-    }
+    assert signature_of(path) == (
+        {
+            "series": ((-1, LENGTH, CHANNELS), "float32"),
+            "padding_mask": ((-1, LENGTH), "bool"),
+            "speaker": ((-1,), "int64"),
+        },
+        {"half": ((-1, 8), "float32"), "scores": ((-1, 3), "float32")},
+    )
 
 
 @pytest.mark.slow_on("jax", "torch")
@@ -131,7 +126,7 @@ def test_failure_of_the_other_process_is_told(tmp_path):
     with pytest.raises(
         RuntimeError, match=r"status 1:\nTypeError(.*\n)+.*Could not locate class 'Unregistered'"
     ):
-        write_graph_through_tensorflow(model, tmp_path / "saved_model")
+        _write_by_tensorflow_process(model, tmp_path / "saved_model", "serving_default")
     assert not (tmp_path / "saved_model").exists()
 
 

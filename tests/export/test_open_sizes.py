@@ -4,7 +4,6 @@ Keras' own attention does both. So every layer, mask and filter must: batch and 
 and the program of one size equals the model at others.
 """
 
-import functools
 import warnings
 
 import keras
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import keras_graphattn
-from keras_graphattn.filters import FILTERS, Resolvent
+from keras_graphattn.filters import FILTERS
 from keras_graphattn.layers import GraphFilterAttention, MaskedKernelAttention
 from tests.export.layer_cases import (
     CASES,
@@ -88,15 +87,6 @@ def filtered_model(layer, filter, **call):
     model = keras.Model(inputs, {"y": layer(HEADS, SIZE, filter=filter)(inputs["series"], **call)})
     randomise(model)
     return model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", ["dense", "blockwise"])
-def test_the_filter_that_solves_a_causal_system(path):
-    layer = functools.partial(GraphFilterAttention, attention_path=path, block_size=4)
-    model = filtered_model(layer, Resolvent(causal=True), use_causal_mask=True)
-    program = exported(model, batch_for(model, BATCH, TRACED), open_sizes(model))
-    check(program, model, [batch_for(model, *size) for size in SIZES])
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from keras_graphattn.export import PredictRequests, export_saved_model
+from keras_graphattn.export.signature import model_signature
 from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention
 from tests.numerics import randomise
 
@@ -124,39 +125,15 @@ def test_a_server_answers_concurrent_clients(tmp_path):
     expected = {length: predicted(model, one) for length, one in rows.items()}
     signature = {"short": {"series": (4, CHANNELS), "padding_mask": (4,)}, "any": None}
     signature = {"serving_default": None, **signature}
-    path = export_saved_model(model, folder, signature=signature, warmup=[rows[4], rows[12]])
+    export_saved_model(model, folder, signature=signature, warmup=[rows[4], rows[12]])
     with serving(folder, "--model", "reviews") as server:
         assert server["version"] == 1
         assert server["warmed_up"] == 5  # three signatures take length 4, two take 12
         with grpc.insecure_channel(server["grpc"]) as channel:
             stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
             requests = PredictRequests.of_server(stub, "reviews", timeout=60)
-            assert requests.inputs == PredictRequests.of_folder(path).inputs
+            assert requests.inputs == model_signature(model).inputs
             check_concurrent_requests(stub, requests, rows, expected)
             check_refusals(stub, requests, rows[4])
         url = server["rest"] + "/v1/models/reviews:predict"
         check_rest(url, requests, rows[12], expected[12])
-
-
-@pytest.mark.slow
-def test_the_command_line_of_saved_models(tmp_path):
-    model, rows = make_model(), rows_of(12)
-    path = export_saved_model(model, tmp_path / "served")
-    tool = [str(Path(sys.executable).parent / "saved_model_cli")]
-    options = ["--dir", str(path), "--tag_set", "serve", "--signature_def", "serving_default"]
-    shown = subprocess.run([*tool, "show", *options], capture_output=True, text=True, check=True)
-    for line in (
-        "inputs['padding_mask'] tensor_info:\n      dtype: DT_INT32\n      shape: (-1, -1)",
-        "inputs['series'] tensor_info:\n      dtype: DT_FLOAT\n      shape: (-1, -1, 5)",
-        "outputs['scores'] tensor_info:\n      dtype: DT_FLOAT\n      shape: (-1, -1, 3)",
-        "Method name is: tensorflow/serving/predict",
-    ):
-        assert line in shown.stdout, shown.stdout
-    given = []
-    for name, array in PredictRequests.of_folder(path).arrays(rows).items():
-        np.save(tmp_path / f"{name}.npy", array)
-        given.append(f"{name}={tmp_path / name}.npy")
-    options += ["--inputs", ";".join(given), "--outdir", str(tmp_path)]
-    subprocess.run([*tool, "run", *options], capture_output=True, text=True, check=True)
-    for name, array in predicted(model, rows).items():
-        np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), array, atol=1e-5)

@@ -8,7 +8,7 @@ from keras_graphattn.export import export_saved_model
 from keras_graphattn.graphs import Graph, GraphBatches, precompute
 from keras_graphattn.layers import GraphKernelAttention, GraphMeanPooling, MaskedKernelAttention
 from keras_graphattn.masks import GraphDiffusion, RandomWalk
-from tests.export.c_api import assert_served
+from tests.export.served import assert_served
 from tests.numerics import BACKEND, to_numpy
 from tests.reference_topology import random_edges
 

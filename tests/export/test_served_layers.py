@@ -7,8 +7,8 @@ import pytest
 
 from keras_graphattn import layers, masks
 from keras_graphattn.export import export_saved_model
-from tests.export.c_api import assert_served
 from tests.export.layer_cases import CASES, CORE, LENGTH, batch_for, model_of, shapes_of_inputs
+from tests.export.served import assert_served
 from tests.numerics import BACKEND
 
 BATCHES = (1, 3, 8)

@@ -7,7 +7,7 @@ import keras_graphattn
 from keras_graphattn.export import PredictRequests, export_saved_model
 from keras_graphattn.export.signature import model_signature
 from recipes.common.training.layers import served_inputs
-from tests.export.c_api import assert_served
+from tests.export.served import assert_served
 from tests.numerics import BACKEND, randomise
 from tests.recipes import models as recipes
 from tests.recipes.models import LONGEST, VOCABULARY, batch_for

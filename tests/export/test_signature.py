@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.export import graph
+from keras_graphattn.export import saved_model
+from keras_graphattn.export.saved_model import defining_modules
 from keras_graphattn.export.signature import model_signature, served_signatures
-from keras_graphattn.export.through_tensorflow import defining_modules
 from keras_graphattn.layers import GraphFilterAttention
 from tests.export.registered_layer import Doubled, halved
 
@@ -25,45 +25,45 @@ class Subclassed(keras.Model):
         return self.dense(inputs)
 
 
-def test_one_input():
+def several_outputs():
     inputs = series()
-    model = keras.Model(inputs, keras.layers.Dense(2, name="classes")(inputs))
-    signature = model_signature(model)
-    assert signature.inputs == {"series": ((None, 4, 3), "float32")}
-    assert signature.input_structure == "series"
-    assert signature.outputs == ["classes"]
-    assert signature.open_lengths == []
+    layer = GraphFilterAttention(1, 2, name="attention")
+    return keras.Model([inputs], layer(inputs, return_attention_scores=True))
 
 
-def test_sequential():
-    model = keras.Sequential([series(length=None), keras.layers.Dense(2, name="classes")])
-    signature = model_signature(model)
-    assert signature.inputs == {"series": ((None, None, 3), "float32")}
-    assert signature.outputs == ["classes"]
-    assert signature.open_lengths == ["series"]
+def one_input():
+    inputs = series()
+    return keras.Model(inputs, keras.layers.Dense(2, name="classes")(inputs))
+
+
+def dictionaries():
+    inputs = {"b": series("b"), "a": series("a")}
+    return keras.Model(inputs, {"z": inputs["a"] + 1, "y": inputs["b"] + 1})
+
+
+def sequential():
+    return keras.Sequential([series(length=None), keras.layers.Dense(2, name="classes")])
+
+
+FIXED, OPEN = ((None, 4, 3), "float32"), ((None, None, 3), "float32")
+SEEN = {  # a model: its inputs, their structure, its outputs, and inputs of open length
+    one_input: ({"series": FIXED}, "series", ["classes"], []),
+    sequential: ({"series": OPEN}, "series", ["classes"], ["series"]),
+    dictionaries: ({"a": FIXED, "b": FIXED}, {"b": "b", "a": "a"}, ["y", "z"], []),
+    several_outputs: ({"series": FIXED}, ["series"], ["attention", "attention_1"], []),
+}
+
+
+@pytest.mark.parametrize("make", SEEN)
+def test_what_a_server_sees(make):
+    signature = model_signature(make())
+    assert (*signature, signature.open_lengths) == SEEN[make]
 
 
 def test_sequential_built_by_data_keeps_the_batch_open():
     model = keras.Sequential([keras.layers.Dense(2)])
     model(np.zeros((8, 3), "float32"))
-    ((shape, dtype),) = model_signature(model).inputs.values()
-    assert (shape, dtype) == ((None, 3), "float32")
-
-
-def test_keys_of_dicts_are_the_names():
-    inputs = {"b": series("b"), "a": series("a")}
-    outputs = {"z": inputs["a"] + 1, "y": inputs["b"] + 1}
-    signature = model_signature(keras.Model(inputs, outputs))
-    assert signature.input_structure == {"b": "b", "a": "a"}
-    assert sorted(signature.inputs) == ["a", "b"]
-    assert signature.outputs == ["y", "z"]
-
-
-def test_several_outputs_of_one_layer_are_numbered():
-    inputs = series()
-    layer = GraphFilterAttention(1, 2, name="attention")
-    outputs = layer(inputs, return_attention_scores=True)
-    assert model_signature(keras.Model([inputs], outputs)).outputs == ["attention", "attention_1"]
+    assert list(model_signature(model).inputs.values()) == [((None, 3), "float32")]
 
 
 def test_names_survive_saving(tmp_path):
@@ -106,14 +106,16 @@ def test_an_open_length_that_fails_says_how_to_fix_it(monkeypatch, tmp_path):
     def fail(*args):
         raise TypeError("a length is needed")
 
-    monkeypatch.setattr(graph, "_write_from_tensorflow", fail)
-    monkeypatch.setattr(graph, "_write_from_jax", fail)
+    monkeypatch.setattr(saved_model, "_write_from_tensorflow", fail)
+    monkeypatch.setattr(saved_model, "_write_from_jax", fail)
+    if keras.backend.backend() == "torch":
+        monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
     model = keras.Sequential([series(length=None), keras.layers.Dense(2)])
     with pytest.raises(ValueError, match=r"\['series'\]\. Build it with fixed lengths.*is needed"):
-        graph.write_graph(model, tmp_path / "saved_model")
+        saved_model.write_graph(model, tmp_path / "saved_model")
     model = keras.Sequential([series(), keras.layers.Dense(2)])
     with pytest.raises(TypeError, match="is needed"):
-        graph.write_graph(model, tmp_path / "saved_model")
+        saved_model.write_graph(model, tmp_path / "saved_model")
 
 
 def test_modules_of_a_model():
@@ -129,11 +131,9 @@ def test_a_converted_model_needs_the_module_that_its_plain_class_is_of():
     assert models.BertBackbone.__module__ in defining_modules(backbone)
 
 
-@pytest.mark.parametrize("register", [True, False])
-def test_classes_of_main_are_refused(register):
+def test_classes_of_main_are_refused():
     local = type("Local", (Doubled,), {"__module__": "__main__"})
-    if register:
-        keras.saving.register_keras_serializable(package="export_tests")(local)
+    keras.saving.register_keras_serializable(package="export_tests")(local)
     with pytest.raises(ValueError, match=r"'Local', which is defined in `__main__`"):
         defining_modules(keras.Sequential([series(), local()]))
 

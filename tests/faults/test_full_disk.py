@@ -7,7 +7,7 @@ import keras
 import pytest
 
 from keras_graphattn import export_saved_model
-from recipes.common.storage.files import check_room, write_json
+from recipes.common.storage import check_room, write_json
 from recipes.time_series.__main__ import RECIPE
 from tests.faults.test_kills import contents
 from tests.recipes.conftest import tiny_arguments, tiny_folder  # noqa: F401

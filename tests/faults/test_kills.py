@@ -62,10 +62,8 @@ def test_training_killed_at_random_moments(processes, tiny_arguments, tmp_path):
     expected = json.loads((whole / "results.json").read_text())
     while kills < KILLS:
         round_number += 1
-        output = tmp_path / f"broken-{round_number}"
-        done = tmp_path / f"done-{round_number}"
-        command = [[*arguments, "--output", str(output)], str(done)]
-        finished = {}
+        output, done = (tmp_path / f"{name}-{round_number}" for name in ("broken", "done"))
+        command, finished = [[*arguments, "--output", str(output)], str(done)], {}
         while not done.exists():
             latest = seconds if kills < KILLS else None
             moment = latest and moments.uniform(START, max(0.75 * latest, 2 * START))
@@ -75,13 +73,12 @@ def test_training_killed_at_random_moments(processes, tiny_arguments, tmp_path):
                 assert contents(folder) == files, "a finished run was touched"
             for path in output.rglob("[!.]*.json"):
                 json.loads(path.read_text())  # whole
-            finished = {
-                path.parent: contents(path.parent) for path in output.glob("runs/*/run.json")
-            }
+            folders = [path.parent for path in output.glob("runs/*/run.json")]
+            finished = {folder: contents(folder) for folder in folders}
         assert done.read_text() == "0"
-        found = json.loads((output / "results.json").read_text())
-        assert [one["epochs"] for one in found["runs"]] == [6, 6]
-        for one, other in zip(found["runs"], expected["runs"], strict=True):
+        runs = json.loads((output / "results.json").read_text())["runs"]
+        assert [one["epochs"] for one in runs] == [6, 6]
+        for one, other in zip(runs, expected["runs"], strict=True):
             for name, value in other.items():
                 is_name = isinstance(value, str)
                 near = value if is_name else pytest.approx(value, rel=1e-4, abs=1e-4)
@@ -126,13 +123,13 @@ def test_exports_killed_at_random_moments(processes, tmp_path):
     watcher.join()
     versions = sorted(path.name for path in directory.iterdir() if path.name.isdigit())
     assert sorted(watcher.versions) == versions
-    for name, found in watcher.versions.items():  # whole when first seen, and as it was then
-        assert set(found) == layout
-        assert contents(directory / name) == found
+    for name, files in watcher.versions.items():  # whole when first seen, and as it was then
+        assert set(files) == layout
+        assert contents(directory / name) == files
     assert sorted(path.name for path in directory.iterdir()) == versions  # nothing left aside
     import tensorflow as tf
 
     served = tf.saved_model.load(str(last)).signatures["serving_default"]
-    found = next(iter(served(series=tf.constant(series)).values())).numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    (answer,) = served(series=tf.constant(series)).values()
+    np.testing.assert_allclose(answer.numpy(), expected, atol=1e-5)
     print(f"{KILLS} kills, {len(versions)} whole versions, {seconds:.1f} s for one export")

@@ -4,10 +4,32 @@ import re
 
 import keras
 import numpy as np
+import pytest
 import scipy.sparse
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 REFUSALS = (ValueError, TypeError)
+# JAX compiles, and TensorFlow is slow without compiling; the checks are the same on all backends.
+FEW = settings(max_examples=12 if keras.backend.backend() == "torch" else 2, derandomize=True)
+MANY = settings(max_examples=60, derandomize=False)
+# Some examples always, many in the slow tests
+HOW_OFTEN = pytest.mark.parametrize(
+    "how_often",
+    [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.slow)],
+)
+
+
+def tried(how_often, attack, *arguments):
+    """Runs `attack(*arguments, data)` with what hypothesis draws."""
+
+    @how_often
+    @given(data=st.data())
+    def once(data):
+        attack(*arguments, data)
+
+    once()
+
 
 ODD = [
     None,

@@ -1,8 +1,6 @@
 """A right call of every public function of `keras_graphattn.ops`, to be made wrong."""
 
 import numpy as np
-import scipy.sparse
-from keras import ops as keras_ops
 
 from keras_graphattn import ops
 
@@ -10,9 +8,6 @@ B, T, S, N, H, D, C = 2, 4, 3, 2, 4, 3, 2
 STEPS = ops.recurrence("monomial", 2)
 FOREST = ops.forest_from_parents([-1, 0, 0, 1])
 GRAPH = ops.read_graph([[0, 1], [1, 2], [2, 3]])
-SPARSE = ops.SparseMatrix(ops.graph_operator(GRAPH, "laplacian")[0], symmetric=True)
-WALKS = np.array([[[0, 1]], [[1, 2]], [[2, 3]], [[3, 2]]])
-FEATURES = ops.features_of_walks(WALKS)
 RANDOM_FEATURES = ops.graph_random_features(GRAPH, walks=2, length=3, seed=0)
 
 
@@ -28,29 +23,8 @@ def queries(t=T, s=T, b=B):
     return {"query": normal(b, t, N, H), "key": normal(b, s, N, H)}
 
 
-def applied(operator):
-    """A function that makes an operator, as one that applies it."""
-
-    def apply(**kwargs):
-        return operator(**kwargs)(normal(B, T, N, D))
-
-    return apply
-
-
-def cached_operator(matrix, signals, index):
-    return ops.CachedOperator(matrix, signals, index)(normal(B, 1, N, D))
-
-
-def rows_times_two(rows, tensors):
-    return next(iter(tensors.values())) * 2.0
-
-
-def cache():
-    return ops.initial_cache(B, T, N, H, D)
-
-
 def mask_of_all():
-    return ops.AttentionMask(boolean(B, N, T, T), boolean(B, T), boolean(B, T), True, 3)
+    return ops.Visibility(boolean(B, N, T, T), boolean(B, T), boolean(B, T), True, 3)
 
 
 def halved(x):
@@ -58,10 +32,6 @@ def halved(x):
 
 
 TREE = {"x": normal(4, N, C)}
-FOREST_ARRAYS = {
-    name: getattr(FOREST, name)
-    for name in ("order", "position", "parents", "depth", "weights", "starts")
-}
 DECAY = {"rates": np.abs(normal(N, 2)), "weights": normal(N, 2)}
 STATE = {"sums": normal(B, N, 2 * C, D), "segment": np.array([0, 1])}
 CHUNKED = {
@@ -71,22 +41,15 @@ CHUNKED = {
     "segment_ids": np.array([[0, 0, 1, 1], [1, 1, 1, -1]]),
 }
 KERNEL = {"left": normal(B, T, N, H), "logits": normal(B, T, N, H), "values": normal(B, T, N, D)}
-PAIRED = {"scores": normal(B, N, T, S), "values": (normal(B, T, N, D), normal(B, S, N, D))}
 SIZES = {"batch_size": B, "num_heads": N, "key_dim": H, "value_dim": D}
 
 # name: (function, right arguments)
 CASES = {
-    "AttentionMask": (
-        lambda **kw: ops.joined_mask(ops.AttentionMask(**kw), np.arange(T), np.arange(T)),
+    "Visibility": (
+        lambda **kw: ops.p_laplacian_attention(
+            **queries(), values=normal(B, T, N, D), p=[1.5, 2.5], mask=ops.Visibility(**kw)
+        ),
         mask_of_all()._asdict(),
-    ),
-    "BlockwiseOperator": (
-        applied(ops.BlockwiseOperator),
-        {**queries(), "mask": mask_of_all(), "scale": 0.5, "block_size": 2},
-    ),
-    "CachedOperator": (
-        cached_operator,
-        {"matrix": normal(B, N, 1, T), "signals": normal(B, 1, T, N, D), "index": 1},
     ),
     "ChunkedState": (
         lambda **kw: ops.advanced_state(ops.ChunkedState(**kw), **CHUNKED),
@@ -98,7 +61,10 @@ CASES = {
         ),
         DECAY,
     ),
-    "Forest": (lambda **kw: ops.forest_distances(ops.Forest(**kw)), FOREST_ARRAYS),
+    "Forest": (
+        lambda **kw: ops.forest_distances(ops.Forest(**kw)),
+        {"parents": np.array([-1, 0, 1]), "edge_weights": np.ones(3)},
+    ),
     "RunningSum": (
         lambda **kw: ops.causal_singular_value_attention(**KERNEL, state=ops.RunningSum(**kw)),
         {
@@ -107,16 +73,7 @@ CASES = {
             "context": normal(B, N, H, D),
         },
     ),
-    "SparseMatrix": (
-        lambda **kw: ops.sparse_product(ops.SparseMatrix(**kw), normal(4, C)),
-        {"matrix": scipy.sparse.eye_array(4), "symmetric": True},
-    ),
     "advanced_state": (ops.advanced_state, {**CHUNKED, "state": ops.ChunkedState(**STATE)}),
-    "at_least_float32": (ops.at_least_float32, {"x": normal(T)}),
-    "attend_to_context": (
-        ops.attend_to_context,
-        {"left": normal(B, T, N, H), "context": normal(B, N, H, D), "dtype": "float32"},
-    ),
     "additive_scores": (
         ops.additive_scores,
         {
@@ -148,23 +105,6 @@ CASES = {
             "chunk_size": 2,
         },
     ),
-    "chebyshev_coefficients": (
-        ops.chebyshev_coefficients,
-        {"function": lambda x: keras_ops.exp(-x), "low": 0.0, "high": 2.0, "terms": 4},
-    ),
-    "chebyshev_matrix": (
-        lambda **kw: ops.chebyshev_matrix(**kw).matrix,
-        {"matrix": SPARSE.matrix, "low": 0.0, "high": 4.0},
-    ),
-    "chebyshev_terms": (
-        ops.chebyshev_terms,
-        {"function": lambda x: np.exp(-x), "low": 0.0, "high": 2.0, "tolerance": 1e-3},
-    ),
-    "check_basis": (
-        ops.check_basis,
-        {"basis": "jacobi", "order": 2, "alpha": 0.5, "beta": 0.5},
-    ),
-    "check_order": (ops.check_order, {"order": 2}),
     "chunked_attention": (
         ops.chunked_attention,
         {
@@ -177,7 +117,6 @@ CASES = {
     ),
     "elu_features": (ops.elu_features, {"x": normal(T)}),
     "empty_running_sum": (ops.empty_running_sum, {**SIZES, "dtype": "float32"}),
-    "expected_features": (ops.expected_features, {"adjacency": GRAPH, "length": 2}),
     "exponential_tree_product": (
         ops.exponential_tree_product,
         {**TREE, "rate": normal(N), "offset": normal(N), "forest": FOREST, "path": "scan"},
@@ -194,11 +133,6 @@ CASES = {
     "favor_query_features": (
         ops.favor_query_features,
         {"query": normal(B, T, N, H), "directions": normal(N, H, 5)},
-    ),
-    "features_of_walks": (ops.features_of_walks, {"walks": WALKS}),
-    "filter_matrix": (
-        ops.filter_matrix,
-        {"graph_filter": lambda apply, x: apply(x), "matrix": normal(B, N, T, T)},
     ),
     "first_order_filter": (
         ops.first_order_filter,
@@ -218,13 +152,8 @@ CASES = {
         ops.forest_from_parents,
         {"parents": np.array([-1, 0, 1]), "edge_weights": np.ones(3)},
     ),
-    "fused_operator": (
-        applied(ops.fused_operator),
-        {**queries(), "mask": mask_of_all(), "scale": 0.5},
-    ),
-    "graph_operator": (ops.graph_operator, {"adjacency": GRAPH, "operator": "laplacian"}),
     "graph_random_features": (
-        lambda **kw: ops.graph_random_features(**kw)[0].steps[0].matrix,
+        lambda **kw: ops.graph_random_features(**kw)[0].steps[0],
         {
             "adjacency": GRAPH,
             "walks": 2,
@@ -243,45 +172,15 @@ CASES = {
             "right": RANDOM_FEATURES[1],
         },
     ),
-    "hidden_logit": (ops.hidden_logit, {"dtype": "float32"}),
     "hypercube_product": (ops.hypercube_product, {"x": normal(B, 4, N, D), "time": normal(N)}),
-    "initial_cache": (
-        ops.initial_cache,
-        {
-            **SIZES,
-            "max_length": T,
-            "num_signals": 2,
-            "num_key_heads": 1,
-            "dtype": "float32",
-        },
-    ),
     "initial_chunked_state": (
         ops.initial_chunked_state,
         {"batch_size": B, "num_heads": N, "features": C, "width": D, "decays": 2},
-    ),
-    "joined_mask": (
-        ops.joined_mask,
-        {"mask": mask_of_all(), "rows": np.arange(T), "columns": np.arange(T)},
-    ),
-    "left_singular_vectors": (
-        ops.left_singular_vectors,
-        {"logits": normal(B, T, N, H), "mask": boolean(B, T)},
-    ),
-    "map_query_blocks": (
-        ops.map_query_blocks,
-        {
-            "function": rows_times_two,
-            "by_row": {"x": normal(B, T, C)},
-            "whole": {"y": normal(B, 2, C)},
-            "length": T,
-            "block_size": 2,
-        },
     ),
     "masked_softmax": (
         ops.masked_softmax,
         {"scores": normal(B, N, T, S), "mask": boolean(B, 1, T, S), "axis": -1},
     ),
-    "matrix_operator": (applied(ops.matrix_operator), {"matrix": normal(B, N, T, T)}),
     "modulation_of_series": (ops.modulation_of_series, {"coefficients": [1.0, 2.0]}),
     "orthogonal_features": (
         ops.orthogonal_features,
@@ -304,19 +203,6 @@ CASES = {
             "block_size": 2,
         },
     ),
-    "p_laplacian_weights": (
-        ops.p_laplacian_weights,
-        {
-            **PAIRED,
-            "p": [1.5, 2.5],
-            "mask": boolean(B, N, T, S),
-            "diagonal": boolean(T, S),
-            "epsilon": 0.1,
-            "drop_diagonal": False,
-            "centre": normal(B, 1, N, D),
-        },
-    ),
-    "plain_attention_coefficients": (ops.plain_attention_coefficients, {"steps": STEPS}),
     "polynomial": (ops.polynomial, {"x": normal(T), "coefficients": normal(3), "steps": STEPS}),
     "polynomial_filter": (
         ops.polynomial_filter,
@@ -337,43 +223,14 @@ CASES = {
     ),
     "recurrence": (ops.recurrence, {"basis": "jacobi", "order": 2, "alpha": 0.5, "beta": 0.5}),
     "relu_features": (ops.relu_features, {"x": normal(T)}),
-    "right_singular_vectors": (
-        ops.right_singular_vectors,
-        {"logits": normal(B, S, N, H), "mask": boolean(B, S)},
-    ),
     "singular_value_attention": (
         ops.singular_value_attention,
         {"left": normal(B, T, N, H), "right": normal(B, S, N, H), "values": normal(B, S, N, D)},
-    ),
-    "singular_value_context": (
-        ops.singular_value_context,
-        {"logits": normal(B, S, N, H), "values": normal(B, S, N, D), "mask": boolean(B, S)},
-    ),
-    "singular_value_filter": (
-        ops.singular_value_filter,
-        {"logits": normal(B, T, N, H), "coefficients": normal(3), "steps": STEPS},
-    ),
-    "singular_value_matrix": (
-        ops.singular_value_matrix,
-        {"left": normal(B, T, N, H), "right": normal(B, S, N, H)},
-    ),
-    "softmax_operator": (
-        applied(ops.softmax_operator),
-        {**queries(), "mask": boolean(B, 1, T, T), "scale": 0.5},
-    ),
-    "sparse_product": (ops.sparse_product, {"matrix": SPARSE, "x": normal(4, C)}),
-    "spectral_product": (
-        ops.spectral_product,
-        {**TREE, "coefficients": normal(3, N), "matrix": SPARSE},
     ),
     "squared_relu_features": (ops.squared_relu_features, {"x": normal(T)}),
     "squared_distances": (
         ops.squared_distances,
         {"rows": normal(B, T, N, D), "columns": normal(B, S, N, D)},
-    ),
-    "step_mask": (
-        ops.step_mask,
-        {"cache": cache(), "index": 1, "padding_mask": boolean(B, 2), "window": 2},
     ),
     "sum_rows": (ops.sum_rows, {"x": normal(3, C), "targets": [0, 1, 1], "count": 2}),
     "table_tree_product": (
@@ -384,22 +241,8 @@ CASES = {
         ops.toeplitz_product,
         {"table": normal(N, 3, 3), "x": normal(B, 4, N, D), "grid_shape": [2, 2]},
     ),
-    "transition_matrix": (ops.transition_matrix, {"adjacency": GRAPH}),
     "unmasked_attention": (
         ops.unmasked_attention,
         {"query": normal(B, T, N, C), "key": normal(B, S, N, C), "x": normal(B, S, N, D)},
     ),
-    "update_keys": (
-        ops.update_keys,
-        {"cache": cache(), "key": normal(B, 2, N, H), "index": 1, "padding_mask": boolean(B, 2)},
-    ),
-    "walk_product": (
-        ops.walk_product,
-        {**TREE, "decay": np.ones(N, "float32"), "features": FEATURES, "normalization": 1.0},
-    ),
-    "zero_blind_rows": (
-        ops.zero_blind_rows,
-        {"outputs": normal(B, T, N, D), "mask": mask_of_all(), "block_size": 2},
-    ),
-    "zero_where_masked": (ops.zero_where_masked, {"x": normal(B, T), "mask": boolean(B, T)}),
 }

@@ -5,11 +5,18 @@ import os
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_graphattn import layers, masks
-from tests.fuzz.attacks import REFUSALS, answer_or_refusal, leaves, odd_arrays, odd_values
+from tests.fuzz.attacks import (
+    HOW_OFTEN,
+    REFUSALS,
+    answer_or_refusal,
+    leaves,
+    odd_arrays,
+    odd_values,
+    tried,
+)
 from tests.fuzz.cases_of_classes import (
     AT_CALL,
     LAYERS,
@@ -26,13 +33,18 @@ from tests.fuzz.cases_of_classes import (
     layer,
     mask,
 )
-from tests.fuzz.profiles import cheap, wide
 
 CLASSES = [*((layers, name) for name in LAYERS), *((masks, name) for name in MASKS)]
+EACH_CLASS = pytest.mark.parametrize(("room", "name"), CLASSES)
+EACH_LAYER = pytest.mark.parametrize("name", sorted(LAYERS))
 
 
 def options_of(room, name):
     return (LAYERS if room is layers else MASKS)[name]
+
+
+def made_of(room, name):
+    return layer(name) if room is layers else mask(name)
 
 
 def test_every_public_class_has_a_case():
@@ -81,35 +93,22 @@ def attack_call(name, data):
         assert found[0].shape == expected or kind in ("size", "odd")
 
 
-@cheap
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize(("room", "name"), CLASSES)
-@given(data=st.data())
-def test_one_wrong_option(room, name, data):
+@HOW_OFTEN
+@EACH_CLASS
+def test_one_wrong_option(room, name, how_often):
     if options_of(room, name):
-        attack_option(room, name, data)
+        tried(how_often, attack_option, room, name)
 
 
-@cheap
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", sorted(LAYERS))
-@given(data=st.data())
-def test_one_wrong_argument_of_the_call(name, data):
-    attack_call(name, data)
+@HOW_OFTEN
+@EACH_LAYER
+def test_one_wrong_argument_of_the_call(name, how_often):
+    tried(how_often, attack_call, name)
 
 
-@pytest.mark.slow
-@wide
-@pytest.mark.parametrize(("room", "name"), CLASSES)
-@given(data=st.data())
-def test_one_wrong_option_widely(room, name, data):
-    if options_of(room, name):
-        attack_option(room, name, data)
-    if room is layers:
-        attack_call(name, data)
-
-
-@pytest.mark.parametrize("name", sorted(LAYERS))
+@EACH_LAYER
 @pytest.mark.parametrize("shape", [(0, T, WIDTH), (B, 0, WIDTH), (B, 1, WIDTH)])
 def test_empty_batches_and_sequences_come_out_empty(name, shape):
     if name == "GraphKernelAttention":
@@ -123,7 +122,7 @@ def test_empty_batches_and_sequences_come_out_empty(name, shape):
     assert np.isfinite(outputs).all()
 
 
-@pytest.mark.parametrize("name", sorted(LAYERS))
+@EACH_LAYER
 def test_nan_stays_in_its_example(name):
     arguments = call_of(name)
     first = next(iter(arguments))
@@ -134,21 +133,14 @@ def test_nan_stays_in_its_example(name):
     assert np.isnan(outputs[0]).any()
 
 
-@pytest.mark.parametrize(("room", "name"), CLASSES)
+@EACH_CLASS
 def test_round_trip_in_safe_mode(room, name, tmp_path):
-    if room is layers:
-        made = layer(name)
-        inputs = keras.Input((T, WIDTH))
-        model = keras.Model(inputs, made(inputs))
-        tokens = np.ones((B, T, WIDTH), "float32")
-    else:
-        made = mask(name)
-        inputs = keras.Input((T, N, D))
-        given = {
-            key: keras.Input(x.shape[1:], dtype=x.dtype) for key, x in AT_CALL.get(name, {}).items()
-        }
-        model = keras.Model([inputs, *given.values()], made(inputs, **given))
-        tokens = [SIGNAL, *AT_CALL.get(name, {}).values()]
+    tokens = np.ones((B, T, WIDTH), "float32") if room is layers else SIGNAL
+    arrays = AT_CALL.get(name, {})
+    first, *others = (keras.Input(x.shape[1:], dtype=x.dtype) for x in (tokens, *arrays.values()))
+    inputs = dict(zip(arrays, others, strict=True))
+    model = keras.Model([first, *others], made_of(room, name)(first, **inputs))
+    tokens = [tokens, *arrays.values()]
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras", safe_mode=True)
     for one, other in zip(leaves(model(tokens)), leaves(again(tokens)), strict=True):
@@ -165,11 +157,11 @@ HARMFUL = [
 ]
 
 
-@pytest.mark.parametrize(("room", "name"), CLASSES)
+@EACH_CLASS
 @pytest.mark.parametrize("harm", HARMFUL, ids=str)
 def test_no_configuration_runs_code(room, name, harm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = (layer(name) if room is layers else mask(name)).get_config()
+    config = made_of(room, name).get_config()
     for entry in config:
         if entry in ("name", "trainable"):
             continue
@@ -181,9 +173,9 @@ def test_no_configuration_runs_code(room, name, harm, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("room", "name"), CLASSES)
+@EACH_CLASS
 def test_corrupted_configurations_name_the_entry(room, name):
-    made = layer(name) if room is layers else mask(name)
+    made = made_of(room, name)
     config = made.get_config()
     with pytest.raises(REFUSALS, match="unheard_of"):
         type(made).from_config({**config, "unheard_of": 1})

@@ -8,7 +8,6 @@ import scipy.sparse
 from keras_graphattn import feature_maps, filters, layers, masks, ops
 from tests.fuzz.attacks import REFUSALS, names_argument
 from tests.fuzz.cases_of_classes import GRAPH, SIGNAL, WIDTH, B, T
-from tests.fuzz.cases_of_ops import FOREST_ARRAYS
 
 HUGE, TOO_LARGE_FOR_A_FLOAT = 10**30, 10**400
 PAIR, ODD_PAIR, RAGGED = np.array([1, 2]), np.array([None, 1.0]), [[1.0], [1.0, 2.0]]
@@ -83,20 +82,6 @@ def test_a_tensor_that_takes_gradients():
         masks.Tree(torch.nn.Parameter(torch.ones(4)))
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("order", RAGGED),
-        ("parents", np.array([0, 0, 2, 1])),
-        ("depth", np.zeros(4, int)),
-        ("depth", np.array([0, 1, 1, 2**62])),
-    ],
-)
-def test_the_array_of_a_forest_is_named(name, wrong):
-    with pytest.raises(ValueError, match=f"`{name}`"):
-        ops.Forest(**{**FOREST_ARRAYS, name: wrong})
-
-
 def test_a_topology_of_another_length_says_what_to_change():
     with pytest.raises(ValueError, match=r"`forest` of this Tree has 3 nodes.*`parents`"):
         masks.Tree([-1, 0, 0]).apply(SIGNAL)
@@ -108,18 +93,12 @@ TREE = ops.forest_from_parents([-1, 0, 0, 1])
 NODES, TABLE = np.ones((4, 2, 3), "float32"), np.ones((4, 2), "float32")
 
 
-@pytest.mark.parametrize("path", ["centroids", "depths", "spines"])
+@pytest.mark.parametrize("path", ["centroids", "depths"])
 def test_a_table_in_double_precision(path):
     expected = keras.ops.convert_to_numpy(ops.table_tree_product(NODES, TABLE, TREE, path))
     table = TABLE.astype("float64")
     found = keras.ops.convert_to_numpy(ops.table_tree_product(NODES, table, TREE, path))
     np.testing.assert_array_equal(found, expected)
-
-
-def test_positions_of_two_integer_types():
-    mask, columns = ops.AttentionMask(causal=True), np.arange(T)
-    found = ops.joined_mask(mask, columns.astype("int32"), columns.astype("int64"))
-    assert keras.ops.convert_to_numpy(found)[0, 0].tolist() == np.tri(T, dtype=bool).tolist()
 
 
 def test_times_in_double_precision():
@@ -134,11 +113,9 @@ def test_times_in_double_precision():
         ("scale", lambda: ops.attention_matrix(SIGNAL, SIGNAL, scale=1e300)),
         ("alpha", lambda: ops.recurrence("jacobi", 2, alpha=1e300)),
         ("beta", lambda: ops.recurrence("jacobi", 2, beta=-1e300)),
-        ("low", lambda: ops.chebyshev_terms(np.sin, -1e30, 2.0, 1e-3)),
-        ("batch_size", lambda: ops.initial_cache(keras.ops.ones(()), 4, 1, 2, 2)),
         ("epsilon", lambda: layers.PLaplacianAttention(2, 3, epsilon=1e300)),
-        ("index", lambda: cached_operator(np.int64(2**62))),
-        ("index", lambda: cached_operator(4)),
+        ("index", lambda: decoded(np.int64(2**62))),
+        ("index", lambda: decoded(4)),
     ],
 )
 def test_the_argument_is_named(argument, call):
@@ -147,6 +124,6 @@ def test_the_argument_is_named(argument, call):
     assert names_argument(refusal.value, argument)
 
 
-def cached_operator(index):
-    matrix, signals = np.ones((B, 2, 1, T), "float32"), np.ones((B, 1, T, 2, 3), "float32")
-    return ops.CachedOperator(matrix, signals, index)
+def decoded(index):
+    layer = layers.GraphFilterAttention(2, 3)
+    return layer.decode(np.ones((B, 1, 4), "float32"), layer.get_initial_cache(B, T), index)

@@ -4,13 +4,11 @@ import inspect
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 import keras_graphattn
-from tests.fuzz.attacks import answer_or_refusal, leaves, odd_arrays, odd_values
+from tests.fuzz.attacks import HOW_OFTEN, answer_or_refusal, leaves, odd_arrays, odd_values, tried
 from tests.fuzz.cases_of_ops import CASES
-from tests.fuzz.profiles import cheap, wide
 
 # An answer to other sizes than the right call's: the axes may all be of any size.
 ANY_SIZE = ("rank -1", "rank +1", "size")
@@ -51,20 +49,11 @@ def attack(name, data):
         assert [array.shape for array in found] == [array.shape for array in expected]
 
 
-@cheap
 @pytest.mark.slow_on("jax")
+@HOW_OFTEN
 @pytest.mark.parametrize("name", sorted(CASES))
-@given(data=st.data())
-def test_one_wrong_argument(name, data):
-    attack(name, data)
-
-
-@pytest.mark.slow
-@wide
-@pytest.mark.parametrize("name", sorted(CASES))
-@given(data=st.data())
-def test_one_wrong_argument_widely(name, data):
-    attack(name, data)
+def test_one_wrong_argument(name, how_often):
+    tried(how_often, attack, name)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

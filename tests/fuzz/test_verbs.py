@@ -14,15 +14,17 @@ MODEL = keras.Sequential([keras.Input((2, 3), name="series"), keras.layers.Dense
 TOKENS = np.random.default_rng(0).normal(size=(2, 4, 3)).astype("float32")
 REPORT = analysis.SmoothingReport("model", [], {}, 0, 0)
 RESULTS = {  # what they return: nobody else makes them
-    *("FilterCurve", "HeadMeasures", "LayerReport", "SmoothingComparison", "SmoothingReport"),
-    "TokenMeasures",
+    *("HeadMeasures", "LayerReport", "SmoothingReport", "TokenMeasures"),
 }
 FUNCTIONS = {
     "convert": (keras_graphattn.convert, {"model": MODEL, "where": "all"}),
     "inspect": (keras_graphattn.inspect, {"model": MODEL}),
     "revert": (keras_graphattn.revert, {"model": MODEL}),
     "reach": (hub.reach, {"plain": keras.layers.Dense}),
-    "register_adapter": (hub.register_adapter, {"adapter": hub.adapters.LlamaAdapter()}),
+    "register_family": (
+        hub.register_family,
+        {"family": hub.families.AttentionFamily, "classes": "Unknown", "attentions": None},
+    ),
     "register_attention": (
         hub.register_attention,
         {"attention": "x", "replaced": "y", "replacement": keras_graphattn.layers.ContraNorm},
@@ -36,8 +38,6 @@ FUNCTIONS = {
     ),
     "plot_similarity": (analysis.plot_similarity, {"reports": REPORT}),
     "plot_responses": (analysis.plot_responses, {"report": REPORT, "depth": 0}),
-    "plot_singular_values": (analysis.plot_singular_values, {"report": REPORT}),
-    "plot_filters": (analysis.plot_filters, {"report": REPORT}),
     "plot_attention_maps": (analysis.plot_attention_maps, {"report": REPORT, "depth": 0}),
     "StopAtNonFiniteLoss": (analysis.StopAtNonFiniteLoss, {"batches": [0]}),
 }

@@ -72,7 +72,7 @@ NAN = np.full((2, 1), np.nan)
         ({"edges": [[0, 1]], "edge_weights": [1.0, 1.0]}, "one per edge"),
         ({"edges": [[0, 1], [1, 0]], "edge_weights": [1.0, 2.0]}, "with equal weights"),
         ({"edges": [[0, 1]], "node_features": NAN}, r"nan at node_features\[0, 0\], and 2 such"),
-        ({"edges": [[0, 1]], "node_features": np.ones(2)}, r"shape \(num_nodes, features\)"),
+        ({"edges": [[0, 1]], "node_features": np.ones(2)}, r"shape \(rows, features\)"),
         ({"edges": [[0, 1]], "node_features": [["a"], ["b"]]}, "must be numbers"),
         ({"edges": [[0, 2]], "node_features": np.ones((2, 1))}, "numbered from 0"),
         ({"edges": [[0, 1]], "node_features": np.ones((3, 1)), "num_nodes": 2}, "3 rows"),

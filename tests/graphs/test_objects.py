@@ -1,21 +1,20 @@
 """Objects of other libraries; stand-ins have the attributes that those libraries document."""
 
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse
 
-from keras_graphattn.graphs import from_dgl, from_networkx, from_pyg, from_scipy, from_smiles
+from keras_graphattn.graphs import from_networkx, from_pyg, from_scipy
 
 BOTH = np.array([[2, 0], [0, 2], [1, 2], [2, 1]])  # the path 0 - 2 - 1
 WEIGHTS = np.array([0.5, 0.5, 2.0, 2.0])
 
 
-def assert_is_the_path(graph, weights=(0.5, 2.0)):
+def assert_is_the_path(graph):
     assert graph.edges.tolist() == [[0, 2], [1, 2]]
-    assert graph.edge_weights.tolist() == list(weights)
+    assert graph.edge_weights.tolist() == [0.5, 2.0]
     assert graph.num_nodes == 3
 
 
@@ -45,14 +44,12 @@ def test_networkx():
     assert graph.node_features.tolist() == [[1, 1, 2], [2, 3, 4], [3, 5, 6]]
     assert graph.edge_features.tolist() == [[8], [7]]
     assert_is_the_path(from_networkx(found.to_directed()))
-    with pytest.raises(ValueError, match=r"attribute 'colour'.*node 'a'"):
+    with pytest.raises(ValueError, match=r"attribute 'colour'.*\('a',\) without it, and 3"):
         from_networkx(found, "colour")
     with pytest.raises(ValueError, match="none back"):
         from_networkx(networkx.DiGraph([(0, 1)]))
     with pytest.raises(ValueError, match="at least one node"):
         from_networkx(networkx.Graph())
-    with pytest.raises(TypeError, match="`nodes` and `edges`"):
-        from_networkx([[0, 1]])
 
 
 @pytest.mark.parametrize("as_tensors", [False, True])
@@ -74,57 +71,5 @@ def test_torch_geometric(as_tensors):
 def test_torch_geometric_with_wrong_edges():
     with pytest.raises(ValueError, match=r"from 0 to 1 and none back.*to_undirected"):
         from_pyg(SimpleNamespace(edge_index=np.array([[0], [1]])))
-    with pytest.raises(ValueError, match=r"shape \(2, E\)"):
+    with pytest.raises(TypeError, match=r"shape \(E, 2\).*of shape \(2, 4\)"):
         from_pyg(SimpleNamespace(edge_index=BOTH))
-    with pytest.raises(TypeError, match="edge_index"):
-        from_pyg(SimpleNamespace())
-
-
-def dgl_graph(edges):
-    return SimpleNamespace(
-        edges=lambda: tuple(edges.T),
-        num_nodes=lambda: 3,
-        ndata={"feat": np.eye(3)},
-        edata={"w": WEIGHTS, "kind": np.array([[1.0], [1.0], [5.0], [5.0]])},
-    )
-
-
-def test_dgl():
-    graph = from_dgl(dgl_graph(BOTH), "feat", "kind", "w", label=1)
-    assert_is_the_path(graph)
-    assert graph.edge_features.tolist() == [[1.0], [5.0]]
-    assert_is_the_path(from_dgl(dgl_graph(BOTH)), (1.0, 1.0))
-    with pytest.raises(ValueError, match=r"`ndata` must have 'x'.*\['feat'\]"):
-        from_dgl(dgl_graph(BOTH), "x")
-    with pytest.raises(ValueError, match=r"none back.*to_bidirected"):
-        from_dgl(dgl_graph(BOTH[1:]))
-    with pytest.raises(TypeError, match="ndata"):
-        from_dgl(SimpleNamespace())
-
-
-def atom(number):
-    values = {"GetAtomicNum": number, "GetFormalCharge": 0, "GetTotalNumHs": 3}
-    values |= {"GetIsAromatic": False, "IsInRing": True}
-    return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
-
-
-def test_smiles(monkeypatch):
-    bond = {"GetBeginAtomIdx": 1, "GetEndAtomIdx": 0, "GetBondTypeAsDouble": 1.5}
-    bond |= {"GetIsConjugated": True, "IsInRing": False}
-    bond = SimpleNamespace(**{name: lambda value=value: value for name, value in bond.items()})
-    molecule = SimpleNamespace(
-        GetNumAtoms=lambda: 2, GetAtoms=lambda: [atom(6), atom(8)], GetBonds=lambda: [bond]
-    )
-    rdkit = ModuleType("rdkit")
-    rdkit.Chem = SimpleNamespace(MolFromSmiles=lambda text: molecule if text == "CO" else None)
-    monkeypatch.setitem(sys.modules, "rdkit", rdkit)
-    graph = from_smiles("CO", label=0.5)
-    assert graph.node_features.tolist() == [[6, 0, 3, 0, 1], [8, 0, 3, 0, 1]]
-    assert graph.edges.tolist() == [[0, 1]]
-    assert graph.edge_features.tolist() == [[1.5, 1.0, 0.0]]
-    for wrong in ("no molecule", 3):
-        with pytest.raises(ValueError, match="SMILES"):
-            from_smiles(wrong)
-    monkeypatch.setitem(sys.modules, "rdkit", None)
-    with pytest.raises(ImportError, match="pip install rdkit"):
-        from_smiles("CO")

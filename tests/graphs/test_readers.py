@@ -51,36 +51,40 @@ def test_tu_attributes_come_after_the_tags(tmp_path):
     assert graph.node_features.tolist() == [[1.0, 0.5, -2.0], [1.0, 1.5, 3.0]]
 
 
-NODE = "must be tag, degree, neighbours and attributes"
+WRONG_LINES = [  # in the text form, and the number of the line that the error names
+    ("", 1),
+    ("1\n2 0\n0 0\n", 4),
+    ("one\n", 1),
+    ("-1\n", 1),
+    ("0\n", 1),
+    ("1\n1\n", 2),
+    ("1\n1 --2\n", 2),
+    ("1\n1 \u00b2\n", 2),
+    ("1\n0 0\n", 2),
+    ("1\n1 0\n0\n", 3),
+    ("1\n1 0\nx 0\n", 3),
+    ("1\n1 0\n0 -1\n", 3),
+    ("1\n2 0\n0 1 0.5\n0 0\n", 3),
+    ("1\n2 0\n0 2 1\n0 0\n", 3),
+    ("1\n2 0\n0 0 1.5\n0 0\n", 4),
+    ("2\n1 0\n0 0 1\n1 0\n0 0\n", 5),
+    ("1\n1 0\n0 0\n0 0\n", 4),
+]
+WRONG_GRAPHS = [
+    ("1\n1 0\n0 0 nan\n", "`node_features` must be finite"),
+    ("1\n2 0\n0 1 7\n0 0\n", "The nodes of `graph` must be numbered"),
+    ("2\n2 0\n0 1 2\n0 0\n1 0\n0 0\n", "The nodes of `graph` must be numbered"),
+    ("1\n2 0\n0 1 0\n0 0\n", "An edge of `graph` must join two different nodes"),
+    ("1\n1 0\n0 0 1e39\n", "A graph holds `node_features` as float32"),
+]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [
-        ("", "ends after line 0"),
-        ("1\n2 0\n0 0\n", "ends after line 3"),
-        ("one\n", "line 1 must be the number of graphs, at least 1"),
-        ("-1\n", "line 1 must be the number of graphs, at least 1.*'-1'"),
-        ("0\n", "line 1 must be the number of graphs, at least 1"),
-        ("1\n1\n", "line 2 must be .*: 2 integers"),
-        ("1\n1 --2\n", "line 2 must be .*: 2 integers"),
-        ("1\n1 \u00b2\n", "line 2 must be .*: 2 integers"),
-        ("1\n0 0\n", "line 2 must be .*number of nodes, at least 1"),
-        ("1\n1 0\n0\n", f"line 3 {NODE}"),
-        ("1\n1 0\nx 0\n", f"line 3 {NODE}"),
-        ("1\n1 0\n0 -1\n", f"line 3 {NODE}"),
-        ("1\n1 0\n0 0 nan\n", f"line 3 {NODE}"),
-        ("1\n2 0\n0 1 0.5\n0 0\n", f"line 3 {NODE}"),
-        ("1\n2 0\n0 2 1\n0 0\n", f"line 3 {NODE}"),
-        ("1\n2 0\n0 0 1.5\n0 0\n", "line 4 must be a node with 1 attributes"),
-        ("2\n1 0\n0 0 1\n1 0\n0 0\n", "line 5 must be a node with 1 attributes"),
-        ("1\n2 0\n0 1 7\n0 0\n", "line 3 must be node 0 with neighbours from 0 to 1"),
-        ("1\n2 0\n0 1 0\n0 0\n", "line 3 must be node 0 .* not itself"),
-        ("1\n1 0\n0 0 1e39\n", "MADE, graph 0: A graph holds `node_features` as float32"),
-        ("1\n1 0\n0 0\n0 0\n", "more lines than its graphs, from line 4"),
-    ],
+    [(text, rf"MADE\.txt, line {line} must be") for text, line in WRONG_LINES]
+    + [(text, f"MADE, graph 0: {words}") for text, words in WRONG_GRAPHS],
 )
-def test_tu_files_of_another_form_name_the_line(text, words, tmp_path):
+def test_tu_files_of_another_form_name_the_line_or_the_graph(text, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         read_tu(write_tu(tmp_path, text, ()))
 
@@ -88,12 +92,12 @@ def test_tu_files_of_another_form_name_the_line(text, words, tmp_path):
 @pytest.mark.parametrize(
     ("fold", "words"),
     [
-        (((0, 1), (1,)), r"test_idx-1\.txt, line 1 must be a graph that the fold does not"),
-        (((0, 1, 1), (2,)), r"train_idx-1\.txt, line 3 must be a graph that the fold does not"),
-        (((0, 1), (3,)), r"test_idx-1\.txt, line 1 must be a graph from 0 to 2"),
-        (((-1, 1), (2,)), r"train_idx-1\.txt, line 1 must be a graph from 0 to 2"),
-        (((0, "x"), (2,)), r"train_idx-1\.txt, line 2 must be 1 integers"),
-        (((0,), (2,)), "fold 1 must have each of the 3 graphs.*1 and 1 graphs, graph 1 in nei"),
+        (((0, 1), (1,)), "fold 1 must have each of the 3 graphs once.*2 and 1"),
+        (((0, 1, 1), (2,)), "fold 1 must have each of the 3 graphs once.*3 and 1"),
+        (((0, 1), (3,)), "fold 1 must have each"),
+        (((-1, 1), (2,)), "fold 1 must have each"),
+        (((0, "x"), (2,)), r"train_idx-1\.txt must be numbers.*'x'.* row 1"),
+        (((0,), (2,)), "fold 1 must have each of the 3 graphs once.*1 and 1"),
         (((0, 1, 2), ()), "fold 1 must have .* some of both. Received: 3 and 0 graphs"),
         (((), (0, 1, 2)), "fold 1 must have .* some of both. Received: 0 and 3 graphs"),
     ],
@@ -178,28 +182,34 @@ def test_both_forms_of_a_data_set_are_equal(tmp_path):
 @pytest.mark.parametrize(
     ("part", "text", "words"),
     [
-        ("A", "1, 2\n2, 1\n1, 3\n", "A.txt, line 3 must be an edge whose other direction"),
-        ("A", "1, 2\n2, 1\n2, 2\n", "A.txt, line 3 must be two different nodes"),
-        ("A", "3, 4\n4, 3\n", "A.txt, line 1 must be .* of one graph"),
-        ("A", "1, 2\n2, 7\n", "A.txt, line 2 must be two nodes from 1 to 6"),
+        ("A", "1, 2\n2, 1\n", "edge_labels.txt must have a line for each edge, 2"),
+        ("A", "1, 2\n2, 7\n", r"A.txt, line 2 must be two nodes from 1 to 6.*\[2, 7\]"),
         ("A", "0, 1\n", "A.txt, line 1 must be two nodes from 1 to 6"),
-        ("A", "1, 2\n2\n", "A.txt, line 2 must be 2 integers, separated by commas"),
-        ("A", "1 2\n2 1\n", "A.txt, line 1 must be 2 integers, separated by commas"),
-        ("A", "1, 2\n2, 1.0\n", "A.txt, line 2 must be 2 integers"),
-        ("graph_indicator", "1\n1\n1\n2\n3\n4\n", "line 6 must be a graph from 1 to 3"),
-        ("graph_indicator", "1\n1\n1\n1\n3\n3\n", "Received: no node of graph 2"),
-        ("graph_labels", "5\n-1\n5\n5\n", "Received: no node of graph 4"),
-        ("graph_labels", "5\n-1\n", "indicator.txt, line 5 must be a graph from 1 to 2"),
-        ("node_labels", "1\n", "node_labels.txt must have as many lines .*indicator.txt, 6"),
-        ("edge_labels", "1\n", "edge_labels.txt must have as many lines as MADE_A.txt, 6"),
-        ("node_attributes", "1\n2\n3, 4\n", "attributes.txt, line 3 must be 1 finite numbers"),
-        ("node_attributes", "1\nnan\n", "attributes.txt, line 2 must be 1 finite numbers"),
+        ("A", "1, 2\n2\n", "A.txt must be numbers .* columns changed from 2 to 1 at row 2"),
+        ("A", "1 2\n2 1\n", "A.txt must be numbers separated by commas.*'1 2'.* row 0"),
+        ("A", "1, 2\n2, 1.0\n", "A.txt must be numbers separated by commas.* row 1"),
+        ("A", "1, 2\n2, 2\n", "MADE, graph 0: An edge of `graph` must join two different nodes"),
+        ("A", "3, 4\n", "MADE, graph 0: The nodes of `graph` must be numbered"),
+        ("A", "4, 3\n", "MADE, graph 1: The nodes of `graph` must be numbered"),
+        ("A", "1\n2\n", "A.txt must have 2 numbers in each line. Received: 1"),
+        ("graph_indicator", "1\n1\n1\n2\n3\n4\n", "indicator.txt must have the graphs 1 to 3"),
+        ("graph_indicator", "1\n1\n1\n1\n3\n3\n", r"Received: graphs \[1, 3\]"),
+        ("graph_indicator", "1\n1\n2\n1\n3\n3\n", "in ascending order"),
+        ("graph_labels", "5\n-1\n5\n5\n", "must have the graphs 1 to 4"),
+        ("graph_labels", "5\n-1\n", "must have the graphs 1 to 2"),
+        ("node_labels", "1\n", "node_labels.txt must have a line for each node, 6"),
+        ("edge_labels", "1\n", "edge_labels.txt must have a line for each edge, 6"),
+        ("node_attributes", "1\n2\n3, 4\n", "attributes.txt must be numbers.*row 3"),
+        ("node_attributes", "1\nnan\n2\n2\n2\n2\n", "MADE, graph 0: `node_features` must be fin"),
         ("edge_attributes", "1\n2\n3\n3\n3\n3\n", "MADE, graph 0: An edge may be given several"),
     ],
 )
 def test_files_of_the_archive_that_cannot_be(part, text, words, tmp_path):
+    folder = write_archive(tmp_path, **{part: text})
+    if words.startswith("MADE, graph") and part == "A":
+        without(folder, "edge_labels", "edge_attributes")
     with pytest.raises(ValueError, match=words):
-        read_tu(write_archive(tmp_path, **{part: text}))
+        read_tu(folder)
     with pytest.raises(FileNotFoundError, match="MADE_graph_labels"):
         read_tu(without(tmp_path / "MADE", "graph_labels"))
 
@@ -220,7 +230,7 @@ def outcome(read, *given):
         return str(error)
 
 
-ERRORS = r"line \d|as many lines|no node of graph|graph \d in neither"
+ERRORS = r"line \d|a line for each|the graphs 1 to|fold \d|MADE, graph \d"
 FILES = ["MADE.txt", "10fold_idx/train_idx-1.txt", *(f"MADE_{part}.txt" for part in ARCHIVE)]
 
 
@@ -314,18 +324,18 @@ def test_planetoid_files_of_another_form(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "index", "words"),
     [
-        ({"x": scipy.sparse.csr_matrix(ROWS[:1])}, "5 3 6", "2 training nodes must be the first"),
+        ({"x": scipy.sparse.csr_matrix(ROWS[:1])}, "5 3 6", "one row for each node.*2 in y"),
         (
             {"x": scipy.sparse.csr_matrix(ROWS[:4]), "y": CLASSES[[0, 1, 1, 0]]},
             "5 3 6",
-            "4 training nodes must be the first of the 3",
+            "one row for each node.*at most 3 in y",
         ),
-        ({}, "5 2 6", r"test\.index, line 2 must be a node from 3"),
-        ({}, "-1 3 6", r"test\.index, line 1 must be a node from 3"),
-        ({}, "5 3 5", r"test\.index, line 3 must be a node that has no line yet"),
-        ({}, "5 x 6", r"test\.index, line 2 must be 1 integers"),
-        ({}, "5 3", "one row for each node.*with 2 test nodes"),
-        ({}, "", "one row for each node.*with 0 test nodes"),
+        ({}, "5 2 6", r"test\.index must name each test node once, by a number of at least 3"),
+        ({}, "-1 3 6", r"test\.index must name each test node once.* \[-1, 3, 6\]"),
+        ({}, "5 3 5", r"test\.index must name each test node once"),
+        ({}, "5 x 6", r"test\.index must be numbers.*'x'.* row 1"),
+        ({}, "5 3", "one row for each node.*'tx': 2"),
+        ({}, "", "one row for each node.*'tx': 0"),
         (
             {"ty": CLASSES[[0, 1, 1]] + CLASSES[[0, 0, 0]]},
             "5 3 6",

@@ -20,9 +20,7 @@ def batching_parameters():
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, wrappers_pb2
 
-    file = descriptor_pb2.FileDescriptorProto(
-        name="batching.proto", package="test", syntax="proto3"
-    )
+    file = descriptor_pb2.FileDescriptorProto(name="b.proto", package="test", syntax="proto3")
     file.dependency.append(wrappers_pb2.DESCRIPTOR.name)
     message = file.message_type.add(name="BatchingParameters")
     wrapped = ("max_batch_size", "batch_timeout_micros", "max_enqueued_batches")
@@ -43,11 +41,8 @@ def test_model_config():
     config = model_server_config_pb2.ModelServerConfig()
     text_format.Parse(written("models.config"), config)
     (model,) = config.model_config_list.config
-    assert (model.name, model.base_path, model.model_platform) == (
-        "digits",
-        "/models/digits",
-        "tensorflow",
-    )
+    place = (model.name, model.base_path, model.model_platform)
+    assert place == ("digits", "/models/digits", "tensorflow")
     assert list(model.model_version_policy.specific.versions) == [1]
     assert dict(model.version_labels) == {"stable": 1}
 

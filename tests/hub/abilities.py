@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import adapter_of
-from keras_graphattn.hub.sites import attention_sites
-from keras_graphattn.hub.surgery import added_variables
+from keras_graphattn.hub.families import view
+from keras_graphattn.hub.slots import added_variables, attention_slots
 from tests.hub import sequence_to_sequence
 from tests.hub.biased_decoders import greedy, prompts
 from tests.hub.containers import moved
@@ -117,13 +116,13 @@ def lora(case, folder):
     factors = [path for path in before if path.endswith("lora_kernel_b")]
     assert factors
     assert set(factors) <= moves
-    new = {v.path for s in attention_sites(backbone) for v in added_variables(s.layer)}
+    new = {v.path for s in attention_slots(backbone) for v in added_variables(s.layer)}
     assert not {path for path in moves - new if path.endswith("/kernel")}
 
 
 def lora_targets(backbone):
     """The names of the projections of its attention that take LoRA factors."""
-    found = [adapter_of(s.layer).projections(s.layer) for s in attention_sites(backbone)]
+    found = [view(s.layer).projection_layers() for s in attention_slots(backbone)]
     names = {p.name for each in found for p in each.values() if hasattr(p, "enable_lora")}
     return sorted(names) or lacks("projections that take LoRA factors")
 
@@ -206,7 +205,7 @@ def _check_loaded(loaded, backbone, inputs, expected):
 
 def added_paths(model):
     """The paths of the weights that a conversion has added."""
-    return [v.path for site in attention_sites(model) for v in added_variables(site.layer)]
+    return [v.path for site in attention_slots(model) for v in added_variables(site.layer)]
 
 
 def _rows(model):

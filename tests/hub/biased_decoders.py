@@ -12,8 +12,8 @@ import pytest
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.hub.carriers import plain_class
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.saving import plain_class
+from keras_graphattn.hub.slots import attention_slots
 from tests.hub.models import VOCABULARY, WIDTHS, outputs
 from tests.numerics import to_numpy
 
@@ -192,7 +192,7 @@ def moved(model):
 
 
 def attentions_of(model):
-    return [site.layer for site in attention_sites(model)]
+    return [site.layer for site in attention_slots(model)]
 
 
 def variables(model):

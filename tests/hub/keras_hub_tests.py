@@ -35,9 +35,9 @@ def pytest_configure(config):
         return
     import keras_hub
 
-    from keras_graphattn.hub.adapters import ADAPTERS
+    from keras_graphattn.hub.families import names_of
 
-    for name in (name for adapter in ADAPTERS for name in adapter.backbones):
+    for name in names_of("backbones"):
         if hasattr(keras_hub.models, name):
             convert_instances_of(getattr(keras_hub.models, name), attention)
 
@@ -50,7 +50,7 @@ def pytest_collection_finish():
 def convert_instances_of(plain, attention):
     """Makes the constructor of a class of backbones convert what it has made."""
     import keras_graphattn
-    from keras_graphattn.hub.sites import attention_sites
+    from keras_graphattn.hub.slots import attention_slots
 
     original = plain.__init__
 
@@ -58,10 +58,10 @@ def convert_instances_of(plain, attention):
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         # A subclass's own constructor goes on; a backbone around others finds them converted.
-        found = attention_sites(self)
+        found = attention_slots(self)
         is_done = any(site.is_converted for site in found)
         if type(self) is plain and not is_done:
-            where = [i for i, s in enumerate(found) if s.adapter.refusal(s.layer) is None]
+            where = [i for i, s in enumerate(found) if s.refusal_reason is None]
             if not where:
                 pytest.skip("the model holds no layer that can be converted")
             keras_graphattn.convert(self, attention, where)

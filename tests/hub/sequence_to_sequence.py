@@ -13,8 +13,8 @@ import pytest
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import adapter_of
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.families import view
+from keras_graphattn.hub.slots import attention_slots
 from tests.hub.biased_decoders import moved
 from tests.hub.models import IMAGE, VOCABULARY, WIDTHS, outputs
 from tests.numerics import BACKEND, to_numpy
@@ -225,8 +225,8 @@ def parseq_task(backbone):
 
 def attentions_of(model):
     """The attention layers that can be converted, or are."""
-    layers = [site.layer for site in attention_sites(model)]
-    return [layer for layer in layers if adapter_of(layer).refusal(layer) is None]
+    layers = [site.layer for site in attention_slots(model)]
+    return [layer for layer in layers if view(layer).refusal_reason() is None]
 
 
 END_OF_TEXT = 2  # as MetaCLIP 2 counts

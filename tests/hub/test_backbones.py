@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import adapter_of
-from keras_graphattn.hub.sites import attention_sites
-from keras_graphattn.hub.surgery import added_variables
+from keras_graphattn.hub.families import view
+from keras_graphattn.hub.slots import added_variables, attention_slots
 from tests.hub.models import (
     BACKBONES,
     LENGTH,
@@ -30,7 +29,7 @@ ATTENTIONS = {
     "masked_kernel": None,
 }
 REPRESENTATIVE = ("bert", "gpt2", "llama")
-# Llama's adapter has no class for these; tests/hub/test_adapters.py has their refusal.
+# Llama's family has no class for these; tests/hub/test_families.py has their refusal.
 MISSING = list(itertools.product(("llama", "llama3"), ("attentive_graph_filter", "masked_kernel")))
 
 
@@ -60,7 +59,7 @@ class Case:
 
     @property
     def layers(self):
-        return [site.layer for site in attention_sites(self.backbone)]
+        return [site.layer for site in attention_slots(self.backbone)]
 
 
 @pytest.fixture(scope="module", params=combinations())
@@ -90,14 +89,14 @@ def test_starts_as_the_original_and_goes_back_to_it(case):
     assert type(case.backbone) is case.plain_class
     assert_equal_outputs(outputs(case.backbone, case.inputs), case.before, tolerance=1e-7)
     keras_graphattn.convert(case.backbone, case.attention, **case.options)
-    assert all(site.is_converted for site in attention_sites(case.backbone))
+    assert all(site.is_converted for site in attention_slots(case.backbone))
 
 
 def test_one_step_of_fit_moves_what_was_added(case):
     moving = [v for layer in case.layers for v in added_variables(layer)]
     if case.attention in ("p_laplacian", "masked_kernel"):
         assert not moving
-        moving = [adapter_of(x).projections(x)["value"].kernel for x in case.layers]
+        moving = [view(x).projection_layers()["value"].kernel for x in case.layers]
     # While theta is 0, as at the start, S has no part in the outputs.
     moving = [v for v in moving if "/singular/" not in v.path]
     before = [keras.ops.convert_to_numpy(v) for v in moving]

@@ -7,19 +7,18 @@ import torch
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import Logits, adapter_of, holder_config
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.families import Logits, parent_config, view
+from keras_graphattn.hub.slots import attention_slots
+from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
 from tests.hub.biased_decoders import (
     DECODERS,
-    PLAIN,
     attentions_of,
     converted,
     fast_for,
     random_decoder,
-    variables,
 )
 from tests.hub.decoder_twins import TWINS, twin_attention, visible
-from tests.hub.models import assert_equal_outputs, fit_one_step, outputs, random_inputs
+from tests.hub.test_conversion import BEYOND
 from tests.hub.twins import assert_is_twin
 from tests.numerics import to_numpy
 
@@ -31,50 +30,6 @@ OPTIONS = {
     "p_laplacian": {"p": EXPONENTS},
     "p_laplacian in blocks": {"p": EXPONENTS, "block_size": 3},
 }
-
-
-@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", EACH)
-def test_starts_with_the_outputs_of_the_original(name, attention):
-    options = {"p": 2} if attention == "p_laplacian" else {"order": 4}
-    backbone = random_decoder(name)
-    inputs = random_inputs(backbone)
-    before = outputs(backbone, inputs)
-    keras_graphattn.convert(backbone, attention, **options)
-    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-5)
-    keras_graphattn.revert(backbone)
-    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=0)
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_only_coefficients_are_added_and_taken_away(name):
-    backbone = DECODERS[name]()
-    layers = attentions_of(backbone)
-    plain, before = type(layers[0]), variables(backbone)
-    held = [set(vars(layer)) for layer in layers]
-    keras_graphattn.convert(backbone)
-    after = variables(backbone)
-    assert attentions_of(backbone) == layers
-    assert all(isinstance(layer, plain) for layer in layers)
-    assert all(after[path] is variable for path, variable in before.items())
-    added = after.keys() - before.keys()
-    assert len(added) == 6
-    assert all(path.endswith("_coefficient") for path in added)
-    assert [row.parameters_added for row in keras_graphattn.inspect(backbone)] == [12, 12]
-    keras_graphattn.revert(backbone)
-    assert {type(layer) for layer in layers} == {plain}
-    assert variables(backbone) == before
-    assert [set(vars(layer)) for layer in layers] == held
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", EACH)
-def test_a_training_step_moves_every_coefficient(name):
-    backbone = keras_graphattn.convert(random_decoder(name), order=4)
-    before = {path: to_numpy(v) for path, v in variables(backbone).items() if "coeff" in path}
-    fit_one_step(backbone, random_inputs(backbone))
-    for path, old in before.items():
-        assert (np.abs(to_numpy(variables(backbone)[path]) - old) > 1e-6).all(), path
 
 
 def call_of(layer, name, x, mask):
@@ -105,61 +60,22 @@ def test_values_and_gradients_are_those_of_the_formulas(name, attention):
     )
 
 
-BEYOND = {
-    "gemma2": "soft cap of the scores",
-    "bloom": "bias of the scores",
-    "falcon": "bias of the scores",
-    "gpt_oss": "sink",
-}
-
-
-@pytest.mark.parametrize("path", ["blockwise", "fused"])
-@pytest.mark.parametrize("name", EACH)
-def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
-    if name in PLAIN:
-        inputs = random_inputs(DECODERS[name]())
-        expected = outputs(converted(name), inputs)
-        other = converted(name, attention_path=path, block_size=3)
-        assert_equal_outputs(outputs(other, inputs), expected, tolerance=1e-5)
-        return
-    backbone = DECODERS[name]()
-    before = variables(backbone)
-    with pytest.raises(ValueError, match=f"have a {BEYOND[name]}, which only the dense path keeps"):
-        keras_graphattn.convert(backbone, attention_path=path)
-    assert variables(backbone) == before
-    assert "GraphAttention" not in type(backbone).__name__
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_refuses_attention_of_another_kind(name):
-    backbone = DECODERS[name]()
-    before, plain = variables(backbone), type(attentions_of(backbone)[0])
-    for attention in ("masked_kernel", "attentive_graph_filter"):
-        message = f"'{attention}' cannot take the place of {plain.__name__}.*graph_filter"
-        with pytest.raises(ValueError, match=message):
-            keras_graphattn.convert(backbone, attention)
-    with pytest.raises(ValueError, match=f"{plain.__name__} keeps its own settings.*dropout=0.1"):
-        keras_graphattn.convert(backbone, dropout=0.1)
-    assert variables(backbone) == before
-    assert {type(layer) for layer in attentions_of(backbone)} == {plain}
-
-
 def test_sizes():
     for name in DECODERS:
         backbone = DECODERS[name]()
-        for site in attention_sites(backbone):
-            adapter = adapter_of(site.layer)
-            sizes = adapter.sizes(site.layer)
+        for site in attention_slots(backbone):
+            shown = view(site.layer)
+            sizes = shown.head_sizes()
             assert (sizes.num_heads, sizes.key_dim, sizes.value_dim) == (4, 4, 4)
             assert sizes.groups == 4 // TWINS[name].key_value_heads
             assert sizes.scale == pytest.approx(TWINS[name].scale or 0.5)
-            assert sizes.beyond_softmax == ((BEYOND[name],) if name in BEYOND else ())
-            assert {"query", "attention_output"} <= set(adapter.projections(site.layer))
-            assert adapter.is_causal(site.parent, site.layer) is (name != "gemma3_embedding")
+            assert shown.beyond_softmax() == ((BEYOND[name],) if name in BEYOND else ())
+            assert {"query", "attention_output"} <= set(shown.projection_layers())
+            assert shown.sees_past_only(site.parent) is (name != "gemma3_embedding")
     layer = attentions_of(DECODERS["gemma"]())[0]
     layer.query_head_dim_normalize = False
     layer.hidden_dim = 64
-    assert adapter_of(layer).sizes(layer).scale == pytest.approx(0.25)
+    assert view(layer).head_sizes().scale == pytest.approx(0.25)
 
 
 DROPOUTS = {
@@ -212,12 +128,12 @@ def test_keeps_the_dropout_of_the_attention_matrix(name, attention):
 
 @pytest.mark.parametrize("name", EACH)
 def test_a_block_is_made_again_from_its_configuration(name):
-    block = attention_sites(DECODERS[name]())[0].parent
-    config = holder_config(type(block), block)
+    block = attention_slots(DECODERS[name]())[0].parent
+    config = parent_config(type(block), block)
     again = type(block).from_config(config)
     tokens = (None, None, 16)
     again.build(((2, *tokens), (None, None, 4), None) if name == "gemma3n" else tokens)
-    assert holder_config(type(again), again) == config
+    assert parent_config(type(again), again) == config
     shapes = [tuple(v.shape) for v in again.weights]
     assert shapes == [tuple(v.shape) for v in block.weights]
 
@@ -230,7 +146,9 @@ def test_rows_of_gpt_oss_sum_to_less_than_one():
     sink = generator.standard_normal(2).astype("float32")
     mask = np.tril(np.ones((5, 5), bool))[None, None]
     query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
-    matrix = to_numpy(Logits(sink=ops.convert_to_tensor(sink)).matrix(query, key, mask, 0.5))
+    logits = Logits(sink=ops.convert_to_tensor(sink))
+    scores = scores_of(query, key, 0.5)
+    matrix = to_numpy(SoftmaxOperator(scores, mask, logits=logits).matrix())
     assert (matrix.sum(-1) < 1).all()
     larger = np.zeros((2, 6, 6))
     larger[:, :5, :5], larger[:, 5, 5] = matrix[0], 1.0

@@ -82,7 +82,7 @@ def test_a_new_conversion_generates_as_the_original(name, attention):
 
 @pytest.mark.slow_on("jax")
 def test_the_original_gpt_neo_x_decodes_differently_from_its_full_pass():
-    """Once this fails, keras-hub#2870 is fixed: then the adapter's docstring can say so."""
+    """Once this fails, keras-hub#2870 is fixed: then the docstring of the family can say so."""
     model, ids = task_of("gpt_neo_x", random_decoder("gpt_neo_x")), prompts(7, (7, 7))["token_ids"]
     full = logits(model, ids)
     assert np.abs(decoded(model, ids) - full).max() > 1e-2 * np.abs(full).max()

@@ -7,7 +7,7 @@ import torch
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import adapter_of
+from keras_graphattn.hub.families import view
 from tests.hub.biased_decoders import (
     attentions_of,
     decoded,
@@ -135,12 +135,12 @@ def test_lasts_in_a_keras_file(name, tmp_path):
 def test_sizes_of_gemma_4():
     """Heads of keys and values of the layers that see all tokens are fewer and larger."""
     layers = attentions_of(borrowing("gemma4"))
-    found = [adapter_of(layer).sizes(layer) for layer in layers]
+    found = [view(layer).head_sizes() for layer in layers]
     assert [(s.num_heads, s.num_key_value_heads, s.key_dim) for s in found] == [
         (4, 2, 4),
         (4, 1, 8),
     ] * 2
-    names = [set(adapter_of(layer).projections(layer)) for layer in layers]
+    names = [set(view(layer).projection_layers()) for layer in layers]
     own = {"query", "key", "value", "attention_output"}
     assert names == [own, own, {"query", "attention_output"}, {"query", "attention_output"}]
 

@@ -8,22 +8,20 @@ import torch
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import holder_config
-from keras_graphattn.hub.sites import attention_sites
-from tests.hub.biased_decoders import attentions_of, variables
+from keras_graphattn.hub.families import parent_config
+from keras_graphattn.hub.slots import attention_slots
+from tests.hub.biased_decoders import attentions_of
 from tests.hub.encoder_twins import twin_attention
 from tests.hub.encoders import (
     ENCODERS,
     NAMES,
-    PLAIN,
     SEES_PADDING,
-    SITES,
     Case,
     converted,
     inputs_of,
     random_encoder,
 )
-from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
+from tests.hub.models import outputs
 from tests.hub.twins import assert_is_twin
 from tests.numerics import to_numpy
 
@@ -33,50 +31,6 @@ OPTIONS = {
     "p_laplacian": {"p": EXPONENTS},
     "p_laplacian in blocks": {"p": EXPONENTS, "block_size": 3},
 }
-
-
-@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", NAMES)
-def test_starts_with_the_outputs_of_the_original(name, attention):
-    options = {"p": 2} if attention == "p_laplacian" else {"order": 4}
-    backbone = random_encoder(name)
-    inputs = inputs_of(backbone)
-    before = outputs(backbone, inputs)
-    keras_graphattn.convert(backbone, attention, **options)
-    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-5)
-    keras_graphattn.revert(backbone)
-    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=0)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_only_coefficients_are_added_and_taken_away(name):
-    backbone = ENCODERS[name]()
-    layers = attentions_of(backbone)
-    plain, before, sites = type(layers[0]), variables(backbone), SITES.get(name, 2)
-    held = [set(vars(layer)) for layer in layers]
-    keras_graphattn.convert(backbone)
-    after = variables(backbone)
-    assert attentions_of(backbone) == layers
-    assert all(isinstance(layer, plain) for layer in layers)
-    assert all(after[path] is variable for path, variable in before.items())
-    added = after.keys() - before.keys()
-    assert len(added) == 3 * sites
-    assert all(path.endswith("_coefficient") for path in added)
-    assert [row.parameters_added for row in keras_graphattn.inspect(backbone)] == [6] * sites
-    keras_graphattn.revert(backbone)
-    assert {type(layer) for layer in layers} == {plain}
-    assert variables(backbone) == before
-    assert [set(vars(layer)) for layer in layers] == held
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", NAMES)
-def test_a_training_step_moves_every_coefficient(name):
-    backbone = keras_graphattn.convert(random_encoder(name), order=4)
-    before = {path: to_numpy(v) for path, v in variables(backbone).items() if "coeff" in path}
-    fit_one_step(backbone, inputs_of(backbone))
-    for path, old in before.items():
-        assert (np.abs(to_numpy(variables(backbone)[path]) - old) > 1e-6).all(), path
 
 
 @pytest.mark.parametrize("attention", OPTIONS)
@@ -117,43 +71,6 @@ def test_padding_changes_what_it_changes_in_the_original(name, attention):
         difference[step] = np.abs(found - other)[seen].max() / np.abs(found).max()
     changes = {step: bool(size > 1e-5) for step, size in difference.items()}
     assert changes == dict.fromkeys(changes, name in SEES_PADDING), difference
-
-
-BEYOND = {
-    "deberta_v3": "bias of the scores",
-    "video_prism_with_texts": "soft cap of the scores",
-    "xlnet": "bias of the scores",
-}
-
-
-@pytest.mark.parametrize("path", ["blockwise", "fused"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
-    if name in PLAIN:
-        inputs = inputs_of(ENCODERS[name]())
-        expected = outputs(converted(name), inputs)
-        other = converted(name, attention_path=path, block_size=3)
-        assert_equal_outputs(outputs(other, inputs), expected, tolerance=1e-5)
-        return
-    backbone = ENCODERS[name]()
-    before = variables(backbone)
-    with pytest.raises(ValueError, match=f"have a {BEYOND[name]}, which only the dense path keeps"):
-        keras_graphattn.convert(backbone, attention_path=path)
-    assert variables(backbone) == before
-    assert "GraphAttention" not in type(backbone).__name__
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_refuses_attention_of_another_kind(name):
-    backbone = ENCODERS[name]()
-    before, plain = variables(backbone), type(attentions_of(backbone)[0])
-    for attention in ("masked_kernel", "attentive_graph_filter"):
-        message = f"'{attention}' cannot take the place of {plain.__name__}.*graph_filter"
-        with pytest.raises(ValueError, match=message):
-            keras_graphattn.convert(backbone, attention)
-    with pytest.raises(ValueError, match=f"{plain.__name__} keeps its own settings.*dropout=0.1"):
-        keras_graphattn.convert(backbone, dropout=0.1)
-    assert variables(backbone) == before
 
 
 DROPOUTS = {
@@ -218,11 +135,11 @@ def test_keeps_the_dropout_of_the_attention_matrix(name, attention):
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_block_is_made_again_from_its_configuration(name):
-    block = attention_sites(ENCODERS[name]())[0].parent
-    config = holder_config(type(block), block)
+    block = attention_slots(ENCODERS[name]())[0].parent
+    config = parent_config(type(block), block)
     again = type(block).from_config(config)
     again.build((None, None, 8))
-    assert holder_config(type(again), again) == config
+    assert parent_config(type(again), again) == config
     shapes = [tuple(v.shape) for v in again.weights]
     assert shapes == [tuple(v.shape) for v in block.weights]
 

@@ -8,7 +8,7 @@ import keras
 import keras_hub
 import pytest
 
-from keras_graphattn.hub.adapters import ADAPTERS, served_names
+from keras_graphattn.hub.families import names_of, served_names
 from keras_graphattn.hub.reach import backbone_names
 from keras_graphattn.keras_internals import subclasses_of
 from tests.hub.families import FAMILIES, family
@@ -27,7 +27,7 @@ RECTANGULAR = ("MobileNetV5Backbone",)
 # Diffusion 3 the block itself attends, once or twice, over text and image; in Flux a layer without
 # weights is given the queries, keys and values of both.
 ATTENTION_WITHOUT_A_LAYER = ("FluxBackbone", "StableDiffusion3Backbone")
-# Classes of attention that no adapter serves, by the reason.
+# Classes of attention of no family, by the reason.
 NO_SQUARE_MATRIX = (
     *("Attention2d", "MultiQueryAttention2d"),  # MobileNetV5: at keys of a smaller map
     # Gemma 3n and Gemma 4: blocks of sound look at their surroundings.
@@ -60,17 +60,19 @@ def backbones():
     """
     base = keras_hub.models.Backbone
     public = [cls for cls in vars(keras_hub.models).values() if isinstance(cls, type)]
-    inner = {name for adapter in ADAPTERS for name in adapter.inner_layers}
+    inner = set(names_of("inner_layers"))
     return {cls.__name__ for cls in public if issubclass(cls, base) and cls is not base} - inner
 
 
 def test_a_new_backbone_is_noticed():
     new = backbones() - set(backbone_names()) - NOT_REACHED
-    assert not new, f"new backbone: reach it with an adapter, or list it here with a reason: {new}"
+    assert not new, (
+        f"new backbone: name it in a row of families.py, or list it here with a reason: {new}"
+    )
     gone = NOT_REACHED - backbones()
     assert not gone, f"KerasHub has no such backbone any more: {gone}"
     both = NOT_REACHED & set(backbone_names())
-    assert not both, f"listed as not reached, but an adapter names it: {both}"
+    assert not both, f"listed as not reached, but a row of families.py names it: {both}"
 
 
 def test_a_new_class_of_attention_is_noticed():
@@ -86,11 +88,13 @@ def test_a_new_class_of_attention_is_noticed():
     }
     served = set(served_names())
     new = found - served - NOT_SERVED
-    assert not new, f"new attention: serve it with an adapter, or list it here with a reason: {new}"
+    assert not new, (
+        f"new attention: name it in a row of families.py, or list it here with a reason: {new}"
+    )
     gone = NOT_SERVED - found
     assert not gone, f"KerasHub has no such attention any more: {gone}"
     both = NOT_SERVED & served
-    assert not both, f"listed as not served, but an adapter names it: {both}"
+    assert not both, f"listed as not served, but a row of families.py names it: {both}"
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
@@ -100,5 +104,5 @@ def test_each_reached_backbone_is_in_the_table_of_reach():
 
 
 @pytest.mark.parametrize("name", sorted(backbone_names()))
-def test_what_adapters_name_exists(name):
+def test_what_the_rows_name_exists(name):
     assert name in backbones()

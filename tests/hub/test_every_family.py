@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.hub.sites import attention_sites
-from keras_graphattn.hub.surgery import added_variables
+from keras_graphattn.hub.slots import added_variables, attention_slots
 from tests.hub.abilities import Case, distance, lacks, lora_targets, loss_in_int8
 from tests.hub.families import fast_families
 from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
@@ -22,7 +21,7 @@ def convert(backbone, kind):
 
 
 def converted_layers(backbone):
-    return [site.layer for site in attention_sites(backbone) if site.is_converted]
+    return [site.layer for site in attention_slots(backbone) if site.is_converted]
 
 
 @pytest.mark.parametrize("converted_first", [False, True])

@@ -33,18 +33,6 @@ def test_sublayers_are_found_among_attributes():
     )
 
 
-def test_a_sublayer_is_replaced_in_its_place():
-    parent, new = encoder(), attention()
-    before = internals.sublayers(parent)
-    internals.replace_sublayer(parent, "_self_attention_layer", new)
-    after = internals.sublayers(parent)
-    assert parent._self_attention_layer is new, "setattr no longer replaces a sublayer"
-    assert after[1:] == before[1:], "Tracker.replace_tracked_value no longer keeps the order"
-    assert after[0] is new, "Tracker.replace_tracked_value no longer replaces the tracked layer"
-    assert parent._tracker.locked, "the tracker has to be locked again"
-    assert any(v is new.query_dense.kernel for v in parent.weights)
-
-
 def test_a_layer_built_in_the_scope_of_another_gets_its_paths():
     for path in ("a", "a/b", "a/b/c"):
         old, new = attention(), keras.layers.Dense(2, name="attention")

@@ -82,7 +82,7 @@ def test_generates_at_the_start_what_the_original_does(name, where):
 
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_the_original_decodes_differently_from_its_full_pass():
-    """Once this fails, KerasHub feeds each token once: then the adapter's docstring can say so."""
+    """Once this fails, KerasHub feeds each token once: then the family's docstring can say so."""
     model, ids = task_of("qwen3_5", mixed("qwen3_5")), prompts(4, (4, 4))["token_ids"]
     (full,) = outputs(model, {"token_ids": ids, "padding_mask": np.ones_like(ids)})
     step, _, _ = model.call_with_cache(

@@ -10,8 +10,7 @@ import pytest
 import keras_graphattn
 from keras_graphattn.filters import FirstOrder
 from keras_graphattn.hub import reach, register_attention
-from keras_graphattn.hub.adapters import ConvertedGraphFilter
-from keras_graphattn.hub.attentions import attention_name
+from keras_graphattn.hub.families import ConvertedGraphFilter, attention_name
 from keras_graphattn.hub.reach import backbone_names
 from keras_graphattn.keras_internals import walk
 from keras_graphattn.layers import GraphFilterAttention
@@ -176,13 +175,15 @@ def test_a_layer_of_ours_is_not_converted_but_inspected():
 
 @pytest.mark.parametrize("make", [bare, dense])
 def test_without_keras_hub_the_error_names_what_can_be_converted(make, monkeypatch):
-    monkeypatch.setattr(sys.modules[backbone_names.__module__], "_REACHED", set())
+    # `hub.reach` is the function of that name
+    for name in ("reach", "saving"):
+        monkeypatch.setattr(sys.modules[f"keras_graphattn.hub.{name}"], "REACHED", set())
     with pytest.raises(ValueError, match=r"BertBackbone, .*TransformerEncoder.*hub\.reach\(<the"):
         keras_graphattn.convert(make())
 
 
 class UnknownAttention(keras.layers.Layer):
-    """Attention that no adapter serves."""
+    """Attention of no family."""
 
 
 class UnknownBlock(keras.layers.Layer):
@@ -207,12 +208,12 @@ def test_reach_takes_all_that_convert_reaches():
         assert reach(reach(plain)) is reach(plain)
 
 
-def test_register_attention_refuses_classes_that_no_adapter_serves():
-    with pytest.raises(ValueError, match=r"MobileAttention'.*keras_hub.*register_adapter"):
+def test_register_attention_refuses_classes_of_no_family():
+    with pytest.raises(ValueError, match=r"MobileAttention'.*keras_hub.*register_family"):
         register_attention("graph_filter", "MobileAttention", GraphFilterAttention)
 
 
-def test_register_attention_refuses_what_does_not_fit_the_adapter():
+def test_register_attention_refuses_what_does_not_fit_the_family():
     with pytest.raises(ValueError, match=r"LlamaAttention must be a subclass of.*in place"):
         register_attention("graph_filter", "LlamaAttention", GraphFilterAttention)
     with pytest.raises(ValueError, match=r"like those of keras_graphattn.layers"):

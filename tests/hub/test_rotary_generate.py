@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.slots import attention_slots
 from tests.hub.containers import moved
 from tests.hub.models import outputs
 from tests.hub.rotary_decoders import PRETRAINED, REPRESENTATIVE, START, TASKS, tiny
@@ -40,7 +40,7 @@ def task(name, case=None, **options):
 
 
 def generated(model, inputs):
-    is_plain = not all(site.is_converted for site in attention_sites(model.backbone))
+    is_plain = not all(site.is_converted for site in attention_slots(model.backbone))
     if BACKEND == "jax" and is_plain and isinstance(model, keras_hub.models.QwenMoeCausalLM):
         pytest.skip("KerasHub 0.32 cannot compile a step with the window of QwenMoeAttention")
     given = {name: value.copy() for name, value in inputs.items()}

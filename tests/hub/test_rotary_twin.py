@@ -95,7 +95,7 @@ def test_more_tokens_than_in_pretraining_take_the_long_factors():
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", ["qwen", "qwen_moe", "qwen3", "qwen3_moe"])
 def test_the_window_is_applied_where_kerashub_applies_it(name):
-    """A failure means that KerasHub has changed, and that `QwenAdapter` has to follow."""
+    """A failure means that KerasHub has changed, and that `QwenDecoder` has to follow."""
     near = tiny(name)
     far = tiny(name, sliding_window_size=LENGTH)  # QwenMoeAttention fails on TensorFlow with more
     inputs = random_inputs(near)

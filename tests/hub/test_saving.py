@@ -11,7 +11,7 @@ import pytest
 
 import keras_graphattn
 from keras_graphattn import masks
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.slots import attention_slots
 from keras_graphattn.keras_internals import walk
 from tests.hub.abilities import added_paths
 from tests.hub.containers import (
@@ -74,11 +74,11 @@ def cases():
 def test_a_copy_computes_what_its_original_does(name, way, attention, tmp_path):
     model, inputs = converted(name, attention)
     expected = answers(model, inputs)
-    kept = [site.layer.get_config() for site in attention_sites(model)]
+    kept = [site.layer.get_config() for site in attention_slots(model)]
     new = WAYS[way](model, tmp_path)
     found = answers(new, inputs)
     assert [name for _, name in classes(new)] == [name for _, name in classes(model)]
-    assert [site.layer.get_config() for site in attention_sites(new)] == kept
+    assert [site.layer.get_config() for site in attention_slots(new)] == kept
     assert added_paths(new) == added_paths(model)
     for actual, right in zip(found, expected, strict=True):
         np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
@@ -217,8 +217,8 @@ def test_a_model_composed_of_any_backbones_tensors_lasts(name, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert_equal_outputs(outputs(loaded, inputs), expected, tolerance=1e-5)
-    kept = {site.layer.name for site in attention_sites(loaded) if site.is_converted}
-    assert kept == {site.layer.name for site in attention_sites(model)}
+    kept = {site.layer.name for site in attention_slots(loaded) if site.is_converted}
+    assert kept == {site.layer.name for site in attention_slots(model)}
 
 
 @pytest.mark.slow
@@ -280,7 +280,7 @@ def test_what_holds_the_part_that_was_converted_carries_the_conversion(holder, w
     np.testing.assert_allclose(answers(new, inputs)[0], expected[0], atol=1e-5)
     keras_graphattn.revert(part)
     np.testing.assert_allclose(model.predict(inputs, verbose=0), before, atol=1e-5)
-    assert not any("hub.carriers" in type(layer).__module__ for layer in walk(model))
+    assert not any("hub.saving" in type(layer).__module__ for layer in walk(model))
 
 
 def test_a_model_composed_before_the_conversion_is_brought_up_to_date():
@@ -342,6 +342,6 @@ def test_a_class_that_keras_does_not_know_is_asked_for_by_name(tmp_path):
 @pytest.mark.parametrize("name", slow_but(("composed", "subclassed", "layer"), CONTAINERS))
 def test_revert_gives_all_layers_their_classes_back(name):
     model = keras_graphattn.convert(CONTAINERS[name][0](), "p_laplacian", p=1.5)
-    assert any("hub.carriers" in type(layer).__module__ for layer in walk(model))
+    assert any("hub.saving" in type(layer).__module__ for layer in walk(model))
     keras_graphattn.revert(model)
-    assert not any("hub.carriers" in type(layer).__module__ for layer in walk(model))
+    assert not any("hub.saving" in type(layer).__module__ for layer in walk(model))

@@ -7,8 +7,8 @@ import torch
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import adapter_of, holder_config
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.families import parent_config, view
+from keras_graphattn.hub.slots import attention_slots
 from tests.hub.decoder_twins import NORMS, Twin, twin_attention, visible
 from tests.hub.models import assert_equal_outputs, outputs
 from tests.hub.sequence_to_sequence import (
@@ -16,7 +16,6 @@ from tests.hub.sequence_to_sequence import (
     CLASSES,
     EACH,
     MODELS,
-    SITES,
     attentions_of,
     converted,
     fast_for,
@@ -26,10 +25,10 @@ from tests.hub.sequence_to_sequence import (
 )
 from tests.hub.t5_bias import bucket, t5_bias
 from tests.hub.test_biased_decoders import EXPONENTS, OPTIONS
+from tests.hub.test_conversion import START
 from tests.hub.twins import assert_is_twin
-from tests.numerics import BACKEND, to_numpy
+from tests.numerics import to_numpy
 
-START = {"graph_filter": {"order": 4}, "p_laplacian": {"p": 2}}
 DENSE = ("query_projector", "key_projector", "value_projector", "output_projector")
 TWINS = {
     "t5": Twin(names=DENSE, scale=1.0, causal=False),
@@ -57,42 +56,6 @@ def variables(model):
     return {v.path: v for v in model.weights}
 
 
-@pytest.mark.parametrize("attention", START)
-@pytest.mark.parametrize("name", EACH)
-def test_starts_with_the_outputs_of_the_original(name, attention):
-    backbone = random_model(name)
-    inputs = inputs_of(backbone)
-    before = outputs(backbone, inputs)
-    keras_graphattn.convert(backbone, attention, reached(name), **START[attention])
-    assert len(keras_graphattn.inspect(backbone)) == SITES.get(name, 4)
-    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-5)
-    keras_graphattn.revert(backbone)
-    assert_equal_outputs(outputs(backbone, inputs), before, tolerance=0)
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_only_coefficients_are_added_and_taken_away(name):
-    backbone = MODELS[name]()
-    layers = attentions_of(backbone)
-    classes, before = [type(layer) for layer in layers], variables(backbone)
-    held = [set(vars(layer)) for layer in layers]
-    plain = type(backbone)
-    keras_graphattn.convert(backbone, where=reached(name))
-    after = variables(backbone)
-    assert attentions_of(backbone) == layers
-    assert all(after[path] is variable for path, variable in before.items())
-    added = after.keys() - before.keys()
-    assert len(added) == 3 * len(layers)
-    assert all(path.endswith("_coefficient") for path in added)
-    assert not any("cross" in path for path in added)
-    keras_graphattn.revert(backbone)
-    assert [type(layer) for layer in layers] == classes
-    assert type(backbone) is plain
-    assert variables(backbone) == before
-    if name in CLASSES:
-        assert [set(vars(layer)) for layer in layers] == held
-
-
 @pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("name", EACH)
 def test_where_selects_layers_of_either_tower(name):
@@ -104,25 +67,6 @@ def test_where_selects_layers_of_either_tower(name):
     added = [row.path for row in keras_graphattn.inspect(backbone) if row.parameters_added]
     assert added == [chosen]
     assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-5)
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", EACH)
-def test_a_training_step_moves_every_coefficient(name):
-    backbone = keras_graphattn.convert(random_model(name), where=reached(name), order=4)
-    before = {path: to_numpy(v) for path, v in variables(backbone).items() if "coeff" in path}
-    step(backbone, inputs_of(backbone))
-    for path, old in before.items():
-        assert (np.abs(to_numpy(variables(backbone)[path]) - old) > 1e-6).all(), path
-
-
-def step(backbone, inputs):
-    """One step of `fit` towards two numbers, from the outputs of both towers."""
-    found = [x for x in keras.tree.flatten(backbone.output) if "float" in x.dtype]
-    score = sum(ops.mean(x[..., :1], axis=tuple(range(1, len(x.shape)))) for x in found)
-    model = keras.Model(backbone.input, ops.expand_dims(score, -1))
-    model.compile("adam", "mse", run_eagerly=BACKEND != "jax", jit_compile=BACKEND == "jax")
-    model.fit(inputs, np.array([[3.0], [-3.0]]), batch_size=2, epochs=1, verbose=0)
 
 
 def call_of(layer, name, x, mask, position_bias=None):
@@ -150,7 +94,7 @@ class InTraining(keras.layers.Layer):
 
 
 def width_of(layer):
-    return adapter_of(layer).projections(layer)["query"].kernel.shape[0]
+    return view(layer).projection_layers()["query"].kernel.shape[0]
 
 
 def with_heads(weights, layer):
@@ -260,20 +204,20 @@ def test_sizes():
     expected = {"t5": (4, 6, 1.0), "moonshine": (4, 8, 8**-0.5)}
     expected |= dict.fromkeys(("t5_gemma", "t5_gemma_2"), (2, 4, 1 / 3))
     for name, (key_value_heads, size, scale) in expected.items():
-        for index, site in enumerate(attention_sites(MODELS[name]())):
-            adapter = adapter_of(site.layer)
-            sizes = adapter.sizes(site.layer)
+        for index, site in enumerate(attention_slots(MODELS[name]())):
+            shown = view(site.layer)
+            sizes = shown.head_sizes()
             assert (sizes.num_heads, sizes.num_key_value_heads) == (4, key_value_heads)
             assert (sizes.key_dim, sizes.value_dim) == (size, size)
             assert sizes.scale == pytest.approx(scale)
-            assert sizes.beyond_softmax == BEYOND[name]
-            assert adapter.is_causal(site.parent, site.layer) is (index > 1)
+            assert shown.beyond_softmax() == BEYOND[name]
+            assert shown.sees_past_only(site.parent) is (index > 1)
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_block_is_made_again_from_its_configuration(name):
-    for site in attention_sites(MODELS[name]())[::2]:
+    for site in attention_slots(MODELS[name]())[::2]:
         block = site.parent
-        config = holder_config(type(block), block)
+        config = parent_config(type(block), block)
         again = type(block).from_config(config)
-        assert holder_config(type(again), again) == config
+        assert parent_config(type(again), again) == config

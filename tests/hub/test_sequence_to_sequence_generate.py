@@ -163,8 +163,8 @@ def test_parseq_reads_with_a_converted_encoder():
 @pytest.mark.parametrize("name", ["t5", "t5_gemma", "moonshine"])
 def test_refuses_a_cache_without_an_index(name):
     layer = attentions_of(converted(name))[2]
-    sizes = layer.adapter.sizes(layer)
-    width = layer.adapter.projections(layer)["query"].kernel.shape[0]
+    sizes = layer.head_sizes()
+    width = layer.projection_layers()["query"].kernel.shape[0]
     x, cache = ops.ones((1, 1, width)), ops.zeros((1, 4, 1, sizes.num_key_value_heads, 4))
     arguments = (x,) * 3 if name == "moonshine" else (x,)
     with pytest.raises(ValueError, match="cache_update_index"):

@@ -5,50 +5,16 @@ import pytest
 from keras import ops
 
 import keras_graphattn
-from tests.hub.models import assert_equal_outputs, outputs
+from tests.hub.models import outputs
 from tests.hub.sequence_to_sequence import (
-    BEYOND,
-    CLASSES,
     MODELS,
     attentions_of,
     converted,
     inputs_of,
     parseq_task,
-    reached,
 )
 from tests.hub.test_sequence_to_sequence import variables
 from tests.numerics import to_numpy
-
-
-@pytest.mark.parametrize("path", ["blockwise", "fused"])
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
-    if not BEYOND[name]:
-        expected = outputs(converted(name), inputs_of(MODELS[name]()))
-        other = converted(name, attention_path=path, block_size=3)
-        assert_equal_outputs(outputs(other, inputs_of(other)), expected, tolerance=1e-5)
-        return
-    backbone = MODELS[name]()
-    before = variables(backbone)
-    message = f"have a {BEYOND[name][0]}, which only the dense path keeps"
-    with pytest.raises(ValueError, match=message):
-        keras_graphattn.convert(backbone, where=reached(name), attention_path=path)
-    assert variables(backbone) == before
-    assert "GraphAttention" not in type(backbone).__name__
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_refuses_attention_of_another_kind(name):
-    backbone = MODELS[name]()
-    before, plain = variables(backbone), type(attentions_of(backbone)[0])
-    for attention in ("masked_kernel", "attentive_graph_filter"):
-        message = f"'{attention}' cannot take the place of {CLASSES[name]}.*graph_filter"
-        with pytest.raises(ValueError, match=message):
-            keras_graphattn.convert(backbone, attention, reached(name))
-    with pytest.raises(ValueError, match=f"{CLASSES[name]} keeps its own settings.*dropout=0.1"):
-        keras_graphattn.convert(backbone, where=reached(name), dropout=0.1)
-    assert variables(backbone) == before
-    assert {type(layer) for layer in attentions_of(backbone)} == {plain}
 
 
 @pytest.mark.slow_on("jax", "tensorflow")

@@ -8,8 +8,8 @@ import pytest
 import keras_graphattn
 from keras_graphattn.filters import FirstOrder
 from keras_graphattn.hub import reach
-from keras_graphattn.hub.reach import is_reachable
-from keras_graphattn.hub.selection import select
+from keras_graphattn.hub.saving import is_reachable
+from keras_graphattn.hub.verbs import select
 from keras_graphattn.layers import GraphFilterAttention
 from tests.hub.models import (
     BACKBONES,

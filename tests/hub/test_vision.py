@@ -7,15 +7,13 @@ import torch
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import adapter_of, holder_config
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.families import parent_config, view
+from keras_graphattn.hub.slots import attention_slots
 from tests.hub import vision_twins as twins
-from tests.hub.models import assert_equal_outputs, fit_one_step
+from tests.hub.models import assert_equal_outputs
 from tests.hub.test_refusals import state_of
 from tests.hub.twins import assert_is_twin
 from tests.hub.vision_models import (
-    CLASSES,
-    CONVERTED,
     VISION,
     answers,
     attentions_of,
@@ -35,59 +33,6 @@ OPTIONS = {
     "p_laplacian": {"p": EXPONENTS},
     "p_laplacian in blocks": {"p": EXPONENTS, "block_size": 4},
 }
-
-
-# Each call of D-FINE compiles for a minute on jax.
-NAMES = [x if x != "d_fine" else pytest.param(x, marks=pytest.mark.slow_on("jax")) for x in VISION]
-
-
-@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", NAMES)
-def test_starts_with_the_outputs_of_the_original(name, attention):
-    backbone = random_vision(name)
-    inputs = images(backbone)
-    before = answers(backbone, inputs)
-    convert(backbone, name, attention, **({"p": 2} if attention == "p_laplacian" else {}))
-    assert_equal_outputs(answers(backbone, inputs), before, tolerance=1e-5)
-    keras_graphattn.revert(backbone)
-    assert_equal_outputs(answers(backbone, inputs), before, tolerance=0)
-
-
-@pytest.mark.parametrize("name", VISION)
-def test_only_coefficients_are_added_and_taken_away(name):
-    backbone = VISION[name]()
-    layers = attentions_of(backbone)
-    count = CONVERTED.get(name, 2)
-    assert [type(layer).__name__ for layer in layers] == [CLASSES[name]] * count
-    plain, before = type(layers[0]), backbone.weights
-    held = [set(vars(layer)) for layer in layers]
-    convert(backbone, name)
-    after = backbone.weights
-    assert attentions_of(backbone) == layers
-    assert all(isinstance(layer, plain) for layer in layers)
-    kept = {id(variable) for variable in before}
-    added = [variable for variable in after if id(variable) not in kept]
-    assert len(after) == len(before) + len(added) == len(before) + 3 * count
-    assert all(variable.path.endswith("_coefficient") for variable in added)
-    rows = keras_graphattn.inspect(backbone)
-    assert [row.parameters_added for row in rows if row.parameters_added] == [6] * count
-    keras_graphattn.revert(backbone)
-    assert {type(layer) for layer in layers} == {plain}
-    assert [id(v) for v in backbone.weights] == [id(v) for v in before]
-    assert [set(vars(layer)) for layer in layers] == held
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("name", VISION)
-def test_a_training_step_moves_every_coefficient(name):
-    backbone = convert(random_vision(name), name)
-    coefficients = [v for layer in attentions_of(backbone) for v in layer.coefficients]
-    before = [to_numpy(variable) for variable in coefficients]
-    if name == "d_fine":  # its first output does not see the last layer
-        backbone = keras.Model(backbone.input, backbone.output["last_hidden_state"])
-    fit_one_step(backbone, images(backbone))
-    for variable, old in zip(coefficients, before, strict=True):
-        assert (np.abs(to_numpy(variable) - old) > 1e-6).all(), variable.path
 
 
 # A layer of each kind: which one, the shape of its input, and what it must be equal to.
@@ -182,35 +127,11 @@ def test_values_and_gradients_are_those_of_the_formulas(name, attention):
 def test_the_shift_bias_of_the_twin_is_that_of_a_block(side):
     """What KerasHub's block hands to the layer, on maps that windows fill and do not fill."""
     backbone = VISION["swin" if side == 6 else "swin_padded"]()
-    block = attention_sites(backbone)[1].parent
+    block = attention_slots(backbone)[1].parent
     seen = []
     block.attn.call = lambda x, mask=None: (seen.append(to_numpy(mask)), x)[1]
     block(np.zeros((1, side * side, 8), "float32"))
     np.testing.assert_array_equal(seen[0], twins.shift_bias(side, 3, 1))
-
-
-BEYOND = {
-    "swin": "bias of the scores",
-    "vit_det": "bias of the scores",
-    "mit_square": "dropout of the attention matrix",
-    "d_fine": "bias of the scores",
-}
-
-
-@pytest.mark.parametrize("path", ["blockwise", "fused"])
-@pytest.mark.parametrize("name", ["dinov3", *BEYOND])
-def test_a_path_keeps_all_of_the_attention_or_refuses(name, path):
-    if name == "dinov3":
-        inputs = images(VISION[name]())
-        expected = answers(converted(name), inputs)
-        other = converted(name, attention_path=path, block_size=4)
-        assert_equal_outputs(answers(other, inputs), expected, tolerance=1e-5)
-        return
-    backbone = VISION[name]()
-    before = state_of(backbone)
-    with pytest.raises(ValueError, match=f"have a {BEYOND[name]}, which only the dense path keeps"):
-        keras_graphattn.convert(backbone, attention_path=path)
-    assert state_of(backbone) == before
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
@@ -221,19 +142,6 @@ def test_vit_det_without_its_bias_has_every_path():
     inputs = images(backbone())
     expected = answers(backbone(), inputs)
     assert_equal_outputs(answers(backbone(attention_path="fused"), inputs), expected, 1e-5)
-
-
-@pytest.mark.parametrize("name", [name for name in VISION if name != "mit"])
-def test_refuses_attention_of_another_kind(name):
-    backbone = VISION[name]()
-    before = state_of(backbone)
-    for attention in ("masked_kernel", "attentive_graph_filter"):
-        message = f"'{attention}' cannot take the place of {CLASSES[name]}.*graph_filter"
-        with pytest.raises(ValueError, match=message):
-            keras_graphattn.convert(backbone, attention)
-    with pytest.raises(ValueError, match=f"{CLASSES[name]} keeps its own settings.*dropout=0.1"):
-        keras_graphattn.convert(backbone, dropout=0.1)
-    assert state_of(backbone) == before
 
 
 def test_what_is_not_square_is_refused_by_name():
@@ -257,14 +165,14 @@ def test_what_is_not_square_is_refused_by_name():
 
 @pytest.mark.parametrize("name", VISION)
 def test_sizes(name):
-    for site in attention_sites(VISION[name]()):
-        adapter = adapter_of(site.layer)
-        sizes = adapter.sizes(site.layer)
-        width = adapter.projections(site.layer)["attention_output"].kernel.shape[0]
+    for site in attention_slots(VISION[name]()):
+        shown = view(site.layer)
+        sizes = shown.head_sizes()
+        width = shown.projection_layers()["attention_output"].kernel.shape[0]
         assert (sizes.num_heads, sizes.groups) == (2, 1)
         assert sizes.key_dim == sizes.value_dim == width // 2
         assert sizes.scale == pytest.approx(sizes.key_dim**-0.5)
-        assert not adapter.is_causal(site.parent, site.layer)
+        assert not shown.sees_past_only(site.parent)
 
 
 def test_what_only_the_original_returns():
@@ -301,10 +209,10 @@ def test_dinov3_takes_a_mask():
 
 
 def test_a_block_of_mit_is_made_again_from_its_configuration():
-    block = attention_sites(VISION["mit"]())[1].parent
-    config = holder_config(type(block), block)
+    block = attention_slots(VISION["mit"]())[1].parent
+    config = parent_config(type(block), block)
     again = type(block).from_config(config)
-    assert holder_config(type(again), again) == config
+    assert parent_config(type(again), again) == config
     again(np.zeros((1, 9, 12), "float32"))
     assert [v.shape for v in again.weights] == [v.shape for v in block.weights]
 
@@ -321,7 +229,7 @@ def with_dropout(name):
     if name == "swin":
         return random_vision(name, attention_dropout=0.5)
     backbone = random_vision(name)
-    block = attention_sites(backbone)[0].parent
+    block = attention_slots(backbone)[0].parent
     if name == "mit_square":  # KerasHub's constructor does not set its rates
         block.attn.dropout.rate, block.attn.proj_drop.rate = 0.5, 0.0
         return backbone
@@ -348,8 +256,8 @@ def test_keeps_the_dropout_of_the_attention_matrix(name, attention):
     """With the same random numbers, the same entries of A are dropped as in the original."""
     model = with_dropout(name)
     layer = attentions_of(model)[0]
-    assert "dropout of the attention matrix" in adapter_of(layer).sizes(layer).beyond_softmax
-    width = adapter_of(layer).projections(layer)["query"].kernel.shape[0]
+    assert "dropout of the attention matrix" in view(layer).beyond_softmax()
+    width = view(layer).projection_layers()["query"].kernel.shape[0]
     x = np.random.default_rng(5).standard_normal((2, 9, width)).astype("float32")
     state = getattr(layer, DROPOUTS[name]).seed_generator.state
     start = ops.convert_to_numpy(state).copy()

@@ -9,8 +9,8 @@ import keras_hub
 import numpy as np
 
 import keras_graphattn
-from keras_graphattn.hub.adapters import adapter_of
-from keras_graphattn.hub.sites import attention_sites
+from keras_graphattn.hub.families import view
+from keras_graphattn.hub.slots import attention_slots
 from tests.hub.biased_decoders import moved
 from tests.hub.models import WIDTHS
 from tests.numerics import BACKEND, to_numpy
@@ -245,8 +245,8 @@ def convert(backbone, name, attention="graph_filter", **options):
 
 def attentions_of(model):
     """The attention layers that can be converted, or are."""
-    layers = [site.layer for site in attention_sites(model)]
-    return [layer for layer in layers if adapter_of(layer).refusal(layer) is None]
+    layers = [site.layer for site in attention_slots(model)]
+    return [layer for layer in layers if view(layer).refusal_reason() is None]
 
 
 def images(model, batch=2, seed=1):

@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from keras_graphattn.hub.adapters import adapter_of
+from keras_graphattn.hub.families import view
 from tests.hub.decoder_twins import applied
 
 
 def names_of_weights(layer):
     """The layer's trainable weights as the twins call them, in their order."""
-    found = adapter_of(layer).projections(layer)
+    found = view(layer).projection_layers()
     names = {id(v): f"{name}/{v.name}" for name, each in found.items() for v in each.weights}
     return [
         names.get(id(v), "/".join(v.path.split("/")[-2:]) if "norm" in v.path else v.name)

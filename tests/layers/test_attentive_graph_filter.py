@@ -1,185 +1,124 @@
+"""AttentiveGraphFilter beyond its twins: its losses, its weights, and how it starts."""
+
 import keras
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
-from keras_graphattn.filters import FILTERS, Jacobi
-from keras_graphattn.layers import AttentiveGraphFilter
+from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention
 from tests import reference
-from tests.numerics import (
-    as_seen,
-    assert_all_close,
-    assert_close,
-    layer_reference,
-    layer_value_and_gradients,
-    randomise,
-    reference_weights,
-    to_numpy,
-)
+from tests.layers.twins import CHANNELS, HEADS, SIZE, built, tokens
+from tests.numerics import assert_close, layer_value_and_gradients, reference_weights, to_numpy
 
-HEADS, KEY, FEATURES = 3, 4, 10
-BASES = ["monomial", "legendre", "chebyshev", "jacobi"]
+LENGTH = 7
+PADDED = np.arange(LENGTH)[None] < np.array([[5], [2]])
 
 
-def built(order=3, *, length=7, random=True, dtype="float32", **options):
-    layer = AttentiveGraphFilter(HEADS, KEY, order=order, name="layer", dtype=dtype, **options)
-    layer.build((None, length, FEATURES))
-    if random:
-        randomise(layer)
-    return layer
+def layer_of(scale=0.3, **options):
+    return built(lambda: AttentiveGraphFilter(HEADS, SIZE, name="layer", **options), scale)
 
 
-def tokens(length=7, batch=2, seed=0):
-    shape = (batch, length, FEATURES)
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+def vectors_of(layer, x):
+    """The left and right singular vectors, (B, T, N, H)."""
+    weights, x = reference_weights(layer), torch.tensor(x).double()
+    left = reference.softmax(reference.project(x, weights, "query"))
+    return left, reference.softmax(reference.project(x, weights, "key"), dim=1)
 
 
-def naive(x, layer, **options):
-    outputs = reference.attentive_graph_filter(
-        torch.tensor(x).double(), reference_weights(layer), **options
-    )
-    return [o.numpy() for o in outputs]
-
-
-@pytest.mark.parametrize("length", [1, 2, 63, 197])
-@pytest.mark.parametrize("basis", BASES)
-def test_agrees_with_naive_twin_in_values_and_gradients(length, basis):
-    jacobi = {"alpha": 1.5, "beta": -0.5} if basis == "jacobi" else {}
-    layer, x = built(None, filter=FILTERS[basis](4, **jacobi), length=length), tokens(length)
-    value, gradients = layer_value_and_gradients(layer, x)
-    expected, expected_gradients = layer_reference(
-        layer, lambda x, w: reference.attentive_graph_filter(x, w, basis=basis, **jacobi)[0], x
-    )
-    assert_close(value, expected, 1e-6)
-    assert_all_close(gradients, expected_gradients, 1e-5)
-
-
-@given(data=st.data(), length=st.sampled_from([1, 2, 7, 12]), order=st.integers(1, 6))
-def test_agrees_with_naive_twin_under_masks(data, length, order):
-    masks = {
-        name: data.draw(st.none() | hnp.arrays(bool, (2, length)), label=name)
-        for name in ("query_mask", "value_mask", "key_mask")
-    }
-    source = np.ones((2, length), bool)
-    for name in ("value_mask", "key_mask"):
-        source &= True if masks[name] is None else masks[name]
-    if data.draw(st.booleans(), label="as attention_mask"):
-        masks["attention_mask"], masks["value_mask"] = source[:, None, :], None
-    query = np.ones((2, length)) if masks["query_mask"] is None else masks["query_mask"]
-    options = {"query_mask": torch.tensor(query), "source_mask": torch.tensor(source)}
-    layer, x = built(order, length=length), tokens(length)
-    value, gradients = layer_value_and_gradients(layer, x, **masks)
-    expected, expected_gradients = layer_reference(
-        layer, lambda x, w: reference.attentive_graph_filter(x, w, **options)[0], x
-    )
-    assert_close(value, expected, 1e-6)
-    assert_all_close(gradients, expected_gradients, 1e-5)
-
-
-def test_scores_are_the_filtered_matrix_and_the_new_layer_is_efficient_attention():
-    layer, x = built(random=False), tokens()
-    outputs, matrix = layer(x, return_attention_scores=True)
-    expected, expected_matrix, _ = naive(x, layer)
-    assert_close(to_numpy(matrix), expected_matrix, 1e-6)
-    assert_close(to_numpy(outputs), expected, 1e-6)
+def projected(layer, x, matrix):
+    """The outputs of a matrix (B, N, T, S) for the values of tokens."""
     weights = reference_weights(layer)
-    left = reference.softmax(reference.project(torch.tensor(x).double(), weights, "query"))
-    right = reference.softmax(reference.project(torch.tensor(x).double(), weights, "key"), dim=1)
-    plain = torch.einsum("btnh,bsnh->bnts", left, right)
+    values = reference.project(torch.tensor(x).double(), weights, "value")
+    heads = torch.einsum("bnts,bsnh->btnh", torch.tensor(to_numpy(matrix)), values)
+    return reference.project_out(heads, weights).numpy()
+
+
+def test_the_new_layer_is_efficient_attention():
+    layer, x = layer_of(0.0), tokens(LENGTH)
+    _, matrix = layer(x, return_attention_scores=True)
+    plain = torch.einsum("btnh,bsnh->bnts", *vectors_of(layer, x))
     assert_close(to_numpy(matrix), plain.numpy(), 1e-6)
 
 
 @pytest.mark.parametrize("weight", [0.1, 2])
-def test_orthogonality_loss_leaves_padding_out(weight):
-    layer, x = built(orthogonality_weight=weight), tokens()
-    mask = np.arange(7)[None] < np.array([[5], [5]])
-    layer(x, query_mask=mask, value_mask=mask)
-    _, _, penalty = naive(x[:, :5], layer)
+@pytest.mark.parametrize("scaling", ["mean", "squared_length"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_orthogonality_loss_leaves_padding_out(scaling, causal, weight):
+    options = {"orthogonality_weight": weight, "orthogonality_scaling": scaling}
+    layer, x, expected = layer_of(causal=causal, **options), tokens(LENGTH), []
+    layer(x, query_mask=PADDED, value_mask=PADDED)
+    for example, count in zip(x, PADDED.sum(axis=1), strict=True):
+        for vectors in vectors_of(layer, example[None, :count]):
+            error = torch.einsum("btnh,btng->bnhg", vectors, vectors) - torch.eye(SIZE)
+            norms = torch.linalg.matrix_norm(error) / count**2
+            expected.append((error.abs() if scaling == "mean" else norms).mean().item())
     assert len(layer.losses) == 1
-    assert_close(to_numpy(layer.losses[0]), weight * penalty, 1e-6)
+    assert_close(to_numpy(layer.losses[0]), weight * np.sum(expected) / 2, 1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 8e-3), ("float16", 1e-3)])
-@pytest.mark.parametrize("length", [1, 63, 197])
-def test_half_precision_stays_close(dtype, tolerance, length):
-    layer, x = built(4, length=length, random=False, dtype=f"mixed_{dtype}"), tokens(length)
-    randomise(layer, 0.1)
-    expected = reference.attentive_graph_filter(*as_seen(layer, x))[0].numpy()
-    outputs = layer(x)
-    assert keras.backend.standardize_dtype(outputs.dtype) == dtype
-    assert_close(to_numpy(outputs), expected, tolerance)
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("scaling", ["mean", "squared_length"])
+def test_examples_without_tokens_have_no_part_in_the_loss(scaling):
+    layer = layer_of(orthogonality_weight=1.0, orthogonality_scaling=scaling)
+    x, mask = tokens(LENGTH), np.array([[True] * 7, [False] * 7])
+    layer(x, query_mask=mask, value_mask=mask)
+    both = to_numpy(layer.losses[0])
+    layer(x[:1])
+    assert_close(both, to_numpy(layer.losses[0]), 1e-6)
+
+
+def test_the_orthogonality_loss_is_part_of_the_loss_of_fit_and_logs_are_finite():
+    inputs = keras.Input((None, CHANNELS))
+    layer = AttentiveGraphFilter(HEADS, SIZE, orthogonality_weight=0.1, causal=True)
+    model = keras.Model(inputs, layer(inputs))
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mse"], jit_compile=False)
+    x, logged = tokens(LENGTH, batch=8), []
+    record = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: logged.append(logs))
+    history = model.fit(x, x, validation_data=(x, x), verbose=0, callbacks=[record]).history
+    layer(x)
+    added = float(to_numpy(layer.losses[0]))
+    np.testing.assert_allclose(history["loss"][0] - history["mse"][0], added, rtol=1e-3)
+    assert np.isfinite([float(value) for value in keras.tree.flatten([logged, history])]).all()
 
 
 def test_long_sequences_keep_their_small_weights_in_float16():
-    length = 4096
-    layer, x = built(length=length, dtype="mixed_float16"), tokens(length, batch=1)
-    weights = reference_weights(layer)
+    layer = layer_of(dtype="mixed_float16", filter="jacobi", order=3)
+    x = tokens(4096, batch=1)
+    weights, (left, right) = reference_weights(layer), vectors_of(layer, x)
     inputs = torch.tensor(x).double()
-    u = reference.softmax(reference.project(inputs, weights, "query"))
-    v = reference.softmax(reference.project(inputs, weights, "key"), dim=1)
     singular = torch.sigmoid(reference.project(inputs, weights, "singular"))
     coefficients = [1.0, *torch.tanh(weights["theta"])]
     gain = reference.polynomial_value(singular, coefficients, "jacobi")
-    context = torch.einsum("bsnh,bsnd->bnhd", v, reference.project(inputs, weights, "value"))
-    expected = reference.project_out(torch.einsum("btnh,bnhd->btnd", u * gain, context), weights)
-    assert_close(to_numpy(layer(x)), expected.numpy(), 1e-3)
-
-
-@pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16"]
-)
-def test_padded_rows_are_exactly_zero(dtype):
-    layer, x = built(dtype=dtype), tokens()
-    layer.output_dense.bias.assign(np.zeros(FEATURES))
-    mask = np.ones((2, 7), bool)
-    mask[0, 4:], mask[1] = False, False
-    outputs = to_numpy(layer(x, query_mask=mask))
-    assert (outputs[~mask] == 0).all()
-    assert np.abs(outputs[mask]).min() > 0
-    nothing = to_numpy(layer(x, x, value_mask=np.zeros((2, 7), bool)))
-    assert (nothing == 0).all()
-
-
-def test_padding_does_not_change_what_is_kept():
-    layer, x = built(), tokens()
-    mask = np.arange(7)[None] < np.array([[5], [5]])
-    noisy = np.where(mask[:, :, None], x, 1e3).astype("float32")
-    padded = to_numpy(layer(noisy, query_mask=mask, value_mask=mask))[:, :5]
-    assert_close(padded, to_numpy(layer(x[:, :5])), 1e-6)
+    values = reference.project(inputs, weights, "value")
+    heads = torch.einsum("btnh,bsnh,bsnd->btnd", left * gain, right, values)
+    assert_close(to_numpy(layer(x)), reference.project_out(heads, weights).numpy(), 1e-3)
 
 
 def test_without_value_the_query_mask_is_the_value_mask():
-    layer, x = built(), tokens()
-    mask = np.arange(7)[None] < np.array([[5], [2]])
+    layer, x = layer_of(), tokens(LENGTH)
     np.testing.assert_array_equal(
-        to_numpy(layer(x, query_mask=mask)),
-        to_numpy(layer(x, x, query_mask=mask, value_mask=mask)),
+        to_numpy(layer(x, query_mask=PADDED)),
+        to_numpy(layer(x, x, query_mask=PADDED, value_mask=PADDED)),
     )
 
 
 def test_cross_attention_reads_another_sequence():
-    layer, x, source = built(), tokens(7), tokens(5, seed=1)
+    layer, x, source = layer_of(), tokens(7), tokens(5, seed=1)
     outputs, matrix = layer(x, source, return_attention_scores=True)
     assert tuple(matrix.shape) == (2, HEADS, 7, 5)
-    value = reference.project(torch.tensor(source).double(), reference_weights(layer), "value")
-    heads = np.einsum("bnts,bsnh->btnh", to_numpy(matrix), value.numpy())
-    expected = reference.project_out(torch.tensor(heads), reference_weights(layer))
-    assert_close(to_numpy(outputs), expected.numpy(), 1e-6)
+    assert_close(to_numpy(outputs), projected(layer, source, matrix), 1e-6)
+    with pytest.raises(ValueError, match="must have the same length"):
+        layer_of(causal=True)(x, source)
 
 
 def test_memory_has_no_square_of_the_length():
     """A length whose square (times heads) would need 40 GB per matrix."""
-    length = 100_000
-    layer = AttentiveGraphFilter(1, 4, order=2)
-    outputs = layer(np.ones((1, length, 4), "float32"))
-    assert tuple(outputs.shape) == (1, length, 4)
+    outputs = AttentiveGraphFilter(1, 4, order=2)(np.ones((1, 100_000, 4), "float32"))
+    assert tuple(outputs.shape) == (1, 100_000, 4)
 
 
 def test_dropout_acts_in_training_alone():
-    layer, x = built(dropout=0.5, seed=1), tokens()
+    layer, x = layer_of(dropout=0.5, seed=1), tokens(LENGTH)
     still = to_numpy(layer(x))
     np.testing.assert_array_equal(still, to_numpy(layer(x, training=False)))
     first, second = (to_numpy(layer(x, training=True)) for _ in range(2))
@@ -187,74 +126,72 @@ def test_dropout_acts_in_training_alone():
     assert np.abs(first - second).max() > 1e-3
 
 
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"dropout": 0.2, "value_dim": 6, "output_shape": 5, "use_bias": False, "seed": 1},
-        {"filter": "monomial", "use_gate": True, "orthogonality_weight": 0.1},
-    ],
-)
-def test_keras_layer_test(options):
-    from keras.src.testing import TestCase
+def test_each_form_has_the_weights_it_uses():
+    def names(**options):
+        return {w.path.removeprefix("layer/") for w in layer_of(use_bias=False, **options).weights}
 
-    TestCase().run_layer_test(
-        AttentiveGraphFilter,
-        {"num_heads": 2, "key_dim": 3, "order": 4, **options},
-        input_shape=(2, 5, 8),
-        expected_output_shape=(2, 5, options.get("output_shape", 8)),
-        expected_num_seed_generators=1 if options.get("dropout") else 0,
-        expected_num_losses=1 if options.get("orthogonality_weight") else 0,
-        supports_masking=True,
-    )
+    shared = {f"{name}/kernel" for name in ("query", "key", "value", "attention_output")}
+    assert names(filter="ones") == shared
+    assert names(filter="singular_values") == shared | {"singular/kernel"}
+    assert names() == shared | {"singular/kernel", "theta"}
+    assert names(learned_constant=True) == names() | {"theta_constant"}
 
 
-def test_config_and_saved_model_file_come_back_equal(tmp_path):
-    layer, x = built(None, filter=Jacobi(4, 1.0, 0.5), orthogonality_weight=0.1), tokens()
-    clone = AttentiveGraphFilter.from_config(layer.get_config())
-    assert clone.get_config() == layer.get_config()
-    inputs = keras.Input((None, FEATURES))
-    model = keras.Model(inputs, layer(inputs))
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(to_numpy(again(x)), to_numpy(model(x)))
-    spec = layer(keras.Input((None, FEATURES)), return_attention_scores=True)
-    assert [tuple(s.shape) for s in spec] == [(None, None, FEATURES), (None, HEADS, None, None)]
+def test_learned_constant_starts_at_zero_output_and_learns():
+    layer, x = layer_of(0.0, learned_constant=True), tokens(LENGTH)
+    assert (to_numpy(layer(x)) == 0).all()
+    _, gradients = layer_value_and_gradients(layer, x)
+    assert abs(gradients["theta_constant"]) > 1e-4
+    assert (np.abs(gradients["theta"]) > 1e-6).all()
 
 
-def test_theta_learns_through_fit():
-    inputs = keras.Input((6, FEATURES))
-    layer = AttentiveGraphFilter(HEADS, KEY, order=3, dropout=0.1, orthogonality_weight=0.1)
-    model = keras.Model(inputs, layer(inputs))
-    model.compile("adam", "mse")
-    x = tokens(6, batch=8)
-    model.fit(x, x, epochs=2, batch_size=4, verbose=0)
-    assert layer.theta.shape == (3,)
-    assert (np.abs(to_numpy(layer.theta)) > 1e-5).all()
+def test_causal_accepts_the_causal_mask_and_shows_a_triangular_matrix():
+    layer, x = layer_of(causal=True), tokens(LENGTH)
+    outputs, matrix = layer(x, return_attention_scores=True)
+    masked = layer(x, use_causal_mask=True)
+    np.testing.assert_allclose(to_numpy(outputs), to_numpy(masked), atol=1e-6)
+    assert (np.triu(to_numpy(matrix), 1) == 0).all()
+    assert_close(to_numpy(outputs), projected(layer, x, matrix), 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"order": 0}, r"`order`.*at least 1.*order=0"),
-        ({"filter": "hermite"}, r"`filter` must be one of.*'hermite'"),
-        ({"filter": Jacobi(4), "order": 3}, "`order` may only be given if `filter` is a name"),
-        ({"orthogonality_weight": -1}, "`orthogonality_weight`.*at least 0"),
-        ({"orthogonality_weight": float("nan")}, "`orthogonality_weight`.*at least 0"),
-        ({"attention_axes": 1}, "does not support `attention_axes`"),
-        ({"sliding_window": 3}, "does not support `sliding_window`"),
-        ({"flash_attention": True}, "flash"),
-        ({"num_heads": 0}, "num_heads"),
-    ],
-)
-def test_refuses_wrong_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        AttentiveGraphFilter(**{"num_heads": 2, "key_dim": 4, **options})
+@pytest.mark.parametrize("kind", [keras.layers.MultiHeadAttention, GraphFilterAttention])
+@pytest.mark.parametrize("build_first", [True, False])
+def test_starts_from_softmax_attention(kind, build_first):
+    options = {"use_gate": True, "value_dim": 5, "output_shape": 5}
+    attention = kind(HEADS, SIZE, **options)
+    attention.build((None, 7, CHANNELS), (None, 7, CHANNELS))
+    for i, weight in enumerate(attention.weights):
+        weight.assign(np.random.default_rng(i).standard_normal(weight.shape))
+    layer = AttentiveGraphFilter(HEADS, SIZE, name="layer", **options)
+    if build_first:
+        layer.build((None, 7, CHANNELS))
+    layer.copy_projections_from(attention)
+    own = {w.path.split("/", 1)[1]: w for w in layer.weights}
+    theirs = {w.path.split("/", 1)[1]: w for w in attention.weights}
+    projections = [name for name in theirs if "/" in name]
+    assert len(projections) == 10
+    for name in projections:
+        np.testing.assert_array_equal(to_numpy(own[name]), to_numpy(theirs[name]))
+    assert (to_numpy(layer.theta) == 0).all()
+
+
+def test_refuses_softmax_attention_of_another_shape():
+    layer = layer_of()
+    before = [to_numpy(w) for w in layer.weights]
+    attention = keras.layers.MultiHeadAttention(HEADS, SIZE, use_bias=False, value_dim=5)
+    with pytest.raises(ValueError, match="is not built"):
+        layer.copy_projections_from(attention)
+    attention.build((None, 7, CHANNELS), (None, 7, CHANNELS))
+    with pytest.raises(ValueError, match=r"query/bias: \(4, 3\) here, None there.*value/kernel"):
+        layer.copy_projections_from(attention)
+    with pytest.raises(ValueError, match=r"MultiHeadAttention only. Received: Dense"):
+        layer.copy_projections_from(keras.layers.Dense(3))
+    for weight, old in zip(layer.weights, before, strict=True):
+        np.testing.assert_array_equal(to_numpy(weight), old)
 
 
 def test_refuses_masks_that_it_cannot_honour():
-    layer, x = built(), tokens()
+    layer, x = layer_of(), tokens(LENGTH)
     with pytest.raises(ValueError, match="is not causal"):
         layer(x, use_causal_mask=True)
     for shape in ((7, 7), (2, 7, 7), (2, 1, 7, 7)):

@@ -1,73 +1,91 @@
-"""Decoding step by step equals the causal full pass."""
+"""Decoding step by step, with a cache or with a state of fixed size, equals the full pass."""
 
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_graphattn.layers import GraphFilterAttention, PLaplacianAttention
+from keras_graphattn.layers import (
+    AttentiveGraphFilter,
+    GraphFilterAttention,
+    MaskedKernelAttention,
+    PLaplacianAttention,
+)
+from keras_graphattn.masks import Causal, Exponential, LowRank, Segments
 from tests.compiling import jit
-from tests.numerics import BACKEND, randomise, to_numpy
+from tests.layers.twins import CHANNELS, built, tokens
+from tests.numerics import BACKEND, to_numpy
 
-FEATURES = 12
+GFA, P_LAPLACIAN, AGF = GraphFilterAttention, PLaplacianAttention, AttentiveGraphFilter
+KERNEL = MaskedKernelAttention
+CACHED = (GFA, P_LAPLACIAN)
+FORMS = {  # the class, its options, and tokens of the prompt
+    **{f"order {order}": (GFA, {"order": order}, 1) for order in (1, 3, 5)},
+    **{f"Chebyshev {k}": (GFA, {"filter": "chebyshev", "order": k}, 7) for k in (1, 4)},
+    "p-Laplacian": (P_LAPLACIAN, {}, 1),
+    "p-Laplacian, drop": (P_LAPLACIAN, {"diagonal": "drop"}, 1),
+    "AGF": (AGF, {"causal": True}, 1),
+    "AGF, long prompt": (AGF, {"causal": True}, 63),
+    "AGF, ones": (AGF, {"causal": True, "filter": "ones"}, 7),
+    "AGF, constant": (AGF, {"causal": True, "learned_constant": True, "use_gate": True}, 7),
+    "kernel": (KERNEL, {}, 1),
+    "kernel, FAVOR+": (KERNEL, {"mask": Causal, "feature_map": "favor"}, 1),
+    "kernel, filter": (
+        KERNEL,
+        {"mask": lambda: Exponential(2, causal=True), "filter": "first_order"},
+        1,
+    ),
+    "kernel, gate": (KERNEL, {"mask": Exponential, "filter": "chebyshev", "use_gate": True}, 7),
+}
 
 
-def built(kind, **options):
-    options.setdefault("dtype", "float32")
-    layer = kind(4, 3, **options)
-    layer.build((None, None, FEATURES))
-    randomise(layer)
-    return layer
+def layer_of(kind, **options):
+    made = {key: value() if key == "mask" else value for key, value in options.items()}
+    return built(lambda: kind(4, 3, **made))
 
 
-def tokens(length, batch=2, seed=0):
-    shape = (batch, length, FEATURES)
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
+def full_pass(layer, x, mask=None, inputs=None):
+    call = {} if inputs is None else {"mask_inputs": inputs}
+    return to_numpy(layer(x, query_mask=mask, value_mask=mask, use_causal_mask=True, **call))
 
 
-def full_pass(layer, x, padding_mask=None):
-    return to_numpy(
-        layer(x, query_mask=padding_mask, value_mask=padding_mask, use_causal_mask=True)
-    )
-
-
-def decoded(layer, x, sizes, padding_mask=None, max_length=None, compiled=False):
+def decoded(layer, x, sizes, mask=None, inputs=None, max_length=None, compiled=False):
     """The outputs of decoding `sizes` tokens at a time."""
-    step = jit(layer.decode) if compiled else layer.decode
-    cache = layer.get_initial_cache(len(x), max_length or x.shape[1])
-    outputs, index = [], 0
+    step, start, outputs = jit(layer.decode) if compiled else layer.decode, 0, []
+    is_cached = isinstance(layer, CACHED)
+    if is_cached:
+        state = layer.get_initial_cache(len(x), max_length or x.shape[1])
+    else:
+        state = layer.get_initial_state(len(x))
+    shapes = [tuple(leaf.shape) for leaf in keras.tree.flatten(state)]
     for size in sizes:
-        part = ops.convert_to_tensor(x[:, index : index + size])
-        mask = None if padding_mask is None else padding_mask[:, index : index + size]
-        mask = None if mask is None else ops.convert_to_tensor(mask)
-        at = ops.convert_to_tensor(index, dtype="int32") if compiled else index
-        output, cache = step(part, cache, at, mask)
+        part = slice(start, start + size)
+        place = ops.convert_to_tensor(start, dtype="int32") if compiled else start
+        kept = None if mask is None else ops.convert_to_tensor(mask[:, part])
+        given = [] if inputs is None else [{k: v[:, part] for k, v in inputs.items()}]
+        arguments = [state, *([place] if is_cached else []), kept, *given]
+        output, state = step(ops.convert_to_tensor(x[:, part]), *arguments)
         outputs.append(to_numpy(output))
-        index += size
-    assert index == x.shape[1]
+        start += size
+    assert start == x.shape[1]
+    assert [tuple(leaf.shape) for leaf in keras.tree.flatten(state)] == shapes
     return np.concatenate(outputs, axis=1)
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("graph_filter", ["first_order", "chebyshev"])
-def test_64_tokens_equal_the_causal_full_pass(graph_filter, order):
-    layer, x = built(GraphFilterAttention, filter=graph_filter, order=order), tokens(64)
-    outputs = decoded(layer, x, [1] * 64, max_length=70, compiled=True)
-    np.testing.assert_allclose(outputs, full_pass(layer, x), atol=1e-5)
-
-
-@pytest.mark.parametrize("diagonal", ["smooth", "drop"])
-def test_64_tokens_of_p_laplacian_attention(diagonal):
-    layer, x = built(PLaplacianAttention, diagonal=diagonal), tokens(64)
-    outputs = decoded(layer, x, [1] * 64, max_length=70, compiled=True)
+@pytest.mark.parametrize("name", FORMS)
+def test_64_tokens_equal_the_full_pass(name):
+    kind, options, prompt = FORMS[name]
+    layer, x = layer_of(kind, **options), tokens(64)
+    sizes = [prompt] + [1] * (64 - prompt)
+    outputs = decoded(layer, x, sizes, max_length=70, compiled=True)
     np.testing.assert_allclose(outputs, full_pass(layer, x), atol=1e-5)
 
 
 @pytest.mark.slow_on("jax")
 @given(
-    kind=st.sampled_from([GraphFilterAttention, PLaplacianAttention]),
+    kind=st.sampled_from([GFA, P_LAPLACIAN]),
     sizes=st.sampled_from([(8,), (1, 5, 1, 1), (5, 3)]),
     window=st.sampled_from([None, 1, 3]),
     groups=st.sampled_from([None, 1, 2]),
@@ -76,29 +94,41 @@ def test_64_tokens_of_p_laplacian_attention(diagonal):
     seed=st.integers(0, 9),
 )
 def test_prompts_windows_groups_and_padding(kind, sizes, window, groups, use_gate, padding, seed):
-    options = {"sliding_window": window, "num_key_value_heads": groups, "use_gate": use_gate}
-    layer, length = built(kind, **options), 8
+    layer = layer_of(kind, sliding_window=window, num_key_value_heads=groups, use_gate=use_gate)
     generator = np.random.default_rng(seed)
-    kept = generator.integers(0, length + 1, (2, 1))
+    kept = generator.integers(0, 9, (2, 1))
     mask = {
         "none": None,
-        "left": np.arange(length)[None] >= kept,
-        "right": np.arange(length)[None] < kept,
-        "any": generator.random((2, length)) < 0.6,
+        "left": np.arange(8)[None] >= kept,
+        "right": np.arange(8)[None] < kept,
+        "any": generator.random((2, 8)) < 0.6,
     }[padding]
-    x = tokens(length, seed=seed)
-    outputs = decoded(layer, x, sizes, mask, max_length=length + 3)
+    x = tokens(8, seed=seed)
+    outputs = decoded(layer, x, sizes, mask, max_length=11)
     np.testing.assert_allclose(outputs, full_pass(layer, x, mask), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [GraphFilterAttention, PLaplacianAttention])
+@pytest.mark.slow_on("jax")
+@settings(max_examples=5)
+@pytest.mark.parametrize("name", ["AGF", "kernel", "packed"])
+@given(sizes=st.lists(st.sampled_from([1, 6, 49]), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_parts_of_any_length_with_padding_and_segments(name, sizes, seed):
+    kind, options, _ = FORMS.get(name, (KERNEL, {"mask": Segments}, 1))
+    layer, x, generator = layer_of(kind, **options), tokens(sum(sizes)), np.random.default_rng(seed)
+    mask = generator.random(x.shape[:2]) < 0.7
+    ids = np.sort(generator.integers(0, 4, x.shape[:2])).astype("int32")
+    inputs = {"segment_ids": ids} if name == "packed" else None
+    outputs = decoded(layer, x, sizes, mask, inputs)
+    np.testing.assert_allclose(outputs, full_pass(layer, x, mask, inputs), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", CACHED)
 def test_right_padded_prompts_are_written_over(kind):
     """Prompts of different lengths in one batch: the shorter one goes on where it ends."""
-    layer, x, lengths = built(kind), tokens(6), np.array([3, 5])
+    layer, x, lengths = layer_of(kind), tokens(6), np.array([3, 5])
     prompt = np.where(np.arange(6)[None, :, None] < lengths[:, None, None], x, 9.0)
-    cache = layer.get_initial_cache(2, 6)
     mask = np.arange(6)[None] < lengths[:, None]
-    _, cache = layer.decode(prompt, cache, 0, mask)
+    _, cache = layer.decode(prompt, layer.get_initial_cache(2, 6), 0, mask)
     outputs = []
     for index in range(3, 6):
         output, cache = layer.decode(x[:, index : index + 1], cache, index)
@@ -108,15 +138,17 @@ def test_right_padded_prompts_are_written_over(kind):
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("kind", [GraphFilterAttention, PLaplacianAttention])
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
-def test_half_precision(kind, dtype):
-    layer, x = built(kind, dtype=dtype), tokens(9)
-    cache = layer.get_initial_cache(2, 9)
-    assert keras.backend.standardize_dtype(cache["signals"].dtype) == layer.compute_dtype
-    outputs, expected = decoded(layer, x, [4, 1, 4]), full_pass(layer, x)
-    tolerance = {"mixed_bfloat16": 0.05, "mixed_float16": 0.01}[dtype]
+@pytest.mark.parametrize("name", ["order 3", "p-Laplacian", "AGF"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.05), ("float16", 0.01)])
+def test_half_precision(name, dtype, tolerance):
+    kind, options, _ = FORMS[name]
+    layer, x = layer_of(kind, dtype=f"mixed_{dtype}", **options), tokens(64)
+    outputs, expected = decoded(layer, x, [32] + [4] * 8), full_pass(layer, x)
     np.testing.assert_allclose(outputs, expected, atol=tolerance * np.abs(expected).max())
+    state = layer.get_initial_cache(2, 9) if kind in CACHED else layer.get_initial_state(2)
+    part = state["signals"] if kind in CACHED else state[0]
+    kept = dtype if kind in CACHED else "float32"
+    assert keras.backend.standardize_dtype(part.dtype) == kept
 
 
 def test_the_cache_holds_one_signal_for_each_application():
@@ -125,42 +157,53 @@ def test_the_cache_holds_one_signal_for_each_application():
         ({"order": 5}, 2),
         ({"order": 5, "filter": "legendre"}, 5),
     ):
-        cache = built(GraphFilterAttention, **options).get_initial_cache(2, 7)
+        cache = layer_of(GFA, **options).get_initial_cache(2, 7)
         assert tuple(cache["signals"].shape) == (2, signals, 7, 4, 3)
-    cache = built(GraphFilterAttention, num_key_value_heads=2).get_initial_cache(2, 7)
+    cache = layer_of(GFA, num_key_value_heads=2).get_initial_cache(2, 7)
     assert tuple(cache["key"].shape) == (2, 7, 2, 3)
 
 
 def test_refuses_tokens_that_do_not_fit():
-    layer = built(GraphFilterAttention)
+    layer = layer_of(GFA)
     cache = layer.get_initial_cache(2, 4)
     for count, index in ((5, 0), (1, 4), (3, 2)):
         with pytest.raises(ValueError, match=r"cache holds 4 tokens.*Received"):
             layer.decode(tokens(count), cache, index)
     with pytest.raises(ValueError, match=r"`index`.*at least 0"):
         layer.decode(tokens(1), cache, -1)
-    with pytest.raises(ValueError, match=r"`tokens` must have shape \(B, t, d\)"):
-        layer.decode(tokens(3)[:, 0], cache, 0)
+    causal = layer_of(AGF, causal=True)
+    for one, state in ((layer, (cache, 0)), (causal, (causal.get_initial_state(2),))):
+        with pytest.raises(ValueError, match=r"`tokens` must have shape \(B, t, d\)"):
+            one.decode(np.ones((2, CHANNELS), "float32"), *state)
 
 
-@pytest.mark.parametrize("kind", [GraphFilterAttention, PLaplacianAttention])
+def test_refuses_layers_without_a_state():
+    with pytest.raises(ValueError, match=r"`get_initial_state` needs the causal form"):
+        AGF(2, 4).get_initial_state(1)
+    with pytest.raises(ValueError, match=r"`decode` needs the causal form"):
+        AGF(2, 4).decode(tokens(1), None)
+    with pytest.raises(ValueError, match=r"state of fixed size[^.]*\. Received: the mask Product"):
+        layer_of(KERNEL, mask=lambda: LowRank(2, 20)).get_initial_state(1)
+
+
+@pytest.mark.parametrize("kind", CACHED)
 def test_a_tensor_as_index_has_the_same_limits(kind):
-    layer, x = built(kind), tokens(2)
+    layer, x = layer_of(kind), tokens(2)
     _, cache = layer.decode(x, layer.get_initial_cache(2, 4), 0)
     right = to_numpy(layer.decode(x, cache, 2)[0])
     step = jit(layer.decode)
     for index in (-1, 2, 3, 9):
         for make in (np.array, ops.convert_to_tensor):
             if index == 2:
-                found = to_numpy(layer.decode(x, cache, make(index))[0])
-                np.testing.assert_array_equal(found, right)
+                outputs = to_numpy(layer.decode(x, cache, make(index))[0])
+                np.testing.assert_array_equal(outputs, right)
                 continue
             with pytest.raises(ValueError, match=rf"Received: .*index={index}"):
                 layer.decode(x, cache, make(index))
         if BACKEND == "torch":
             continue  # it compiles too slowly for a test
-        found = to_numpy(step(x, cache, ops.convert_to_tensor(index, "int32"))[0])
+        outputs = to_numpy(step(x, cache, ops.convert_to_tensor(index, "int32"))[0])
         if index == 2:
-            np.testing.assert_allclose(found, right, atol=1e-6)
+            np.testing.assert_allclose(outputs, right, atol=1e-6)
         else:
-            assert np.isnan(found).all()
+            assert np.isnan(outputs).all()

@@ -9,7 +9,7 @@ import pytest
 from keras import ops
 
 from keras_graphattn import layers
-from keras_graphattn.layers.parts.token_layer import TokenLayer
+from keras_graphattn.layers.token_layer import TokenLayer
 from tests.layers.unseen_cases import BATCH, CASES, CHANNELS, HEADS, LENGTH, SIZE, scene
 from tests.numerics import randomise, to_numpy
 

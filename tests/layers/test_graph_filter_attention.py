@@ -1,310 +1,227 @@
-import warnings
+"""GraphFilterAttention beyond its twins: groups, axes, the filter's matrix, dropout, refusals."""
 
 import keras
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from keras import ops
 
+from keras_graphattn.filters import FirstOrder, Monomial
 from keras_graphattn.layers import GraphFilterAttention
 from tests import reference
+from tests.layers.twins import CHANNELS, HEADS, SIZE, built, graph_filter, jacobi, tokens
 from tests.numerics import (
-    as_seen,
+    BACKEND,
     assert_all_close,
     assert_close,
     layer_reference,
     layer_value_and_gradients,
     randomise,
     reference_weights,
+    short_name,
     to_numpy,
 )
-from tests.random_masks import draw_masks, joined_mask, visible_keys
-
-HEADS, KEY, FEATURES = 3, 4, 10
 
 
-def built(order=3, *, length=7, random=True, dtype="float32", **options):
-    layer = GraphFilterAttention(HEADS, KEY, order=order, name="layer", dtype=dtype, **options)
-    layer.build((None, length, FEATURES))
-    if random:
-        randomise(layer)
-    return layer
+def layer_of(scale=0.3, **options):
+    return built(lambda: GraphFilterAttention(HEADS, SIZE, **options), scale)
 
 
-def tokens(length=7, batch=2, seed=0):
-    shape = (batch, length, FEATURES)
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
-
-
-@pytest.mark.parametrize("length", [1, 2, 63, 197])
-@pytest.mark.parametrize("order", [1, 2, 5])
-def test_agrees_with_naive_twin_in_values_and_gradients(length, order):
-    layer, x = built(order, length=length), tokens(length)
-    value, gradients = layer_value_and_gradients(layer, x)
-    expected, expected_gradients = layer_reference(
-        layer, lambda x, w: reference.graph_filter_attention(x, w, order)[0], x
-    )
-    assert_close(value, expected, 1e-6)
-    assert_all_close(gradients, expected_gradients, 1e-5)
-
-
-@given(data=st.data(), length=st.sampled_from([1, 2, 7, 12]), order=st.integers(1, 6))
-def test_agrees_with_naive_twin_under_masks(data, length, order):
-    masks = draw_masks(data, batch=2, length=length, heads=HEADS)
-    layer, x = built(order, length=length), tokens(length)
-    mask = torch.tensor(
-        joined_mask(masks, batch=2, length=length, heads=HEADS), dtype=torch.float64
-    )
-    value, gradients = layer_value_and_gradients(layer, x, **masks)
-    expected, expected_gradients = layer_reference(
-        layer,
-        lambda x, w: reference.graph_filter_attention(x, w, order, mask, visible_keys(masks))[0],
-        x,
-    )
-    assert_close(value, expected, 1e-6)
-    assert_all_close(gradients, expected_gradients, 1e-5)
-
-
-def test_attention_scores_are_the_unfiltered_matrix():
-    layer, x = built(), tokens()
-    _, scores = layer(x, x, return_attention_scores=True, use_causal_mask=True)
-    mask = torch.tril(torch.ones(7, 7, dtype=torch.float64))
-    weights = reference_weights(layer)
-    _, expected = reference.graph_filter_attention(torch.tensor(x).double(), weights, 3, mask)
-    assert_close(to_numpy(scores), expected.numpy(), 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "call_arguments"),
-    [
-        ({}, {}),
-        ({}, {"use_causal_mask": True}),
-        ({}, {"attention_mask": np.tri(7, 7, 2, dtype=bool)[None]}),
-        ({"value_dim": 6, "output_shape": 8}, {}),
-        ({"use_bias": False}, {}),
-        ({"sliding_window": 3}, {"use_causal_mask": True}),
-        ({"use_gate": True}, {}),
-    ],
-)
-def test_starts_as_the_multi_head_attention_it_replaces(options, call_arguments):
-    softmax = keras.layers.MultiHeadAttention(HEADS, KEY, name="layer", **options)
-    softmax.build((None, 7, FEATURES), (None, 7, FEATURES))
-    randomise(softmax, 0.1)
-    layer = built(random=False, **options)
-    by_name = {v.path: v for v in softmax.weights}
+@pytest.mark.parametrize("use_gate", [False, True])
+def test_groups_start_as_grouped_query_attention(use_gate):
+    x, mask = tokens(7), np.arange(7)[None] < np.array([[5], [7]])
+    grouped = keras.layers.GroupQueryAttention(SIZE, HEADS, 2, use_gate=use_gate)
+    grouped.build(x.shape, x.shape)
+    randomise(grouped)
+    layer = layer_of(0.0, num_key_value_heads=2, use_gate=use_gate)
+    weights = {short_name(grouped, w): to_numpy(w) for w in grouped.weights}
     for variable in layer.weights:
-        if variable.path in by_name:
-            variable.assign(by_name.pop(variable.path))
-    assert not by_name
-    x = tokens()
-    # with the scores asked for, Keras runs its own dense path: on jax the other one cannot
-    # take a `value_dim` that differs from `key_dim`
-    expected, _ = softmax(x, x, return_attention_scores=True, **call_arguments)
-    difference = to_numpy(layer(x, x, **call_arguments)) - to_numpy(expected)
-    assert np.abs(difference).max() <= 2e-6
+        if short_name(layer, variable) in weights:
+            variable.assign(weights.pop(short_name(layer, variable)).reshape(variable.shape))
+    assert not weights
+    expected = grouped(x, x, value_mask=mask, use_causal_mask=True)
+    outputs = layer(x, value_mask=mask, use_causal_mask=True)
+    assert_close(to_numpy(outputs), to_numpy(expected), 1e-6)
+    assert len(layer.weights) == len(grouped.weights) + 3
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 8e-3), ("float16", 1e-3)])
-@pytest.mark.parametrize("length", [1, 63, 197])
-def test_half_precision_stays_close(dtype, tolerance, length):
-    layer, x = built(2, length=length, random=False, dtype=f"mixed_{dtype}"), tokens(length)
-    randomise(layer, 0.1)
-    expected, _ = reference.graph_filter_attention(*as_seen(layer, x), 2)
-    outputs = layer(x)
-    assert keras.backend.standardize_dtype(outputs.dtype) == dtype
-    assert_close(to_numpy(outputs), expected.numpy(), tolerance)
-
-
-@pytest.mark.parametrize(
-    "dtype", ["float32", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16"]
-)
-def test_rows_that_see_nothing_are_exactly_zero(dtype):
-    layer, x = built(dtype=dtype), tokens()
-    layer.output_dense.bias.assign(np.zeros(FEATURES))
-    mask = np.ones((2, 7), bool)
-    mask[0, 4:], mask[1] = False, False
-    for masks in (
-        {"query_mask": mask},
-        {"value_mask": mask[::-1], "query_mask": mask},
-        {"attention_mask": np.repeat(mask[:, :, None], 7, axis=2)},
-    ):
-        outputs = to_numpy(layer(x, x, **masks))
-        assert (outputs[~mask] == 0).all()
-    assert np.abs(to_numpy(layer(x, x, query_mask=mask))[mask]).min() > 0
-
-
-def test_padding_does_not_change_what_is_kept():
-    layer, x = built(), tokens()
-    mask = np.arange(7)[None] < np.array([[5], [5]])
-    noisy = np.where(mask[:, :, None], x, 1e3).astype("float32")
-    padded = to_numpy(layer(noisy, noisy, query_mask=mask, value_mask=mask))[:, :5]
-    assert_close(padded, to_numpy(layer(x[:, :5], x[:, :5])), 1e-6)
-
-
-def test_keras_masks_are_used_and_passed_on():
-    layer, x = built(), tokens()
-    x[0, 4:], x[1, 2:] = 0.0, 0.0
-    masked = keras.layers.Masking()(x)
-    mask = np.any(x != 0, axis=-1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        outputs = layer(masked, masked)
-    assert (np.asarray(ops.convert_to_numpy(outputs._keras_mask)) == mask).all()
-    assert (np.asarray(ops.convert_to_numpy(masked._keras_mask)) == mask).all()
-    explicit = layer(x, x, query_mask=mask, value_mask=mask)
-    np.testing.assert_array_equal(to_numpy(outputs), to_numpy(explicit))
-
-
-def test_dropout_drops_the_same_matrix_in_both_applications():
-    """Values that are the identity show the matrix; the filter's matrix follows from it."""
-    length = 5
-
-    def filtered(identity, linear, power):
-        layer = GraphFilterAttention(1, length, order=3, dropout=0.5, seed=3, use_bias=False)
-        layer.build((None, length, length))
-        for dense in (layer.value_dense, layer.output_dense):
-            dense.kernel.assign(np.eye(length).reshape(tuple(dense.kernel.shape)))
-        coefficients = (layer.identity_coefficient, layer.linear_coefficient)
-        for variable, value in zip(
-            (*coefficients, layer.power_coefficient), (identity, linear, power), strict=True
-        ):
-            variable.assign([value])
-        for dense in (layer.query_dense, layer.key_dense):
-            dense.kernel.assign(np.zeros(tuple(dense.kernel.shape)))
-        return to_numpy(layer(np.eye(length, dtype="float32")[None], training=True))[0]
-
-    dropped = filtered(0.0, 1.0, 0.0)
-    assert set(np.unique(dropped.round(5))) == {0.0, 0.4}  # 1 / 5, kept and scaled by 2
-    expected = reference.first_order_filter(
-        torch.tensor(dropped)[None, None], *torch.tensor([[0.3], [0.5], [0.7]]).double(), 3
-    )
-    assert_close(filtered(0.3, 0.5, 0.7), expected[0, 0].numpy(), 1e-6)
-
-
-def test_order_one_and_power_two():
-    x = tokens()
-    matrix = None
-    for order in (1, 2):
-        layer = built(order)
-        layer.identity_coefficient.assign(np.zeros(HEADS))
-        layer.linear_coefficient.assign(np.zeros(HEADS))
-        layer.power_coefficient.assign(np.ones(HEADS))
-        outputs, scores = layer(x, x, return_attention_scores=True)
-        matrix = np.linalg.matrix_power(to_numpy(scores), order)
-        weights = {k: v.numpy() for k, v in reference_weights(layer).items()}
-        values = np.einsum("btd,dnh->btnh", x, weights["value/kernel"]) + weights["value/bias"]
-        heads = np.einsum("bnts,bsnh->btnh", matrix, values)
-        expected = np.einsum("btnh,nhd->btd", heads, weights["attention_output/kernel"])
-        assert_close(to_numpy(outputs), expected + weights["attention_output/bias"], 1e-6)
-
-
-def test_attention_over_chosen_axes_equals_flattened_attention():
-    x = np.random.default_rng(0).standard_normal((2, 3, 5, FEATURES)).astype("float32")
-    layer = GraphFilterAttention(HEADS, KEY, attention_axes=2, name="layer")
-    layer.build(x.shape)
-    randomise(layer)
-    flat = built(length=5, random=False)
-    for target, source in zip(flat.weights, layer.weights, strict=True):
+def test_one_group_for_each_head_is_the_layer_without_groups():
+    plain, grouped = layer_of(), layer_of(num_key_value_heads=HEADS)
+    for target, source in zip(grouped.weights, plain.weights, strict=True):
+        assert short_name(grouped, target) == short_name(plain, source)
         target.assign(source)
+    np.testing.assert_array_equal(to_numpy(grouped(tokens())), to_numpy(plain(tokens())))
+
+
+def test_token_masks_belong_to_the_chosen_axis():
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, CHANNELS)).astype("float32")
+    layer, flat = GraphFilterAttention(HEADS, SIZE, attention_axes=2), layer_of()
+    layer.build(x.shape)
+    layer.set_weights(flat.get_weights())
     mask = np.random.default_rng(1).random((2, 3, 5)) < 0.7
     rows = mask.reshape(6, 5)
-    expected = flat(x.reshape(6, 5, FEATURES), query_mask=rows, value_mask=rows)
+    expected = flat(x.reshape(6, 5, CHANNELS), query_mask=rows, value_mask=rows)
     outputs, scores = layer(x, x, query_mask=mask, value_mask=mask, return_attention_scores=True)
     assert_close(to_numpy(outputs).reshape(6, 5, -1), to_numpy(expected), 1e-6)
     assert tuple(scores.shape) == (2, 3, HEADS, 5, 5)
-
-    both = GraphFilterAttention(HEADS, KEY, name="layer")
-    both.build(x.shape)
-    for target, source in zip(both.weights, layer.weights, strict=True):
-        target.assign(source)
-    outputs, scores = both(x, x, return_attention_scores=True)
-    assert tuple(scores.shape) == (2, HEADS, 3, 5, 3, 5)
-    expected = flat(x.reshape(2, 15, FEATURES))
-    assert_close(to_numpy(outputs).reshape(2, 15, -1), to_numpy(expected), 1e-6)
+    both = GraphFilterAttention(HEADS, SIZE)
     with pytest.raises(ValueError, match="attention over one axis"):
         both(x, x, use_causal_mask=True)
 
 
-def test_symbolic_call_describes_the_eager_one():
-    layer, x = built(), tokens()
-    outputs = layer(x)
-    for length in (7, None):
-        symbolic = keras.Input((length, FEATURES))
-        spec, scores_spec = layer(symbolic, return_attention_scores=True)
-        assert spec.shape == (None, length, FEATURES)
-        assert scores_spec.shape == (None, HEADS, length, length)
-        assert spec.dtype == keras.backend.standardize_dtype(outputs.dtype)
-        model = keras.Model(symbolic, layer(symbolic, use_causal_mask=True))
-        np.testing.assert_allclose(
-            model.predict(x, verbose=0), to_numpy(layer(x, use_causal_mask=True)), atol=1e-6
-        )
+@pytest.mark.parametrize("options", [{"order": 4}, {"filter": jacobi("jacobi", 4)}])
+def test_matrices_are_returned_on_request(options):
+    layer, x = layer_of(**options), tokens(7)
+    arguments = {"use_causal_mask": True, "return_filter_matrix": True}
+    outputs, matrix = layer(x, **arguments)
+    np.testing.assert_array_equal(to_numpy(outputs), to_numpy(layer(x, use_causal_mask=True)))
+    outputs, scores, again = layer(x, return_attention_scores=True, **arguments)
+    np.testing.assert_array_equal(to_numpy(again), to_numpy(matrix))
+    np.testing.assert_array_equal(to_numpy(layer.filter_matrix(scores)), to_numpy(matrix))
+    weights, inputs = reference_weights(layer), torch.tensor(x).double()
+    query, key, value = (reference.project(inputs, weights, n) for n in ("query", "key", "value"))
+    mask = torch.tril(torch.ones(7, 7, dtype=torch.float64))
+    assert_close(to_numpy(scores), reference.attention_matrix(query, key, mask).numpy(), 1e-6)
+    heads = torch.einsum("bnts,bsnh->btnh", torch.tensor(to_numpy(matrix)), value)
+    assert_close(to_numpy(outputs), reference.project_out(heads, weights).numpy(), 2e-6)
+    symbolic = keras.Input((7, CHANNELS))
+    specs = layer(symbolic, return_attention_scores=True, return_filter_matrix=True)
+    assert [spec.shape for spec in specs] == [(None, 7, CHANNELS)] + [(None, HEADS, 7, 7)] * 2
+    assert len(layer(symbolic, return_filter_matrix=True)) == 2
+
+
+def test_some_coefficients_are_trained_and_start_as_given():
+    initial = {"identity": -0.05, "power": [0.1, 0.2, 0.3, 0.4]}
+    filter = FirstOrder(trainable_coefficients=["power"], initial_coefficients=initial)
+    layer = layer_of(0.0, filter=filter)
+    np.testing.assert_allclose(to_numpy(layer.identity_coefficient), -0.05)
+    np.testing.assert_allclose(to_numpy(layer.linear_coefficient), 1.0)
+    np.testing.assert_allclose(to_numpy(layer.power_coefficient), initial["power"])
+    trained = [short_name(layer, v) for v in layer.trainable_variables]
+    assert [name for name in trained if "coefficient" in name] == ["power_coefficient"]
+    start = [0.5, np.arange(4.0), 0.25]
+    filter = Monomial(2, trainable_coefficients=False, initial_coefficients=start)
+    layer = layer_of(0.0, filter=filter)
+    expected = [[0.5] * 4, [0, 1, 2, 3], [0.25] * 4]
+    np.testing.assert_allclose(to_numpy(layer.filter_coefficients), expected)
+    assert len(layer.trainable_variables) == 8
+
+
+def showing(filter, dropout_on="attention", length=6):
+    """A layer with values that are the identity and A = 1/n: in training, its dropped matrix."""
+    layer = GraphFilterAttention(
+        1, length, dropout=0.5, seed=3, use_bias=False, dropout_on=dropout_on, filter=filter
+    )
+    layer.build((None, length, length))
+    for dense in (layer.value_dense, layer.output_dense):
+        dense.kernel.assign(np.eye(length).reshape(tuple(dense.kernel.shape)))
+    for dense in (layer.query_dense, layer.key_dense):
+        dense.kernel.assign(np.zeros(tuple(dense.kernel.shape)))
+    x = np.eye(length, dtype="float32")[None]
+    return layer, x, to_numpy(layer(x, training=True))[0]
+
+
+def test_dropout_drops_the_same_matrix_in_both_applications():
+    _, _, dropped = showing(FirstOrder(3))
+    assert set(np.unique(dropped.round(4))) == {0.0, 0.3333}  # 1 / 6, kept and scaled by 2
+    initial = {"identity": 0.3, "linear": 0.5, "power": 0.7}
+    _, _, filtered = showing(FirstOrder(3, initial_coefficients=initial))
+    coefficients = torch.tensor([[x] for x in initial.values()]).double()
+    expected = reference.first_order_filter(torch.tensor(dropped)[None, None], *coefficients, 3)
+    assert_close(filtered, expected[0, 0].numpy(), 1e-6)
 
 
 @pytest.mark.parametrize(
-    "options",
+    "filter",
     [
-        {},
-        {"dropout": 0.2, "value_dim": 6, "output_shape": 5, "use_bias": False, "seed": 1},
-        {"sliding_window": 2, "use_gate": True, "kernel_initializer": "he_normal"},
+        FirstOrder(initial_coefficients={"identity": 0.5, "power": 1.5}),
+        Monomial(2, initial_coefficients=[0.5, 1.0, 2.0]),
     ],
+    ids=["first_order", "monomial"],
 )
-def test_keras_layer_test(options):
-    from keras.src.testing import TestCase
-
-    case = TestCase()
-    case.run_layer_test(
-        GraphFilterAttention,
-        {"num_heads": 2, "key_dim": 3, "order": 4, **options},
-        input_shape={"query_shape": (2, 5, 8), "value_shape": (2, 5, 8)},
-        expected_output_shape=(2, 5, options.get("output_shape", 8)),
-        expected_num_seed_generators=1 if options.get("dropout") else 0,
-        expected_num_losses=0,
-        supports_masking=True,
-        run_training_check=False,
-    )
+def test_dropout_on_the_filter_drops_entries_of_its_matrix(filter):
+    layer, x, dropped = showing(filter, "filter")
+    matrix = to_numpy(layer(x, return_filter_matrix=True)[1])[0, 0]
+    assert set(np.unique((dropped / matrix).round(4))) == {0.0, 2.0}
+    assert_close(to_numpy(layer(x, training=False))[0], matrix, 1e-6)
+    _, _, on_attention = showing(filter, "attention")
+    assert len(np.unique((on_attention / matrix).round(4))) > 2
 
 
-def test_config_and_saved_model_file_come_back_equal(tmp_path):
-    layer, x = built(4, dropout=0.1, sliding_window=5), tokens()
-    clone = GraphFilterAttention.from_config(layer.get_config())
-    assert clone.get_config() == layer.get_config()
-    inputs = keras.Input((None, FEATURES))
-    model = keras.Model(inputs, layer(inputs, inputs))
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    assert again.layers[-1].order == 4
-    np.testing.assert_array_equal(to_numpy(again(x)), to_numpy(model(x)))
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="a graph of unknown length is TensorFlow's")
+@pytest.mark.parametrize("path", ["dense", "blockwise", "fused"])
+def test_lengths_may_be_unknown_in_a_graph(path):
+    import tensorflow as tf
+
+    layer = layer_of(attention_path=path, block_size=4)
+    mask = np.arange(11)[None] < np.array([[5], [11]])
+    specs = [tf.TensorSpec((None, None, CHANNELS)), tf.TensorSpec((None, None), tf.bool)]
+
+    @tf.function(input_signature=specs)
+    def gradient(x, mask):
+        with tf.GradientTape() as tape:
+            outputs = layer(x, query_mask=mask, value_mask=mask, use_causal_mask=True)
+            loss = tf.reduce_sum(outputs**2)
+        return outputs, tape.gradient(loss, layer.query_dense.kernel)
+
+    for length in (3, 11):
+        x, padding = tokens(length), mask[:, :length]
+        outputs, slope = gradient(x, padding)
+        expected = layer(x, query_mask=padding, value_mask=padding, use_causal_mask=True)
+        assert_close(to_numpy(outputs), to_numpy(expected), 1e-6)
+        assert np.abs(to_numpy(slope)).max() > 0
 
 
-def test_coefficients_learn_through_fit():
-    inputs = keras.Input((6, FEATURES))
-    layer = GraphFilterAttention(HEADS, KEY, dropout=0.1)
-    model = keras.Model(inputs, layer(inputs, inputs, use_causal_mask=True))
-    model.compile("adam", "mse")
-    x = tokens(6, batch=8)
-    model.fit(x, x, epochs=2, batch_size=4, verbose=0)
-    starts = {"identity_coefficient": 0.0, "linear_coefficient": 1.0, "power_coefficient": 0.0}
-    for name, start in starts.items():
-        assert (np.abs(to_numpy(getattr(layer, name)) - start) > 1e-5).all(), name
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="Keras has no flash kernel for TensorFlow")
+def test_flash_attention_is_handed_to_the_kernel(monkeypatch):
+    asked = []
+    kernel = keras.ops.dot_product_attention
+
+    def spy(*args, flash_attention=None, **kwargs):
+        asked.append(flash_attention)
+        return kernel(*args, flash_attention=False, **kwargs)
+
+    monkeypatch.setattr("keras.ops.dot_product_attention", spy)
+    for flash_attention in (True, False, None):
+        layer_of(flash_attention=flash_attention, attention_path="fused")(tokens())
+    assert asked == [True, True, False, False, None, None]
+    assert layer_of(flash_attention=True).attention_path == "fused"
 
 
-@pytest.mark.parametrize("order", [0, -1, 2.5, "3", True])
-def test_refuses_a_wrong_order(order):
-    with pytest.raises(ValueError, match=r"`order`.*at least 1.*Received"):
-        GraphFilterAttention(2, 4, order=order)
+@pytest.mark.parametrize("path", ["blockwise", "fused"])
+def test_refuses_to_return_what_a_path_never_forms(path):
+    layer = layer_of(attention_path=path)
+    for name in ("return_attention_scores", "return_filter_matrix"):
+        for x in (tokens(), keras.Input((7, CHANNELS))):
+            with pytest.raises(ValueError, match=r"never forms the attention matrix.*Received"):
+                layer(x, **{name: True})
 
 
-def test_refuses_what_it_cannot_do():
-    layer, x = built(), tokens()
-    with pytest.raises(ValueError, match=r"same length.*cross-attention"):
-        layer(x, tokens(5))
-    with pytest.raises(ValueError, match="same length"):
-        layer(keras.Input((7, FEATURES)), keras.Input((5, FEATURES)))
-    with pytest.raises(ValueError, match="three dimensions"):
-        GraphFilterAttention(2, 4)(x[0])
-    with pytest.raises(ValueError, match=r"attention_mask.*\(7,\)"):
-        layer(x, attention_mask=np.ones(7, bool))
-    with pytest.raises(ValueError, match="dropout"):
-        GraphFilterAttention(2, 4, dropout=1.5)
+@pytest.mark.slow_on("jax")
+def test_refuses_more_than_one_axis_where_a_path_has_one():
+    x = np.zeros((1, 2, 3, CHANNELS), "float32")
+    for options in ({"attention_path": "fused"}, {"num_key_value_heads": 2}):
+        with pytest.raises(ValueError, match=r"\(batch, length, features\)"):
+            GraphFilterAttention(HEADS, SIZE, **options)(x)
+    with pytest.raises(ValueError, match=r"over one axis.*\(1, 2\)"):
+        GraphFilterAttention(HEADS, SIZE)(x, return_filter_matrix=True)
+    dropping = GraphFilterAttention(HEADS, SIZE, dropout=0.5, dropout_on="filter")
+    assert tuple(dropping(x).shape) == x.shape
+    with pytest.raises(ValueError, match="over one axis"):
+        dropping(x, training=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["dense", "blockwise", "fused"])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("first_order", 1000), *((name, 500) for name in ("monomial", "chebyshev", "jacobi"))],
+)
+def test_agrees_with_naive_twin_at_length(name, path, length):
+    options = {"attention_path": path, "sliding_window": 300, "num_key_value_heads": 2}
+    layer = layer_of(filter=jacobi(name), block_size=128, **options)
+    seen = np.random.default_rng(1).random((1, length)) > 0.2
+    call, x = {"key_mask": seen, "use_causal_mask": True}, tokens(length, batch=1)
+    value, gradients = layer_value_and_gradients(layer, x, **call)
+    expected, slopes = layer_reference(layer, lambda x, w: graph_filter(layer, x, w, call)[0], x)
+    assert_close(value, expected, 1e-6)
+    assert_all_close(gradients, slopes, 1e-5)

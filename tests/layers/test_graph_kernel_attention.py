@@ -1,94 +1,241 @@
-"""GraphKernelAttention answers to D^-1 [exp(Q K^T / sqrt d) o M] V with everything formed."""
+"""GraphKernelAttention beyond its twins: nodes in another order, parts, features, walks."""
 
 import keras
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from keras_graphattn.layers import GraphKernelAttention
-from keras_graphattn.masks import RandomWalk, Tree
-from tests import reference_topology as reference
+from keras_graphattn import ops as our_ops
+from keras_graphattn.feature_maps import Favor
+from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
+from keras_graphattn.masks import Causal, GraphDiffusion, RandomWalk
+from tests.layers.twins import (
+    CHANNELS,
+    EDGES,
+    FORMS,
+    HEADS,
+    LENGTH,
+    PER_EXAMPLE,
+    SIZE,
+    WALKS,
+    additive,
+    built,
+    tokens,
+)
+from tests.layers.unseen_cases import WEIGHTS
 from tests.numerics import (
+    BACKEND,
     assert_all_close,
     assert_close,
     layer_reference,
     layer_value_and_gradients,
-    randomise,
+    reference_value_and_gradients,
+    reference_weights,
     to_numpy,
+    value_and_gradients,
 )
-from tests.reference import project, project_out
 
-HEADS, KEY, FEATURES, LENGTH = 2, 4, 6, 9
-PARENTS = reference.random_parents(LENGTH, seed=2, cut=0.3)
-DISTANCES = reference.shortest_paths(LENGTH, reference.parent_edges(PARENTS))
-
-
-def tokens(seed=0):
-    shape = (2, LENGTH, FEATURES)
-    return np.random.default_rng(seed).standard_normal(shape).astype("float32")
-
-
-def naive(x, weights, matrix, keys=None):
-    query, key, values = (project(x, weights, name) for name in ("query", "key", "value"))
-    products = torch.exp(torch.einsum("btnh,bsnh->bnts", query, key) / KEY**0.5) * matrix
-    products = products if keys is None else products * keys[:, None, None, :]
-    total = products.sum(-1, keepdim=True)
-    attention = products / torch.where(total > 0, total, 1.0)
-    return project_out(torch.einsum("bnts,bsnh->btnh", attention, values), weights)
+KINDS = {
+    "dot product": {},
+    "additive": {"score": "additive"},
+    "FAVOR+": {"feature_map": Favor(8, seed=0)},
+    "ReLU, in chunks": {"feature_map": "relu", "feature_chunk": 3},
+    "dynamic walks": {"dynamic_walks": True},
+}
+PADDED = np.ones((2, LENGTH), bool)
+PADDED[0, [1, 5]] = False
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_tree_kernel(padded):
-    layer = GraphKernelAttention(HEADS, KEY, mask=Tree(PARENTS, name="mask"), name="layer")
-    layer.build((None, LENGTH, FEATURES))
-    randomise(layer)
-    keys = np.ones((2, LENGTH), bool)
-    keys[0, [1, 5]] = not padded
+def layer_of(mask, scale=0.3, **options):
+    return built(lambda: GraphKernelAttention(HEADS, SIZE, mask=mask, **options), scale)
 
-    def matrix(w):
-        return reference.exponential_matrix(DISTANCES, w["mask/rate"], w["mask/offset"])
 
-    call = {"value_mask": keys} if padded else {}
+@pytest.mark.all_cases
+@pytest.mark.parametrize("form", ["dot product", "additive"])
+def test_gradients_are_differences_in_float64(form):
+    """Under fixed walks and padding; the differences are of the twin, which agrees with the layer.
+
+    A difference in float32 is no test of a gradient: a step of 1e-2 may cross a kink of LeakyReLU,
+    and at a step of 1e-4 an error of 1e-7 in the values is an error of 1e-3 or more in the slope.
+    """
+    layer, twin = built(FORMS[f"GKAT, {form}"].make), FORMS[f"GKAT, {form}"].twin
+    call = {"query_mask": PADDED, "value_mask": PADDED}
     value, gradients = layer_value_and_gradients(layer, tokens(), **call)
-    expected, expected_gradients = layer_reference(
-        layer, lambda x, w: naive(x, w, matrix(w), torch.tensor(keys)), tokens()
-    )
+    expected, slopes = layer_reference(layer, lambda x, w: twin(layer, x, w, call)[0], tokens())
     assert_close(value, expected, 1e-5)
-    assert_all_close(gradients, expected_gradients, 1e-4)
-
-
-def test_walks_of_each_example():
-    walks = np.random.default_rng(0).integers(0, LENGTH, (2, LENGTH, 3, 3)).astype("int32")
-    layer = GraphKernelAttention(HEADS, KEY, mask=RandomWalk(), name="layer")
-    layer.build((None, LENGTH, FEATURES))
-    randomise(layer)
-    matrix = torch.stack(
-        [reference.walk_matrix(reference.walk_features(w, torch.ones(HEADS))) for w in walks]
+    assert_all_close(gradients, slopes, 1e-4)
+    assert (gradients["input"][~PADDED] == 0.0).all()
+    weights = reference_weights(layer)
+    torch.autograd.gradcheck(
+        lambda x, *given: twin(layer, x, dict(zip(weights, given, strict=True)), call)[0],
+        [torch.as_tensor(x).double().requires_grad_() for x in (tokens(), *weights.values())],
+        fast_mode=True,
     )
-    value, _ = layer_value_and_gradients(layer, tokens(), mask_inputs={"walks": walks})
-    expected, _ = layer_reference(layer, lambda x, w: naive(x, w, matrix), tokens())
-    assert_close(value, expected, 1e-5)
-
-
-def test_saves_with_its_graph_and_trains(tmp_path):
-    ring = [[i, (i + 1) % LENGTH] for i in range(LENGTH)]
-    inputs = keras.Input((LENGTH, FEATURES))
-    mask = RandomWalk(ring, learn_decay=True, seed=3)
-    model = keras.Model(inputs, GraphKernelAttention(HEADS, KEY, mask=mask)(inputs))
-    model.compile("sgd", "mse")
-    model.fit(tokens(), tokens(1), verbose=0)
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras", safe_mode=True)
-    assert_close(again.predict(tokens(), verbose=0), model.predict(tokens(), verbose=0), 1e-6)
 
 
 @pytest.mark.slow_on("jax")
-def test_scores_and_what_is_refused():
-    layer = GraphKernelAttention(HEADS, KEY, mask=Tree(PARENTS))
-    _, scores = layer(tokens(), return_attention_scores=True)
-    np.testing.assert_allclose(to_numpy(scores).sum(-1), 1.0, rtol=1e-5)
-    assert (to_numpy(scores)[:, :, np.isinf(DISTANCES)] == 0.0).all()
-    with pytest.raises(ValueError, match="mask"):
-        GraphKernelAttention(HEADS, KEY, mask=None)
-    with pytest.raises(ValueError, match="attention_axes"):
-        GraphKernelAttention(HEADS, KEY, mask=Tree(PARENTS), attention_axes=(1,))
+@settings(max_examples=5)
+@given(
+    sizes=st.tuples(*[st.integers(1, 7)] * 5),
+    slope=st.floats(0.0, 1.0),
+    seed=st.integers(0, 1000),
+)
+def test_additive_scores(sizes, slope, seed):
+    batch, rows, columns, heads, size = sizes
+    generator = np.random.default_rng(seed)
+    shapes = (batch, rows, heads, size), (batch, columns, heads, size), (heads, size), (heads, size)
+    arrays = [generator.standard_normal(shape).astype("float32") for shape in shapes]
+    value, gradients = value_and_gradients(
+        lambda *x: our_ops.additive_scores(*x, negative_slope=slope), *arrays
+    )
+    expected, slopes = reference_value_and_gradients(lambda *x: additive(*x, slope=slope), *arrays)
+    assert_close(value, expected, 1e-5)
+    assert_all_close(gradients, slopes, 1e-4)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_the_factored_form_is_masked_kernel_attention():
+    mask = RandomWalk(EDGES, num_nodes=LENGTH)
+    factored = layer_of(mask, **KINDS["FAVOR+"])
+    other = built(lambda: MaskedKernelAttention(HEADS, SIZE, mask=mask, **KINDS["FAVOR+"]))
+    other.set_weights(factored.get_weights())
+    calls = [{}, {"use_causal_mask": True}, {"attention_mask": PADDED[:, None]}]
+    for call in (*calls, {"return_attention_scores": True}):
+        outputs = [keras.tree.flatten(layer(tokens(), **call)) for layer in (factored, other)]
+        for one, right in zip(*outputs, strict=True):
+            np.testing.assert_array_equal(to_numpy(one), to_numpy(right))
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_features_estimate_the_dense_form():
+    mask = RandomWalk(EDGES, num_nodes=LENGTH)
+    dense, x = layer_of(mask), 0.2 * tokens()  # the estimate is good for short queries
+    right, errors = to_numpy(dense(x)), []
+    for count in (16, 4096):
+        layer = layer_of(mask, feature_map=Favor(count, seed=0))
+        for weight, old in zip(layer.trainable_weights, dense.trainable_weights, strict=True):
+            weight.assign(old)
+        errors.append(np.abs(to_numpy(layer(x)) - right).max())
+    assert errors[1] < 0.02 * np.abs(right).max()
+    assert errors[1] < 0.3 * errors[0]
+    before = to_numpy(layer(x))
+    layer.redraw_features(seed=1)
+    assert 0.0 < np.abs(to_numpy(layer(x)) - before).max() < 0.05 * np.abs(right).max()
+    with pytest.raises(ValueError, match="favor"):
+        layer_of(Causal()).redraw_features()
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("form", KINDS)
+def test_permuting_nodes_permutes_outputs(form):
+    order = np.random.default_rng(3).permutation(LENGTH)
+    edges = EDGES, np.argsort(order)[EDGES]
+    exact = {} if form == "dynamic walks" else {"exact": True}
+    pairs = [[RandomWalk(e, WEIGHTS, LENGTH, **exact) for e in edges]]
+    if form != "dynamic walks":
+        pairs.append([GraphDiffusion(e, WEIGHTS, LENGTH) for e in edges])
+    for masks in pairs:
+        one, other = (layer_of(mask, **KINDS[form]) for mask in masks)
+        other.set_weights(one.get_weights())
+        outputs = to_numpy(other(tokens()[:, order]))
+        assert_close(outputs, to_numpy(one(tokens()))[:, order], 1e-5)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("form", KINDS)
+def test_disconnected_parts_do_not_mix(form):
+    layer = layer_of(
+        RandomWalk([[0, 1], [1, 2], [2, 3], [5, 6], [6, 7]], num_nodes=LENGTH), **KINDS[form]
+    )
+    x, other = tokens(), tokens()
+    other[:, :4] *= 1e4
+    one, two = to_numpy(layer(x)), to_numpy(layer(other))
+    np.testing.assert_array_equal(one[:, 4:], two[:, 4:])
+    assert np.abs(one[:, :4] - two[:, :4]).min() > 0.0
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("form", KINDS)
+def test_walks_of_each_call_train_and_load_at_other_sizes(form, tmp_path):
+    inputs = keras.Input((None, CHANNELS)), keras.Input((None, *WALKS.shape[1:]), dtype="int32")
+    layer = GraphKernelAttention(HEADS, SIZE, mask=RandomWalk(learn_decay=True), **KINDS[form])
+    model = keras.Model(inputs, layer(inputs[0], mask_inputs={"walks": inputs[1]}))
+    model.compile("sgd", "mse")
+    before = [to_numpy(w) for w in layer.trainable_variables]
+    walks = PER_EXAMPLE["walks"]
+    model.fit((tokens(), walks), tokens(seed=1), verbose=0)
+    for old, weight in zip(before, layer.trainable_variables, strict=True):
+        assert "key/bias" in weight.path or np.abs(to_numpy(weight) - old).max() > 0
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras", safe_mode=True)
+    small = tokens()[:, :5], np.minimum(walks[:, :5], 4)
+    assert_close(again.predict(small, verbose=0), model.predict(small, verbose=0), 1e-6)
+    if form != "dynamic walks":
+        return
+    wrong = walks.copy()
+    wrong[1, 2, 0, 1] = LENGTH
+    with pytest.raises(ValueError, match="`walks` of example 1"):
+        layer(tokens(), mask_inputs={"walks": wrong})
+    if BACKEND != "torch":  # nothing is compiled there
+        outputs = model.predict((tokens(), wrong), verbose=0)
+        assert np.isnan(outputs[1]).all()
+        right = model.predict((tokens(), walks), verbose=0)
+        np.testing.assert_allclose(outputs[0], right[0], atol=1e-6)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+def test_a_hundred_thousand_nodes_train_without_a_matrix():
+    """The matrix would take 40 GB. Far from its ends, a part of the ring has the same outputs."""
+    count, part = 100_000, 200
+    around = np.stack([np.arange(count), (np.arange(count) + 1) % count], axis=1)
+    walks = our_ops.random_walks(our_ops.read_graph(around), 2, 3, seed=0)
+    few, x = walks[:part], tokens(count, batch=1)
+    results = []
+    for drawn, nodes in ((walks, x), (np.where(few < part, few, -1), x[:, :part])):
+        mask = RandomWalk(walks=drawn, learn_decay=True, decay=0.7)
+        layer = GraphKernelAttention(1, 4, mask=mask, feature_map=Favor(2, seed=0))
+        layer.build(nodes.shape)
+        layer.set_weights(results[0][2] if results else layer.get_weights())
+        value, gradients = layer_value_and_gradients(layer, nodes)
+        results.append((value, gradients, layer.get_weights()))
+    inner = slice(10, part - 10)
+    np.testing.assert_allclose(results[0][0][0, inner], results[1][0][0, inner], atol=1e-5)
+    assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in results[0][1].values())
+
+
+# Walks that follow the attention
+
+
+@pytest.mark.slow_on("jax")
+def test_equal_scores_give_the_expected_walks_of_the_graph():
+    walk = {"num_nodes": LENGTH, "walk_length": 3, "decay": 0.7}
+    exact = layer_of(RandomWalk(EDGES, WEIGHTS, exact=True, **walk))
+    layer = layer_of(RandomWalk(EDGES, WEIGHTS, **walk), dynamic_walks=True)
+    layer.set_weights(exact.get_weights())
+    assert np.abs(to_numpy(layer(tokens())) - to_numpy(exact(tokens()))).max() > 1e-3
+    for one in (exact, layer):  # all scores are 0
+        for dense in (one.query_dense, one.key_dense):
+            dense.kernel.assign(0.0 * dense.kernel)
+            dense.bias.assign(0.0 * dense.bias)
+    assert_close(to_numpy(layer(tokens())), to_numpy(exact(tokens())), 1e-6)
+
+
+def test_a_row_is_nan_if_its_walks_may_depend_on_nan():
+    path = [[node, node + 1] for node in range(LENGTH - 1)]
+    mask = RandomWalk(path, num_nodes=LENGTH, walk_length=2)
+    layer, x = layer_of(mask, dynamic_walks=True), tokens()
+    right = to_numpy(layer(x))
+    x[0, 0] = np.nan
+    outputs = to_numpy(layer(x))
+    # node 1 steps to node 0; nodes 2 and 3 see node 1, whose walks meet theirs
+    assert np.isnan(outputs[0, :4]).all()
+    np.testing.assert_array_equal(outputs[0, 4:], right[0, 4:])
+    np.testing.assert_array_equal(outputs[1], right[1])
+
+
+def test_masks_of_pairs_are_refused():
+    layer = layer_of(RandomWalk(EDGES, num_nodes=LENGTH), dynamic_walks=True)
+    with pytest.raises(ValueError, match="attention_mask"):
+        layer(tokens(), attention_mask=np.tri(LENGTH, dtype=bool))

@@ -191,6 +191,7 @@ def test_axes_of_unknown_length():
 def test_scores_and_options(name):
     x = random(BATCH, LENGTH, WIDTH)
     options = {"sliding_window": 2, "use_gate": True, "use_bias": False, "output_shape": (3, 2)}
+    options |= {"value_dim": 3}
     stock, ours = twins(PLAIN_STARTS[name], [x.shape, x.shape], **options)
     for kwargs in ({}, {"use_causal_mask": True}):
         kwargs["return_attention_scores"] = True
@@ -215,46 +216,6 @@ def test_symbolic_calls(name):
     inputs = keras.Input((None, WIDTH))
     model = keras.Model(inputs, ours(inputs, inputs, use_causal_mask=True))
     assert_equal(model.predict(x, verbose=0), stock(x, x, use_causal_mask=True))
-
-
-@pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize("return_attention_scores", [False, True])
-def test_compute_attention_joins_the_causal_mask_and_the_given_one(name, return_attention_scores):
-    """The documented contract of those who call, or override, `_compute_attention`."""
-    shape = (1, LENGTH, HEADS, SIZE)
-    query, key, value = (random(*shape, seed=seed) for seed in range(3))
-    stock, ours = twins(PLAIN_STARTS[name], [(1, LENGTH, WIDTH)] * 2)
-    extra = np.ones((1, LENGTH, LENGTH), bool)
-    extra[:, 3, 1] = False
-    for given in (None, extra):
-        results = [
-            layer._compute_attention(
-                *(ops.convert_to_tensor(t) for t in (query, key, value)),
-                attention_mask=None if given is None else ops.convert_to_tensor(given),
-                return_attention_scores=return_attention_scores,
-                use_causal_mask=True,
-            )
-            for layer in (ours, stock)
-        ]
-        assert_equal(results[0][0], results[1][0])
-
-
-def test_a_subclass_may_override_compute_attention_without_the_causal_flag():
-    seen = []
-
-    class Recording(GraphFilterAttention):
-        def _compute_attention(
-            self, query, key, value, attention_mask=None, training=None, return_scores=False
-        ):
-            seen.append(attention_mask)
-            return super()._compute_attention(
-                query, key, value, attention_mask, training, return_scores
-            )
-
-    x = random(BATCH, LENGTH, WIDTH)
-    stock, ours = twins(Recording, [x.shape, x.shape])
-    assert_equal(ours(x, x, use_causal_mask=True), stock(x, x, use_causal_mask=True))
-    assert seen[-1] is not None
 
 
 def test_graph_kernel_attention_says_that_it_attends_over_one_axis():
@@ -329,6 +290,37 @@ def test_what_keras_refuses_in_words_is_refused_in_the_same_words(name):
         ours, our_words = refusal(mistake, EVERY_LAYER[name])
         assert ours is error, kind
         assert words.split("Received")[0].strip(" .") in our_words, kind
+
+
+OPTIONS = {"dropout": 0.2, "value_dim": 6, "output_shape": 5, "use_bias": False, "seed": 1}
+BY_KERAS = [  # layers that Keras' own test of layers runs
+    (GraphFilterAttention, {}),
+    (GraphFilterAttention, OPTIONS),
+    (GraphFilterAttention, {"sliding_window": 2, "use_gate": True}),
+    (PLaplacianAttention, {"value_dim": 2, "output_shape": 5}),
+    (AttentiveGraphFilter, {}),
+    (AttentiveGraphFilter, OPTIONS),
+    (AttentiveGraphFilter, {"filter": "monomial", "use_gate": True, "orthogonality_weight": 0.1}),
+]
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize(("kind", "options"), BY_KERAS)
+def test_keras_layer_test(kind, options):
+    from keras.src.testing import TestCase
+
+    shape = (2, 5, 8)
+    is_alone = kind is AttentiveGraphFilter
+    TestCase().run_layer_test(
+        kind,
+        {"num_heads": 2, "key_dim": 3, **options},
+        input_shape=shape if is_alone else {"query_shape": shape, "value_shape": shape},
+        expected_output_shape=(2, 5, options.get("output_shape", 8)),
+        expected_num_seed_generators=1 if options.get("dropout") else 0,
+        expected_num_losses=1 if options.get("orthogonality_weight") else 0,
+        supports_masking=True,
+        run_training_check=is_alone,
+    )
 
 
 # What guides/differences_from_keras.md says

@@ -13,6 +13,7 @@ from keras_graphattn.feature_maps import FEATURE_MAPS
 from keras_graphattn.filters import FILTERS
 from tests.fuzz import cases_of_classes
 from tests.layers.capabilities import ROWS, TOKENS, Row, model_of
+from tests.layers.twins import FORMS
 from tests.layers.unseen_cases import CASES, CHANNELS, HEADS, LENGTH, MASKS, PER_EXAMPLE, SIZE
 from tests.numerics import randomise, to_numpy
 
@@ -36,6 +37,8 @@ def paths(layer):
 
 def assert_made_again(model, inputs, folder, ways=tuple(WAYS)):
     """Made in each way, the model has the same paths, and its state gives the same outputs."""
+    config = model.layers[-1].get_config()
+    assert type(model.layers[-1]).from_config(config).get_config() == config
     expected = to_numpy(model(inputs))
     model.compile("sgd")
     state = model.get_state_tree("numpy_array")
@@ -52,6 +55,7 @@ def assert_made_again(model, inputs, folder, ways=tuple(WAYS)):
 
 
 MODELS = {**ROWS, "additive score": Row(CASES["GKAT, additive, GraphDiffusion"].make, None)}
+MODELS |= {name: Row(form.make, None) for name, form in FORMS.items()}
 
 
 @pytest.mark.parametrize("name", MODELS)

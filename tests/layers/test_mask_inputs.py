@@ -54,7 +54,7 @@ def test_called_as_a_function(kind, name):
 @pytest.mark.parametrize(("kind", "name"), COMPILED)
 def test_in_a_compiled_model(kind, name, monkeypatch):
     if BACKEND == "torch":  # its models are not compiled: values are kept from their eyes
-        monkeypatch.setattr("keras_graphattn.masks.call_inputs.known_value", lambda given: None)
+        monkeypatch.setattr("keras_graphattn.masks.inputs.known_value", lambda given: None)
     right = batch_for(made(name))
     model = model_of(layer_of(kind, name), right)
     outputs = model.predict({"tokens": TOKENS, **right}, verbose=0)

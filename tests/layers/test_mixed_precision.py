@@ -3,15 +3,18 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import keras_graphattn
 from benchmarks.precision import CASES, PRECISIONS, built, compare, outputs_and_gradients, tokens
+from keras_graphattn.filters import FirstOrder
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
     PLaplacianAttention,
+    ScaledHighFrequencyAttention,
 )
 from keras_graphattn.masks import Causal, Exponential, RandomWalk, Toeplitz
 from tests.fuzz.cases_of_classes import TOKEN_LAYERS
@@ -41,9 +44,13 @@ def test_outputs_and_gradients_are_close_to_float32(name, precision):
     assert gradients < max(TOLERANCE[precision][1], KINK if name.startswith("kernel") else 0.0)
 
 
+RING = [[i, (i + 1) % 32] for i in range(32)]
 EXTREMES = {
     "filter_dense": lambda: GraphFilterAttention(2, 16, attention_path="dense"),
     "filter_blockwise": lambda: GraphFilterAttention(2, 16, attention_path="blockwise"),
+    "filter_fused": lambda: GraphFilterAttention(2, 16, attention_path="fused"),
+    "filter_chebyshev": lambda: GraphFilterAttention(2, 16, filter="chebyshev", order=2),
+    "high_frequency": lambda: ScaledHighFrequencyAttention(2, 16),
     "p_laplacian": lambda: PLaplacianAttention(2, 16, attention_path="dense"),
     "p_laplacian_blockwise": lambda: PLaplacianAttention(2, 16, attention_path="blockwise"),
     "agf": lambda: AttentiveGraphFilter(2, 16),
@@ -52,31 +59,61 @@ EXTREMES = {
     "favor": lambda: MaskedKernelAttention(2, 16, feature_map="favor", mask=Causal()),
     "exponential": lambda: MaskedKernelAttention(2, 16, mask=Exponential()),
     "toeplitz": lambda: MaskedKernelAttention(2, 16, mask=Toeplitz(32)),
-    "graph": lambda: GraphKernelAttention(
-        2, 16, mask=RandomWalk([[i, (i + 1) % 32] for i in range(32)])
+    "graph": lambda: GraphKernelAttention(2, 16, mask=RandomWalk(RING)),
+    "graph, dynamic": lambda: GraphKernelAttention(
+        2, 16, mask=RandomWalk(RING), dynamic_walks=True
     ),
+    "graph, favor": lambda: GraphKernelAttention(2, 16, mask=RandomWalk(RING), feature_map="favor"),
     "graph, additive": lambda: GraphKernelAttention(2, 16, mask=Exponential(), score="additive"),
 }
 
 
+def with_large_scores(make, largest):
+    """A float16 layer whose largest score is about this number, and its tokens."""
+    with _policy("mixed_float16"):
+        layer = make()
+        layer.build((2, 32, 64))
+    x, kernels = tokens(32), [layer.query_dense.kernel, layer.key_dense.kernel]
+    query, key = (np.einsum("btd,dnh->btnh", x, to_numpy(kernel)) for kernel in kernels)
+    score = np.abs(np.einsum("btnh,bsnh->bnts", query, key)).max() / 4.0
+    for kernel in kernels:
+        kernel.assign(to_numpy(kernel) * np.sqrt(largest / score))
+    return layer, x
+
+
+@pytest.mark.parametrize("largest", [4e4, 1.6e5, 1e6])
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if n == "filter_dense" else COMPILED) for n in EXTREMES],
 )
-def test_scores_beyond_float16_and_rows_without_keys_stay_finite(name):
-    with _policy("mixed_float16"):
-        layer = EXTREMES[name]()
-        layer.build((2, 32, 64))
-    x = tokens(32)
-    projections = [layer.query_dense.kernel, layer.key_dense.kernel]
-    for kernel in projections:  # queries and keys of several hundred: q . k overflows float16
-        kernel.assign(100.0 * to_numpy(kernel))
+def test_scores_beyond_float16_and_rows_without_keys_stay_finite(name, largest):
+    layer, x = with_large_scores(EXTREMES[name], largest)
     mask = np.ones((2, 32), bool)
     mask[0, 20:], mask[1] = False, False
     outputs, gradients = outputs_and_gradients(layer, x, 2.0**8, query_mask=mask, value_mask=mask)
     assert np.isfinite(outputs).all()
     assert all(np.isfinite(gradient).all() for gradient in gradients)
     assert (outputs[~mask] == 0).all()
+
+
+@pytest.mark.slow_on("jax")
+def test_paths_and_decoding_agree_on_large_scores():
+    padded, outputs = np.arange(32)[None] < np.array([[20], [32]]), {}
+    filter = FirstOrder(initial_coefficients={"power": 0.5})
+    for path in GraphFilterAttention.paths:
+        options = {"attention_path": path, "block_size": 5, "filter": filter}
+        keras.utils.set_random_seed(1)
+        layer, x = with_large_scores(lambda o=options: GraphFilterAttention(2, 16, **o), 1.6e5)
+        x = ops.convert_to_tensor(x)
+        outputs[path] = to_numpy(layer(x, use_causal_mask=True, value_mask=padded))
+        cache, parts = layer.get_initial_cache(2, 32), []
+        for part in (slice(0, 9), slice(9, 32)):
+            decoded, cache = layer.decode(x[:, part], cache, part.start, padded[:, part])
+            parts.append(to_numpy(decoded))
+        outputs[path, "decoding"] = np.concatenate(parts, axis=1)
+    for found in outputs.values():
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found[padded], outputs["dense"][padded], rtol=0, atol=1e-2)
 
 
 @pytest.mark.slow

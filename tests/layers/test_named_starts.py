@@ -1,17 +1,16 @@
 """Named starts of filters: the polynomials that they are said to be, in every basis and layer."""
 
-import keras
 import numpy as np
 import pytest
 
-from keras_graphattn.filters import FILTERS, Chebyshev, FirstOrder, Jacobi, Monomial
-from keras_graphattn.filters.starts import STARTS
+from keras_graphattn.filters import FILTERS, Chebyshev, FirstOrder, Jacobi
+from keras_graphattn.filters.filter import STARTS
+from keras_graphattn.filters.polynomial import recurrence
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     GraphFilterAttention,
     MaskedKernelAttention,
 )
-from keras_graphattn.ops.filters.polynomials import recurrence
 from tests.numerics import to_numpy
 
 random = np.random.default_rng(0)
@@ -93,21 +92,3 @@ def test_starts_that_singular_values_do_not_have_are_refused():
         AttentiveGraphFilter(2, 3, filter=Jacobi(start="band_pass"))
     with pytest.raises(ValueError, match="its own weights theta"):
         AttentiveGraphFilter(2, 3, filter=Jacobi(1, initial_coefficients=[1.0, 0.0]))
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        GraphFilterAttention(2, 3, filter=FirstOrder(start="high_boost")),
-        MaskedKernelAttention(2, 3, filter=Monomial(start="high_pass")),
-        AttentiveGraphFilter(2, 3, filter=Jacobi(start="high_pass")),
-    ],
-    ids=lambda layer: type(layer).__name__,
-)
-def test_starts_are_in_the_configuration(layer):
-    restored = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
-    assert restored.filter == layer.filter
-    for one in (layer, restored):
-        one.build(TOKENS.shape)
-    pairs = zip(layer.coefficients, restored.coefficients, strict=True)
-    assert all(np.array_equal(to_numpy(one), to_numpy(other)) for one, other in pairs)

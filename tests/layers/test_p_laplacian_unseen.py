@@ -11,7 +11,8 @@ import torch
 from keras import ops
 
 from keras_graphattn.layers import PLaplacianAttention
-from keras_graphattn.ops import AttentionMask, p_laplacian_attention
+from keras_graphattn.operators import Visibility
+from keras_graphattn.ops import p_laplacian_attention
 from tests import reference_dense
 from tests.numerics import (
     BACKEND,
@@ -193,7 +194,7 @@ def test_the_operation_alone_takes_padding_of_any_kind(block_size):
         x[:] = x[:1]
     arrays[1][1:, 5:], arrays[2][1:, 5:] = 1e15, 1e15
     arrays[1][2, 5:], arrays[2][2, 5:] = np.inf, np.nan
-    mask = AttentionMask(keys=ops.convert_to_tensor(np.repeat(PADDED[None], 3, axis=0)))
+    mask = Visibility(keys=ops.convert_to_tensor(np.repeat(PADDED[None], 3, axis=0)))
 
     def function(query, key, values):
         outputs = p_laplacian_attention(query, key, values, [1.5, 4.0], mask, block_size=block_size)

@@ -25,7 +25,7 @@ from tests.numerics import BACKEND, differentiated, randomise
 
 SIZES = {"float32": (1e4, 1e15), "bfloat16": (1e4, 1e15), "float16": (30.0,)}
 MAY_BE_NAN = ("example", "padding", "segment", "component")
-# squared ReLU makes numbers of the seventh power of the tokens: float32 ends at 1e38
+# squared ReLU makes numbers of the seventh power of the tokens: float32 and bfloat16 end at 1e38
 SMALLER = {"kernel, causal, squared ReLU, filter": (1e4,)}
 
 
@@ -96,7 +96,8 @@ def test_unseen_tokens_change_nothing(name, kind):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("name", "kind"), _cases(FAST))
 def test_unseen_tokens_change_nothing_in_half_precision(name, kind, dtype):
-    compare(name, kind, dtype, SIZES[dtype])
+    smaller = SMALLER.get(name, SIZES[dtype]) if dtype == "bfloat16" else SIZES[dtype]
+    compare(name, kind, dtype, smaller)
 
 
 def test_every_layer_and_every_mask_has_a_case():

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_graphattn import layers, masks
 from keras_graphattn.filters import Jacobi
-from keras_graphattn.layers.parts.token_layer import TokenLayer
+from keras_graphattn.layers.token_layer import TokenLayer
 
 BATCH, LENGTH, CHANNELS, HEADS, SIZE = 2, 16, 6, 2, 4
 SPLIT = 10  # tokens from here on are padding, the future, another segment or component

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from keras_graphattn import masks
-from tests import reference_kernel, reference_toeplitz
+from tests import reference_kernel
 from tests import reference_topology as reference
+from tests.masks import sequence_cases
 
 HEADS = 2
 BOUND = 5e-6
@@ -23,7 +24,6 @@ RELATIVE_TO_LARGEST = {
     ("Toeplitz", "fft"),
     ("BlockToeplitz", "fft"),
     ("Tree", "centroids"),
-    ("Tree", "spines"),
     ("Tree", "depths"),
 }
 
@@ -41,6 +41,16 @@ class Case:
 def built(mask, length):
     mask.build((None, length, HEADS, 3))
     return mask
+
+
+def of_sequence(mask, length, matrix, **options):
+    """A built mask whose matrix is a function of the length and of its weights by name."""
+    names = [weight.name for weight in mask.trainable_variables]
+
+    def of_weights(*weights):
+        return matrix(length, dict(zip(names, weights, strict=True)), **options)
+
+    return Case(mask, of_weights, length)
 
 
 def hubs(generator, length):
@@ -83,12 +93,10 @@ def exponential(generator, length):
     rates = 10.0 ** generator.uniform(-6, 1.5, (HEADS, decays))
     two_sided = not generator.integers(2)
     mask = built(masks.Exponential(decays, not two_sided, rates), length)
-
-    def matrix(*logarithms):
-        found = reference_kernel.exponential_matrix(length, *logarithms)
-        return found if two_sided else torch.tril(found)
-
-    return Case(mask, matrix, length)
+    case = of_sequence(mask, length, sequence_cases.exponential)
+    if two_sided:
+        return case
+    return Case(mask, lambda *weights: torch.tril(case.matrix(*weights)), length)
 
 
 def toeplitz(generator, length):
@@ -99,15 +107,7 @@ def toeplitz(generator, length):
     if spread:
         drawn = generator.uniform(-spread, spread, tuple(mask.log_factors.shape))
         mask.log_factors.assign(drawn)
-
-    def matrix(log_factors):
-        factors = torch.exp(log_factors)
-        if is_causal:
-            factors = torch.nn.functional.pad(factors, (length + 2, 0))
-        found = reference_toeplitz.toeplitz_matrix(factors, (length + 3,))
-        return found[None, :, :length, :length]
-
-    return Case(mask, matrix, length)
+    return of_sequence(mask, length, sequence_cases.toeplitz, one_sided=is_causal)
 
 
 def block_toeplitz(generator, length):
@@ -115,24 +115,14 @@ def block_toeplitz(generator, length):
     prefix = int(generator.integers(0, 3))
     mask = built(masks.BlockToeplitz(grid, prefix), int(np.prod(grid)) + prefix)
     mask.log_factors.assign(generator.uniform(-3.0, 3.0, tuple(mask.log_factors.shape)))
-
-    def matrix(log_factors):
-        found = reference_toeplitz.toeplitz_matrix(torch.exp(log_factors), grid)
-        return reference_toeplitz.with_prefix(found, prefix)[None]
-
-    return Case(mask, matrix, mask.length)
+    return of_sequence(mask, mask.length, sequence_cases.grid, shape=grid, prefix=prefix)
 
 
 def low_rank(generator, length):
     mask = built(masks.LowRank(int(generator.integers(1, 4)), length + 2), length)
     for weight in mask.weights:
         weight.assign(generator.uniform(-6.0, 3.0, tuple(weight.shape)))
-
-    def matrix(left, right):
-        left, right = torch.exp(left[:, :length]), torch.exp(right[:, :length])
-        return (left @ right.transpose(1, 2))[None]
-
-    return Case(mask, matrix, length)
+    return of_sequence(mask, length, sequence_cases.low_rank, name="")
 
 
 def stochastic_positions(generator, length):
@@ -140,16 +130,7 @@ def stochastic_positions(generator, length):
     built(mask, length)
     for weight in (mask.gain_logits, mask.phases):
         weight.assign(generator.uniform(-2.0, 2.0, tuple(weight.shape)))
-
-    def matrix(frequencies, logits, phases):
-        zero = torch.zeros_like(logits[:, :1])
-        gains = torch.softmax(torch.cat([logits, zero], 1), 1)[:, :-1]
-        order = torch.arange(length, dtype=torch.float64)
-        offsets = (order[:, None] - order)[None, None]
-        angles = 2 * np.pi * frequencies[..., None, None] * offsets + phases[..., None, None]
-        return 1.0 + (gains[..., None, None] * torch.cos(angles)).sum(1)[None]
-
-    return Case(mask, matrix, length)
+    return of_sequence(mask, length, sequence_cases.stochastic, name="")
 
 
 def hypercube(generator, length):
@@ -232,7 +213,7 @@ def trees_of_examples(generator, length):
     return Case(mask, matrix, length, inputs, bound=1e-5, batch=2)
 
 
-def diffusion(generator, length, operator="laplacian", function="heat", longest=300.0):
+def diffusion(generator, length, operator="laplacian", longest=300.0):
     edges = hubs(generator, length)
     weights = 10.0 ** generator.uniform(-2, 1, len(edges)) if generator.integers(2) else None
     weights = None if weights is None else weights.astype("float32").astype("float64")
@@ -240,21 +221,14 @@ def diffusion(generator, length, operator="laplacian", function="heat", longest=
     matrix = reference.graph_matrix(length, edges, operator, whole)
     radius = float(torch.linalg.eigvalsh(matrix).abs().max()) or 1.0
     start = 10.0 ** generator.uniform(-4, np.log10(longest / 2), HEADS) / radius
-    mask = masks.GraphDiffusion(
-        edges, weights, length, operator=operator, function=function, initial_time=start
-    )
+    mask = masks.GraphDiffusion(edges, weights, length, operator=operator, initial_time=start)
     built(mask, length)
-    reach = 1.0 if function == "resolvent" else float(np.max(start)) * radius
 
     def full(logit):
         time = mask.max_time * torch.sigmoid(logit)
-        if function == "resolvent":
-            identity = torch.eye(length, dtype=torch.float64)
-            return torch.linalg.inv(identity + time[:, None, None] * matrix)[None]
         return reference.positive_exponential(matrix, time, operator)[None]
 
-    bound = 1e-5 if function == "resolvent" else 3e-6 + 3e-7 * reach
-    return Case(mask, full, length, bound=bound)
+    return Case(mask, full, length, bound=3e-6 + 3e-7 * float(np.max(start)) * radius)
 
 
 def graphs_of_examples(generator, length):
@@ -284,12 +258,12 @@ def random_walk(generator, length):
     options = {"walk_length": steps, "learn_decay": True, "decay": decay, "normalization": a}
     mask = masks.RandomWalk(edges, num_nodes=length, num_walks=3, exact=exact, **options)
     built(mask, length)
-    parts = mask._features.steps.matrix.toarray().reshape((length, steps, length))
+    parts = np.stack([step.toarray() for step in mask._features.steps])
     parts = torch.tensor(parts)
 
     def matrix(log_decay):
         powers = torch.exp(log_decay)[:, None] ** torch.arange(steps)
-        features = torch.einsum("vli,nl->nvi", parts, powers)
+        features = torch.einsum("lvi,nl->nvi", parts, powers)
         return reference.walk_matrix(features, a)[None]
 
     return Case(mask, matrix, length, bound=1e-5)
@@ -350,8 +324,6 @@ CASES = {
         diffusion,
         lambda g, n: diffusion(g, n, "normalized_laplacian"),
         lambda g, n: diffusion(g, n, "adjacency", longest=60.0),
-        lambda g, n: diffusion(g, n, "laplacian", "resolvent"),
-        lambda g, n: diffusion(g, n, "normalized_laplacian", "resolvent"),
         graphs_of_examples,
     ],
     "RandomWalk": [random_walk, walks_of_examples],

@@ -12,12 +12,8 @@ from tests.numerics import BACKEND, to_numpy
 COUNT = 500  # tokens: the matrix has 250000 entries
 EDGES = reference.random_edges(COUNT, 3.0)
 CASES = MASKS | {
-    "resolvent per example": lambda: GraphDiffusion(
-        operator="normalized_laplacian", function="resolvent", tolerance=1e-3
-    ),
     "learned walks per example": lambda: RandomWalk(learn_decay=True, normalization=0.5),
     "GraphDiffusion": lambda: GraphDiffusion(EDGES, num_nodes=COUNT),
-    "resolvent": lambda: GraphDiffusion(EDGES, num_nodes=COUNT, function="resolvent"),
     "RandomWalk once": lambda: RandomWalk(EDGES, num_nodes=COUNT, learn_decay=True, num_walks=8),
     "GraphRandomFeatures": lambda: GraphRandomFeatures(EDGES, num_nodes=COUNT, num_walks=8),
 }
@@ -89,7 +85,7 @@ def test_no_matrix_is_formed(name, path, hidden, monkeypatch):
     mask.build((None, COUNT, 1, 1))
     inputs = batch_for(mask, length=COUNT, batch=1)
     if hidden:
-        monkeypatch.setattr("keras_graphattn.masks.call_inputs.known_value", lambda given: None)
+        monkeypatch.setattr("keras_graphattn.masks.inputs.known_value", lambda given: None)
     assert largest_tensor(*attended(mask, path, inputs)) < COUNT**2 / 2
 
 

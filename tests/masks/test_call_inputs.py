@@ -106,7 +106,7 @@ def compiled(mask, path, way, monkeypatch):
     else:  # torch compiles too slowly for a test: hide the values from the eager call
         import torch
 
-        monkeypatch.setattr("keras_graphattn.masks.call_inputs.known_value", lambda given: None)
+        monkeypatch.setattr("keras_graphattn.masks.inputs.known_value", lambda given: None)
 
         def run(x, inputs):
             tensors = [torch.tensor(a, requires_grad=True) for a in (x, *weights)]

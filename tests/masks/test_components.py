@@ -14,7 +14,7 @@ from keras_graphattn.masks import (
     Toeplitz,
     Tree,
 )
-from keras_graphattn.ops.graphs.graphs import graph_operator, read_graph
+from keras_graphattn.masks.graphs.edges import graph_operator, read_graph
 from tests.numerics import assert_close, to_numpy, value_and_gradients
 
 COUNT, HEADS = 24, 2
@@ -28,7 +28,7 @@ EDGES = np.array(
 # shuffled, so that node 0 of a layout or of a class of rows is not always in one component
 ORDER = np.random.default_rng(5).permutation(COUNT)
 TREE = ORDER[np.array([edge for edge in EDGES.tolist() if edge not in ([1, 2], [3, 4])])]
-SPINE = ORDER[np.array([[i, i + 1] for i in range(23) if i not in (11, 19, 20, 21, 22)])]
+PATHS = ORDER[np.array([[i, i + 1] for i in range(23) if i not in (11, 19, 20, 21, 22)])]
 WALKS = np.where(
     np.arange(3) < 3,
     np.random.default_rng(0).permuted(np.tile(ORDER[:12], (COUNT, 2, 1)), axis=-1)[..., :3],
@@ -55,16 +55,8 @@ CASES = {
         lambda: GraphDiffusion(ORDER[EDGES], num_nodes=COUNT, operator="adjacency"),
         {},
     ),
-    "resolvent": (
-        lambda: GraphDiffusion(ORDER[EDGES], num_nodes=COUNT, function="resolvent"),
-        {},
-    ),
     "graphs of examples": (
         lambda: GraphDiffusion(operator="laplacian", spectral_bound=16.0, initial_time=0.2),
-        EXAMPLES,
-    ),
-    "resolvents of examples": (
-        lambda: GraphDiffusion(operator="normalized_laplacian", function="resolvent"),
         EXAMPLES,
     ),
     "walks": (lambda: RandomWalk(ORDER[EDGES], num_nodes=COUNT, learn_decay=True), {}),
@@ -74,7 +66,7 @@ CASES = {
     "tree": (lambda: Tree(TREE, num_nodes=COUNT), {}),
     "growing tree": (lambda: Tree(TREE, num_nodes=COUNT, initial_rate=1.0), {}),
     "table": (lambda: Tree(TREE, num_nodes=COUNT, function="table"), {}),
-    "spines": (lambda: Tree(SPINE, num_nodes=COUNT, function="table"), {}),
+    "table of paths": (lambda: Tree(PATHS, num_nodes=COUNT, function="table"), {}),
     "trees of examples": (lambda: Tree(), PARENTS),
     "growing trees of examples": (lambda: Tree(initial_rate=0.5), PARENTS),
     "tables of examples": (lambda: Tree(function="table", max_distance=6), PARENTS),

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_graphattn.masks import GraphDiffusion, RandomWalk, Tree
+from keras_graphattn.masks import GraphDiffusion, Tree
 from tests import reference_topology as reference
-from tests.numerics import BACKEND, assert_close, to_numpy
+from tests.numerics import BACKEND, to_numpy
 from tests.topology_cases import HEADS, WIDTH, check, diffusion, tree
 
 KINDS = st.sampled_from(["random", "path", "deep", "balanced", "star", "caterpillar"])
@@ -92,32 +92,12 @@ def test_many_graphs(count, degree, seed, data):
 
 
 @pytest.mark.slow_on("jax")
-@settings(max_examples=5)
-@given(
-    shape=st.tuples(st.integers(1, 30), st.integers(1, 4), st.integers(1, 4)),
-    normalization=st.sampled_from([0.0, 0.5, 1.0]),
-    seed=SEEDS,
-)
-def test_given_walks_are_counted(shape, normalization, seed):
-    walks = np.random.default_rng(seed).integers(-1, shape[0], shape)
-    mask = RandomWalk(walks=walks, decay=[0.5, 0.9], normalization=normalization)
-    mask.build((None, shape[0], HEADS, WIDTH))
-    features = reference.walk_features(walks, torch.tensor([0.5, 0.9], dtype=torch.float64))
-    right = reference.walk_matrix(features, normalization).numpy()
-    assert_close(to_numpy(mask.dense())[0], right, 1e-6)
-    x = np.random.default_rng(seed).standard_normal((1, shape[0], HEADS, WIDTH)).astype("float32")
-    expected = np.einsum("nts,bsnd->btnd", right, x)
-    assert_close(to_numpy(mask.apply(x, "features")), expected, 1e-6)
-
-
-@pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(
     ("function", "path"),
     [
         ("exponential", "scan"),
         ("exponential", "doubling"),
         ("table", "centroids"),
-        ("table", "spines"),
     ],
 )
 def test_large_trees_never_see_each_other(function, path):

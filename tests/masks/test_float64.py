@@ -5,10 +5,10 @@ from contextlib import contextmanager, nullcontext
 import keras
 import numpy as np
 import pytest
-import torch
 from keras import ops
 
-from tests.masks.registry import CASES, HEADS, RELATIVE_TO_LARGEST
+from tests.masks.registry import CASES, HEADS
+from tests.masks.test_path_equality import check_paths
 from tests.numerics import BACKEND
 
 EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]
@@ -39,13 +39,6 @@ def numpy64(x):
     return np.asarray(ops.convert_to_numpy(x))
 
 
-def error(found, right, largest):
-    found, right = np.broadcast_arrays(found, right)
-    axes = (-2, -1) if largest else -1
-    scale = np.maximum(np.abs(right).max(axis=axes, keepdims=True), 1e-300)
-    return (np.abs(found - right) / scale).max()
-
-
 FLOATX = ["float32"] if BACKEND == "jax" else ["float32", "float64"]  # only torch depends on floatx
 
 
@@ -53,31 +46,9 @@ FLOATX = ["float32"] if BACKEND == "jax" else ["float32", "float64"]  # only tor
 @pytest.mark.parametrize(("name", "k"), EVERY)
 def test_every_path(name, k, floatx):
     with float64(floatx):
-        generator = np.random.default_rng(1)
-        case = CASES[name][k](generator, LENGTH)
-        mask, count, inputs = case.mask, case.length, dict(case.inputs)
-        assert all(w.dtype == "float64" for w in mask.weights)
-        weights = [torch.tensor(ops.convert_to_numpy(w)) for w in mask.trainable_variables]
-        right = case.matrix(*weights).detach().numpy()
-        # the rounding of float64 times exponents up to 60, with a margin
-        bound = 1e-12 + 1e-8 * case.bound
-        assert error(numpy64(mask.dense(count, **inputs)), right, False) < bound
-        rows = numpy64(mask.rows([0, count - 1], count, **inputs))
-        assert error(rows, right[:, :, [0, count - 1]], False) < bound
-        x = generator.uniform(0.0, 1.0, (case.batch, count, HEADS, 3))
-        query, key = generator.uniform(0.0, 1.0, (2, case.batch, count, HEADS, 2))
-        kernel = np.einsum("btnm,bsnm->bnts", query, key)
-        for path in mask.paths:
-            largest = (name, path) in RELATIVE_TO_LARGEST
-            for matrix, found in (
-                (right, mask.apply(x, path, **inputs)),
-                (kernel * right, mask.attend(query, key, x, path, **inputs)),
-            ):
-                full = np.broadcast_to(matrix, (case.batch, HEADS, count, count))
-                product = np.einsum("bnts,bsnd->bndt", full, x)
-                found = numpy64(found).transpose((0, 2, 3, 1))
-                scale = np.abs(product) if not largest else np.abs(product).max()
-                assert (np.abs(found - product) / np.maximum(scale, 1e-300)).max() < bound
+        case = CASES[name][k](np.random.default_rng(1), LENGTH)
+        assert all(w.dtype == "float64" for w in case.mask.weights)
+        check_paths(name, k, 1, LENGTH, "float64", numpy64)
 
 
 @pytest.mark.parametrize(("name", "k"), EVERY)

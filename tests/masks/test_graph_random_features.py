@@ -9,7 +9,8 @@ from keras import ops
 
 from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
 from keras_graphattn.masks import GraphRandomFeatures
-from keras_graphattn.masks.modulations import read_modulation
+from keras_graphattn.masks.graphs.random_features import loads_of_walks, read_modulation
+from keras_graphattn.masks.graphs.walks import features_of_loads
 from keras_graphattn.ops import (
     graph_random_features,
     graph_random_product,
@@ -17,7 +18,6 @@ from keras_graphattn.ops import (
     random_walks,
     read_graph,
 )
-from keras_graphattn.ops.graphs.random_features import features_of_loads
 from tests.numerics import assert_close, to_numpy
 
 COUNT = 8  # nodes 6 and 7 are another component
@@ -51,10 +51,7 @@ def drawn_steps(seeds, walks, length, **options):
     """F_k and G_k of these seeds: (2, seeds, L, n, n)."""
     drawn = [graph_random_features(GRAPH, walks, length, seed, **options) for seed in seeds]
     return np.array(
-        [
-            [[step.matrix.toarray() for step in f.steps] for f in side]
-            for side in zip(*drawn, strict=True)
-        ]
+        [[[step.toarray() for step in f.steps] for f in side] for side in zip(*drawn, strict=True)]
     )
 
 
@@ -114,11 +111,12 @@ def test_other_names_of_the_nodes_permute_the_features():
     graph = scipy.sparse.csr_array(GRAPH.toarray()[np.ix_(place, place)])
     for operator in STRENGTH:
         before, after = (
-            features_of_loads(*given, 0.2, operator) for given in ((GRAPH, walks), (graph, renamed))
+            features_of_loads(drawn, loads_of_walks(of, drawn, 0.2, operator))
+            for of, drawn in ((GRAPH, walks), (graph, renamed))
         )
         for one, other in zip(before.steps, after.steps, strict=True):
-            expected = one.matrix.toarray()[np.ix_(place, place)]
-            np.testing.assert_allclose(other.matrix.toarray(), expected, rtol=1e-12)
+            expected = one.toarray()[np.ix_(place, place)]
+            np.testing.assert_allclose(other.toarray(), expected, rtol=1e-12)
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
@@ -201,5 +199,5 @@ def test_rows_of_a_large_graph_are_those_of_the_matrix_and_not_of_its_transpose(
     mask.build((None, COUNT, 2, 3))
     dense = to_numpy(mask.dense())
     assert np.abs(dense - dense.swapaxes(2, 3)).max() > 0.01
-    monkeypatch.setattr("keras_graphattn.masks.topology.ROWS_FROM_MATRIX", 3)
+    monkeypatch.setattr("keras_graphattn.masks.mask.ROWS_FROM_MATRIX", 3)
     assert_close(to_numpy(mask.rows(ops.arange(3))), dense[:, :, :3], 1e-6)

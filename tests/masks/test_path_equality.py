@@ -29,8 +29,8 @@ def made(name, k, seed, length):
     return CASES[name][k](np.random.default_rng(seed), length)
 
 
-def expected(case):
-    weights = [torch.tensor(to_numpy(w)) for w in case.mask.trainable_variables]
+def expected(case, numbers=to_numpy):
+    weights = [torch.tensor(numbers(w)) for w in case.mask.trainable_variables]
     return case.matrix(*weights).detach().numpy()
 
 
@@ -50,30 +50,32 @@ def assert_rows(found, right, bound, what, largest=False):
     assert not found[(right == 0.0) & (scale > FLOOR)].any(), f"{what}: not 0 where M is"
 
 
-def check_paths(name, k, seed, length):
+def check_paths(name, k, seed, length, dtype="float32", numbers=to_numpy):
     """Checks the columns of M on each path, `dense`, `rows`, and attention on each path."""
     case = made(name, k, seed, length)
-    mask, count = case.mask, case.length
-    right = expected(case)
-    assert_rows(to_numpy(mask.dense(count, **case.inputs)), right, case.bound, f"{name}, dense")
+    mask, count, bound = case.mask, case.length, case.bound
+    if dtype == "float64":  # its rounding times exponents up to 60, with a margin
+        bound = 1e-12 + 1e-8 * bound
+    right = expected(case, numbers)
+    assert_rows(numbers(mask.dense(count, **case.inputs)), right, bound, f"{name}, dense")
     some = [0, count - 1, count // 2]
-    rows = to_numpy(mask.rows(some, count, **case.inputs))
-    assert_rows(rows, right[:, :, some], case.bound, f"{name}, rows")
+    rows = numbers(mask.rows(some, count, **case.inputs))
+    assert_rows(rows, right[:, :, some], bound, f"{name}, rows")
     identity = np.broadcast_to(
-        np.eye(count, dtype="float32")[:, None], (case.batch, count, HEADS, count)
+        np.eye(count, dtype=dtype)[:, None], (case.batch, count, HEADS, count)
     )
     generator = np.random.default_rng(seed)
-    query, key = generator.uniform(0.0, 1.0, (2, case.batch, count, HEADS, 2)).astype("float32")
+    query, key = generator.uniform(0.0, 1.0, (2, case.batch, count, HEADS, 2)).astype(dtype)
     kernel = np.einsum("btnm,bsnm->bnts", query.astype("float64"), key.astype("float64"))
     for path in mask.paths:
         kind, largest = f"{name}, {path}", (name, path) in RELATIVE_TO_LARGEST
         if name == "Product":
             largest = any((type(m).__name__, path) in RELATIVE_TO_LARGEST for m in mask.masks)
-        found = to_numpy(mask.apply(identity, path, **case.inputs)).transpose((0, 2, 1, 3))
-        assert_rows(found, right, case.bound, kind, largest)
-        found = to_numpy(mask.attend(query, key, identity, path, **case.inputs))
+        found = numbers(mask.apply(identity, path, **case.inputs)).transpose((0, 2, 1, 3))
+        assert_rows(found, right, bound, kind, largest)
+        found = numbers(mask.attend(query, key, identity, path, **case.inputs))
         found = found.transpose((0, 2, 1, 3))
-        assert_rows(found, kernel * right, 2 * case.bound, f"{kind}, attention", largest)
+        assert_rows(found, kernel * right, 2 * bound, f"{kind}, attention", largest)
 
 
 def check_gradients(name, k, seed, length, path):
@@ -152,7 +154,7 @@ def test_compiled_rows_at_positions_outside_of_the_sequence_are_nan(name, k, mon
         return case.mask.rows(positions, count, **case.inputs)
 
     if BACKEND == "torch":  # it compiles too slowly for a test: hide the values
-        monkeypatch.setattr("keras_graphattn.masks.input_checks.known_value", lambda given: None)
+        monkeypatch.setattr("keras_graphattn.masks.inputs.known_value", lambda given: None)
     positions = ops.convert_to_tensor([-1, 0, count, count - 1, count + 7], "int32")
     found = to_numpy(jit(rows)(positions))
     assert np.isnan(found[:, :, [0, 2, 4]]).all()

@@ -7,15 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from keras import ops
 
-from keras_graphattn.ops import (
-    AttentionMask,
-    BlockwiseOperator,
-    fused_operator,
-    joined_mask,
-    map_query_blocks,
-    softmax_operator,
-    zero_blind_rows,
-)
+from keras_graphattn.numerics.blocks import map_query_blocks
+from keras_graphattn.operators import BlockwiseOperator, FusedOperator, Visibility
+from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
 from tests import random_masks, reference
 from tests.numerics import (
     BACKEND,
@@ -39,11 +33,11 @@ def arrays(length, seed=0, names=3):
 
 def operator(form, query, key, mask, block_size=32):
     if form == "softmax":
-        positions = ops.arange(query.shape[1])
-        return softmax_operator(query, key, joined_mask(mask, positions, positions))
+        visible = mask.joined(query.shape[1])
+        return SoftmaxOperator(scores_of(query, key), visible, dtype=query.dtype)
     if form == "blockwise":
         return BlockwiseOperator(query, key, mask, block_size=block_size)
-    return fused_operator(query, key, mask)
+    return FusedOperator(query, key, mask)
 
 
 def twice(form, mask, block_size=32):
@@ -78,8 +72,8 @@ def check(form, mask, meaning, length, block_size=32, loose=1):
 @pytest.mark.parametrize("form", FORMS)
 def test_agrees_with_naive_twin_in_values_and_gradients(form, length):
     causal = np.tri(length, dtype=bool)[None, None]
-    check(form, AttentionMask(), None, length)
-    check(form, AttentionMask(causal=True), np.broadcast_to(causal, (2, 3, length, length)), length)
+    check(form, Visibility(), None, length)
+    check(form, Visibility(causal=True), np.broadcast_to(causal, (2, 3, length, length)), length)
 
 
 @given(
@@ -97,7 +91,7 @@ def test_masks_mean_the_same_to_all_forms(form, data, length, window, block_size
         near = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) < window
         meaning = meaning & near
     keys = [drawn[name] for name in ("value_mask", "key_mask") if name in drawn]
-    mask = AttentionMask(
+    mask = Visibility(
         entries=drawn.get("attention_mask"),
         queries=drawn.get("query_mask"),
         keys=np.all(keys, axis=0) if keys else None,
@@ -121,8 +115,8 @@ def test_blind_rows_are_zeroed_block_by_block(data):
     keys = data.draw(hnp.arrays(bool, (BATCH, 7)))
     causal = data.draw(st.booleans())
     meaning = random_masks.joined_mask({"key_mask": keys, "use_causal_mask": causal}, **sizes)
-    mask = AttentionMask(keys=ops.convert_to_tensor(keys), causal=causal)
-    outputs = zero_blind_rows(ops.ones((BATCH, 7, HEADS, 2)), mask, block_size=3)
+    mask = Visibility(keys=ops.convert_to_tensor(keys), causal=causal)
+    outputs = mask.zero_other_rows(ops.ones((BATCH, 7, HEADS, 2)), block_size=3)
     expected = meaning.any(-1).transpose(0, 2, 1)[..., None] * np.ones(2)
     np.testing.assert_array_equal(to_numpy(outputs), expected)
 
@@ -143,7 +137,7 @@ def test_blocks_see_their_rows_and_all_of_the_rest():
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 8e-3), ("float16", 1e-3)])
 @pytest.mark.parametrize("form", FORMS)
 def test_half_precision_stays_close(form, dtype, tolerance):
-    mask = AttentionMask(causal=True)
+    mask = Visibility(causal=True)
     inputs = [ops.cast(x, dtype) for x in arrays(63)]
     outputs = twice(form, mask)(*inputs)
     assert keras.backend.standardize_dtype(outputs.dtype) == dtype
@@ -158,7 +152,7 @@ def test_blockwise_never_holds_a_square_tensor():
 
     length, block_size = 256, 16
     query, key, values = (x[:1, :, :1] for x in arrays(length))
-    mask = AttentionMask(causal=True, keys=ops.ones((1, length), "bool"))
+    mask = Visibility(causal=True, keys=ops.ones((1, length), "bool"))
 
     def loss(*inputs):
         return ops.sum(twice("blockwise", mask, block_size)(*inputs) ** 2)
@@ -182,7 +176,7 @@ def test_gradients_under_xla(form):
     import tensorflow as tf
 
     inputs = [tf.constant(x) for x in arrays(63)]
-    mask = AttentionMask(causal=True)
+    mask = Visibility(causal=True)
 
     @tf.function(jit_compile=True)
     def gradients(*inputs):
@@ -198,16 +192,11 @@ def test_gradients_under_xla(form):
         assert_close(to_numpy(actual), twin.numpy(), 1e-5)
 
 
-def test_masks_of_a_wrong_rank_are_refused():
-    with pytest.raises(ValueError, match=r"\(B, N, T, S\).*Received.*\(7,\)"):
-        joined_mask(AttentionMask(entries=ops.ones((7,), "bool")), ops.arange(7), ops.arange(7))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [500, 1000])
 @pytest.mark.parametrize("form", FORMS)
 def test_agrees_with_naive_twin_at_length(form, length):
-    check(form, AttentionMask(), None, length, block_size=128)
+    check(form, Visibility(), None, length, block_size=128)
 
 
 def test_two_applications_inside_rematerialisation():
@@ -216,7 +205,7 @@ def test_two_applications_inside_rematerialisation():
 
     def function(query, key, values):
         def attend(query, key, values, seen):
-            mask = AttentionMask(keys=ops.cast(seen, "bool"), causal=True)
+            mask = Visibility(keys=ops.cast(seen, "bool"), causal=True)
             return BlockwiseOperator(query, key, mask, block_size=16).twice(values)[1]
 
         return keras.remat(attend)(query, key, values, ops.cast(keys, "uint8"))
@@ -233,8 +222,8 @@ def test_two_applications_inside_rematerialisation():
 @pytest.mark.parametrize(
     "mask",
     [
-        AttentionMask(causal=True, keys=np.ones((1, 1100), bool)),
-        AttentionMask(window=7, keys=np.ones((1, 1100), bool)),
+        Visibility(causal=True, keys=np.ones((1, 1100), bool)),
+        Visibility(window=7, keys=np.ones((1, 1100), bool)),
     ],
     ids=["causal", "window"],
 )
@@ -255,5 +244,5 @@ def test_fused_never_holds_a_square_mask(mask):
     query, key, values = (ops.convert_to_tensor(x[:1, :, :1]) for x in arrays(1100))
     query.requires_grad_()
     with Sizes():
-        torch.autograd.grad(fused_operator(query, key, mask)(values).sum(), query)
+        torch.autograd.grad(FusedOperator(query, key, mask)(values).sum(), query)
     assert 512 * 1100 <= largest < 1100 * 1100

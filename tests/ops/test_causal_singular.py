@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from keras import ops
 
+from keras_graphattn.operators import SingularOperator
 from keras_graphattn.ops import causal_singular_value_attention, empty_running_sum
 from tests import reference_singular
 from tests.numerics import (
@@ -265,3 +266,13 @@ def test_memory_has_no_square_of_the_length():
 def test_refuses_chunk_sizes(chunk_size):
     with pytest.raises(ValueError, match="`chunk_size` must be an integer of at least 1"):
         attention(*inputs(3), chunk_size=chunk_size)
+
+
+@pytest.mark.all_cases
+def test_an_operator_gives_the_same_each_time():
+    """A call starts from the state that the operator was made with, not from the last call."""
+    generator = np.random.default_rng(0)
+    left, logits, x = (generator.standard_normal((1, 9, 2, 4)).astype("float32") for _ in range(3))
+    operator = SingularOperator(left, logits, causal=True)
+    once = to_numpy(operator(x))
+    np.testing.assert_array_equal(to_numpy(operator(x)), once)

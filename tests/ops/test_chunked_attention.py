@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_graphattn.ops.kernel import states
-from keras_graphattn.ops.kernel.chunks import (
+from keras_graphattn.masks import chunked
+from keras_graphattn.masks.chunked import (
+    Decay,
     advanced_state,
     chunked_attention,
     initial_chunked_state,
 )
-from keras_graphattn.ops.kernel.decays import Decay
 from tests import reference_kernel as reference
-from tests.masks.test_chunked_masks import random_ids, signals
+from tests.masks.sequence_cases import random_ids, signals
 from tests.numerics import (
     BACKEND,
     assert_all_close,
@@ -61,7 +61,7 @@ def decay(decays, rates=RATES, weights=WEIGHTS):
 def test_any_number_of_chunks_and_groups(length, chunk, group, causal, decays, segments, seed):
     query, key, x = signals(length, seed=seed)
     ids = random_ids(length, seed=seed) if segments else None
-    before, states.GROUP = states.GROUP, max(group, 2)
+    before, chunked.GROUP = chunked.GROUP, max(group, 2)
     try:
         outputs = chunked_attention(
             *(ops.convert_to_tensor(t) for t in (query, key, x)),
@@ -71,7 +71,7 @@ def test_any_number_of_chunks_and_groups(length, chunk, group, causal, decays, s
             chunk_size=chunk,
         )
     finally:
-        states.GROUP = before
+        chunked.GROUP = before
     full = matrix(length, causal, decays, ids)
     expected = reference.unnormalised(*(torch.tensor(t).double() for t in (query, key, x)), full)
     assert_close(to_numpy(outputs), expected.numpy(), 1e-5, floor=1e-3)
@@ -79,26 +79,18 @@ def test_any_number_of_chunks_and_groups(length, chunk, group, causal, decays, s
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_through_groups(causal):
-    length = 2 * (2 * states.GROUP) + 5
-    query, key, x = signals(length)
+    length = 2 * (2 * chunked.GROUP) + 5
     ids = random_ids(length)
 
-    def fast(query, key, x, rates, weights):
-        return chunked_attention(
-            query,
-            key,
-            x,
-            causal=causal,
-            decay=Decay(rates, weights),
-            segment_ids=ids,
-            chunk_size=2,
-        )
+    def fast(query, key, x, *decay):
+        options = {"causal": causal, "decay": Decay(*decay), "segment_ids": ids, "chunk_size": 2}
+        return chunked_attention(query, key, x, **options)
 
     def naive(query, key, x, rates, weights):
         full = matrix(length, causal, 2, ids, rates, weights)
         return reference.unnormalised(query, key, x, full)
 
-    arrays = (query, key, x, RATES, WEIGHTS)
+    arrays = (*signals(length), RATES, WEIGHTS)
     value, gradients = value_and_gradients(fast, *arrays)
     expected, expected_gradients = reference_value_and_gradients(naive, *arrays)
     assert_close(value, expected, 1e-5)
@@ -133,27 +125,19 @@ def test_fast_decays_and_long_sequences_stay_finite():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="compilers of TensorFlow")
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_tensorflow_compiled_with_gradients(jit_compile):
-    import tensorflow as tf
+@pytest.mark.parametrize("way", ["graph", "xla"])
+def test_tensorflow_compiled_with_gradients(way):
+    ids = random_ids(150)
 
-    query, key, x = (ops.convert_to_tensor(t) for t in signals(150))
-    ids = ops.convert_to_tensor(random_ids(150))
-    rates = ops.convert_to_tensor(RATES, dtype="float32")
+    def attended(query, key, x, rates):
+        options = {"causal": False, "decay": Decay(rates), "segment_ids": ids, "chunk_size": 2}
+        return chunked_attention(query, key, x, **options)
 
-    def step(query, key, x, rates, ids):
-        with tf.GradientTape() as tape:
-            tape.watch((query, key, x, rates))
-            outputs = chunked_attention(
-                query, key, x, causal=False, decay=Decay(rates), segment_ids=ids, chunk_size=2
-            )
-            loss = tf.reduce_sum(tf.sin(outputs))
-        return outputs, *tape.gradient(loss, (query, key, x, rates))
-
-    expected = step(query, key, x, rates, ids)
-    found = tf.function(step, jit_compile=jit_compile)(query, key, x, rates, ids)
-    for one, two in zip(found, expected, strict=True):
-        assert_close(to_numpy(one), to_numpy(two), 2e-5)
+    arrays = (*signals(150), RATES)
+    value, gradients = value_and_gradients(attended, *arrays)
+    found, found_gradients = value_and_gradients(attended, *arrays, way=way)
+    assert_close(found, value, 2e-5)
+    assert_all_close(found_gradients, gradients, 2e-5)
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="the length is open in TensorFlow's graphs")

@@ -8,18 +8,13 @@ from keras import ops
 
 from keras_graphattn.feature_maps import FEATURE_MAPS
 from keras_graphattn.masks import Causal, Exponential
-from keras_graphattn.ops.kernel.attention import (
-    NormalisedOperator,
-    sum_over_features,
-    unmasked_attention,
-)
-from keras_graphattn.ops.kernel.features import (
+from keras_graphattn.operators.kernel import KernelOperator
+from keras_graphattn.ops import (
     favor_key_features,
     favor_query_features,
     orthogonal_features,
 )
 from tests import reference, reference_kernel
-from tests.masks.test_chunked_masks import signals
 from tests.numerics import (
     assert_all_close,
     assert_close,
@@ -78,7 +73,7 @@ def test_favor_estimates_softmax_attention(fixed_scale):
         favor_query_features(query, directions),
         favor_key_features(key, directions, fixed_scale=fixed_scale),
     )
-    operator = NormalisedOperator(lambda x: unmasked_attention(*features, x))
+    operator = KernelOperator(*features)
     outputs = to_numpy(operator(ops.convert_to_tensor(values)))
     exact = reference.attention_matrix(*(torch.tensor(t).double() for t in (query, key)))
     expected = torch.einsum("bnts,bsnh->btnh", exact, torch.tensor(values).double())
@@ -96,7 +91,7 @@ def test_favor_at_three_times_unit_scale(mask, scale):
     mask = mask()
     query_features = favor_query_features(query, directions)
     key_features = favor_key_features(key, directions, fixed_scale=mask.hides_keys)
-    operator = NormalisedOperator(lambda x: mask.attend(query_features, key_features, x))
+    operator = KernelOperator(query_features, key_features, mask)
     outputs = to_numpy(operator(ops.convert_to_tensor(values)))
     assert np.isfinite(outputs).all()
     assert (to_numpy(operator.normaliser) >= 0).all()
@@ -122,33 +117,13 @@ def test_a_fixed_scale_depends_on_no_other_key():
     np.testing.assert_array_equal(one[:, :5], two[:, :5])
 
 
-@pytest.mark.parametrize("chunk", [None, 2, 3, 5])
-def test_features_in_chunks(chunk):
-    """Algorithm 1 with its feature axis cut, gradients of captured weights included."""
-    query, key, x = signals(7)
-    weights = np.random.default_rng(0).random((7, 7)).astype("float32")
-
-    def apply(signal, matrix):
-        return ops.einsum("ts,bsnd->btnd", matrix, signal)
-
-    value, gradients = value_and_gradients(
-        lambda q, k, x, w: sum_over_features(apply, q, k, x, [w], chunk), query, key, x, weights
-    )
-    expected, expected_gradients = reference_value_and_gradients(
-        lambda q, k, x, w: reference_kernel.unnormalised(q, k, x, w.expand(2, HEADS, 7, 7)),
-        *(query, key, x, weights),
-    )
-    assert_close(value, expected, 1e-6)
-    assert_all_close(gradients, expected_gradients, 1e-5)
-
-
 @pytest.mark.parametrize("way", ["graph", "xla"])
 def test_small_weights_do_not_underflow_when_compiled(way):
     """Weights of 1e-26 give the same rows as weights of 1: XLA must not multiply two of them."""
     arrays = [np.abs(heads(5, seed=i)) for i in range(2)] + [heads(5, seed=2)]
 
     def function(query, key, x):
-        return NormalisedOperator(lambda signal: unmasked_attention(query, key, signal))(x)
+        return KernelOperator(query, key)(x)
 
     differentiate = differentiated(function, way=way)
     expected, gradients = differentiate(*arrays)

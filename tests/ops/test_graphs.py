@@ -1,6 +1,5 @@
 """Graphs as data, sparse products and spectra; and what is refused."""
 
-import networkx
 import numpy as np
 import pytest
 import scipy.sparse
@@ -8,16 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_graphattn.masks import GraphDiffusion, Hypercube, RandomWalk
-from keras_graphattn.ops.graphs.diffusion import chebyshev_terms
-from keras_graphattn.ops.graphs.graphs import (
-    graph_edges,
+from keras_graphattn.masks.graphs.edges import (
     graph_operator,
     read_graph,
     spectral_radius,
     transition_matrix,
 )
-from keras_graphattn.ops.graphs.sparse import SparseMatrix, sparse_product, sum_rows
-from keras_graphattn.ops.graphs.walks import random_walks
+from keras_graphattn.masks.graphs.sparse import SparseMatrix, sum_rows
+from keras_graphattn.masks.graphs.walks import random_walks
 from tests import reference_topology as reference
 from tests.numerics import assert_close, to_numpy, value_and_gradients
 
@@ -36,7 +33,7 @@ def test_sparse_product_and_its_gradient(rows, columns):
     dense = random_matrix(rows, columns)
     matrix = SparseMatrix(scipy.sparse.csr_array(dense))
     x = np.random.default_rng(1).standard_normal((columns, 2, 3))
-    value, gradients = value_and_gradients(lambda x: sparse_product(matrix, x), x)
+    value, gradients = value_and_gradients(matrix, x)
     assert_close(value, np.einsum("rc,cnd->rnd", dense, x), 1e-6)
     cotangent = np.random.default_rng(7).standard_normal(value.shape)
     assert_close(gradients[0], np.einsum("rc,rnd->cnd", dense, cotangent), 1e-6)
@@ -44,7 +41,7 @@ def test_sparse_product_and_its_gradient(rows, columns):
 
 def test_product_with_an_empty_matrix_is_zero():
     matrix = SparseMatrix(scipy.sparse.csr_array((3, 2)))
-    assert not to_numpy(sparse_product(matrix, np.ones((2, 4), "float32"))).any()
+    assert not to_numpy(matrix(np.ones((2, 4), "float32"))).any()
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -77,27 +74,6 @@ def test_spectral_radius_is_tight():
     graph = read_graph(reference.random_edges(200, 6.0))
     largest = np.linalg.eigvalsh(graph.toarray()).max()
     assert largest <= spectral_radius(graph) <= 1.02 * largest
-
-
-def test_chebyshev_needs_half_the_terms_of_a_poisson_series():
-    assert chebyshev_terms(lambda x: np.exp(-x), 0.0, 50.0, 1e-6) < 30  # Poisson: 88
-
-
-def test_forms_of_a_graph_agree():
-    edges = reference.random_edges(15, 3.0, 1)
-    weights = np.linspace(0.5, 2.0, len(edges))
-    one = read_graph(edges, 15, weights)
-    graph = networkx.Graph()
-    graph.add_nodes_from(f"node {i}" for i in range(15))
-    for (u, v), weight in zip(edges, weights, strict=True):
-        graph.add_edge(f"node {v}", f"node {u}", weight=weight)
-    for other in (read_graph(one), read_graph(graph), read_graph(*graph_edges_of(one))):
-        np.testing.assert_array_equal(one.toarray(), other.toarray())
-
-
-def graph_edges_of(graph):
-    edges, weights = graph_edges(graph)
-    return edges, graph.shape[0], weights
 
 
 @pytest.mark.parametrize("scale", [1e-310, 1e-30, 1.0, 1e15, 1e300])
@@ -135,6 +111,13 @@ def test_walks_take_edges_by_their_weights_beside_any_other_weights(scale):
     assert (shares[expected == 0] == 0).all()
 
 
+class WithFunction(GraphDiffusion):
+    """As subclasses had it that gave a function of the operator."""
+
+    def spectral_function(self, library, x, time):
+        return library.exp(-time * x)
+
+
 EDGE = [[0, 1]]
 ONE_WAY = np.array([[0.0, 1e12, 1.0], [1e12, 0.0, 0.0], [0.0, 0.0, 0.0]])
 
@@ -150,12 +133,17 @@ ONE_WAY = np.array([[0.0, 1e12, 1.0], [1e12, 0.0, 0.0], [0.0, 0.0, 0.0]])
         (lambda: GraphDiffusion(scipy.sparse.csr_array(ONE_WAY)), "symmetric"),
         (lambda: GraphDiffusion(EDGE, operator="signless"), "operator"),
         (lambda: GraphDiffusion(EDGE, function="wave"), "function"),
-        (lambda: GraphDiffusion(EDGE, function="resolvent", operator="adjacency"), "poles"),
+        (lambda: GraphDiffusion(EDGE, function="resolvent"), "no resolvents"),
+        (lambda: WithFunction(EDGE), "of your own"),
         (lambda: GraphDiffusion(EDGE, initial_time=0.0), "initial_time"),
         (lambda: GraphDiffusion(EDGE, max_time=0.5), "max_time"),
         (lambda: GraphDiffusion(EDGE, tolerance=0.0), "tolerance"),
         (lambda: GraphDiffusion(EDGE, initial_time=1e9), "2000 terms"),
         (lambda: GraphDiffusion(), "spectral_bound"),
+        (
+            lambda: GraphDiffusion(operator="normalized_laplacian", spectral_bound=1.9),
+            "as large as 2",
+        ),
         (lambda: Hypercube(-1.0), "initial_time"),
         (lambda: Hypercube(dimension=-1), "dimension"),
         (lambda: Hypercube().apply(np.ones((1, 6, 1, 1), "float32")), "2\\^d"),

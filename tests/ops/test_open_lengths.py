@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_graphattn.ops import (
-    AttentionMask,
-    BlockwiseOperator,
-    p_laplacian_attention,
-    zero_blind_rows,
-)
-from keras_graphattn.ops.softmax.causal_solution import causal_solution
+from keras_graphattn.operators import BlockwiseOperator, Visibility
+from keras_graphattn.ops import p_laplacian_attention
 from tests.numerics import BACKEND, to_numpy
 
 BLOCK, HEADS, SIZE = 4, 2, 3
@@ -23,14 +18,14 @@ def mask_of(x):
     """A mask with an entry for each pair, which is formed for a block of rows at a time."""
     places = ops.arange(x.shape[1])
     entries = places[:, None] % 3 >= places[None, :] % 3  # every row sees some
-    return AttentionMask(entries=entries[None, None])
+    return Visibility(entries=entries[None, None])
 
 
 def blind_rows(x):
     mask = mask_of(x)._replace(
         entries=ops.logical_and(mask_of(x).entries, x[:, None, :, 0, :1] > 0)
     )
-    return zero_blind_rows(x, mask, BLOCK)
+    return mask.zero_other_rows(x, BLOCK)
 
 
 OPERATORS = {
@@ -38,9 +33,6 @@ OPERATORS = {
     "blockwise, twice": lambda x: BlockwiseOperator(x, x, mask_of(x), block_size=BLOCK).twice(x)[1],
     "p-Laplacian": lambda x: p_laplacian_attention(
         x, x, x, [1.5] * HEADS, mask=mask_of(x), block_size=BLOCK
-    ),
-    "causal solution": lambda x: causal_solution(
-        AttentionMask(causal=True), BLOCK, x, x, 0.3 * np.ones((HEADS, 1), "float32"), x
     ),
     "rows that see nothing": blind_rows,
 }

@@ -6,11 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_graphattn.ops import (
-    AttentionMask,
-    p_laplacian_attention,
-    softmax_operator,
-)
+from keras_graphattn.operators import Visibility
+from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
+from keras_graphattn.ops import p_laplacian_attention
 from tests import random_masks, reference_dense
 from tests.numerics import (
     BACKEND,
@@ -62,7 +60,7 @@ def check(length, mask=None, meaning=None, *, drop=False, epsilon=0.1, block_siz
 def test_agrees_with_naive_twin_in_values_and_gradients(length, drop):
     check(length, drop=drop)
     causal = np.broadcast_to(np.tri(length), (BATCH, len(P), length, length))
-    check(length, AttentionMask(causal=True), causal, drop=drop, block_size=1000)
+    check(length, Visibility(causal=True), causal, drop=drop, block_size=1000)
 
 
 @given(
@@ -74,7 +72,7 @@ def test_agrees_with_naive_twin_in_values_and_gradients(length, drop):
 def test_agrees_with_naive_twin_under_masks(data, length, drop, block_size):
     sizes = {"batch": BATCH, "length": length, "heads": len(P)}
     drawn = random_masks.draw_masks(data, **sizes)
-    mask = AttentionMask(
+    mask = Visibility(
         *(
             None if m is None else ops.convert_to_tensor(m)
             for m in (
@@ -99,7 +97,9 @@ def test_p_two_is_softmax_attention():
     query, key, values = arrays(63)
     for drop in (False, True):
         outputs = p_laplacian_attention(query, key, values, [2.0] * 3, drop_diagonal=drop)
-        assert_close(to_numpy(outputs), to_numpy(softmax_operator(query, key)(values)), 1e-6)
+        assert_close(
+            to_numpy(outputs), to_numpy(SoftmaxOperator(scores_of(query, key))(values)), 1e-6
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -5,12 +5,9 @@ import pytest
 import torch
 from keras import ops
 
-from keras_graphattn.ops import (
-    AttentionMask,
-    p_laplacian_attention,
-    p_laplacian_weights,
-    squared_distances,
-)
+from keras_graphattn.operators import Visibility
+from keras_graphattn.operators.p_laplacian import PLaplacian, re_weighted
+from keras_graphattn.ops import p_laplacian_attention, squared_distances
 from tests import reference_dense
 from tests.numerics import reference_value_and_gradients, to_numpy, value_and_gradients
 
@@ -69,11 +66,10 @@ def test_every_entry_is_right(tokens, scale, epsilon):
     query, key, values = arrays(tokens, scale)
     expected = naive(query, key, values, epsilon)
     scores = ops.einsum("btnh,bsnh->bnts", ops.convert_to_tensor(query) / SIZE**0.5, key)
-    options = {"epsilon": epsilon, "drop_diagonal": False}
-    pair = (values, values)
-    for centre in (None, values.mean(1, keepdims=True)):
-        weights = p_laplacian_weights(
-            scores, pair, P, None, np.eye(LENGTH, dtype=bool), centre=centre, **options
+    pair = (ops.convert_to_tensor(values), ops.convert_to_tensor(values))
+    for centre in (None, ops.mean(pair[0], 1, keepdims=True)):
+        weights = re_weighted(
+            scores, pair, PLaplacian(tuple(P), epsilon), None, np.eye(LENGTH, dtype=bool), centre
         )
         np.testing.assert_allclose(to_numpy(weights), expected, rtol=1e-5)
 
@@ -84,7 +80,7 @@ def test_every_row_of_the_output_and_of_its_gradients_is_right(causal):
     """One call for all tokens and sizes, as so many examples of a batch."""
     cases = [arrays(tokens, scale) for tokens in TOKENS for scale in (1.0, 10.0, 1000.0)]
     query, key, values = (np.concatenate(x) for x in zip(*cases, strict=True))
-    mask = AttentionMask(causal=causal)
+    mask = Visibility(causal=causal)
     tri = torch.tensor(np.tri(LENGTH) if causal else np.ones((LENGTH, LENGTH)))
     tri = tri.expand(len(query), len(P), LENGTH, LENGTH)
 
@@ -121,14 +117,12 @@ def test_a_pair_counts_for_itself():
         scores = ops.einsum("btnh,bsnh->bnts", query, key)
         weights.append(
             to_numpy(
-                p_laplacian_weights(
+                re_weighted(
                     scores,
-                    (tokens, tokens),
-                    P,
+                    (ops.convert_to_tensor(tokens), ops.convert_to_tensor(tokens)),
+                    PLaplacian(tuple(P)),
                     None,
                     np.eye(LENGTH, dtype=bool),
-                    epsilon=0.1,
-                    drop_diagonal=False,
                 )
             )
         )

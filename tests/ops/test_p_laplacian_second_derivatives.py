@@ -5,7 +5,8 @@ import pytest
 import torch
 from keras import ops
 
-from keras_graphattn.ops import AttentionMask, p_laplacian_attention, squared_distances
+from keras_graphattn.operators import Visibility
+from keras_graphattn.ops import p_laplacian_attention, squared_distances
 from tests import reference_dense
 from tests.numerics import BACKEND, to_numpy
 
@@ -23,7 +24,7 @@ def arrays(coincident, seed=0):
 
 
 def attention(block_size, causal):
-    mask = AttentionMask(causal=causal)
+    mask = Visibility(causal=causal)
 
     def function(query, key, values):
         outputs = p_laplacian_attention(query, key, values, P, mask, block_size=block_size)

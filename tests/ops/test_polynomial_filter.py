@@ -5,14 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_graphattn.ops import (
-    filter_matrix,
-    first_order_filter,
-    matrix_operator,
-    plain_attention_coefficients,
-    polynomial_filter,
-    recurrence,
-)
+from keras_graphattn.filters.polynomial import plain_attention_coefficients
+from keras_graphattn.operators import MatrixOperator
+from keras_graphattn.operators.softmax import OnIdentity
+from keras_graphattn.ops import first_order_filter, polynomial_filter, recurrence
 from tests import reference, reference_dense
 from tests.numerics import (
     assert_all_close,
@@ -53,7 +49,7 @@ def test_agrees_with_naive_twin_in_values_and_gradients(basis, alpha, beta, leng
     steps = recurrence(basis, order, alpha, beta)
 
     def fast(matrix, values, weights):
-        return polynomial_filter(matrix_operator(matrix), values, weights[..., None], steps)
+        return polynomial_filter(MatrixOperator(matrix), values, weights[..., None], steps)
 
     def naive(matrix, values, weights):
         filtered = reference_dense.polynomial_filter(
@@ -77,7 +73,7 @@ def test_agrees_with_naive_twin_in_values_and_gradients(basis, alpha, beta, leng
 def test_jacobi_parameters_of_all_kinds(order, alpha, beta, seed):
     matrix, values, weights = stochastic(6, seed), signal(6, seed), coefficients(order, seed)
     outputs = polynomial_filter(
-        matrix_operator(matrix),
+        MatrixOperator(matrix),
         values,
         weights[..., None],
         recurrence("jacobi", order, alpha, beta),
@@ -95,7 +91,7 @@ def test_plain_attention_is_in_every_basis(basis, alpha, beta, order):
     steps = recurrence(basis, order, alpha, beta)
     matrix, values = stochastic(9), signal(9)
     weights = np.array(plain_attention_coefficients(steps), "float32").reshape(-1, 1, 1)
-    outputs = polynomial_filter(matrix_operator(matrix), values, weights, steps)
+    outputs = polynomial_filter(MatrixOperator(matrix), values, weights, steps)
     assert_close(to_numpy(outputs), np.einsum("bnts,bsnh->btnh", matrix, values), 1e-6)
 
 
@@ -123,12 +119,9 @@ def test_exact_power_is_within_the_bound_of_theorem_3_1(length, order, seed):
     """max_i sum_j |A^K - (A + (K - 1)(A^2 - A))|_ij <= 2 K, both sides by the package."""
     matrix = ops.convert_to_tensor(stochastic(length, seed, spread=4.0))
     power = np.eye(order + 1, dtype="float32")[order].reshape(-1, 1, 1, 1)
-    exact = filter_matrix(
-        lambda apply, x: polynomial_filter(apply, x, power, recurrence("monomial", order)), matrix
-    )
-    approximate = filter_matrix(
-        lambda apply, x: first_order_filter(apply, x, 0.0, 0.0, 1.0, order), matrix
-    )
+    products = OnIdentity(matrix)
+    exact = polynomial_filter(products, products.identity, power, recurrence("monomial", order))
+    approximate = first_order_filter(products, products.identity, 0.0, 0.0, 1.0, order)
     naive = np.linalg.matrix_power(to_numpy(matrix), order)
     assert_close(to_numpy(exact), naive, 1e-5)
     difference = np.abs(to_numpy(exact) - to_numpy(approximate)).sum(-1)
@@ -143,12 +136,13 @@ def test_filter_matrix_is_the_matrix_that_the_filter_applies():
         columns = [w.reshape(HEADS, *[1] * axes) for w in weights]
         return lambda apply, x: first_order_filter(apply, x, *columns, 4)
 
-    dense = to_numpy(filter_matrix(graph_filter(2), ops.convert_to_tensor(matrix)))
+    products = OnIdentity(ops.convert_to_tensor(matrix))
+    dense = to_numpy(graph_filter(2)(products, products.identity))
     expected = reference.first_order_filter(
         torch.tensor(matrix).double(), *torch.tensor(weights).double(), 4
     )
     assert_close(dense, expected.numpy(), 1e-6)
-    outputs = graph_filter(1)(matrix_operator(matrix), values)
+    outputs = graph_filter(1)(MatrixOperator(matrix), values)
     assert_close(np.einsum("bnts,bsnh->btnh", dense, values), to_numpy(outputs), 1e-6)
 
 
@@ -176,7 +170,7 @@ def test_gradient_is_the_finite_difference():
         return outputs.numpy()
 
     _, gradients = value_and_gradients(
-        lambda m, w: polynomial_filter(matrix_operator(m), values, w[..., None], steps),
+        lambda m, w: polynomial_filter(MatrixOperator(m), values, w[..., None], steps),
         matrix,
         start,
     )

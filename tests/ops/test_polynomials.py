@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_graphattn.filters import Jacobi
-from keras_graphattn.ops import BASES, polynomial, recurrence
+from keras_graphattn.filters.polynomial import BASES
+from keras_graphattn.ops import polynomial, recurrence
 from tests import reference
 from tests.numerics import (
     assert_all_close,

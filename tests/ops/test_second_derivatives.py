@@ -15,25 +15,25 @@ import scipy.sparse
 from keras import ops
 
 import keras_graphattn
+from keras_graphattn.masks.graphs.diffusion import (
+    Heat,
+    positive_operator,
+    series_sizes,
+)
+from keras_graphattn.masks.graphs.sparse import SparseMatrix
+from keras_graphattn.masks.graphs.walks import ExampleWalks
+from keras_graphattn.masks.trees.sweeps import exponential_product_of_batch
+from keras_graphattn.masks.trees.tables import table_product_of_batch
+from keras_graphattn.operators import BlockwiseOperator, Visibility
 from keras_graphattn.ops import (
-    AttentionMask,
-    BlockwiseOperator,
-    SparseMatrix,
-    chebyshev_matrix,
     exponential_tree_product,
     forest_from_parents,
+    graph_random_features,
+    graph_random_product,
     p_laplacian_attention,
     read_graph,
-    sparse_product,
-    spectral_product,
     table_tree_product,
 )
-from keras_graphattn.ops.graphs.example_walks import walk_product_of_batch
-from keras_graphattn.ops.graphs.heat import exponential_product, positive_operator, series_sizes
-from keras_graphattn.ops.graphs.random_features import graph_random_features, graph_random_product
-from keras_graphattn.ops.trees.distances import depth_product_of_batch
-from keras_graphattn.ops.trees.doubling import doubling_plan_of_batch
-from keras_graphattn.ops.trees.exponential import swept_product
 from tests.numerics import BACKEND, assert_close, to_numpy
 from tests.topology_cases import (
     applied,
@@ -48,7 +48,7 @@ from tests.topology_cases import (
 
 MAKERS = ("custom_gradient", "custom_vjp", "custom_jvp", "RegisterGradient", "autograd.Function")
 MAKERS += ("FunctionWithGradient", "SymmetricSeries")  # our own, made of these
-MACHINERY = {"own_gradient", "torch_gradient"}  # where they are made: no gradient of their own
+MACHINERY = {"custom_gradient", "torch_gradient"}  # where they are made: no gradient of their own
 REFUSALS = {
     "jax": ["can't apply forward-mode"],
     "tensorflow": ["Consider not using recompute_grad"],  # rematerialised blocks, a second time
@@ -88,7 +88,7 @@ def masked(**parts):
         "causal": True,
         "window": 3,
     }
-    return AttentionMask(**{name: everything[name] for name in parts if parts[name]})
+    return Visibility(**{name: everything[name] for name in parts if parts[name]})
 
 
 def twice(**parts):
@@ -102,18 +102,13 @@ def once(q, k, x):
     return BlockwiseOperator(q, k, masked(causal=True, keys=True), block_size=3)(x)
 
 
-def solved(q, k, x, factor):
-    mask = masked(causal=True, keys=True)
-    return BlockwiseOperator(q, k, mask, block_size=3).solve(factor[:, None], x)
-
-
 def tree_product(path):
     return lambda x, rate, offset: exponential_tree_product(x, rate, offset, FOREST, path)
 
 
 def batched_tree(x, rate, offset, edge_weights):
-    plan = doubling_plan_of_batch(ops.convert_to_tensor(BATCH), edge_weights, depth=6)
-    return swept_product(x, rate, offset, plan)
+    parents = ops.convert_to_tensor(BATCH)
+    return exponential_product_of_batch(x, rate, offset, parents, edge_weights, depth=6)
 
 
 def p_laplacian(block_size):
@@ -126,72 +121,58 @@ FOREST = forest_from_parents(PARENTS, LENGTHS)
 NODES = (normal(7, HEADS, WIDTH), np.array([-0.5, -1.0], "float32"), normal(HEADS))
 TABLE = normal(4, HEADS, seed=4)
 MATRIX = SparseMatrix(scipy.sparse.random_array((5, 7), density=0.5, rng=0))
-CYCLE = scipy.sparse.csr_array(np.roll(np.eye(7), 1, 0) + np.roll(np.eye(7), -1, 0))
-SPECTRAL = chebyshev_matrix(CYCLE, -2.0, 2.0)
-DIFFUSION = positive_operator(read_graph([[i, (i + 1) % 7] for i in range(7)]), "laplacian")
-SIZES = series_sizes(DIFFUSION.radius, 1.0, 1e-6)
+CYCLE = read_graph([[i, (i + 1) % 7] for i in range(7)])
+POSITIVE, SHIFT, RADIUS = positive_operator(CYCLE, "laplacian")
+SIZES = [series_sizes(RADIUS, 1.0, 1e-6, longest) for longest in (32.0, 1.0)]
+HEAT = Heat(POSITIVE, SHIFT, *SIZES)
 WALKS = RANDOM.integers(-1, 7, (2, 7, 2, 3)).astype("int32")
-FEATURES = graph_random_features(read_graph([[i, (i + 1) % 7] for i in range(7)]), 2, 4, 0)
-TREES = ("trees.exponential._product_with_gradient",)
-SERIES = ("graphs.symmetric_series.SymmetricSeries",)
+FEATURES = graph_random_features(CYCLE, 2, 4, 0)
 
 CASES = {
-    "twice": Case(twice(), attention_arrays(), ("softmax.blockwise._twice",)),
+    "twice": Case(twice(), attention_arrays(), ("operators.blockwise._twice",)),
     "twice, causal, padded": Case(twice(causal=True, keys=True), attention_arrays()),
     "twice, all masks": Case(
         twice(causal=True, keys=True, queries=True, entries=True, window=True), attention_arrays()
     ),
     "once": Case(once, attention_arrays()),
-    "causal solution": Case(
-        solved,
-        (*attention_arrays(), np.array([0.3, -0.2], "float32")),
-        ("softmax.causal_solution._solution",),
-    ),
-    "tree, levels": Case(tree_product("levels"), NODES, TREES),
+    "tree, levels": Case(tree_product("levels"), NODES, ("trees.sweeps.Sweeps",)),
     "tree, scan": Case(tree_product("scan"), NODES),
     "tree, doubling": Case(tree_product("doubling"), NODES),
     "trees of a batch": Case(
         batched_tree,
         (normal(14, HEADS, WIDTH), *NODES[1:], np.tile(LENGTHS, (2, 1)).astype("float32")),
-        TREES,
+        ("trees.sweeps.Doubling",),
     ),
     "tree, depths": Case(
         lambda x, table: table_tree_product(x, table, FOREST, "depths"),
         (NODES[0], TABLE),
-        (*SERIES, "trees.distances._series_of_forest"),
+        ("trees.tables",),
     ),
     "trees of a batch, depths": Case(
-        lambda x, table: depth_product_of_batch(x, table, ops.convert_to_tensor(BATCH)),
+        lambda x, table: table_product_of_batch(x, table, ops.convert_to_tensor(BATCH)),
         (normal(14, HEADS, WIDTH), TABLE),
-        (*SERIES, "trees.distances"),
+        ("trees.tables",),
     ),
-    "spectral": Case(
-        lambda x, coefficients: spectral_product(x, coefficients, SPECTRAL),
-        (NODES[0], TABLE),
-        (*SERIES, "graphs.diffusion._chebyshev_series"),
-    ),
-    "sparse": Case(
-        lambda x: sparse_product(MATRIX, x) ** 2, (NODES[0],), ("graphs.sparse.SparseMatrix",)
-    ),
+    "sparse": Case(lambda x: MATRIX(x) ** 2, (NODES[0],), ("graphs.sparse.SparseMatrix",)),
     "diffusion": Case(
-        lambda x, time: exponential_product(x, time, DIFFUSION, SIZES),
+        HEAT.product,
         (NODES[0], np.array([0.4, 0.9], "float32")),
-        ("graphs.heat.PositiveOperator",),
+        ("graphs.diffusion.Heat",),
     ),
+    "diffusion, matrix": Case(HEAT.matrix, (np.array([0.4, 0.9], "float32"),)),
     "random features": Case(
         lambda x, modulation: graph_random_product(x, modulation, *FEATURES),
         (NODES[0], TABLE),
-        ("graphs.random_features._weighted_sum",),
     ),
     "walks of a batch": Case(
-        lambda x, decay: walk_product_of_batch(x, decay, ops.convert_to_tensor(WALKS)),
+        lambda x, decay: ExampleWalks(WALKS).kernel_product(x, decay, 1.0),
         (normal(2, 7, HEADS, WIDTH), np.array([0.6, 0.8], "float32")),
-        ("graphs.example_walks",),
+        ("graphs.walks",),
     ),
     "p-Laplacian": Case(
         p_laplacian(7),
         attention_arrays(),
-        ("softmax.distances", "softmax.re_weighting._reweighted"),
+        ("operators.p_laplacian", "operators.p_laplacian._weights_with_gradient"),
     ),
     "p-Laplacian, blockwise": Case(p_laplacian(3), attention_arrays()),
 }

@@ -6,9 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from keras_graphattn.ops.toeplitz.fourier import fast_fourier_length, table_shape, toeplitz_product
-from keras_graphattn.ops.toeplitz.rows import block_toeplitz_rows, toeplitz_matrix, toeplitz_rows
-from keras_graphattn.ops.toeplitz.tiles import tiled_toeplitz_product
+from keras_graphattn.masks.toeplitz import (
+    block_toeplitz_rows,
+    fast_fourier_length,
+    table_shape,
+    tiled_toeplitz_product,
+    toeplitz_product,
+    toeplitz_rows,
+)
 from tests import reference_toeplitz as reference
 from tests.numerics import (
     BACKEND,
@@ -20,7 +25,6 @@ from tests.numerics import (
 )
 
 HEADS, WIDTH = 2, 3
-LENGTHS = st.integers(1, 1000)
 GRIDS = st.one_of(
     st.tuples(st.integers(1, 30), st.integers(1, 30)),
     st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),
@@ -35,9 +39,9 @@ def drawn(grid_shape, batch=2):
     return table.astype("float32"), x.astype("float32")
 
 
-def check(product, grid_shape):
+def check(product, grid_shape, way=None):
     arrays = drawn(grid_shape)
-    value, gradients = value_and_gradients(product, *arrays)
+    value, gradients = value_and_gradients(product, *arrays, way=way)
     expected = reference_value_and_gradients(
         lambda table, x: reference.toeplitz_product(table, x, grid_shape), *arrays
     )
@@ -46,57 +50,31 @@ def check(product, grid_shape):
 
 
 @EXAMPLES
-@given(length=LENGTHS)
-def test_sequences(length):
+@given(length=st.integers(1, 1000), grid_shape=GRIDS, size=st.sampled_from([4, 64]))
+def test_products(length, grid_shape, size):
     check(toeplitz_product, (length,))
-
-
-@EXAMPLES
-@given(grid_shape=GRIDS)
-def test_grids(grid_shape):
     check(lambda table, x: toeplitz_product(table, x, grid_shape), grid_shape)
-
-
-@EXAMPLES
-@given(length=LENGTHS, size=st.sampled_from([4, 64]))
-def test_tiles(length, size):
-    check(lambda table, x: tiled_toeplitz_product(table, x, min(size, 64)), (min(length, 300),))
+    check(lambda table, x: tiled_toeplitz_product(table, x, size), (min(length, 300),))
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="the others compile in every test or eagerly")
 @pytest.mark.parametrize("product", [toeplitz_product, tiled_toeplitz_product])
 def test_tensorflow_xla(product):
-    import tensorflow as tf
-
-    arrays = drawn((201,))
-    expected = reference_value_and_gradients(
-        lambda table, x: reference.toeplitz_product(table, x, (201,)), *arrays
-    )
-
-    @tf.function(jit_compile=True)
-    def value_and_gradient(*tensors):
-        with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            value = product(*tensors)
-            weights = np.random.default_rng(7).standard_normal(value.shape).astype("float32")
-            total = tf.reduce_sum(value * weights)
-        return value, tape.gradient(total, tensors)
-
-    value, gradients = value_and_gradient(*[tf.constant(a) for a in arrays])
-    assert_close(to_numpy(value), expected[0], 1e-5)
-    assert_all_close({i: to_numpy(g) for i, g in enumerate(gradients)}, expected[1], 1e-5)
+    check(product, (201,), way="xla")
 
 
 @pytest.mark.parametrize("grid_shape", [(1,), (9,), (5, 4), (1, 6), (2, 3, 4)])
 def test_matrix_and_its_rows(grid_shape):
     table, _ = drawn(grid_shape)
-    value, gradients = value_and_gradients(toeplitz_matrix, table)
+    lines, size = int(np.prod(grid_shape[:-1])), grid_shape[-1]
+    value, gradients = value_and_gradients(
+        lambda table: block_toeplitz_rows(table, 0, lines, grid_shape), table
+    )
     expected = reference_value_and_gradients(
         lambda table: reference.toeplitz_matrix(table, grid_shape), table
     )
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
     assert_all_close(gradients, expected[1], 1e-6)
-    lines, size = int(np.prod(grid_shape[:-1])), grid_shape[-1]
     for first, count in ((0, lines), (lines // 2, 1), (lines - 1, 2)):
         rows = to_numpy(block_toeplitz_rows(table, first, count, grid_shape))
         inside = expected[0][:, first * size : (first + count) * size]
@@ -105,7 +83,7 @@ def test_matrix_and_its_rows(grid_shape):
 
 def test_rows_of_a_shorter_sequence():
     table, _ = drawn((9,))
-    matrix = to_numpy(toeplitz_matrix(table))
+    matrix = to_numpy(toeplitz_rows(table, 0, 9))
     rows = to_numpy(toeplitz_rows(table, ops.convert_to_tensor(2), 3, length=6))
     np.testing.assert_allclose(rows, matrix[:, 2:5, :6])
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_graphattn.ops import AttentionMask, BlockwiseOperator, p_laplacian_attention
+from keras_graphattn.operators import BlockwiseOperator, Visibility
+from keras_graphattn.ops import p_laplacian_attention
 from tests.numerics import BACKEND, to_numpy
 
 pytestmark = pytest.mark.skipif(BACKEND != "torch", reason="only torch works in place")
@@ -12,10 +13,10 @@ pytestmark = pytest.mark.skipif(BACKEND != "torch", reason="only torch works in 
 BATCH, LENGTH, HEADS, SIZE = 2, 23, 3, 5
 KEYS = np.arange(LENGTH)[None] < np.array([[17], [LENGTH]])
 MASKS = {
-    "none": AttentionMask(),
-    "causal": AttentionMask(causal=True),
-    "padding": AttentionMask(keys=KEYS, queries=KEYS),
-    "entries": AttentionMask(
+    "none": Visibility(),
+    "causal": Visibility(causal=True),
+    "padding": Visibility(keys=KEYS, queries=KEYS),
+    "entries": Visibility(
         entries=np.random.default_rng(5).random((BATCH, HEADS, LENGTH, LENGTH)) > 0.7,
         keys=KEYS,
     ),
@@ -46,7 +47,7 @@ def found_by(function, inputs, monkeypatch, plain):
     """Outputs, without a gradient too, gradients, and products with the Hessian."""
     import torch
 
-    from keras_graphattn.ops.precision import torch_gradient
+    from keras_graphattn.numerics import torch_gradient
 
     with monkeypatch.context() as patch:
         if plain:
@@ -87,7 +88,7 @@ def test_p_laplacian_attention(mask, twins, drop_diagonal, block_size, monkeypat
 
 @pytest.mark.parametrize("numbers", [1, 2 * LENGTH**2, 4 * LENGTH**2])
 def test_how_many_heads_are_taken_together_changes_nothing(numbers, monkeypatch):
-    from keras_graphattn.ops.softmax import torch_blockwise, torch_p_laplacian
+    from keras_graphattn.operators import torch_blockwise, torch_p_laplacian
 
     for module in (torch_blockwise, torch_p_laplacian):
         monkeypatch.setattr(module, "_NUMBERS", numbers)
@@ -104,7 +105,7 @@ def test_what_is_hidden_may_be_any_number(make, number, monkeypatch):
     function = make(MASKS["padding"])
     quick = to_numpy(function(*inputs).detach())
     with monkeypatch.context() as patch:
-        patch.setattr("keras_graphattn.ops.precision.torch_gradient._are_ordinary", lambda _: False)
+        patch.setattr("keras_graphattn.numerics.torch_gradient._are_ordinary", lambda _: False)
         plain = to_numpy(function(*inputs).detach())
     assert np.isfinite(quick).all()
     np.testing.assert_allclose(quick, plain, atol=1e-6)

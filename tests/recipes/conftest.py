@@ -1,5 +1,6 @@
-"""A tiny data set in archive files, and the options of a model that trains on it in seconds."""
+"""Tiny data in files, and the options of a model that trains on one of them in seconds."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -31,6 +32,15 @@ def write_ts(path, random, per_class):
             channels[1][2] = MISSING
         lines.append(":".join(",".join(channel) for channel in channels) + f":{label}")
     path.write_text("\n".join(lines) + "\n")
+
+
+def write_images(folder, classes=("bird", "cat"), count=6, value=0):
+    """Images of one grey, brighter from class to class."""
+    for number, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            image = np.full((10, 12, 3), 20 * number + 10 + index + value, "uint8")
+            keras.utils.save_img(folder / name / f"{index}.png", image, scale=False)
 
 
 @pytest.fixture(scope="session")

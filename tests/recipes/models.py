@@ -1,34 +1,41 @@
 """Each recipe's model, tiny, and batches for it."""
 
+import importlib
 from types import SimpleNamespace
+from unittest import mock
 
 import keras
 import numpy as np
 import pytest
 
-from recipes.causal_lm.__main__ import RECIPE as causal_lm_recipe
 from recipes.common.data.ragged import Problem, Ragged, Split
-from recipes.common.training import graphs
-from recipes.graph_regression import model as regression
-from recipes.graph_regression.__main__ import RECIPE as graph_regression_recipe
-from recipes.image_classification import model as images
-from recipes.image_classification.__main__ import RECIPE as image_classification_recipe
-from recipes.long_range_arena import model as arena
-from recipes.long_range_arena.__main__ import RECIPE as long_range_arena_recipe
-from recipes.motif_detection.__main__ import RECIPE as motif_detection_recipe
-from recipes.node_classification import model as nodes
-from recipes.node_classification.__main__ import RECIPE as node_classification_recipe
-from recipes.text_classification.__main__ import RECIPE as text_classification_recipe
+from recipes.common.images.sizes import SIZES
 from recipes.text_classification.data import TASKS
-from recipes.time_series import model as time_series
-from recipes.time_series.__main__ import RECIPE as time_series_recipe
 from recipes.time_series.data import Problem as SeriesProblem
 from recipes.time_series.data import Split as SeriesSplit
 
 LONGEST, CHANNELS, VOCABULARY = 20, 3, 30
 WALKS = (3, 2)  # their number and their length
-WIDTHS = ["--d-model", "8", "--heads", "2", "--key-dim", "4", "--feed-forward", "8"]
-WIDTHS += ["--layers", "2"]
+WIDTHS = "--layers 2 --d-model 8 --heads 2 --feed-forward 8"
+TINY_CAIT = SIZES["cait-xxs24"]._replace(class_layers=1, layer_scale=0.5)
+TINY_SWIN = SIZES["swin-tiny"]._replace(  # two stages; a block has shifted windows
+    width=8, heads=2, feed_forward=16, patch=1, image=8, depths=(2, 1), layers=3, window=4
+)
+OF_GRAPHS = f"--heads 2 --key-dim 4 --walks {WALKS[0]} --walk-length {WALKS[1]}"
+
+
+def recipe_of(name):
+    """What the recipe declares."""
+    return importlib.import_module(f"recipes.{name}.__main__").RECIPE
+
+
+def made(name, problem, attention, arguments):
+    """The recipe's model of an attention, as it is served."""
+    recipe = recipe_of(name)
+    options = recipe.parse(arguments.split())
+    options.nodes = LONGEST  # on jax, Graphormer is served at one size
+    model = recipe.model.build(recipe.trial(problem, attention, options))
+    return getattr(recipe.model, "served", lambda model, options: model)(model, options)
 
 
 def series_model(attention):
@@ -37,95 +44,77 @@ def series_model(attention):
     mask = np.arange(LONGEST) < generator.integers(1, LONGEST + 1, (6, 1))
     split = SeriesSplit(series, mask, np.arange(6, dtype="int32") % 2)
     problem = SeriesProblem("made", ["low", "high"], split, split)
-    options = time_series_recipe.parse(["--dataset", "made", *WIDTHS])
-    settings = time_series_recipe.settings(options)[attention]
-    return time_series.build(problem, problem.train, attention, settings, options)
+    return made("time_series", problem, attention, f"--dataset made --key-dim 4 {WIDTHS}")
 
 
 def arena_model(attention, inputs=("tokens",)):
     tokens = Ragged.of([np.arange(1, n + 1, dtype="uint8") for n in (3, LONGEST)])
     split = Split(dict.fromkeys(inputs, tokens), np.arange(2, dtype="int32"))
     problem = Problem("listops", ["no", "yes"], VOCABULARY, split, split, split)
-    options = long_range_arena_recipe.parse(["--task", "listops", *WIDTHS])
-    settings = long_range_arena_recipe.settings(options)[attention]
-    return arena.build(problem, attention, settings, options)
+    return made("long_range_arena", problem, attention, f"--key-dim 4 {WIDTHS}")
 
 
 def text_model(attention, task="cola"):
     pytest.importorskip("keras_hub")
-    from recipes.text_classification import model as text
-
-    widths = ["--d-model", "8", "--heads", "2", "--feed-forward", "16", "--layers", "2"]
-    options = text_classification_recipe.parse(
-        ["--task", task, *widths, "--max-length", str(LONGEST)]
-    )
     tokenizer = SimpleNamespace(vocabulary_size=lambda: VOCABULARY)
     problem = SimpleNamespace(
         task=TASKS[task], preprocessor=SimpleNamespace(tokenizer=tokenizer), train=None
     )
-    settings = text_classification_recipe.settings(options)[attention]
-    return text.served(text.build(problem, attention, settings, options), options)
+    arguments = f"--task {task} {WIDTHS} --feed-forward 16 --max-length {LONGEST}"
+    return made("text_classification", problem, attention, arguments)
 
 
 def causal_model(attention):
     pytest.importorskip("keras_hub")
-    from recipes.causal_lm import model as causal_lm
-
-    widths = ["--d-model", "8", "--heads", "2", "--feed-forward", "16", "--layers", "2"]
-    options = causal_lm_recipe.parse([*widths, "--context", str(LONGEST)])
-    settings = causal_lm_recipe.settings(options)[attention]
-    model = causal_lm.build(attention, settings, VOCABULARY, options)
-    return causal_lm.served(model, options)
+    problem = SimpleNamespace(vocabulary=SimpleNamespace(size=VOCABULARY))
+    arguments = f"{WIDTHS} --feed-forward 16 --context {LONGEST}"
+    return made("causal_lm", problem, attention, arguments)
 
 
-def graph_model(attention):
-    widths = ["--heads", "2", "--key-dim", "4", "--feed-forward", "8"]
-    walks = ["--walks", str(WALKS[0]), "--walk-length", str(WALKS[1])]
-    options = motif_detection_recipe.parse([*widths, *walks])
-    settings = motif_detection_recipe.settings(options)[attention]
-    return graphs.classifier(attention, CHANNELS, 2, settings, options)
+def graph_model(attention, name="motif_detection", more="--feed-forward 8"):
+    problem = SimpleNamespace(features=CHANNELS, classes=["no", "yes"])
+    return made(name, problem, attention, f"{OF_GRAPHS} {more}")
 
 
 def regression_model(attention):
-    """On jax, Graphormer is served at one size."""
-    walks = ["--walks", str(WALKS[0]), "--walk-length", str(WALKS[1])]
-    options = graph_regression_recipe.parse([*WIDTHS[2:], "--hops", "2", *walks])
-    options.nodes = LONGEST
-    settings = graph_regression_recipe.settings(options)[attention]
-    problem = SimpleNamespace(features=CHANNELS)
-    return regression.served(regression.build(problem, attention, settings, options), options)
+    more = "--layers 2 --feed-forward 8 --hops 2"
+    return graph_model(attention, "graph_regression", more)
 
 
 def nodes_model(attention):
-    walks = ["--walks", str(WALKS[0]), "--walk-length", str(WALKS[1])]
-    options = node_classification_recipe.parse(["--heads", "2", "--key-dim", "4", *walks])
-    problem = SimpleNamespace(features=CHANNELS, classes=["no", "yes"])
-    settings = node_classification_recipe.settings(options)[attention]
-    return nodes.build(problem, attention, settings, options)
+    return graph_model(attention, "node_classification", "")
 
 
-def image_model(attention):
+def image_model(attention, model="vit"):
     """The last block's mask has no gradient: of its outputs only the class token's is used."""
-    where = ["--where", "first-half" if attention == "topological" else "all"]
-    options = image_classification_recipe.parse([*WIDTHS[:4], *WIDTHS[6:], *where])
-    settings = image_classification_recipe.settings(options)[attention]
+    where = "first-half" if attention == "topological" else "all"
     problem = SimpleNamespace(channels=1, classes=["no", "yes"])
-    return images.build(problem, attention, settings, options)
+    arguments = f"--model {model} --attention {attention} --where {where} --image-size 8"
+    if model != "swin":
+        arguments += f" --patch 2 {WIDTHS}"
+    with mock.patch.dict(SIZES, {"cait-xxs24": TINY_CAIT, "swin-tiny": TINY_SWIN}):
+        return made("image_classification", problem, attention, arguments)
+
+
+def all_attentions(prefix, make, recipe):
+    return {f"{prefix}_{one}": (make, one) for one in recipe_of(recipe).attentions}
 
 
 MODELS = {
     "nodes_gat": (nodes_model, "gat"),
     "nodes_graph_kernel": (nodes_model, "graph_kernel"),
     # of motif_detection and graph_classification
-    **{f"graphs_{one}": (graph_model, one) for one in motif_detection_recipe.attentions},
+    **all_attentions("graphs", graph_model, "motif_detection"),
     **{f"regression_{one}": (regression_model, one) for one in ("softmax", "gfsa", "gat")},
-    **{f"time_series_{one}": (series_model, one) for one in time_series_recipe.attentions},
-    **{f"arena_{one}": (arena_model, one) for one in long_range_arena_recipe.attentions},
+    **all_attentions("time_series", series_model, "time_series"),
+    **all_attentions("arena", arena_model, "long_range_arena"),
     "arena_pairs": (arena_model, "agf", ("tokens_1", "tokens_2")),
-    **{f"text_{one}": (text_model, one) for one in text_classification_recipe.attentions},
+    **all_attentions("text", text_model, "text_classification"),
     "text_regression": (text_model, "gfsa", "stsb"),
-    **{f"images_{one}": (image_model, one) for one in image_classification_recipe.attentions},
-    **{f"causal_lm_{one}": (causal_model, one) for one in causal_lm_recipe.attentions},
+    **all_attentions("images", image_model, "image_classification"),
+    **{f"images_cait_{one}": (image_model, one, "cait") for one in ("softmax", "gfsa", "agf")},
+    **{f"images_swin_{one}": (image_model, one, "swin") for one in ("gfsa", "p_laplacian")},
+    **all_attentions("causal_lm", causal_model, "causal_lm"),
 }
 
 

@@ -1,77 +1,110 @@
+"""Batches of constant shapes, in an order of the seed and the epoch."""
+
 import keras
 import numpy as np
 
-from recipes.common.data.batches import Batches
+from recipes.common.data.batches import Batches, Buckets, bucket_lengths
+from recipes.common.data.ragged import Ragged, Split, majority_level
 
 
-def example(count=10):
-    return {"x": np.arange(2.0 * count, dtype="float32").reshape(count, 2)}, np.arange(count)
-
-
-def real_labels(batches):
-    return [labels[weights > 0] for _, labels, weights in map(batches.__getitem__, range(3))]
+def batches_of(count, size, seed=None):
+    numbers = np.arange(2.0 * count, dtype="float32").reshape(count, 2)
+    return Batches({"x": numbers}, np.arange(count), size, seed)
 
 
 def test_every_example_counts_once_in_batches_of_constant_shape():
-    inputs, labels = example()
     for seed in (None, 3):
-        batches = Batches(inputs, labels, 4, seed)
+        batches = batches_of(10, 4, seed)
         assert batches.num_batches == 3
-        for index in range(3):
-            x, y, weights = batches[index]
-            assert x["x"].shape == (4, 2)
-            assert y.shape == weights.shape == (4,)
-            np.testing.assert_array_equal(x["x"][:, 0], 2 * y)
-        assert sorted(np.concatenate(real_labels(batches))) == list(range(10))
+        seen = []
+        for inputs, labels, weights in map(batches.__getitem__, range(3)):
+            assert inputs["x"].shape == (4, 2)
+            assert labels.shape == weights.shape == (4,)
+            np.testing.assert_array_equal(inputs["x"][:, 0], 2 * labels)
+            seen += labels[weights > 0].tolist()
+        assert sorted(seen) == list(range(10))
 
 
 def test_a_batch_larger_than_the_data_is_filled_up():
-    x, y, weights = Batches(*example(3), 8)[0]
-    assert x["x"].shape == (8, 2)
+    inputs, labels, weights = batches_of(3, 8)[0]
+    assert inputs["x"].shape == (8, 2)
     np.testing.assert_array_equal(weights, np.float32([8 / 3] * 3 + [0] * 5))  # of mean 1
-    np.testing.assert_array_equal(y[:3], [0, 1, 2])
+    np.testing.assert_array_equal(labels[:3], [0, 1, 2])
+
+
+def sequences(count=50, longest=200):
+    random = np.random.default_rng(0)
+    lengths = random.integers(5, longest + 1, count)
+    tokens = Ragged.of([random.integers(1, 99, size=n).astype("uint8") for n in lengths])
+    return Split({"tokens": tokens}, np.arange(count, dtype="int32"))
+
+
+def order_of_batches(seed, epoch):
+    batches = batches_of(50, 4, seed)
+    batches.start_epoch(epoch)
+    return tuple(batches.order)
+
+
+def order_of_buckets(seed, epoch):
+    batches = Buckets(sequences(), [96, 200], 4, seed)
+    batches.start_epoch(epoch)
+    return tuple(tuple(members) for _, members in batches.batches)
 
 
 def test_order_is_a_function_of_seed_and_epoch():
-    def order(seed, epoch):
-        batches = Batches(*example(50), 4, seed)
-        batches.start_epoch(epoch)
-        return tuple(batches.order)
-
-    assert order(1, 2) == order(1, 2)
-    assert len({order(1, 2), order(1, 3), order(2, 2), tuple(range(50))}) == 4
+    for order in (order_of_batches, order_of_buckets):
+        assert order(1, 2) == order(1, 2)
+        assert len({order(1, 2), order(1, 3), order(2, 2), order(None, 0)}) == 4
+        assert order(None, 0) == order(None, 5)
 
 
 def test_fit_takes_the_order_of_each_epoch():
-    inputs, labels = example()
+    def made():
+        x = keras.Input((2,), name="x")
+        model = keras.Model({"x": x}, keras.layers.Dense(1, kernel_initializer="ones")(x))
+        model.compile(keras.optimizers.SGD(1e-4), keras.losses.MeanSquaredError("sum"))
+        return model, batches_of(10, 4, seed=5)
 
-    def model():
-        inner = keras.Sequential(
-            [keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")]
-        )
-        inner.compile(keras.optimizers.SGD(1e-3), keras.losses.MeanSquaredError("sum"))
-        return inner
-
-    fitted, expected = model(), model()
-    batches = Batches({"x": inputs["x"]}, labels.astype("float32"), 4, seed=5)
-
-    class Start(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            batches.start_epoch(epoch)
-
-    class Unnamed(keras.utils.PyDataset):
-        num_batches = 3
-
-        def __getitem__(self, index):
-            x, y, weights = batches[index]
-            return x["x"], y, weights
-
-    fitted.fit(Unnamed(), epochs=3, callbacks=[Start()], shuffle=False, verbose=0)
-    reference = Batches({"x": inputs["x"]}, labels.astype("float32"), 4, seed=5)
+    (fitted, batches), (expected, reference) = made(), made()
+    start = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: batches.start_epoch(epoch)
+    )
+    fitted.fit(batches, epochs=3, callbacks=[start], shuffle=False, verbose=0)
     for epoch in range(3):
         reference.start_epoch(epoch)
-        for index in range(3):
-            x, y, weights = reference[index]
-            expected.train_on_batch(x["x"], y, weights)
+        for batch in map(reference.__getitem__, range(3)):
+            expected.train_on_batch(*batch)
     for actual, wanted in zip(fitted.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-5)
+
+
+def test_every_sequence_counts_once_in_the_least_bucket_that_holds_it():
+    split = sequences()
+    lengths = bucket_lengths(split.lengths, 200)
+    assert len(lengths) == 4
+    assert lengths[-1] == 200
+    assert bucket_lengths(np.full(10, 1024), 1024) == [1024]
+    for seed in (None, 3):
+        batches = Buckets(split, lengths, 8, seed)
+        assert batches.batches[0][0] != batches.batches[1][0]  # TensorFlow learns sizes there
+        seen = []
+        for inputs, labels, weights in map(batches.__getitem__, range(batches.num_batches)):
+            tokens = inputs["tokens"]
+            assert tokens.shape[0] == len(labels) == len(weights) == 8
+            for row, label in zip(tokens[weights > 0], labels[weights > 0], strict=True):
+                own = split.tokens["tokens"][label]
+                np.testing.assert_array_equal(row[: len(own)], own)
+                assert not row[len(own) :].any()
+                assert len(row) == min(one for one in lengths if one >= len(own))
+            seen += labels[weights > 0].tolist()
+        assert sorted(seen) == list(range(50))
+    assert batches.padding_share() < Buckets(split, [200], 8).padding_share()
+
+
+def test_majority_level_is_the_best_constant_answer():
+    labels = np.array([0, 0, 0, 1])
+    level = majority_level(labels)
+    assert level["accuracy"] == 0.75
+    losses = [-np.log(np.where(labels == 0, p, 1 - p)).mean() for p in np.linspace(0.01, 0.99, 99)]
+    assert min(losses) >= level["cross_entropy"]
+    np.testing.assert_allclose(min(losses), level["cross_entropy"], atol=1e-9)

@@ -1,9 +1,5 @@
 """The whole recipe on a text made up here, a tiny model for each attention."""
 
-import csv
-import json
-from pathlib import Path
-
 import keras
 import keras_hub
 import numpy as np
@@ -12,9 +8,8 @@ import pytest
 import keras_graphattn
 from recipes.causal_lm.__main__ import RECIPE
 from recipes.causal_lm.data import Pieces
-from recipes.common.training import resume
 from tests.compiling import compiled_once
-from tests.recipes.command_line import assert_one_error_line
+from tests.recipes.command_line import assert_one_error_line, history_of, results_of
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
@@ -25,7 +20,6 @@ TEXT = "".join(
 TEST = TEXT[len(TEXT) * 19 // 20 :]
 SIZES = "--layers 1 --d-model 8 --heads 2 --feed-forward 8 --context 16 --stride 8 --batch-size 16"
 TRAINING = "--epochs 2 --warm-up 4 --learning-rate 0.02 --sample-tokens 6 --verbose 0"
-ATTENTIONS = ("softmax", "gfsa", "p_laplacian", "masked_kernel")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,44 +36,30 @@ def text_file(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def arguments(text_file, tmp_path_factory):
+def output(text_file, tmp_path_factory):
     output = tmp_path_factory.mktemp("results")
     given = f"--data-dir {text_file} {SIZES} {TRAINING} --attention gfsa --dropout 0.2"
-    return [*given.split(), "--skip-saved-model", "--output", str(output)]
+    assert RECIPE.main([*given.split(), "--skip-saved-model", "--output", str(output)]) == 0
+    return output
 
 
-@pytest.fixture(scope="module")
-def output(arguments):
-    assert RECIPE.main(arguments) == 0
-    return Path(arguments[-1])
-
-
-@pytest.fixture(scope="module")
-def results(output):
-    return json.loads((output / "results.json").read_text())
-
-
-def test_every_epoch_is_validated_and_the_test_is_taken_once(output, results):
+def test_perplexities_are_exponentials_and_the_test_is_taken_once(output):
+    results = results_of(output)
     (run,) = results["runs"]
-    with (output / "histories" / "gfsa-seed0.csv").open() as file:
-        rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-    assert len(rows) == 2
-    assert not any(name.startswith("test_") for name in rows[0])
-    for row in rows:
+    for row in history_of(output, run):
+        assert not any(name.startswith("test_") for name in row)
         expected = np.exp(row["val_cross_entropy"])
         assert row["val_perplexity"] == pytest.approx(expected, rel=1e-4)
-    best = min(rows, key=lambda row: row["val_perplexity"])
-    assert run["chosen_epoch"] == best["epoch"]
-    assert run["validation_perplexity"] == best["val_perplexity"]
     assert run["sample"].startswith(TEST[:8])
     assert len(run["sample"]) > 8
+    assert run["test_perplexity"] < 40  # of 256 bytes, 20 are in the text
     names = ["test_perplexity_mean", "test_perplexity_per_word_mean"]
     assert [name for name in results["table"][0] if name.endswith("_mean")] == names
-    assert (output / "results.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_best_model_reloads_and_has_the_test_perplexity(output, results):
+def test_the_best_model_reloads_and_has_the_test_perplexity(output):
     """Against the logits of the whole text, window by window, in NumPy."""
+    results = results_of(output)
     (run,) = results["runs"]
     model = keras.saving.load_model(output / "model.keras", compile=False)
     rows = keras_graphattn.inspect(model)
@@ -98,56 +78,6 @@ def test_the_best_model_reloads_and_has_the_test_perplexity(output, results):
     words = results["words"]["test"]
     expected = np.exp(np.sum(lost) / words)
     assert run["test_perplexity_per_word"] == pytest.approx(expected, rel=1e-3)
-
-
-def test_finished_runs_are_not_trained_again(arguments, output, monkeypatch, capsys):
-    before = (output / "results.json").read_bytes()
-    monkeypatch.setattr(keras.Model, "fit", lambda *args, **kwargs: pytest.fail("trained again"))
-    assert RECIPE.main(arguments) == 0
-    assert (output / "results.json").read_bytes() == before
-    printed = capsys.readouterr().out
-    assert "test perplexity per word" in printed
-    assert "a sample of" in printed
-
-
-def test_training_that_was_broken_off_goes_on_to_the_same_end(
-    arguments, results, tmp_path, monkeypatch
-):
-    given = [*arguments[:-1], str(tmp_path)]
-    ends = resume.KeepRun.on_epoch_end
-
-    def break_off(self, epoch, logs):
-        ends(self, epoch, logs)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(resume.KeepRun, "on_epoch_end", break_off)
-    assert RECIPE.main(given) == 130
-    monkeypatch.setattr(resume.KeepRun, "on_epoch_end", ends)
-    assert RECIPE.main(given) == 0
-    found = json.loads((tmp_path / "results.json").read_text())
-    for name in ("test_cross_entropy", "validation_perplexity"):
-        assert found["runs"][0][name] == pytest.approx(results["runs"][0][name], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_all_attentions_train_and_are_served(text_file, tmp_path):
-    given = f"--data-dir {text_file} {SIZES} {TRAINING} --attention {','.join(ATTENTIONS)}"
-    assert RECIPE.main([*given.split(), "--output", str(tmp_path)]) == 0
-    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
-    assert [run["attention"] for run in runs] == list(ATTENTIONS)
-    assert len({run["test_perplexity"] for run in runs}) == len(ATTENTIONS)
-    assert all(run["sample"].startswith(TEST[:8]) and len(run["sample"]) > 8 for run in runs)
-    assert all(run["test_perplexity"] < 40 for run in runs)  # of 256 bytes, 20 are in the text
-
-    import tensorflow as tf
-
-    tokens = np.frombuffer(TEST[:16].encode(), "uint8").astype("int32")[None]
-    inputs = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
-    served = tf.saved_model.load(str(tmp_path / "saved_model" / "1")).signatures["serving_default"]
-    answer = served(**{name: tf.constant(value) for name, value in inputs.items()})["logits"]
-    model = keras.saving.load_model(tmp_path / "model.keras", compile=False)
-    logits = keras.ops.convert_to_numpy(model(inputs))
-    np.testing.assert_allclose(answer.numpy(), logits, atol=1e-4)
 
 
 def tokenizer():
@@ -175,7 +105,7 @@ def test_a_preset_is_converted_and_starts_as_it_was(preset, text_file, tmp_path)
     given = f"--preset {preset} --data-dir {text_file} --context 16 --batch-size 8 --epochs 1"
     given += " --learning-rate 1e-9 --sample-tokens 0 --verbose 0 --prompt 3 --skip-saved-model"
     assert RECIPE.main([*given.split(), "--output", str(tmp_path)]) == 0
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = results_of(tmp_path)
     plain, filtered = results["runs"]
     assert (plain["attention"], filtered["attention"]) == ("softmax", "gfsa")
     assert filtered["parameters"] > plain["parameters"]
@@ -194,35 +124,8 @@ def test_a_presets_tokens_come_back_line_by_line():
     assert pieces.start == 0
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("--attention softmax,agf", ["agf", "masked_kernel"]),
-        ("--attention softmax --order 2", ["--order", "gfsa", "softmax"]),
-        ("--attention gfsa --feature-map elu", ["--feature-map", "masked_kernel"]),
-        ("--attention p_laplacian --p 1.5,2,2.5", ["--exponents has 3", "--heads 2"]),
-        ("--attention p_laplacian --p 0.5", ["--p", "at least 1"]),
-        ("--stride 17", ["--stride 17", "--context 16"]),
-        ("--heads 3", ["--d-model 8", "--heads 3"]),
-        ("--context 2000", ["validation text has 1", "--context 2000"]),
-        ("--prompt 0123456789abcdef", ["--prompt has 16", "--context 16"]),
-        ("--epochs 1 --warm-up 12", ["--warm-up 12", "the 12 steps"]),
-        ("--tokens preset", ["--tokens preset", "--preset"]),
-        ("--preset nowhere", ["--layers", "sizes of --preset nowhere"]),
-        ("--published gfsa", ["--published gfsa", "wikitext-2", "text"]),
-        ("--dataset ptb", ["no ptb.train.txt"]),
-    ],
-)
-def test_bad_input_is_one_line(wrong, words, text_file, tmp_path, capsys):
-    given = f"--data-dir {text_file} {SIZES} --output {tmp_path / 'output'} {wrong}"
-    assert_one_error_line(RECIPE.main, given.split(), words, capsys)
-    assert not (tmp_path / "output").exists()
-
-
 def test_a_preset_that_cannot_be_had_is_one_line(text_file, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     given = f"--data-dir {text_file} --preset {tmp_path / 'empty'} --output {tmp_path / 'output'}"
-    assert RECIPE.main(given.split()) == 2
-    printed = capsys.readouterr().err
-    assert printed.count("\n") == 1
-    assert "cannot be loaded as a causal language model" in printed
+    words = ["cannot be loaded as a causal language model"]
+    assert_one_error_line(RECIPE.main, given.split(), words, capsys)

@@ -43,20 +43,18 @@ def test_raw_files_are_for_a_presets_tokenizer(tmp_path):
 
 
 def test_what_cannot_be_read_is_told(tmp_path):
-    with pytest.raises(UsageError, match=r"has no ptb\.train\.txt"):
-        read("ptb", tmp_path)
-    with pytest.raises(UsageError, match=r"needs --data-dir with wiki\.train\.tokens"):
-        read("wikitext-2", None)
-    with pytest.raises(UsageError, match=r"folder has 0 of them"):
-        read("text", tmp_path)
+    def refused(words, dataset="text", place=tmp_path):
+        with pytest.raises(UsageError, match=words):
+            read(dataset, place)
+
+    refused(r"has no ptb\.train\.txt", "ptb")
+    refused(r"needs --data-dir with wiki\.train\.tokens", "wikitext-2", None)
+    refused(r"folder has 0 of them")
     (tmp_path / "one.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="not UTF-8"):
-        read("text", tmp_path)
+    refused("not UTF-8")
     (tmp_path / "two.txt").write_text(" \n")
-    with pytest.raises(UsageError, match=r"has 2 of them"):
-        read("text", tmp_path)
-    with pytest.raises(UsageError, match="holds no text"):
-        read("text", tmp_path / "two.txt")
+    refused(r"has 2 of them")
+    refused("holds no text", place=tmp_path / "two.txt")
 
 
 def test_bytes_and_words_come_back():

@@ -1,6 +1,4 @@
-import csv
 import itertools
-import json
 import os
 import pickle
 
@@ -9,10 +7,12 @@ import numpy as np
 import pytest
 
 from keras_graphattn.graphs import Graph, precompute
+from recipes.common.command.parsing import UsageError
 from recipes.common.data.zinc import Molecule, read_zinc
 from recipes.graph_regression import data
 from recipes.graph_regression.__main__ import RECIPE
-from tests.recipes.command_line import assert_one_error_line
+from tests.numerics import to_numpy
+from tests.recipes.command_line import history_of, results_of
 
 KEYS = ("atom_type", "bond_type", "logP_SA_cycle_normalized")
 # two atoms more or less: 0 - 1 = 2 # 3, and 4 for itself
@@ -165,34 +165,19 @@ def test_files_that_are_not_zinc_are_refused(content, words, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("bonds", "index", "words"),
     [
-        ("--dataset zinc", ["zinc", "--data-dir", "train.pickle"]),
-        ("--dataset zinc --data-dir {folder}", ["--data-dir", "train.pickle"]),
-        ("--dataset zinc --data-dir {folder}/bonds", ["cannot be read", "1 to 3", "4"]),
-        ("--dataset zinc --data-dir {folder}/apart", ["cannot be read", "symmetric"]),
-        ("--dataset zinc --data-dir {folder}/index", ["cannot be read", "from 0 to 0"]),
-        ("--dataset zinc --data-dir {folder}/twice", ["cannot be read", "train.index, line 3"]),
-        ("--dataset zinc --data-dir {folder}/word", ["cannot be read", "train.index, line 1"]),
-        ("--data-dir {folder}", ["--data-dir", "made, not read"]),
-        ("--dataset zinc --data-dir {folder} --train-examples 3", ["--train-examples"]),
-        ("--published", ["--published", "--dataset zinc"]),
+        (4 * PAIR, "0", "1 to 3.*4"),
+        (np.triu(PAIR), "0", "symmetric"),
+        (PAIR, "1", "from 0 to 0"),
+        (PAIR, "0\n\n0\n", "train.index, line 3"),
+        (PAIR, "0,one", "train.index, line 1"),
     ],
 )
-def test_bad_input_is_one_line(wrong, words, tmp_path, capsys):
-    for name, bonds, index in (
-        ("bonds", 4 * PAIR, "0"),
-        ("apart", np.triu(PAIR), "0"),
-        ("index", PAIR, "1"),
-        ("twice", PAIR, "0\n\n0\n"),
-        ("word", PAIR, "0,one"),
-    ):
-        (tmp_path / name).mkdir()
-        write_zinc(tmp_path / name, [MOLECULES[1]._replace(bonds=bonds)], index)
-    output = tmp_path / "output"
-    given = wrong.format(folder=tmp_path).split()
-    assert_one_error_line(RECIPE.main, [*given, "--output", str(output)], words, capsys)
-    assert not output.exists()
+def test_molecules_that_cannot_be_read_are_refused(bonds, index, words, tmp_path):
+    write_zinc(tmp_path, [MOLECULES[1]._replace(bonds=bonds)], index)
+    with pytest.raises(UsageError, match=f"cannot be read.*{words}"):
+        loaded(tmp_path, "zinc")
 
 
 def test_published_settings_are_graphormer_slim_with_gfsa():
@@ -202,7 +187,7 @@ def test_published_settings_are_graphormer_slim_with_gfsa():
     filter = {"name": "first_order", "order": 2}
     one_rate = {"coefficient_learning_rate_multiplier": 1.0}
     assert RECIPE.settings(options)["gfsa"] == {"filter": filter, **one_rate}
-    assert RECIPE.departures(options) == ["epochs 3 (published: 10000)"]
+    assert RECIPE.deviations(options) == ["epochs 3 (published: 10000)"]
 
 
 TINY = (
@@ -212,42 +197,25 @@ TINY = (
 )
 
 
-def run(folder, attentions, epochs, *more):
-    folders = ["--output", str(folder / "out"), "--cache-dir", str(folder / "cache")]
-    asked = ["--attention", ",".join(attentions), "--epochs", str(epochs), *more]
-    assert RECIPE.main([*TINY, *folders, *asked]) == 0
-    return json.loads((folder / "out" / "results.json").read_text())
-
-
-@pytest.mark.slow
-def test_all_attentions_stand_in_one_table(tmp_path):
-    results = run(tmp_path, RECIPE.attentions, 1)
-    assert [row["attention"] for row in results["table"]] == list(RECIPE.attentions)
-    assert (tmp_path / "out" / "saved_model" / "1" / "saved_model.pb").exists()
-
-
 @pytest.mark.slow_on("jax", "tensorflow")
-def test_runs_are_kept_and_tell_the_absolute_error(tmp_path, capsys):
-    results = run(tmp_path, ["gfsa"], 2, "--skip-saved-model")
+def test_runs_tell_the_absolute_error_and_that_of_the_median(tmp_path, capsys):
+    folders = ["--output", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache")]
+    asked = ["--attention", "gfsa", "--epochs", "2", "--skip-saved-model"]
+    assert RECIPE.main([*TINY, *folders, *asked]) == 0
+    results = results_of(tmp_path / "out")
     assert "test mean absolute error" in capsys.readouterr().out
     assert results["graphs"] == {"train": 8, "validation": 4, "test": 4}
-    history = tmp_path / "out" / "histories" / "gfsa-seed0.csv"
-    rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(history.open())]
-    best = min(rows, key=lambda row: row["val_mean_absolute_error"])
-    (found,) = results["runs"]
-    assert found["chosen_epoch"] == best["epoch"]
-    assert found["test_mean_absolute_error"] == pytest.approx(best["test_mean_absolute_error"])
+    (run,) = results["runs"]
+    best = history_of(tmp_path / "out", run)[run["chosen_epoch"] - 1]
     problem = data.load(RECIPE.parse([*TINY]))
     labels = {name: [float(g.label) for g in part] for name, part in problem.splits.items()}
     error = np.abs(np.array(labels["test"]) - np.median(labels["train"])).mean()
     assert results["median"]["test"] == pytest.approx(error)
     model = keras.saving.load_model(tmp_path / "out" / "model.keras")
-    batches = RECIPE.model._batches(problem, problem.test, "gfsa", RECIPE.parse([*TINY]), None)
+    trial = RECIPE.trial(problem, "gfsa", RECIPE.parse([*TINY]))
+    batches = RECIPE.model.batches_for(trial, problem.test, None)
     errors = []
     for inputs, numbers, weights in (batches[i] for i in range(batches.num_batches)):
-        predicted = keras.ops.convert_to_numpy(model(inputs))[:, 0]
+        predicted = to_numpy(model(inputs))[:, 0]
         errors += np.abs(predicted - numbers)[weights > 0].tolist()
     assert np.mean(errors) == pytest.approx(best["test_mean_absolute_error"], abs=1e-5)
-    changed = history.stat().st_mtime_ns
-    run(tmp_path, ["gfsa"], 2, "--skip-saved-model")  # finished before
-    assert history.stat().st_mtime_ns == changed

@@ -19,14 +19,11 @@ def batches(augmentation=None, seed=5, size=4, images=IMAGES, labels=LABELS, sid
     return ImageBatches(in_memory(images, labels), CLASSES, side, size, seed, augmentation)
 
 
-def rows(found, epoch=0):
+def rows(made, epoch=0):
     """All images of an epoch, their classes and weights."""
-    found.start_epoch(epoch)
-    parts = [found[index] for index in range(found.num_batches)]
-    return tuple(
-        np.concatenate([part[0]["images"] if n == 0 else part[n] for part in parts])
-        for n in range(3)
-    )
+    made.start_epoch(epoch)
+    parts = [(inputs["images"], *more) for inputs, *more in map(made.__getitem__, range(6))]
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def test_without_a_seed_they_are_the_images_in_their_order():
@@ -40,8 +37,8 @@ def test_without_a_seed_they_are_the_images_in_their_order():
 
 
 def test_each_epoch_has_every_image_once_in_an_order_of_its_own():
-    found = batches()
-    epochs = [rows(found, epoch) for epoch in (0, 1, 0)]
+    made = batches()
+    epochs = [rows(made, epoch) for epoch in (0, 1, 0)]
     for images, classes, weights in epochs:
         real = images[weights > 0].astype("uint8")
         order = [int(np.flatnonzero((one == IMAGES).all((1, 2, 3)))[0]) for one in real]
@@ -58,8 +55,8 @@ def test_each_epoch_has_every_image_once_in_an_order_of_its_own():
 def test_changes_are_a_function_of_seed_and_epoch_wherever_reading_begins(augmentation):
     one, other = batches(augmentation), batches(augmentation)
     expected = rows(one, 1)
-    for found, known in zip(rows(other, 1), expected, strict=True):
-        np.testing.assert_array_equal(found, known)
+    for array, wanted in zip(rows(other, 1), expected, strict=True):
+        np.testing.assert_array_equal(array, wanted)
     other.start_epoch(1)
     late, again = other[3], other[0]  # as TensorFlow looks at the first batches
     np.testing.assert_array_equal(late[0]["images"], expected[0][12:16])
@@ -91,15 +88,15 @@ def test_mixup_mixes_images_and_classes_alike():
 def test_cutmix_mixes_classes_by_area():
     side = 32
     flat = np.broadcast_to(30 * LABELS[:, None, None, None], (COUNT, side, side, 3))
-    flat = flat.astype("uint8")
-    images, classes, _ = rows(batches(Augmentation(cut_mix=1.0), images=flat, side=side))
+    change = Augmentation(cut_mix=1.0)
+    images, classes, _ = rows(batches(change, images=flat.astype("uint8"), side=side))
     mixed = 0
     for image, row in zip(images, classes, strict=True):
         values, counts = np.unique(image[..., 0], return_counts=True)
         assert set(values / 30) <= set(range(CLASSES))
-        for value, count in zip(values, counts, strict=True):
-            # a rectangle ends between pixels
-            assert row[int(value / 30)] == pytest.approx(count / side**2, abs=0.09)
+        shares = row[(values / 30).astype(int)]
+        # a rectangle ends between pixels
+        np.testing.assert_allclose(shares, counts / side**2, atol=0.09)
         mixed += len(values) == 2
     assert mixed > 3
 
@@ -111,10 +108,13 @@ def test_each_change_changes_what_it_says():
     images = rows(batches(Augmentation(flip=True), images=ramp.swapaxes(1, 2)))[0]
     flipped = images[:, 0, 0, 0] > images[:, 0, -1, 0]
     assert 0 < flipped.sum() < len(flipped)
-    erased = rows(batches(Augmentation(random_erasing=0.999), images=np.full_like(ramp, 7)))[0]
-    assert (erased != 7).any((1, 2, 3)).mean() > 0.5
-    unchanged = rows(batches(Augmentation(random_erasing=0.25), images=np.full_like(ramp, 7)))[0]
-    assert 0 < (unchanged == 7).all((1, 2, 3)).mean() < 1
+    grey = np.full_like(ramp, 7)
+    often, seldom = (
+        (rows(batches(Augmentation(random_erasing=share), images=grey))[0] != 7).any((1, 2, 3))
+        for share in (0.999, 0.25)
+    )
+    assert often.mean() > 0.5
+    assert 0 < seldom.mean() < 1
 
 
 def test_images_of_other_sizes_show_their_middle():
@@ -130,8 +130,8 @@ def test_files_are_read_as_they_are(tmp_path):
     for number, image in enumerate(IMAGES[:5]):
         paths.append(tmp_path / f"{number}.png")
         keras.utils.save_img(paths[-1], image, scale=False)
-    found = ImageBatches(of_files(paths, LABELS[:5]), CLASSES, SIZE, 5)
-    np.testing.assert_array_equal(found[0][0]["images"], IMAGES[:5])
+    inputs, *_ = ImageBatches(of_files(paths, LABELS[:5]), CLASSES, SIZE, 5)[0]
+    np.testing.assert_array_equal(inputs["images"], IMAGES[:5])
 
 
 def test_data_are_read_once_for_each_epoch_and_once_where_epochs_are_equal(monkeypatch):

@@ -1,34 +1,20 @@
 """The recipe on digits, folders and TFDS: what it reads, trains, writes and refuses."""
 
-import importlib.util
-import json
-import re
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 
-from recipes.common.data.image_batches import ImageBatches
-from recipes.common.data.imagenet100 import SYNSETS
-from recipes.common.images.defaults import MODELS, SMALL
+from recipes.common.data.chance import held_out
 from recipes.common.images.sizes import SIZES
-from recipes.common.images.training import compile_model
-from recipes.common.training.throughput import Throughput
-from recipes.image_classification.__main__ import RECIPE
-from recipes.image_classification.data import divided, load
-from recipes.image_classification.model import (
-    build,
-    prepare,
-    replaced_layers,
-)
+from recipes.image_classification.__main__ import MODELS, RECIPE, SMALL
+from recipes.image_classification.data import SYNSETS, load
+from recipes.image_classification.model import build, compile_model, prepare, replaced_layers
 from tests.numerics import to_numpy
-from tests.recipes.command_line import assert_one_error_line
+from tests.recipes.command_line import assert_one_error_line, results_of, start
+from tests.recipes.conftest import write_images
 
-ROOT = Path(__file__).parents[2]
 WIDTHS = ["--layers", "2", "--d-model", "8", "--heads", "2", "--feed-forward", "8"]
 TINY = [*WIDTHS, "--batch-size", "256", "--epochs", "2", "--patch", "4", "--verbose", "0"]
 RELOAD = """
@@ -40,61 +26,30 @@ np.save(sys.argv[3], model.predict({"images": images}, verbose=0))
 """
 
 
-def write_images(folder, classes=("bird", "cat"), count=6, value=0):
-    """Images of one grey, brighter from class to class."""
-    for number, name in enumerate(classes):
-        (folder / name).mkdir(parents=True)
-        for index in range(count):
-            image = np.full((10, 12, 3), 20 * number + 10 + index + value, "uint8")
-            keras.utils.save_img(folder / name / f"{index}.png", image, scale=False)
-
-
 def of_folder(folder, *more):
     return load(RECIPE.parse(["--dataset", "folder", "--data-dir", str(folder), *more]))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("--dataset mnist", ["--dataset", "digits"]),
-        ("--dataset folder", ["--data-dir", "sub-folder"]),
-        ("--data-dir x", ["--data-dir", "scikit-learn"]),
-        ("--model swin --attention softmax,agf", ["--model swin", "p_laplacian", "agf"]),
-        ("--model topological --attention softmax", ["performer,topological", "softmax"]),
-        ("--model cait --size deit-tiny", ["--size deit-tiny", "cait-s24"]),
-        ("--model swin --attention softmax --layers 3", ["--layers", "--size"]),
-        ("--model swin --attention gfsa --where last-half", ["--where", "even"]),
-        ("--model cait --post-norm", ["--post-norm", "cait"]),
-        ("--patch 3", ["--image-size 8", "--patch 3"]),
-        ("--d-model 10 --heads 4", ["--d-model 10", "--heads 4"]),
-        ("--published --released", ["--published", "--released", "one of the two"]),
-        ("--attention softmax --feature-map relu", ["--feature-map", "performer"]),
-        ("--crop 0", ["--crop", "above 0"]),
-        ("--model swin --attention softmax", ["--model swin", "multiple of 32"]),
-    ],
-)
-def test_wrong_options_are_one_line(wrong, words, tmp_path, capsys):
-    if wrong.endswith("--attention softmax") and importlib.util.find_spec("keras_hub") is None:
-        pytest.skip("needs keras-hub")
-    output = tmp_path / "output"
-    assert_one_error_line(RECIPE.main, [*wrong.split(), "--output", str(output)], words, capsys)
+def test_images_that_swin_cannot_take_are_one_line(tmp_path, capsys):
+    pytest.importorskip("keras_hub")
+    given = ["--model", "swin", "--attention", "softmax", "--output", tmp_path / "output"]
+    assert_one_error_line(RECIPE.main, given, ["--model swin", "multiple of 32"], capsys)
 
 
 def test_published_settings():
     options = RECIPE.parse(["--dataset", "imagenet2012", "--model", "deit", "--published"])
-    found = vars(options)
     # arXiv 2012.12877, Table 9
     expected = {"epochs": 300, "batch_size": 1024, "learning_rate": 1e-3, "weight_decay": 0.05}
     expected |= {"warm_up_epochs": 5, "label_smoothing": 0.1, "dropout": 0.0, "drop_path": 0.1}
     expected |= {"mix_up": 0.8, "cut_mix": 1.0, "random_erasing": 0.25, "repeats": 3}
     expected |= {"image_size": 224, "patch": 16, "layers": 12, "d_model": 384, "heads": 6}
-    assert {name: found[name] for name in expected} == expected
-    assert RECIPE.departures(options) == []
+    assert expected.items() <= vars(options).items()
+    assert RECIPE.deviations(options) == []
     assert RECIPE.settings(options)["gfsa"]["filter"] == {"name": "first_order", "order": 3}
     jacobi = RECIPE.settings(options)["agf"]["filter"]
     assert (jacobi["alpha"], jacobi["beta"]) == (-0.5, 0)
     code = RECIPE.parse(["--model", "cait", "--released", "--seeds", "1", "--epochs", "400"])
-    assert RECIPE.departures(code) == ["epochs 400 (published: 500)"]
+    assert RECIPE.deviations(code) == ["epochs 400 (published: 500)"]
     assert RECIPE.settings(code)["gfsa"]["filter"]["order"] == 4
     swin = ["--dataset", "imagenet2012", "--model", "swin", "--attention", "gfsa", "--released"]
     assert RECIPE.parse(swin).drop_path == 0.3
@@ -114,48 +69,34 @@ def test_long_grids_are_filtered_in_blocks_of_rows():
     assert "attention_path" not in RECIPE.settings(RECIPE.parse([]))["gfsa"]
 
 
-def test_where_attention_is_converted():
-    options = SimpleNamespace(layers=5, where="all")
-    found = {}
-    for options.where in ("all", "even", "first-half", "last-half"):
-        found[options.where] = replaced_layers(options)
-    halves = {"first-half": [0, 1, 2], "last-half": [2, 3, 4]}
-    assert found == {"all": [0, 1, 2, 3, 4], "even": [0, 2, 4], **halves}
-
-
-@pytest.mark.parametrize("where", ["even", "last-half"])
-def test_other_blocks_have_softmax(where):
-    options = RECIPE.parse([*TINY, "--where", where])
-    settings = RECIPE.settings(options)["topological"]
+@pytest.mark.parametrize(
+    ("where", "blocks"),
+    [("all", [0, 1, 2]), ("even", [0, 2]), ("first-half", [0, 1]), ("last-half", [1, 2])],
+)
+def test_where_attention_is_converted_and_other_blocks_have_softmax(where, blocks):
+    options = RECIPE.parse([*TINY, "--where", where, "--layers", "3"])
+    assert replaced_layers(options) == blocks
     problem = SimpleNamespace(channels=1, classes=["a", "b"])
-    network = build(problem, "topological", settings, options).get_layer("network")
-    kinds = [type(network.get_layer(f"block_{n}_attention")).__name__ for n in (1, 2)]
-    kinds = kinds if where == "even" else kinds[::-1]
-    assert kinds == ["MaskedKernelAttention", "MultiHeadAttention"]
+    network = build(RECIPE.trial(problem, "topological", options)).get_layer("network")
+    kinds = [type(network.get_layer(f"block_{n + 1}_attention")).__name__ for n in range(3)]
+    names = ("MultiHeadAttention", "MaskedKernelAttention")
+    assert kinds == [names[number in blocks] for number in range(3)]
 
 
-@pytest.mark.parametrize("attention", ["softmax", "gfsa", "topological"])
 @pytest.mark.slow_on("jax", "tensorflow")
-def test_cait_has_every_attention_in_its_blocks(attention):
+def test_the_class_token_of_cait_is_no_prefix():
     options = RECIPE.parse(["--model", "cait", *TINY])
     problem = SimpleNamespace(channels=1, classes=["a", "b"])
-    settings = RECIPE.settings(options)[attention]
-    model = build(problem, attention, settings, options)
+    model = build(RECIPE.trial(problem, "topological", options))
     layer = model.get_layer("network").get_layer("block_1_attention")
-    kind = "MaskedKernelAttention" if attention == "topological" else "TalkingHeadsAttention"
-    assert type(layer).__name__ == kind
-    if attention == "topological":
-        assert layer.mask.num_prefix_tokens == 0  # the class token comes after the blocks
+    assert layer.mask.num_prefix_tokens == 0  # it comes after the blocks
     assert model.predict({"images": np.zeros((2, 8, 8, 1))}, verbose=0).shape == (2, 2)
 
 
 def test_classes_are_divided_alike_and_the_parts_have_nothing_in_common():
     problem = load(RECIPE.parse([]))
-    assert {name: len(part) for name, part in problem.splits.items()} == {
-        "training": 1151,
-        "validation": 287,
-        "test": 359,
-    }
+    counts = {name: len(part) for name, part in problem.splits.items()}
+    assert counts == {"training": 1151, "validation": 287, "test": 359}
     for part in problem.splits.values():
         shares = np.bincount(part.labels) / len(part)
         assert shares == pytest.approx(np.full(10, 0.1), abs=0.01)
@@ -163,7 +104,7 @@ def test_classes_are_divided_alike_and_the_parts_have_nothing_in_common():
     other = load(RECIPE.parse(["--data-seed", "1"]))
     assert (other.test.labels != problem.test.labels).any()
     labels = np.array([0] * 5 + [1] * 2 + [2])
-    rest, chosen = divided(labels, 0.5, 3)
+    rest, chosen = held_out(labels, 0.5, np.random.default_rng(3))
     assert sorted([*rest, *chosen]) == list(range(8))
     assert [int((labels[chosen] == label).sum()) for label in range(3)] == [2, 1, 0]
 
@@ -194,10 +135,9 @@ def test_corrupt_images_are_named_in_one_line(tmp_path, capsys):
     whole = (tmp_path / "data" / "cat" / "1.png").read_bytes()
     (tmp_path / "data" / "cat" / "1.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "data" / "bird" / "2.png").write_text("no image")
-    given = ["--dataset", "folder", "--data-dir", str(tmp_path / "data"), *TINY]
+    given = ["--dataset", "folder", "--data-dir", tmp_path / "data", "--output", tmp_path / "out"]
     words = ["not readable as images", "cat/1.png", "bird/2.png"]
-    output = ["--output", str(tmp_path / "output")]
-    assert_one_error_line(RECIPE.main, [*given, *output], words, capsys)
+    assert_one_error_line(RECIPE.main, [*given, *TINY], words, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -210,28 +150,33 @@ def trained(tmp_path_factory):
 
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_a_run_writes_table_pictures_and_the_best_model(trained, tmp_path):
-    results = json.loads((trained / "results.json").read_text())
-    assert [row["attention"] for row in results["table"]] == ["topological"]
-    for run in results["runs"]:
-        assert 0 <= run["test_accuracy"] <= run["test_accuracy_top_5"] <= 1
-        assert len(run["token_similarity"]) == 3
-    for name in ("results.png", "masks.png", "predictions.png"):
+    (run,) = results_of(trained)["runs"]
+    assert 0 <= run["test_accuracy"] <= run["test_accuracy_top_5"] <= 1
+    assert len(run["token_similarity"]) == 3
+    for name in ("masks.png", "predictions.png"):
         assert (trained / name).read_bytes().startswith(b"\x89PNG")
     images = np.random.default_rng(0).uniform(0, 255, (3, 8, 8, 1)).astype("float32")
     np.save(tmp_path / "images.npy", images)
-    files = [trained / "model.keras", tmp_path / "images.npy", tmp_path / "found.npy"]
-    subprocess.run([sys.executable, "-c", RELOAD, *map(str, files)], check=True, cwd=ROOT)
-    found = np.load(files[2])
+    files = [trained / "model.keras", tmp_path / "images.npy", tmp_path / "answers.npy"]
+    with start("-c", RELOAD, *files) as process:
+        assert process.wait() == 0
     model = keras.saving.load_model(trained / "model.keras")
     expected = model.predict({"images": images}, verbose=0)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(np.load(files[2]), expected, atol=1e-6)
+
+
+def decayed_weights(model):
+    """The paths of the weights that decay, and those of all matrices."""
+    optimizer, variables = model.optimizer, model.trainable_variables
+    decayed = {v.path for v in variables if optimizer._use_weight_decay(v)}
+    return decayed, {v.path for v in variables if v.path.endswith("kernel")}
 
 
 def test_only_matrices_decay_and_the_rate_rises_and_falls():
     given = ["--warm-up-epochs", "2", "--final-learning-rate", "1e-4", "--learning-rate", "1e-2"]
     options = RECIPE.parse([*TINY, "--epochs", "10", *given, "--accumulate", "2"])
     problem = SimpleNamespace(channels=1, classes=[str(n) for n in range(10)])
-    model = build(problem, "topological", RECIPE.settings(options)["topological"], options)
+    model = build(RECIPE.trial(problem, "topological", options))
     compile_model(model, len(problem.classes), 5, options)
     rates = [float(model.optimizer._learning_rate(step)) for step in range(51)]
     assert np.argmax(rates) == 10
@@ -239,13 +184,13 @@ def test_only_matrices_decay_and_the_rate_rises_and_falls():
     assert rates[5] == pytest.approx(5e-3)
     assert rates[30] == pytest.approx((1e-2 + 1e-4) / 2)
     assert rates[50] == pytest.approx(1e-4)
-    decayed = {v.path for v in model.trainable_variables if model.optimizer._use_weight_decay(v)}
-    assert decayed == {v.path for v in model.trainable_variables if v.path.endswith("kernel")}
+    decayed, matrices = decayed_weights(model)
+    assert decayed == matrices
 
 
 @pytest.mark.slow_on("jax")
 def test_two_steps_on_data_shaped_like_cifar(tmp_path):
-    """`test_image_policies` has all models, attentions and precisions."""
+    """`test_mixed_precision` has all kinds of models."""
     tfds = pytest.importorskip("tensorflow_datasets")
     widths = [*WIDTHS, "--patch", "16", "--batch-size", "8", "--mix-up", "0.8", "--flip"]
     given = ["--dataset", "cifar10", *widths, "--epochs", "1", "--attention", "topological"]
@@ -253,11 +198,10 @@ def test_two_steps_on_data_shaped_like_cifar(tmp_path):
     with tfds.testing.mock_data(num_examples=12, data_dir=str(tmp_path)):
         problem = load(options)
         assert len(problem.classes) == 10
-        settings = RECIPE.settings(options)["topological"]
-        training = prepare(problem, "topological", settings, 0, options)
+        training = prepare(RECIPE.trial(problem, "topological", options))
         before = [to_numpy(v) for v in training.model.trainable_variables]
-        found = training.model.fit(training.batches, steps_per_epoch=2, verbose=0)
-    assert np.isfinite(found.history["loss"]).all()
+        history = training.model.fit(training.batches, steps_per_epoch=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
     moved = zip(training.model.trainable_variables, before, strict=True)
     assert np.mean([(to_numpy(v) != old).any() for v, old in moved]) > 0.9
 
@@ -269,40 +213,9 @@ def test_imagenet_100_keeps_a_hundred_classes_and_numbers_them_anew(tmp_path):
     with tfds.testing.mock_data(num_examples=60, data_dir=str(tmp_path)):
         builder = tfds.builder("imagenet2012", data_dir=str(tmp_path))
         names = builder.info.features["label"].names
-        known = [int(one["label"]) for one in builder.as_dataset(split="train")]
+        labels = [int(one["label"]) for one in builder.as_dataset(split="train")]
         problem = load(options)
     assert problem.classes == list(SYNSETS)
-    expected = [SYNSETS.index(names[one]) for one in known if names[one] in SYNSETS]
+    expected = [SYNSETS.index(names[one]) for one in labels if names[one] in SYNSETS]
     assert problem.train.labels.tolist() == expected
     assert len(problem.train) == len(expected) > 0
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
-    given = [*TINY, "--attention", "topological", "--skip-saved-model", "--crop", "0.5"]
-    assert RECIPE.main([*given, "--output", str(tmp_path / "whole")]) == 0
-    read = ImageBatches.__getitem__
-
-    def killed(batches, index):
-        if batches.epoch == 1 and index == 2:
-            raise KeyboardInterrupt
-        return read(batches, index)
-
-    monkeypatch.setattr(ImageBatches, "__getitem__", killed)
-    assert RECIPE.main([*given, "--output", str(tmp_path / "killed")]) == 130
-    monkeypatch.undo()
-    assert RECIPE.main([*given, "--output", str(tmp_path / "killed")]) == 0
-    whole, killed = (
-        (tmp_path / name / "histories" / "topological-seed0.csv").read_text()
-        for name in ("whole", "killed")
-    )
-    assert killed == whole
-
-
-def test_throughput_is_on_the_progress_bar(capsys):
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    data = np.ones((24, 1))
-    model.fit(data, data, batch_size=8, callbacks=[Throughput(8)], verbose=1)
-    (rate,) = re.findall(r"examples_per_second: ([\d.e+]+)", capsys.readouterr().out)[-1:]
-    assert float(rate) > 0

@@ -1,18 +1,9 @@
-"""Ctrl-C at any moment: one line, exit code 130, and the next start continues."""
-
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+"""Ctrl-C between any two steps: one line and exit code 130. `tests/faults` kills and continues."""
 
 import pytest
 
-from tests.recipes.command_line import heed_interrupts, wait_until_it_listens
+from tests.recipes.command_line import ROOT, interrupt, start, wait_until_it_listens
 
-ROOT = Path(__file__).parents[2]
 LINE = "interrupted: the same command continues after the last epoch"
 # What programs do when Ctrl-C comes; each says "ready" when it is about to do it.
 ACTIONS = {
@@ -24,28 +15,17 @@ ACTIONS = {
             except BaseException:
                 pass
     """,
-    "runs C code": "ready(); hashlib.pbkdf2_hmac('sha256', b'x', b'y', 10**9)",
     "collects garbage": """
         gc.callbacks.append(lambda *_: time.sleep(0.05))
         ready()
         while True:
             gc.collect()
     """,
-    "has a child": """
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        ready(child.pid); child.wait()
-    """,
-    "has a child that ends before it": """
-        # a machine with much to do
-        os._exit = lambda code, end=os._exit, time=time: (time.sleep(1), end(code))
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        ready(child.pid); child.wait(); print("takes the end of the child for its own")
-    """,
     "has printed": "print('more', end=''); os.write(1, b'ready\\n'); time.sleep(60)",
 }
 PROGRAM = """
-import gc, hashlib, os, subprocess, sys, textwrap, time
-from recipes.common.command.program import run_program
+import gc, os, sys, textwrap, time
+from recipes.common.command.parsing import run_program
 
 def ready(what=""):
     print("ready", what, flush=True)
@@ -57,102 +37,81 @@ run_program(main)
 """
 
 
-def own_lines(errors):
-    """Lines of standard error without what TensorFlow's C++ code logs."""
-    logged = ("I0000", "W0000", "E0000", "WARNING: All log messages")
-    return [line for line in errors.splitlines() if not line.startswith(logged)]
+@pytest.fixture
+def started():
+    """Starts programs that end with the test."""
+    processes = []
 
+    def begin(*arguments):
+        processes.append(start(*arguments))
+        return processes[-1]
 
-def start(arguments):
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
-        # output is buffered, as it is where it goes to a file
-        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONUNBUFFERED": ""},
-    )
-
-
-def interrupt(process):
-    """Sends SIGINT; the exit code and standard error, in time for someone who waits."""
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=20)
-    return process.returncode, own_lines(errors), output
+    yield begin
+    for process in processes:
+        process.kill()
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_a_program_ends_whatever_it_does(name):
-    process = start(["-c", PROGRAM, ACTIONS[name]])
-    try:
-        printed = process.stdout.readline()
-        code, errors, output = interrupt(process)
-    finally:
-        process.kill()
-    assert (code, errors) == (130, [LINE])
-    assert printed.startswith("ready")
-    assert output == ("more" if name == "has printed" else "")
-    if name.startswith("has a child"):
-        child = int(printed.split()[1])
-        for _ in range(50):
-            if not alive(child):
-                break
-            time.sleep(0.1)
-        assert not alive(child)
+def test_a_program_ends_whatever_it_does(name, started):
+    process = started("-c", PROGRAM, ACTIONS[name])
+    assert process.stdout.readline().startswith("ready")
+    assert interrupt(process) == (130, [LINE], "more" if name == "has printed" else "")
 
 
-def alive(process):
-    status = Path(f"/proc/{process}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def test_a_program_that_ignores_ctrl_c_goes_on_doing_so():
+def test_a_program_that_ignores_ctrl_c_goes_on_doing_so(started):
     ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
-    process = start(["-c", ignore + PROGRAM, "ready(); time.sleep(0.5)"])
+    process = started("-c", ignore + PROGRAM, "ready(); time.sleep(0.5)")
     assert process.stdout.readline().startswith("ready")
     assert interrupt(process)[:2] == (0, [])
 
 
-def command(arguments, output, *more):
-    run = ["--attention", "agf", "--skip-saved-model", "--output", str(output)]
-    return ["-m", "recipes.time_series", *arguments, *run, "--verbose", "2", *more]
-
-
 @pytest.mark.slow_on("jax", "tensorflow")
-def test_a_recipe_ends_where_its_training_begins(tiny_arguments, tmp_path):
-    process = start(["-u", *command(tiny_arguments, tmp_path)])
-    try:
-        for line in process.stdout:
-            if "training, " in line:  # then it compiles
-                break
-        code, errors, _ = interrupt(process)
-    finally:
-        process.kill()
-    assert (code, errors) == (130, [LINE])
+def test_a_recipe_ends_where_its_training_begins(tiny_arguments, tmp_path, started):
+    run = ["--attention", "agf", "--skip-saved-model", "--output", tmp_path]
+    process = started("-u", "-m", "recipes.time_series", *tiny_arguments, *run)
+    for line in process.stdout:
+        if "training, " in line:  # then it compiles
+            break
+    assert interrupt(process)[:2] == (130, [LINE])
     assert not (tmp_path / "results.json").exists()
 
 
-@pytest.mark.slow
-def test_a_recipe_ends_at_any_moment_and_continues(tiny_arguments, tmp_path):
-    moment, ended = 0.3, []  # seconds
-    while True:
-        process = start(["-u", *command(tiny_arguments, tmp_path, "--epochs", "8")])
-        wait_until_it_listens(process)
-        time.sleep(moment)
-        code, errors, _ = interrupt(process)
-        if code == 0:
-            break
-        assert (code, errors) == (130, [LINE]), f"after {moment} s"
-        ended.append(moment)
-        moment *= 1.3
-        if moment > 30:  # each start gets further than the one before
-            process = start(command(tiny_arguments, tmp_path, "--epochs", "8"))
-            assert process.wait(300) == 0
-            break
-    assert len(ended) > 5
-    (run,) = json.loads((tmp_path / "results.json").read_text())["runs"]
-    assert run["epochs"] == 8 or run["epochs"] >= run["chosen_epoch"] + 8
-    assert not list(tmp_path.rglob(".writing-*"))
-    assert not (tmp_path / ".lock").exists()
+BENCHMARKS = ROOT / "benchmarks"
+SCRIPTS = [path for path in BENCHMARKS.glob("*.py") if "\n    run(main)" in path.read_text()]
+
+
+def one_error_line(process):
+    """The line with which a program has ended that cannot do what was asked for."""
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert not printed
+    assert errors.count("\n") == 1
+    return errors
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem == "precision"))
+        for p in sorted(SCRIPTS)
+    ],
+)
+def test_wrong_options_of_a_benchmark_are_one_line(script, started):
+    other = {"precision": "--length", "large_decoder": "--layers", "image_models": "--classes"}
+    length = other.get(script.stem, "--lengths")
+    line = one_error_line(started(script, length, "0"))
+    assert line.startswith(f"error: argument {length}: '0' is not a whole number of at least 1")
+
+
+@pytest.mark.parametrize("name", ["dense_attention", "tree_and_graph_masks"])
+def test_a_folder_that_cannot_be_written_is_told_before_a_benchmark(name, tmp_path, started):
+    (tmp_path / "file").write_text("")
+    process = started(BENCHMARKS / f"{name}.py", "--output", tmp_path / "file" / "out")
+    assert one_error_line(process).startswith("error: cannot write to --output ")
+
+
+def test_ctrl_c_in_a_benchmark_is_one_line(started):
+    process = started(BENCHMARKS / "dense_attention.py", "--lengths", "64")
+    wait_until_it_listens(process)
+    line = "interrupted: results are written at the end, so nothing was written"
+    assert interrupt(process)[:2] == (130, [line])

@@ -17,7 +17,8 @@ TOLERANCE = {"mixed_bfloat16": 4e-2, "mixed_float16": 5e-3}
 FAST = ["arena_agf"]
 if BACKEND != "jax":
     FAST += ["time_series_gfsa", "text_p_laplacian", "causal_lm_masked_kernel"]
-REFUSED = {(f"{recipe}_softmax", "mixed_float16") for recipe in ("time_series", "arena", "images")}
+# of models with Keras' softmax attention, also that of CaiT's class layers
+WITH_SOFTMAX = ("time_series_softmax", "arena_softmax", "images_softmax", "images_cait")
 
 
 def make(name):
@@ -31,7 +32,8 @@ def make(name):
     [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in MODELS],
 )
 def test_outputs_are_close_to_float32_and_training_moves_every_weight(name, precision):
-    if BACKEND == "jax" and (name, precision) in REFUSED:
+    is_refused = precision == "mixed_float16" and name.startswith(WITH_SOFTMAX)
+    if BACKEND == "jax" and is_refused:
         with keras_configured(precision), pytest.raises(UsageError, match="only on accelerators"):
             make(name)
         return
@@ -54,4 +56,5 @@ def test_outputs_are_close_to_float32_and_training_moves_every_weight(name, prec
     for variable, old in zip(model.trainable_variables, before, strict=True):
         assert variable.dtype == "float32"
         assert np.isfinite(to_numpy(variable)).all()
-        assert (to_numpy(variable) != old).any(), variable.path
+        if not variable.path.endswith("mix_before/bias"):  # the softmax does not see it
+            assert (to_numpy(variable) != old).any(), variable.path

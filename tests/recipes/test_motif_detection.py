@@ -1,6 +1,3 @@
-import csv
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -9,7 +6,7 @@ from keras_graphattn.graphs import Graph
 from recipes.common.data.graphs import labels_of
 from recipes.motif_detection import data
 from recipes.motif_detection.__main__ import RECIPE, TASKS
-from tests.recipes.command_line import assert_one_error_line
+from tests.recipes.command_line import results_of
 
 networkx = pytest.importorskip("networkx")
 NETWORKX = {
@@ -79,52 +76,14 @@ def test_features_are_degrees_and_the_seed_makes_the_data():
     assert other[1].edges.tolist() != one[1].edges.tolist()
 
 
-TINY = (
-    *("--task", "induced_cycle", "--train-examples", "8", "--evaluation-examples", "4"),
-    *("--batch-size", "4", "--epochs", "2", "--heads", "2", "--key-dim", "2"),
-    *("--feed-forward", "4", "--walks", "3", "--walk-length", "2", "--verbose", "0"),
-)
-
-
-def run(folder, attentions, *more):
-    folders = ["--output", str(folder / "out"), "--cache-dir", str(folder / "cache")]
-    given = [*TINY, *folders, "--attention", ",".join(attentions), "--skip-saved-model", *more]
-    assert RECIPE.main(given) == 0
-    return json.loads((folder / "out" / "results.json").read_text())
-
-
-@pytest.mark.slow
-def test_all_attentions_stand_in_one_table(tmp_path):
-    results = run(tmp_path, RECIPE.attentions)
-    assert [row["attention"] for row in results["table"]] == list(RECIPE.attentions)
-
-
 @pytest.mark.slow_on("jax", "tensorflow")
-def test_runs_are_kept_and_the_model_loads(tmp_path):
-    results = run(tmp_path, ["graph_kernel"])
-    assert results["graphs"] == {"train": 8, "validation": 4, "test": 4}
+def test_a_run_keeps_its_walks_and_the_model_loads(tmp_path):
+    given = "--task induced_cycle --train-examples 8 --evaluation-examples 4 --batch-size 4"
+    sizes = "--heads 2 --key-dim 2 --feed-forward 4 --walks 3 --walk-length 2 --verbose 0"
+    folders = f"--output {tmp_path / 'out'} --cache-dir {tmp_path / 'cache'} --skip-saved-model"
+    run = "--epochs 2 --attention graph_kernel"
+    assert RECIPE.main(f"{given} {sizes} {run} {folders}".split()) == 0
+    assert results_of(tmp_path / "out")["graphs"] == {"train": 8, "validation": 4, "test": 4}
     assert len(list((tmp_path / "cache").iterdir())) == 3
-    history = tmp_path / "out" / "histories" / "graph_kernel-seed0.csv"
-    rows = list(csv.DictReader(history.open()))
-    assert len(rows) == 2
     model = keras.saving.load_model(tmp_path / "out" / "model.keras")
     assert set(model.input) == {"nodes", "node_mask", "walks"}
-    changed = history.stat().st_mtime_ns
-    run(tmp_path, ["graph_kernel"])  # finished before
-    assert history.stat().st_mtime_ns == changed
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("--task star", ["--task", "star"]),
-        ("--train-examples 7", ["even", "7"]),
-        ("--walks 0", ["--walks"]),
-        ("--feature-map relu --attention gcn", ["--feature-map", "graph_masked_kernel"]),
-    ],
-)
-def test_bad_input_is_one_line(wrong, words, tmp_path, capsys):
-    output = tmp_path / "output"
-    arguments = ["--output", str(output), "--cache-dir", str(tmp_path), *wrong.split()]
-    assert_one_error_line(RECIPE.main, arguments, words, capsys)
-    assert not output.exists()

@@ -1,6 +1,3 @@
-import json
-
-import keras
 import numpy as np
 import pytest
 
@@ -9,7 +6,6 @@ from recipes.node_classification.__main__ import RECIPE
 from recipes.node_classification.model import prepare
 from tests.graphs.test_readers import ROWS, write_planetoid
 from tests.numerics import to_numpy
-from tests.recipes.command_line import assert_one_error_line
 
 MODEL = (
     *("--heads", "2", "--key-dim", "2", "--walks", "3", "--walk-length", "2"),
@@ -51,7 +47,7 @@ def test_planetoid_files_with_the_public_split(tmp_path):
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_only_nodes_of_a_part_count():
     options = RECIPE.parse([*MODEL, "--dropout", "0"])
-    training = prepare(data.karate_club(), "gcn", {}, 0, options)
+    training = prepare(RECIPE.trial(data.karate_club(), "gcn", options))
     inputs, labels, weights = training.test_batches[0]
     nodes = data.karate_club().parts["test"]
     assert np.flatnonzero(weights[0]).tolist() == nodes.tolist()
@@ -65,7 +61,7 @@ def test_only_nodes_of_a_part_count():
 @pytest.mark.parametrize("attention", ["gcn", "gat", "graph_kernel"])
 def test_the_loss_is_that_of_labelled_nodes_and_the_penalty(attention):
     options = RECIPE.parse([*MODEL, "--dropout", "0", "--penalty", "0.01"])
-    training = prepare(data.karate_club(), attention, {}, 0, options)
+    training = prepare(RECIPE.trial(data.karate_club(), attention, options))
     model, (inputs, labels, _) = training.model, training.batches[0]
     probabilities = to_numpy(model(inputs))[0, data.TRAINED, labels[0, data.TRAINED]]
     kernels = [to_numpy(v) for v in model.trainable_variables if v.name != "bias"]
@@ -77,29 +73,7 @@ def test_the_loss_is_that_of_labelled_nodes_and_the_penalty(attention):
     assert told["cross_entropy"] == pytest.approx(-np.log(probabilities).mean(), rel=1e-5)
 
 
-@pytest.mark.slow_on("jax", "tensorflow")
-def test_a_run_is_kept_and_the_model_loads(tmp_path):
-    folders = ["--output", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache")]
-    asked = ["--attention", "graph_kernel", "--skip-saved-model"]
-    assert RECIPE.main([*folders, *MODEL, *asked]) == 0
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert results["graph"] == {"nodes": 34, "edges": 78}
-    assert results["nodes"] == {"train": 2, "validation": 6, "test": 26}
-    model = keras.saving.load_model(tmp_path / "out" / "model.keras")
-    assert model.output.shape == (None, None, 2)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("--dataset cora", ["cora", "--data-dir"]),
-        ("--dataset cora --data-dir {folder}", ["cora", "cannot be read", "ind.cora.x"]),
-        ("--data-dir {folder}", ["--data-dir", "no files"]),
-        ("--batch-size 2", ["--batch-size", "one graph"]),
-    ],
-)
-def test_bad_input_is_one_line(wrong, words, tmp_path, capsys):
-    given = wrong.format(folder=tmp_path).split()
-    output = tmp_path / "output"
-    assert_one_error_line(RECIPE.main, [*given, "--output", str(output)], words, capsys)
-    assert not output.exists()
+def test_facts_are_those_of_the_club():
+    facts = RECIPE.facts(data.karate_club(), RECIPE.parse([]))
+    assert facts["graph"] == {"nodes": 34, "edges": 78}
+    assert facts["nodes"] == {"train": 2, "validation": 6, "test": 26}

@@ -1,13 +1,14 @@
-"""A folder gets further runs, loses some or has damaged ones: the table is of all whole ones."""
+"""A folder gets further runs, loses some or has unfinished ones: the table is of all whole ones."""
 
-import json
 import shutil
 
 import keras
 import pytest
 
-from recipes.common.training.kept import DamagedRunError, finished_runs, read_run
+from recipes.common.command.parsing import UsageError
+from recipes.common.training.records import read_run
 from recipes.time_series.__main__ import RECIPE
+from tests.recipes.command_line import results_of
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
@@ -23,8 +24,7 @@ def first(arguments, tmp_path_factory):
     """A folder with two runs, which two commands made."""
     output = tmp_path_factory.mktemp("first")
     for attention, seed in (("agf", "1"), ("linear", "0")):
-        run = ["--attention", attention, "--seeds", seed, "--output", str(output)]
-        assert RECIPE.main([*arguments, *run]) == 0
+        assert again(arguments, output, attention, seed) == 0
     return output
 
 
@@ -33,16 +33,12 @@ def output(first, tmp_path):
     return shutil.copytree(first, tmp_path / "copy")
 
 
-def results_of(output):
-    return json.loads((output / "results.json").read_text())
-
-
 def names(output):
     return [f"{run['attention']}-seed{run['seed']}" for run in results_of(output)["runs"]]
 
 
 def again(arguments, output, attention="linear", seed="0"):
-    """The command of one run of the folder once more."""
+    """The command of one run of the folder."""
     run = ["--attention", attention, "--seeds", seed, "--output", str(output)]
     return RECIPE.main([*arguments, *run])
 
@@ -73,47 +69,36 @@ def test_a_run_that_was_removed_is_no_longer_in_the_table(output, arguments):
 
 
 def cut(path):
-    path.write_bytes(path.read_bytes()[:-200])
-
-
-def weights(folder):
-    return next(folder.glob("*.weights.h5"))
+    path.write_bytes(path.read_bytes()[:-50])
 
 
 DAMAGES = {
-    "weights missing": lambda folder: weights(folder).unlink(),
-    "weights cut off": lambda folder: cut(weights(folder)),
     "state cut off": lambda folder: cut(folder / "state.json"),
     "state missing": lambda folder: (folder / "state.json").unlink(),
     "state of other content": lambda folder: (folder / "state.json").write_text('{"a": 1}'),
-    "state of another epoch": lambda folder: (folder / "state.json").write_text(
-        (folder / "state.json").read_text().replace('"best_epoch": 1', '"best_epoch": 7')
-    ),
     "run cut off": lambda folder: cut(folder / "run.json"),
     "run of other content": lambda folder: (folder / "run.json").write_text("[]"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_run_is_found_out_and_left_out(damage, output, capsys):
-    DAMAGES[damage](output / "runs" / "agf-seed1")
-    with pytest.raises(DamagedRunError):
+def test_a_damaged_run_is_one_line_that_names_its_folder(damage, output, arguments, capsys):
+    folder = output / "runs" / "agf-seed1"
+    DAMAGES[damage](folder)
+    with pytest.raises(UsageError, match="Remove this folder to train the run anew"):
         read_run(output, "agf", 1)
-    assert [run.attention for run in finished_runs(output, RECIPE.attentions)] == ["linear"]
-    printed = capsys.readouterr().out
-    assert printed.startswith("agf-seed1: left out, for ")
-    assert "--attention agf --seeds 1 trains it anew" in printed
+    assert again(arguments, output) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {folder}: ")
     assert printed.count("\n") == 1
 
 
-def test_a_damaged_run_that_is_asked_for_begins_anew(output, arguments, capsys):
-    cut(weights(output / "runs" / "linear-seed0"))
+def test_a_run_that_is_not_finished_is_left_out_until_it_is(output, arguments, capsys):
     (output / "histories" / "agf-seed1.csv").unlink()
     (output / "runs" / "agf-seed1" / "run.json").unlink()  # killed before the last file
     (output / "runs" / "mine").mkdir()
     assert again(arguments, output) == 0
     printed = capsys.readouterr().out
-    assert "linear-seed0: begins anew, for epoch-0001.weights.h5 is not whole" in printed
     assert "agf-seed1: left out, not finished (1 epochs); --attention agf --seeds 1" in printed
     assert names(output) == ["linear-seed0"]
     assert again(arguments, output, "agf", "1") == 0

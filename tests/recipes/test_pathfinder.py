@@ -46,44 +46,37 @@ def test_the_class_is_whether_a_walk_along_dashes_joins_the_dots(made):
 
 
 def test_curves_are_as_the_rules_say(made):
-    _, labels, curves = made
+    _, _, curves = made
     lengths = np.linalg.norm(curves.end - curves.start, axis=-1)[curves.curve >= 0]
     np.testing.assert_allclose(lengths, RULES.dash, atol=1e-9)
-    for index in range(len(labels)):
-        counts = np.bincount(curves.curve[index][curves.curve[index] >= 0])
+    for numbers, starts, ends in zip(curves.curve, curves.start, curves.end, strict=True):
+        counts = np.bincount(numbers[numbers >= 0])
         assert counts[:2].tolist() == [RULES.contour_length] * 2
         assert set(counts[2:]) <= {0, RULES.distractor_length}
         for number in (0, 1):
-            steps = curves.curve[index] == number
-            start, end = curves.start[index][steps], curves.end[index][steps]
-            np.testing.assert_allclose(
-                np.linalg.norm(start[1:] - end[:-1], axis=-1), RULES.gap, atol=1e-9
-            )
+            start, end = starts[numbers == number], ends[numbers == number]
+            gaps = np.linalg.norm(start[1:] - end[:-1], axis=-1)
+            np.testing.assert_allclose(gaps, RULES.gap, atol=1e-9)
             angles = np.arctan2(*(end - start).T)
             turns = np.abs((np.diff(angles) + np.pi) % (2 * np.pi) - np.pi)
             assert turns.max() <= np.pi / 2 / RULES.continuity + 1e-9
-    starts = [curves.start[:, curves.curve[0] == number][:, 0] for number in (0, 1)]
-    apart = np.linalg.norm(starts[0] - starts[1], axis=-1)
+    first, second = (curves.start[:, curves.curve[0] == number][:, 0] for number in (0, 1))
+    apart = np.linalg.norm(first - second, axis=-1)
     np.testing.assert_allclose(apart, RULES.seed_distance, atol=1e-9)
 
 
 def test_images_show_the_dashes_and_the_dots(made):
     images, _, curves = made
-    assert images.shape == (200, 32, 32)
-    assert images.dtype == np.uint8
-    for index in range(50):
-        for row, column in curves.dots[index]:
-            assert images[index, int(row), int(column)] == 255
+    assert (images.shape, images.dtype) == ((200, 32, 32), np.uint8)
+    for index, image in enumerate(images[:50]):
         shown = curves.curve[index] >= 0
-        for start, end in zip(curves.start[index][shown], curves.end[index][shown], strict=True):
-            row, column = np.floor((start + end) / 2).astype(int)
-            assert images[index, row, column] > 60
-        lit = np.argwhere(images[index] > 0) + 0.5
-        places = [*zip(curves.start[index][shown], curves.end[index][shown], strict=True)]
-        places += [(dot, dot) for dot in curves.dots[index]]
-        nearest = np.min(
-            [np.linalg.norm(lit - (one[0] + one[1]) / 2, axis=-1) for one in places], axis=0
-        )
+        middles = (curves.start[index][shown] + curves.end[index][shown]) / 2
+        dots = curves.dots[index]
+        assert (image[tuple(dots.astype(int).T)] == 255).all()
+        assert (image[tuple(middles.astype(int).T)] > 60).all()
+        lit = np.argwhere(image > 0) + 0.5
+        places = np.concatenate([middles, dots])
+        nearest = np.linalg.norm(lit[:, None] - places, axis=-1).min(axis=1)
         assert nearest.max() < RULES.dash / 2 + RULES.dot + 0.6
 
 

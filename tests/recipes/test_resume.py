@@ -1,31 +1,26 @@
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from recipes.common.training.resume import ACCURACY, Criterion, RunState, score
+from recipes.common.training.records import ACCURACY, Criterion, RunState
 from recipes.time_series.__main__ import RECIPE
+from tests.recipes.command_line import history_of, results_of, start
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
-
-ROOT = Path(__file__).parents[2]
 
 # Kills its own process in the middle of an epoch, or between an epoch's weights and its state.
 KILLED = """
 import os, signal, sys
 import torch
 from recipes.time_series.__main__ import RECIPE
+from tests.recipes.command_line import history_of, results_of, start
 
 where, arguments = sys.argv[1], sys.argv[2:]
 from recipes.common.data import batches
-from recipes.common.training import resume
+from recipes.common.training import runs
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
-take, write = batches.Batches.__getitem__, resume.write_json
+take, write = batches.Batches.__getitem__, runs.write_json
 
 def take_or_die(self, index):
     if self.seed is not None and (self.epoch, index) == (2, 3):
@@ -33,30 +28,23 @@ def take_or_die(self, index):
     return take(self, index)
 
 def write_or_die(path, content):
-    if len(content["history"]) == 4 and not content["finished"]:
+    if len(content.get("history", ())) == 4 and not content["finished"]:
         die()
     write(path, content)
 
 if where == "mid-epoch":
     batches.Batches.__getitem__ = take_or_die
 else:
-    resume.write_json = write_or_die
+    runs.write_json = write_or_die
 sys.exit(RECIPE.main(arguments))
 """
 
 
-def killed(where, arguments):
-    command = [sys.executable, "-c", KILLED, where, *arguments]
-    return subprocess.run(command, cwd=ROOT, timeout=200, env=dict(os.environ)).returncode
-
-
-def contents(output):
-    """All files that runs leave; weights and numbers as they are."""
-    return {
-        str(path.relative_to(output)): path
-        for path in sorted(output.rglob("*"))
-        if path.is_file() and path.suffix in (".json", ".csv", ".h5", ".keras", ".png")
-    }
+def files(output):
+    """The names of all files that runs leave."""
+    endings = (".json", ".csv", ".h5", ".keras", ".png")
+    paths = (path for path in output.rglob("*") if path.suffix in endings)
+    return sorted(str(path.relative_to(output)) for path in paths)
 
 
 def test_killed_training_continues_to_the_same_end(tiny_arguments, tmp_path):
@@ -64,29 +52,25 @@ def test_killed_training_continues_to_the_same_end(tiny_arguments, tmp_path):
     arguments += ["--epochs", "6", "--patience", "6", "--dropout", "0.3"]
     broken, whole = tmp_path / "broken", tmp_path / "whole"
     state = broken / "runs" / "agf-seed0" / "state.json"
-
-    assert killed("mid-epoch", [*arguments, "--output", str(broken)]) == -9
-    assert len(json.loads(state.read_text())["history"]) == 2
-    assert killed("between files", [*arguments, "--output", str(broken)]) == -9
-    assert len(json.loads(state.read_text())["history"]) == 3
+    for where, epochs in (("mid-epoch", 2), ("between files", 3)):
+        with start("-c", KILLED, where, *arguments, "--output", broken) as process:
+            process.communicate(timeout=200)
+        assert process.returncode == -9
+        assert len(json.loads(state.read_text())["history"]) == epochs
     assert not (broken / "results.json").exists()
     assert RECIPE.main([*arguments, "--output", str(broken)]) == 0
     assert RECIPE.main([*arguments, "--output", str(whole)]) == 0
 
-    assert list(contents(broken)) == list(contents(whole))
-    resumed, expected = (json.loads((one / "results.json").read_text()) for one in (broken, whole))
-    assert resumed["runs"][0]["epochs"] == 6
+    assert files(broken) == files(whole)
+    resumed, expected = map(results_of, (broken, whole))
     for key in set(expected) - {"runs", "table"}:
         assert resumed[key] == expected[key], key
-    histories = [
-        np.genfromtxt(one / "histories" / "agf-seed0.csv", delimiter=",", names=True)
-        for one in (broken, whole)
-    ]
-    for name in histories[1].dtype.names:
-        np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=1e-4, err_msg=name)
-    assert resumed["runs"][0]["token_similarity"] == pytest.approx(
-        expected["runs"][0]["token_similarity"], abs=1e-4
-    )
+    (run,), (expected_run,) = resumed["runs"], expected["runs"]
+    assert run["epochs"] == 6
+    similarity = pytest.approx(expected_run["token_similarity"], abs=1e-4)
+    assert run["token_similarity"] == similarity
+    pairs = zip(history_of(broken, run), history_of(whole, run), strict=True)
+    assert all(row == pytest.approx(expected, rel=1e-4) for row, expected in pairs)
 
 
 def test_early_stopping_counts_over_interruptions():
@@ -94,7 +78,7 @@ def test_early_stopping_counts_over_interruptions():
         kept = RunState()
         for accuracy in accuracies:
             kept.history.append({"val_accuracy": accuracy, "val_cross_entropy": 1.0})
-            if kept.best_epoch == 0 or score(kept.history[-1]) > score(kept.best):
+            if kept.best_epoch == 0 or ACCURACY.is_better(kept.history[-1], kept.best):
                 kept.best_epoch = kept.epoch
         return kept
 
@@ -105,27 +89,28 @@ def test_early_stopping_counts_over_interruptions():
     assert state([0.5, 0.6]).ends(2, 5)
 
 
-def test_score_prefers_accuracy_then_cross_entropy_and_numbers_to_none():
-    def of(accuracy, loss):
-        return score({"val_accuracy": accuracy, "val_cross_entropy": loss})
-
-    assert of(0.9, 5.0) > of(0.8, 0.1) > of(0.8, 0.2) > of(0.8, float("nan"))
-    assert of(0.8, None) == of(0.8, float("nan"))
+NAN = float("nan")
 
 
-def test_score_by_cross_entropy_first_then_accuracy():
-    criterion = ACCURACY._replace(choose_by="cross_entropy")
+@pytest.mark.parametrize(
+    ("criterion", "falling"),
+    [
+        (ACCURACY, [(0.9, 5.0), (0.8, 0.1), (0.8, 0.2), (0.8, NAN)]),
+        (
+            ACCURACY._replace(choose_by="cross_entropy"),
+            [(0.5, 0.1), (0.9, 0.2), (0.8, 0.2), (0.9, NAN)],
+        ),
+        (
+            Criterion("mean_absolute_error", lower_is_better=True, ties="squared_error"),
+            [(0.1, 9.0), (0.2, 0.1), (0.2, 0.2), (None, 0.0)],
+        ),
+    ],
+)
+def test_the_metric_that_chooses_comes_first_and_the_other_one_decides_ties(criterion, falling):
+    def score(first, second):
+        return criterion.score({f"val_{criterion.name}": first, f"val_{criterion.ties}": second})
 
-    def of(accuracy, loss):
-        return score({"val_accuracy": accuracy, "val_cross_entropy": loss}, criterion)
-
-    assert of(0.5, 0.1) > of(0.9, 0.2) > of(0.8, 0.2) > of(0.9, float("nan"))
-
-
-def test_score_of_metrics_that_are_both_errors():
-    criterion = Criterion("mean_absolute_error", lower_is_better=True, ties="squared_error")
-
-    def of(absolute, squared):
-        return score({"val_mean_absolute_error": absolute, "val_squared_error": squared}, criterion)
-
-    assert of(0.1, 9.0) > of(0.2, 0.1) > of(0.2, 0.2) > of(None, 0.0)
+    scores = [score(*values) for values in falling]
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 4
+    assert score(0.8, None) == score(0.8, NAN)

@@ -1,7 +1,4 @@
-import csv
-import json
 import types
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -15,8 +12,6 @@ import sklearn.metrics
 
 import keras_graphattn
 from keras_graphattn.layers import GraphFilterAttention
-from recipes.common.command.parsing import UsageError
-from recipes.common.training.resume import KeepRun
 from recipes.text_classification.__main__ import RECIPE
 from recipes.text_classification.data import TASKS, load, validation_split
 from recipes.text_classification.model import (
@@ -28,13 +23,11 @@ from recipes.text_classification.model import (
     report,
 )
 from tests.numerics import to_numpy
-from tests.recipes.command_line import assert_one_error_line
+from tests.recipes.command_line import assert_one_error_line, best_run, results_of
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
 
-BACKEND = keras.backend.backend()
-OTHER = "torch" if BACKEND != "torch" else "jax"
 WORDS = ("the", "a", "man", "dog", "cat", "saw", "ran", "and", "then", "that", "which", "house")
 
 
@@ -72,115 +65,51 @@ def output(tiny, tmp_path_factory):
     return output
 
 
-def history(output, name):
-    with (output / "histories" / f"{name}.csv").open() as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-
-
-def test_the_epoch_is_chosen_on_training_examples_and_the_dev_sets_are_seen_after(output):
-    results = json.loads((output / "results.json").read_text())
+def test_the_dev_sets_are_seen_after_training(output):
+    results = results_of(output)
     assert results["examples"] == {"train": 60, "dev": 18, "out_of_domain": 7}
     for run in results["runs"]:
-        rows = history(output, f"{run['attention']}-seed0")
-        assert [row["epoch"] for row in rows] == [1, 2]
-        assert not [key for key in rows[0] if key.startswith("test")]
-        best = max(
-            rows, key=lambda row: (row["val_matthews_correlation"], -row["val_cross_entropy"])
-        )
-        assert run["chosen_epoch"] == best["epoch"]
         assert -1 <= run["test_matthews_correlation"] <= 1
         assert "test_matthews_correlation_out_of_domain" in run
-    assert [row["parameters"] for row in results["table"]][1] - 6 == results["table"][0][
-        "parameters"
-    ]
-    assert (output / "results.png").read_bytes().startswith(b"\x89PNG")
+    plain, filtered = (row["parameters"] for row in results["table"])
+    assert filtered - plain == 6
 
 
-def test_the_best_model_takes_texts_from_its_preset(output, tiny, capsys):
-    results = json.loads((output / "results.json").read_text())
+def test_the_best_model_takes_texts_from_its_preset(output, tiny):
+    run = best_run(results_of(output))
     task = keras_hub.models.TextClassifier.from_preset(str(output / "preset"))
-    best = results["best_model"]
-    found = [row.class_name for row in keras_graphattn.inspect(task)]
     expected = {"softmax": "MultiHeadAttention", "gfsa": "GraphFilterAttention"}
-    assert found == [expected[best["attention"]]]
+    rows = [row.class_name for row in keras_graphattn.inspect(task)]
+    assert rows == [expected[run["attention"]]]
     texts = [line.split("\t")[3] for line in sentences(np.random.default_rng(5), 4)]
-    logits = np.asarray(keras.ops.convert_to_numpy(task.predict(texts, batch_size=4)))
+    logits = task.predict(texts, batch_size=4)
     loaded = keras.saving.load_model(output / "model.keras")
-    inputs = task.preprocessor(texts)
-    again = keras.ops.convert_to_numpy(
-        loaded({k: keras.ops.array(np.asarray(v)) for k, v in inputs.items()})
-    )
-    np.testing.assert_allclose(logits, again, atol=1e-5)
+    inputs = {name: np.asarray(array) for name, array in task.preprocessor(texts).items()}
+    np.testing.assert_allclose(logits, to_numpy(loaded(inputs)), atol=1e-5)
     assert logits.shape == (4, 2)
-    run = next(run for run in results["runs"] if run["attention"] == best["attention"])
     options = RECIPE.parse(tiny)
-    problem = load(options)
-    found = report(keras.Model(task.input, task.output), problem, options, dict)
-    assert found["test_matthews_correlation"] == pytest.approx(run["test_matthews_correlation"])
+    values = report(keras.Model(task.input, task.output), load(options), options)
+    name = "test_matthews_correlation"
+    assert values[name] == pytest.approx(run[name])
     assert (output / "saved_model" / "1" / "saved_model.pb").is_file()
 
 
 def test_the_similarity_of_tokens_by_depth_is_that_of_all_pairs_but_of_padding(output, tiny):
-    results = json.loads((output / "results.json").read_text())
-    best = results["best_model"]
     model = keras.saving.load_model(output / "model.keras")
-    tokens = [
-        model.backbone.get_layer(name).output
-        for name in ("embeddings_layer_norm", "transformer_layer_0")
-    ]
+    names = ("embeddings_layer_norm", "transformer_layer_0")
+    tokens = [model.backbone.get_layer(name).output for name in names]
     texts = load(RECIPE.parse(tiny)).evaluations[""]
     inputs = texts.inputs(np.arange(len(texts)), int(texts.lengths.max()))
-    found = keras.Model(model.backbone.input, tokens).predict(inputs, verbose=0)
     expected = []
-    for layer in found:
+    for layer in keras.Model(model.backbone.input, tokens).predict(inputs, verbose=0):
         cosines = []
         for states, length in zip(layer, texts.lengths, strict=True):
             directions = states[:length] / np.linalg.norm(states[:length], axis=1, keepdims=True)
             pairs = [x @ y for i, x in enumerate(directions) for y in directions[:i]]
             cosines.append(np.mean(pairs))
         expected.append(np.mean(cosines))
-    run = next(
-        one
-        for one in results["runs"]
-        if (one["attention"], one["seed"]) == (best["attention"], best["seed"])
-    )
+    run = best_run(results_of(output))
     np.testing.assert_allclose(run["token_similarity"], expected, atol=1e-4)
-
-
-def test_finished_runs_are_told_again_and_other_settings_refused(output, tiny, capsys):
-    arguments = [
-        *tiny,
-        "--output",
-        str(output),
-        "--attention",
-        "softmax,gfsa",
-        "--skip-saved-model",
-    ]
-    before = (output / "results.json").read_bytes()
-    assert RECIPE.main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("finished before") == 2
-    assert "test matthews correlation" in printed
-    assert (output / "results.json").read_bytes() == before
-    assert RECIPE.main([*arguments, "--order", "5"]) == 2
-    assert "filters" in capsys.readouterr().err
-
-
-def test_interrupted_training_continues_to_the_same_end(output, tiny, tmp_path, monkeypatch):
-    arguments = [*tiny, "--output", str(tmp_path), "--attention", "gfsa", "--skip-saved-model"]
-
-    def interrupt(self, batch, logs=None):
-        if (self.batches.epoch, batch) == (1, 2):
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(KeepRun, "on_train_batch_end", interrupt)
-        assert RECIPE.main(arguments) == 130
-    assert len(history(tmp_path, "gfsa-seed0")) == 1
-    assert RECIPE.main(arguments) == 0
-    whole, continued = history(output, "gfsa-seed0"), history(tmp_path, "gfsa-seed0")
-    for one, other in zip(whole, continued, strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
 
 
 def test_pairs_with_a_value_in_mixed_precision(tiny, tmp_path):
@@ -193,7 +122,7 @@ def test_pairs_with_a_value_in_mixed_precision(tiny, tmp_path):
     more = ["--task", "stsb", "--precision", "mixed_bfloat16", "--attention", "p_laplacian"]
     more += ["--epochs", "1", "--data-dir", str(tmp_path), "--output", str(tmp_path / "output")]
     assert RECIPE.main([*tiny, *more, "--skip-saved-model"]) == 0
-    (run,) = json.loads((tmp_path / "output" / "results.json").read_text())["runs"]
+    (run,) = results_of(tmp_path / "output")["runs"]
     assert np.isfinite(run["validation_squared_error"])
     assert -1 <= run["test_spearman"] <= 1
     assert keras.config.dtype_policy().name == "float32"
@@ -207,23 +136,17 @@ def test_preset_of_another_model(tiny, tmp_path, capsys):
     preprocessor = keras_hub.models.DistilBertTextClassifierPreprocessor(
         keras_hub.models.DistilBertTokenizer(vocabulary), sequence_length=24
     )
-    backbone = keras_hub.models.DistilBertBackbone(
-        vocabulary_size=len(vocabulary),
-        num_layers=2,
-        num_heads=2,
-        hidden_dim=8,
-        intermediate_dim=8,
-        max_sequence_length=24,
-    )
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 8, "intermediate_dim": 8}
+    backbone = keras_hub.models.DistilBertBackbone(len(vocabulary), **sizes, max_sequence_length=24)
     task = keras_hub.models.DistilBertTextClassifier(backbone, 2, preprocessor)
     task.save_to_preset(str(tmp_path / "plain"))
     arguments = [*tiny[:2], "--preset", str(tmp_path / "plain"), "--max-length", "24"]
     options = RECIPE.parse([*arguments, "--where", "1", "--attention", "gfsa"])
-    model = build(load(options), "gfsa", RECIPE.settings(options)["gfsa"], options)
+    model = build(RECIPE.trial(load(options), "gfsa", options))
     assert type(model).__name__ == "GraphAttentionDistilBertTextClassifier"
     rows = [row.class_name for row in keras_graphattn.inspect(model)]
     assert rows == ["MultiHeadAttention", "GraphFilterAttention"]
-    first = [keras.ops.convert_to_numpy(one.backbone.weights[0]) for one in (task, model)]
+    first = [to_numpy(one.backbone.weights[0]) for one in (task, model)]
     np.testing.assert_array_equal(*first)
     model.preprocessor = preprocessor
     model.save_to_preset(str(tmp_path / "converted"))
@@ -237,11 +160,10 @@ def test_all_attentions_start_with_the_same_weights(tiny):
     problem = load(options)
     indices = np.arange(8)
     outputs = []
+    inputs = problem.train.inputs(indices, padded_lengths(problem)[-1])
     for attention in ("softmax", "gfsa"):
         keras.utils.set_random_seed(3)
-        model = build(problem, attention, RECIPE.settings(options)[attention], options)
-        inputs = problem.train.inputs(indices, padded_lengths(problem)[-1])
-        outputs.append(keras.ops.convert_to_numpy(model(inputs)))
+        outputs.append(to_numpy(build(RECIPE.trial(problem, attention, options))(inputs)))
     np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-6)
 
 
@@ -307,44 +229,7 @@ def test_coefficients_learn_at_their_own_rate():
     np.testing.assert_allclose(moved, [2e-2, 1e-3], rtol=1e-3)
 
 
-def test_one_start_is_given():
-    assert RECIPE.settings(RECIPE.parse(["--start", "high_pass"]))["gfsa"] == {
-        "filter": {"name": "first_order", "order": 3, "start": "high_pass"}
-    }
-    with pytest.raises(UsageError, match="--constant"):
-        RECIPE.parse(["--start", "high_pass", "--constant", "0.1"])
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("--task poetry", ["--task", "poetry"]),
-        ("--attention agf", ["agf", "p_laplacian"]),
-        ("--attention softmax --order 4", ["--order", "gfsa"]),
-        ("--exponents 1.5", ["--exponents", "p_laplacian"]),
-        ("--preset minilm --layers 2", ["--layers", "minilm"]),
-        ("--d-model 9", ["--d-model 9", "--heads 2"]),
-        ("--where last:9 --epochs 1", ["last:9"]),
-        ("--exponents 0.5 --attention p_laplacian", ["--exponents", "0.5"]),
-        ("--validation-fraction 0.001", ["--validation-fraction"]),
-        ("--data-dir nowhere", ["nowhere", "folder"]),
-        ("--learning-rate 0", ["--learning-rate"]),
-        (f"--backend {OTHER}", [BACKEND, OTHER]),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(wrong, words, tiny, tmp_path, capsys):
-    small = tiny if "--preset" not in wrong else tiny[:2]
-    assert_one_error_line(
-        RECIPE.main, [*small, "--output", str(tmp_path / "output"), *wrong.split()], words, capsys
-    )
-
-
 def test_preset_that_is_not_there_is_one_line(tiny, tmp_path, capsys):
-    missing = Path(tmp_path) / "none"
-    assert (
-        RECIPE.main([*tiny[:2], "--preset", str(missing), "--output", str(tmp_path / "output")])
-        == 2
-    )
-    printed = capsys.readouterr().err
-    assert f"--preset {missing}" in printed
-    assert printed.count("\n") == 1
+    missing = tmp_path / "none"
+    given = [*tiny[:2], "--preset", missing, "--output", tmp_path / "output"]
+    assert_one_error_line(RECIPE.main, given, [f"--preset {missing}"], capsys)

@@ -1,8 +1,13 @@
+import shutil
+
 import numpy as np
 import pytest
 
 from recipes.common.command.parsing import UsageError
+from recipes.time_series.__main__ import RECIPE
 from recipes.time_series.data import Split, read, statistics, validation_split
+from tests.numerics import BACKEND
+from tests.recipes.command_line import assert_one_error_line
 
 
 def test_japanese_vowels_comes_with_aeon():
@@ -24,10 +29,7 @@ def test_local_files_in_the_folder_or_in_one_of_its_name(tiny_folder, tmp_path):
     assert problem.classes == ["high", "low"]
     assert np.isnan(problem.train.series).sum() == 1
     inside = tmp_path / "Tiny"
-    inside.mkdir()
-    for split in ("TRAIN", "TEST"):
-        text = (tiny_folder / f"Tiny_{split}.ts").read_text()
-        (inside / f"Tiny_{split}.ts").write_text(text)
+    shutil.copytree(tiny_folder, inside)
     assert read("Tiny", tmp_path).digest() == problem.digest()
     changed = (inside / "Tiny_TEST.ts").read_text().replace(":high", ":low", 1)
     (inside / "Tiny_TEST.ts").write_text(changed)
@@ -51,3 +53,30 @@ def test_statistics_see_neither_padding_nor_missing_values():
     mean, variance = statistics(Split(series, mask, np.zeros(2, "int32")))
     np.testing.assert_allclose(mean, [4.25, 7.0])
     np.testing.assert_allclose(variance, [np.var([1, 3, 5, 8]), 1.0])  # constant: left as it is
+
+
+def test_no_network_is_one_line(tmp_path, capsys, monkeypatch):
+    import aeon.datasets
+
+    def no_network(*args, **kwargs):
+        raise OSError("Name or service not known\nand more")
+
+    monkeypatch.setattr(aeon.datasets, "load_classification", no_network)
+    given = ["--dataset", "Handwriting", "--output", tmp_path]
+    words = ["error: the data set Handwriting cannot be loaded", "--data-dir"]
+    assert_one_error_line(RECIPE.main, given, words, capsys)
+
+
+def test_damaged_data_file_is_one_line(tmp_path, tiny_folder, capsys):
+    for path in tiny_folder.iterdir():
+        (tmp_path / path.name).write_text(path.read_text().replace("@data", "@datum"))
+    arguments = ["--dataset", "Tiny", "--data-dir", tmp_path, "--output", tmp_path / "output"]
+    words = ["error: the data set Tiny cannot be loaded"]
+    assert_one_error_line(RECIPE.main, arguments, words, capsys)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Keras trains on several devices")
+def test_distribute_needs_a_backend_that_can(tiny_arguments, tmp_path, capsys):
+    given = [*tiny_arguments, "--output", tmp_path / "output", "--distribute"]
+    assert_one_error_line(RECIPE.main, given, ["error: --distribute"], capsys)
+    assert not (tmp_path / "output").exists()

@@ -1,8 +1,4 @@
-import csv
-import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -12,12 +8,19 @@ import pytest
 from recipes.common.output.notes import coefficient_notes
 from recipes.time_series.__main__ import RECIPE
 from recipes.time_series.data import read
+from tests.recipes.command_line import (
+    ROOT,
+    assert_validation_chooses_the_epoch,
+    best_run,
+    results_of,
+    start,
+)
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
 
 ATTENTIONS, SEEDS = ("gfsa", "agf"), (0, 1)
-C_API = Path(__file__).parents[1] / "export" / "c_api.py"
+SERVED = ROOT / "tests" / "export" / "served.py"
 RELOAD = """
 import sys
 import keras_graphattn, keras, numpy as np
@@ -43,7 +46,7 @@ def output(arguments):
 
 @pytest.fixture(scope="module")
 def results(output):
-    return json.loads((output / "results.json").read_text())
+    return results_of(output)
 
 
 @pytest.fixture(scope="module")
@@ -51,36 +54,23 @@ def test_split(tiny_folder):
     return read("Tiny", tiny_folder).test
 
 
-def history(output, run):
-    path = output / "histories" / f"{run['attention']}-seed{run['seed']}.csv"
-    with path.open() as file:
-        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-
-
 def test_every_run_is_there_and_chosen_by_validation_alone(output, results):
+    assert_validation_chooses_the_epoch(output)
     runs = results["runs"]
-    assert {(run["attention"], run["seed"]) for run in runs} == {
-        (attention, seed) for attention in ATTENTIONS for seed in SEEDS
-    }
+    scores = [(run["validation_accuracy"], -run["validation_cross_entropy"]) for run in runs]
+    assert runs[scores.index(max(scores))] == best_run(results)
+    pairs = {(attention, seed) for attention in ATTENTIONS for seed in SEEDS}
+    assert {(run["attention"], run["seed"]) for run in runs} == pairs
     for run in runs:
-        rows = history(output, run)
-        assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
-        best = max(rows, key=lambda row: (row["val_accuracy"], -row["val_cross_entropy"]))
-        assert run["chosen_epoch"] == best["epoch"]
-        assert run["test_accuracy"] == best["test_accuracy"]
-        assert run["validation_accuracy"] == best["val_accuracy"]
-        peak = max(row["test_accuracy"] for row in rows)
-        assert run["test_accuracy_at_best_test_epoch"] == peak
+        assert run["epochs"] == 4
         assert len(run["token_similarity"]) == 2
         assert all(-1 <= value <= 1 for value in run["token_similarity"])
     assert len({tuple(run["token_similarity"]) for run in runs}) == len(runs)
 
 
 def test_what_coefficients_have_moved_is_told_of_the_best_epoch(output, results):
-    best = results["best_model"]
-    runs = {(run["attention"], run["seed"]): run for run in results["runs"]}
-    assert all(run["coefficient_distance"] > 1e-3 for run in runs.values())
-    run = runs[best["attention"], best["seed"]]
+    assert all(run["coefficient_distance"] > 1e-3 for run in results["runs"])
+    run = best_run(results)
     assert ("mean_absolute_power_coefficient" in run) == (run["attention"] == "gfsa")
     model = keras.saving.load_model(output / "model.keras")
     distances = []
@@ -97,13 +87,11 @@ def test_what_coefficients_have_moved_is_told_of_the_best_epoch(output, results)
 def test_table_is_mean_and_deviation_over_seeds(results):
     assert [row["attention"] for row in results["table"]] == list(ATTENTIONS)
     for row in results["table"]:
-        accuracies = [
-            run["test_accuracy"] for run in results["runs"] if run["attention"] == row["attention"]
-        ]
-        assert row["test_accuracy_mean"] == pytest.approx(statistics.mean(accuracies))
-        assert row["test_accuracy_standard_deviation"] == pytest.approx(
-            statistics.stdev(accuracies)
-        )
+        runs = [run for run in results["runs"] if run["attention"] == row["attention"]]
+        values = [run["test_accuracy"] for run in runs]
+        assert row["test_accuracy_mean"] == pytest.approx(statistics.mean(values))
+        deviation = pytest.approx(statistics.stdev(values))
+        assert row["test_accuracy_standard_deviation"] == deviation
 
 
 def test_results_say_what_made_them(results):
@@ -123,28 +111,20 @@ def test_picture_and_nothing_half_written(output):
         assert len(list(folder.glob("*.weights.h5"))) == 1
 
 
+def run_program(*arguments):
+    with start(*arguments) as process:
+        assert process.wait(120) == 0, process.stderr.read()
+
+
 def test_best_model_reloads_where_only_the_package_is_imported(
     output, results, test_split, tmp_path
 ):
-    best = results["best_model"]
-    run = next(
-        one
-        for one in results["runs"]
-        if (one["attention"], one["seed"]) == (best["attention"], best["seed"])
-    )
-    for other in results["runs"]:
-        assert (run["validation_accuracy"], -run["validation_cross_entropy"]) >= (
-            other["validation_accuracy"],
-            -other["validation_cross_entropy"],
-        )
     np.savez(tmp_path / "in.npz", **test_split.inputs)
-    paths = [str(tmp_path / "in.npz"), str(tmp_path / "out.npy")]
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", RELOAD, str(output / "model.keras"), *paths]
-    subprocess.run(command, check=True, cwd=root, timeout=120)
-    probabilities = np.load(tmp_path / "out.npy")
+    files = [output / "model.keras", tmp_path / "in.npz", tmp_path / "out.npy"]
+    run_program("-c", RELOAD, *files)
+    probabilities = np.load(files[2])
     accuracy = np.mean(probabilities.argmax(axis=1) == test_split.labels)
-    assert accuracy == pytest.approx(run["test_accuracy"])
+    assert accuracy == pytest.approx(best_run(results)["test_accuracy"])
 
     # and the served model says the same, for batches of any size
     served = {
@@ -153,34 +133,11 @@ def test_best_model_reloads_where_only_the_package_is_imported(
         for key, array in test_split.inputs.items()
     }
     np.savez(tmp_path / "served.npz", **served)
-    folder = str(output / "saved_model" / "1")
-    command = [
-        sys.executable,
-        str(C_API),
-        folder,
-        *(str(tmp_path / f"served{x}.npz") for x in ("", "-out")),
-    ]
-    subprocess.run(command, check=True, timeout=120)
-    answers = np.load(tmp_path / "served-out.npz")
+    files = [tmp_path / "served.npz", tmp_path / "served-out.npz"]
+    run_program(SERVED, output / "saved_model" / "1", *files)
+    answers = np.load(files[1])
     np.testing.assert_allclose(answers["all:probabilities"], probabilities, atol=1e-5)
     np.testing.assert_allclose(answers["one:probabilities"], probabilities[2:3], atol=1e-5)
-
-
-def test_finished_runs_are_not_trained_again(arguments, output, monkeypatch):
-    before = (output / "results.json").read_bytes()
-    monkeypatch.setattr(keras.Model, "fit", lambda *args, **kwargs: pytest.fail("trained again"))
-    assert RECIPE.main([*arguments, "--skip-saved-model"]) == 0
-    assert (output / "results.json").read_bytes() == before
-
-
-def test_other_settings_are_not_mixed_in(arguments, output, capsys):
-    before = (output / "results.json").read_bytes()
-    assert RECIPE.main([*arguments, "--learning-rate", "0.02"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "learning_rate (was 0.03, now 0.02)" in error
-    assert "--overwrite" in error
-    assert (output / "results.json").read_bytes() == before
 
 
 def test_mixed_precision_and_overwrite(tiny_arguments, tmp_path):
@@ -192,7 +149,7 @@ def test_mixed_precision_and_overwrite(tiny_arguments, tmp_path):
     if keras.backend.backend() == "jax":
         extra.append("--distribute")
     assert RECIPE.main([*base, *extra]) == 0
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = results_of(tmp_path)
     assert results["settings"]["precision"] == precision
     assert np.isfinite(results["runs"][0]["validation_cross_entropy"])
     model = keras.saving.load_model(tmp_path / "model.keras")

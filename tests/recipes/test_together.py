@@ -1,13 +1,11 @@
 """Paired differences, and several comparisons in one table and one picture."""
 
 import json
-import math
 
 import pytest
 
-from recipes.common.output.paired import paired
+from recipes.common.output.notes import paired_difference
 from recipes.common.output.together import draw, main, read, table
-from recipes.graph_regression.__main__ import RECIPE as graph_regression
 from recipes.time_series.__main__ import RECIPE as time_series
 
 ACCURACIES = {  # by attention and seed
@@ -21,14 +19,13 @@ def run_of(attention, seed, **more):
     return {"attention": attention, "seed": seed, **more}
 
 
+def similarities(attention, seed):
+    return [one + 0.02 * (seed % 2) for one in SIMILARITIES[attention]]
+
+
 RUNS = [
-    run_of(
-        attention,
-        seed,
-        test_accuracy=accuracy,
-        token_similarity=[one + 0.02 * (seed % 2) for one in SIMILARITIES[attention]],
-    )
-    for attention, of_seeds in ACCURACIES.items()
+    run_of(name, seed, test_accuracy=accuracy, token_similarity=similarities(name, seed))
+    for name, of_seeds in ACCURACIES.items()
     for seed, accuracy in of_seeds.items()
 ]
 
@@ -42,21 +39,13 @@ def write(folder, runs):
 
 
 def test_differences_are_those_of_the_seeds_that_both_have():
-    found = paired(RUNS, "test_accuracy", "gfsa", "softmax")
-    assert found.differences == pytest.approx((0.10, -0.05, 0.15))
-    assert found.mean == pytest.approx(0.2 / 3)
-    squares = sum((one - 0.2 / 3) ** 2 for one in (0.10, -0.05, 0.15))
-    assert found.standard_error == pytest.approx(math.sqrt(squares / 2 / 3))
-    assert found.told() == "+0.0667 ± 0.0601, above in 2 of 3"
-    swapped = paired(RUNS, "test_accuracy", "softmax", "gfsa")
-    assert swapped.mean == pytest.approx(-found.mean)
-
-
-def test_one_seed_has_no_spread_and_no_common_seed_no_difference():
+    # 0.10, -0.05 and 0.15: their mean, and its error by hand
+    difference = paired_difference(RUNS, "test_accuracy", "gfsa", "softmax")
+    assert difference == "+0.0667 ± 0.0601, above in 2 of 3"
     one = [run_of("softmax", 0, score=1.0), run_of("gfsa", 0, score=1.5)]
-    assert paired(one, "score", "gfsa", "softmax").told() == "+0.5000, above in 1 of 1"
+    assert paired_difference(one, "score", "softmax", "gfsa") == "-0.5000, above in 0 of 1"
     apart = [run_of("softmax", 0, score=1.0), run_of("gfsa", 1, score=1.5)]
-    assert paired(apart, "score", "gfsa", "softmax") is None
+    assert paired_difference(apart, "score", "gfsa", "softmax") is None
 
 
 def test_table_and_picture_have_all_comparisons(tmp_path, capsys):
@@ -78,7 +67,12 @@ def test_table_and_picture_have_all_comparisons(tmp_path, capsys):
     figure = draw([read(folder) for folder in folders])
     assert [axis.get_title() for axis in figure.axes[:2]] == ["pre-24", "post-24"]
     assert len(figure.axes[2].lines) == len(RUNS) + 2  # and the mean of each attention
-    assert "less GFSA" in table([read(folders[0])], "gfsa")
+
+
+def share_a_scale(panels):
+    """Whether the limits of the first panel are those of the second."""
+    panels[0].set_ylim(0, 5)
+    return panels[1].get_ylim() == (0, 5)
 
 
 def test_other_metrics_have_scales_of_their_own(tmp_path):
@@ -86,25 +80,22 @@ def test_other_metrics_have_scales_of_their_own(tmp_path):
     content = (folders[1] / "results.json").read_text()
     (folders[1] / "results.json").write_text(content.replace("test_accuracy", "test_correlation"))
     both = [read(folder) for folder in folders]
-    told = table(both, "softmax")
-    assert "| images, test accuracy | GFSA |" in told
-    assert "| texts, test correlation | GFSA |" in told
-    above, below = draw(both).axes[:2], draw(both).axes[2:]
-    assert [axis.get_ylabel() for axis in above] == ["test accuracy", "test correlation"]
-    above[0].set_ylim(0, 5)
-    assert above[1].get_ylim() != (0, 5)
-    below[0].set_ylim(0, 5)
-    assert below[1].get_ylim() == (0, 5)
+    lines = table(both)
+    assert "| images, test accuracy | GFSA |" in lines
+    assert "| texts, test correlation | GFSA |" in lines
+    panels = draw(both).axes
+    assert [axis.get_ylabel() for axis in panels[:2]] == ["test accuracy", "test correlation"]
+    assert not share_a_scale(panels[:2])
+    assert share_a_scale(panels[2:])
     low = both[0]._replace(runs=[{**run, "test_accuracy": -3.0} for run in RUNS])
-    above = draw([both[0], low]).axes
-    assert above[0].get_ylim()[0] < -3.0
-    assert [axis.get_ylabel() for axis in above[:2]] == ["test accuracy", ""]
-    above[0].set_ylim(0, 5)
-    assert above[1].get_ylim() == (0, 5)
+    panels = draw([both[0], low]).axes
+    assert panels[0].get_ylim()[0] < -3.0
+    assert [axis.get_ylabel() for axis in panels[:2]] == ["test accuracy", ""]
+    assert share_a_scale(panels)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "words"),
     [
         (None, "has no results.json"),
         ("{", "is not that of a recipe"),
@@ -112,27 +103,23 @@ def test_other_metrics_have_scales_of_their_own(tmp_path):
         ('{"table": [{"test_accuracy_mean": 1, "attention": "gfsa"}], "runs": [{}]}', "not that"),
     ],
 )
-def test_folders_without_results_are_one_line(content, told, tmp_path, capsys):
+def test_folders_without_results_are_one_line(content, words, tmp_path, capsys):
     if content is not None:
         (tmp_path / "results.json").write_text(content)
     assert main([str(tmp_path), "--output", str(tmp_path / "both")]) == 2
     errors = capsys.readouterr().err
-    assert told in errors
+    assert words in errors
     assert errors.count("\n") == 1
     assert not (tmp_path / "both").exists()
 
 
 def test_gfsa_from_a_high_pass_start_has_its_own_filter(monkeypatch):
     """Whatever `--filter` the other attentions get."""
-    monkeypatch.setattr(type(time_series), "attentions", ("softmax", "gfsa", "gfsa_high_pass"))
-    options = time_series.parse(
-        ["--attention", "gfsa,gfsa_high_pass", "--filter", "chebyshev", "--order", "5"]
-    )
-    settings = time_series.settings(options)
-    assert settings["gfsa"]["filter"] == {"name": "chebyshev", "order": 5}
-    assert settings["gfsa_high_pass"]["filter"] == {
-        "name": "first_order",
-        "order": 5,
-        "initial_coefficients": {"identity": 0.5, "linear": 1.0, "power": -0.5},
-    }
-    assert "filter" not in graph_regression.settings(graph_regression.parse([]))["softmax"]
+    names = ("gfsa", "gfsa_high_pass")
+    monkeypatch.setattr(type(time_series), "attentions", names)
+    command = f"--attention {','.join(names)} --filter chebyshev --order 5"
+    plain, high_pass = time_series.settings(time_series.parse(command.split())).values()
+    assert plain["filter"] == {"name": "chebyshev", "order": 5}
+    start = {"identity": 0.5, "linear": 1.0, "power": -0.5}
+    expected = {"name": "first_order", "order": 5, "initial_coefficients": start}
+    assert high_pass["filter"] == expected

@@ -1,31 +1,57 @@
-"""`inspect_smoothing`: what each attention layer of a model does to its tokens."""
+"""`inspect_smoothing`: what each attention layer of a model does to its tokens.
 
-from collections.abc import Callable, Iterator
+A model runs over the data with hooks around its layers. The hooks see the tokens at three places
+of each attention layer, and `reading` its operators. What they saw becomes figures at once.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.analysis.smoothing.collect import LayerCollector
-from keras_graphattn.analysis.smoothing.passes import Recorder
-from keras_graphattn.analysis.smoothing.report import SmoothingReport
-from keras_graphattn.checks.arguments import flag, optional, whole
+from keras_graphattn.analysis.similarity import token_similarity
+from keras_graphattn.analysis.smoothing import measures
+from keras_graphattn.analysis.smoothing.reading import (
+    NotReadable,
+    Operators,
+    read_operators,
+    to_numpy,
+)
+from keras_graphattn.analysis.smoothing.report import (
+    HeadMeasures,
+    LayerReport,
+    SmoothingReport,
+    TokenMeasures,
+)
+from keras_graphattn.checks import Array, whole
+from keras_graphattn.keras_internals import (
+    keras_mask_of,
+    replaced_attributes,
+    walk,
+    without_rematerialisation,
+)
+from keras_graphattn.types import Bool, Float, Num, Tensor
 
-Tensor = Any
+STOCK = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+TOKEN_MASKS = ("query_mask", "value_mask", "key_mask", "padding_mask", "mask")
 ARRAYS = (dict, list, tuple)  # of arrays: the inputs of one model
+Inputs = Num[Tensor, "..."] | Mapping[str, Tensor] | Sequence[Tensor]  # of a batch
+Data = Inputs | Iterable[object]
 
 
 def inspect_smoothing(
-    model: Any,
-    data: Any,
+    model: keras.Layer,
+    data: Data,
     *,
     batch_size: int = 32,
-    max_batches: int | None = None,
     max_sequences: int = 8,
     max_tokens: int = 512,
-    eigenvalues: bool = True,
-    token_mask: str | Callable[[Any], Any] | None = None,
 ) -> SmoothingReport:
     """Measures oversmoothing in a model: what each attention layer does to the tokens.
 
@@ -35,20 +61,20 @@ def inspect_smoothing(
     the model is as it was.
 
     For each attention layer, the report has the similarity of the tokens, their constant component
-    and their singular values, at three places: before the attention, after it (before any residual
+    and their effective rank, at three places: before the attention, after it (before any residual
     connection), and after its block. The block is the largest layer around this attention only,
     such as a `TransformerEncoder`. Without one with outputs of the tokens' shape, it ends
     at the input of the next attention layer with tokens of the same shape; that of the last one
     ends at the last output of any layer that has the shape of its tokens.
 
     For each head, it has the attention matrix A and the operator H that the layer applies to its
-    values: their response to the frequencies of the Fourier basis and to the eigenvectors of A,
-    the entropy of A, its sink, the filter's coefficients and its response curve. No layer has to
-    form a matrix: H is found by probing, which applies the layer to unit signals. The report has it
-    only if H times the layer's values is what the layer has computed from them, and if no token
-    sees padding. Where an operator cannot be found, the report says why.
+    values: their response to the frequencies of the Fourier basis, the entropy of A, its sink, and
+    the filter's coefficients. No layer has to form a matrix: H is read by probing, which applies
+    the layer to unit signals. The report has it only if H times the layer's values is what the
+    layer has computed from them, and if no token sees padding. Where an operator cannot be read,
+    the report says why.
 
-    Padding is left out. Its mask is the one that the attention layers get, or `token_mask`.
+    Padding is left out. Its mask is the one that the attention layers get.
 
     Memory does not grow with the number of batches. All sequences count in the similarity and the
     constant component; the first `max_sequences` in all else, which takes more time.
@@ -60,15 +86,9 @@ def inspect_smoothing(
             `tf.data.Dataset`, with or without targets. Inputs of KerasHub tasks must be
             preprocessed.
         batch_size: Number of sequences in a batch, for arrays.
-        max_batches: Number of batches to measure; all of them by default.
-        max_sequences: Number of sequences whose operators and singular values are measured, the
-            first of the data. At least 1.
-        max_tokens: Of longer sequences, as many tokens at equal distances are measured, and no
-            operators. At least 2.
-        eigenvalues: Whether to find the eigenvalues of A, which takes most of the time for long
-            sequences.
-        token_mask: The name of the input that is `False` or 0 in padding, (B, T), or a function
-            from the inputs of a batch to such a mask. By default, each layer's own masks.
+        max_sequences: Number of sequences whose operators and ranks are measured, the first of the
+            data. At least 1.
+        max_tokens: Operators of longer sequences are not measured.
 
     Returns:
         A `SmoothingReport`.
@@ -94,109 +114,332 @@ def inspect_smoothing(
         raise ValueError(f"`model` must be a Keras model or layer. Received: model={model!r}")
     check_data(data)
     batch_size = whole()("batch_size", batch_size, {})
-    max_batches = optional(whole())("max_batches", max_batches, {})
     max_sequences = whole()("max_sequences", max_sequences, {})
-    max_tokens = whole(2)("max_tokens", max_tokens, {})
-    flag("eigenvalues", eigenvalues)
-    collectors: dict[str, LayerCollector] = {}
-    recorder: Recorder | None = None
+    max_tokens = whole()("max_tokens", max_tokens, {})
+    layers: list[keras.Layer] = []
+    figures: dict[str, LayerFigures] = {}
+    not_measured: dict[str, str] = {}
     sequences = sampled = 0
-    for number, inputs in enumerate(_batches(data, batch_size)):
-        if number == max_batches:
-            break
-        tensors = _tensors(inputs)
-        if recorder is None:
-            recorder = _recorder(model, tensors, max_tokens)
-        size = int(keras.tree.flatten(tensors)[0].shape[0])
-        wanted = min(size, max_sequences - sampled)
-        seen: dict[str, int] = {}
-        for call in recorder.run(tensors, wanted, _given_mask(token_mask, inputs)):
+    for inputs in _batches(data, batch_size):
+        _check_numbers(inputs)
+        size = len(keras.tree.flatten(inputs)[0])
+        count = min(size, max_sequences - sampled)
+        layers = layers or attention_layers(model, inputs)
+        this_pass = Pass(model, layers, count, max_tokens)
+        this_pass.run(inputs)
+        not_measured |= this_pass.not_measured
+        seen: list[str] = []
+        for call in this_pass.calls:
             path = call.layer.path or call.layer.name
-            seen[path] = seen.get(path, 0) + 1
-            name = path if seen[path] == 1 else f"{path} ({seen[path]})"
-            if name not in collectors:
-                collectors[name] = LayerCollector(call.layer, name, max_tokens, eigenvalues)
-            collectors[name].add(call, wanted)
-        sequences, sampled = sequences + size, sampled + wanted
-    if recorder is None:
+            seen.append(path)
+            name = path if seen.count(path) == 1 else f"{path} ({seen.count(path)})"
+            figures.setdefault(name, LayerFigures(call.layer, name)).add(call, count)
+        sequences, sampled = sequences + size, sampled + count
+    if not sequences:
         raise ValueError("`data` must have at least one batch. Received none.")
-    layers = [collector.result() for collector in collectors.values()]
-    return SmoothingReport(model.name, layers, recorder.not_measured, sequences, sampled)
+    reports = [one.report() for one in figures.values()]
+    return SmoothingReport(model.name, reports, not_measured, sequences, sampled)
 
 
-def _recorder(model: Any, tensors: Any, max_tokens: int) -> Recorder:
+def attention_layers(model: keras.Layer, inputs: Inputs) -> list[keras.Layer]:
+    """The attention layers in a model, those that hold others left out.
+
+    These are Keras' and KerasHub's multi-head and grouped attention, the layers of this package,
+    converted layers, and all layers with "Attention" in the name of their class.
+    """
     if not model.built:
-        model(tensors, training=False)  # makes the layers in which attention is looked for
-    recorder = Recorder(model, max_tokens)
-    if not recorder.layers:
+        model(inputs, training=False)  # makes the layers in which attention is looked for
+
+    def attends(layer: keras.Layer) -> bool:
+        name = type(layer).__name__
+        is_named = "Attention" in name and "AttentionMask" not in name
+        return (isinstance(layer, STOCK) or is_named) and not isinstance(layer, keras.Model)
+
+    layers = [
+        layer
+        for layer in walk(model)
+        if attends(layer) and not any(attends(x) for x in walk(layer) if x is not layer)
+    ]
+    if not layers:
         raise ValueError(
             f"`model` has no attention layers that Keras tracks. Received: model='{model.name}' "
             f"({type(model).__name__}). Layers must be attributes of a model or a layer, and the "
             'names of their own classes must contain "Attention" if they are not derived from '
             "keras.layers.MultiHeadAttention."
         )
-    return recorder
+    return layers
 
 
-def check_data(data: Any) -> None:
+@dataclass
+class Call:
+    """One call of an attention layer in a pass."""
+
+    layer: keras.Layer
+    tokens: Float[Tensor, "B T d"]  # what it got
+    valid: Bool[Array, "B T"]  # which tokens are not padding
+    outputs: Float[Tensor, "B T _"] | None = None
+    block: Float[Tensor, "B T d"] | None = None  # the tokens after its block
+    operators: Operators | str | None = None  # of its first sequences, or why they are not read
+
+    def has_shape_of(self, x: Tensor) -> bool:
+        """Whether a tensor has the shape of the tokens."""
+        return tuple(getattr(x, "shape", ())) == tuple(self.tokens.shape)
+
+
+class Pass:
+    """One pass of a built model with hooks around its layers, which are gone after it.
+
+    Operators are read from the first `sequences` of the batch, if they have `max_tokens` at most.
+    """
+
+    def __init__(
+        self, model: keras.Layer, layers: list[keras.Layer], sequences: int, max_tokens: int
+    ) -> None:
+        self.model, self.layers = model, layers
+        self.sequences, self.max_tokens = sequences, max_tokens
+        self.calls: list[Call] = []  # of attention layers, in their order
+        self.not_measured: dict[str, str] = {}  # attention layers without tokens: why, by path
+        self._is_attending = False
+        self._around: list[list[Call]] = []  # for each other layer under way: the calls within
+        # the last output with the shape of the last call's tokens
+        self._last: Float[Tensor, "B T d"] | None = None
+
+    def run(self, inputs: Inputs) -> None:
+        """Runs the model on one batch of its inputs."""
+        gradients: AbstractContextManager[object] = nullcontext()
+        if keras.backend.backend() == "torch":
+            import torch
+
+            gradients = torch.no_grad()
+        with gradients, replaced_attributes(self._hooks()):
+            self.model(inputs, training=False)
+        if self.calls and self.calls[-1].block is None:
+            self.calls[-1].block = self._last
+
+    def _hooks(self) -> Iterator[tuple[object, str, object]]:
+        attending = {id(layer) for layer in self.layers}
+        for layer in walk(self.model):
+            yield from without_rematerialisation(layer)
+            if id(layer) in attending:
+                yield layer, "call", functools.partial(self._attend, layer, layer.call)
+            elif layer is not self.model:
+                yield layer, "call", functools.partial(self._other, layer.call)
+
+    def _attend(
+        self, layer: keras.Layer, call: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
+        """A call of an attention layer."""
+        arguments = inspect.signature(call).bind(*args, **kwargs).arguments
+        arguments |= arguments.pop("kwargs", {})
+        tokens: Any = next(iter(arguments.values()), None)
+        if len(getattr(tokens, "shape", ())) != 3:
+            self.not_measured[layer.path or layer.name] = (
+                f"{type(layer).__name__} got no tokens of the shape (B, T, d)"
+            )
+            return call(*args, **kwargs)
+        current = Call(layer, tokens, _valid_tokens(arguments, tokens))
+        for before in self.calls:
+            if before.block is None and before.has_shape_of(tokens):
+                before.block = tokens
+        for calls in (self.calls, *self._around):
+            calls.append(current)
+        self._last, self._is_attending = None, True
+        try:
+            results = call(*args, **kwargs)
+            again = functools.partial(call, *args, **kwargs)
+            current.operators = self._operators(current, arguments, again)
+        finally:
+            self._is_attending = False
+        current.outputs = keras.tree.flatten(results)[0]
+        return results
+
+    def _operators(
+        self, current: Call, arguments: dict[str, Any], call: Callable[..., object]
+    ) -> Operators | str | None:
+        length = current.tokens.shape[1]
+        if self.sequences < 1:
+            return None
+        if _is_cross(arguments, current.tokens):
+            return "it attends to other tokens than those of its queries"
+        if length > self.max_tokens:
+            return f"its sequences have {length} tokens, more than {self.max_tokens}"
+        try:
+            return read_operators(current.layer, call, current.valid, self.sequences)
+        except NotReadable as error:
+            return str(error)
+
+    def _other(self, call: Callable[..., object], *args: object, **kwargs: object) -> object:
+        """A call of another layer, which may be a block."""
+        if self._is_attending:  # a part of an attention layer
+            return call(*args, **kwargs)
+        self._around.append([])
+        try:
+            results = call(*args, **kwargs)
+        finally:
+            within = self._around.pop()
+        outputs = next(iter(keras.tree.flatten(results)), None)
+        if len(within) == 1 and within[0].has_shape_of(outputs):
+            within[0].block = outputs
+        if self.calls and self.calls[-1].has_shape_of(outputs):
+            self._last = outputs
+        return results
+
+
+def _is_cross(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> bool:
+    """Whether a layer that is called with a query and a value has others as values."""
+    value = arguments.get("value")
+    if value is None or value is tokens:
+        return False
+    return not np.array_equal(to_numpy(value), to_numpy(tokens), equal_nan=True)
+
+
+def _valid_tokens(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> Bool[Array, "B T"]:
+    """Which tokens are not padding, by the masks that a layer got.
+
+    These are the layer's masks of tokens, the mask that Keras attached to them if the values have
+    no other, and masks of pairs (B, T, T) or (B, N, T, T), in which no token sees padding. Masks of
+    numbers that are added to the scores tell nothing, nor do masks of other tokens.
+    """
+    batch, length = tokens.shape[:2]
+    masks = [arguments.get(name) for name in TOKEN_MASKS]
+    if arguments.get("value_mask") is None:
+        masks.append(keras_mask_of(tokens))
+    masks = [x for x in masks if tuple(getattr(x, "shape", ())) == (batch, length)]
+    for name, mask in arguments.items():
+        shape = tuple(getattr(mask, "shape", ()))
+        is_of_pairs = "mask" in name and len(shape) in (3, 4) and shape[-1] == length
+        if is_of_pairs and "float" not in keras.backend.standardize_dtype(mask.dtype):
+            masks.append(ops.any(ops.cast(mask, "bool"), axis=tuple(range(1, len(shape) - 1))))
+    valid = np.ones((batch, length), bool)
+    for mask in masks:
+        valid = valid & (to_numpy(mask) > 0.5)
+    return valid
+
+
+class LayerFigures:
+    """The figures of one attention layer, or of one of its calls, over all batches."""
+
+    def __init__(self, layer: keras.Layer, path: str) -> None:
+        self.layer, self.path = layer, path
+        # Sums of the figures of `TokenMeasures`, and the numbers of sequences in them
+        self.places = {name: np.zeros((2, 3)) for name in ("before", "after", "block")}
+        self.responses: list[dict[str, Array]] = []  # of A and H in each sequence that was read
+        self.maps: Operators | None = None  # A and H in the first
+        self.reason: str | None = None
+        self.not_finite = 0  # sequences with tokens that are NaN or infinite
+
+    def add(self, call: Call, sampled: int) -> None:
+        """Adds one call; of its first `sampled` sequences, ranks and operators too."""
+        finite = np.ones(len(call.valid), bool)
+        for name, x in (("before", call.tokens), ("after", call.outputs), ("block", call.block)):
+            if x is not None and x.shape[:-1] == call.tokens.shape[:-1]:
+                rows, is_finite = _token_figures(to_numpy(x), call.valid, sampled)
+                self.places[name] += [np.nansum(rows, axis=0), np.sum(~np.isnan(rows), axis=0)]
+                finite &= is_finite
+        self.not_finite += int(np.sum(~finite))
+        if isinstance(call.operators, str):
+            self.reason = call.operators
+        elif call.operators is not None:
+            for index, valid in enumerate(call.valid[:sampled]):
+                if valid.sum() > 1:
+                    self._add_sequence(call.operators.between(index, np.flatnonzero(valid)))
+
+    def _add_sequence(self, maps: Operators) -> None:
+        self.maps = self.maps or maps
+        length = maps.operator.shape[-1]
+        responses = {"frequencies": np.arange(length // 2 + 1) / length}
+        for name, matrix in (("operator", maps.operator), ("attention", maps.attention)):
+            if matrix is not None:
+                responses[f"{name}_fourier"] = measures.fourier_response(matrix)
+        self.responses.append(responses)
+
+    def report(self) -> LayerReport:
+        """The figures of all calls so far."""
+        return LayerReport(
+            path=self.path,
+            kind=type(self.layer).__name__,
+            **{name: _means(*sums) for name, sums in self.places.items()},
+            heads=None if self.maps is None or self.reason else self._heads(self.maps),
+            reason=self.reason,
+            not_finite=self.not_finite,
+            coefficients={x.name: to_numpy(x) for x in getattr(self.layer, "coefficients", ())},
+        )
+
+    def _heads(self, maps: Operators) -> HeadMeasures:
+        """Means over sequences; responses of shorter ones at the frequencies of the longest."""
+        frequencies = min((x["frequencies"] for x in self.responses), key=lambda f: float(f[1]))
+        means = {
+            name: np.mean(
+                [
+                    [np.interp(frequencies, x["frequencies"], gains) for gains in x[name]]
+                    for x in self.responses
+                ],
+                axis=0,
+            )
+            for name in self.responses[0]
+            if name != "frequencies"
+        }
+        return HeadMeasures(
+            frequencies, operator_map=maps.operator, attention_map=maps.attention, **means
+        )
+
+
+def _token_figures(
+    tokens: Float[Array, "B T d"], valid: Bool[Array, "B T"], sampled: int
+) -> tuple[Float[Array, "B 3"], Bool[Array, " B"]]:
+    """Figures of each sequence in the order of `TokenMeasures`, and which sequences are finite."""
+    finite = np.all(np.isfinite(tokens) | ~valid[..., None], axis=(1, 2))
+    kept = valid & finite[:, None]
+    rows = np.full((len(tokens), 3), np.nan)
+    similarity = to_numpy(token_similarity(tokens, kept))
+    rows[:, 0] = np.where(kept.sum(axis=1) > 1, similarity, np.nan)
+    for index in np.flatnonzero(kept.any(axis=1)):
+        rows[index, 1] = measures.dc_share(tokens[index][kept[index]])
+        if index < sampled:
+            rows[index, 2] = measures.effective_rank(tokens[index][kept[index]])
+    return rows, finite
+
+
+def _means(sums: Float[Array, " 3"], counts: Float[Array, " 3"]) -> TokenMeasures | None:
+    """The means, NaN where nothing was added; `None` where nothing at all was."""
+    if not counts.any():
+        return None
+    with np.errstate(invalid="ignore"):
+        return TokenMeasures(*map(float, sums / counts))
+
+
+def check_data(data: object) -> None:
     """Raises a `ValueError` for data that are neither arrays nor an iterable of batches."""
-    known = isinstance(data, (keras.utils.PyDataset, *ARRAYS)) or hasattr(data, "__iter__")
-    arrays = keras.tree.flatten(data) if isinstance(data, ARRAYS) else []
     if isinstance(data, ARRAYS):
-        known = bool(arrays) and all(len(getattr(x, "shape", ())) for x in arrays if x is not None)
-    if not known or isinstance(data, (str, bytes, set)) or getattr(data, "shape", None) == ():
+        arrays = [x for x in keras.tree.flatten(data) if x is not None]
+        is_data = bool(arrays) and all(len(getattr(x, "shape", ())) for x in arrays)
+    else:
+        is_data = isinstance(data, keras.utils.PyDataset) or hasattr(data, "__iter__")
+        is_data = is_data and not isinstance(data, (str, bytes, set))
+    if not is_data or getattr(data, "shape", None) == ():
         raise ValueError(
             "`data` must be the model's inputs as arrays, or an iterable of batches. Received: "
             f"data={data!r}"
         )
 
 
-def _batches(data: Any, batch_size: int) -> Iterator[Any]:
+def _batches(data: Any, batch_size: int) -> Iterator[Inputs]:
     """The inputs of each batch, without targets."""
-    if isinstance(data, keras.utils.PyDataset) and data.num_batches is not None:
-        data = map(data.__getitem__, range(data.num_batches))
-    elif isinstance(data, ARRAYS) or hasattr(data, "shape"):
+    if isinstance(data, ARRAYS) or hasattr(data, "shape"):
         inputs = data if isinstance(data, list) else keras.utils.unpack_x_y_sample_weight(data)[0]
-        arrays = keras.tree.flatten(inputs)
-        length = len(arrays[0]) if arrays else 0
-        for start in range(0, length, batch_size):
+        for start in range(0, len(keras.tree.flatten(inputs)[0]), batch_size):
             yield keras.tree.map_structure(lambda x, s=start: x[s : s + batch_size], inputs)
         return
+    if isinstance(data, keras.utils.PyDataset) and data.num_batches is not None:
+        data = map(data.__getitem__, range(data.num_batches))
     for batch in data:
         yield keras.utils.unpack_x_y_sample_weight(batch)[0]
 
 
-def _tensors(inputs: Any) -> Any:
-    """Inputs as tensors of the backend."""
-
-    def convert(x: Any) -> Tensor:
-        kind = x.dtype.kind if isinstance(x, np.ndarray) else str(x.dtype)
-        if kind in "USO" or "string" in kind:
-            raise ValueError(
-                "`data` must hold numbers, not text. Run the model's preprocessor first: "
-                "`inspect_smoothing(model, model.preprocessor(texts))`."
-            )
-        if isinstance(x, np.ndarray) and x.dtype == np.float64:
-            x = x.astype(keras.config.floatx())
-        return ops.convert_to_tensor(x)
-
-    return keras.tree.map_structure(convert, inputs)
-
-
-def _given_mask(token_mask: Any, inputs: Any) -> np.ndarray[Any, Any] | None:
-    if token_mask is None:
-        return None
-    if callable(token_mask):
-        found = token_mask(inputs)
-    elif isinstance(inputs, dict) and token_mask in inputs:
-        found = inputs[token_mask]
-    else:
-        names = sorted(inputs) if isinstance(inputs, dict) else type(inputs).__name__
+def _check_numbers(inputs: Inputs) -> None:
+    kinds = [getattr(x.dtype, "kind", str(x.dtype)) for x in keras.tree.flatten(inputs)]
+    if any(kind in "USO" or "string" in kind for kind in kinds):
         raise ValueError(
-            "`token_mask` must be the name of an input, or a function of the inputs. Received: "
-            f"token_mask={token_mask!r}, inputs: {names}"
+            "`data` must hold numbers, not text. Run the model's preprocessor first: "
+            "`inspect_smoothing(model, model.preprocessor(texts))`."
         )
-    mask = np.asarray(ops.convert_to_numpy(found)).astype(bool)
-    if mask.ndim != 2:
-        raise ValueError(f"`token_mask` must give a mask (B, T). Received: shape {mask.shape}")
-    return mask

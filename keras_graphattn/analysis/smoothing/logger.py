@@ -1,5 +1,6 @@
 """A callback that writes the smoothing report during training."""
 
+import csv
 import math
 import time
 from pathlib import Path
@@ -7,22 +8,18 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.analysis.smoothing import files
-from keras_graphattn.analysis.smoothing.inspection import check_data, inspect_smoothing
+from keras_graphattn.analysis.smoothing.inspection import Data, check_data, inspect_smoothing
 from keras_graphattn.analysis.smoothing.report import SmoothingReport
-from keras_graphattn.checks.arguments import whole
+from keras_graphattn.checks import whole
+from keras_graphattn.files import whole_file
 
 
 class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
     """Writes what attention does to the tokens, every few epochs, to a CSV file and TensorBoard.
 
     Each time, the file gets one row for each attention layer: the epoch (from 1), the depth, the
-    path and the figures of `LayerReport.summary`. It is written whole or not at all, and rows of
-    an earlier run are replaced.
-
-    What it costs is measured: `cost` is the time of the reports so far relative to the time of the
-    epochs themselves, and `print(logger)` says it. Few sequences make it cheap, and
-    `eigenvalues=False`, which is the default here.
+    path and the figures of `LayerReport.summary`. The file is whole at any time: each report
+    replaces it.
 
     Args:
         data: The data to measure, as for `inspect_smoothing`, such as a few batches for
@@ -30,7 +27,7 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
         path: The CSV file.
         every: Number of epochs between two reports. The first is after so many epochs.
         log_dir: A folder for TensorBoard, or `None`. It needs the package `tensorboard`.
-        **options: Further arguments of `inspect_smoothing`.
+        **options: Further arguments of `inspect_smoothing`. Few sequences make a report cheap.
 
     Attributes:
         report: The last report, or `None`.
@@ -55,12 +52,12 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(
         self,
-        data: Any,
+        data: Data,
         path: str | Path,
         *,
         every: int = 1,
         log_dir: str | Path | None = None,
-        **options: Any,
+        **options: int,
     ) -> None:
         super().__init__()
         if hasattr(data, "__next__"):
@@ -71,9 +68,9 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
             )
         check_data(data)
         self.every = whole()("every", every, {})
-        self.data, self.path, self.options = data, Path(path), {"eigenvalues": False, **options}
+        self.data, self.path, self.options = data, Path(path), options
         self.report: SmoothingReport | None = None
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[dict[str, str | float]] = []
         self._seconds = {"reports": 0.0, "epochs": 0.0}
         self._start = 0.0
         self._writer = None if log_dir is None else _tensorboard_writer(log_dir)
@@ -83,16 +80,10 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
         """Time of the reports relative to the time of the epochs."""
         return self._seconds["reports"] / max(self._seconds["epochs"], 1e-9)
 
-    def __str__(self) -> str:
-        return (
-            f"SmoothingLogger: {len({row['epoch'] for row in self._rows})} reports in "
-            f"'{self.path}' took {self.cost:.1%} of the time of the epochs"
-        )
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._start = time.perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         start = time.perf_counter()
         self._seconds["epochs"] += start - self._start
         if (epoch + 1) % self.every:
@@ -100,24 +91,22 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()  # on JAX, `fit` keeps the weights outside the model
         self.report = inspect_smoothing(self.model, self.data, **self.options)
-        rows = [
-            {"epoch": epoch + 1, "depth": depth, "path": layer.path, **layer.summary()}
-            for depth, layer in enumerate(self.report.layers)
-        ]
-        self._rows += rows
-        files.write_csv(self.path, list(self._rows[0]), self._rows)
-        if self._writer is not None:
-            for row in rows:
-                for name, value in row.items():
-                    if isinstance(value, float) and math.isfinite(value):
-                        tag = f"smoothing/{name}/layer_{row['depth']:02d}"
-                        self._writer.add_scalar(tag, value, row["epoch"])
-            self._writer.flush()
+        self._write(epoch + 1, self.report)
         self._seconds["reports"] += time.perf_counter() - start
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def _write(self, epoch: int, report: SmoothingReport) -> None:
+        for depth, layer in enumerate(report.layers):
+            figures = layer.summary()
+            self._rows.append({"epoch": epoch, "depth": depth, "path": layer.path, **figures})
+            for name, value in figures.items():
+                if self._writer is not None and math.isfinite(value):
+                    self._writer.add_scalar(f"smoothing/{name}/layer_{depth:02d}", value, epoch)
         if self._writer is not None:
             self._writer.flush()
+        with whole_file(self.path) as path, path.open("w", encoding="utf-8", newline="") as opened:
+            writer = csv.DictWriter(opened, list(self._rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self._rows)
 
 
 def _tensorboard_writer(log_dir: str | Path) -> Any:

@@ -1,16 +1,38 @@
-"""The smoothing report: what was measured, as a table, as files, and compared with another."""
+"""The smoothing report: what was measured, as a table and as pictures, and beside another."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_graphattn.analysis.smoothing import files
+from keras_graphattn.analysis.pictures import new_figure, own_or_new_axis
+from keras_graphattn.checks import Array, is_list, is_whole
+from keras_graphattn.types import Float
 
-Array = np.ndarray[Any, Any]
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+WIDTH, HEIGHT = 5.4, 3.8  # inches of a picture of its own
+
+COLUMNS = {  # of the table: the heading, and the figure of `LayerReport.summary`
+    "before": "before_cosine",
+    "after": "after_cosine",
+    "block": "block_cosine",
+    "DC": "block_dc_share",
+    "rank": "block_effective_rank",
+    "high A": "attention_high_gain",
+    "high H": "operator_high_gain",
+}
+NOTES = (
+    "before, after: mean cosine of the tokens before the attention and after it",
+    "block: mean cosine of the tokens after the block of the attention",
+    "DC, rank: share of the constant component and effective rank after the block",
+    "high A, high H: gain at frequencies above 1/4, of attention and of its filter",
+)
 
 
 @dataclass(frozen=True)
@@ -20,24 +42,19 @@ class TokenMeasures:
     The formulas are in `keras_graphattn.analysis.smoothing.measures`.
 
     Attributes:
-        cosine: Mean cosine of all pairs of different tokens (`pair_similarity`).
-        absolute_cosine: The same of the absolute cosine.
+        cosine: Mean cosine of all pairs of different tokens (`token_similarity`).
         dc_share: Share of the constant component in the energy (`dc_share`).
         effective_rank: Number of singular values that count (`effective_rank`).
-        singular_values: Singular values of the tokens of a sequence, the largest first.
 
     Example:
 
-    >>> measures = TokenMeasures(0.5, 0.5, 0.6, 2.0, np.array([2.0, 1.0]))
-    >>> measures.effective_rank
+    >>> TokenMeasures(cosine=0.5, dc_share=0.6, effective_rank=2.0).effective_rank
     2.0
     """
 
     cosine: float
-    absolute_cosine: float
     dc_share: float
     effective_rank: float
-    singular_values: Array
 
 
 @dataclass(frozen=True)
@@ -49,71 +66,28 @@ class HeadMeasures:
     `keras_graphattn.analysis.smoothing.measures`.
 
     Attributes:
-        values_cosine, values_absolute_cosine: Similarity of the values of a head, (N,).
-        outputs_cosine, outputs_absolute_cosine: Similarity of H times the values, (N,).
-        entropy: Mean entropy of the rows of A in nats, (N,) (`attention_entropy`).
-        sink_share: Share of attention that the most attended token gets, (N,) (`sink_share`).
         frequencies: Frequencies in periods for each token, from 0 to at most 0.5, (F,).
-        attention_fourier: Fourier response of A, (N, F) (`fourier_response`); `None` without A.
-        operator_fourier: Fourier response of H, (N, F).
-        eigenvalues: Moduli of the eigenvalues of A, of H where there is no A, the largest first,
-            (N, n) (`spectral_response`); `None` if they were left out.
-        operator_eigenresponse: Responses of H to the eigenvectors, (N, n).
-        attention_map: A of the first sequence without its padding, (N, n, n); `None` without A.
-        operator_map: H of the first sequence, (N, n, n).
+        operator_fourier: Fourier response of H, (N, F) (`fourier_response`).
+        operator_map: H of the first sequence without its padding, (N, n, n).
+        attention_fourier: Fourier response of A, (N, F); `None` without A.
+        attention_map: A of the first sequence, (N, n, n); `None` without A.
 
     Example:
 
-    >>> from keras_graphattn.analysis import inspect_smoothing
-    >>> model = keras.Sequential([keras.Input((4, 8)), GraphFilterAttention(2, 4)])
-    >>> report = inspect_smoothing(model, np.random.default_rng(0).normal(size=(2, 4, 8)))
-    >>> report.layers[0].heads.attention_map.shape
-    (2, 4, 4)
+    >>> HeadMeasures(np.array([0.0, 0.5]), np.array([[1.0, 0.3]]), np.eye(2)[None]).high_gain()
+    0.3
     """
 
-    values_cosine: Array
-    values_absolute_cosine: Array
-    outputs_cosine: Array
-    outputs_absolute_cosine: Array
-    entropy: Array
-    sink_share: Array
-    frequencies: Array
-    attention_fourier: Array | None
-    operator_fourier: Array
-    eigenvalues: Array | None
-    operator_eigenresponse: Array | None
-    attention_map: Array | None
-    operator_map: Array
+    frequencies: Float[Array, " F"]
+    operator_fourier: Float[Array, "N F"]
+    operator_map: Float[Array, "N n n"]
+    attention_fourier: Float[Array, "N F"] | None = None
+    attention_map: Float[Array, "N n n"] | None = None
 
     def high_gain(self, of: str = "operator") -> float:
-        """Mean Fourier response of all heads at frequencies above half of the highest one.
-
-        Args:
-            of: `"operator"` for H or `"attention"` for A.
-        """
-        response = getattr(self, f"{of}_fourier")
-        if response is None:
-            return float("nan")
-        return float(response[:, self.frequencies > 0.25].mean())
-
-
-@dataclass(frozen=True)
-class FilterCurve:
-    """What a filter makes of each eigenvalue (`keras_graphattn.analysis.smoothing.curves`).
-
-    Attributes:
-        points: Eigenvalues of A, or singular values of an `AttentiveGraphFilter`, (points,).
-        response: h(lambda) for each head, (N, points); (1, points) where all heads share it.
-
-    Example:
-
-    >>> curve = FilterCurve(np.array([-1.0, 1.0]), np.array([[2.0, 0.0]]))  # I - A, one head
-    >>> curve.response.shape
-    (1, 2)
-    """
-
-    points: Array
-    response: Array
+        """Mean response of `"operator"` H or `"attention"` A at frequencies above 1/4."""
+        response = self.operator_fourier if of == "operator" else self.attention_fourier
+        return math.nan if response is None else float(response[:, self.frequencies > 0.25].mean())
 
 
 @dataclass(frozen=True)
@@ -130,16 +104,14 @@ class LayerReport:
         reason: Why `heads` is `None`.
         not_finite: Number of sequences with tokens that are NaN or infinite. They are left out of
             the measures of the places where they are so.
-        coefficients: The filter's learned coefficients by name, each (..., N).
-        curve: The filter's response; `None` without a filter.
+        coefficients: The layer's `coefficients` by name, such as those of its filter, (..., N).
 
     Example:
 
-    >>> from keras_graphattn.analysis import inspect_smoothing
-    >>> model = keras.Sequential([keras.Input((4, 8)), GraphFilterAttention(2, 4)])
-    >>> report = inspect_smoothing(model, np.random.default_rng(0).normal(size=(2, 4, 8)))
-    >>> report.layers[0].coefficients["linear_coefficient"].tolist()
-    [1.0, 1.0]
+    >>> tokens = TokenMeasures(0.5, 0.6, 2.0)
+    >>> report = LayerReport("a", "Layer", tokens, tokens, None, None, "no `value`", 0, {})
+    >>> report.summary()["before_dc_share"]
+    0.6
     """
 
     path: str
@@ -151,21 +123,15 @@ class LayerReport:
     reason: str | None
     not_finite: int
     coefficients: dict[str, Array]
-    curve: FilterCurve | None
 
-    def summary(self) -> Row:
+    def summary(self) -> dict[str, float]:
         """One number for each figure: means over heads, and those of the tokens at each place."""
-        row: Row = {"not_finite": self.not_finite}
+        row: dict[str, float] = {"not_finite": self.not_finite}
         for place in ("before", "after", "block"):
-            found = getattr(self, place)
-            for name in ("cosine", "absolute_cosine", "dc_share", "effective_rank"):
-                row[f"{place}_{name}"] = getattr(found, name, float("nan"))
-        for name in ("values_cosine", "outputs_cosine", "entropy", "sink_share"):
-            row[name] = float("nan") if self.heads is None else _mean(getattr(self.heads, name))
+            for name in ("cosine", "dc_share", "effective_rank"):
+                row[f"{place}_{name}"] = getattr(getattr(self, place), name, math.nan)
         for of in ("attention", "operator"):
-            row[f"{of}_high_gain"] = (
-                float("nan") if self.heads is None else self.heads.high_gain(of)
-            )
+            row[f"{of}_high_gain"] = math.nan if self.heads is None else self.heads.high_gain(of)
         return row
 
 
@@ -178,15 +144,12 @@ class SmoothingReport:
         layers: One `LayerReport` for each attention layer, in the order of their calls.
         not_measured: Attention layers of which nothing was measured, with the reason.
         sequences: Number of sequences whose tokens were measured.
-        sampled: Number of sequences whose operators and singular values were measured.
+        sampled: Number of sequences whose operators and ranks were measured.
 
     Example:
 
-    >>> from keras_graphattn.analysis import inspect_smoothing
-    >>> model = keras.Sequential([keras.Input((4, 8)), GraphFilterAttention(2, 4)])
-    >>> report = inspect_smoothing(model, np.random.default_rng(0).normal(size=(2, 4, 8)))
-    >>> len(report.layers), report.sequences, report.layers[0].reason
-    (1, 2, None)
+    >>> print(str(SmoothingReport("model", [], {}, sequences=2, sampled=1)).splitlines()[0])
+    Smoothing of 'model': 2 sequences, the operators and ranks of 1
     """
 
     model: str
@@ -196,10 +159,29 @@ class SmoothingReport:
     sampled: int
 
     def __str__(self) -> str:
-        return files.table(self)
+        lines = [("depth", *COLUMNS, "attention")]
+        for depth, layer in enumerate(self.layers):
+            row = layer.summary()
+            lines.append((str(depth), *(_number(row[x]) for x in COLUMNS.values()), layer.kind))
+        missing = {layer.path: layer.reason for layer in self.layers if layer.heads is None}
+        missing |= self.not_measured
+        left_out = {layer.path: layer.not_finite for layer in self.layers if layer.not_finite}
+        return "\n".join(
+            [
+                f"Smoothing of '{self.model}': {self.sequences} sequences, the operators and ranks "
+                f"of {self.sampled}",
+                *_aligned(lines),
+                *NOTES,
+                *(f"not measured at '{p}': {r}" for p, r in missing.items()),
+                *(
+                    f"left out at '{p}': tokens not finite, sequences: {n}"
+                    for p, n in left_out.items()
+                ),
+            ]
+        )
 
-    def compare(self, other: "SmoothingReport") -> "SmoothingComparison":
-        """This report beside another one, layer by layer in their order.
+    def compare(self, other: "SmoothingReport") -> str:
+        """A table of similarity, rank and high-frequency gain of two reports, layer by layer.
 
         Args:
             other: A report, such as that of the same model with another attention.
@@ -209,115 +191,210 @@ class SmoothingReport:
         """
         if not isinstance(other, SmoothingReport):
             raise ValueError(f"`other` must be a SmoothingReport. Received: other={other!r}")
-        return SmoothingComparison(self, other)
+        names = ("block", "rank", "high H")
+        lines = [("depth", *(f"{name} {n}" for name in names for n in (1, 2)), "attention 1, 2")]
+        for depth in range(max(len(self.layers), len(other.layers))):
+            pair = [dict(enumerate(x.layers)).get(depth) for x in (self, other)]
+            rows = [{} if layer is None else layer.summary() for layer in pair]
+            cells = [_number(row.get(COLUMNS[name], math.nan)) for name in names for row in rows]
+            kinds = ", ".join("-" if layer is None else layer.kind for layer in pair)
+            lines.append((str(depth), *cells, kinds))
+        return "\n".join([f"1: '{self.model}', 2: '{other.model}'", *_aligned(lines)])
 
-    def plot(self) -> Any:
-        """A figure with all pictures: similarity, responses, singular values, filters.
-
-        Returns:
-            A matplotlib figure.
-
-        Raises:
-            ImportError: If matplotlib is not installed.
-        """
-        from keras_graphattn.analysis.smoothing.overview import overview
-
-        return overview(self)
-
-    def rows(self) -> Iterator[Row]:
-        """All figures but the maps, one number in each row.
-
-        Yields:
-            Dictionaries with `depth` (from 0), `path`, `kind`, `place` (`"tokens"`, `"before"`,
-            `"after"`, `"block"`, `"heads"` or `"filter"`), `measure`, `head`, `index` (of the
-            frequency or singular value), and `value`.
-        """
-        for depth, layer in enumerate(self.layers):
-            start = {"depth": depth, "path": layer.path, "kind": layer.kind}
-            for place, measure, array, has_heads in _arrays(layer):
-                for at in np.ndindex(array.shape):
-                    head = at[0] if has_heads and at else ""
-                    rest = at[1:] if has_heads else at
-                    yield {
-                        **start,
-                        "place": place,
-                        "measure": measure,
-                        "head": head,
-                        "index": " ".join(map(str, rest)),
-                        "value": float(array[at]),
-                    }
-
-    def to_csv(self, path: str | Path) -> None:
-        """Writes all figures but the maps to a CSV file, as `rows` has them.
-
-        The file is written whole or not at all.
-        """
-        files.write_csv(Path(path), files.COLUMNS, self.rows())
-
-    def to_json(self, path: str | Path) -> None:
-        """Writes all figures but the maps to a JSON file, in the form of the report's attributes.
-
-        NaN becomes `null`. The file is written whole or not at all.
-        """
-        files.write_json(Path(path), self)
+    def plot(self) -> "Figure":
+        """A matplotlib figure: the similarity by depth, the responses of first and last layer."""
+        depths = [depth for depth, layer in enumerate(self.layers) if layer.heads is not None]
+        depths = sorted({*depths[:1], *depths[-1:]})
+        figure = new_figure(WIDTH * (1 + len(depths)), HEIGHT)
+        axes = figure.subplots(1, 1 + len(depths), squeeze=False)[0]
+        plot_similarity(self, axis=axes[0])
+        for axis, depth in zip(axes[1:], depths, strict=True):
+            plot_responses(self, depth, axis)
+        figure.suptitle(f"{self.model}, {self.sequences} sequences")
+        return figure
 
 
-@dataclass(frozen=True)
-class SmoothingComparison:
-    """Two reports side by side. `print(comparison)` is a table of both.
+def _number(value: float) -> str:
+    """A number for a table; a dash for NaN."""
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
-    Attributes:
-        first: A report.
-        second: Another one.
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, each column as wide as its widest entry; the last is left-aligned."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join([*(x.rjust(w) for x, w in zip(line[:-1], widths, strict=False)), line[-1]])
+        for line in lines
+    ]
+
+
+def plot_similarity(
+    reports: SmoothingReport | Sequence[SmoothingReport],
+    *,
+    labels: Sequence[str] | None = None,
+    axis: "Axes | None" = None,
+) -> "Axes":
+    """Draws the similarity of tokens by depth: each line starts at the input of the first layer.
+
+    One report shows the tokens after each block, and dashed those after each attention; several
+    reports show the tokens after each block.
+
+    Args:
+        reports: A report of `inspect_smoothing`, or several.
+        labels: A name for each report; the names of the models by default.
+        axis: A matplotlib axis to draw on. By default, a new figure is created.
+
+    Returns:
+        The matplotlib axis.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: Without a report, and for another number of labels than of reports.
 
     Example:
 
     >>> from keras_graphattn.analysis import inspect_smoothing
     >>> model = keras.Sequential([keras.Input((4, 8)), GraphFilterAttention(2, 4)])
     >>> report = inspect_smoothing(model, np.random.default_rng(0).normal(size=(2, 4, 8)))
-    >>> len(str(report.compare(report)).splitlines())  # two names, a header, one layer
-    3
+    >>> axis = plot_similarity(report)
+    >>> axis.get_title()
+    'similarity of tokens'
     """
-
-    first: SmoothingReport
-    second: SmoothingReport
-
-    def __str__(self) -> str:
-        return files.comparison_table(self.first, self.second)
-
-    def plot(self) -> Any:
-        """A figure with the similarity by depth of both.
-
-        Returns:
-            A matplotlib figure.
-
-        Raises:
-            ImportError: If matplotlib is not installed.
-        """
-        from keras_graphattn.analysis.smoothing import pictures
-
-        return pictures.plot_similarity([self.first, self.second]).figure
-
-
-def _arrays(layer: LayerReport) -> Iterator[tuple[str, str, Array, bool]]:
-    """The figures of a layer: place, name, array, and whether its first axis is that of heads."""
-    yield "tokens", "not_finite", np.asarray(layer.not_finite), False
-    for place in ("before", "after", "block"):
-        found = getattr(layer, place)
-        for field in fields(TokenMeasures) if found is not None else ():
-            yield place, field.name, np.asarray(getattr(found, field.name)), False
-    for field in fields(HeadMeasures) if layer.heads is not None else ():
-        array = getattr(layer.heads, field.name)
-        if array is not None and not field.name.endswith("_map"):
-            yield "heads", field.name, array, field.name != "frequencies"
-    for name, array in layer.coefficients.items():  # (..., N)
-        has_heads = array.ndim > 0 and not name.startswith("theta")
-        yield "filter", name, np.moveaxis(array, -1, 0) if has_heads else array, has_heads
-    if layer.curve is not None:
-        yield "filter", "points", layer.curve.points, False
-        yield "filter", "response", layer.curve.response, True
+    reports = [reports] if isinstance(reports, SmoothingReport) else reports
+    are_reports = is_list(reports) and len(reports) > 0
+    if not are_reports or not all(isinstance(x, SmoothingReport) and x.layers for x in reports):
+        raise ValueError(
+            "`reports` must be a SmoothingReport of inspect_smoothing, or a list of them. "
+            f"Received: reports={reports!r}"
+        )
+    names = [report.model for report in reports] if labels is None else list(labels)
+    if len(names) != len(reports):
+        raise ValueError(
+            f"`labels` must have a name for each report. Received: {len(reports)} reports, "
+            f"labels={labels!r}"
+        )
+    axis = own_or_new_axis(axis, WIDTH, HEIGHT)
+    for number, (report, name) in enumerate(zip(reports, names, strict=True)):
+        places = [report.layers[0].before, *(layer.block for layer in report.layers)]
+        similarity = [getattr(place, "cosine", math.nan) for place in places]
+        colour = COLOURS[number % len(COLOURS)]
+        axis.plot(similarity, marker="o", markersize=4, color=colour, label=name)
+    if len(reports) == 1:
+        after = [getattr(layer.after, "cosine", math.nan) for layer in reports[0].layers]
+        depths = np.arange(1, len(after) + 1)
+        axis.plot(depths, after, "--", color=COLOURS[1], label="after the attention")
+        axis.lines[0].set_label("after the block")
+    axis.set(xlabel="depth (attention layers)", ylabel="mean cosine of tokens", ylim=(None, 1.02))
+    axis.set_title("similarity of tokens")
+    axis.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    axis.legend()
+    return axis
 
 
-def _mean(array: Array) -> float:
-    known = array[~np.isnan(array)]
-    return float(known.mean()) if known.size else float("nan")
+def plot_responses(report: SmoothingReport, depth: int, axis: "Axes | None" = None) -> "Axes":
+    """Draws how each head of one layer amplifies the frequencies of the Fourier basis.
+
+    Solid lines are the operator H. Dashed lines of the same colours are the attention matrix A,
+    where H is a filter of it.
+
+    Args:
+        report: A report of `inspect_smoothing`.
+        depth: The number of the layer in the report, from 0; from the end if negative.
+        axis: A matplotlib axis to draw on. By default, a new figure is created.
+
+    Returns:
+        The matplotlib axis.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: For a depth that the report does not have, and a layer without operators.
+
+    Example:
+
+    >>> from keras_graphattn.analysis import inspect_smoothing
+    >>> model = keras.Sequential([keras.Input((4, 8)), GraphFilterAttention(2, 4)])
+    >>> report = inspect_smoothing(model, np.random.default_rng(0).normal(size=(2, 4, 8)))
+    >>> axis = plot_responses(report, depth=0)
+    >>> axis.get_xlabel()
+    'frequency (periods for each token)'
+    """
+    number, heads = _heads_at(report, depth)
+    attention, operator = heads.attention_fourier, heads.operator_fourier
+    is_filtered = attention is not None and not np.allclose(attention, operator, atol=1e-4)
+    axis = own_or_new_axis(axis, WIDTH, HEIGHT)
+    for head, gains in enumerate(operator):
+        colour = COLOURS[head % len(COLOURS)]
+        axis.plot(heads.frequencies, gains, color=colour, label=f"head {head}")
+        if is_filtered and attention is not None:
+            axis.plot(heads.frequencies, attention[head], "--", color=colour, linewidth=1)
+    axis.axhline(1.0, color="#bbbbbb", linewidth=1, zorder=0)
+    axis.set(xlabel="frequency (periods for each token)", ylabel="gain", ylim=(0.0, None))
+    axis.set_title(f"layer {number}" + (", dashed: A" if is_filtered else ""))
+    if len(operator) <= 8:
+        axis.legend(fontsize=8)
+    return axis
+
+
+def plot_attention_maps(report: SmoothingReport, depth: int, head: int = 0) -> "Figure":
+    """Draws A and H of one head, for the first sequence: attention before and after the filter.
+
+    Rows are queries, columns are keys. In H, red is positive and blue is negative.
+
+    Args:
+        report: A report of `inspect_smoothing`.
+        depth: The number of the layer in the report, from 0; from the end if negative.
+        head: The number of the head.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: For a layer or a head that the report does not have, and a layer without
+            operators.
+
+    Example:
+
+    >>> from keras_graphattn.analysis import inspect_smoothing
+    >>> model = keras.Sequential([keras.Input((4, 8)), GraphFilterAttention(2, 4)])
+    >>> report = inspect_smoothing(model, np.random.default_rng(0).normal(size=(2, 4, 8)))
+    >>> figure = plot_attention_maps(report, depth=0, head=1)
+    >>> len(figure.axes)  # two matrices, each with its colours
+    4
+    """
+    number, heads = _heads_at(report, depth)
+    before, after = heads.attention_map, heads.operator_map
+    if not is_whole(head) or not 0 <= head < len(after):
+        raise ValueError(f"`head` must be from 0 to {len(after) - 1}. Received: head={head!r}")
+    figure = new_figure(8.4, 3.8)
+    axes = figure.subplots(1, 2)
+    if before is not None:
+        image = axes[0].imshow(before[head], vmin=0.0, cmap="magma")
+        figure.colorbar(image, ax=axes[0], fraction=0.046, pad=0.04)
+    else:
+        axes[0].text(0.5, 0.5, "has no A", ha="center", transform=axes[0].transAxes)
+    highest = float(np.abs(after[head]).max()) or 1.0
+    image = axes[1].imshow(after[head], vmin=-highest, vmax=highest, cmap="RdBu_r")
+    figure.colorbar(image, ax=axes[1], fraction=0.046, pad=0.04)
+    for axis, name in zip(axes, ("attention A", "after the filter, H"), strict=True):
+        axis.set(title=name, xlabel="key", ylabel="query")
+    figure.suptitle(f"layer {number}, head {head}")
+    return figure
+
+
+def _heads_at(report: SmoothingReport, depth: int) -> tuple[int, HeadMeasures]:
+    """The number of a layer, from 0, and its operators."""
+    if not isinstance(report, SmoothingReport):
+        raise ValueError(
+            f"`report` must be a SmoothingReport of inspect_smoothing. Received: report={report!r}"
+        )
+    count = len(report.layers)
+    if not is_whole(depth) or not -count <= depth < count:
+        raise ValueError(
+            f"`depth` must be from {-count} to {count - 1}, the layers of this report. Received: "
+            f"depth={depth!r}"
+        )
+    layer = report.layers[depth]
+    if layer.heads is None:
+        raise ValueError(f"'{layer.path}' has no operators in the report: {layer.reason}")
+    return depth % count, layer.heads

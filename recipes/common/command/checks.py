@@ -3,50 +3,54 @@
 Imports no Keras by itself: functions that need it come after the backend is chosen.
 """
 
+import argparse
 import importlib.util
 import pkgutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.attentions import ATTENTIONS, Settings, layer_arguments
 from recipes.common.command.parsing import UsageError
-from recipes.common.storage.files import DamagedFileError, read_json, remove, write_json
-from recipes.common.storage.lock import LOCK, InUseError, locked
+from recipes.common.storage import (
+    LOCK,
+    DamagedFileError,
+    InUseError,
+    locked,
+    read_json,
+    remove,
+    write_json,
+)
 
 WRITTEN = (
-    "settings.json",
-    "runs",
-    "histories",
-    "tensorboard",
-    "results.json",
-    "results.png",
-    "masks.png",
-    "predictions.png",
-    "model.keras",
-    "saved_model",
+    *("settings.json", "runs", "histories", "tensorboard", "results.json", "results.png"),
+    *("masks.png", "predictions.png", "model.keras", "saved_model"),
 )
 
 
-def check_installed(*, saved_model: bool, tensorboard: bool) -> None:
+def check_installed(options: argparse.Namespace) -> None:
     """Refuses what needs a package that is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("the plot needs matplotlib: pip install matplotlib")
     missing = importlib.util.find_spec("tensorflow") is None
-    if missing and saved_model:
+    if missing and writes_saved_model(options):
         raise UsageError(
             "a SavedModel is written by TensorFlow: pip install tensorflow, or give "
             "--skip-saved-model"
         )
-    if tensorboard and (missing or importlib.util.find_spec("tensorboard") is None):
+    if options.tensorboard and (missing or importlib.util.find_spec("tensorboard") is None):
         raise UsageError("--tensorboard needs: pip install tensorflow tensorboard")
 
 
-def check_attentions(asked: Sequence[str], settings: dict[str, dict[str, Any]]) -> None:
+def writes_saved_model(options: argparse.Namespace) -> bool:
+    """Whether a SavedModel is written: where a recipe offers to leave it out, and did not."""
+    return not getattr(options, "skip_saved_model", True)
+
+
+def check_attentions(options: argparse.Namespace, settings: dict[str, Settings]) -> None:
     """Refuses settings that the layers refuse."""
-    for name in asked:
+    for name in options.attention:
         make = pkgutil.resolve_name(ATTENTIONS[name].layer)
         if not isinstance(make, type):
             continue
@@ -59,30 +63,30 @@ def check_attentions(asked: Sequence[str], settings: dict[str, dict[str, Any]]) 
             raise UsageError(f"--attention {name}: {error}") from error
 
 
-def check_settings(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
+def check_settings(output: Path, settings: Settings, overwrite: bool) -> None:
     """Refuses to mix runs of different settings in one folder."""
     if overwrite:
         for name in WRITTEN:
             remove(output / name)
+    damage = None
     try:
-        known = read_json(output / "settings.json")
+        before = read_json(output / "settings.json")
+        if before is None and any((output / "runs").glob("*/")):
+            damage = "settings.json is missing"
     except DamagedFileError as error:
+        damage = str(error)
+    if damage:
         raise UsageError(
-            f"{output}: {error}, so nothing says which settings its runs are of. Give another "
+            f"{output}: {damage}, so nothing says which settings its runs are of. Give another "
             "--output, or --overwrite to begin anew"
-        ) from error
-    if known is None and any((output / "runs").glob("*/")):
-        raise UsageError(
-            f"{output} holds runs and no settings.json, so nothing says which settings they are "
-            "of. Give another --output, or --overwrite to begin anew"
         )
-    if known is None:
+    if before is None:
         write_json(output / "settings.json", settings)
         return
     changed = [
-        f"{name} (was {known.get(name)!r}, now {settings.get(name)!r})"
-        for name in {**known, **settings}
-        if known.get(name) != settings.get(name)
+        f"{name} (was {before.get(name)!r}, now {settings.get(name)!r})"
+        for name in {**before, **settings}
+        if before.get(name) != settings.get(name)
     ]
     if changed:
         raise UsageError(
@@ -103,8 +107,8 @@ def only_run_in(output: Path) -> Iterator[None]:
             raise UsageError(f"cannot write to --output {output}: {reason}") from error
         except InUseError as error:
             raise UsageError(
-                f"another run, {error}, is writing to --output {output}. Wait for it, end it, or "
-                "give another --output"
+                f"another run is writing to --output {output}. Wait for it, end it, or give "
+                "another --output"
             ) from error
         for pattern in ("", "runs/*/", "histories/"):
             for path in output.glob(f"{pattern}.writing-*"):  # of a run that was killed

@@ -1,93 +1,187 @@
-"""The options that recipes share, and which of them are not a paper's. Imports no Keras.
+"""The options that recipes share, and which of them are not a paper's.
 
-What an option is called and what it takes stands here, what it is by default in the recipe.
+What an option is called and what it takes stands here, its default in the recipe. Imports no Keras,
+except to check or to show a name that is one of the package's.
 """
 
 import argparse
+import importlib
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.common.attentions import given_options
-from recipes.common.command.devices import HELP, kind_of_distribution
+from recipes.common.attentions import (
+    ATTENTIONS,
+    MULTIPLIER,
+    OF_FILTER,
+    RATE,
+    filter_name,
+    given_options,
+)
 from recipes.common.command.parsing import (
     BACKENDS,
-    Parser,
+    UsageError,
     at_least,
+    choose_backend,
+    flags,
     names_among,
     number_in,
     seeds,
 )
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
-_ABOVE_0 = number_in(0.0, math.inf, open_low=True)
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
+GRAPH_ATTENTIONS = ("softmax", "gfsa", "gcn", "gat", "graph_kernel", "graph_masked_kernel")
+# Defaults of the options of all recipes on graphs, and of those that classify graphs.
+WALKS = {"walks": 20, "walk_length": 4, "data_seed": 0, "cache_dir": CACHE}
+CLASSIFIER = {"choose_by": "accuracy", "graph_size": False, "buckets": 4, "decay": False}
 
-# Options of training and of models: what `add_argument` takes, but for the default.
-SHARED: dict[str, dict[str, Any]] = {
+
+class NamesIn:
+    """The names in a dictionary of the package, read when they are needed: that imports Keras."""
+
+    def __init__(self, module: str, dictionary: str) -> None:
+        self.module, self.dictionary = module, dictionary
+
+    def __iter__(self) -> Iterator[str]:
+        choose_backend(None)
+        return iter(getattr(importlib.import_module(self.module), self.dictionary))
+
+
+def exponents(text: str) -> list[float]:
+    """An argument type: exponents p, comma-separated."""
+    check = number_in(1.0, math.inf)
+    return [check(one) for one in text.split(",")]
+
+
+_ABOVE_0 = number_in(0.0, math.inf, open_low=True)
+_SHARE = number_in(0.0, 1.0)
+_YES_OR_NO = argparse.BooleanOptionalAction
+
+# What `add_argument` takes, but for the default.
+OPTIONS: dict[str, dict[str, Any]] = {
+    # of training
     "epochs": {"type": at_least(1), "help": "at most"},
     "patience": {"type": at_least(1), "help": "epochs without gain on validation data"},
     "batch_size": {"type": at_least(1), "help": "examples of a batch"},
     "learning_rate": {"type": _ABOVE_0, "help": "the peak, where it changes"},
     "warm_up": {"type": at_least(0), "help": "steps until the peak of the learning rate"},
+    "weight_decay": {"type": number_in(0.0, math.inf), "help": "AdamW's"},
     "validation_fraction": {
         "type": number_in(0.0, 1.0, open_low=True),
         "help": "share of the training examples to validate on",
     },
     "ema": {
-        "type": number_in(0.0, 1.0),
+        "type": _SHARE,
         "help": "momentum of the weights' moving average, which is validated and kept; 0: none",
     },
     "precision": {"choices": PRECISIONS, "help": "Keras' dtype policy"},
+    # of models
     "layers": {"type": at_least(1), "help": "blocks of the model"},
     "d_model": {"type": at_least(1), "help": "width of the tokens"},
     "heads": {"type": at_least(1), "help": "heads of each attention"},
     "key_dim": {"type": at_least(1), "help": "width of each head"},
     "feed_forward": {"type": at_least(1), "help": "width between a block's two dense layers"},
-    "dropout": {"type": number_in(0.0, 1.0), "help": "share of the numbers dropped in training"},
+    "dropout": {"type": _SHARE, "help": "share of the numbers dropped in training"},
+    # of graphs
+    "embedding": {
+        "action": _YES_OR_NO,
+        "help": "a dense layer brings the features to the width of the model first",
+    },
+    "skip": {
+        "action": _YES_OR_NO,
+        "help": "add a dense layer of the nodes to what each attention finds",
+    },
+    "normalise": {"action": _YES_OR_NO, "help": "normalise what each layer finds over a batch"},
+    "walks": {"type": at_least(1), "help": "walks from each node"},
+    "walk_length": {"type": at_least(1), "help": "nodes of a walk, its start among them"},
+    "data_seed": {"type": at_least(0), "help": "seed of walks, and of data that is made"},
+    "cache_dir": {"type": Path, "help": "where walks and distances are kept"},
+    "pooling": {"choices": ("mean", "sum", "max"), "help": "of a graph's nodes"},
+    "head_dropout": {
+        "type": _SHARE,
+        "help": "share of a graph's numbers dropped in training, before the last layer",
+    },
+    "choose_by": {
+        "choices": ("accuracy", "cross_entropy", "last_epoch"),
+        "help": "what chooses the epoch: one of two metrics on validation data, of which the other "
+        "one decides between equals; last_epoch takes the last one",
+    },
+    "graph_size": {
+        "action": "store_true",
+        "help": "log(1 + n) of a graph of n nodes stands beside its pooled nodes",
+    },
+    "buckets": {"type": at_least(1), "help": "numbers of nodes to pad to"},
+    "decay": {"action": "store_true", "help": "the learning rate falls linearly to 0"},
+    # of attentions; without a value the default is None
+    "filter": {
+        "choices": NamesIn("keras_graphattn.filters", "FILTERS"),
+        "help": "a function of the attention matrix: %(choices)s [gfsa: first_order; agf: jacobi]",
+    },
+    "order": {"type": at_least(1), "help": "degree K of the filter [3; agf: as published]"},
+    "start": {
+        "choices": NamesIn("keras_graphattn.filters.filter", "STARTS"),
+        "help": "start of the filters: %(choices)s [plain]",
+    },
+    "alpha": {"type": float, "help": "a of the filter jacobi [as published, else 0]"},
+    "beta": {"type": float, "help": "b of the filter jacobi [as published, else 0]"},
+    "orthogonality_weight": {
+        "type": number_in(0.0, math.inf),
+        "help": "agf's gamma, shared out over the layers [as published]",
+    },
+    "learned_constant": {
+        "action": _YES_OR_NO,
+        "help": "learn agf's theta_0 too, from an output of 0 on",
+    },
+    "constant": {"type": float, "help": "w_0 of the filter first_order at the start [0]"},
+    "trained_coefficients": {
+        "type": names_among(("identity", "linear", "power")),
+        "help": "which of the filter first_order are learned: identity,linear,power [all]",
+    },
+    "exponents": {"type": exponents, "help": "p, one or as many as heads [1.5 and 2.5]"},
+    "mask": {"choices": ("exponential", "none"), "help": "masked_kernel's [exponential]"},
+    "feature_map": {
+        "choices": NamesIn("keras_graphattn.feature_maps", "FEATURE_MAPS"),
+        "help": "of kernel attention: %(choices)s [relu]",
+    },
+    RATE: {
+        "type": _ABOVE_0,
+        "help": "the learning rate of coefficients of filters and of weights of masks, over that "
+        f"of all other weights [{MULTIPLIER:g}]",
+    },
 }
 
 
 def add_shared(
     parser: argparse._ActionsContainer,
     defaults: Mapping[str, Any],
-    told: Mapping[str, str] | None = None,
+    hints: Mapping[str, str] | None = None,
 ) -> None:
-    """Adds options of `SHARED` to a parser or to a group of it.
-
-    Args:
-        parser: The parser or group.
-        defaults: The default of each option that is wanted.
-        told: What the help tells of defaults that depend on other options.
-    """
+    """Adds options of `OPTIONS` by their defaults; hints take the place of defaults in the help."""
     for name, default in defaults.items():
-        given = dict(SHARED[name])
-        if told and name in told:
-            given["help"] = f"{given['help']} [{told[name]}]"
-        parser.add_argument(f"--{name.replace('_', '-')}", default=default, **given)
+        entry = dict(OPTIONS[name])
+        if hints and name in hints:
+            entry["help"] = f"{entry['help'].partition(' [')[0]} [{hints[name]}]"
+        if isinstance(entry.get("choices"), NamesIn):
+            entry["metavar"] = name.upper()
+        short = ["--p"] if name == "exponents" else []
+        parser.add_argument(*short, flags([name]), dest=name, default=default, **entry)
 
 
 def add_run_options(
-    parser: Parser,
+    parser: argparse.ArgumentParser,
     attentions: Sequence[str],
     default: Sequence[str],
     folder: str,
-    *,
-    saved_model: bool = True,
+    saved_model: bool,
 ) -> None:
-    """Adds what every recipe has: which runs, where to, on what.
-
-    Args:
-        parser: The parser.
-        attentions: The recipe's attentions.
-        default: Those that are trained without `--attention`.
-        folder: What is told of `--output`: the folder that is taken without it.
-        saved_model: Whether the recipe writes a SavedModel, which can be left out.
-    """
+    """Adds the options of every recipe: which runs, where to, on what."""
     add = parser.add_argument
     add(
         "--attention",
-        type=names_among(tuple(attentions)),
+        type=names_among(attentions),
         default=list(default),
         help=f"comma-separated, of {','.join(attentions)} [{','.join(default)}]",
     )
@@ -96,7 +190,12 @@ def add_run_options(
     add("--overwrite", action="store_true", help="begin anew where --output has a run")
     add("--backend", choices=BACKENDS, help="else KERAS_BACKEND, else Keras' own choice")
     add(
-        "--distribute", type=kind_of_distribution, nargs="?", const="data", default=False, help=HELP
+        "--distribute",
+        choices=("data",),
+        nargs="?",
+        const="data",
+        default=False,
+        help="share out the batches over all devices (jax, tensorflow)",
     )
     add("--tensorboard", action="store_true", help="write TensorBoard logs as well")
     if saved_model:
@@ -104,16 +203,45 @@ def add_run_options(
     add("--verbose", type=int, choices=(0, 1, 2), default=1, help="Keras' progress bar")
 
 
-def departures(
+def attention_options(attentions: Sequence[str], without: Sequence[str]) -> dict[str, None]:
+    """The options that any of some attentions has, but for those of `without`."""
+    wanted = {option for name in attentions for option in ATTENTIONS[name].options}
+    return {name: None for name in OPTIONS if name in wanted and name not in without}
+
+
+def refuse_unused(
+    options: argparse.Namespace, attentions: Sequence[str], published: Mapping[str, Any]
+) -> None:
+    """Refuses an option that no attention asked for has, and two options for one number.
+
+    Published settings may be of attentions that are not asked for.
+    """
+    for name, value in given_options(options).items():
+        if name in published and value == published[name]:
+            continue
+        users = [one for one in attentions if name in ATTENTIONS[one].options]
+        filters = {one: filter_name(one, options) for one in options.attention if one in users}
+        if not filters:
+            raise UsageError(
+                f"{flags([name])} is an option of {' and '.join(sorted(users))} attention; "
+                f"--attention is {','.join(options.attention)}"
+            )
+        wanted = OF_FILTER.get(name)
+        if wanted is not None and wanted not in filters.values():
+            others = ", ".join(f"{one} has {filter}" for one, filter in filters.items())
+            raise UsageError(f"{flags([name])} is an option of the filter {wanted}; {others}")
+    values = {"start": "plain", "constant": 0.0, **given_options(options)}
+    if values["start"] != "plain" and values["constant"]:
+        raise UsageError(
+            f"--start {values['start']} sets w_0, and so does --constant "
+            f"{values['constant']:g}: give one of the two"
+        )
+
+
+def deviations(
     options: argparse.Namespace, published: Mapping[str, Any], free: Sequence[str] = ()
 ) -> list[str]:
-    """In which options a run with published settings is not the published one; for the notes.
-
-    Args:
-        options: The options of the run.
-        published: The published settings, by option.
-        free: Options that the paper leaves open, and `attention`.
-    """
+    """The options in which a run is not the published one; the paper leaves `free` ones open."""
     changed = [
         f"{name} {getattr(options, name)} (published: {value})"
         for name, value in published.items()

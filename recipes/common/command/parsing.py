@@ -1,4 +1,4 @@
-"""What every recipe's command line has in common: one-line errors, lists, the backend.
+"""What every recipe's command line has in common: one-line errors, Ctrl-C, lists, the backend.
 
 Imports no Keras: the backend must be chosen before Keras is first imported.
 """
@@ -7,13 +7,15 @@ import argparse
 import importlib.util
 import itertools
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
-from recipes.common.command.program import CONTINUES, INTERRUPTED
-
 BACKENDS = ("jax", "tensorflow", "torch")
+INTERRUPTED = 130  # the exit code that shells give to a program that SIGINT ended
+CONTINUES = "interrupted: the same command continues after the last epoch"
 
 
 class UsageError(Exception):
@@ -27,60 +29,80 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, description: str, prog: str | None = None) -> None:
-        told = f"{description} [in brackets: the default]"
         usage = None if prog is None else f"{prog} [options]"  # a recipe has dozens of options
-        super().__init__(prog, usage, told, formatter_class=_Defaults)
+        description = f"{description} [in brackets: the default]"
+        super().__init__(prog, usage, description, formatter_class=_Defaults)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given = sys.argv[1:] if args is None else list(args)
-        for option, value in itertools.pairwise([*given, ""]):
+        arguments = sys.argv[1:] if args is None else list(args)
+        for option, value in itertools.pairwise([*arguments, ""]):
             name, _, joined = option.partition("=")
             if name == "--backend" and (joined or value) in BACKENDS:
                 os.environ["KERAS_BACKEND"] = joined or value
-        return super().parse_known_args(given, namespace)
+        return super().parse_known_args(arguments, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see --help)")
 
 
 class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Tells defaults in brackets, where there are any and the help does not tell them itself."""
+    """Shows defaults in brackets, where there are any and the help does not show them itself."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        told = action.help or ""
-        default = action.default
-        if default is None or default is False or default == argparse.SUPPRESS or "[" in told:
-            return told
-        return f"{told} [%(default)s]"
+        text, default = action.help or "", action.default
+        if default is None or default is False or default == argparse.SUPPRESS or "[" in text:
+            return text
+        return f"{text} [%(default)s]"
+
+
+def run_program(program: Callable[[], int | None], line: str = CONTINUES) -> NoReturn:
+    """Runs a function without arguments and ends the process with the exit code that it returns.
+
+    Ctrl-C ends the process with a line on standard error, between any two steps of Python. Nothing
+    is raised: a `KeyboardInterrupt` gets lost in callbacks of C code and in imports that forgive
+    every error. The recipes write their files so that a program may end at any moment.
+
+    Args:
+        program: The function. What takes seconds to import, it imports itself.
+        line: What stands on standard error after Ctrl-C.
+    """
+
+    def end(*_: Any) -> NoReturn:
+        with suppress(OSError, RuntimeError):  # no reader; Ctrl-C came while this stream was used
+            sys.stdout.flush()
+        with suppress(OSError):
+            os.write(2, f"{line}\n".encode())
+        os._exit(INTERRUPTED)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else Ctrl-C is ignored
+        signal.signal(signal.SIGINT, end)
+    sys.exit(program())
 
 
 def run_command(command: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:
     """Runs `command(arguments)`; returns its exit code, with what it cannot help on one line."""
     try:
         command(arguments)
-    except UsageError as error:
+    except (UsageError, OSError, FloatingPointError) as error:  # a full disk; a loss that is NaN
         print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    except (OSError, FloatingPointError) as error:  # a full disk; a loss that is NaN
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         print(CONTINUES, file=sys.stderr)
         return INTERRUPTED
     return 0
 
 
-def names_among(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
+def names_among(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     """An argument type: a comma-separated list of different names out of `allowed`."""
 
     def names(text: str) -> list[str]:
-        found = [name.strip() for name in text.split(",")]
-        for name in found:
+        values = [name.strip() for name in text.split(",")]
+        for name in values:
             if name not in allowed:
                 raise argparse.ArgumentTypeError(
                     f"{name!r} is not one of {', '.join(allowed)} (a comma-separated list)"
                 )
-        return _all_different(found)
+        return _all_different(values)
 
     return names
 
@@ -88,29 +110,24 @@ def names_among(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
 def seeds(text: str) -> list[int]:
     """An argument type: a comma-separated list of different integers from 0 to 2^32 - 1."""
     try:
-        found = [int(seed) for seed in text.split(",")]
+        values = [int(seed) for seed in text.split(",")]
     except ValueError:
-        found = [-1]
-    if not all(0 <= seed < 2**32 for seed in found):
+        values = [-1]
+    if not all(0 <= seed < 2**32 for seed in values):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a list of whole numbers from 0 to 4294967295, such as 0,1,2"
         )
-    return _all_different(found)
+    return _all_different(values)
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
     """An argument type: a whole number of at least `smallest`."""
 
     def whole_number(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = smallest - 1
-        if number < smallest:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a whole number of at least {smallest}"
-            )
-        return number
+        with suppress(ValueError):
+            if int(text) >= smallest:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {smallest}")
 
     return whole_number
 
@@ -119,15 +136,13 @@ def number_in(low: float, high: float, *, open_low: bool = False) -> Callable[[s
     """An argument type: a number in [low, high), or in (low, high) with `open_low`."""
 
     def number(text: str) -> float:
-        try:
+        with suppress(ValueError):
             value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not (low < value < high or (value == low and not open_low)):
-            left = "above" if open_low else "of at least"
-            below = "" if high == float("inf") else f" and below {high:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number {left} {low:g}{below}")
-        return value
+            if low < value < high or (value == low and not open_low):
+                return value
+        left = "above" if open_low else "of at least"
+        below = "" if high == float("inf") else f" and below {high:g}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {left} {low:g}{below}")
 
     return number
 
@@ -150,6 +165,11 @@ def choose_backend(name: str | None) -> None:
         raise UsageError(
             f"Keras already runs on {keras.backend.backend()} in this process, not on {name}"
         )
+
+
+def flags(names: Iterable[str]) -> str:
+    """Options as the command line names them."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def _all_different(values: list[Any]) -> list[Any]:

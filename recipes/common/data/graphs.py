@@ -3,12 +3,14 @@
 import argparse
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from keras_graphattn.graphs import Graph, GraphBatches, precompute
 from recipes.common.command.devices import check_rows
+from recipes.common.data.chance import Chance, of_accuracy
 
 
 @dataclasses.dataclass
@@ -26,12 +28,10 @@ class GraphProblem:
 
     @property
     def splits(self) -> dict[str, list[Graph]]:
-        """The splits by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     @property
     def features(self) -> int:
-        """Features of each node."""
         return self.train[0].node_features.shape[1]
 
     def sizes(self, count: int = 4) -> list[int]:
@@ -49,8 +49,18 @@ class GraphProblem:
         graphs = [graph for graphs in self.splits.values() for graph in graphs]
         return GraphBatches(graphs, sizes=sizes).edge_sizes
 
+    def chance(self) -> Chance:
+        """The accuracy of the most frequent class, or the absolute error of the training median."""
+        if self.classes:
+            return of_accuracy(**{name: labels_of(part) for name, part in self.splits.items()})
+        median = np.median(numbers_of(self.train))
+        parts = {"training": self.train, "validation": self.validation, "test": self.test}
+        errors = {
+            name: float(np.abs(numbers_of(part) - median).mean()) for name, part in parts.items()
+        }
+        return Chance("always the median of the training data", errors)
+
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for name, graphs in self.splits.items():
             digest.update(f"{name} {len(graphs)}".encode())
@@ -72,19 +82,12 @@ def numbers_of(graphs: Sequence[Graph]) -> np.ndarray:
 
 
 def batches_of(
-    graphs: list[Graph],
-    inputs: Sequence[str],
-    sizes: list[int],
-    options: argparse.Namespace,
-    seed: int | None = None,
-    node_labels: bool = False,
-    pair_arrays: Mapping[str, Sequence[np.ndarray]] | None = None,
-    edge_sizes: list[int] | None = None,
+    graphs: list[Graph], inputs: Sequence[str], options: argparse.Namespace, **more: Any
 ) -> GraphBatches:
-    """Batches with the inputs that a model has; in an order of chance with a seed.
+    """Batches with the inputs that a model has.
 
-    Walks are drawn once, by `options.data_seed`, and kept in `options.cache_dir`. Further inputs
-    may be `pair_arrays`, by their names, of shape (n, n, ...) for each graph.
+    Walks are drawn once, by `options.data_seed`, and kept in `options.cache_dir`. `more` are
+    further arguments of `GraphBatches`.
 
     Raises:
         UsageError: If several devices cannot share the last batch, which has what is left.
@@ -93,23 +96,7 @@ def batches_of(
     check_rows(left, f"the last batch, {left} of {len(graphs)} graphs,", options)
     arrays = {}
     if "walks" in inputs:
-        arrays["walks"] = precompute(
-            graphs,
-            "walks",
-            cache_dir=options.cache_dir.expanduser(),
-            verbose=False,
-            num_walks=options.walks,
-            walk_length=options.walk_length,
-            seed=options.data_seed,
-        )
-    return GraphBatches(
-        graphs,
-        options.batch_size,
-        node_arrays=arrays,
-        pair_arrays=pair_arrays,
-        node_labels=node_labels,
-        inputs=inputs,
-        sizes=sizes,
-        edge_sizes=edge_sizes,
-        seed=seed,
-    )
+        walks = {"num_walks": options.walks, "walk_length": options.walk_length}
+        kept = {"cache_dir": options.cache_dir.expanduser(), "verbose": False}
+        arrays["walks"] = precompute(graphs, "walks", **walks, **kept, seed=options.data_seed)
+    return GraphBatches(graphs, options.batch_size, node_arrays=arrays, inputs=inputs, **more)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from keras import layers
 
 from recipes.common.data.images import Images, tensorflow
 
@@ -48,14 +49,7 @@ class ImageBatches(keras.utils.PyDataset):
     """Batches of images (B, size, size, C) from 0 to 255, one-hot classes and weights.
 
     All batches have `batch_size` rows: the last one is filled up with other examples of weight 0.
-
-    Args:
-        images: The images.
-        classes: Number of classes.
-        size: Side of the images that are made of them.
-        batch_size: Rows of every batch.
-        seed: Seed of the order and of the changes. Without one the order is that of the data.
-        augmentation: What is changed, if there is a seed.
+    Order and changes are functions of the seed; without one there are no changes.
     """
 
     def __init__(
@@ -71,9 +65,8 @@ class ImageBatches(keras.utils.PyDataset):
         self.images, self.classes, self.size = images, classes, size
         self.batch_size, self.seed = batch_size, seed
         self.augmentation = augmentation or Augmentation()
-        training = seed is not None
-        self._change = _one_by_one(self.augmentation) if training else None
-        self._mix = _by_batch(self.augmentation) if training else None
+        changes = self.augmentation if seed is not None else Augmentation()
+        self._change, self._mix = _one_by_one(changes), _by_batch(changes)
         tf = tensorflow()  # traced once, not for each epoch
         self._example, self._batch = tf.function(self._example), tf.function(self._batch)
         self.start_epoch(0)
@@ -81,8 +74,8 @@ class ImageBatches(keras.utils.PyDataset):
     @property
     def labels(self) -> np.ndarray:
         """One entry for each image; its class, where all are known."""
-        known = self.images.labels
-        return np.zeros(len(self.images)) if known is None else known
+        labels = self.images.labels
+        return np.zeros(len(self.images)) if labels is None else labels
 
     @property
     def num_batches(self) -> int:
@@ -138,8 +131,7 @@ class ImageBatches(keras.utils.PyDataset):
         seed = tf.random.experimental.stateless_fold_in(drawn, place)
         least = self.augmentation.crop if self.seed is not None else 1.0
         image = _cut(self.images.decode(stored), self.size, least, seed)
-        if self._change is not None:
-            image = self._change(image, Seeds(seed))
+        image = self._change(image, Seeds(seed))
         weight = tf.cast(place < len(self.images), "float32")
         return image, tf.one_hot(label, self.classes), weight
 
@@ -148,9 +140,8 @@ class ImageBatches(keras.utils.PyDataset):
     ) -> tuple[Tensor, ...]:
         """The batch at a place of the epoch; its weights add up to the number of its rows."""
         tf = tensorflow()
-        if self._mix is not None:
-            seed = tf.random.experimental.stateless_fold_in(drawn, -1 - place)
-            images, labels = self._mix(images, labels, Seeds(seed))
+        seed = tf.random.experimental.stateless_fold_in(drawn, -1 - place)
+        images, labels = self._mix(images, labels, Seeds(seed))
         return images, labels, weights * (self.batch_size / tf.reduce_sum(weights))
 
 
@@ -164,8 +155,8 @@ def _cut(image: Tensor, size: int, least: float, seed: Tensor) -> Tensor:
     shape = tf.shape(image)
 
     def resized(part: Tensor) -> Tensor:
-        found = tf.image.resize(part, (size, size), method="bicubic", antialias=True)
-        return tf.clip_by_value(found, 0.0, 255.0)
+        whole = tf.image.resize(part, (size, size), method="bicubic", antialias=True)
+        return tf.clip_by_value(whole, 0.0, 255.0)
 
     def middle() -> Tensor:
         side = tf.cast(CENTRE * tf.cast(tf.reduce_min(shape[:2]), "float32"), "int32")
@@ -181,27 +172,28 @@ def _cut(image: Tensor, size: int, least: float, seed: Tensor) -> Tensor:
             area_range=(least, 1.0),
             use_image_if_no_bounding_boxes=True,
         )
-        found = resized(tf.slice(image, begin, extent))
+        cut = resized(tf.slice(image, begin, extent))
     else:
         fits = tf.reduce_all(tf.equal(shape[:2], size))
-        found = tf.cond(fits, lambda: tf.cast(image, "float32"), middle)
-    return tf.ensure_shape(found, (size, size, channels))
+        cut = tf.cond(fits, lambda: tf.cast(image, "float32"), middle)
+    return tf.ensure_shape(cut, (size, size, channels))
 
 
-def _one_by_one(given: Augmentation) -> Callable[[Tensor, Seeds], Tensor] | None:
-    """What changes one image (h, w, C), if anything does."""
-    tf, made = tensorflow(), []
-    if given.rand_augment:
-        made.append(keras.layers.RandAugment(factor=given.rand_augment, dtype="float32"))
-    if given.random_erasing:
-        share = given.random_erasing
-        made.append(keras.layers.RandomErasing(factor=(share, share), dtype="float32"))
-    if not made and not given.flip:
-        return None
+Change = Callable[..., Any]  # of tensors, with the seeds last
+
+
+def _one_by_one(augmentation: Augmentation) -> Change:
+    """What changes one image (h, w, C)."""
+    made: list[layers.Layer] = []
+    if augmentation.rand_augment:
+        made.append(layers.RandAugment(factor=augmentation.rand_augment, dtype="float32"))
+    if augmentation.random_erasing:
+        share = (augmentation.random_erasing,) * 2
+        made.append(layers.RandomErasing(factor=share, dtype="float32"))
 
     def change(image: Tensor, seeds: Seeds) -> Tensor:
-        shape = image.shape
-        if given.flip:
+        tf, shape = tensorflow(), image.shape
+        if augmentation.flip:
             image = tf.image.stateless_random_flip_left_right(image, seeds.next())
         for layer in made:
             image = _drawing_from(seeds, layer)(image)
@@ -210,33 +202,27 @@ def _one_by_one(given: Augmentation) -> Callable[[Tensor, Seeds], Tensor] | None
     return change
 
 
-def _by_batch(
-    given: Augmentation,
-) -> Callable[[Tensor, Tensor, Seeds], tuple[Tensor, Tensor]] | None:
-    """What mixes the images of a batch and their classes, if anything does.
+def _by_batch(augmentation: Augmentation) -> Change:
+    """What mixes the images of a batch and their classes.
 
     With both kinds, every second batch has the one and the others have the other, by chance.
     """
-    tf, made = tensorflow(), []
-    if given.mix_up:
-        made.append(keras.layers.MixUp(given.mix_up, dtype="float32"))
-    if given.cut_mix:
-        made.append(keras.layers.CutMix(given.cut_mix, dtype="float32"))
-    if not made:
-        return None
+    made: list[layers.Layer] = []
+    if augmentation.mix_up:
+        made.append(layers.MixUp(augmentation.mix_up, dtype="float32"))
+    if augmentation.cut_mix:
+        made.append(layers.CutMix(augmentation.cut_mix, dtype="float32"))
 
     def mix(images: Tensor, labels: Tensor, seeds: Seeds) -> tuple[Tensor, Tensor]:
-        def of(layer: Any) -> Callable[[], tuple[Tensor, Tensor]]:
-            def mixed() -> tuple[Tensor, Tensor]:
-                found = _drawing_from(seeds, layer)({"images": images, "labels": labels})
-                return found["images"], found["labels"]
+        def mixed(layer: layers.Layer) -> tuple[Tensor, Tensor]:
+            batch = _drawing_from(seeds, layer)({"images": images, "labels": labels})
+            return batch["images"], batch["labels"]
 
-            return mixed
-
-        if len(made) == 1:
-            return of(made[0])()
-        first = tf.random.stateless_uniform((), seeds.next()) < 0.5
-        return tf.cond(first, of(made[0]), of(made[1]))
+        if len(made) == 2:
+            tf = tensorflow()
+            first = tf.random.stateless_uniform((), seeds.next()) < 0.5
+            return tf.cond(first, lambda: mixed(made[0]), lambda: mixed(made[1]))
+        return mixed(made[0]) if made else (images, labels)
 
     return mix
 

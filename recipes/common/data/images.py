@@ -29,7 +29,7 @@ class Images:
     count: int
     examples: Callable[[int | None], Any]
     decode: Callable[[Tensor], Tensor]
-    labels: np.ndarray | None = None  # (count,); None where they are known only by reading all
+    labels: np.ndarray | None = None  # (count,); None where only reading all tells them
 
     def __len__(self) -> int:
         return self.count
@@ -37,11 +37,7 @@ class Images:
 
 @functools.cache
 def tensorflow() -> Any:
-    """TensorFlow, on the CPU only if Keras runs on another backend.
-
-    Raises:
-        UsageError: If it is not installed.
-    """
+    """TensorFlow, on the CPU only if Keras runs on another backend."""
     try:
         import tensorflow
     except ImportError as error:
@@ -56,23 +52,12 @@ def tensorflow() -> Any:
 
 
 def in_memory(images: np.ndarray, labels: np.ndarray) -> Images:
-    """Images (N, h, w, C) that are at hand.
-
-    Args:
-        images: Values from 0 to 255.
-        labels: Class numbers, of shape (N,).
-    """
+    """Images (N, h, w, C) that are at hand, from 0 to 255, of classes (N,)."""
     return _stored(images, labels, lambda image: image)
 
 
 def of_files(paths: Sequence[Path], labels: np.ndarray, channels: int = 3) -> Images:
-    """Images in files: JPEG, PNG, GIF (its first picture) or BMP.
-
-    Args:
-        paths: The files.
-        labels: Class numbers, of shape (N,).
-        channels: Channels of the images that are made of them.
-    """
+    """Images in files, of classes (N,): JPEG, PNG, GIF (its first picture) or BMP."""
     names = np.array([str(path) for path in paths])
 
     def decode(path: Tensor) -> Tensor:
@@ -89,22 +74,17 @@ def decoded(content: Tensor, channels: int = 3) -> Tensor:
 
 
 def of_tfds(builder: Any, split: str, classes: Sequence[int] | None = None) -> Images:
-    """Images of tensorflow-datasets, read as they are needed, not held in memory.
+    """Images of a split of tensorflow-datasets, read as they are needed, not held in memory.
 
     With a seed, the order of the files is drawn, then the examples change places within a buffer
-    of 10,000.
-
-    Args:
-        builder: A prepared builder of the data set.
-        split: The split or a part of it, such as `"train[:90%]"`.
-        classes: The classes that are kept, which are numbered anew; all by default.
+    of 10,000. Where only some classes are kept, they are numbered anew.
     """
     import tensorflow_datasets as tfds
 
     tf = tensorflow()
-    given = builder.info.features["label"].num_classes
-    numbers = np.full(given, -1)
-    kept = np.arange(given) if classes is None else np.asarray(classes)
+    count = builder.info.features["label"].num_classes
+    numbers = np.full(count, -1)
+    kept = np.arange(count) if classes is None else np.asarray(classes)
     numbers[kept] = np.arange(len(kept))
 
     def read(seed: int | None, **more: Any) -> Any:
@@ -123,9 +103,9 @@ def of_tfds(builder: Any, split: str, classes: Sequence[int] | None = None) -> I
             return data
         return data.shuffle(BUFFER, seed=seed, reshuffle_each_iteration=False)
 
-    known = builder.info.splits
-    if classes is None and split.partition("[")[0] in known:
-        return Images(known[split].num_examples, examples, lambda image: image)
+    splits = builder.info.splits
+    if classes is None and split.partition("[")[0] in splits:
+        return Images(splits[split].num_examples, examples, lambda image: image)
     encoded = read(None, decoders={"image": tfds.decode.SkipDecoding()})
     labels = np.array([int(label) for _, label in encoded], "int32")
     return Images(len(labels), examples, lambda image: image, labels)

@@ -48,18 +48,9 @@ class _Level(NamedTuple):
 
 
 def generate(count: int, rules: Rules, seed: int) -> Split:
-    """Makes `count` different examples.
+    """Makes `count` different examples, as numbers into `TOKENS`, with labels 0 to 9.
 
-    Args:
-        count: Number of examples.
-        rules: Rules of the trees.
-        seed: Seed of everything.
-
-    Returns:
-        Examples with the input `tokens`, as numbers into `TOKENS`, and labels 0 to 9.
-
-    Raises:
-        ValueError: If so many different trees are not to be found under the rules.
+    Raises `ValueError` if so many different trees are not to be found under the rules.
     """
     random = np.random.default_rng(seed)
     sequences: list[np.ndarray] = []
@@ -125,10 +116,10 @@ def _levels(random: np.random.Generator, trees: int, rules: Rules) -> list[_Leve
 
 def _up(levels: list[_Level], combine) -> list[np.ndarray]:
     """Per level, what `combine` makes of each node and its arguments, from the last level up."""
-    found: list[np.ndarray] = [np.zeros(0, "int64")]
+    results: list[np.ndarray] = [np.zeros(0, "int64")]
     for level in reversed(levels):
-        found.insert(0, combine(level, found[0]))
-    return found[:-1]
+        results.insert(0, combine(level, results[0]))
+    return results[:-1]
 
 
 def _lengths(level: _Level, below: np.ndarray) -> np.ndarray:

@@ -18,7 +18,6 @@ Source: Linsley et al., "Learning long-range spatial dependencies with horizonta
 units", arXiv 1805.08315; Tay et al., "Long Range Arena", arXiv 2011.04006.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -47,8 +46,7 @@ class Rules(NamedTuple):
     continuity: float = 1.8
 
 
-@dataclasses.dataclass
-class Curves:
+class Curves(NamedTuple):
     """Dashes as drawn, for one image each: what an image's class can be checked by."""
 
     start: np.ndarray  # (N, dashes, 2), row and column
@@ -58,16 +56,7 @@ class Curves:
 
 
 def generate(count: int, rules: Rules, seed: int) -> Split:
-    """Makes `count` images as sequences of `size * size` pixels, half of each class.
-
-    Args:
-        count: Number of images.
-        rules: Rules of the curves.
-        seed: Seed of everything.
-
-    Returns:
-        Examples with the input `tokens`, grey values 0 to 255 plus 1, and labels 0 or 1.
-    """
+    """Makes `count` images as `size * size` grey values plus 1, half of each class, 0 and 1."""
     images, labels, _ = make_images(count, rules, seed)
     tokens = images.reshape(count, -1).astype("uint16") + 1
     return Split({"tokens": Ragged.of(tokens)}, labels)
@@ -83,19 +72,14 @@ def make_images(
     made = idle = 0
     while made < count:
         part = _curves(random, at_once, rules)
-        found = len(part.start)
-        idle = 0 if found else idle + 1
+        new = len(part.start)
+        idle = 0 if new else idle + 1
         if idle == 20:
             raise ValueError(f"no image has room for two curves under {rules}: make them shorter")
         parts.append(part)
-        made += found
-    curves = Curves(
-        *(
-            np.concatenate([getattr(part, field.name) for part in parts])[:count]
-            for field in dataclasses.fields(Curves)
-        )
-    )
-    _put_dots(curves, labels, random)
+        made += new
+    curves = Curves(*(np.concatenate(arrays)[:count] for arrays in zip(*parts, strict=True)))
+    curves = curves._replace(dots=_dots(curves.dots, labels, random))
     images = np.concatenate(
         [_draw(curves, slice(at, at + at_once), rules) for at in range(0, count, at_once)]
     )
@@ -133,18 +117,12 @@ class _Canvas:
             self.taken[rows, around[..., 0], around[..., 1]] = True
 
     def grow(self, tail: np.ndarray, length: int, curve: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws one curve in each image where there is room for all of it.
+        """Draws a curve of so many dashes from `tail` (images, 2) where there is room for it.
 
-        Args:
-            tail: Its start, (images, 2).
-            length: Number of dashes.
-            curve: Its number, for the record.
-
-        Returns:
-            The curve's other end, (images, 2), and in which images it was drawn.
+        Returns the curve's other end, (images, 2), and in which images it was drawn.
         """
         before = self.taken.copy()
-        found = np.ones(self.images, bool)
+        drawn = np.ones(self.images, bool)
         angle = self.random.uniform(0, 2 * np.pi, self.images)
         start, laid = tail, []
         for step in range(length):
@@ -154,11 +132,11 @@ class _Canvas:
             if step:
                 self.take(*laid[-1])
             laid.append((start, end))
-            found &= free
+            drawn &= free
         self.take(*laid[-1])
-        self.taken[~found] = before[~found]
-        self.dashes += [(*dash, np.where(found, curve, -1)) for dash in laid]
-        return laid[-1][1], found
+        self.taken[~drawn] = before[~drawn]
+        self.dashes += [(*dash, np.where(drawn, curve, -1)) for dash in laid]
+        return laid[-1][1], drawn
 
     def _dash(
         self, start: np.ndarray, angle: np.ndarray, anywhere: bool
@@ -223,12 +201,11 @@ def _free_place(canvas: _Canvas) -> np.ndarray:
     return (np.stack(np.divmod(chosen, cells), axis=-1) + 0.5) / FINER
 
 
-def _put_dots(curves: Curves, labels: np.ndarray, random: np.random.Generator) -> None:
-    """Of each image's four ends, keeps a start and an end: of one curve, or of both."""
+def _dots(ends: np.ndarray, labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Of each image's four ends, a start and an end: of one curve, or of both; (N, 2, 2)."""
     origin = random.integers(0, 2, len(labels))
     terminal = 2 + np.where(labels == 1, origin, 1 - origin)
-    rows = np.arange(len(labels))[:, None]
-    curves.dots = curves.dots[rows, np.stack([origin, terminal], axis=-1)]
+    return ends[np.arange(len(labels))[:, None], np.stack([origin, terminal], axis=-1)]
 
 
 def _draw(curves: Curves, images: slice, rules: Rules) -> np.ndarray:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from recipes.common.data.chance import Chance, of_accuracy
+
 PADDING = 0  # no token: all real tokens are 1 or more
 
 
@@ -18,7 +20,6 @@ class Ragged:
 
     @classmethod
     def of(cls, sequences: Iterable[np.ndarray]) -> "Ragged":
-        """Joins sequences."""
         sequences = list(sequences)
         lengths = [len(one) for one in sequences]
         values = np.concatenate(sequences) if sequences else np.zeros(0, "uint8")
@@ -32,11 +33,9 @@ class Ragged:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Length of each sequence, (N,)."""
         return np.diff(self.offsets)
 
     def take(self, indices: np.ndarray) -> "Ragged":
-        """The sequences at `indices`."""
         return Ragged.of([self[index] for index in indices])
 
     def padded(self, indices: np.ndarray, length: int) -> np.ndarray:
@@ -72,7 +71,6 @@ class Split:
         return {name: one.padded(indices, length) for name, one in self.tokens.items()}
 
     def take(self, indices: np.ndarray) -> "Split":
-        """The examples at `indices`."""
         tokens = {name: one.take(indices) for name, one in self.tokens.items()}
         return Split(tokens, self.labels[indices])
 
@@ -90,16 +88,16 @@ class Problem:
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The splits by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     @property
     def length(self) -> int:
-        """Tokens of the longest sequence."""
         return int(max(split.lengths.max() for split in self.splits.values()))
 
+    def chance(self) -> Chance:
+        return of_accuracy(**{name: split.labels for name, split in self.splits.items()})
+
     def digest(self) -> str:
-        """A fingerprint of all the data."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for split in self.splits.values():
             for one in split.tokens.values():
@@ -109,12 +107,10 @@ class Problem:
 
 
 def majority_level(labels: np.ndarray) -> dict[str, float]:
-    """What can be had on `labels` without looking at the inputs, by the best constant answer.
+    """The best levels that one constant answer can have on `labels`.
 
-    Returns:
-        `cross_entropy`, the entropy (in nats) of the classes' own distribution on these very
-        labels: no constant prediction has a lower loss; and `accuracy`, the share of the most
-        frequent class.
+    `cross_entropy` is the entropy (in nats) of the classes' own distribution on these very labels:
+    no constant prediction has a lower loss; `accuracy` is the share of the most frequent class.
     """
     shares = np.bincount(labels) / len(labels)
     present = shares[shares > 0]

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from keras_graphattn.graphs.unpickling import RestrictedUnpickler
+from keras_graphattn.graphs.planetoid import RestrictedUnpickler
 
 PARTS = {"train": "train", "validation": "val", "test": "test"}  # and how their files are called
 _KEYS = ("atom_type", "bond_type", "logP_SA_cycle_normalized")
@@ -39,26 +39,21 @@ class Molecule(NamedTuple):
 
 
 def read_zinc(folder: Path, subset: bool) -> dict[str, list[Molecule]]:
-    """The molecules of the three parts.
+    """The molecules of the three parts, from a folder or from the folder `raw` in it.
 
-    Args:
-        folder: The folder with the files, or one that has them in a folder `raw`.
-        subset: Whether to take only the molecules that `train.index` and so on name.
-
-    Raises:
-        OSError: If a file is missing.
-        ValueError: For a file that is not of this form.
+    Of the subset, those that `train.index` and so on name. Raises `OSError` if a file is missing,
+    `ValueError` for a file that is not of this form.
     """
     folder = folder / "raw" if (folder / "raw").is_dir() else folder
-    found = {}
+    parts = {}
     for part, name in PARTS.items():
         listed = _read(folder / f"{name}.pickle")
         places = _places(folder / f"{name}.index", len(listed)) if subset else range(len(listed))
         try:
-            found[part] = [_molecule(listed[place]) for place in places]
+            parts[part] = [_molecule(listed[place]) for place in places]
         except Exception as error:  # a damaged tensor can raise almost anything
             raise ValueError(f"{name}.pickle: a molecule cannot be read: {error}") from error
-    return found
+    return parts
 
 
 def _molecule(entry: dict[str, Any]) -> Molecule:
@@ -100,7 +95,6 @@ class _Tensor(NamedTuple):
     metadata: Any = None
 
     def array(self) -> np.ndarray:
-        """The tensor's numbers."""
         values = _storage(self.storage)
         places = self.offset + sum(
             (
@@ -143,12 +137,15 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 def _read(file: Path) -> list[dict[str, Any]]:
     with file.open("rb") as opened:
         try:
-            found = _Unpickler(opened).load()
+            entries = _Unpickler(opened).load()
         except Exception as error:  # a damaged pickle can raise almost anything
             raise ValueError(
                 f"{file.name} must be a pickle of ZINC's molecules: {error}"
             ) from error
-    entries = isinstance(found, list) and all(isinstance(one, dict) for one in found)
-    if not entries or not all(isinstance(one.get(key), _Tensor) for one in found for key in _KEYS):
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get(key), _Tensor)
+        for entry in entries
+        for key in _KEYS
+    ):
         raise ValueError(f"{file.name} must be a list of dictionaries with tensors {_KEYS}")
-    return list(found)
+    return entries

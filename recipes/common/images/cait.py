@@ -12,12 +12,13 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from keras_graphattn.ops.precision.float32 import masked_softmax
+from keras_graphattn.numerics.precision import masked_softmax
 from recipes.common.images.sizes import Size
 from recipes.common.images.tokens import (
     ClassToken,
     LayerScale,
     Positions,
+    norm,
     patches,
     with_drop_path,
     with_dropout,
@@ -26,7 +27,6 @@ from recipes.common.training.layers import plain_attention
 from recipes.common.training.matrix_attention import MatrixAttention
 
 Tensor = Any
-EPSILON = 1e-6  # of all normalisations
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
@@ -84,24 +84,12 @@ def classifier(
 ) -> keras.Model:
     """A CaiT that maps images (B, image_size, image_size, channels) to logits (B, classes).
 
-    Args:
-        image_size: Side of the images in pixels, a multiple of `size.patch`.
-        channels: Channels of the images.
-        classes: Number of classes.
-        size: How large the model is.
-        attention: Makes the attention of a block of patches from its number, which counts from 0,
-            the number of heads, their width and the layer's name. The layer is called with the
-            tokens twice. `None` makes `TalkingHeadsAttention`. The class layers always have
-            plain attention.
-        dropout: Share of the features that are dropped after the positions are added, after
-            attention and in feed-forward networks, but in the class layers.
-        drop_path: Share of the examples that lose a branch, the same in all blocks but the class
-            layers, which lose none.
-        seed: Seed of what is dropped.
+    `attention` makes the attention of a block of patches from its number, which counts from 0, the
+    number of heads, their width and the layer's name; the layer is called with the tokens twice.
+    `None` makes `TalkingHeadsAttention`. The class layers always have plain attention. They drop
+    nothing; `drop_path` is the same in all other blocks.
 
-    Raises:
-        ValueError: If the patches do not fill the image, or the size has no class layers.
-        UsageError: If the backend cannot compute the class layers in the precision asked for.
+    Raises `ValueError` if the patches do not fill the image, or the size has no class layers.
     """
     if not size.class_layers:
         raise ValueError(
@@ -117,10 +105,10 @@ def classifier(
 
     def add_feed_forward(tokens: Tensor, name: str, rates: tuple[float, float]) -> Tensor:
         hidden = layers.Dense(size.feed_forward, activation="gelu", name=f"{name}_hidden")
-        found = hidden(_normed(tokens, f"{name}_feed_forward"))
-        found = with_dropout(found, rates[0], seed, f"{name}_hidden_dropout")
-        found = layers.Dense(size.width, name=f"{name}_output")(found)
-        return add(tokens, found, f"{name}_feed_forward", rates)
+        outputs = hidden(norm(f"{name}_feed_forward_norm")(tokens))
+        outputs = with_dropout(outputs, rates[0], seed, f"{name}_hidden_dropout")
+        outputs = layers.Dense(size.width, name=f"{name}_output")(outputs)
+        return add(tokens, outputs, f"{name}_feed_forward", rates)
 
     rates = (dropout, drop_path)
     images = keras.Input((image_size, image_size, channels), name="images")
@@ -130,23 +118,19 @@ def classifier(
         name = f"block_{index + 1}"
         make = attention or _talking_heads
         attend = make(index, size.heads, size.key_dim, f"{name}_attention")
-        normed = _normed(tokens, f"{name}_attention")
+        normed = norm(f"{name}_attention_norm")(tokens)
         tokens = add(tokens, attend(normed, normed), f"{name}_attention", rates)
         tokens = add_feed_forward(tokens, name, rates)
     token, rates = ClassToken(name="class_token")(tokens)[:, :1], (0.0, 0.0)  # (B, 1, d)
     for index in range(size.class_layers):
         name = f"class_layer_{index + 1}"
-        normed = _normed(ops.concatenate([token, tokens], axis=1), f"{name}_attention")
+        normed = norm(f"{name}_attention_norm")(ops.concatenate([token, tokens], axis=1))
         sizes = {"num_heads": size.heads, "key_dim": size.key_dim}
         attend = plain_attention(**sizes, name=f"{name}_attention")
         token = add(token, attend(normed[:, :1], normed), f"{name}_attention", rates)
         token = add_feed_forward(token, name, rates)
     logits = layers.Dense(classes, dtype="float32", name="logits")
-    return keras.Model(images, logits(_normed(token[:, 0], "last")), name="cait")
-
-
-def _normed(tokens: Tensor, name: str) -> Tensor:
-    return layers.LayerNormalization(epsilon=EPSILON, name=f"{name}_norm")(tokens)
+    return keras.Model(images, logits(norm("last_norm")(token[:, 0])), name="cait")
 
 
 def _talking_heads(index: int, num_heads: int, key_dim: int, name: str) -> Any:

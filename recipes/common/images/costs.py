@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of image models, by formula, part by part.
+"""Parameters and multiply-adds of image models, by formula.
 
 Papers call multiply-adds of matrix products and convolutions FLOPs, for one image; so do these
 formulas. What works entry by entry (normalisation, softmax, coefficients) is not counted.
@@ -21,18 +21,11 @@ class Cost(NamedTuple):
     multiply_adds: int = 0  # for one image
 
     def times(self, count: int) -> "Cost":
-        """The cost of several such parts."""
         return Cost(count * self.parameters, count * self.multiply_adds)
 
     def plus(self, *others: "Cost") -> "Cost":
-        """The cost of parts together."""
         costs = (self, *others)
         return Cost(sum(c.parameters for c in costs), sum(c.multiply_adds for c in costs))
-
-
-def total(parts: dict[str, Cost]) -> Cost:
-    """The cost of all parts together."""
-    return Cost().plus(*parts.values())
 
 
 def attention_cost(
@@ -41,20 +34,13 @@ def attention_cost(
     width: int,
     heads: int,
     *,
-    grid: tuple[int, int] | None = None,
+    grid: tuple[int, int] = (0, 0),
     talking: bool = False,
-    order: int = ORDER,
 ) -> Cost:
-    """One attention layer: its projections with their biases, and what it does with all tokens.
+    """One attention layer: its projections with their biases, and the work on all tokens.
 
-    Args:
-        attention: A name out of `ATTENTIONS`.
-        tokens: Number T of tokens.
-        width: Features of a token, those of all heads together.
-        heads: Number of heads.
-        grid: `topological`: patches down and across; the other tokens come before them.
-        talking: softmax and gfsa: whether the heads are mixed, as in CaiT.
-        order: `agf`: the order of its polynomial.
+    `grid` is for `topological`: patches down and across; the other tokens come before them.
+    `talking` is for softmax and gfsa: the heads are mixed, as in CaiT.
     """
     size = width // heads
     projection = _dense(tokens, width, width)
@@ -68,64 +54,53 @@ def attention_cost(
     if attention == "p_laplacian":  # distances of values: products, and squares of either value
         return plain.plus(Cost(0, tokens * tokens * heads * (size + 2)))
     if attention == "agf":  # U, V, S, values, output; V^T values, and U times it
-        return projection.times(5).plus(Cost(order, 2 * tokens * width * size))
+        return projection.times(5).plus(Cost(ORDER, 2 * tokens * width * size))
     with_normaliser = size + 1
     if attention == "performer":  # as many features as a head is wide
         return projection.times(4).plus(Cost(0, 2 * tokens * width * with_normaliser))
     if attention == "topological":  # the matrix in blocks of rows, faster than FFTs on small grids
-        offsets = math.prod(2 * side - 1 for side in grid or ())
+        offsets = math.prod(2 * side - 1 for side in grid)
         both = tokens * tokens * heads * (size + with_normaliser)
         return projection.times(4).plus(Cost(heads * offsets, both))
     raise ValueError(f"`attention` must be one of {ATTENTIONS}. Received: attention={attention!r}")
 
 
-def costs(
+def model_cost(
     size: Size,
     attention: str = "softmax",
     *,
     image: int | None = None,
     channels: int = 3,
     classes: int = 1000,
-) -> dict[str, Cost]:
-    """The cost of a model by class of layer.
+) -> Cost:
+    """The cost of a model, for images as large as published by default.
 
-    Args:
-        size: How large the model is.
-        attention: The attention of all blocks but CaiT's class layers. CaiT's heads talk with
-            softmax and gfsa. Swin has softmax, gfsa and p_laplacian.
-        image: Side of the images; as published by default.
-        channels: Channels of the images.
-        classes: Number of classes.
+    The attention is that of all blocks but CaiT's class layers. CaiT's heads talk with softmax and
+    gfsa. Swin has softmax, gfsa and p_laplacian.
     """
-    image = image or size.image
-    side = image // size.patch
-    patches = {"patches": _dense(side * side, size.patch**2 * channels, size.width)}
-    if size.model == "swin":
-        return {**patches, **_swin(size, attention, side, classes)}
-    found = {**patches, "class token": Cost(size.width)}
+    side, width = (image or size.image) // size.patch, size.width
     tokens = side * side
+    patches = _dense(tokens, size.patch**2 * channels, width)
+    if size.model == "swin":
+        return patches.plus(_swin(size, attention, side, classes))
     if size.model == "deit":  # the class token goes through all blocks
         tokens += 1
-    found["positions"] = Cost(tokens * size.width)
-    layer = attention_cost(
-        attention,
-        tokens,
-        size.width,
-        size.heads,
-        grid=(side, side),
-        talking=size.model == "cait" and attention in ("softmax", "gfsa"),
+    learned = Cost(width + tokens * width)  # the class token, and positions
+    talking = size.model == "cait" and attention in ("softmax", "gfsa")
+    attend = attention_cost(
+        attention, tokens, width, size.heads, grid=(side, side), talking=talking
     )
-    found["attention"] = layer.times(size.layers)
-    found["feed-forward"] = _feed_forward(tokens, size.width, size.feed_forward).times(size.layers)
+    blocks = attend.plus(_feed_forward(tokens, width, size.feed_forward)).times(size.layers)
     norms = 2 * size.layers + 1
+    class_layers = Cost()
     if size.model == "cait":
-        found["class attention"] = _class_attention(tokens + 1, size.width).times(size.class_layers)
-        one_token = _feed_forward(1, size.width, size.feed_forward)
-        found["class feed-forward"] = one_token.times(size.class_layers)
+        one_token = _feed_forward(1, width, size.feed_forward)
+        attend = _class_attention(tokens + 1, width)
         norms += 2 * size.class_layers
-        found["LayerScale"] = Cost((norms - 1) * size.width)
-    found["normalisation"] = Cost(norms * 2 * size.width)
-    return {**found, "logits": _dense(1, size.width, classes)}
+        scales = Cost((norms - 1) * width)
+        class_layers = attend.plus(one_token).times(size.class_layers).plus(scales)
+    ends = (Cost(norms * 2 * width), _dense(1, width, classes))
+    return patches.plus(learned, blocks, class_layers, *ends)
 
 
 def _dense(tokens: int, inputs: int, outputs: int, *, bias: bool = True) -> Cost:
@@ -142,32 +117,26 @@ def _class_attention(tokens: int, width: int) -> Cost:
     return one.times(2).plus(all_tokens.times(2), Cost(0, 2 * tokens * width))
 
 
-def _swin(size: Size, attention: str, side: int, classes: int) -> dict[str, Cost]:
+def _swin(size: Size, attention: str, side: int, classes: int) -> Cost:
     """Swin after its patches: blocks in windows, and between stages 2 x 2 patches become one."""
     if attention not in ("softmax", "gfsa", "p_laplacian"):
         raise ValueError(
             "Swin has softmax, gfsa and p_laplacian, whose scores take its biases. Received: "
             f"attention={attention!r}"
         )
-    names = ("attention", "relative positions", "feed-forward", "merging")
-    found = dict.fromkeys(names, Cost())
     norms, width = size.width, size.width  # of the patches
+    cost = Cost()
     for stage, depth in enumerate(size.depths):
         width, heads = size.width * 2**stage, size.heads * 2**stage
-        window = size.window
-        windows = math.ceil(side / window) ** 2  # those at the border are filled with zeros
-        layer = attention_cost(attention, window**2, width, heads)
-        layer = Cost(layer.parameters, windows * layer.multiply_adds)
+        windows = math.ceil(side / size.window) ** 2  # those at the border are filled with zeros
+        attend = attention_cost(attention, size.window**2, width, heads)
+        attend = Cost(attend.parameters, windows * attend.multiply_adds)
+        biases = Cost((2 * size.window - 1) ** 2 * heads)  # of relative positions
         feed_forward = _feed_forward(side * side, width, size.feed_forward * 2**stage)
-        found["attention"] = found["attention"].plus(layer.times(depth))
-        table = Cost((2 * window - 1) ** 2 * heads).times(depth)
-        found["relative positions"] = found["relative positions"].plus(table)
-        found["feed-forward"] = found["feed-forward"].plus(feed_forward.times(depth))
+        cost = cost.plus(attend.plus(biases, feed_forward).times(depth))
         norms += 2 * depth * width
         if stage + 1 < len(size.depths):
             side = math.ceil(side / 2)
-            merging = _dense(side * side, 4 * width, 2 * width, bias=False)
-            found["merging"] = found["merging"].plus(merging)
+            cost = cost.plus(_dense(side * side, 4 * width, 2 * width, bias=False))
             norms += 4 * width
-    norms += width
-    return {**found, "normalisation": Cost(2 * norms), "logits": _dense(1, width, classes)}
+    return cost.plus(Cost(2 * (norms + width)), _dense(1, width, classes))

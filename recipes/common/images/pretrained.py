@@ -1,8 +1,7 @@
 """A KerasHub preset as an image classifier: what it takes, a head of its own, another attention."""
 
-import argparse
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -11,11 +10,10 @@ import numpy as np
 from keras import layers
 
 import keras_graphattn
-from keras_graphattn.hub.sites import attention_sites
 from keras_graphattn.masks import BlockToeplitz
-from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.command.parsing import UsageError
-from recipes.common.data.presets import refuse_converted, refused_preset
+from recipes.common.data.sources import loading_preset, refuse_converted
 from recipes.common.training.layers import NO_FLOAT16, is_float16_of_jax_on_cpu
 
 Number = float | list[float]  # of all channels, or of each
@@ -35,20 +33,10 @@ class Preset(NamedTuple):
 
 @functools.cache
 def preset_of(preset: str) -> Preset:
-    """What is known of a preset without its weights.
-
-    Args:
-        preset: Its name in KerasHub, or its folder.
-
-    Raises:
-        UsageError: When it cannot be loaded, its images are not square or are not known, or
-            `keras_graphattn.convert` reaches none of its attention.
-    """
-    try:
+    """The form of a preset, read without its weights; refuses what cannot be used here."""
+    with loading_preset(preset):
         backbone = keras_hub.models.Backbone.from_preset(preset, load_weights=False)
         converter = keras_hub.layers.ImageConverter.from_preset(preset)
-    except Exception as error:  # KerasHub raises whatever the network or the disk met
-        raise refused_preset(preset, error) from error
     refuse_converted(preset, backbone)
     try:
         count = len(keras_graphattn.inspect(backbone))
@@ -63,8 +51,8 @@ def preset_of(preset: str) -> Preset:
             "square images of one size"
         )
     scale, offset = (
-        default if given is None else np.asarray(given, float).tolist()
-        for given, default in ((converter.scale, 1.0), (converter.offset, 0.0))
+        default if value is None else np.asarray(value, float).tolist()
+        for value, default in ((converter.scale, 1.0), (converter.offset, 0.0))
     )
     return Preset(sides[0], channels, count, scale, offset, *_grid(backbone, sides[0]))
 
@@ -74,51 +62,32 @@ def normalised(images: Any, preset: str) -> Any:
 
     Images of one channel become grey ones of as many channels as the preset takes.
     """
-    known = preset_of(preset)
-    if images.shape[-1] != known.channels:
-        images = layers.Concatenate(dtype="float32", name="grey")([images] * known.channels)
-    return layers.Rescaling(known.scale, known.offset, dtype="float32", name="standardise")(images)
+    form = preset_of(preset)
+    if images.shape[-1] != form.channels:
+        images = layers.Concatenate(dtype="float32", name="grey")([images] * form.channels)
+    return layers.Rescaling(form.scale, form.offset, dtype="float32", name="standardise")(images)
 
 
-def classifier(
-    attention: str,
-    settings: Mapping[str, Any],
-    classes: int,
-    replaced: Sequence[int],
-    options: argparse.Namespace,
-    *,
-    load_weights: bool = True,
-) -> keras.Model:
+def classifier(trial: Trial, replaced: Sequence[int], *, load_weights: bool = True) -> keras.Model:
     """The preset's backbone with a new head, from normalised images to logits (B, classes).
 
     The head is drawn before the conversion: all attentions start with the same weights for the
-    same Keras seed.
+    same Keras seed. `replaced` are the numbers of the layers that have the attention.
 
-    Args:
-        attention: Name of the attention that takes the place of the backbone's own.
-        settings: Its settings.
-        classes: Number of classes.
-        replaced: The numbers of the layers that have it, as in `keras_graphattn.convert`.
-        options: The command line's options; `preset` is used.
-        load_weights: Whether to load the preset's weights.
-
-    Raises:
-        UsageError: When the preset cannot be loaded, or cannot have the attention.
+    Raises `UsageError` when the preset cannot be loaded, or cannot have the attention.
     """
-    preset = options.preset
-    try:
-        network = _with_head(preset, classes, load_weights)
-    except Exception as error:
-        raise refused_preset(preset, error) from error
+    preset, attention = trial.options.preset, trial.attention
+    with loading_preset(preset):
+        network = _with_head(preset, len(trial.problem.classes), load_weights)
     if attention == "softmax":
         return network
-    known, arguments = preset_of(preset), layer_arguments(settings)
+    form, arguments = preset_of(preset), layer_arguments(trial.settings)
     if attention == "topological":
-        if known.grid is None:
+        if form.grid is None:
             raise UsageError(
                 f"--attention topological: the tokens of --preset {preset} are no grid of patches"
             )
-        arguments["mask"] = BlockToeplitz((known.grid,) * 2, num_prefix_tokens=known.prefix)
+        arguments["mask"] = BlockToeplitz((form.grid,) * 2, num_prefix_tokens=form.prefix)
     kind = ATTENTIONS[attention].convert
     try:
         return keras_graphattn.convert(network, kind, list(replaced), **arguments)
@@ -138,17 +107,12 @@ def check_precision(network: keras.Model) -> None:
         raise UsageError(NO_FLOAT16) from error
 
 
-def attention_layers(network: keras.Model) -> list[Any]:
-    """The attention layers, converted or not, from the first to the last."""
-    return [site.layer for site in attention_sites(network)]
-
-
 def _with_head(preset: str, classes: int, load_weights: bool) -> keras.Model:
     """KerasHub's classifier; of a family that has none, a dense layer on the class token."""
-    given = {"activation": None, "preprocessor": None, "head_dtype": "float32"}
+    arguments = {"activation": None, "preprocessor": None, "head_dtype": "float32"}
     try:
         return keras_hub.models.ImageClassifier.from_preset(
-            preset, load_weights=load_weights, num_classes=classes, **given
+            preset, load_weights=load_weights, num_classes=classes, **arguments
         )
     except ValueError:
         if not preset_of(preset).prefix:

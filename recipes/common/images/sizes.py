@@ -18,14 +18,14 @@ class Size(NamedTuple):
     width: int
     heads: int
     feed_forward: int
-    patch: int  # side of a patch in pixels
-    image: int  # side of an image in pixels, as published
+    parameters: float | None = None  # published, in millions, with 1000 classes
+    multiply_adds: float | None = None  # published as FLOPs, in billions, for one image
+    patch: int = 16  # side of a patch in pixels
+    image: int = 224  # side of an image in pixels, as published
     depths: tuple[int, ...] = ()  # Swin: blocks of each stage
     window: int = 0  # Swin: side of a window in patches
     class_layers: int = 0  # CaiT: layers in which only the class token looks
     layer_scale: float = 0.0  # CaiT: start of LayerScale
-    parameters: float | None = None  # published, in millions, with 1000 classes
-    multiply_adds: float | None = None  # published as FLOPs, in billions, for one image
 
     @property
     def key_dim(self) -> int:
@@ -33,56 +33,24 @@ class Size(NamedTuple):
         return self.width // self.heads
 
 
-def _deit(layers: int, heads: int, parameters: float, multiply_adds: float | None) -> Size:
+def _deit(layers: int, heads: int, *published: float | None) -> Size:
     """arXiv 2012.12877, Table 1; the counts with the digits of timm's cards of these models."""
     width = 64 * heads
-    return Size(
-        "deit",
-        layers,
-        width,
-        heads,
-        4 * width,
-        patch=16,
-        image=224,
-        parameters=parameters,
-        multiply_adds=multiply_adds,
-    )
+    return Size("deit", layers, width, heads, 4 * width, *published)
 
 
-def _cait(layers: int, heads: int, parameters: float, multiply_adds: float) -> Size:
+def _cait(layers: int, heads: int, *published: float) -> Size:
     """arXiv 2103.17239, Table 3; the start of LayerScale from its released code."""
-    width = 48 * heads
-    return Size(
-        "cait",
-        layers,
-        width,
-        heads,
-        4 * width,
-        patch=16,
-        image=224,
-        class_layers=2,
-        layer_scale=1e-5 if layers <= 24 else 1e-6,
-        parameters=parameters,
-        multiply_adds=multiply_adds,
-    )
+    width, scale = 48 * heads, 1e-5 if layers <= 24 else 1e-6
+    more = {"class_layers": 2, "layer_scale": scale}
+    return Size("cait", layers, width, heads, 4 * width, *published, **more)
 
 
-def _swin(width: int, third: int, parameters: float, multiply_adds: float) -> Size:
+def _swin(width: int, third: int, *published: float) -> Size:
     """arXiv 2103.14030, Section 3.3 and Table 1; parameters with the digits of timm's cards."""
-    depths = (2, 2, third, 2)
-    return Size(
-        "swin",
-        sum(depths),
-        width,
-        width // 32,
-        4 * width,
-        patch=4,
-        image=224,
-        depths=depths,
-        window=7,
-        parameters=parameters,
-        multiply_adds=multiply_adds,
-    )
+    depths, heads = (2, 2, third, 2), width // 32
+    more = {"patch": 4, "depths": depths, "window": 7}
+    return Size("swin", sum(depths), width, heads, 4 * width, *published, **more)
 
 
 SIZES = {

@@ -25,25 +25,11 @@ def classifier(
 ) -> Any:
     """A Swin that maps images (B, image_size, image_size, channels) to logits (B, classes).
 
-    KerasHub's layers take no seed: weights and what is dropped follow that of Keras.
+    KerasHub's layers take no seed: weights and dropout follow that of Keras. `drop_path` is the
+    share of the examples that lose a branch in the last block; it grows from 0 in the first.
 
-    Args:
-        image_size: Side of the images in pixels: a multiple of `size.patch`, doubled for each
-            stage after the first, for every stage halves the grid of patches.
-        channels: Channels of the images.
-        classes: Number of classes.
-        size: How large the model is.
-        dropout: Share of the features that are dropped after the patches, after attention and in
-            feed-forward networks.
-        drop_path: Share of the examples that lose a branch in the last block; it grows from 0 in
-            the first.
-
-    Returns:
-        A `keras_hub.models.SwinTransformerImageClassifier` without a preprocessor.
-
-    Raises:
-        ValueError: If the patches do not fill the image in all stages, or the last stage has fewer
-            of them than a window, which KerasHub 0.32 cannot do.
+    Raises `ValueError` if the patches do not fill the image in all stages, or the last stage has
+    fewer of them than a window, which KerasHub 0.32 cannot do.
     """
     multiple = size.patch * 2 ** (len(size.depths) - 1)
     if image_size % multiple:

@@ -6,17 +6,13 @@ import keras
 from keras import layers, ops
 
 from recipes.common.images.sizes import Size
-from recipes.common.training.layers import dropout, named_seed
+from recipes.common.training.layers import FirstToken, dropout, named_seed
 
 Tensor = Any
 
 
 def patches(images: Tensor, size: Size) -> Tensor:
-    """Linear maps of the patches of images, row by row: (B, h, w, C) -> (B, T, width).
-
-    Raises:
-        ValueError: If the patches do not fill the image.
-    """
+    """Linear maps of the patches of images, row by row: (B, h, w, C) -> (B, T, width)."""
     height, width = images.shape[1:3]
     if height % size.patch or width % size.patch:
         raise ValueError(
@@ -27,6 +23,11 @@ def patches(images: Tensor, size: Size) -> Tensor:
     dense = layers.Conv2D(size.width, size.patch, strides=size.patch, name="patches")
     count = (height // size.patch) * (width // size.patch)
     return ops.reshape(dense(images), (-1, count, size.width))
+
+
+def norm(name: str) -> layers.Layer:
+    """The normalisation of all image models."""
+    return layers.LayerNormalization(epsilon=1e-6, name=name)
 
 
 def with_dropout(x: Tensor, rate: float, seed: int, name: str) -> Tensor:
@@ -46,21 +47,10 @@ def with_drop_path(x: Tensor, rate: float, seed: int, name: str) -> Tensor:
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
-class ClassToken(layers.Layer):
+class ClassToken(FirstToken):
     """Puts one learned vector before the patches: (B, T, d) -> (B, 1 + T, d)."""
 
-    def build(self, tokens_shape: Any) -> None:
-        start = keras.initializers.TruncatedNormal(stddev=0.02)
-        self.vector = self.add_weight(shape=(tokens_shape[-1],), initializer=start, name="vector")
-        self.built = True
-
-    def call(self, tokens: Tensor) -> Tensor:
-        first = ops.zeros_like(tokens[:, :1]) + ops.cast(self.vector, tokens.dtype)
-        return ops.concatenate([first, tokens], axis=1)
-
-    def compute_output_shape(self, tokens_shape: Any) -> Any:
-        batch, count, width = tokens_shape
-        return (batch, 1 + count, width)
+    start = keras.initializers.TruncatedNormal
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")

@@ -20,13 +20,13 @@ from recipes.common.images.sizes import Size
 from recipes.common.images.tokens import (
     ClassToken,
     Positions,
+    norm,
     patches,
     with_drop_path,
     with_dropout,
 )
 
 Tensor = Any
-EPSILON = 1e-6  # of all normalisations
 
 
 def classifier(
@@ -44,26 +44,14 @@ def classifier(
     """A ViT that maps images (B, image_size, image_size, channels) to logits (B, classes).
 
     The outputs of the layers `positions` and `block_1`, `block_2`, ... are the tokens before the
-    blocks and after each, (B, 1 + T, width), the class token first.
+    blocks and after each, (B, 1 + T, width), the class token first. `attention` makes the attention
+    of a block from its number, which counts from 0, the number of heads, their width and the
+    layer's name; the layer is called with the tokens twice. `drop_path` is the share of the
+    examples that lose a branch in the last block; it grows from 0 in the first. With `post_norm`, a
+    branch is added first and the sum normalised, as in the first transformer, and not the branch's
+    input.
 
-    Args:
-        image_size: Side of the images in pixels, a multiple of `size.patch`.
-        channels: Channels of the images.
-        classes: Number of classes.
-        size: How large the model is.
-        attention: Makes the attention of a block from its number, which counts from 0, the number
-            of heads, their width and the layer's name. The layer is called with the tokens twice.
-            `None` makes Keras' `MultiHeadAttention`.
-        dropout: Share of the features that are dropped after the positions are added, after
-            attention and in feed-forward networks.
-        drop_path: Share of the examples that lose a branch in the last block; it grows from 0 in
-            the first.
-        seed: Seed of what is dropped.
-        post_norm: Whether a branch is added first and the sum normalised, as in the first
-            transformer, and not the branch's input.
-
-    Raises:
-        ValueError: If the patches do not fill the image.
+    Raises `ValueError` if the patches do not fill the image.
     """
 
     def add(tokens: Tensor, branch: Tensor, name: str, rate: float, output: str) -> Tensor:
@@ -71,7 +59,7 @@ def classifier(
         branch = with_drop_path(branch, rate, seed, f"{name}_drop_path")
         if not post_norm:
             return layers.Add(name=output)([tokens, branch])
-        return _norm(output)(layers.Add(name=f"{name}_added")([tokens, branch]))
+        return norm(output)(layers.Add(name=f"{name}_added")([tokens, branch]))
 
     make = attention or _softmax
     images = keras.Input((image_size, image_size, channels), name="images")
@@ -80,16 +68,16 @@ def classifier(
     tokens = with_dropout(tokens, dropout, seed, "positions_dropout")
     for index in range(size.layers):
         name, rate = f"block_{index + 1}", drop_path * index / max(1, size.layers - 1)
-        normed = tokens if post_norm else _norm(f"{name}_attention_norm")(tokens)
+        normed = tokens if post_norm else norm(f"{name}_attention_norm")(tokens)
         attend = make(index, size.heads, size.key_dim, f"{name}_attention")
         tokens = add(tokens, attend(normed, normed), f"{name}_attention", rate, f"{name}_attended")
-        hidden = tokens if post_norm else _norm(f"{name}_feed_forward_norm")(tokens)
+        hidden = tokens if post_norm else norm(f"{name}_feed_forward_norm")(tokens)
         hidden = layers.Dense(size.feed_forward, activation="gelu", name=f"{name}_hidden")(hidden)
         hidden = with_dropout(hidden, dropout, seed, f"{name}_hidden_dropout")
         hidden = layers.Dense(size.width, name=f"{name}_output")(hidden)
         tokens = add(tokens, hidden, f"{name}_feed_forward", rate, name)
     if not post_norm:
-        tokens = _norm("last_norm")(tokens)
+        tokens = norm("last_norm")(tokens)
     logits = layers.Dense(classes, dtype="float32", name="logits")(tokens[:, 0])
     return keras.Model(images, logits, name="vit")
 
@@ -98,68 +86,52 @@ def start_from(model: keras.Model, other: keras.Model) -> None:
     """Takes over the weights of another ViT of the same blocks, for images of another size too.
 
     Positions, and the factors of block-Toeplitz masks, are interpolated. Logits of another number
-    of classes keep their own weights.
-
-    Args:
-        model: The ViT that is changed.
-        other: The ViT whose weights it gets.
-
-    Raises:
-        ValueError: If the two have different blocks or patches.
+    of classes keep their own weights. Raises `ValueError` for other blocks or patches.
     """
     pairs = list(zip(model.variables, other.variables, strict=False))
     fit = len(model.variables) == len(other.variables)
-    if not fit or any(not _can_start_from(own, given) for own, given in pairs):
+    if not fit or any(not _can_start_from(own, source) for own, source in pairs):
         raise ValueError(
             "a model can start from one of the same blocks and patches. Received: one of "
             f"{len(other.variables)} weights, {other.count_params():,} numbers; expected: "
             f"{len(model.variables)} weights, {model.count_params():,} numbers"
         )
-    for own, given in pairs:
-        values = keras.ops.convert_to_numpy(given)
+    for own, source in pairs:
+        values = keras.ops.convert_to_numpy(source)
         if own.name == "table":
             values = resized_positions(values, round((own.shape[0] - 1) ** 0.5))
-        elif own.name == "log_factors" and own.shape != given.shape:
+        elif own.name == "log_factors" and own.shape != source.shape:
             # (N, 2 h - 1, 2 w - 1): from the farthest offset to the farthest one
-            factors = [after / before for after, before in zip(own.shape, given.shape, strict=True)]
+            factors = [
+                after / before for after, before in zip(own.shape, source.shape, strict=True)
+            ]
             values = ndimage.zoom(values, factors, order=1)
         if tuple(own.shape) == values.shape:
             own.assign(values)
 
 
 def resized_positions(table: np.ndarray, side: int) -> np.ndarray:
-    """Position embeddings for another number of patches, by cubic splines on their grid.
+    """Position embeddings (1 + T, d) for `side` x `side` patches, by cubic splines on their grid.
 
-    Args:
-        table: Array of shape (1 + T, d) for T patches of a square grid; the first row is that of
-            the class token, and stays.
-        side: Patches down and across the new grid.
-
-    Returns:
-        An array of shape (1 + side^2, d), of the same type.
-
-    Source: Touvron et al., arXiv 2012.12877, Section 3, on why the interpolation is cubic.
+    The first row is that of the class token, and stays. Source: Touvron et al., arXiv 2012.12877,
+    Section 3, on why the interpolation is cubic.
     """
-    known = round((len(table) - 1) ** 0.5)
-    if known == side:
+    before = round((len(table) - 1) ** 0.5)
+    if before == side:
         return table
-    grid = np.reshape(table[1:], (known, known, -1)).astype("float64")
-    factor = side / known
+    grid = np.reshape(table[1:], (before, before, -1)).astype("float64")
+    factor = side / before
     resized = ndimage.zoom(grid, (factor, factor, 1), order=3, mode="nearest", grid_mode=True)
     return np.concatenate([table[:1], resized.reshape(side * side, -1).astype(table.dtype)])
 
 
-def _can_start_from(own: keras.Variable, given: keras.Variable) -> bool:
-    if own.name != given.name:
+def _can_start_from(own: keras.Variable, source: keras.Variable) -> bool:
+    if own.name != source.name:
         return False
     kept = {"table": 1, "log_factors": 0}.get(own.name)  # the axis that is not resized
     if kept is not None:
-        return own.shape[kept] == given.shape[kept]
-    return own.shape == given.shape or own.path.startswith("logits")
-
-
-def _norm(name: str) -> layers.Layer:
-    return layers.LayerNormalization(epsilon=EPSILON, name=name)
+        return own.shape[kept] == source.shape[kept]
+    return own.shape == source.shape or own.path.startswith("logits")
 
 
 def _softmax(index: int, num_heads: int, key_dim: int, name: str) -> layers.Layer:

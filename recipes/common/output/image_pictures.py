@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.colors import TwoSlopeNorm
 
-from recipes.common.storage.files import atomically
+from recipes.common.output.plot import save
 
 RIGHT, WRONG = "#1b7837", "#b2182b"
 
@@ -19,12 +16,8 @@ def write_offsets(path: Path, title: str, tables: dict[str, np.ndarray]) -> None
     """Draws the factors by offset of block-Toeplitz masks: a row for each layer, a panel per head.
 
     The middle of a panel is a patch and itself. Blue offsets count less, red ones more; the scale
-    is logarithmic, and the same for all panels.
-
-    Args:
-        path: The file.
-        title: What stands over the picture.
-        tables: By the name of a layer, the logarithms of the factors, (N, 2 h - 1, 2 w - 1).
+    is logarithmic, and the same for all panels. The tables, (N, 2 h - 1, 2 w - 1), are the
+    logarithms of the factors by the name of a layer.
     """
     heads = max(len(table) for table in tables.values())
     doublings = {name: table / np.log(2) for name, table in tables.items()}
@@ -49,7 +42,7 @@ def write_offsets(path: Path, title: str, tables: dict[str, np.ndarray]) -> None
         panel.set_xlabel("columns across", fontsize=9)
     figure.colorbar(image, ax=axes, shrink=0.8).set_label("factor in doublings (0: factor 1)")
     figure.suptitle(title)
-    _write(figure, path)
+    save(figure, path)
 
 
 def write_predictions(
@@ -60,16 +53,7 @@ def write_predictions(
     probabilities: np.ndarray,
     classes: Sequence[str],
 ) -> None:
-    """Draws images with the most probable class of each; wrong ones in red, with the right one.
-
-    Args:
-        path: The file.
-        title: What stands over the picture.
-        images: From 0 to 255, of shape (N, h, w, C).
-        labels: Class numbers, of shape (N,).
-        probabilities: Of shape (N, classes).
-        classes: The names of the classes.
-    """
+    """Draws images (N, h, w, C) with the most probable class of each; wrong ones in red."""
     columns = min(8, len(images))
     rows = -(-len(images) // columns)
     figure, axes = plt.subplots(
@@ -84,16 +68,10 @@ def write_predictions(
     for panel, image, label, row in zip(axes.ravel(), images, labels, probabilities, strict=False):
         shown = np.clip(image, 0, 255) / 255
         panel.imshow(shown[..., 0] if shown.shape[-1] == 1 else shown, cmap="gray", vmin=0, vmax=1)
-        found = int(row.argmax())
-        told = f"{classes[found]} ({row[found]:.2f})"
-        if found != label:
-            told += f"\nis {classes[label]}"
-        panel.set_title(told, fontsize=9, color=RIGHT if found == label else WRONG)
+        predicted = int(row.argmax())
+        words = f"{classes[predicted]} ({row[predicted]:.2f})"
+        if predicted != label:
+            words += f"\nis {classes[label]}"
+        panel.set_title(words, fontsize=9, color=RIGHT if predicted == label else WRONG)
     figure.suptitle(title)
-    _write(figure, path)
-
-
-def _write(figure: plt.Figure, path: Path) -> None:
-    with atomically(path) as writing:
-        figure.savefig(writing, dpi=130)
-    plt.close(figure)
+    save(figure, path)

@@ -1,54 +1,67 @@
-"""Sentences under a table: on coefficients, and on a paper, only on what it has. No Keras."""
+"""Sentences under a table: on differences, on coefficients, and on a paper, only on what it has."""
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from recipes.common.attentions import label
+from recipes.common.attentions import DISTANCE, POWER, label
 
 
-def settings_note(paper: str, departures: Sequence[str]) -> str:
-    """Says that the settings are a paper's, and which of them are not.
-
-    Args:
-        paper: The paper, such as `"arXiv 2505.08516"`.
-        departures: The options that have other values than the published ones.
-    """
-    changed = f"except for {', '.join(departures)}" if departures else "without changes"
+def settings_note(paper: str, deviations: Sequence[str]) -> str:
+    """Says that the settings are a paper's, and which of them are not."""
+    changed = f"except for {', '.join(deviations)}" if deviations else "without changes"
     return f"settings: those of {paper}, {changed}; what is left open there is ours."
 
 
-def absent_note(paper: str, reported: Iterable[str], attentions: Iterable[str]) -> list[str]:
+def absent_note(paper: str, reported: Iterable[str], results: dict[str, Any]) -> list[str]:
     """Names the attentions of a table that a paper does not have; nothing where it has all."""
-    absent = [label(name) for name in dict.fromkeys(attentions) if name not in set(reported)]
+    attentions = dict.fromkeys(row["attention"] for row in results["table"])
+    absent = [label(name) for name in attentions if name not in set(reported)]
     return [f"not in {paper}: {', '.join(absent)}."] if absent else []
 
 
 def coefficient_notes(results: dict[str, Any]) -> list[str]:
     """One line under the table for each attention with coefficients: means over its seeds."""
-    from recipes.common.training.coefficients import DISTANCE, POWER
-
     notes = []
     for row in results["table"]:
         runs = [run for run in results["runs"] if run["attention"] == row["attention"]]
-        told = [run for run in runs if DISTANCE in run]
-        if not told:
+        runs = [run for run in runs if DISTANCE in run]
+        if not runs:
             continue
-        distance = statistics.fmean(run[DISTANCE] for run in told)
+        distance = statistics.fmean(run[DISTANCE] for run in runs)
         line = f"{label(row['attention'])}: coefficients {distance:.3f} from their start on average"
-        if POWER in told[0]:
-            line += f"; mean |w_K| {statistics.fmean(run[POWER] for run in told):.3f}"
+        if POWER in runs[0]:
+            line += f"; mean |w_K| {statistics.fmean(run[POWER] for run in runs):.3f}"
         notes.append(f"{line}.")
     return notes
 
 
-def data_told(facts: dict[str, Any], lengths: str) -> str:
-    """One line on the data, before the training: how much of it, how long, how much padding.
+def paired_difference(
+    runs: Sequence[dict[str, Any]], metric: str, attention: str, other: str
+) -> str | None:
+    """By how much one attention is above another, over the seeds that both have.
 
-    Args:
-        facts: The recipe's facts, with `task`, `examples`, `length` and `padding_in_batches`.
-        lengths: What is to be said of lengths, beside their mean.
+    Runs with one seed share their data and the order of it. Their difference varies less than
+    either. It is the mean, its standard error, and in how many seeds the attention is above the
+    other; `None` where no seed has both. `runs` are those of `results.json`.
     """
+    first, second = (
+        {run["seed"]: run[metric] for run in runs if run["attention"] == name}
+        for name in (attention, other)
+    )
+    differences = [first[seed] - second[seed] for seed in first.keys() & second.keys()]
+    if not differences:
+        return None
+    count, spread = len(differences), ""
+    if count > 1:
+        spread = f" ± {statistics.stdev(differences) / math.sqrt(count):.4f}"
+    above = sum(one > 0 for one in differences)
+    return f"{statistics.fmean(differences):+.4f}{spread}, above in {above} of {count}"
+
+
+def data_line(facts: dict[str, Any], lengths: str) -> str:
+    """One line on the data, before the training: how much of it, how long, how much padding."""
     counts = ", ".join(f"{count:,} {name}" for name, count in facts["examples"].items())
     return (
         f"{facts['task']}: {counts} examples of {facts['length']['mean']:.0f} tokens on average, "

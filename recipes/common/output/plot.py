@@ -1,6 +1,6 @@
 """The picture of a comparison: a metric over epochs, token similarity over layers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -13,17 +13,22 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from recipes.common.attentions import ATTENTIONS, label
 from recipes.common.data.chance import Chance
-from recipes.common.storage.files import atomically
-from recipes.common.training.runs import Run
+from recipes.common.storage import atomically
+from recipes.common.training.records import Run
 
 BELOW = "softmax"  # drawn wider and first: what coincides with it stays visible
+WIDTH, WIDTH_BELOW = 2.2, 5.0
 SHARES = ("accuracy", "f1")  # metrics from 0 to 1
 LEGEND = "#555555"
 
 
 def plot(path: Path, title: str, runs: list[Run], chance: Chance | None = None) -> None:
     """Writes the picture of `draw` to the file `path`."""
-    figure = draw(title, runs, chance)
+    save(draw(title, runs, chance), path)
+
+
+def save(figure: plt.Figure, path: Path) -> None:
+    """Writes a picture to the file `path`."""
     with atomically(path) as writing:
         figure.savefig(writing, dpi=130)
     plt.close(figure)
@@ -34,12 +39,8 @@ def draw(title: str, runs: list[Run], chance: Chance | None = None) -> plt.Figur
     their mean, a dot at each chosen epoch.
 
     Beside validation stands the test, where it was taken after every epoch, else training. Where
-    token similarity was measured, a third panel shows it over the layers.
-
-    Args:
-        title: What stands over the picture.
-        runs: Finished runs.
-        chance: The criterion's level without looking at the inputs; a dashed line.
+    token similarity was measured, a third panel shows it over the layers. The level of chance is
+    a dashed line.
     """
     metric = runs[0].criterion.name
     tested = f"test_{metric}" in runs[0].state.best
@@ -49,17 +50,30 @@ def draw(title: str, runs: list[Run], chance: Chance | None = None) -> plt.Figur
     other = "test" if tested else "training"
     _draw_metric(axes[0], f"val_{metric}", runs)
     _draw_metric(axes[1], f"test_{metric}" if tested else metric, runs)
-    _scale(axes[:2], metric)
     for panel, data in zip(axes, ("validation", other), strict=False):
+        if metric in SHARES:
+            panel.set_ylim(-0.02, 1.02)
+        elif metric == "perplexity":
+            panel.set_yscale("log")
+            panel.yaxis.set_major_locator(MaxNLocator(nbins=7))
+            panel.yaxis.set_major_formatter(ScalarFormatter())
+            panel.yaxis.set_minor_locator(NullLocator())
         scale = " (log scale)" if panel.get_yscale() == "log" else ""
         panel.set(xlabel="epoch", ylabel=f"{data} {metric.replace('_', ' ')}{scale}")
         if chance is not None and data in chance.levels:
             panel.axhline(chance.levels[data], color="black", linestyle="--", linewidth=1)
     choose = "" if runs[0].criterion.last_epoch else ", which choose the epoch"
     axes[0].set_title(f"validation data{choose}")
-    axes[1].set_title("test data" if tested else "training data")
+    axes[1].set_title(f"{other} data")
     if measured:
-        _draw_similarity(axes[2], runs)
+        _draw_curves(axes[2], runs, lambda run: run.similarity, first=0, marker=".")
+        lowest = min(0.0, *(value for run in runs for value in run.similarity))
+        axes[2].set(
+            title="similarity of the tokens (test data)",
+            xlabel="after block (0: before the first)",
+            ylabel="mean cosine of pairs of tokens",
+            ylim=(lowest - 0.02, 1.02),
+        )
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25)
@@ -70,7 +84,7 @@ def draw(title: str, runs: list[Run], chance: Chance | None = None) -> plt.Figur
 
 
 def _draw_metric(panel: plt.Axes, metric: str, runs: list[Run]) -> None:
-    _draw(panel, runs, lambda run: [row[metric] for row in run.state.history], first=1)
+    _draw_curves(panel, runs, lambda run: [row[metric] for row in run.state.history], first=1)
     for run in runs:
         panel.plot(
             run.state.best_epoch,
@@ -85,17 +99,7 @@ def _draw_metric(panel: plt.Axes, metric: str, runs: list[Run]) -> None:
     panel.set_xlim(0.5, epochs + max(0.5, 0.02 * epochs))
 
 
-def _draw_similarity(panel: plt.Axes, runs: list[Run]) -> None:
-    _draw(panel, runs, lambda run: run.similarity, first=0, marker=".")
-    panel.set(
-        title="similarity of the tokens (test data)",
-        xlabel="after block (0: before the first)",
-        ylabel="mean cosine of pairs of tokens",
-        ylim=(min(0.0, *(value for run in runs for value in run.similarity)) - 0.02, 1.02),
-    )
-
-
-def _draw(
+def _draw_curves(
     panel: plt.Axes,
     runs: list[Run],
     values_of: Callable[[Run], list[float]],
@@ -105,30 +109,16 @@ def _draw(
     """A line of the values of each run, and of their mean as far as all runs go."""
     for attention, own in _by_attention(runs):
         curves = [np.array(values_of(run), "float") for run in own]
-        wide = 5.0 if attention == BELOW else 2.2
-        width = wide if len(own) == 1 else wide / 3
+        wide, several = _width(attention), len(own) > 1
         style = {"color": ATTENTIONS[attention].colour, "marker": marker}
+        thin = {"linewidth": wide / 3 if several else wide, "alpha": 0.5 if several else 1.0}
         for curve in curves:
-            steps = np.arange(first, first + len(curve))
-            alpha = 1.0 if len(own) == 1 else 0.5
-            panel.plot(steps, curve, linewidth=width, alpha=alpha, **style)
-        if len(own) > 1:
+            panel.plot(np.arange(first, first + len(curve)), curve, **thin, **style)
+        if several:
             length = min(map(len, curves))
             mean = np.mean([curve[:length] for curve in curves], axis=0)
             panel.plot(np.arange(first, first + length), mean, linewidth=wide, **style)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
-def _scale(panels: Iterable[plt.Axes], metric: str) -> None:
-    """The axis of a metric: all of 0 to 1 for shares, logarithmic for perplexity."""
-    for panel in panels:
-        if metric in SHARES:
-            panel.set_ylim(-0.02, 1.02)
-        elif metric == "perplexity":
-            panel.set_yscale("log")
-            panel.yaxis.set_major_locator(MaxNLocator(nbins=7))
-            panel.yaxis.set_major_formatter(ScalarFormatter())
-            panel.yaxis.set_minor_locator(NullLocator())
 
 
 def _by_attention(runs: list[Run]) -> list[tuple[str, list[Run]]]:
@@ -137,22 +127,23 @@ def _by_attention(runs: list[Run]) -> list[tuple[str, list[Run]]]:
     return [(name, [run for run in runs if run.attention == name]) for name in ordered]
 
 
+def _width(attention: str) -> float:
+    return WIDTH_BELOW if attention == BELOW else WIDTH
+
+
 def _legend(runs: list[Run], chance: Chance | None) -> list[Line2D]:
-    """What each line means."""
+    """The meaning of each line."""
     groups = _by_attention(runs)
-    handles = []
+    entries = []
     for name, own in groups:
         seeds = f" ({len(own)} seeds)" if len(own) > 1 else f" (seed {own[0].seed})"
-        wide = 5.0 if name == BELOW else 2.2
-        handles.append(
-            Line2D([], [], color=ATTENTIONS[name].colour, linewidth=wide, label=label(name) + seeds)
-        )
+        look = {"color": ATTENTIONS[name].colour, "linewidth": _width(name)}
+        entries.append({**look, "label": label(name) + seeds})
     if any(len(own) > 1 for _, own in groups):
-        handles.append(Line2D([], [], color=LEGEND, linewidth=2.5, label="mean of the seeds"))
-        handles.append(Line2D([], [], color=LEGEND, linewidth=0.8, label="one seed"))
-    handles.append(
-        Line2D([], [], color=LEGEND, marker="o", linestyle="", markersize=7, label="chosen epoch")
-    )
+        entries.append({"color": LEGEND, "linewidth": 2.5, "label": "mean of the seeds"})
+        entries.append({"color": LEGEND, "linewidth": 0.8, "label": "one seed"})
+    dot = {"marker": "o", "linestyle": "", "markersize": 7}
+    entries.append({"color": LEGEND, **dot, "label": "chosen epoch"})
     if chance is not None:
-        handles.append(Line2D([], [], color="black", linestyle="--", label=chance.label))
-    return handles
+        entries.append({"color": "black", "linestyle": "--", "label": chance.label})
+    return [Line2D([], [], **entry) for entry in entries]

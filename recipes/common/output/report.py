@@ -1,17 +1,16 @@
-"""What a finished comparison leaves behind: the table, `results.json`, the best model."""
+"""The files and the table of a finished comparison: `results.json`, the best model."""
 
 import importlib.metadata
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
+import keras_graphattn
 from recipes.common.attentions import label
-from recipes.common.storage.files import atomically, folder_atomically, write_json
-from recipes.common.training.runs import Run, best_run, table
-
-CHOSEN = "the epoch chosen on validation data"
+from recipes.common.storage import atomically, write_json
+from recipes.common.training.records import Run, best_run, table
 
 
 def write_results(
@@ -21,57 +20,50 @@ def write_results(
     runs: list[Run],
     packages: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Writes `results.json` and returns its content.
-
-    Args:
-        output: Folder to write to.
-        facts: What comes first: the recipe's name and what is to be said of its data.
-        settings: What the runs were made with.
-        runs: All runs.
-        packages: Packages whose versions count, beside Keras, its backend and NumPy.
-    """
+    """Writes `results.json` and returns its content; `facts` come first."""
     best = best_run(runs)
     first, second = (text.replace("_", " ") for text in best.criterion.order)
-    told, tested = f"validation {first}, ties by validation {second}", CHOSEN
+    chosen_by = f"validation {first}, ties by validation {second}"
+    tested_at = "the epoch chosen on validation data"
     if best.criterion.last_epoch:
-        told, tested = f"its last epoch; among runs: {told}", "the last epoch"
+        chosen_by, tested_at = f"its last epoch; among runs: {chosen_by}", "the last epoch"
     results = {
         **facts,
         "settings": settings,
         "backend": keras.backend.backend(),
         "versions": _versions(packages),
-        "tested_at": tested,
+        "tested_at": tested_at,
         "table": table(runs),
         "runs": [run.summary() for run in runs],
         "best_model": {
             "attention": best.attention,
             "seed": best.seed,
             "epoch": best.state.best_epoch,
-            "chosen_by": told,
+            "chosen_by": chosen_by,
         },
     }
     write_json(output / "results.json", results)
     return results
 
 
-def write_model(
-    output: Path, model: keras.Model, *, saved_model: bool, served: keras.Model | None = None
-) -> None:
-    """Writes `model.keras` and, where asked for, `saved_model/1`: `served`, else the same."""
+def write_model(output: Path, model: keras.Model, served: keras.Model | Literal[False]) -> None:
+    """Writes `model.keras` and, where there is something to be served, `saved_model/1`."""
     with atomically(output / "model.keras") as writing:
         model.save(writing)
-    if saved_model:
-        from keras_graphattn.export import export_saved_model
-
-        with folder_atomically(output / "saved_model") as writing:
-            export_saved_model(served or model, writing, version=1)
+    if served:
+        with atomically(output / "saved_model") as writing:
+            keras_graphattn.export_saved_model(served, writing, version=1)
 
 
 def format_table(results: dict[str, Any], title: str, notes: list[str]) -> str:
     """The results table, for the screen."""
     ends = "_mean"
     means = [key.removesuffix(ends) for key in results["table"][0] if key.endswith(ends)]
-    rows = [("attention", *map(_heading, means), "seeds", "parameters")]
+    headings = [
+        "at best test epoch" if name.startswith("best_test") else name.replace("_", " ")
+        for name in means
+    ]
+    rows = [("attention", *headings, "seeds", "parameters")]
     for row in results["table"]:
         values = (_mean(row, name) for name in means)
         rows.append((label(row["attention"]), *values, str(row["seeds"]), f"{row['parameters']:,}"))
@@ -83,20 +75,10 @@ def format_table(results: dict[str, Any], title: str, notes: list[str]) -> str:
         )
         for row in rows
     ]
-    lines.insert(1, "-" * len(lines[0]))
-    return "\n".join(
-        [
-            f"{title} on {results['backend']}",
-            *lines,
-            f"{_heading(means[0])}: at {results['tested_at']}; mean and standard deviation over "
-            "seeds.",
-            *notes,
-        ]
-    )
-
-
-def _heading(name: str) -> str:
-    return "at best test epoch" if name.startswith("best_test") else name.replace("_", " ")
+    heading, *body = lines
+    tested = f"{headings[0]}: at {results['tested_at']}; mean and standard deviation over seeds."
+    first = f"{title} on {results['backend']}"
+    return "\n".join([first, heading, "-" * len(heading), *body, tested, *notes])
 
 
 def _mean(row: dict[str, Any], name: str) -> str:
@@ -105,12 +87,11 @@ def _mean(row: dict[str, Any], name: str) -> str:
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"keras_graphattn": keras_graphattn.__version__}
+    versions["python"] = platform.python_version()
     for package in ("keras", keras.backend.backend(), "numpy", *packages):
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "unknown"
-    import keras_graphattn
-
-    return {"keras_graphattn": keras_graphattn.__version__, **found}
+            versions[package] = "unknown"
+    return versions

@@ -5,32 +5,48 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from keras_graphattn.ops.graphs.sparse import sum_rows
+from keras_graphattn.ops import sum_rows
 
 Tensor = Any
 
 
 class _OnEdges(layers.Layer):
-    """A layer on nodes (B, T, d) and undirected edges (B, E, 2); (-1, -1) is padding."""
+    """A layer on nodes (B, T, d) and undirected edges (B, E, 2); (-1, -1) is padding.
 
-    def __init__(self, **kwargs: Any) -> None:
+    All B T nodes are in one row, and the target of padding is one too many: sums go nowhere.
+    """
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.width = units  # of the result
         self.supports_masking = True  # nodes stay where they are
+        self.dense = layers.Dense(units, use_bias=False, dtype=self.dtype_policy, name="dense")
 
-    def _directed(self, edges: Tensor, count: Any) -> tuple[Tensor, Tensor]:
-        """Both directions of each edge as (source, target), numbers of rows of all B T nodes.
+    def build(self, nodes_shape: Any, edges_shape: Any = None) -> None:
+        self.dense.build(nodes_shape)
+        self.bias = self.add_weight(shape=(self.width,), initializer="zeros", name="bias")
+        self.built = True
 
-        A target of B T, one too many, marks padding.
-        """
-        batch = ops.shape(edges)[0]
-        first = ops.arange(batch, dtype="int32")[:, None] * count
+    def call(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        batch, length = ops.shape(nodes)[:2]
+        count = batch * length
+        first = ops.arange(batch, dtype="int32")[:, None] * length
         ends = ops.cast(edges, "int32")
         source = ops.concatenate([ends[..., 0], ends[..., 1]], axis=1)  # (B, 2 E)
         target = ops.concatenate([ends[..., 1], ends[..., 0]], axis=1)
-        known = source >= 0
-        source = ops.where(known, source + first, 0)
-        target = ops.where(known, target + first, batch * count)
-        return ops.reshape(source, (-1,)), ops.reshape(target, (-1,))
+        is_real = source >= 0
+        source = ops.reshape(ops.where(is_real, source + first, 0), (-1,))
+        target = ops.reshape(ops.where(is_real, target + first, count), (-1,))
+        x = ops.reshape(ops.cast(self.dense(nodes), "float32"), (count, self.width))
+        outputs = ops.reshape(self.passed(x, source, target, count), (batch, length, self.width))
+        return ops.cast(outputs, self.compute_dtype) + self.bias
+
+    def passed(self, x: Tensor, source: Tensor, target: Tensor, count: Any) -> Tensor:
+        """What nodes x (B T, width), float32, get along edges (2 B E,) of numbers of nodes."""
+        raise NotImplementedError
+
+    def compute_output_shape(self, nodes_shape: Any, edges_shape: Any = None) -> Any:
+        return (*nodes_shape[:-1], self.width)
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
@@ -48,33 +64,15 @@ class GraphConvolution(_OnEdges):
     Source: Kipf and Welling, arXiv 1609.02907, Eq. 2.
     """
 
-    def __init__(self, units: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.units = units
-        self.dense = layers.Dense(units, use_bias=False, dtype=self.dtype_policy, name="dense")
-
-    def build(self, nodes_shape: Any, edges_shape: Any = None) -> None:
-        self.dense.build(nodes_shape)
-        self.bias = self.add_weight(shape=(self.units,), initializer="zeros", name="bias")
-        self.built = True
-
-    def call(self, nodes: Tensor, edges: Tensor) -> Tensor:
-        shape = ops.shape(nodes)
-        count = shape[0] * shape[1]
-        source, target = self._directed(edges, shape[1])
-        x = ops.reshape(ops.cast(self.dense(nodes), "float32"), (-1, self.units))
+    def passed(self, x: Tensor, source: Tensor, target: Tensor, count: Any) -> Tensor:
         ones = ops.ones_like(source, dtype="float32")[:, None]
         degrees = 1.0 + sum_rows(ones, target, count + 1)[:count]  # (B T, 1)
         x = x * ops.rsqrt(degrees)
         sums = sum_rows(ops.take(x, source, axis=0), target, count + 1)[:count]
-        found = ops.reshape((x + sums) * ops.rsqrt(degrees), (shape[0], shape[1], self.units))
-        return ops.cast(found, self.compute_dtype) + self.bias
-
-    def compute_output_shape(self, nodes_shape: Any, edges_shape: Any = None) -> Any:
-        return (*nodes_shape[:-1], self.units)
+        return (x + sums) * ops.rsqrt(degrees)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "units": self.units}
+        return {**super().get_config(), "units": self.width}
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
@@ -98,26 +96,17 @@ class GraphAttention(_OnEdges):
     """
 
     def __init__(self, num_heads: int, key_dim: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(num_heads * key_dim, **kwargs)
         self.num_heads, self.key_dim = num_heads, key_dim
-        units = num_heads * key_dim
-        self.dense = layers.Dense(units, use_bias=False, dtype=self.dtype_policy, name="dense")
 
     def build(self, nodes_shape: Any, edges_shape: Any = None) -> None:
-        self.dense.build(nodes_shape)
         shape = (self.num_heads, self.key_dim)
         self.of_target = self.add_weight(shape=shape, name="of_target")
         self.of_source = self.add_weight(shape=shape, name="of_source")
-        units = (self.num_heads * self.key_dim,)
-        self.bias = self.add_weight(shape=units, initializer="zeros", name="bias")
-        self.built = True
+        super().build(nodes_shape)
 
-    def call(self, nodes: Tensor, edges: Tensor) -> Tensor:
-        shape = ops.shape(nodes)
-        count = shape[0] * shape[1]
-        source, target = self._directed(edges, shape[1])
-        heads = (-1, self.num_heads, self.key_dim)
-        x = ops.reshape(ops.cast(self.dense(nodes), "float32"), heads)  # (B T, N, H)
+    def passed(self, x: Tensor, source: Tensor, target: Tensor, count: Any) -> Tensor:
+        x = ops.reshape(x, (-1, self.num_heads, self.key_dim))  # (B T, N, H)
         of_target = ops.sum(x * ops.cast(self.of_target, "float32"), axis=-1)  # (B T, N)
         of_source = ops.sum(x * ops.cast(self.of_source, "float32"), axis=-1)
         at_target = ops.minimum(target, count - 1)  # padding reads any row, and is added nowhere
@@ -129,12 +118,7 @@ class GraphAttention(_OnEdges):
         own = ops.exp(own - most)[..., None]
         total = own + sum_rows(weights, target, count + 1)[:count]
         sums = sum_rows(weights * ops.take(x, source, axis=0), target, count + 1)[:count]
-        found = (own * x + sums) / total
-        found = ops.reshape(found, (shape[0], shape[1], self.num_heads * self.key_dim))
-        return ops.cast(found, self.compute_dtype) + self.bias
-
-    def compute_output_shape(self, nodes_shape: Any, edges_shape: Any = None) -> Any:
-        return (*nodes_shape[:-1], self.num_heads * self.key_dim)
+        return (own * x + sums) / total
 
     def get_config(self) -> dict[str, Any]:
         sizes = {"num_heads": self.num_heads, "key_dim": self.key_dim}

@@ -9,28 +9,18 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from keras_graphattn.ops.precision.float32 import masked_softmax
+from keras_graphattn.numerics.precision import masked_softmax
+from recipes.common.training.layers import FirstToken
 from recipes.common.training.matrix_attention import MatrixAttention
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
-class VirtualNode(layers.Layer):
+class VirtualNode(FirstToken):
     """Puts one learned vector before the nodes: (B, T, d) -> (B, 1 + T, d)."""
 
-    def build(self, nodes_shape: Any) -> None:
-        start = keras.initializers.RandomNormal(stddev=0.02)
-        self.vector = self.add_weight(shape=(nodes_shape[-1],), initializer=start, name="vector")
-        self.built = True
-
-    def call(self, nodes: Tensor) -> Tensor:
-        first = ops.zeros_like(nodes[:, :1]) + ops.cast(self.vector, nodes.dtype)
-        return ops.concatenate([first, nodes], axis=1)
-
-    def compute_output_shape(self, nodes_shape: Any) -> Any:
-        batch, count, width = nodes_shape
-        return (batch, None if count is None else 1 + count, width)
+    start = keras.initializers.RandomNormal
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")

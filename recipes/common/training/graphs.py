@@ -5,6 +5,7 @@ the graph what it needs: edges, or walks.
 """
 
 import argparse
+import functools
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
@@ -20,9 +21,13 @@ from keras_graphattn.layers import (
     MaskedKernelAttention,
 )
 from keras_graphattn.masks import RandomWalk
-from recipes.common.attentions import ATTENTIONS, layer_arguments
+from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
+from recipes.common.data.graphs import batches_of
 from recipes.common.training.graph_layers import GraphAttention, GraphConvolution
-from recipes.common.training.layers import attend, dropout
+from recipes.common.training.layers import attend, dropout, probabilities
+from recipes.common.training.measures import loss_and_metrics
+from recipes.common.training.optimizers import WarmUpLinearDecay, averaged, with_rates
+from recipes.common.training.runs import Training
 
 Tensor = Any
 
@@ -32,93 +37,29 @@ NEEDED = {
     "graph_kernel": ("walks",),
     "graph_masked_kernel": ("walks",),
 }
-
-
 POOLINGS = {"mean": GraphMeanPooling, "sum": GraphSumPooling, "max": GraphMaxPooling}
 MOMENTUM = 0.9  # of the means that normalisation takes outside of training, at least
 
 
-def inputs_of(attention: str) -> tuple[str, ...]:
-    """The inputs of a model with this attention, by the names of `GraphBatches`."""
-    return ("nodes", "node_mask", *NEEDED.get(attention, ()))
+def prepare(trial: Trial) -> Training:
+    """The compiled classifier of graphs and its batches: Adam, whose rate falls with `--decay`."""
+    problem, options = trial.problem, trial.options
+    model = build(trial)
+    sizes = problem.sizes(options.buckets)
+    shared = {"sizes": sizes, "edge_sizes": problem.edge_sizes(sizes)}
+    batches = [
+        batches_of(graphs, inputs_of(trial.attention), options, seed=seed, **shared)
+        for graphs, seed in zip(problem.splits.values(), (trial.seed, None, None), strict=True)
+    ]
+    rate = options.learning_rate
+    if options.decay:
+        rate = WarmUpLinearDecay(rate, 0, options.epochs * batches[0].num_batches)
+    optimizer = keras.optimizers.Adam(rate, **averaged(options.ema))
+    model.compile(optimizer=with_rates(optimizer, model), **loss_and_metrics())
+    return Training(model, *batches)
 
 
-def symbolic_inputs(attention: str, features: int, options: argparse.Namespace) -> dict[str, Any]:
-    """The inputs of a Functional model, of open numbers of nodes and edges."""
-    shapes = {
-        "nodes": ((None, features), "float32"),
-        "node_mask": ((None,), "bool"),
-        "edges": ((None, 2), "int32"),
-        "walks": ((None, options.walks, options.walk_length), "int32"),
-    }
-    return {
-        name: keras.Input(shapes[name][0], dtype=shapes[name][1], name=name)
-        for name in inputs_of(attention)
-    }
-
-
-def encode(
-    attention: str,
-    inputs: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
-    options: argparse.Namespace,
-    seed: int,
-) -> Tensor:
-    """The nodes after all layers, (B, T, d): the last of `encodings`."""
-    return encodings(attention, inputs, settings, options, seed)[-1]
-
-
-def encodings(
-    attention: str,
-    inputs: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
-    options: argparse.Namespace,
-    seed: int,
-) -> list[Tensor]:
-    """The nodes before the first layer and after each, (B, T, d); d may be other before the first.
-
-    With `options.embedding`, a dense layer brings the features to the width of the model before
-    the first layer. Each layer is the attention, then ELU. With `options.skip`, a dense layer of
-    the nodes is added to what the attention finds; with `options.normalise`, the sum is normalised
-    over the nodes of a batch. All layers but the last one have `options.heads` heads; the last one
-    has one head of the same width. There is dropout on the features and between the layers.
-    """
-    width = options.heads * options.key_dim
-    found = [inputs["nodes"]]
-    for number in range(1, options.layers + 1):
-        name = f"layer_{number}"
-        nodes = dropout(options.dropout, seed, f"{name}_dropout")(found[-1])
-        if number == 1 and options.embedding:
-            nodes = layers.Dense(width, name="embedding")(nodes)
-            found = [nodes]
-        heads = options.heads if number < options.layers or options.layers == 1 else 1
-        sums = attend_nodes(
-            attention,
-            nodes,
-            inputs,
-            name=f"{name}_attention",
-            num_heads=heads,
-            key_dim=width // heads,
-            settings=settings,
-        )
-        if options.skip:
-            sums = layers.Add(name=f"{name}_sum")(
-                [sums, layers.Dense(width, name=f"{name}_skip")(nodes)]
-            )
-        if options.normalise:
-            sums = _normalise(options, name)(sums, mask=inputs["node_mask"])
-        found.append(layers.Activation("elu", name=name)(sums))
-    return found
-
-
-def classifier(
-    attention: str,
-    features: int,
-    classes: int,
-    settings: Mapping[str, Any],
-    options: argparse.Namespace,
-    seed: int = 0,
-) -> keras.Model:
+def build(trial: Trial) -> keras.Model:
     """A Functional classifier of graphs: layers, one vector for each graph, two dense layers.
 
     The vector is the pooled nodes before the first layer and after each, side by side; with
@@ -127,21 +68,13 @@ def classifier(
     `probabilities` (B, classes).
 
     Source: Xu et al., arXiv 1810.00826, Section 5: the sum as pooling, and that of all layers.
-
-    Args:
-        attention: Name of the attention.
-        features: Features of each node.
-        classes: Number of classes.
-        settings: The attention's settings.
-        options: The command line's options.
-        seed: Seed of the dropout.
     """
-    inputs = symbolic_inputs(attention, features, options)
-    found = encodings(attention, inputs, settings, options, seed)
-    make = POOLINGS[options.pooling]
-    mask = inputs["node_mask"]
+    options, classes = trial.options, len(trial.problem.classes)
+    inputs = symbolic_inputs(trial)
+    mask, make = inputs["node_mask"], POOLINGS[options.pooling]
     pooled = [
-        make(name=f"pooling_{number}")(nodes, mask=mask) for number, nodes in enumerate(found)
+        make(name=f"pooling_{number}")(nodes, mask=mask)
+        for number, nodes in enumerate(encodings(trial, inputs))
     ]
     if options.graph_size:
         pooled.append(ops.log1p(ops.sum(ops.cast(mask, "float32"), axis=-1, keepdims=True)))
@@ -149,11 +82,57 @@ def classifier(
     if options.normalise:
         pooled = _normalise(options, "readout")(pooled)
     hidden = layers.Dense(options.feed_forward, activation="elu", name="head")(pooled)
-    hidden = dropout(options.head_dropout, seed, "head_dropout")(hidden)
-    probabilities = layers.Dense(
-        classes, activation="softmax", dtype="float32", name="probabilities"
-    )(hidden)
-    return keras.Model(inputs, probabilities, name=f"graphs_{attention}")
+    hidden = dropout(options.head_dropout, trial.seed, "head_dropout")(hidden)
+    return keras.Model(inputs, probabilities(hidden, classes), name=f"graphs_{trial.attention}")
+
+
+def inputs_of(attention: str) -> tuple[str, ...]:
+    """The inputs of a model with this attention, by the names of `GraphBatches`."""
+    return ("nodes", "node_mask", *NEEDED.get(attention, ()))
+
+
+def symbolic_inputs(trial: Trial) -> dict[str, Tensor]:
+    """The inputs of a Functional model, of open numbers of nodes and edges."""
+    shapes = {
+        "nodes": ((None, trial.problem.features), "float32"),
+        "node_mask": ((None,), "bool"),
+        "edges": ((None, 2), "int32"),
+        "walks": ((None, trial.options.walks, trial.options.walk_length), "int32"),
+    }
+    return {
+        name: keras.Input(shapes[name][0], dtype=shapes[name][1], name=name)
+        for name in inputs_of(trial.attention)
+    }
+
+
+def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """The nodes before the first layer and after each, (B, T, d); d may be other before the first.
+
+    With `options.embedding`, a dense layer brings the features to the width of the model before
+    the first layer. Each layer is the attention, then ELU. With `options.skip`, a dense layer of
+    the nodes is added to what the attention finds; with `options.normalise`, the sum is normalised
+    over the nodes of a batch. All layers but the last one have `options.heads` heads; the last one
+    has one head of the same width. There is dropout on the features and between the layers.
+    """
+    options = trial.options
+    width = options.heads * options.key_dim
+    outputs = [inputs["nodes"]]
+    for number in range(1, options.layers + 1):
+        name = f"layer_{number}"
+        nodes = dropout(options.dropout, trial.seed, f"{name}_dropout")(outputs[-1])
+        if number == 1 and options.embedding:
+            nodes = layers.Dense(width, name="embedding")(nodes)
+            outputs = [nodes]
+        heads = options.heads if number < options.layers or options.layers == 1 else 1
+        sums = attend_nodes(trial, nodes, inputs, f"{name}_attention", heads)
+        if options.skip:
+            sums = layers.Add(name=f"{name}_sum")(
+                [sums, layers.Dense(width, name=f"{name}_skip")(nodes)]
+            )
+        if options.normalise:
+            sums = _normalise(options, name)(sums, mask=inputs["node_mask"])
+        outputs.append(layers.Activation("elu", name=name)(sums))
+    return outputs
 
 
 def _normalise(options: argparse.Namespace, name: str) -> layers.Layer:
@@ -163,35 +142,18 @@ def _normalise(options: argparse.Namespace, name: str) -> layers.Layer:
 
 
 def attend_nodes(
-    attention: str,
-    nodes: Tensor,
-    graph: Mapping[str, Tensor],
-    *,
-    name: str,
-    num_heads: int,
-    key_dim: int,
-    settings: Mapping[str, Any],
+    trial: Trial, nodes: Tensor, graph: Mapping[str, Tensor], name: str, heads: int
 ) -> Tensor:
-    """An attention of one kind on the nodes of graphs, within a Functional model.
+    """An attention on nodes (B, T, any), as a tensor (B, T, width of the model).
 
-    Args:
-        attention: A name out of `ATTENTIONS`.
-        nodes: Tensor of shape (B, T, any).
-        graph: `node_mask` (B, T), and `edges` (B, E, 2) or `walks` (B, T, walks, length).
-        name: Name of the layer.
-        num_heads: Number of heads.
-        key_dim: Width of each head.
-        settings: The attention's settings, as `settings_of` gives them.
-
-    Returns:
-        Tensor of shape (B, T, num_heads * key_dim).
+    The graph is `node_mask` (B, T), and `edges` (B, E, 2) or `walks` (B, T, walks, length).
     """
-    given: dict[str, Any] = {"name": name, "num_heads": num_heads, "key_dim": key_dim}
-    if attention not in NEEDED:  # it sees all nodes of the graph, and no edge
-        given["output_shape"] = num_heads * key_dim
-        return attend(attention, nodes, graph["node_mask"], settings=settings, **given)
-    make = pkgutil.resolve_name(ATTENTIONS[attention].layer)
-    return make(nodes, graph, {**given, **layer_arguments(settings)})
+    width = trial.options.heads * trial.options.key_dim
+    sizes = {"num_heads": heads, "key_dim": width // heads}
+    if trial.attention not in NEEDED:  # it sees all nodes of the graph, and no edge
+        return attend(trial, nodes, graph["node_mask"], name, **sizes, output_shape=width)
+    make = pkgutil.resolve_name(ATTENTIONS[trial.attention].layer)
+    return make(nodes, graph, {"name": name, **sizes, **layer_arguments(trial.settings)})
 
 
 def gcn(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
@@ -204,22 +166,21 @@ def gat(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -
     return GraphAttention(**arguments)(nodes, graph["edges"])
 
 
-def graph_kernel(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
-    """GKAT: softmax attention, its weights times the kernel of the walks."""
-    layer = GraphKernelAttention(mask=RandomWalk(), output_shape=_width(arguments), **arguments)
-    mask = graph["node_mask"]
-    return layer(nodes, query_mask=mask, value_mask=mask, mask_inputs={"walks": graph["walks"]})
-
-
-def graph_masked_kernel(
-    nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]
+def _with_walks(
+    make: type[layers.Layer],
+    nodes: Tensor,
+    graph: Mapping[str, Tensor],
+    arguments: dict[str, Any],
+    **more: str,
 ) -> Tensor:
-    """Kernel attention, its matrix times the kernel of the walks."""
-    layer = MaskedKernelAttention(
-        mask=RandomWalk(), path="dense", output_shape=_width(arguments), **arguments
-    )
-    mask = graph["node_mask"]
+    """A layer whose matrix is multiplied by the kernel of the walks."""
+    width, mask = _width(arguments), graph["node_mask"]
+    layer = make(mask=RandomWalk(), output_shape=width, **arguments, **more)
     return layer(nodes, query_mask=mask, value_mask=mask, mask_inputs={"walks": graph["walks"]})
+
+
+graph_kernel = functools.partial(_with_walks, GraphKernelAttention)
+graph_masked_kernel = functools.partial(_with_walks, MaskedKernelAttention, path="dense")
 
 
 def _width(arguments: Mapping[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""The attention layers that the recipes compare, each called in the same way; served inputs.
+"""The attention layers that the recipes compare, each called in the same way; token similarity.
 
 Made of core Keras layers and layers of `keras_graphattn` only, so that a saved model loads with
 nothing but `import keras_graphattn`, under Keras' safe mode.
@@ -6,12 +6,14 @@ nothing but `import keras_graphattn`, under Keras' safe mode.
 
 import pkgutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
+import keras
 from keras import backend, layers, ops
 
-from recipes.common.attentions import ATTENTIONS, layer_arguments
+from keras_graphattn.analysis import inspect_smoothing
+from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
 from recipes.common.command.parsing import UsageError
 
 Tensor = Any
@@ -21,40 +23,17 @@ NO_FLOAT16 = (
 )
 
 
-def attend(
-    attention: str,
-    tokens: Tensor,
-    mask: Tensor,
-    *,
-    name: str,
-    num_heads: int,
-    key_dim: int,
-    settings: Mapping[str, Any],
-    output_shape: int | None = None,
-) -> Tensor:
-    """Self-attention of one kind, within a Functional model.
+def attend(trial: Trial, tokens: Tensor, mask: Tensor, name: str, **sizes: int) -> Tensor:
+    """Self-attention of a trial on tokens (B, T, d); `False` in the mask (B, T) is padding.
 
-    Args:
-        attention: A name out of `ATTENTIONS`.
-        tokens: Tensor of shape (B, T, d).
-        mask: Boolean tensor of shape (B, T); `False` marks padding, which no token sees.
-        name: Name of the layer.
-        num_heads: Number of heads.
-        key_dim: Width of each head.
-        settings: The attention's settings, as `settings_of` gives them.
-        output_shape: Width of the output, d by default.
+    Heads and their width are those of the options, and the width of the output is d; `sizes` are
+    other numbers for `num_heads`, `key_dim` and `output_shape`.
 
-    Returns:
-        Tensor of shape (B, T, d), or with `output_shape` in place of d.
-
-    Raises:
-        UsageError: If the backend cannot compute it in the precision asked for.
+    Raises `UsageError` if the backend cannot compute it in the precision asked for.
     """
-    arguments = {"num_heads": num_heads, "key_dim": key_dim, "name": name}
-    if output_shape is not None:
-        arguments["output_shape"] = output_shape
-    arguments.update(layer_arguments(settings))
-    make = pkgutil.resolve_name(ATTENTIONS[attention].layer)
+    arguments = {"num_heads": trial.options.heads, "key_dim": trial.options.key_dim, "name": name}
+    arguments |= {**sizes, **layer_arguments(trial.settings)}
+    make = pkgutil.resolve_name(ATTENTIONS[trial.attention].layer)
     if not isinstance(make, type):
         return make(tokens, mask, arguments)
     return make(**arguments)(tokens, tokens, query_mask=mask, value_mask=mask)
@@ -74,6 +53,59 @@ def dropout(rate: float, seed: int, name: str) -> layers.Layer:
     return layers.Dropout(rate, seed=named_seed(seed, name), name=name)
 
 
+def block(
+    trial: Trial,
+    tokens: Tensor,
+    attend: Callable[[Tensor, str], Tensor],
+    name: str,
+    *,
+    hidden_dropout: bool,
+) -> Tensor:
+    """Attention, then a feed-forward network, each on normalised tokens (B, T, d) and added.
+
+    `attend` makes of normalised tokens those of the attention with a name.
+    """
+
+    def drop(x: Tensor, part: str) -> Tensor:
+        return dropout(trial.options.dropout, trial.seed, f"{name}_{part}_dropout")(x)
+
+    normed = layers.LayerNormalization(name=f"{name}_attention_norm")(tokens)
+    outputs = drop(attend(normed, f"{name}_attention"), "attention")
+    tokens = layers.Add(name=f"{name}_attended")([tokens, outputs])
+    normed = layers.LayerNormalization(name=f"{name}_norm")(tokens)
+    width = trial.options.feed_forward
+    hidden = layers.Dense(width, activation="gelu", name=f"{name}_hidden")(normed)
+    if hidden_dropout:
+        hidden = drop(hidden, "hidden")
+    outputs = layers.Dense(tokens.shape[-1], name=f"{name}_output")(hidden)
+    return layers.Add(name=name)([tokens, drop(outputs, "output")])
+
+
+class FirstToken(layers.Layer):
+    """Puts one learned vector before the tokens: (B, T, d) -> (B, 1 + T, d)."""
+
+    start: type[keras.initializers.Initializer]
+
+    def build(self, tokens_shape: Any) -> None:
+        shape, start = (tokens_shape[-1],), self.start(stddev=0.02)
+        self.vector = self.add_weight(shape=shape, initializer=start, name="vector")
+        self.built = True
+
+    def call(self, tokens: Tensor) -> Tensor:
+        first = ops.zeros_like(tokens[:, :1]) + ops.cast(self.vector, tokens.dtype)
+        return ops.concatenate([first, tokens], axis=1)
+
+    def compute_output_shape(self, tokens_shape: Any) -> Any:
+        batch, count, width = tokens_shape
+        return (batch, None if count is None else 1 + count, width)
+
+
+def probabilities(features: Tensor, classes: int) -> Tensor:
+    """The last layer of a classifier, float32 in any precision."""
+    name = "probabilities"
+    return layers.Dense(classes, activation="softmax", dtype="float32", name=name)(features)
+
+
 def masked_mean(tokens: Tensor, mask: Tensor) -> Tensor:
     """Mean over the tokens that are not padding, in float32; 0 without such tokens."""
     mask = ops.expand_dims(mask, -1)
@@ -88,11 +120,7 @@ def softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
 
 
 def plain_attention(**arguments: Any) -> layers.MultiHeadAttention:
-    """Keras' own attention layer.
-
-    Raises:
-        UsageError: If the backend cannot compute it in the precision asked for.
-    """
+    """Keras' own attention layer, where the backend can compute it in the precision asked for."""
     layer = layers.MultiHeadAttention(**arguments)
     if is_float16_of_jax_on_cpu(layer.compute_dtype):
         raise UsageError(NO_FLOAT16)
@@ -141,3 +169,14 @@ def served_inputs(task: Any, length: int) -> dict[str, Any]:
         name: layers.Input((size,), dtype=tensor.dtype, name=name)
         for name, tensor in task.input.items()
     }
+
+
+def similarity_by_depth(model: keras.Model, inputs: dict[str, Any]) -> list[float]:
+    """Mean token similarity, before the first block and after each, without padding.
+
+    The blocks are those that `inspect_smoothing` finds. The list is empty where it finds no tokens
+    between them, as in windows.
+    """
+    measured = inspect_smoothing(model, inputs, max_sequences=1).layers
+    places = [measured[0].before, *(layer.block for layer in measured)]
+    return [] if None in places else [place.cosine for place in places]

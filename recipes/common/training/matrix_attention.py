@@ -7,15 +7,14 @@ import keras
 from keras import layers, ops
 
 from keras_graphattn import filters
-from keras_graphattn.coefficient_rate import CoefficientRate
-from keras_graphattn.layers.parts.filter_weights import add_coefficients, filtered
-from keras_graphattn.ops.precision.float32 import at_least_float32
-from keras_graphattn.ops.softmax.attention import matrix_operator, score_operands
+from keras_graphattn.coefficient_rate import CoefficientRate, Filtered
+from keras_graphattn.numerics.precision import at_least_float32
+from keras_graphattn.operators.softmax import MatrixOperator, scores_of
 
 Tensor = Any
 
 
-class MatrixAttention(CoefficientRate, layers.Layer):
+class MatrixAttention(CoefficientRate, Filtered, layers.Layer):
     """Multi-head attention A V, or H(A) V with a filter; a subclass says how scores become A.
 
     Args:
@@ -44,19 +43,15 @@ class MatrixAttention(CoefficientRate, layers.Layer):
 
     def build(self, tokens_shape: Any, *others: Any) -> None:
         if self.filter is not None:
-            add_coefficients(self, self.filter)
-        heads = (None, self.num_heads, self.key_dim)
-        made = {"query": heads, "key": heads, "value": heads, "attention_output": None}
-        for name, shape in made.items():
-            equation = "btd,dnh->btnh" if shape else "btnh,nhd->btd"
+            self.add_filter_weights(self.filter, self.num_heads)
+        heads, width = (None, self.num_heads, self.key_dim), tokens_shape[-1]
+        into, out = ("btd,dnh->btnh", heads, "nh"), ("btnh,nhd->btd", (None, width), "d")
+        made = {"query": into, "key": into, "value": into, "attention_output": out}
+        for name, (equation, shape, axes) in made.items():
             dense = layers.EinsumDense(
-                equation,
-                shape or (None, tokens_shape[-1]),
-                bias_axes="nh" if shape else "d",
-                dtype=self.dtype_policy,
-                name=name,
+                equation, shape, bias_axes=axes, dtype=self.dtype_policy, name=name
             )
-            dense.build((*tokens_shape[:2], *heads[1:]) if shape is None else tokens_shape)
+            dense.build((*tokens_shape[:2], *heads[1:]) if shape != heads else tokens_shape)
             setattr(self, f"{name}_dense", dense)
         self.built = True
 
@@ -71,12 +66,13 @@ class MatrixAttention(CoefficientRate, layers.Layer):
 
         `matrix` maps scores to A, each (B, N, T, S) and float32.
         """
-        operands = score_operands(self.query_dense(tokens), self.key_dense(source), None)
-        weights = matrix(at_least_float32(ops.einsum("btnh,bsnh->bnts", *operands)))
+        scores = scores_of(self.query_dense(tokens), self.key_dense(source))
+        weights = matrix(at_least_float32(scores))
         weights = self._drop(ops.cast(weights, self.compute_dtype), training=training)
-        apply, values = matrix_operator(weights), self.value_dense(source)
-        found = apply(values) if self.filter is None else filtered(self, self.filter, apply, values)
-        return self.attention_output_dense(found)
+        operator, values = MatrixOperator(weights), self.value_dense(source)
+        if self.filter is None:
+            return self.attention_output_dense(operator(values))
+        return self.attention_output_dense(self.filtered(self.filter, operator, values))
 
     def compute_output_spec(self, tokens: Any, *others: Any, training: Any = None) -> Any:
         return keras.KerasTensor(tokens.shape, self.compute_dtype)

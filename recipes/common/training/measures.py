@@ -8,36 +8,7 @@ different numbers of real ones. Metrics count every real row once.
 from typing import Any
 
 import keras
-
-
-def loss_and_metrics() -> dict[str, Any]:
-    """Arguments of `compile`: cross-entropy as the loss; accuracy and cross-entropy as metrics."""
-    return {
-        "loss": keras.losses.SparseCategoricalCrossentropy(),
-        "weighted_metrics": [Accuracy(name="accuracy"), CrossEntropy(name="cross_entropy")],
-    }
-
-
-def one_hot_loss_and_metrics(classes: int, label_smoothing: float = 0.0) -> dict[str, Any]:
-    """Arguments of `compile`, for labels of shape (B, classes) that add up to 1.
-
-    The metrics are those of `loss_and_metrics`, without smoothing, and for more than five classes
-    the share of rows whose class is among the five most probable ones.
-    """
-    metrics = [OneHotAccuracy(name="accuracy"), OneHotCrossEntropy(name="cross_entropy")]
-    if classes > 5:
-        metrics.append(AmongFive(k=5, name="accuracy_top_5"))
-    loss = keras.losses.CategoricalCrossentropy(label_smoothing=label_smoothing)
-    return {"loss": loss, "weighted_metrics": metrics}
-
-
-def absolute_error_and_metrics() -> dict[str, Any]:
-    """Arguments of `compile`: the absolute error as the loss; it and the squared error as metrics.
-
-    Labels have the shape (B,), predictions (B, 1).
-    """
-    errors = [AbsoluteError(name="mean_absolute_error"), SquaredError(name="squared_error")]
-    return {"loss": keras.losses.MeanAbsoluteError(), "weighted_metrics": errors}
+from keras import metrics
 
 
 class RealRows:
@@ -49,29 +20,47 @@ class RealRows:
         return super().update_state(y_true, y_pred, sample_weight)  # type: ignore[misc]
 
 
-class Accuracy(RealRows, keras.metrics.SparseCategoricalAccuracy):
-    """The share of real rows whose class is right."""
+def of_real_rows(metric: type[metrics.Metric], name: str, **arguments: Any) -> metrics.Metric:
+    """A metric of Keras, taken over the real rows."""
+    return type(metric.__name__, (RealRows, metric), {})(name=name, **arguments)
 
 
-class CrossEntropy(RealRows, keras.metrics.SparseCategoricalCrossentropy):
-    """The mean cross-entropy of real rows."""
+def loss_and_metrics() -> dict[str, Any]:
+    """Arguments of `compile`: cross-entropy as the loss; accuracy and cross-entropy as metrics."""
+    return {
+        "loss": keras.losses.SparseCategoricalCrossentropy(),
+        "weighted_metrics": [
+            of_real_rows(metrics.SparseCategoricalAccuracy, "accuracy"),
+            of_real_rows(metrics.SparseCategoricalCrossentropy, "cross_entropy"),
+        ],
+    }
 
 
-class OneHotAccuracy(RealRows, keras.metrics.CategoricalAccuracy):
-    """The share of real rows whose class is right."""
+def one_hot_loss_and_metrics(classes: int, label_smoothing: float = 0.0) -> dict[str, Any]:
+    """Arguments of `compile`, for labels of shape (B, classes) that add up to 1.
+
+    The metrics are those of `loss_and_metrics`, without smoothing, and for more than five classes
+    the share of rows whose class is among the five most probable ones.
+    """
+    wanted = [
+        of_real_rows(metrics.CategoricalAccuracy, "accuracy"),
+        of_real_rows(metrics.CategoricalCrossentropy, "cross_entropy"),
+    ]
+    if classes > 5:
+        wanted.append(of_real_rows(metrics.TopKCategoricalAccuracy, "accuracy_top_5", k=5))
+    loss = keras.losses.CategoricalCrossentropy(label_smoothing=label_smoothing)
+    return {"loss": loss, "weighted_metrics": wanted}
 
 
-class AmongFive(RealRows, keras.metrics.TopKCategoricalAccuracy):
-    """The share of real rows whose class is among the most probable ones."""
+def absolute_error_and_metrics() -> dict[str, Any]:
+    """Arguments of `compile`: the absolute error as the loss; it and the squared error as metrics.
 
-
-class OneHotCrossEntropy(RealRows, keras.metrics.CategoricalCrossentropy):
-    """The mean cross-entropy of real rows."""
-
-
-class SquaredError(RealRows, keras.metrics.MeanSquaredError):
-    """The mean squared error of real rows."""
-
-
-class AbsoluteError(RealRows, keras.metrics.MeanAbsoluteError):
-    """The mean absolute error of real rows."""
+    Labels have the shape (B,), predictions (B, 1).
+    """
+    return {
+        "loss": keras.losses.MeanAbsoluteError(),
+        "weighted_metrics": [
+            of_real_rows(metrics.MeanAbsoluteError, "mean_absolute_error"),
+            of_real_rows(metrics.MeanSquaredError, "squared_error"),
+        ],
+    }

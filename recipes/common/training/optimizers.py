@@ -1,10 +1,64 @@
-"""Learning rates: RAdam as Adam under its rectification; a warm-up and a linear decay."""
+"""Learning rates, moving averages of weights, and the rate of filters' and masks' coefficients."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
+
+from keras_graphattn.coefficient_rate import MARK
+from keras_graphattn.optimizers import learning_rate_multiplier, with_coefficient_rates
+from recipes.common.attentions import DISTANCE, POWER
+
+
+def averaged(momentum: float) -> dict[str, Any]:
+    """Arguments of an optimizer that averages the weights with this momentum; 0: it does not.
+
+    The averages are validated, tested and kept; training goes on from the weights themselves.
+    """
+    return {"use_ema": momentum > 0, "ema_momentum": momentum or None}
+
+
+def with_rates(
+    optimizer: keras.optimizers.Optimizer, model: keras.Model, multiplier: float | None = None
+) -> keras.optimizers.Optimizer:
+    """The optimizer; under it, coefficients have their own rate, if the model has any."""
+    coefficients = _coefficients(model)
+    if multiplier is None and all(learning_rate_multiplier(one) == 1.0 for one in coefficients):
+        return optimizer
+    return with_coefficient_rates(optimizer, multiplier) if coefficients else optimizer
+
+
+def coefficient_report(model: keras.Model) -> Callable[[], dict[str, float]]:
+    """A function for after training: how far coefficients are from where they are now.
+
+    It returns, for a model with filters, the mean |c - start| over all trained coefficients, and
+    for GFSA the mean |w_K|; an empty dictionary for other models.
+    """
+    variables = _coefficients(model)
+    start = _numbers(variables)
+
+    def report() -> dict[str, float]:
+        if not variables:
+            return {}
+        means = {DISTANCE: float(np.mean(np.abs(_numbers(variables) - start)))}
+        powers = [variable for variable in variables if variable.name == "power_coefficient"]
+        if powers:
+            means[POWER] = float(np.mean(np.abs(_numbers(powers))))
+        return means
+
+    return report
+
+
+def _coefficients(model: keras.Model) -> list[keras.Variable]:
+    return [variable for variable in model.trainable_variables if hasattr(variable, MARK)]
+
+
+def _numbers(variables: list[keras.Variable]) -> np.ndarray:
+    arrays = (ops.convert_to_numpy(variable.value) for variable in variables)
+    return np.concatenate([np.zeros(0), *(array.ravel() for array in arrays)])
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
@@ -21,15 +75,13 @@ class RectifiedLearningRate(keras.optimizers.schedules.LearningRateSchedule):
 
     Args:
         learning_rate: The rate that is reached, a positive number.
-        beta_2: The optimiser's `beta_2`.
+        beta_2: The optimiser's `beta_2`, above 0.6.
 
     Source: Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond",
     arXiv 1908.03265, Algorithm 2.
     """
 
     def __init__(self, learning_rate: float = 1e-3, beta_2: float = 0.999) -> None:
-        if not 0.6 < beta_2 < 1:  # rho_inf must exceed 4
-            raise ValueError(f"`beta_2` must lie in (0.6, 1). Received: beta_2={beta_2!r}")
         self.learning_rate, self.beta_2 = learning_rate, beta_2
 
     def __call__(self, step: Any) -> Any:
@@ -45,34 +97,25 @@ class RectifiedLearningRate(keras.optimizers.schedules.LearningRateSchedule):
         return {"learning_rate": self.learning_rate, "beta_2": self.beta_2}
 
 
-def radam(learning_rate: float) -> keras.optimizers.Optimizer:
-    """RAdam with Adam's usual betas."""
-    return keras.optimizers.Adam(RectifiedLearningRate(learning_rate, 0.999), beta_2=0.999)
-
-
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
 class WarmUpLinearDecay(keras.optimizers.schedules.LearningRateSchedule):
     """A learning rate that rises linearly to its peak, then falls linearly to 0.
 
     Args:
         learning_rate: The peak.
-        warm_up: Steps until the peak is reached; none when 0.
+        warm_up: Steps until the peak is reached; none when 0. A longer one ends with the training.
         steps: All steps, the warm-up among them; the rate is 0 after them.
     """
 
     def __init__(self, learning_rate: float, warm_up: int, steps: int) -> None:
-        if not 0 <= warm_up < steps:
-            raise ValueError(
-                "`warm_up` must be at least 0 and less than `steps`. Received: "
-                f"warm_up={warm_up!r}, steps={steps!r}"
-            )
         self.learning_rate, self.warm_up, self.steps = learning_rate, warm_up, steps
 
     def __call__(self, step: Any) -> Any:
         step = ops.cast(step, "float32") + 1.0
-        rising = step / max(self.warm_up, 1)
-        falling = (self.steps + 1 - step) / (self.steps + 1 - max(self.warm_up, 1))
-        share = ops.minimum(rising, falling) if self.warm_up else falling
+        warm_up = min(self.warm_up, self.steps - 1)
+        rising = step / max(warm_up, 1)
+        falling = (self.steps + 1 - step) / (self.steps + 1 - max(warm_up, 1))
+        share = ops.minimum(rising, falling) if warm_up else falling
         return self.learning_rate * ops.clip(share, 0.0, 1.0)
 
     def get_config(self) -> dict[str, Any]:

@@ -1,18 +1,35 @@
-"""Runs of a comparison: every attention with every seed, each kept in its own folder."""
+"""Training that can be killed at any moment and goes on after its last finished epoch.
 
-import argparse
-import statistics
+A run lives in a folder: one weights file per epoch worth keeping (the last and the best, with
+the optimiser) and `state.json`, with the metrics and the states of the random generators, which
+Keras' weights files leave out. All are written under another name and moved, the weights first:
+whatever epoch `state.json` speaks of, its weights are there.
+"""
+
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 
-from recipes.common.command.devices import on_devices, share_weights
+from keras_graphattn.analysis import StopAtNonFiniteLoss
+from recipes.common.attentions import Trial
+from recipes.common.command.devices import on_devices
 from recipes.common.data.batches import Batches
-from recipes.common.storage.files import remove, write_csv, write_json
-from recipes.common.training.kept import DamagedRunError, Run, read_run, run_name
-from recipes.common.training.resume import ACCURACY, Criterion, fit_resumably, score
+from recipes.common.storage import atomically, check_room, write_csv, write_json
+from recipes.common.training.optimizers import coefficient_report
+from recipes.common.training.records import (
+    ACCURACY,
+    Criterion,
+    Run,
+    RunState,
+    read_run,
+    run_name,
+    weights_file,
+)
 
 
 class Training(NamedTuple):
@@ -21,129 +38,165 @@ class Training(NamedTuple):
     model: keras.Model  # compiled
     batches: Batches
     validation_batches: Batches
-    test_batches: Batches | None  # evaluated after every epoch, for the record
+    test_batches: Batches | None = None  # evaluated after every epoch, for the record
     measure: Callable[[], Sequence[float]] | None = None  # token similarities, after training
-    report: Callable[[], dict[str, Any]] | None = None  # what is told of the best epoch only
-    callbacks: Sequence[keras.callbacks.Callback] = ()
+    report: Callable[[], dict[str, Any]] | None = None  # of the best epoch only, after training
 
 
 def train_run(
-    attention: str,
-    seed: int,
+    trial: Trial,
     output: Path,
-    prepare: Callable[[], Training],
-    options: argparse.Namespace,
+    prepare: Callable[[Trial], Training],
     criterion: Criterion = ACCURACY,
 ) -> Run:
     """Trains one attention with one seed, or goes on with it, or finds it finished.
 
-    Args:
-        attention: Name of the attention.
-        seed: Seed of the initial weights; `prepare` takes care of all others.
-        output: Folder of the comparison.
-        prepare: Makes the compiled model and its batches, once Keras' seed is set.
-        options: The command line's options: epochs, patience, tensorboard, verbose and distribute
-            are used.
-        criterion: What the best epoch is chosen by, a metric of the model.
+    Raises `FloatingPointError` if the loss is not finite, with the step and the layer.
     """
+    name, options = run_name(trial.attention, trial.seed), trial.options
+    state, run = read_run(output, trial.attention, trial.seed, criterion)
+    if run is not None:
+        print(f"{name}: finished before")
+        return run
     with on_devices(options):
-        return _train_run(attention, seed, output, prepare, options, criterion)
-
-
-def _train_run(
-    attention: str,
-    seed: int,
-    output: Path,
-    prepare: Callable[[], Training],
-    options: argparse.Namespace,
-    criterion: Criterion,
-) -> Run:
-    name = run_name(attention, seed)
-    known = _finished_before(attention, seed, output, criterion)
-    if known is not None:
-        return known
-    keras.utils.set_random_seed(seed)
-    training = prepare()
-    share_weights(training.model, options)
-    callbacks = list(training.callbacks)
-    if options.tensorboard:
-        logs = str(output / "tensorboard" / name)
-        callbacks.append(keras.callbacks.TensorBoard(logs, write_graph=False))
-    counts = (len(training.batches.labels), len(training.validation_batches.labels))
-    print(f"{name}: {counts[0]} training, {counts[1]} validation examples", flush=True)
-    state = fit_resumably(
-        training.model,
-        training.batches,
-        training.validation_batches,
-        training.test_batches,
-        folder=output / "runs" / name,
-        history_file=output / "histories" / f"{name}.csv",
-        epochs=options.epochs,
-        patience=options.patience,
-        criterion=criterion,
-        callbacks=callbacks,
-        verbose=options.verbose,
-    )
-    found = {
-        "parameters": training.model.count_params(),
-        "similarity": list(training.measure()) if training.measure else [],
-        "reported": training.report() if training.report else {},
-    }
-    folder = output / "runs" / name
-    write_json(folder / "run.json", found)
-    return Run(attention, seed, folder, state, criterion=criterion, **found)
-
-
-def _finished_before(attention: str, seed: int, output: Path, criterion: Criterion) -> Run | None:
-    """The run if it is finished; what is damaged of it is removed."""
-    name = run_name(attention, seed)
-    history_file = output / "histories" / f"{name}.csv"
-    try:
-        state, known = read_run(output, attention, seed, criterion)
-    except DamagedRunError as error:
-        print(f"{name}: begins anew, for {error}", flush=True)
-        remove(output / "runs" / name)
-        remove(output / "tensorboard" / name)
-        return None
-    if known is None:
-        return None
-    if not history_file.exists():
-        write_csv(history_file, state.history)
-    print(f"{name}: finished before")
-    return known
-
-
-def best_run(runs: list[Run]) -> Run:
-    """The run of the best criterion on validation data, ties by cross-entropy there."""
-    return max(runs, key=lambda run: score(run.state.best, run.criterion))
-
-
-def table(runs: list[Run]) -> list[dict[str, Any]]:
-    """One row per attention: the criterion on test data over its seeds, at the epochs chosen.
-
-    Metrics that are told of the best epoch under the criterion's name, and the best test epoch
-    where the test was taken after every epoch, stand beside.
-    """
-    name = runs[0].criterion.name
-    rows = []
-    for attention in dict.fromkeys(run.attention for run in runs):
-        summaries = [run.summary() for run in runs if run.attention == attention]
-        row = {
-            "attention": attention,
-            "seeds": len(summaries),
-            "parameters": summaries[0]["parameters"],
+        keras.utils.set_random_seed(trial.seed)
+        training = prepare(trial)
+        model, batches = training.model, training.batches
+        coefficients = coefficient_report(model)
+        counts = (len(batches.labels), len(training.validation_batches.labels))
+        print(f"{name}: {counts[0]} training, {counts[1]} validation examples", flush=True)
+        keeper = KeepRun(name, output, state, training, options, criterion)
+        callbacks = [StopAtNonFiniteLoss(batches), *_with_averages(model), keeper]
+        if options.tensorboard:
+            logs = str(output / "tensorboard" / name)
+            callbacks.append(keras.callbacks.TensorBoard(logs, write_graph=False))
+        keeper.restore(model)
+        if not state.ends(options.epochs, options.patience):
+            model.fit(
+                batches,
+                validation_data=training.validation_batches,
+                epochs=options.epochs,
+                initial_epoch=state.epoch,
+                shuffle=False,
+                callbacks=callbacks,
+                verbose=options.verbose,
+            )
+        model.load_weights(weights_file(keeper.folder, state.best_epoch))
+        take_averages(model)
+        state.finished = True
+        keeper.save_state()
+        record = {
+            "parameters": model.count_params(),
+            "similarity": list(training.measure()) if training.measure else [],
+            "reported": {**(training.report() if training.report else {}), **coefficients()},
         }
-        for key in summaries[0]:
-            if not key.startswith(f"test_{name}"):
-                continue
-            column = f"best_test_epoch_{name}" if key.endswith("_at_best_test_epoch") else key
-            values = [one[key] for one in summaries]
-            row[f"{column}_mean"] = statistics.fmean(values)
-            row[f"{column}_standard_deviation"] = _spread(values)
-        rows.append(row)
-    return rows
+    write_json(keeper.folder / "run.json", record)
+    return Run(trial.attention, trial.seed, keeper.folder, state, criterion=criterion, **record)
 
 
-def _spread(values: list[float]) -> float | None:
-    """The sample standard deviation; none for a single value."""
-    return statistics.stdev(values) if len(values) > 1 else None
+class KeepRun(keras.callbacks.Callback):
+    """Keeps a run in its folder after every epoch, and ends it when nothing improves.
+
+    The test batches are evaluated after every epoch into `test_*` metrics, for the record only:
+    nothing is chosen by them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        output: Path,
+        state: RunState,
+        training: Training,
+        options: Any,
+        criterion: Criterion,
+    ) -> None:
+        super().__init__()
+        self.folder = output / "runs" / name
+        self.history_file = output / "histories" / f"{name}.csv"
+        self.state, self.criterion = state, criterion
+        self.batches, self.test_batches = training.batches, training.test_batches
+        self.epochs, self.patience = options.epochs, options.patience
+
+    def restore(self, model: keras.Model) -> None:
+        """Gives a model the weights, the optimizer and the generators of the last epoch."""
+        if self.state.epoch and not self.state.finished:
+            model.optimizer.build(model.trainable_variables)
+            model.load_weights(weights_file(self.folder, self.state.epoch))
+            generators = random_generators(model)
+            for variable, value in zip(generators, self.state.random_states, strict=True):
+                variable.assign(value)
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Puts the training examples in this epoch's order.
+
+        On torch, dropout without a seed of its own draws from a generator that belongs to no
+        model: it is set anew, as a function of the seed and the epoch.
+        """
+        self.batches.start_epoch(epoch)
+        if keras.backend.backend() == "torch" and self.batches.seed is not None:
+            drawn = np.random.SeedSequence([self.batches.seed, epoch]).generate_state(1)
+            keras.utils.set_random_seed(int(drawn[0]))
+
+    def on_epoch_end(self, epoch: int, logs: dict) -> None:
+        """Records the metrics, saves the weights, then the state that names them."""
+        if self.test_batches is not None:
+            test = self.model.evaluate(
+                self.test_batches,
+                verbose=0,
+                return_dict=True,
+                callbacks=_with_averages(self.model),
+            )
+            logs.update({f"test_{name}": value for name, value in test.items()})
+        metrics = {name: float(value) for name, value in logs.items()}
+        state = self.state
+        state.history.append({"epoch": epoch + 1, **metrics})
+        if not state.best_epoch or self.criterion.is_better(metrics, state.best):
+            state.best_epoch = epoch + 1
+        state.random_states = [
+            keras.ops.convert_to_numpy(variable).tolist()
+            for variable in random_generators(self.model)
+        ]
+        with atomically(weights_file(self.folder, epoch + 1)) as writing:
+            variables = [*self.model.variables, *self.model.optimizer.variables]
+            # the numbers, and what HDF5 says of each tensor
+            check_room(writing, sum(math.prod(v.shape) * 8 + 4096 for v in variables))
+            self.model.save_weights(writing)
+        self.save_state()
+        self.model.stop_training = state.ends(self.epochs, self.patience)
+
+    def save_state(self) -> None:
+        """Writes the state and the history, then removes the weights no longer needed."""
+        write_json(self.folder / "state.json", dataclasses.asdict(self.state))
+        write_csv(self.history_file, self.state.history)
+        kept = {weights_file(self.folder, self.state.best_epoch)}
+        if not self.state.finished:
+            kept.add(weights_file(self.folder, self.state.epoch))
+        for path in set(self.folder.glob("*.weights.h5")) - kept:
+            path.unlink()
+
+
+def random_generators(model: keras.Model) -> list[keras.Variable]:
+    """The states of a model's random generators, such as those of its dropout."""
+    weights = {id(variable) for variable in model.weights}
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if id(variable) not in weights and variable.path.endswith("seed_generator_state")
+    ]
+
+
+def take_averages(model: keras.Model) -> None:
+    """Sets the weights to their moving averages, if the optimizer has any."""
+    if _with_averages(model):
+        _optimizer(model).finalize_variable_values(model.trainable_variables)
+
+
+def _with_averages(model: keras.Model) -> list[keras.callbacks.Callback]:
+    """The callbacks under which a model is evaluated with its averages, if it has any."""
+    has_averages = getattr(_optimizer(model), "use_ema", False)
+    return [keras.callbacks.SwapEMAWeights()] if has_averages else []
+
+
+def _optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
+    """The optimizer, without the scale of the loss that mixed precision puts around it."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)

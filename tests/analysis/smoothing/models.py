@@ -54,3 +54,14 @@ class Subclassed(keras.Model):
             entries = None if mask is None else mask[:, None, :]
             x = norm(x + block(x, x, attention_mask=entries))
         return x
+
+
+def figures_of(report):
+    """All figures but the maps by depth and name."""
+    figures = {}
+    for depth, layer in enumerate(report.layers):
+        named = layer.summary() | {f"filter {k}": v for k, v in layer.coefficients.items()}
+        if layer.heads is not None:
+            named |= {k: v for k, v in vars(layer.heads).items() if not k.endswith("_map")}
+        figures |= {f"{depth} {name}": value for name, value in named.items()}
+    return figures

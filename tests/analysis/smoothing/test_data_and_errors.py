@@ -1,16 +1,13 @@
-import gc
 import pickle
-import tracemalloc
 
 import keras
 import numpy as np
 import pytest
 
 from keras_graphattn.analysis import inspect_smoothing
-from keras_graphattn.analysis.smoothing.collect import LayerCollector
-from keras_graphattn.analysis.smoothing.passes import Recorder
+from keras_graphattn.analysis.smoothing.inspection import LayerFigures, Pass, attention_layers
 from keras_graphattn.keras_internals import walk
-from tests.analysis.smoothing.models import attention, stack
+from tests.analysis.smoothing.models import attention, figures_of, stack
 
 random = np.random.default_rng(2)
 TOKENS = random.normal(size=(5, 4, 8)).astype("float32")
@@ -31,7 +28,7 @@ def one_layer(*layers, kind="plain"):
 @pytest.mark.slow_on("jax")
 def test_data_come_in_every_form():
     model = one_layer()
-    expected = list(inspect_smoothing(model, TOKENS).rows())
+    expected = figures_of(inspect_smoothing(model, TOKENS))
     for data in (
         (TOKENS, np.zeros((5, 1))),
         TOKENS.astype("float64"),
@@ -39,22 +36,20 @@ def test_data_come_in_every_form():
         (TOKENS[start : start + 2] for start in (0, 2, 4)),
         keras.ops.convert_to_tensor(TOKENS),
     ):
-        found = list(inspect_smoothing(model, data).rows())
-        assert len(found) == len(expected)
-        for row, other in zip(found, expected, strict=True):
-            assert {**row, "value": 0} == {**other, "value": 0}
-            np.testing.assert_allclose(row["value"], other["value"], rtol=1e-5, atol=1e-5)
-    assert inspect_smoothing(model, Batches(), max_batches=2).sequences == 4
+        figures = figures_of(inspect_smoothing(model, data))
+        assert figures.keys() == expected.keys()
+        for name, value in figures.items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def test_several_inputs_are_a_list_or_a_dictionary():
     inputs = [keras.Input((4, 8), name="a"), keras.Input((4, 8), name="b")]
     model = keras.Model(inputs, attention("graph_filter")(keras.layers.Add()(inputs)))
-    found = inspect_smoothing(model, [TOKENS, TOKENS], batch_size=2)
+    report = inspect_smoothing(model, [TOKENS, TOKENS], batch_size=2)
     other = inspect_smoothing(model, {"a": TOKENS, "b": TOKENS}, batch_size=2)
-    assert (found.sequences, other.sequences) == (5, 5)
-    assert found.layers[0].block is None  # nothing of the tokens' shape comes after it
-    assert found.layers[0].after.cosine == pytest.approx(other.layers[0].after.cosine)
+    assert (report.sequences, other.sequences) == (5, 5)
+    assert report.layers[0].block is None  # nothing of the tokens' shape comes after it
+    assert report.layers[0].after.cosine == pytest.approx(other.layers[0].after.cosine)
 
 
 def test_a_layer_that_is_called_twice_has_two_entries():
@@ -137,51 +132,24 @@ def test_what_is_refused():
         inspect_smoothing(one_layer(), iter([]))
     with pytest.raises(ValueError, match="`data` must be"):
         inspect_smoothing(one_layer(), 3)
-    for name in ("batch_size", "max_batches", "max_sequences", "max_tokens"):
+    for name in ("batch_size", "max_sequences", "max_tokens"):
         with pytest.raises(ValueError, match=name):
             inspect_smoothing(one_layer(), TOKENS, **{name: 0})
-    with pytest.raises(ValueError, match="token_mask='mask'"):
-        inspect_smoothing(one_layer(), TOKENS, token_mask="mask")
-    with pytest.raises(ValueError, match="shape"):
-        inspect_smoothing(one_layer(), TOKENS, token_mask=lambda inputs: inputs)
 
 
 def _size_after(batches):
     model = one_layer(attention("graph_filter"), attention("plain"))
-    recorder = Recorder(model, 8)
-    found = [LayerCollector(layer, "", 8, True) for layer in recorder.layers]
     tokens = random.normal(size=(2, 4, 8)).astype("float32")
+    layers = attention_layers(model, tokens)
+    layer_figures = [LayerFigures(layer, "") for layer in layers]
     for number in range(batches):
-        for collector, call in zip(found, recorder.run(tokens, 2 * (number < 3)), strict=True):
-            collector.add(call, 2 * (number < 3))
-    return sum(
-        len(pickle.dumps([place.__dict__ for place in collector.places.values()]))
-        + len(pickle.dumps([mean.__dict__ for mean in collector.means.values()]))
-        + len(pickle.dumps([curve.sums for curve in collector.curves.values()]))
-        for collector in found
-    )
+        one = Pass(model, layers, 2 * (number < 3), 8)
+        one.run(tokens)
+        for figures, call in zip(layer_figures, one.calls, strict=True):
+            figures.add(call, 2 * (number < 3))
+    kept = [{k: v for k, v in vars(figures).items() if k != "layer"} for figures in layer_figures]
+    return len(pickle.dumps(kept))
 
 
 def test_what_is_kept_does_not_grow_with_the_batches():
     assert abs(_size_after(25) - _size_after(4)) < 200  # integers may take a byte more
-
-
-@pytest.mark.slow
-def test_memory_is_bounded_over_a_thousand_batches():
-    model = stack(attention("graph_filter"), length=16)
-    held = {}
-
-    def batches():
-        for number in range(1000):
-            if number in (200, 999):
-                gc.collect()
-                held[number] = tracemalloc.get_traced_memory()[0]
-            yield random.normal(size=(8, 16, 8)).astype("float32")  # 4 KiB
-
-    tracemalloc.start()
-    try:
-        report = inspect_smoothing(model, batches(), eigenvalues=False)
-    finally:
-        tracemalloc.stop()
-    assert (report.sequences, report.sampled) == (8000, 8)
-    assert held[999] - held[200] < 300_000  # bytes; the tokens of these batches are 3.3 million

@@ -1,12 +1,19 @@
+"""The table, the pictures and the callback, against the figures that they show."""
+
 import csv
-import json
+import sys
 
 import keras
 import numpy as np
 import pytest
 
-from keras_graphattn.analysis import SmoothingLogger, inspect_smoothing
-from keras_graphattn.analysis.smoothing import files
+from keras_graphattn.analysis import (
+    SmoothingLogger,
+    inspect_smoothing,
+    plot_attention_maps,
+    plot_responses,
+    plot_similarity,
+)
 from keras_graphattn.layers import AttentiveGraphFilter
 from tests.analysis.smoothing.models import attention, stack
 from tests.numerics import randomise
@@ -19,6 +26,11 @@ def report():
     return report_of("graph_filter")
 
 
+@pytest.fixture(scope="module")
+def plain():
+    return report_of("plain", depth=3)
+
+
 def report_of(kind, depth=2):
     layers = [attention(kind, name=f"layer_{number}") for number in range(depth)]
     model = stack(*layers, keras.layers.LayerNormalization(), length=6)
@@ -28,7 +40,7 @@ def report_of(kind, depth=2):
 
 def test_the_table_has_a_line_for_each_layer(report):
     lines = str(report).splitlines()
-    assert lines[0].endswith("4 sequences, the operators and singular values of 4")
+    assert lines[0].endswith("4 sequences, the operators and ranks of 4")
     for depth, layer in enumerate(report.layers):
         cells = lines[2 + depth].split()
         assert cells[0] == str(depth)
@@ -41,6 +53,12 @@ def test_the_table_has_a_line_for_each_layer(report):
     assert max(map(len, lines)) <= 105
 
 
+def test_a_figure_that_is_unknown_is_a_dash():
+    report = inspect_smoothing(stack(AttentiveGraphFilter(2, 4), length=6), TOKENS)
+    assert np.isnan(report.layers[0].summary()["attention_high_gain"])
+    assert " - " in str(report)
+
+
 def test_high_gain_is_the_mean_of_the_upper_frequencies(report):
     heads = report.layers[0].heads
     assert heads.frequencies.tolist() == [0, 1 / 6, 2 / 6, 3 / 6]
@@ -49,66 +67,82 @@ def test_high_gain_is_the_mean_of_the_upper_frequencies(report):
     assert report.layers[0].summary()["operator_high_gain"] == heads.high_gain()
 
 
-def test_a_csv_file_has_every_number(report, tmp_path):
-    report.to_csv(tmp_path / "new" / "report.csv")
-    with (tmp_path / "new" / "report.csv").open() as opened:
-        rows = list(csv.DictReader(opened))
-    assert list(rows[0]) == list(files.COLUMNS)
-    values = {
-        tuple(row[name] for name in files.COLUMNS[:1] + files.COLUMNS[3:7]): row["value"]
-        for row in rows
-    }
-    assert len(values) == len(rows)
-    layer = report.layers[1]
-    assert float(values["1", "block", "cosine", "", ""]) == layer.block.cosine
-    found = values["1", "heads", "operator_fourier", "1", "2"]
-    assert float(found) == layer.heads.operator_fourier[1, 2]
-    found = values["1", "filter", "power_coefficient", "1", ""]
-    assert float(found) == layer.coefficients["power_coefficient"][1]
-    assert float(values["1", "before", "singular_values", "", "3"]) == pytest.approx(
-        layer.before.singular_values[3]
-    )
-
-
-def test_a_json_file_has_the_form_of_the_report(report, tmp_path):
-    report.to_json(tmp_path / "report.json")
-    found = json.loads((tmp_path / "report.json").read_text())
-    assert found["sequences"] == 4
-    layer = found["layers"][0]
-    assert layer["heads"]["entropy"] == report.layers[0].heads.entropy.tolist()
-    assert layer["curve"]["response"] == report.layers[0].curve.response.tolist()
-    assert not any(name.endswith("_map") for name in layer["heads"])
-
-
-def test_nan_is_null(tmp_path):
-    found = inspect_smoothing(stack(AttentiveGraphFilter(2, 4), length=6), TOKENS)
-    found.to_json(tmp_path / "report.json")
-    layer = json.loads((tmp_path / "report.json").read_text())["layers"][0]
-    assert layer["heads"]["entropy"] == [None, None]
-    assert layer["heads"]["attention_fourier"] is None
-    assert " - " in str(found)
-
-
-def test_a_file_is_written_whole_or_not_at_all(report, tmp_path, monkeypatch):
-    path = tmp_path / "report.csv"
-    path.write_text("old")
-    monkeypatch.setattr("os.replace", lambda *paths: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        report.to_csv(path)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_two_reports_side_by_side(report):
-    other = report_of("plain", depth=3)
-    text = str(report.compare(other)).splitlines()
+def test_two_reports_side_by_side(report, plain):
+    text = report.compare(plain).splitlines()
     assert len(text) == 2 + 3
-    first, second = report.layers[0].block.cosine, other.layers[0].block.cosine
+    first, second = report.layers[0].block.cosine, plain.layers[0].block.cosine
     assert text[2].split()[1:3] == [f"{first:.3f}", f"{second:.3f}"]
     assert text[2].endswith("GraphFilterAttention, MultiHeadAttention")
     assert text[4].endswith("-, MultiHeadAttention")
     with pytest.raises(ValueError, match="SmoothingReport"):
         report.compare("other")
+
+
+def lines(axis):
+    return [line.get_ydata() for line in axis.get_lines()]
+
+
+def test_similarity_by_depth(report, plain):
+    block, after = lines(plot_similarity(report))
+    first = report.layers[0]
+    assert list(block[:2]) == [first.before.cosine, first.block.cosine]
+    assert after[0] == first.after.cosine
+    axis = plot_similarity([report, plain], labels=["filter", "plain"])
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["filter", "plain"]
+    assert lines(axis)[1][1] == plain.layers[0].block.cosine
+
+
+def test_responses_of_each_head(report, plain):
+    drawn = lines(plot_responses(report, depth=-1))
+    heads = report.layers[1].heads
+    np.testing.assert_array_equal(drawn[0], heads.operator_fourier[0])
+    np.testing.assert_array_equal(drawn[1], heads.attention_fourier[0])
+    assert len(drawn) == 5  # H and A of two heads, and the line at 1
+    assert len(lines(plot_responses(plain, depth=0))) == 3  # A and H are the same
+
+
+def test_maps_before_and_after_the_filter(report):
+    figure = plot_attention_maps(report, depth=1, head=1)
+    (before,), (after,) = (axis.get_images() for axis in figure.axes[:2])
+    heads = report.layers[1].heads
+    np.testing.assert_allclose(before.get_array(), heads.attention_map[1])
+    np.testing.assert_allclose(after.get_array(), heads.operator_map[1])
+    low, high = after.get_clim()
+    assert low == -high  # 0 is white
+    singular = inspect_smoothing(stack(AttentiveGraphFilter(2, 4), length=6), TOKENS)
+    assert len(plot_attention_maps(singular, depth=0).axes[0].get_images()) == 0
+
+
+def test_the_figure_of_a_report_has_its_first_and_last_layer(report, plain):
+    for one, suffix, last in ((report, ", dashed: A", 1), (plain, "", 2)):
+        figure = one.plot()
+        figure.draw_without_rendering()
+        titles = [axis.get_title() for axis in figure.axes]
+        assert titles == [
+            "similarity of tokens",
+            *(f"layer {depth}{suffix}" for depth in (0, last)),
+        ]
+
+
+def test_what_cannot_be_drawn(report, monkeypatch):
+    with pytest.raises(ValueError, match="`depth` must be from -2 to 1"):
+        plot_responses(report, depth=2)
+    with pytest.raises(ValueError, match="`head` must be from 0 to 1"):
+        plot_attention_maps(report, depth=0, head=2)
+    with pytest.raises(ValueError, match="`labels`"):
+        plot_similarity([report, report], labels=["one"])
+    with pytest.raises(ValueError, match="SmoothingReport"):
+        plot_similarity("report")
+    long = inspect_smoothing(stack(attention("plain"), length=6), TOKENS, max_tokens=3)
+    for plot in (plot_responses, plot_attention_maps):
+        with pytest.raises(ValueError, match="SmoothingReport"):
+            plot("report", 0)
+        with pytest.raises(ValueError, match="no operators"):
+            plot(long, 0)
+    assert len(long.plot().axes) == 1
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        plot_similarity(report)
 
 
 def trained(callback, epochs=4):
@@ -119,7 +153,7 @@ def trained(callback, epochs=4):
 
 
 def test_the_callback_writes_every_few_epochs(tmp_path):
-    path = tmp_path / "smoothing.csv"
+    path = tmp_path / "new" / "smoothing.csv"
     logger = SmoothingLogger(TOKENS, path, every=2, max_sequences=2)
     model = trained(logger)
     with path.open() as opened:
@@ -129,9 +163,7 @@ def test_the_callback_writes_every_few_epochs(tmp_path):
     assert float(rows[1]["block_cosine"]) == pytest.approx(again.block.cosine, abs=1e-6)
     assert float(rows[0]["block_cosine"]) != float(rows[1]["block_cosine"])
     assert logger.report.sampled == 2
-    assert logger.report.layers[0].heads.eigenvalues is None
     assert 0.0 < logger.cost < np.inf
-    assert f"2 reports in '{path}' took {logger.cost:.1%}" in str(logger)
 
 
 def test_training_goes_on_as_without_the_callback(tmp_path):
@@ -151,15 +183,19 @@ def test_the_callback_writes_to_tensorboard(tmp_path, monkeypatch):
     events.Reload()
     tag = "smoothing/block_cosine/layer_00"
     assert tag in events.Tags()["tensors"] + events.Tags()["scalars"]
-    monkeypatch.setitem(__import__("sys").modules, "tensorboard.summary", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
     with pytest.raises(ImportError, match="pip install tensorboard"):
         SmoothingLogger(TOKENS, tmp_path / "x.csv", log_dir=tmp_path)
 
 
-def test_what_the_callback_refuses(tmp_path):
-    with pytest.raises(ValueError, match="generator"):
-        SmoothingLogger(iter([TOKENS]), tmp_path / "x.csv")
-    with pytest.raises(ValueError, match="every"):
-        SmoothingLogger(TOKENS, tmp_path / "x.csv", every=0)
-    with pytest.raises(ValueError, match="`data` must be"):
-        SmoothingLogger(None, tmp_path / "x.csv")
+@pytest.mark.parametrize(
+    ("data", "options", "error"),
+    [
+        (iter([TOKENS]), {}, "generator"),
+        (TOKENS, {"every": 0}, "every"),
+        (None, {}, "`data` must be"),
+    ],
+)
+def test_what_the_callback_refuses(tmp_path, data, options, error):
+    with pytest.raises(ValueError, match=error):
+        SmoothingLogger(data, tmp_path / "x.csv", **options)

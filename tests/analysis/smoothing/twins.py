@@ -3,17 +3,17 @@
 import numpy as np
 
 
-def similarity(tokens, absolute=False):
+def cosine(tokens):
     cosines = [
         a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
         for i, a in enumerate(tokens)
         for j, b in enumerate(tokens)
         if i != j
     ]
-    return np.mean(np.abs(cosines) if absolute else cosines)
+    return np.mean(cosines)
 
 
-def constant_share(tokens):
+def dc_share(tokens):
     average = np.ones((len(tokens), len(tokens))) / len(tokens)
     return np.linalg.norm(average @ tokens) ** 2 / np.linalg.norm(tokens) ** 2
 
@@ -34,19 +34,7 @@ def fourier(matrix):
     return np.array(gains)
 
 
-def entropy(matrix):
-    return np.mean([-sum(a * np.log(a) for a in row if a > 0.0) for row in matrix])
-
-
-def sink(matrix):
-    return max(np.mean([row[j] for row in matrix]) for j in range(len(matrix)))
-
-
-def eigenvalue_moduli(matrix):
-    return np.sort(np.abs(np.linalg.eigvals(matrix)))[::-1]
-
-
 def heads(matrices, measure):
     """A figure of each head, averaged over sequences: matrices is a list of (N, n, n)."""
-    found = [[measure(np.asarray(head, "float64")) for head in matrix] for matrix in matrices]
-    return np.mean(found, axis=0)
+    figures = [[measure(np.asarray(head, "float64")) for head in matrix] for matrix in matrices]
+    return np.mean(figures, axis=0)

@@ -1,1 +1,0 @@
-"""Checks of the arguments of functions, layers and calls."""

@@ -1,0 +1,655 @@
+"""All families of attention layers, and where KerasHub has them: one row each.
+
+`convert` knows attention by these rows only. A further family is one class of methods, a subclass
+of `AttentionFamily`, and one row; `register_family` adds rows of one's own.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from keras_graphattn.checks import did_you_mean, plain_name
+from keras_graphattn.hub.converted import (
+    AttentionFamily,
+    ConvertedAttention,
+    ConvertedGraphFilter,
+    ConvertedPLaplacian,
+    HeadSizes,
+    Spelling,
+    class_with,
+    shown_as,
+)
+from keras_graphattn.hub.decoders import (
+    BloomDecoder,
+    FalconDecoder,
+    GPTNeoXDecoder,
+    GptOssDecoder,
+    MoonshineAttention,
+    Qwen3Decoder,
+    Qwen35Decoder,
+    QwenDecoder,
+    RotaryDecoder,
+    SmolLM3Decoder,
+    T5Attention,
+    recurrence_beside,
+)
+from keras_graphattn.hub.encoders import (
+    DebertaAttention,
+    EsmAttention,
+    RoformerAttention,
+    XLNetAttention,
+)
+from keras_graphattn.hub.gemma import (
+    Gemma3Attention,
+    Gemma3nAttention,
+    Gemma4Attention,
+    Gemma4VisionAttention,
+    GemmaAttention,
+    GemmaVisionAttention,
+    T5Gemma2Attention,
+    T5GemmaAttention,
+)
+from keras_graphattn.hub.stock import (
+    CachedAttentiveGraphFilter,
+    CachedGraphFilterAttention,
+    CachedMaskedKernelAttention,
+    CachedPLaplacianAttention,
+    StockAttention,
+)
+from keras_graphattn.hub.vision import (
+    DFineAttention,
+    DinoAttention,
+    MiTAttention,
+    Qwen35VisionAttention,
+    SwinAttention,
+    VideoPrismAttention,
+    ViTDetAttention,
+)
+from keras_graphattn.keras_internals import subclasses_of
+from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
+from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
+from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
+from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
+from keras_graphattn.operators.softmax import Logits
+
+Config = dict[str, Any]
+STOCK: dict[str, type] = {
+    "graph_filter": GraphFilterAttention,
+    "p_laplacian": PLaplacianAttention,
+    "attentive_graph_filter": AttentiveGraphFilter,
+    "masked_kernel": MaskedKernelAttention,
+}
+CACHED: dict[str, type] = {
+    "graph_filter": CachedGraphFilterAttention,
+    "p_laplacian": CachedPLaplacianAttention,
+    "attentive_graph_filter": CachedAttentiveGraphFilter,
+    "masked_kernel": CachedMaskedKernelAttention,
+}
+IN_PLACE: dict[str, type] = {
+    "graph_filter": ConvertedGraphFilter,
+    "p_laplacian": ConvertedPLaplacian,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """Classes of attention of one family, and what holds them. Names are separated by spaces.
+
+    Attributes:
+        family: The methods of a converted layer.
+        classes: Names of the classes of attention.
+        backbones: Names in `keras_hub.models` of the backbones that hold such layers.
+        inner_layers: Names of layers inside of those backbones, which have no public names.
+        layers: Names in `keras_hub.layers` of the layers that hold such layers.
+        attentions: What can take the place of these layers, by name.
+        has_cache: Whether the layers take `cache`, return it as the last of their results, and
+            have as many slots in it as the other layers, since the caches of all are stacked.
+        cache_argument: The name of the argument of `call` that is the cache.
+        class_beside: What tells the class of a layer without attention beside such layers, from
+            that layer and the number of slots of their caches; `None` where it passes on no cache.
+        module: How the names of the modules of the classes start.
+        modules: Names of modules of inner layers that `import keras_hub` does not import.
+        parent_configs: For each parent whose own `get_config` fails, by the name of its class, the
+            function that tells its configuration.
+    """
+
+    family: type[AttentionFamily]
+    classes: str
+    backbones: str = ""
+    inner_layers: str = ""
+    layers: str = ""
+    attentions: dict[str, type] = field(default_factory=IN_PLACE.copy)
+    has_cache: bool = False
+    cache_argument: str = "cache"
+    class_beside: Callable[[keras.Layer, int], type | None] | None = None
+    module: str = "keras_hub."
+    modules: str = ""
+    parent_configs: Mapping[str, Callable[[keras.Layer], Config]] = field(default_factory=dict)
+
+    def replacement(self, attention: str) -> type:
+        """The class for an attention; a `ValueError` where it has none."""
+        if attention not in self.attentions:
+            raise ValueError(
+                f"attention={attention!r} cannot take the place of {self.named()}: no class is "
+                "registered for it that has the projections and the call of this layer. Expected "
+                f"one of {sorted(self.attentions)}. Register a class for it with "
+                "keras_graphattn.hub.register_attention."
+            )
+        return self.attentions[attention]
+
+    def named(self) -> str:
+        """The names of the classes as a message has them."""
+        return " or ".join(self.classes.split())
+
+
+def constructor_config(layer: keras.Layer) -> Config:
+    """The arguments of a layer's constructor, which are attributes of the same names.
+
+    The `get_config` of some of KerasHub's layers fails, leaves arguments out or adds others
+    (KerasHub 0.32). So models made of such layers could not be saved or cloned, or came back
+    different.
+    """
+    config: Config = keras.Layer.get_config(layer)
+    for name, parameter in inspect.signature(type(layer).__init__).parameters.items():
+        if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            config[name] = keras.saving.serialize_keras_object(getattr(layer, name))
+    return config
+
+
+def t5_gemma2_config(layer: keras.Layer) -> Config:
+    """The arguments of a `T5Gemma2EncoderLayer`, the factor of its rotation among them."""
+    module = sys.modules["keras_hub.src.models.t5gemma2.t5gemma2_encoder"]
+    config: Config = module.T5Gemma2EncoderLayer.get_config(layer)
+    return {**config, "rope_scaling_factor": layer.rope_scaling_factor}
+
+
+def mit_config(block: keras.Layer) -> Config:
+    """The arguments of a `HierarchicalTransformerEncoder`, whose `get_config` tells others."""
+    return {
+        **keras.Layer.get_config(block),
+        "project_dim": block.project_dim,
+        "num_heads": block.num_heads,
+        "sr_ratio": block.attn.sr_ratio,
+        "drop_prob": float(block.drop_prop),
+        "layer_norm_epsilon": block.norm1.epsilon,
+    }
+
+
+def by_constructor(*names: str) -> dict[str, Callable[[keras.Layer], Config]]:
+    """The parents of these names, whose configuration is that of their constructors."""
+    return dict.fromkeys(names, constructor_config)
+
+
+FAMILIES: list[Row] = [
+    Row(
+        StockAttention,
+        "MultiHeadAttention",
+        "BertBackbone RobertaBackbone XLMRobertaBackbone DistilBertBackbone ElectraBackbone "
+        "AlbertBackbone BartBackbone ViTBackbone DeiTBackbone CLIPBackbone SigLIPBackbone "
+        "DINOV2Backbone DepthAnythingBackbone MetaCLIP2Backbone PARSeqBackbone EdRecBackbone "
+        "BLIP2Backbone",
+        "ViTEncoder ViTEncoderBlock DeiTEncoder DeiTEncoderBlock CLIPVisionEncoder "
+        "CLIPTextEncoder CLIPEncoderLayer SigLIPVisionEncoder SigLIPTextEncoder "
+        "SigLIPEncoderLayer DINOV2Encoder DINOV2Layer DINOV2Attention MetaCLIP2VisionEncoder "
+        "MetaCLIP2TextEncoder MetaCLIP2EncoderLayer BLIP2VisionEncoder BLIP2QFormer QFormerLayer "
+        "QFormerAttention BLIP2CustomOPT BLIP2FlanT5 EdRecEncoderBlock",
+        layers="TransformerEncoder",
+        attentions=STOCK,
+    ),
+    Row(
+        StockAttention,
+        "CachedMultiHeadAttention WhisperCachedMultiHeadAttention",
+        "GPT2Backbone OPTBackbone WhisperBackbone",
+        "WhisperEncoder WhisperDecoder EdRecDecoderBlock",
+        layers="TransformerDecoder",
+        attentions=CACHED,
+        has_cache=True,
+    ),
+    Row(
+        RotaryDecoder,
+        "LlamaAttention",
+        "LlamaBackbone Llama3Backbone",
+        "LlamaTransformerDecoder",
+        has_cache=True,
+        parent_configs=by_constructor("LlamaTransformerDecoder"),
+    ),
+    Row(
+        RotaryDecoder,
+        "CachedMistralAttention CachedMixtralAttention",
+        "MistralBackbone MixtralBackbone",
+        "MistralTransformerDecoder MixtralTransformerDecoder",
+        has_cache=True,
+        parent_configs=by_constructor("MixtralTransformerDecoder"),
+    ),
+    Row(RotaryDecoder, "Phi3Attention", "Phi3Backbone", "Phi3Decoder", has_cache=True),
+    Row(
+        QwenDecoder,
+        "QwenAttention QwenMoeAttention",
+        "QwenBackbone QwenMoeBackbone",
+        "QwenTransformerDecoder QwenMoeTransformerDecoder",
+        has_cache=True,
+        parent_configs=by_constructor("QwenTransformerDecoder", "QwenMoeTransformerDecoder"),
+    ),
+    Row(
+        Qwen3Decoder,
+        "Qwen3Attention Qwen3MoeAttention",
+        "Qwen3Backbone Qwen3MoeBackbone",
+        "Qwen3TransformerDecoder Qwen3MoeTransformerDecoder",
+        has_cache=True,
+        parent_configs=by_constructor("Qwen3TransformerDecoder"),
+    ),
+    Row(
+        Qwen35Decoder,
+        "Qwen3_5Attention",
+        "Qwen3_5Backbone Qwen3_5MoeBackbone",
+        "Qwen3_5TransformerDecoder Qwen3_5MoeTransformerDecoder",
+        has_cache=True,
+        class_beside=recurrence_beside,
+    ),
+    Row(
+        SmolLM3Decoder,
+        "SmolLM3Attention",
+        "SmolLM3Backbone",
+        "SmolLM3DecoderLayer",
+        has_cache=True,
+        cache_argument="self_attention_cache",
+    ),
+    Row(
+        GPTNeoXDecoder,
+        "GPTNeoXAttention",
+        "GPTNeoXBackbone",
+        "GPTNeoXDecoder",
+        has_cache=True,
+        parent_configs=by_constructor("GPTNeoXDecoder"),
+    ),
+    Row(
+        GptOssDecoder,
+        "GptOssAttention",
+        "GptOssBackbone",
+        "GptOssTransformerDecoder",
+        has_cache=True,
+    ),
+    Row(BloomDecoder, "BloomAttention", "BloomBackbone", "BloomDecoder", has_cache=True),
+    Row(
+        FalconDecoder,
+        "FalconAttention",
+        "FalconBackbone",
+        "FalconTransformerDecoder",
+        has_cache=True,
+    ),
+    Row(T5Attention, "T5MultiHeadAttention", "T5Backbone", "T5TransformerLayer", has_cache=True),
+    Row(
+        MoonshineAttention,
+        "MoonshineMultiHeadAttention",
+        "MoonshineBackbone",
+        "MoonshineEncoderBlock MoonshineDecoderBlock",
+        has_cache=True,
+    ),
+    Row(
+        GemmaAttention,
+        "CachedGemmaAttention",
+        "GemmaBackbone PaliGemmaBackbone",
+        "GemmaDecoderBlock PaliGemmaDecoderBlock",
+        has_cache=True,
+    ),
+    Row(  # its caches are not stacked
+        Gemma3Attention, "CachedGemma3Attention", "Gemma3Backbone", "Gemma3DecoderBlock"
+    ),
+    Row(
+        Gemma3nAttention,
+        "Gemma3nTextAttention",
+        "Gemma3nBackbone",
+        "Gemma3nMultimodalEmbeddingProcessor Gemma3nTextModel Gemma3nTextDecoderBlock",
+        has_cache=True,
+    ),
+    Row(
+        Gemma4Attention,
+        "Gemma4TextAttention",
+        "Gemma4Backbone",
+        "Gemma4TextDecoderBlock",
+        has_cache=True,
+    ),
+    Row(
+        T5GemmaAttention,
+        "T5GemmaAttention",
+        "T5GemmaBackbone",
+        "T5GemmaEncoderLayer T5GemmaDecoderLayer",
+        has_cache=True,
+    ),
+    Row(  # caches are in the decoder only, whose layers are refused
+        T5Gemma2Attention,
+        "T5Gemma2Attention T5Gemma2MergedAttention",
+        "T5Gemma2Backbone",
+        "T5Gemma2EncoderLayer T5Gemma2DecoderLayer",
+        parent_configs={"T5Gemma2EncoderLayer": t5_gemma2_config},
+    ),
+    Row(
+        GemmaVisionAttention,
+        "PaliGemmaVitAttention Gemma3VisionAttention",
+        inner_layers="PaliGemmaVit PaliGemmaVitEncoder PaliGemmaVitEncoderBlock "
+        "Gemma3VisionEncoder Gemma3VisionEncoderBlock Gemma3VisionEncoderLayer",
+    ),
+    Row(
+        Gemma4VisionAttention,
+        "Gemma4VisionAttention",
+        inner_layers="Gemma4VisionEncoder Gemma4VisionEncoderBlock Gemma4VisionDecoderBlock",
+    ),
+    Row(
+        DebertaAttention,
+        "DisentangledSelfAttention",
+        "DebertaV3Backbone",
+        "DisentangledAttentionEncoder",
+    ),
+    Row(
+        XLNetAttention,
+        "TwoStreamRelativeAttention",
+        "XLNetBackbone",
+        "XLNetEncoder",
+        parent_configs=by_constructor("XLNetEncoder"),
+    ),
+    Row(RoformerAttention, "RoformerAttention", "RoformerV2Backbone", "RoformerV2Encoder"),
+    Row(EsmAttention, "EsmSelfAttention", "ESMBackbone", "ESMEncoder"),
+    Row(
+        SwinAttention,
+        "WindowAttention",
+        "SwinTransformerBackbone",
+        "SwinTransformerStage SwinTransformerBlock",
+        module="keras_hub.src.models.swin_transformer.",
+    ),
+    Row(
+        ViTDetAttention,
+        "MultiHeadAttentionWithRelativePE",
+        "ViTDetBackbone SAMBackbone",
+        "WindowedTransformerEncoder",
+    ),
+    Row(
+        Qwen35VisionAttention,
+        "Qwen3_5VisionAttention",
+        inner_layers="Qwen3_5VisionEncoder Qwen3_5VisionBlock",
+        modules="keras_hub.src.models.qwen3_5.qwen3_5_vision_encoder",
+    ),
+    Row(DinoAttention, "DINOV3Attention", "DINOV3Backbone", "DINOV3Encoder DINOV3Layer"),
+    Row(
+        MiTAttention,
+        "SegFormerMultiheadAttention",
+        "MiTBackbone SegFormerBackbone",
+        "HierarchicalTransformerEncoder",
+        parent_configs={"HierarchicalTransformerEncoder": mit_config},
+    ),
+    Row(
+        DFineAttention,
+        "DFineMultiheadAttention",
+        "DFineBackbone",
+        "DFineHybridEncoder DFineEncoder DFineEncoderLayer DFineDecoder DFineDecoderLayer",
+    ),
+    Row(
+        VideoPrismAttention,
+        "VideoPrismAttention",
+        "VideoPrismBackbone",
+        "VideoPrismEncoder VideoPrismEncoderBlock",
+        parent_configs=by_constructor("VideoPrismEncoderBlock"),
+    ),
+]
+
+
+def register_family(
+    family: type[AttentionFamily],
+    classes: str,
+    attentions: Mapping[str, type] | None = None,
+    **places: Any,
+) -> None:
+    """Makes classes of attention layers known to `convert`.
+
+    What holds such layers is made known by `keras_graphattn.hub.reach`.
+
+    Args:
+        family: A subclass of `keras_graphattn.hub.families.AttentionFamily`.
+        classes: The names of the classes, separated by spaces. Where two families have a name, the
+            later one is asked.
+        attentions: The classes that attend in a converted layer, by the name that `convert` takes;
+            by default those for `"graph_filter"` and `"p_laplacian"`.
+        **places: `has_cache`, `cache_argument`, `module` and `parent_configs`, where the layers
+            decode with a cache, or share their name with others: see
+            `keras_graphattn.hub.families.Row`.
+
+    Raises:
+        ValueError: For anything else.
+
+    Example: a layer class `TinyAttention` that attends in its method `mix(query, key, value)`.
+
+    >>> from keras_graphattn.hub.families import AttentionFamily, Spelling
+    >>> class TinyFamily(AttentionFamily):
+    ...     spelling = Spelling("query", "key", "value", "back", num_heads="heads", key_dim="size")
+    ...     def mix(self, query, key, value):
+    ...         return self.attend(query, key, value)
+    >>> register_family(TinyFamily, "TinyAttention")
+    """
+    if not isinstance(family, type) or not issubclass(family, AttentionFamily):
+        raise ValueError(
+            "`family` must be a subclass of keras_graphattn.hub.families.AttentionFamily. "
+            f"Received: family={family!r}"
+        )
+    if not isinstance(classes, str) or not classes.split():
+        raise ValueError(f"`classes` must be names of classes. Received: classes={classes!r}")
+    attentions = dict(IN_PLACE if attentions is None else attentions)
+    for attention in attentions.values():
+        family.check_replacement(attention, classes)
+    FAMILIES.append(Row(family, classes, attentions=attentions, **{"module": "", **places}))
+
+
+def rows_named(name: str) -> list[Row]:
+    """The rows for classes of this name, the latest first."""
+    return [row for row in reversed(FAMILIES) if name in row.classes.split()]
+
+
+def row_of(layer: keras.Layer) -> Row | None:
+    """The row of an attention layer, converted or not; `None` where it has none."""
+    record = getattr(layer, "converted_from", None)
+    if record is not None:
+        row: Row = record.row
+        return row
+    plain = type(layer)
+    rows = (row for row in rows_named(plain.__name__) if row.family.has_class(plain, row.module))
+    return next(rows, None)
+
+
+def view(layer: keras.Layer) -> Any:
+    """An attention layer with the methods of its family, converted or not.
+
+    Raises:
+        ValueError: For a layer of no family.
+
+    Example:
+
+    >>> layer = keras.layers.MultiHeadAttention(num_heads=2, key_dim=4)
+    >>> view(layer).head_sizes()
+    HeadSizes(num_heads=2, num_key_value_heads=2, key_dim=4, value_dim=4, scale=0.5)
+    """
+    if isinstance(layer, AttentionFamily):
+        return layer
+    row = row_of(layer)
+    if row is None:
+        raise ValueError(f"{type(layer).__name__} is no attention that `convert` knows.")
+    plain = getattr(type(layer), "plain_class", type(layer))
+    return shown_as(layer, class_with(plain, row.family))
+
+
+def names_of(kind: str) -> list[str]:
+    """The names in the rows under `"classes"`, `"backbones"`, `"layers"`, `"inner_layers"` ..."""
+    return [name for row in FAMILIES for name in getattr(row, kind).split()]
+
+
+def served_names() -> list[str]:
+    """The names of the classes of attention layers in the rows."""
+    return sorted(set(names_of("classes")))
+
+
+def parent_config(plain: type, layer: keras.Layer) -> Config:
+    """The configuration of a layer that holds attention: its own, or what a row tells.
+
+    `plain` is the class of the layer while it is not converted.
+    """
+    for row in reversed(FAMILIES):
+        if plain.__name__ in row.parent_configs:
+            return row.parent_configs[plain.__name__](layer)
+    config: Config = plain.get_config(layer)  # type: ignore[attr-defined]
+    return config
+
+
+# Names in papers and in other libraries, written as `plain_name` writes them.
+ALIASES = {
+    **dict.fromkeys(("gfsa", "graphfilterattention"), "graph_filter"),
+    **dict.fromkeys(("plat", "plaplacianattention"), "p_laplacian"),
+    **dict.fromkeys(("agf", "attentivegraphfilterattention"), "attentive_graph_filter"),
+    **dict.fromkeys(("maskedkernelattention",), "masked_kernel"),
+}
+HINTS = {
+    **dict.fromkeys(
+        ("performer", "favor", "favor+"), 'Use attention="masked_kernel" with feature_map="favor".'
+    ),
+    **dict.fromkeys(
+        ("gkat", "graphkernel", "graphkernelattention"),
+        "GKAT needs the graph of the tokens: build the model with "
+        'keras_graphattn.layers.GraphKernelAttention, or use attention="masked_kernel".',
+    ),
+    **dict.fromkeys(
+        ("softmax", "multiheadattention"),
+        "For the model's own attention call keras_graphattn.revert(model).",
+    ),
+}
+
+
+def register_attention(attention: str, replaced: str, replacement: type) -> None:
+    """Makes an attention known to `convert`.
+
+    Args:
+        attention: The name that `convert` takes.
+        replaced: Name of the class of layers that are replaced: one of a family that is known, such
+            as `"MultiHeadAttention"` or `"LlamaAttention"`, or any subclass of
+            `keras.layers.MultiHeadAttention`.
+        replacement: The class that takes its place. For `keras.layers.MultiHeadAttention` and its
+            subclasses, whose projections are kept: a subclass of this package's `AttentionLayer`
+            that is called like the class it replaces. For other layers: a subclass of
+            `keras_graphattn.hub.families.ConvertedAttention`.
+
+    Raises:
+        ValueError: For invalid names, for a class of no family, and for a replacement that does
+            not fit.
+
+    Example:
+
+    >>> from keras_graphattn.hub.families import ConvertedGraphFilter
+    >>> from keras_graphattn.layers import GraphFilterAttention
+    >>> register_attention("graph_filter", "MultiHeadAttention", GraphFilterAttention)
+    >>> register_attention("graph_filter", "LlamaAttention", ConvertedGraphFilter)
+    """
+    for name, value in (("attention", attention), ("replaced", replaced)):
+        if not isinstance(value, str):
+            raise ValueError(f"`{name}` must be a name. Received: {name}={value!r}")
+    rows = rows_named(replaced)
+    if rows:
+        rows[0].family.check_replacement(replacement, rows[0].named())
+        rows[0].attentions[attention] = replacement
+        return
+    classes = [cls for cls in subclasses_of(keras.Layer) if cls.__name__ == replaced]
+    if classes and not any(issubclass(cls, keras.layers.MultiHeadAttention) for cls in classes):
+        raise ValueError(
+            "`replaced` must be the name of a class of a family that is known "
+            f"({', '.join(served_names())}), or of a subclass of keras.layers.MultiHeadAttention. "
+            f"Received: replaced={replaced!r}, which is {classes[0].__module__}.{replaced}. Write "
+            "a family for it, and call keras_graphattn.hub.register_family first."
+        )
+    register_family(StockAttention, replaced, {attention: replacement})
+
+
+def attention_name(attention: Any) -> str:
+    """The name that an attention is registered under, from that name or from another one for it.
+
+    Raises:
+        ValueError: If there is no such attention. The message says what is meant, if it can.
+    """
+    names = sorted({name for row in FAMILIES for name in row.attentions})
+    if attention in names:
+        return str(attention)
+    simple = plain_name(attention) if isinstance(attention, str) else ""
+    others = {**ALIASES, **{plain_name(name): name for name in names}}
+    if simple in others:
+        return others[simple]
+    hint = f" {HINTS[simple]}" if simple in HINTS else did_you_mean(attention, others)
+    raise ValueError(
+        f"`attention` must be one of {names}. Received: attention={attention!r}.{hint}"
+    )
+
+
+def is_reached(layer: keras.Layer) -> bool:
+    """Whether some attention can take the place of this layer."""
+    return not is_ours(layer) and row_of(layer) is not None
+
+
+def is_ours(layer: keras.Layer) -> bool:
+    """Whether this is attention of this package, made by `convert` or not."""
+    return isinstance(layer, ConversionMark)
+
+
+def is_attention(layer: keras.Layer) -> bool:
+    """Whether this is an attention layer itself, in which no other is looked for."""
+    is_stock = isinstance(layer, keras.layers.MultiHeadAttention)
+    return is_stock or is_ours(layer) or is_reached(layer)
+
+
+def attentions_made_by(cls: type) -> tuple[list[str], list[str]]:
+    """The names of classes of attention that the code of a class of layers names.
+
+    First those that an attention can take the place of, then those of other classes with
+    "Attention" in their names that it makes. Code that gets its attention from elsewhere has
+    neither.
+    """
+    stock: set[str] = set()
+    others: set[str] = set()
+    seen: set[type] = set()
+    waiting = [cls]
+    while waiting:
+        current = waiting.pop()
+        if current in seen or current.__module__.startswith("keras."):
+            continue
+        seen.add(current)
+        waiting.extend(base for base in current.__bases__ if issubclass(base, keras.Layer))
+        for function in filter(inspect.isfunction, vars(current).values()):
+            function = inspect.unwrap(function)
+            stock.update(set(function.__code__.co_names) & set(served_names()))
+            named = (function.__globals__.get(name) for name in function.__code__.co_names)
+            made = [x for x in named if isinstance(x, type) and issubclass(x, keras.Layer)]
+            waiting.extend(made)
+            others.update(x.__name__ for x in made if "Attention" in x.__name__)
+    return sorted(stock), sorted(others - stock)
+
+
+__all__ = [
+    "FAMILIES",
+    "AttentionFamily",
+    "ConvertedAttention",
+    "ConvertedGraphFilter",
+    "ConvertedPLaplacian",
+    "HeadSizes",
+    "Logits",
+    "Row",
+    "Spelling",
+    "attention_name",
+    "attentions_made_by",
+    "is_attention",
+    "is_ours",
+    "is_reached",
+    "names_of",
+    "parent_config",
+    "register_attention",
+    "register_family",
+    "row_of",
+    "rows_named",
+    "served_names",
+    "view",
+]

@@ -1,0 +1,512 @@
+"""The families of Gemma: its decoders, T5Gemma's two towers, and the vision towers of Gemma.
+
+The decoders' method that attends, `_compute_attention(q, k, v, attention_mask, ...)`, gets rotated
+queries and keys, and keys and values with their own number of heads. The layers cap their scores,
+s -> c tanh(s / c), and drop entries of A. On every backend, KerasHub applies soft cap and window in
+the full pass and in decoding, and puts zeros in rows that see nothing. So does a converted layer;
+also where KerasHub spreads such a row over all tokens, as in Gemma 3n and T5Gemma.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_graphattn.hub.converted import (
+    AttentionFamily,
+    Cache,
+    Heads,
+    HeadSizes,
+    Index,
+    Mask,
+    Spelling,
+    Tokens,
+    attention_matrix,
+    in_all_heads,
+    open_slots,
+)
+from keras_graphattn.hub.decoders import Decoder, visible_where
+from keras_graphattn.operators.softmax import Logits
+from keras_graphattn.types import Tensor
+
+Sides = tuple[int | None, int | None] | None
+
+
+class GemmaAttention(Decoder):
+    """Gemma, Gemma 2 and PaliGemma's decoder: a window in every other layer of Gemma 2."""
+
+    spelling = Spelling(soft_cap="logit_soft_cap", matrix_dropout="dropout_layer")
+    head_dim: int
+    hidden_dim: int
+    num_query_heads: int
+    query_head_dim_normalize: bool
+    use_sliding_window_attention: bool
+    sliding_window_size: int
+    _apply_rope: Callable[..., Tensor]
+
+    def head_sizes(self) -> HeadSizes:
+        sizes = super().head_sizes()
+        if self.query_head_dim_normalize:
+            return sizes
+        return sizes._replace(scale=float((self.hidden_dim // self.num_query_heads) ** -0.5))
+
+    def window_sides(self) -> Sides:
+        if not self.use_sliding_window_attention:
+            return None
+        return self.sliding_window_size - 1, self.sliding_window_size - 1
+
+    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
+        return self._apply_rope(query, index), self._apply_rope(key, index)
+
+    def _compute_attention(  # type: ignore[override]
+        self,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        attention_mask: Mask | None,
+        training: bool | None = False,
+        cache_update_index: Index = 0,
+    ) -> Tensor:
+        groups = self.settings.sizes.groups
+        k, v = in_all_heads(k, groups), in_all_heads(v, groups)  # (B, T, N, H)
+        return self.attend(q, k, v, attention_mask, training)
+
+    def call(
+        self,
+        x: Tokens,
+        attention_mask: Mask | None = None,
+        cache: Cache | None = None,
+        cache_update_index: Index = 0,
+        training: bool | None = False,
+    ) -> Any:
+        return super().call(x, attention_mask, cache, cache_update_index, training)
+
+
+class Gemma3Attention(GemmaAttention):
+    """Gemma 3: norms of queries and keys; a window in most layers.
+
+    In embedding models the window lies on both sides of a token, and no causal mask is joined with
+    it; the tokens of an image see each other in both directions.
+
+    The cache of a layer is a tuple (key, value) of tensors [B, S, Nkv, H]. The caches of the layers
+    are not stacked, so only converted layers get further entries in their tuples, one per slot.
+    Where `cache_update_mask` is false, as for tokens of a longer prompt, the cache keeps keys,
+    values and further signals from the first pass, in which image tokens have seen all of their
+    image.
+    """
+
+    use_bidirectional_attention: bool
+    use_query_key_norm: bool
+    query_norm: keras.Layer
+    key_norm: keras.Layer
+
+    def sees_past_only(self, parent: Any) -> bool:
+        return not self.use_bidirectional_attention
+
+    def window_sides(self) -> Sides:
+        size = self.sliding_window_size
+        if self.use_sliding_window_attention and self.use_bidirectional_attention:
+            return size - size // 2 - 1, size // 2
+        return super().window_sides()
+
+    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
+        if self.use_query_key_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return super().placed_heads(query, key, index)
+
+    def call(  # type: ignore[override]
+        self,
+        x: Tokens,
+        attention_mask: Mask | None = None,
+        cache: tuple[Tensor, ...] | None = None,
+        cache_update_index: Index = 0,
+        cache_update_mask: Mask | None = None,
+        training: bool | None = False,
+    ) -> Any:
+        if cache is None:
+            return super(Decoder, self).call(  # type: ignore[misc]
+                x, attention_mask, None, cache_update_index, cache_update_mask, training
+            )
+        stacked = ops.stack(cache, axis=1)  # (B, slots, S, Nkv, H)
+        outputs, stacked = self.attend_cached(
+            x, attention_mask, stacked, cache_update_index, training, update=cache_update_mask
+        )
+        return outputs, tuple(ops.unstack(stacked, axis=1))
+
+
+def heads_swapped(x: Tensor) -> Tensor:
+    """A tensor (..., N, T, H) as (..., T, N, H), or back."""
+    return ops.swapaxes(x, -3, -2)
+
+
+class Gemma3nAttention(Decoder):
+    """Gemma 3n's text decoder: heads before tokens, unscaled scores, norms, windows.
+
+    The cache is [B, 2, Nkv, S, H] with rotated keys, and `call` returns outputs, A and the cache; a
+    converted layer returns `None` in the place of A.
+
+    The last layers of the model borrow keys and values of an earlier layer. The model hands them
+    the cache of that layer, and none of their own, so a filter has no place to keep A V of past
+    tokens: these layers are refused. The audio tower attends in blocks with a context before and
+    after them, so that A is not square: it stays as it is.
+    """
+
+    spelling = Spelling(
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        num_heads="num_attention_heads",
+        num_key_value_heads="num_key_value_heads",
+        key_dim="head_dim",
+        scale=1.0,
+        matrix_dropout="dropout",
+        joins_heads=True,
+    )
+    is_kv_shared_layer: bool
+    sliding_window: int | None
+    rotary_embedding: keras.Layer
+    q_norm: keras.Layer
+    k_norm: keras.Layer
+    v_norm: keras.Layer
+
+    def refusal_reason(self) -> str | None:
+        if not self.is_kv_shared_layer:
+            return None
+        return (
+            f"{type(self).__name__} with is_kv_shared_layer=True is given the cache of the layer "
+            "whose keys and values it borrows, and no cache of its own: what a filter needs of "
+            "past tokens cannot be kept while it decodes"
+        )
+
+    def window_sides(self) -> Sides:
+        size = self.sliding_window
+        return None if size is None else (size - 1, size - 1)
+
+    def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
+        query, key, value = super().projected_heads(inputs, index)
+        return query, key, self.v_norm(value)
+
+    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
+        rotate = self.rotary_embedding
+        return (
+            rotate(self.q_norm(query), start_index=index),
+            rotate(self.k_norm(key), start_index=index),
+        )
+
+    def _compute_attention(  # type: ignore[override]
+        self,
+        query: Heads,
+        key: Heads,
+        value: Heads,
+        attention_mask: Mask | None,
+        training: bool | None = False,
+    ) -> tuple[Tensor, None]:
+        groups = self.settings.sizes.groups
+        key, value = (in_all_heads(heads_swapped(x), groups) for x in (key, value))
+        return self.attend(heads_swapped(query), key, value, attention_mask, training), None
+
+    def call(  # type: ignore[override]
+        self,
+        hidden_states: Tokens,
+        attention_mask: Mask | None,
+        cache: Cache | None = None,
+        cache_update_index: Index = 0,
+        cache_update_mask: Mask | None = None,
+        training: bool | None = False,
+    ) -> Any:
+        if cache is None:
+            return super(Decoder, self).call(  # type: ignore[misc]
+                hidden_states, attention_mask, None, cache_update_index, None, training
+            )
+        outputs, cache = self.attend_cached(
+            hidden_states,
+            attention_mask,
+            heads_swapped(cache),  # (B, slots, S, Nkv, H)
+            cache_update_index,
+            training,
+            update=cache_update_mask,
+        )
+        return outputs, None, heads_swapped(cache)
+
+
+NO_CACHE = (
+    "it belongs to an assistant, which borrows keys and values of another model's cache and has "
+    "none of its own: what a filter needs of past tokens cannot be kept"
+)
+
+
+class Gemma4Attention(GemmaAttention):
+    """Gemma 4's text decoder: norms, unscaled scores, borrowed keys and values, two head sizes.
+
+    Some layers use their keys as values, before norm and rotation. Layers that see all tokens may
+    have another number and another size of heads than those with a window, and rotate part of the
+    features only. The window is in the mask of the decoder. The audio tower attends in blocks with
+    a context before and after them, so that A is not square: it stays as it is.
+
+    The last layers of some models borrow keys and values: they get those of an earlier layer as
+    `shared_kv`, and have projections of queries only. Their A is a square matrix of the same tokens
+    as everywhere, from their own queries, and a filter of it is applied to the borrowed values.
+    What the filter keeps of past tokens, such as A V, is in the layer's own part of the cache.
+
+    `Gemma4AssistantCausalLM` proposes tokens to another model and borrows keys and values of that
+    model's cache, in all of its layers. It has no cache of its own to keep A V in: its layers are
+    refused. The other model may be converted.
+
+    The cache of all layers is stacked: [B, 2, S, Nkv, H] with the largest number and size of heads,
+    whose first entries a layer uses. `cache_update_mask` is that of Gemma 3.
+    """
+
+    use_bidirectional_attention: bool
+    is_kv_shared_layer: bool
+    attention_k_eq_v: bool
+    effective_num_kv_heads: int
+    path: str
+    query_dense: keras.Layer
+    key_dense: keras.Layer
+    value_dense: keras.Layer
+    output_dense: keras.Layer
+    query_norm: keras.Layer
+    key_norm: keras.Layer
+    value_norm: keras.Layer
+
+    def is_of_assistant(self) -> bool:
+        """Whether the layer borrows, but was made to have keys and values of its own."""
+        return self.is_kv_shared_layer and self.key_dense is not None
+
+    def refusal_reason(self) -> str | None:
+        return NO_CACHE if self.is_of_assistant() else None
+
+    def sees_past_only(self, parent: Any) -> bool:
+        return not self.use_bidirectional_attention
+
+    def head_sizes(self) -> HeadSizes:
+        heads, size = self.query_dense.partial_output_shape[-2:]
+        return HeadSizes(heads, self.effective_num_kv_heads, size, size, 1.0)
+
+    def window_sides(self) -> Sides:
+        return None
+
+    def projection_layers(self) -> dict[str, Any]:
+        projections = {
+            "query": self.query_dense,
+            "key": self.key_dense,
+            "value": self.key_dense if self.attention_k_eq_v else self.value_dense,
+            "attention_output": self.output_dense,
+        }
+        return {name: layer for name, layer in projections.items() if layer is not None}
+
+    def call(  # type: ignore[override]
+        self,
+        x: Tokens,
+        attention_mask: Mask | None = None,
+        cache: Cache | None = None,
+        cache_update_index: Index = 0,
+        cache_update_mask: Mask | None = None,
+        shared_kv: Tensor | None = None,
+        training: bool | None = False,
+        positions: Tensor | None = None,
+    ) -> Any:
+        if self.is_of_assistant():  # made of a backbone that was converted before
+            raise ValueError(
+                f"{type(self).__name__} '{self.path}' is converted, and {NO_CACHE}. "
+                "Call keras_graphattn.revert on the assistant."
+            )
+        if cache is None or (self.is_kv_shared_layer and shared_kv is None):  # which it refuses
+            return super(Decoder, self).call(  # type: ignore[misc]
+                x,
+                attention_mask,
+                cache,
+                cache_update_index,
+                cache_update_mask,
+                shared_kv,
+                training,
+                positions,
+            )
+        self.check_index(cache_update_index)
+        own = cache[:, :, :, : self.effective_num_kv_heads, : self.head_dim]
+        if shared_kv is not None and self.is_kv_shared_layer:
+            borrowed = shared_kv[:, :2, :, : self.effective_num_kv_heads, : self.head_dim]
+            own = ops.concatenate([borrowed, own[:, 2:]], axis=1)
+        outputs, own = self.attend_cached(
+            x,
+            attention_mask,
+            own,
+            cache_update_index,
+            training,
+            update=cache_update_mask,
+            projected=self._projected_at(x, cache_update_index, positions, own),
+        )
+        whole = open_slots(cache, own.shape[1])
+        return outputs, ops.slice_update(whole, (0, 0, 0, 0, 0), ops.cast(own, whole.dtype))
+
+    def _projected_at(
+        self, inputs: Tensor, index: Index, positions: Tensor | None, cache: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Queries, keys and values of new tokens; borrowed ones are in the cache already.
+
+        Positions (B, t) are those of all new tokens, where they do not follow one another.
+        """
+        query = self.query_norm(self.query_dense(inputs))
+        query = self._apply_rope(query, index, positions=positions)
+        if self.is_kv_shared_layer:
+            shape = (*ops.shape(inputs)[:2], self.effective_num_kv_heads, self.head_dim)
+            start = (0, index, 0, 0)
+            return query, ops.slice(cache[:, 0], start, shape), ops.slice(cache[:, 1], start, shape)
+        key = self.key_dense(inputs)
+        value = key if self.attention_k_eq_v else self.value_dense(inputs)
+        key = self._apply_rope(self.key_norm(key), index, positions=positions)
+        return query, key, self.value_norm(value)
+
+
+class T5GemmaAttention(GemmaAttention):
+    """T5Gemma's attention over its own tokens, in the encoder and in the decoder.
+
+    The masks are numbers that are added to the scores: 0 where a token is seen, -1e9 where it is
+    not. The layers always return a cache. The window is in the mask of the decoder; the encoder of
+    KerasHub 0.32 ignores it, converted or not. Cross-attention is of the same class, and stays as
+    it is.
+    """
+
+    spelling = replace(GemmaAttention.spelling, scale="scaling")
+    rotary_embedding: keras.Layer
+
+    def head_sizes(self) -> HeadSizes:
+        return super(GemmaAttention, self).head_sizes()
+
+    def sees_past_only(self, parent: Any) -> bool:
+        return type(parent).__name__ == "T5GemmaDecoderLayer"
+
+    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
+        rotate = self.rotary_embedding
+        return rotate(query, start_index=index), rotate(key, start_index=index)
+
+    def _compute_attention(  # type: ignore[override]
+        self,
+        query_states: Heads,
+        key_states: Heads,
+        value_states: Heads,
+        attention_mask: Mask | None,
+        training: bool | None,
+    ) -> Tensor:
+        visible = visible_where(attention_mask)
+        return self.attend(query_states, key_states, value_states, visible, training)
+
+    def call(
+        self,
+        inputs: Tokens,
+        attention_mask: Mask | None = None,
+        cache: Cache | None = None,
+        cache_update_index: Index = None,
+        training: bool | None = None,
+    ) -> Any:
+        if cache is not None:
+            attention_mask = visible_where(attention_mask)
+        return super().call(inputs, attention_mask, cache, cache_update_index, training)
+
+
+MERGED = "T5Gemma2MergedAttention"
+
+
+class T5Gemma2Attention(T5GemmaAttention):
+    """T5Gemma 2's encoder: as T5Gemma's, with norms; the window is in the mask of the encoder.
+
+    The decoder has one attention for its own tokens and those of the encoder: T decoder tokens look
+    at T + S others in one softmax. This matrix is not square, and a filter of it is undefined. So
+    layers of class `T5Gemma2MergedAttention` are refused. The vision tower is Gemma 3's.
+    """
+
+    use_query_key_norm: bool
+    query_norm: keras.Layer
+    key_norm: keras.Layer
+
+    def refusal_reason(self) -> str | None:
+        if type(self).__name__ != MERGED:
+            return None
+        return (
+            f"{MERGED} looks from the decoder's tokens at these and at all of the encoder's: its "
+            "attention matrix is not square"
+        )
+
+    def sees_past_only(self, parent: Any) -> bool:
+        return type(self).__name__ == MERGED
+
+    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
+        if self.use_query_key_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return super().placed_heads(query, key, index)
+
+
+class GemmaVisionAttention(AttentionFamily):
+    """The vision towers of PaliGemma and Gemma 3: all patches of an image see each other.
+
+    Both have the same class under two names, without a method that attends but `call`. The layer
+    drops entries of A. A mask of the call is added to the scores; the towers give none. The
+    original always returns A beside its outputs; a converted layer does so with
+    `return_attention_scores` only, and it is the matrix that the filter is one of.
+
+    With `pooling="map"`, which KerasHub 0.32 fails to build, PaliGemma's tower pools its tokens by
+    a learned probe, which looks at other tokens than itself. That attention stays as it is.
+    """
+
+    spelling = Spelling(
+        *("query_proj", "key_proj", "value_proj", "out_proj"),
+        num_heads="num_heads",
+        key_dim="head_dim",
+        scale="scale",
+        matrix_dropout="dropout_layer",
+        joins_heads=True,
+    )
+
+    def score_logits(self, length: Index, term: Any = None) -> Logits:
+        while term is not None and len(term.shape) < 4:  # aligned from the right, as it is added
+            term = term[None]
+        return Logits(bias=term)
+
+    def call(
+        self,
+        x: Tokens,
+        attention_mask: Mask | None = None,
+        return_attention_scores: bool | None = None,
+        training: bool | None = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        query, key, value = self.projected_heads(x, 0)
+        heads = self.attend(query, key, value, training=training, term=attention_mask)
+        outputs = self.merged_heads(heads, training)
+        if not return_attention_scores:
+            return outputs, None
+        logits = self.score_logits(ops.shape(key)[1], attention_mask)
+        return outputs, attention_matrix(query, key, None, self.settings.sizes.scale, logits)
+
+
+class Gemma4VisionAttention(AttentionFamily):
+    """Gemma 4's vision tower: groups of heads, norms, two rotations, unscaled scores, a soft cap.
+
+    Queries and keys are rotated by row and by column before `_compute_attention`. The layer drops
+    entries of A. The mask (B, S) hides the patches that fill an image up. The rows of those patches
+    stay, as in the original: the tower puts zeros there after each block. An image of such patches
+    only is an exception: the original answers with the mean of their values, and a converted layer
+    with zeros.
+    """
+
+    spelling = Spelling(
+        num_heads="num_query_heads",
+        num_key_value_heads="num_key_value_heads",
+        key_dim="head_dim",
+        scale=1.0,
+        soft_cap="logit_soft_cap",
+        matrix_dropout="dropout_layer",
+    )
+
+    def _compute_attention(
+        self,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        attention_mask: Mask | None,
+        training: bool | None = False,
+    ) -> Tensor:
+        groups = self.settings.sizes.groups
+        k, v = in_all_heads(k, groups), in_all_heads(v, groups)  # (B, T, N, H)
+        if attention_mask is not None:
+            attention_mask = ops.expand_dims(attention_mask, 1)  # (B, 1, S)
+        return self.attend(q, k, v, attention_mask, training)

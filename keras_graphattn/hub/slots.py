@@ -1,0 +1,232 @@
+"""Where attention is in a model, and the change of it: the slots that `convert` can select.
+
+A slot is a self-attention layer in an attribute of its parent. Cross-attention is in no slot: the
+filter of a matrix that is not square is undefined. In every case the projections stay the very same
+sublayers with their variables, paths, quantisation and LoRA factors: no weight is copied.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_graphattn.hub.converted import CacheSlots
+from keras_graphattn.hub.families import Row, is_attention, is_ours, is_reached, row_of, view
+from keras_graphattn.hub.stock import widened
+from keras_graphattn.keras_internals import (
+    change_class,
+    is_distributed,
+    layer_attributes,
+    living_layers_above,
+    makes_distributed,
+    walk,
+)
+
+# Layers whose attention looks at other tokens than it answers for. Its matrix may be square, but
+# row i and column i are not the same token, so that its powers mean nothing.
+# SigLIP, VideoPrism, PaliGemma's tower: learned probes. PARSeq: positions to be read, which look at
+# the characters before them. There the square of the matrix would even show a position its own
+# character in training.
+OTHER_TOKENS = (
+    *("SigLIPMultiHeadAttentionPooling", "VideoPrismAttenTokenPoolingLayer"),
+    *("MultiHeadAttentionPooling", "PARSeqDecoderBlock"),
+)
+
+
+class Request(NamedTuple):
+    """What one call of `convert` asks for."""
+
+    attention: str
+    options: dict[str, Any]
+
+    def own_options(self) -> dict[str, Any]:
+        """The options in objects of their own: a mask with weights is not shared by layers."""
+        config = _unshared(keras.saving.serialize_keras_object(dict(self.options)))
+        options: dict[str, Any] = keras.saving.deserialize_keras_object(config)
+        return options
+
+
+def _unshared(config: Any) -> Any:
+    """A configuration without the marks by which Keras makes an object of a file only once."""
+    if isinstance(config, dict):
+        return {key: _unshared(x) for key, x in config.items() if key != "shared_object_id"}
+    return [_unshared(x) for x in config] if isinstance(config, list) else config
+
+
+class ConversionRecord:
+    """What a converted layer keeps for `revert` and for files. Keras tracks nothing in here."""
+
+    def __init__(
+        self, row: Row, request: Request, take_back: Callable[[keras.Layer], None]
+    ) -> None:
+        self.row = row
+        self.request = request
+        self.take_back = take_back
+
+
+class AttentionSlot(NamedTuple):
+    """One self-attention layer: an attribute of its parent layer."""
+
+    parent: keras.Layer
+    attribute: str
+
+    @property
+    def layer(self) -> Any:
+        """The attention layer that is there now."""
+        return getattr(self.parent, self.attribute)
+
+    @property
+    def path(self) -> str:
+        """The path of the layer, as its variables have it."""
+        return str(self.layer.path or f"{self.parent.path or self.parent.name}/{self.layer.name}")
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether the layer there is one of ours."""
+        return hasattr(self.layer, "converted_from")
+
+    @property
+    def refusal_reason(self) -> str | None:
+        """Why the layer there cannot be converted; `None` where it can, or is."""
+        return None if is_ours(self.layer) else view(self.layer).refusal_reason()
+
+    def prepared(self, request: Request) -> Callable[[], None]:
+        """What converts the layer. Whatever can be refused is refused here.
+
+        Raises:
+            ValueError: For options that the layer refuses, for a layer that is not built, and for
+                one built under a distribution that is not set now, or without one while one is.
+        """
+        layer, shown = self.layer, view(self.layer)
+        row: Any = row_of(layer)
+        replacement = row.replacement(request.attention)
+        if not layer.built:
+            raise ValueError(
+                f"'{self.path}' is not built, and {type(layer).__name__} can be converted only "
+                "once it is. Build the model, or call it on data once."
+            )
+        _check_devices(self.path, shown.projection_layers()["query"])
+        change = shown.prepared_change(replacement, self.parent, request.own_options())
+
+        def convert() -> None:
+            take_back = change(layer)
+            layer.converted_from = ConversionRecord(row, request, take_back)
+
+        return convert
+
+    def revert(self) -> None:
+        """Takes the conversion back; all weights but the added ones stay as they are."""
+        self.layer.converted_from.take_back(self.layer)
+
+
+def _check_devices(path: str, query: Any) -> None:
+    """Refuses a layer whose new weights would be on other devices than those it has."""
+    weight = query.variables[0]  # `kernel` is a sum under LoRA
+    if is_distributed(weight) and not makes_distributed():
+        raise ValueError(
+            f"'{path}' was built under a distribution over devices, and none is set now: new "
+            "weights would be on one device, and training would fail. Convert within the scope "
+            "of that distribution (keras.distribution, or a tf.distribute strategy)."
+        )
+    if makes_distributed() and not is_distributed(weight):
+        raise ValueError(
+            f"'{path}' was built on one device, and a distribution over devices is set now: "
+            "new weights would be on all of them, and training would fail. Build the model within "
+            "the distribution's scope; or convert it before the distribution is set, and then "
+            "call keras_graphattn.distribution.distribute(model) (jax)."
+        )
+
+
+def convert_slots(slots: Sequence[AttentionSlot], request: Request) -> None:
+    """Converts the attention layers of all slots, or of none."""
+    prepared = [slot.prepared(request) for slot in slots]
+    done: list[AttentionSlot] = []
+    try:
+        for slot, convert in zip(slots, prepared, strict=True):
+            convert()
+            done.append(slot)
+    except BaseException:
+        for slot in done:
+            slot.revert()
+        raise
+
+
+def direct_slots(layer: keras.Layer) -> list[AttentionSlot]:
+    """The slots that are attributes of this very layer."""
+    # BLIP-2 keeps its cross-attention in a layer around it, of this name.
+    looks_elsewhere = type(layer).__name__ in OTHER_TOKENS or layer.name.startswith(
+        "cross_attention"
+    )
+    if looks_elsewhere or is_attention(layer):
+        return []
+    return [
+        AttentionSlot(layer, name)
+        for name, child in layer_attributes(layer).items()
+        if "cross" not in name and (is_reached(child) or is_ours(child))
+    ]
+
+
+def attention_slots(owner: keras.Layer) -> list[AttentionSlot]:
+    """All slots in a layer or model, in the order of its graph."""
+    slots: dict[int, AttentionSlot] = {}
+    for layer in walk(owner):
+        for slot in direct_slots(layer):
+            slots.setdefault(id(slot.layer), slot)
+    return list(slots.values())
+
+
+def added_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """The weights of a converted layer that the replaced one did not have."""
+    variables: list[keras.Variable] = view(layer).added_variables() if layer.built else []
+    return variables
+
+
+def align_caches(owner: keras.Layer, slots: Sequence[AttentionSlot]) -> None:
+    """Gives all decoder layers in a model the same number of cache slots, converted or not."""
+    layers = [(slot.layer, row_of(slot.layer)) for slot in slots]
+    converted = [layer for layer, _ in layers if isinstance(layer, CacheSlots)]
+    count = max((layer.needed_slots for layer in converted), default=2)
+    for layer in converted:
+        layer.cache_slots = count
+    for layer, row in layers:
+        if isinstance(layer, CacheSlots) or row is None or not row.has_cache:
+            continue
+        plain: Any = getattr(type(layer), "plain_class", type(layer))
+        _pass_on(layer, widened(plain, row.cache_argument) if count > 2 else plain, count)
+    besides = {row.class_beside for _, row in layers if row is not None and row.class_beside}
+    for layer in walk(owner) if besides else ():
+        for class_beside in besides:
+            new = class_beside(layer, count)
+            if new is not None:
+                _pass_on(layer, new, count)
+
+
+def _pass_on(layer: keras.Layer, new: type, count: int) -> None:
+    """Changes the class of a layer that is not converted to one that passes on the cache slots."""
+    change_class(layer, new)
+    if count > 2:
+        layer.cache_slots = count
+
+
+def parents_of(model: keras.Layer) -> list[keras.Layer]:
+    """All layers of this process that hold attention of a model, but are no part of the model.
+
+    A model that was composed of the same layers must carry the conversion when it is saved or
+    cloned, and must not go on with functions that it compiled before. Keras does not keep the way
+    upwards. The nearest come first: those that hold the model, then those that hold them.
+    """
+    held = {id(model), *(id(slot.parent) for slot in attention_slots(model))}
+    return living_layers_above(held, {id(layer) for layer in walk(model)})
+
+
+def is_backbone_class(cls: type) -> bool:
+    """Whether this is a class of KerasHub backbones; `False` where KerasHub is not imported."""
+    keras_hub = sys.modules.get("keras_hub")
+    return keras_hub is not None and issubclass(cls, keras_hub.models.Backbone)
+
+
+def is_task_class(cls: type) -> bool:
+    """Whether this is a class of KerasHub tasks; `False` where KerasHub is not imported."""
+    keras_hub = sys.modules.get("keras_hub")
+    return keras_hub is not None and issubclass(cls, keras_hub.models.Task)

@@ -1,0 +1,370 @@
+"""The family of Keras' multi-head attention, and of KerasHub's `CachedMultiHeadAttention`.
+
+Layers of this package take the projections of such a layer as they are: the very same sublayers
+with their variables, paths, quantisation and LoRA factors. So the layer becomes an instance of a
+layer class of this package, `GraphFilterAttention` for example: it stays the same object and gets
+the body of a new layer, and that one keeps what it was for `revert`. No weight is copied.
+
+KerasHub's cache of one layer is [B, 2, S, N, H]: keys and values. A polynomial filter needs A V
+(and, of higher exact orders, A^2 V ...) of past tokens as well: one slot for each. The slots open
+by themselves in the first pass, which seeds the cache: a layer that is given two and wants three
+returns three. The caches of all layers are stacked, so layers left as they were pass on slots that
+they do not use (`widened`).
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_graphattn.coefficient_rate import FINE_TUNING_MULTIPLIER, NAME
+from keras_graphattn.hub.converted import (
+    AttentionFamily,
+    CacheSlots,
+    HeadSizes,
+    Index,
+    open_slots,
+    refuse_paged_attention,
+    step_mask,
+)
+from keras_graphattn.keras_internals import exchange, scale_of, scope_of
+from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
+from keras_graphattn.layers.base import AttentionLayer, Call, Tokens, projections_of
+from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
+from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
+from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
+from keras_graphattn.numerics.precision import at_least_float32, zero_where_masked
+from keras_graphattn.operators.cached import Cache, CachedOperator
+from keras_graphattn.operators.kernel import KernelOperator
+from keras_graphattn.operators.operator import Visibility
+from keras_graphattn.operators.singular import (
+    SingularOperator,
+    left_singular_vectors,
+    right_singular_vectors,
+)
+from keras_graphattn.operators.singular_causal import causal_product
+from keras_graphattn.types import Tensor
+
+DECODERS = ("TransformerDecoder", "EdRecDecoderBlock")  # parents that mask causally by themselves
+
+
+class StockAttention(AttentionFamily):
+    """`keras.layers.MultiHeadAttention`, and its subclasses with the same projections."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    weights: list[Any]
+    trainable: bool
+    dtype_policy: Any
+
+    @classmethod
+    def has_class(cls, plain: type, module: str) -> bool:
+        return issubclass(plain, keras.layers.MultiHeadAttention)
+
+    @classmethod
+    def check_replacement(cls, replacement: type, classes: str) -> None:
+        if not isinstance(replacement, type) or not issubclass(replacement, AttentionLayer):
+            raise ValueError(
+                "`replacement` must be a class of layers like those of keras_graphattn.layers. "
+                f"Received: replacement={replacement!r}"
+            )
+
+    def head_sizes(self) -> HeadSizes:
+        return HeadSizes(
+            self.num_heads, self.num_heads, self.key_dim, self.value_dim, scale_of(self)
+        )
+
+    def projection_layers(self) -> dict[str, keras.Layer]:
+        return projections_of(self)
+
+    def sees_past_only(self, parent: keras.Layer) -> bool:
+        if any(base.__name__ in DECODERS for base in type(parent).__mro__):
+            return True
+        return bool(getattr(parent, "use_causal_mask", False))
+
+    def added_variables(self) -> list[keras.Variable]:
+        projections = self.projection_layers().values()
+        kept = {id(variable) for layer in projections for variable in layer.weights}
+        return [variable for variable in self.weights if id(variable) not in kept]
+
+    def prepared_change(
+        self, replacement: type, parent: keras.Layer, options: dict[str, Any]
+    ) -> Callable[[keras.Layer], Callable[[keras.Layer], None]]:
+        config = keras.layers.MultiHeadAttention.get_config(self)  # not a subclass's own
+        config |= {"dtype": self.dtype_policy, "trainable": True, NAME: FINE_TUNING_MULTIPLIER}
+        if config.get("attention_axes") in (None, (1,), [1]):
+            config["attention_axes"] = None
+        if issubclass(replacement, AttentiveGraphFilter):
+            config["causal"] = self.sees_past_only(parent)
+        new = replacement(**{**config, **options})
+        with scope_of(self):
+            new.build_around(self)
+        if not self.trainable and not self.has_lora():
+            new.trainable = False
+
+        def change(layer: keras.Layer) -> Callable[[keras.Layer], None]:
+            exchange(layer, new)
+            return lambda layer: exchange(layer, new)
+
+        return change
+
+
+def write_slot(slot: Tensor, x: Tensor, index: Index) -> Tensor:
+    """One slot of the cache (B, S, N, H) with x (B, t, N, H) written at `index`."""
+    return ops.slice_update(slot, (0, index, 0, 0), ops.cast(x, slot.dtype))
+
+
+def last_row(mask: Tensor) -> Tensor:
+    """The last row of a mask (..., T, S), as (..., 1, S) even where T is not known."""
+    return mask[..., -1, :][..., None, :]
+
+
+class CachedCall(CacheSlots):
+    """The call of `CachedMultiHeadAttention`, for a self-attention layer of this package.
+
+    Subclasses say in `_attend_cached` what the new tokens make of the cache.
+    """
+
+    _project_out: Any
+
+    def call(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: Tensor | None = None,
+        cache_update_index: Index = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        refuse_paged_attention(self)
+        if cache is None:
+            outputs: Any = super().call(  # type: ignore[misc]
+                query,
+                value,
+                key,
+                attention_mask=attention_mask,
+                return_attention_scores=return_attention_scores,
+                training=training,
+            )
+            return outputs
+        if cache_update_index is None or return_attention_scores:
+            raise ValueError(
+                f"{type(self).__name__} decodes self-attention: with `cache` it needs "
+                "`cache_update_index` and returns no attention scores. Received: "
+                f"cache_update_index={cache_update_index}, "
+                f"return_attention_scores={return_attention_scores}"
+            )
+        cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
+        mask = step_mask(attention_mask, query, cache, cache_update_index)
+        outputs, cache = self._attend_cached(query, value, key, cache, mask, cache_update_index)
+        return self._project_out(outputs, query), cache
+
+    def compute_output_spec(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: Tensor | None = None,
+        cache_update_index: Index = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        outputs = super().compute_output_spec(  # type: ignore[misc]
+            query, value, key, return_attention_scores=return_attention_scores
+        )
+        if cache is None:
+            return outputs
+        slots = max(self.cache_slots, self.needed_slots, cache.shape[1])
+        shape = (cache.shape[0], slots, *cache.shape[2:])
+        return outputs, keras.KerasTensor(shape, cache.dtype)
+
+    def _attend_cached(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None,
+        cache: Tensor,
+        mask: Tensor,
+        index: Index,
+    ) -> tuple[Tensor, Tensor]:
+        """Per-head outputs of the new tokens, and the cache with theirs written."""
+        raise NotImplementedError
+
+
+class CachedSelfAttention(CachedCall):
+    """Decoding with a cache of keys and of signals: what the filter applies its operator to.
+
+    Subclasses have the `operator_of_rows` of this package's self-attention layers.
+    """
+
+    query_dense: Any
+    key_dense: Any
+    value_dense: Any
+    operator_of_rows: Any
+    apply: Any
+    num_signals: Any
+
+    @property
+    def needed_slots(self) -> int:
+        return 1 + int(self.num_signals)
+
+    def _attend_cached(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None,
+        cache: Tensor,
+        mask: Tensor,
+        index: Index,
+    ) -> tuple[Tensor, Tensor]:
+        keys = write_slot(cache[:, 0], self.key_dense(value if key is None else key), index)
+        queries, values = ops.cast(self.query_dense(query), keys.dtype), self.value_dense(value)
+        signals = {"signals": cache[:, 1:]}
+        operator = self.operator_of_rows(queries, keys, values, mask, signals, index)
+        outputs = operator.finished(self.apply(operator, values, Call(Visibility())))
+        return outputs, ops.concatenate([keys[:, None], operator.signals], axis=1)
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class CachedGraphFilterAttention(CachedSelfAttention, GraphFilterAttention):  # type: ignore[misc]
+    """`GraphFilterAttention` that replaces KerasHub's `CachedMultiHeadAttention`."""
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class CachedPLaplacianAttention(CachedSelfAttention, PLaplacianAttention):  # type: ignore[misc]
+    """`PLaplacianAttention` that replaces KerasHub's `CachedMultiHeadAttention`."""
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ignore[misc]
+    """`AttentiveGraphFilter` that replaces KerasHub's `CachedMultiHeadAttention`.
+
+    The decoder's mask joins padding and causality; the causal form knows the second by itself,
+    and reads the first off the mask's last row, which sees all tokens but padding.
+
+    KerasHub's cache holds one row for each token, and rows are written again where prompts differ
+    in length. So it cannot hold a running sum. The row of one new token is formed against the
+    cache instead, at O(length) like plain attention, without a sum of size H x D.
+    """
+
+    def operator(self, tokens: Tokens, call: Call) -> SingularOperator:
+        entries = call.visibility.entries
+        if self.causal and entries is not None:
+            visibility = call.visibility._replace(entries=last_row(entries))
+            call = call._replace(visibility=visibility)
+        return super().operator(tokens, call)
+
+    def _attend_cached(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None,
+        cache: Tensor,
+        mask: Tensor,
+        index: Index,
+    ) -> tuple[Tensor, Tensor]:
+        logits, values = self.key_dense(value if key is None else key), self.value_dense(value)
+        filtered = self._filtered_left(left_singular_vectors(self.query_dense(query)), query)
+        all_logits = write_slot(cache[:, 0], logits, index)
+        all_values = write_slot(cache[:, 1], values, index)
+        slots = ops.stack([all_logits, all_values], axis=1)
+        updated = ops.concatenate([slots, cache[:, 2:]], axis=1)
+        if query.shape[1] == 1:
+            return self._row(filtered, all_logits, all_values, mask, index), updated
+        past = ops.arange(cache.shape[2], dtype="int32")[None] < index
+        past = ops.logical_and(past, mask[:, 0, 0])
+        past = ops.broadcast_to(past, (ops.shape(query)[0], cache.shape[2]))
+        _, state = causal_product(ops.zeros_like(cache[:, 0]), cache[:, 0], cache[:, 1], past)
+        outputs, _ = causal_product(filtered, logits, values, None, state)
+        return outputs, updated
+
+    def _row(
+        self, filtered: Tensor, logits: Tensor, values: Tensor, mask: Tensor, index: Index
+    ) -> Tensor:
+        """The output (B, 1, N, D) of the token at `index`, from all logits and values (B, S, N, .).
+
+        One row of (U * g(S)) V^T, V the softmax over the tokens up to this one.
+        """
+        columns = ops.arange(logits.shape[1], dtype="int32")
+        seen = ops.logical_and(mask[:, 0, 0], columns[None] <= index)  # (B, S)
+        seen = ops.broadcast_to(seen, ops.shape(logits)[:2])
+        right = right_singular_vectors(logits, seen)
+        row = ops.einsum("btnh,bsnh->bnts", filtered, right)  # (B, N, 1, S)
+        values = zero_where_masked(at_least_float32(values), seen[:, :, None, None])
+        outputs = ops.einsum("bnts,bsnd->btnd", ops.cast(row, values.dtype), values)
+        return ops.cast(outputs, self.compute_dtype)
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  # type: ignore[misc]
+    """`MaskedKernelAttention` that replaces KerasHub's `CachedMultiHeadAttention`.
+
+    The decoder's mask joins padding and causality: as `use_causal_mask` and a mask of keys they
+    keep the mask's own path, without pairs of positions. Decoding forms the rows of new tokens
+    against the cached keys, O(length) for each token.
+    """
+
+    @property
+    def num_signals(self) -> int:
+        """How often A is applied: the signals of past tokens that the cache keeps."""
+        return 1 if self.filter is None else self.filter.num_applications
+
+    def operator(self, tokens: Tokens, call: Call) -> KernelOperator:
+        entries = call.visibility.entries
+        if entries is not None and entries.shape[-2] != 1:
+            visibility = call.visibility._replace(entries=last_row(entries), causal=True)
+            call = call._replace(visibility=visibility)
+        return super().operator(tokens, call)
+
+    def operator_of_rows(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Index
+    ) -> CachedOperator:
+        phi_query, phi_key = self.features(query, key, None, None, fixed_scale=True)
+        rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        form: Any = self.joined_mask(causal=True)
+        factors = form.rows(rows, key.shape[1])
+        matrix = ops.einsum("btnm,bsnm->bnts", phi_query, phi_key)
+        matrix = matrix * ops.cast(factors, matrix.dtype)
+        matrix = ops.where(mask, matrix, ops.cast(0.0, matrix.dtype))
+        total = ops.sum(matrix, axis=-1, keepdims=True)
+        matrix = matrix / ops.where(total == 0.0, ops.cast(1.0, total.dtype), total)
+        signals = cache["signals"]
+        return CachedOperator(ops.cast(matrix, signals.dtype), signals, index, total != 0.0)
+
+
+@functools.cache
+def widened(plain: type, argument: str = "cache") -> type:
+    """A class of attention whose `call` passes on the cache slots that it does not use.
+
+    The name of the argument that is the cache is `argument`.
+    """
+    plain_call: Any = plain.call  # type: ignore[attr-defined]
+    signature = inspect.signature(plain_call)
+
+    @functools.wraps(plain_call)
+    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        is_named = argument in signature.parameters  # else it is one of `**kwargs`
+        arguments = bound.arguments if is_named else bound.arguments.get("kwargs", {})
+        cache = arguments.get(argument)
+        if cache is None:
+            return plain_call(self, *args, **kwargs)
+        arguments[argument] = cache[:, :2]
+        results = plain_call(*bound.args, **bound.kwargs)
+        rest = open_slots(cache, self.cache_slots)[:, 2:]
+        return (*results[:-1], ops.concatenate([results[-1], rest], axis=1))
+
+    namespace = {
+        "call": call,
+        "cache_slots": 2,
+        "plain_class": plain,
+        "__module__": plain.__module__,
+    }
+    return type(plain.__name__, (plain,), namespace)

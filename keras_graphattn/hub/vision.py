@@ -1,0 +1,335 @@
+"""The families of vision towers. Most have no method that attends but `call`.
+
+KerasHub 0.32 fills windows at the border of an image with zeros, and tokens see them: in Swin and
+ViTDet, converted or not.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_graphattn.hub.converted import (
+    AttentionFamily,
+    Heads,
+    HeadSizes,
+    Index,
+    Mask,
+    Spelling,
+    Tokens,
+    attention_matrix,
+    fused_in_heads,
+    part,
+)
+from keras_graphattn.operators.softmax import Logits
+from keras_graphattn.types import Tensor
+
+
+class FusedTower(AttentionFamily):
+    """Base of the towers with one projection of queries, keys and values, (B, T, 3 * N * H)."""
+
+    num_heads: int
+
+    def projection_layers(self) -> dict[str, keras.Layer]:
+        layers = super().projection_layers()
+        return {name: layers[name] for name in ("query", "attention_output")}
+
+    def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
+        return fused_in_heads(part(self, self.spelling.query)(inputs), self.num_heads)
+
+
+class SwinAttention(FusedTower):
+    """Swin: one square A for each window, with two biases of the scores.
+
+    The tokens (B * W, T, C) are those of W windows of each of B images. One bias is of the relative
+    positions, from a table of the layer. The other is -100 in shifted windows between tokens that
+    come from different parts of the image. Both are kept as they are.
+    """
+
+    spelling = Spelling(
+        *("qkv", "qkv", "qkv", "proj"),
+        num_heads="num_heads",
+        key_dim="head_dim",
+        scale="scale",
+        matrix_dropout="attention_dropout_layer",
+        dropout_after="proj_drop",
+        joins_heads=True,
+    )
+    adds_bias = True
+    _get_rel_pos_bias: Callable[..., Tensor]
+
+    def call(self, x: Tokens, mask: Mask | None = None, return_attns: bool = False) -> Tensor:
+        if return_attns:
+            raise ValueError(
+                f"{type(self).__name__} returns no attention matrix. Received: return_attns=True. "
+                "Call keras_graphattn.revert(model) for the matrix of the original."
+            )
+        return self.attend_inputs(x, term=(mask, ops.shape(x)[0]))
+
+    def score_logits(self, length: Index, term: Any = None) -> Logits:
+        mask, count = term  # (W, T, T), and B * W
+        bias = self._get_rel_pos_bias()[None]  # (1, N, T, T)
+        if mask is None:
+            return Logits(bias=bias)
+        repeats = (count // ops.shape(mask)[0], 1, 1, 1)
+        of_windows = ops.tile(ops.expand_dims(mask, 1), repeats)  # (B * W, 1, T, T)
+        return Logits(bias=bias + ops.cast(of_windows, bias.dtype))
+
+
+class ViTDetAttention(FusedTower):
+    """ViTDet, SAM's image encoder: a bias of rows and of columns.
+
+    The tokens are a map (B, h, w, C): of a window in most layers, of the whole image in the global
+    ones. The bias of a query is its product with an embedding of the distance in rows, plus that
+    with an embedding of the distance in columns. The layer's own `AddRelativePositionalEmbedding`
+    makes it. The attention of SAM's mask decoder is not converted: most of it looks from prompts at
+    the image.
+    """
+
+    spelling = Spelling(
+        *("qkv", "qkv", "qkv", "projection"),
+        num_heads="num_heads",
+        key_dim="key_dim",
+        scale="scale",
+        joins_heads=True,
+    )
+    use_rel_pos: bool
+    add_decomposed_relative_pe: keras.Layer
+
+    @property
+    def adds_bias(self) -> bool:  # type: ignore[override]
+        """Whether this very layer has the embeddings."""
+        return self.use_rel_pos
+
+    def call(self, x: Tensor) -> Tensor:
+        batch, height, width, channels = ops.shape(x)
+        tokens = ops.reshape(x, (batch, height * width, channels))
+        query, key, value = self.projected_heads(tokens, 0)
+        bias = self._bias_of(query, (height, width)) if self.use_rel_pos else None
+        outputs = self.merged_heads(self.attend(query, key, value, term=bias), None)
+        return ops.reshape(outputs, (batch, height, width, channels))
+
+    def _bias_of(self, query: Tensor, size: tuple[Index, Index]) -> Tensor:
+        """What is added to the scores of queries (B, T, N, H) on a map: (B, N, T, T)."""
+        batch, length, num_heads, key_dim = ops.shape(query)
+        rows = ops.transpose(query, (0, 2, 1, 3))
+        rows = ops.reshape(rows, (batch * num_heads, length, key_dim))
+        nothing = ops.zeros((1, length, length), query.dtype)
+        nothing = ops.broadcast_to(nothing, (batch * num_heads, length, length))
+        bias = self.add_decomposed_relative_pe(nothing, rows, query_size=size, key_size=size)
+        return ops.reshape(bias, (batch, num_heads, length, length))
+
+
+class Qwen35VisionAttention(FusedTower):
+    """The vision tower of Qwen3.5: all patches of a batch in one row.
+
+    The input is (T, d), without an axis of examples: the patches of all images and frames, one
+    after the other. `cu_seqlens` says where each starts, and patches see those of their own frame
+    only. So A is a square matrix for each frame. Queries and keys are rotated by row and by column.
+
+    The tower reads the sizes of the images while it runs. So neither a function of it nor a model
+    with it can be compiled: it runs eagerly, as the original does.
+    """
+
+    spelling = Spelling(
+        *("qkv", "qkv", "qkv", "proj"),
+        num_heads="num_heads",
+        key_dim="head_dim",
+        joins_heads=True,
+    )
+    _apply_rotary: Callable[..., Tensor]
+
+    def call(
+        self,
+        x: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        query, key, value = self.projected_heads(x[None], 0)  # (1, T, N, H)
+        query, key = (self._apply_rotary(y[0], *position_embeddings)[None] for y in (query, key))
+        if cu_seqlens is None or len(cu_seqlens) <= 2:
+            outputs = self.attend(query, key, value)
+        else:
+            ends = [int(end) for end in ops.convert_to_numpy(cu_seqlens)]
+            frames = [slice(start, end) for start, end in pairwise(ends)]
+            outputs = ops.concatenate(
+                [self.attend(query[:, at], key[:, at], value[:, at]) for at in frames], axis=1
+            )
+        return self.merged_heads(outputs, None)[0]
+
+
+class DinoAttention(AttentionFamily):
+    """DINOv3: rotary embedding in two dimensions, of patches only.
+
+    The angles of the patches are an argument of `call`. The first tokens, the class token and the
+    registers, are not rotated.
+    """
+
+    spelling = Spelling(
+        num_heads="num_heads",
+        key_dim="head_dim",
+        scale="scale",
+        dropout_before="dropout",
+        joins_heads=True,
+    )
+    _apply_rotary: Callable[..., Tensor]
+
+    def calls_backend(self) -> bool:
+        return True
+
+    def call(
+        self,
+        inputs: Tokens,
+        attention_mask: Mask | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        num_prefix_tokens: int = 0,
+        training: bool | None = None,
+    ) -> Tensor:
+        query, key, value = self.projected_heads(inputs, 0)
+        if position_embeddings is not None:
+            cosine, sine = position_embeddings  # (T - num_prefix_tokens, H)
+            query, key = self._apply_rotary(query, key, cosine, sine, num_prefix_tokens)
+        outputs = self.attend(query, key, value, attention_mask, training)
+        return self.merged_heads(outputs, training)
+
+
+class MiTAttention(AttentionFamily):
+    """MiT, SegFormer's image encoder, where its A is square.
+
+    With an `sr_ratio` above 1, a convolution with this stride shortens keys and values: n tokens
+    look at n / sr_ratio^2 others, and a filter of such a matrix is undefined. In MiT as published,
+    only the last stage is square. The layer drops entries of A, always a tenth of them in training.
+    """
+
+    spelling = Spelling(
+        *("q", "k", "v", "proj"),
+        num_heads="num_heads",
+        scale="scale",
+        matrix_dropout="dropout",
+        dropout_after="proj_drop",
+        joins_heads=True,
+    )
+    num_heads: int
+    sr_ratio: int
+    q: keras.Layer
+    scale: float
+
+    def refusal_reason(self) -> str | None:
+        if self.sr_ratio == 1:
+            return None
+        return (
+            f"{type(self).__name__} with sr_ratio={self.sr_ratio} looks from n tokens at "
+            f"n / {self.sr_ratio**2} others: its attention matrix is not square"
+        )
+
+    def head_sizes(self) -> HeadSizes:
+        size = self.q.units // self.num_heads
+        return HeadSizes(self.num_heads, self.num_heads, size, size, float(self.scale))
+
+    def call(self, x: Tensor) -> Tensor:
+        return self.attend_inputs(x)
+
+
+class DFineAttention(AttentionFamily):
+    """D-FINE: image features in the encoder, queries of objects in the decoder.
+
+    Position embeddings are added before queries and keys are projected. In both places the layer is
+    self-attention, and A is square. With `output_attentions` it also returns A: the matrix that the
+    filter is one of. The deformable cross-attention of the decoder stays as it is.
+
+    KerasHub 0.32 adds the mask of the denoising queries to the scores as it is: 1 where a query is
+    to be hidden. So does a converted layer.
+    """
+
+    spelling = Spelling(
+        *("q_proj", "k_proj", "v_proj", "out_proj"),
+        num_heads="num_heads",
+        key_dim="head_dim",
+        scale="scaling",
+        matrix_dropout="dropout",
+        joins_heads=True,
+    )
+    adds_bias = True
+
+    def score_logits(self, length: Index, term: Any = None) -> Logits:
+        if term is None:
+            return Logits()
+        mask = term[None] if len(term.shape) == 2 else term  # (B or 1, T, T)
+        return Logits(bias=ops.expand_dims(mask, 1))
+
+    def call(
+        self,
+        hidden_states: Tokens,
+        position_embeddings: Tensor | None = None,
+        attention_mask: Mask | None = None,
+        output_attentions: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        placed = hidden_states
+        if position_embeddings is not None:
+            placed = hidden_states + position_embeddings
+        query, key = self.heads_of("q_proj", placed), self.heads_of("k_proj", placed)
+        value = self.heads_of("v_proj", hidden_states)
+        heads = self.attend(query, key, value, training=training, term=attention_mask)
+        outputs = self.merged_heads(heads, training)
+        if not output_attentions:
+            return outputs
+        logits = self.score_logits(ops.shape(key)[1], attention_mask)
+        return outputs, attention_matrix(query, key, None, self.settings.sizes.scale, logits)
+
+
+class VideoPrismAttention(AttentionFamily):
+    """VideoPrism: a soft cap, in towers of frames, videos and texts.
+
+    The encoders call it on one tensor. The patches of a frame see each other, then the frames at a
+    patch, then all of a video; the tokens of a text see those before them. With `use_per_dim_scale`
+    it has a learned scale of each feature of the queries. The layer drops entries of A.
+
+    The layer that pools a video into one vector has the same class of attention with one query, for
+    which A is no square. It stays as it is.
+    """
+
+    spelling = Spelling(
+        soft_cap="attention_logit_soft_cap",
+        matrix_dropout="dropout_layer",
+    )
+    query_dense: keras.Layer
+    key_dense: keras.Layer
+    value_dense: keras.Layer
+    per_dim_scale_layer: keras.Layer
+    use_per_dim_scale: bool
+
+    def head_sizes(self) -> HeadSizes:
+        sizes = super().head_sizes()
+        return sizes._replace(scale=1.0) if self.use_per_dim_scale else sizes
+
+    def sees_past_only(self, parent: Any) -> bool:
+        return bool(getattr(parent, "is_causal", False))
+
+    def call(
+        self,
+        query: Tokens,
+        value: Tokens,
+        key: Tensor | None = None,
+        attention_mask: Mask | None = None,
+        training: bool | None = None,
+    ) -> Tensor:
+        key = query if key is None else key
+        lengths = query.shape[1], key.shape[1], value.shape[1]
+        if len(set(lengths)) > 1:
+            raise ValueError(
+                f"{type(self).__name__} is self-attention: queries, keys and values must be as "
+                f"many, or A is not square. Received: {lengths[0]} queries, {lengths[1]} keys and "
+                f"{lengths[2]} values."
+            )
+        if attention_mask is not None and len(attention_mask.shape) == 2:  # (B, S)
+            attention_mask = ops.expand_dims(attention_mask, 1)
+        queries = self.query_dense(query)
+        if self.use_per_dim_scale:
+            queries = self.per_dim_scale_layer(queries)
+        outputs = self.attend(
+            queries, self.key_dense(key), self.value_dense(value), attention_mask, training
+        )
+        return self.merged_heads(outputs, training)

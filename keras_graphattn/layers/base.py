@@ -1,0 +1,1019 @@
+"""The base of all attention layers: the arguments and the call of Keras' own attention.
+
+A call reads downwards: check the arguments, put zeros in padding, project, make the operator,
+filter the values with it, project out. A subclass says how its operator is made, and has its
+weights and its configuration: nothing else.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple, cast
+
+import keras
+from keras import ops
+
+from keras_graphattn.checks import (
+    Sizes,
+    as_tensor,
+    cached,
+    check_dtype_policy,
+    check_shape,
+    checked,
+    flag,
+    integers,
+    is_list,
+    is_one_of,
+    is_whole,
+    known_value,
+    number,
+    optional,
+    size,
+    switch,
+    tensor,
+    whole,
+)
+from keras_graphattn.checks import mask as mask_of
+from keras_graphattn.coefficient_rate import CoefficientRate, Filtered
+from keras_graphattn.filters.filter import Filter
+from keras_graphattn.keras_internals import keras_mask_of
+from keras_graphattn.layers.attention_axes import AttentionAxes
+from keras_graphattn.layers.conversion_mark import ConversionMark
+from keras_graphattn.numerics.precision import in_one_dtype, zero_where_masked
+from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
+from keras_graphattn.operators.operator import Operator, Visibility, all_of
+from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
+
+Shape = Sequence[int | None]
+
+
+class Call(NamedTuple):
+    """What one call brings besides its tokens, with all masks of Keras joined.
+
+    Attributes:
+        visibility: Which queries see which keys, by padding, causality, a window and the caller's
+            `attention_mask`.
+        training: Whether to apply dropout.
+        returns_matrix: Whether the caller asked for attention scores or a filter matrix.
+        mask_inputs: The tensors that a mask of factors needs at this call.
+        non_finite: Tokens that held NaN or infinity and are zeros now.
+    """
+
+    visibility: Visibility
+    training: bool | None = None
+    returns_matrix: bool = False
+    mask_inputs: dict[str, Tensor] | None = None
+    non_finite: Bool[Tensor, "B T"] | None = None
+
+
+class Tokens(NamedTuple):
+    """The tokens of a call, and what their projections make of them, in one dtype."""
+
+    inputs: Float[Tensor, "B T _"]
+    query: Float[Tensor, "B T N H"]
+    key: Float[Tensor, "B S N H"]
+    value: Float[Tensor, "B S N D"]  # 0 in padding
+
+
+class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.MultiHeadAttention):  # type: ignore[misc]
+    """Base of all attention layers: the projections and the call of multi-head attention.
+
+    A subclass writes `operator`. If it has a `filter`, the layer applies it to the operator.
+    """
+
+    filter: Filter | str | None = None
+    is_square: ClassVar[bool] = True  # whether query and value must have the same length
+    max_rank: ClassVar[int | None] = None  # most dimensions of an input, if there is a limit
+    _adopted: "Adopted | None" = None
+
+    def __init__(self, *args: Any, flash_attention: bool | None = None, **kwargs: Any) -> None:
+        if optional(flag)("flash_attention", flash_attention, {}):
+            raise ValueError(
+                f"{type(self).__name__} does not run on a flash attention kernel. Received: "
+                f"flash_attention={flash_attention}. Leave it out."
+            )
+        positional = zip(("num_heads", "key_dim", "value_dim", "dropout"), args, strict=False)
+        check_options(dict(positional) | kwargs)
+        super().__init__(*args, **kwargs)
+        # Keras wraps `build` in each instance, too.
+        self.build = self._undone_if_refused(self.build)  # type: ignore[method-assign]
+        self._flash_attention = False
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(
+                "`dropout` is a probability and must be in [0, 1). Received: "
+                f"dropout={self.dropout!r}"
+            )
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        check_dtype_policy(config.get("dtype"))  # Keras reads it before `__init__` can check it
+        return super().from_config(config)
+
+    # For subclasses to write
+
+    def operator(self, tokens: Tokens, call: Call) -> Operator:
+        """The operator A of one call."""
+        raise NotImplementedError(f"{type(self).__name__} must write `operator`.")
+
+    def apply(
+        self, operator: Operator, values: Float[Tensor, "B S N D"], call: Call
+    ) -> Float[Tensor, "B T N D"]:
+        """H(A) values if the layer has a filter, else A values."""
+        if self.filter is None:
+            return operator(values)
+        return self.filtered(cast("Filter", self.filter), operator, values)
+
+    def without_non_finite(
+        self, *tensors: Float[Tensor, "B ..."]
+    ) -> tuple[tuple[Float[Tensor, "B ..."], ...], Bool[Tensor, "B ..."] | None]:
+        """The inputs, and which tokens of them held NaN or infinity and are zeros now, if asked."""
+        return tensors, None
+
+    # The call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        names = _names_of_call(type(self).call)
+        if len(args) > len(names):
+            return super().__call__(*args, **kwargs)  # raises Python's own error
+        arguments = check_call(dict(zip(names, args, strict=False)) | kwargs)
+        if isinstance(arguments["query"], keras.KerasTensor):
+            arguments.setdefault("value")  # a call by keywords: Keras leaves masks out of the graph
+        args = tuple(map(arguments.pop, names[: len(args)]))
+        if self.built:
+            return super().__call__(*args, **arguments)
+        with undone_if_refused(self):
+            return super().__call__(*args, **arguments)
+
+    def call(
+        self,
+        query: Float[Tensor, "B ..."],
+        value: Float[Tensor, "B ..."] | None = None,
+        key: Float[Tensor, "B ..."] | None = None,
+        query_mask: Num[Tensor, "B ..."] | None = None,
+        value_mask: Num[Tensor, "B ..."] | None = None,
+        key_mask: Num[Tensor, "B ..."] | None = None,
+        attention_mask: Num[Tensor, "..."] | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+        *,
+        return_filter_matrix: bool = False,
+        mask_inputs: dict[str, Tensor] | None = None,
+        mask: Num[Tensor, "B ..."] | None = None,
+    ) -> Float[Tensor, "B ..."] | tuple[Float[Tensor, "..."], ...]:
+        query_mask = query_mask if mask is None else mask
+        if value is None:
+            value = query
+            # Keras finds `mask` for a call with one tensor, `query_mask` and `value_mask` only for
+            # one with several. The form of a call must not change the outputs.
+            attached = padding_of(query, mask)
+            query_mask = attached if query_mask is None else query_mask
+            value_mask = query_mask if value_mask is None else value_mask
+        key = value if key is None else key
+        self._check_shapes(query.shape, value.shape, key.shape)
+        # Padding becomes zeros before anything is computed with it. So it has no influence on
+        # values and gradients, even if it holds NaN or infinity.
+        visible_keys, is_value = all_of(value_mask, key_mask), key is value
+        query = without_padding(query, query_mask)
+        value = without_padding(value, visible_keys)
+        key = value if is_value else without_padding(key, visible_keys)
+        (query, value, key), non_finite = self.without_non_finite(query, value, key)
+        axes = self._axes_of(query)
+        visibility = self._visibility(
+            axes, attention_mask, query_mask, visible_keys, use_causal_mask
+        )
+        returns_matrix = return_attention_scores or return_filter_matrix
+        call = Call(visibility, training, returns_matrix, mask_inputs, non_finite)
+        tokens = self._projected(query, key, value, visible_keys)
+        if axes is not None:
+            tokens = Tokens(tokens.inputs, *(axes.joined(x) for x in tokens[1:]))
+        operator = self.operator(tokens, call)
+        outputs = operator.finished(self.apply(operator, tokens.value, call))
+        outputs = self._project_out(outputs if axes is None else axes.apart(outputs), query)
+        if not returns_matrix:
+            return outputs
+        return self._with_matrices(
+            outputs, operator, axes, return_attention_scores, return_filter_matrix
+        )
+
+    def _with_matrices(
+        self,
+        outputs: Float[Tensor, "B ..."],
+        operator: Operator,
+        axes: AttentionAxes | None,
+        return_attention_scores: bool,
+        return_filter_matrix: bool,
+    ) -> tuple[Float[Tensor, "..."], ...]:
+        """The outputs, A if it is asked for, and H if it is asked for."""
+        scores = operator.matrix()  # (B, N, T, S)
+        matrices = [scores] if return_attention_scores else []
+        if return_filter_matrix:
+            matrices.append(self.filter_matrix(scores))
+        matrices = [ops.cast(matrix, self.compute_dtype) for matrix in matrices]
+        if axes is not None:
+            matrices = [axes.matrix_apart(matrix) for matrix in matrices]
+        return (outputs, *matrices)
+
+    def filter_matrix(self, attention_scores: Float[Tensor, "B N T T"]) -> Float[Tensor, "B N T T"]:
+        """The filter's matrix H of A, if the layer has a filter of a matrix."""
+        raise ValueError(
+            f"{type(self).__name__} has no filter of its attention matrix. Received: "
+            "return_filter_matrix=True. Leave it out, or use GraphFilterAttention."
+        )
+
+    def _visibility(
+        self,
+        axes: AttentionAxes | None,
+        entries: Num[Tensor, "..."] | None,
+        queries: Num[Tensor, "B ..."] | None,
+        keys: Num[Tensor, "B ..."] | None,
+        causal: bool,
+    ) -> Visibility:
+        """All masks of one call in pieces, the sliding window among them."""
+        window = self.sliding_window
+        if axes is None:
+            return Visibility(entries, queries, keys, causal, window)
+        if entries is not None:
+            entries = axes.joined_entries(entries)
+        is_positional = causal or any(x is not None for x in (window, queries, keys))
+        if not is_positional:
+            return Visibility(entries)
+        if not axes.is_last:
+            raise ValueError(
+                "Token masks, `use_causal_mask` and `sliding_window` are defined for attention "
+                "over one axis, the last before the features. Received: attention_axes="
+                f"{self.attention_axes}. Pass one `attention_mask` instead."
+            )
+        queries, keys = axes.joined_tokens(queries), axes.joined_tokens(keys)
+        return Visibility(entries, queries, keys, causal, window)
+
+    def _projected(
+        self,
+        query: Float[Tensor, "B ..."],
+        key: Float[Tensor, "B ..."],
+        value: Float[Tensor, "B ..."],
+        visible_keys: Num[Tensor, "B ..."] | None,
+    ) -> Tokens:
+        """Queries, keys and values of all heads, (B, ..., T, N, H) each, in one dtype.
+
+        A `DTypePolicyMap` may give each projection a dtype of its own. Values are 0 in padding: a
+        bias would change that.
+        """
+        queries, keys = self.query_dense(query), self.key_dense(key)
+        values = self.value_dense(value)
+        if visible_keys is not None:
+            values = zero_where_masked(values, visible_keys[..., None, None])
+        return Tokens(query, *in_one_dtype(queries, keys, values))
+
+    def _project_out(
+        self, outputs: Float[Tensor, "B ..."], query: Float[Tensor, "B ..."]
+    ) -> Float[Tensor, "B ..."]:
+        """The outputs of the heads, (B, ..., T, N, D), through the gate and the projection."""
+        if self._use_gate:
+            outputs = outputs * self._gate_dense(query)  # a gate for each entry
+        return self.output_dense(outputs)
+
+    def _dropout_in(
+        self, training: bool | None
+    ) -> Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]] | None:
+        """The dropout of this call as a function; `None` if nothing is dropped."""
+        if not (self.dropout > 0.0 and training):
+            return None
+        return functools.partial(self._dropout_layer, training=training)
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of the scores Q K^T: 1 / sqrt(key_dim)."""
+        return float(self._inverse_sqrt_key_dim)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """A query sees a key only if |t - s| < sliding_window; `None` if there is no window."""
+        window: int | None = self._sliding_window
+        return window
+
+    # Building
+
+    def _undone_if_refused(self, build: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(build)
+        def build_or_undo(*args: Any, **kwargs: Any) -> None:
+            with undone_if_refused(self):
+                build(*args, **kwargs)
+
+        return build_or_undo
+
+    def build(
+        self,
+        query_shape: Shape,
+        value_shape: Shape | None = None,
+        key_shape: Shape | None = None,
+    ) -> None:
+        value_shape = query_shape if value_shape is None else value_shape
+        self._check_shapes(query_shape, value_shape, key_shape)
+        if self._adopted is None:
+            self._build_projections(query_shape, value_shape, key_shape)
+        else:
+            self._adopt(self._adopted.projections, len(query_shape))
+        for projection in projections_of(self).values():
+            projection.supports_masking = True  # masks pass through it; no warning
+        self.built = True
+
+    def _build_projections(
+        self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
+    ) -> None:
+        super().build(query_shape, value_shape, key_shape)
+
+    def _adopt(self, projections: dict[str, keras.Layer], rank: int) -> None:
+        """Takes built projections, for inputs of `rank` dimensions."""
+        self._query_dense, self._key_dense = projections["query"], projections["key"]
+        if self._use_gate:
+            self._gate_dense = projections["gate"]
+        self._value_dense = projections["value"]
+        self._output_dense = projections["attention_output"]
+        self._build_attention(rank + 1)
+
+    def build_around(self, source: keras.layers.MultiHeadAttention) -> None:
+        """Builds the layer with the projections of a built layer of the same sizes.
+
+        No weight is created or copied. Both layers hold the same sublayers, with the same
+        variables, paths, quantisation and LoRA factors.
+        """
+        projections = projections_of(source)
+        # set for the time of `build` only, which then takes the projections instead of making them
+        self._adopted = Adopted(projections)
+        try:
+            self.build(*input_shapes(projections))
+        finally:
+            self._adopted = None
+
+    def _token_projection(
+        self,
+        name: str,
+        size: int,
+        num_heads: int | None = None,
+        activation: str | None = None,
+    ) -> keras.Layer:
+        """Makes a projection (B, T, d) -> (B, T, num_heads, size), with the options of Keras'."""
+        return keras.layers.EinsumDense(
+            "abc,cde->abde",
+            output_shape=[None, self.num_heads if num_heads is None else num_heads, size],
+            bias_axes="de" if self.use_bias else None,
+            activation=activation,
+            name=name,
+            **self._get_common_kwargs_for_sublayer(),
+        )
+
+    def copy_projections_from(self, attention: keras.layers.MultiHeadAttention) -> None:
+        """Starts from softmax attention: copies `query`, `key`, `value` and `attention_output`.
+
+        The gate is copied as well if both layers have one.
+
+        Args:
+            attention: A built `keras.layers.MultiHeadAttention`, or subclass, of the same sizes. If
+                this layer is not built yet, it is built for inputs like those of `attention`.
+
+        Raises:
+            ValueError: If `attention` is another kind of layer, is not built or is quantised, or if
+                any shape differs. Then nothing is copied.
+        """
+        if not isinstance(attention, keras.layers.MultiHeadAttention):
+            raise ValueError(
+                "Projections can be copied from a keras.layers.MultiHeadAttention only. Received: "
+                f"{type(attention).__name__}"
+            )
+        if not attention.built:
+            raise ValueError(
+                f"'{attention.name}' is not built, so it has no weights to copy. Call it first."
+            )
+        theirs = projections_of(attention)
+        quantised = [name for name, p in theirs.items() if getattr(p, "quantization_mode", None)]
+        if quantised:
+            raise ValueError(
+                f"'{attention.name}' is quantised ({', '.join(quantised)}). Copy before quantising."
+            )
+        if not self.built:
+            self.build(*input_shapes(theirs))
+        # all differences are collected before the first copy: an error leaves the layer unchanged
+        pairs, differences = [], []
+        ours = projections_of(self)
+        for name in sorted(ours | theirs):
+            for part in ("kernel", "bias"):
+                new, old = (getattr(side.get(name), part, None) for side in (ours, theirs))
+                shapes = tuple(None if w is None else tuple(w.shape) for w in (new, old))
+                if shapes[0] != shapes[1]:
+                    differences.append(f"{name}/{part}: {shapes[0]} here, {shapes[1]} there")
+                elif new is not None:
+                    pairs.append((new, old))
+        if differences:
+            raise ValueError(
+                f"The projections of '{attention.name}' do not fit those of '{self.name}': "
+                f"{'; '.join(differences)}. Both layers need the same num_heads, key_dim, "
+                "value_dim, output_shape, use_bias and use_gate, and inputs of the same width."
+            )
+        for new, old in pairs:
+            new.assign(old)
+
+    # Shapes
+
+    def compute_output_shape(
+        self,
+        query_shape: Shape,
+        value_shape: Shape | None = None,
+        key_shape: Shape | None = None,
+    ) -> tuple[int | None, ...]:
+        value_shape = query_shape if value_shape is None else value_shape
+        shape = super().compute_output_shape(query_shape, value_shape, key_shape)
+        return cast("tuple[int | None, ...]", shape)
+
+    def compute_output_spec(
+        self,
+        query: keras.KerasTensor,
+        value: keras.KerasTensor | None = None,
+        key: keras.KerasTensor | None = None,
+        query_mask: keras.KerasTensor | None = None,
+        value_mask: keras.KerasTensor | None = None,
+        key_mask: keras.KerasTensor | None = None,
+        attention_mask: keras.KerasTensor | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+        *,
+        return_filter_matrix: bool = False,
+        mask_inputs: dict[str, keras.KerasTensor] | None = None,
+        mask: keras.KerasTensor | None = None,
+    ) -> keras.KerasTensor | tuple[keras.KerasTensor, ...]:
+        value = query if value is None else value
+        key = value if key is None else key
+        self._check_shapes(query.shape, value.shape, key.shape)
+        self._check_matrix(return_attention_scores or return_filter_matrix)
+        outputs = keras.KerasTensor(
+            self.compute_output_shape(query.shape, value.shape, key.shape), self.compute_dtype
+        )
+        if not (return_attention_scores or return_filter_matrix):
+            return outputs
+        axes = self._normalised_axes(len(query.shape))
+        # in Keras' layout: axes that attention does not mix, heads, query axes, key axes
+        others = [size for axis, size in enumerate(query.shape[:-1]) if axis not in axes]
+        targets, sources = ([x.shape[axis] for axis in axes] for x in (query, value))
+        matrix = keras.KerasTensor(
+            (*others, self.num_heads, *targets, *sources), self.compute_dtype
+        )
+        return (outputs, *[matrix] * (return_attention_scores + return_filter_matrix))
+
+    def _check_matrix(self, is_asked_for: bool) -> None:
+        """Raises a `ValueError` if the caller asks for a matrix that the layer never forms."""
+
+    def _normalised_axes(self, rank: int) -> tuple[int, ...]:
+        """The attention axes as non-negative axes of an input of `rank` dimensions."""
+        if self._attention_axes is None:
+            return tuple(range(1, rank - 1))
+        return tuple([axis % rank for axis in self._attention_axes])
+
+    def _axes_of(self, query: Float[Tensor, "B ..."]) -> AttentionAxes | None:
+        """The attention axes of an input (B, ..., d); `None` for (B, T, d) and attention over T."""
+        rank = len(query.shape)
+        if rank == 3 and self._attention_axes in (None, (1,), [1], (-2,), [-2]):
+            return None
+        return AttentionAxes(self._normalised_axes(rank), ops.shape(query)[:-1])
+
+    def _check_shapes(
+        self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
+    ) -> None:
+        name, rank = type(self).__name__, len(query_shape)
+        for argument, shape in (("query", query_shape), ("value", value_shape)):
+            if len(shape) < 3:
+                raise ValueError(
+                    f"{name} attends over a sequence: `{argument}` must have at least three "
+                    "dimensions (batch, length, features). Received: "
+                    f"{argument}.shape={tuple(shape)}"
+                )
+        if self.max_rank is not None and max(rank, len(value_shape)) > self.max_rank:
+            raise ValueError(
+                f"{name} attends over one axis: inputs must have shape (batch, length, features). "
+                f"Received: query.shape={tuple(query_shape)}, value.shape={tuple(value_shape)}"
+            )
+        if self._attention_axes not in (None, (1,)):
+            axes = self._attention_axes
+            valid = {axis % rank for axis in axes if -rank <= axis < rank} - {rank - 1}
+            if len(valid) < len(axes):
+                raise ValueError(
+                    "`attention_axes` must be different axes of `query`, and the last axis, that "
+                    f"of features, must not be one of them. Received: attention_axes={list(axes)}, "
+                    f"query.shape={tuple(query_shape)}"
+                )
+        is_equal = query_shape[1:-1] == value_shape[1:-1]
+        if self.is_square and not is_equal and _differ(query_shape[1:-1], value_shape[1:-1]):
+            raise ValueError(
+                f"{name} is a self-attention layer: it needs a square attention "
+                "matrix, so query and value must have the same length. Received: "
+                f"query.shape={tuple(query_shape)}, value.shape={tuple(value_shape)}. "
+                "Use keras.layers.MultiHeadAttention for cross-attention."
+            )
+
+
+def _differ(first: Shape, second: Shape) -> bool:
+    """Whether two shapes differ in their rank, or in a size that is known in both."""
+    return len(first) != len(second) or any(
+        None not in (t, s) and t != s for t, s in zip(first, second, strict=True)
+    )
+
+
+class Adopted:
+    """Built projections for another layer. Keras does not track attributes of this class."""
+
+    def __init__(self, projections: dict[str, keras.Layer]) -> None:
+        self.projections = projections
+
+
+def projections_of(attention: keras.layers.MultiHeadAttention) -> dict[str, keras.Layer]:
+    """The projections of a built multi-head attention layer, by the names of its weights."""
+    projections = {
+        "query": attention.query_dense,
+        "key": attention.key_dense,
+        "value": attention.value_dense,
+        "attention_output": attention.output_dense,
+    }
+    if attention._use_gate:
+        projections["gate"] = attention._gate_dense
+    return projections
+
+
+def input_shapes(projections: dict[str, keras.Layer]) -> list[tuple[None, None, int]]:
+    """The shapes of query, value and key for which the projections were built.
+
+    They do not come from kernels: a projection quantised with GPTQ or AWQ may have none.
+    """
+    configs = [projections[name].get_build_config() for name in ("query", "value", "key")]
+    return [(None, None, config["input_shape"][-1]) for config in configs]
+
+
+def padding_of(
+    tokens: Float[Tensor, "B ..."], mask: Num[Tensor, "B ..."] | None
+) -> Num[Tensor, "B ..."] | None:
+    """The mask given for tokens (B, ..., T, d), or else the one that Keras has attached."""
+    return keras_mask_of(tokens) if mask is None else mask
+
+
+def without_padding(
+    x: Float[Tensor, "B ..."], visible: Num[Tensor, "B ..."] | None
+) -> Float[Tensor, "B ..."]:
+    """Tokens (B, ..., T, d), with zeros where the booleans (B, ..., T) are `False`."""
+    return x if visible is None else zero_where_masked(x, visible[..., None])
+
+
+class SelfAttention(AttentionLayer):
+    """Base of `GraphFilterAttention` and `PLaplacianAttention`: paths, groups of heads, decoding.
+
+    A path changes memory and speed only, not the numbers: "dense" forms the attention matrix,
+    "blockwise" forms it for a block of query rows at a time, and "fused" uses the backend's kernel.
+    A subclass writes `operator` and `operator_of_rows`.
+    """
+
+    paths: ClassVar[tuple[str | None, ...]] = ("dense", "blockwise")
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        *,
+        attention_path: str | None = "dense",
+        block_size: int = 512,
+        num_key_value_heads: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        if not is_one_of(attention_path, self.paths):
+            raise ValueError(
+                f"`attention_path` must be one of {list(self.paths)}. Received: "
+                f"attention_path={attention_path!r}"
+            )
+        if attention_path not in (None, "dense") and self.dropout > 0.0:
+            raise ValueError(
+                "Dropout drops entries of the attention matrix, which only "
+                f'attention_path="dense" forms. Received: attention_path={attention_path!r}, '
+                f"dropout={self.dropout}"
+            )
+        groups = num_key_value_heads
+        is_positive = isinstance(groups, int) and not isinstance(groups, bool) and groups > 0
+        if groups is not None and not (is_positive and num_heads % groups == 0):
+            raise ValueError(
+                "`num_key_value_heads` must be a positive integer that divides `num_heads`. "
+                f"Received: num_heads={num_heads}, num_key_value_heads={groups!r}"
+            )
+        self.attention_path = attention_path
+        self.block_size = whole()("block_size", block_size, {})
+        self.num_key_value_heads = num_key_value_heads
+
+    def operator_of_rows(
+        self,
+        query: Float[Tensor, "B t N H"],
+        key: Float[Tensor, "B L N H"],
+        value: Float[Tensor, "B t N D"],
+        visible: Bool[Tensor, "B 1 t L"],
+        cache: Cache,
+        index: int | Int[Tensor, ""],
+    ) -> CachedOperator:
+        """The rows of A for new tokens, against all keys in the cache."""
+        raise NotImplementedError(f"{type(self).__name__} must write `operator_of_rows`.")
+
+    @property
+    def num_signals(self) -> int:
+        """Number of signals in the cache: how often a filter applies A."""
+        return 1 if self.filter is None else cast("Filter", self.filter).num_applications
+
+    def _build_projections(
+        self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
+    ) -> None:
+        groups = self.num_key_value_heads
+        if groups is None:
+            super()._build_projections(query_shape, value_shape, key_shape)
+            return
+        # as Keras does, but with fewer heads for keys and values
+        self.compute_output_shape(query_shape, value_shape, key_shape)  # Keras checks the shapes
+        self._query_dense = self._token_projection("query", self.key_dim)
+        self._query_dense.build(query_shape)
+        self._key_dense = self._token_projection("key", self.key_dim, groups)
+        self._key_dense.build(value_shape if key_shape is None else key_shape)
+        if self._use_gate:
+            self._gate_dense = self._token_projection("gate", self.value_dim, None, "sigmoid")
+            self._gate_dense.build(query_shape)
+        self._value_dense = self._token_projection("value", self.value_dim, groups)
+        self._value_dense.build(value_shape)
+        self._build_attention(len(query_shape) + 1)
+        self._output_dense = self._make_output_dense(
+            query_shape, self._get_common_kwargs_for_sublayer(), "attention_output"
+        )
+        self._output_dense.build((None, None, self.num_heads, self.value_dim))  # (B, T, N, D)
+
+    def _projected(
+        self,
+        query: Float[Tensor, "B ..."],
+        key: Float[Tensor, "B ..."],
+        value: Float[Tensor, "B ..."],
+        visible_keys: Num[Tensor, "B ..."] | None,
+    ) -> Tokens:
+        tokens = super()._projected(query, key, value, visible_keys)
+        if self.num_key_value_heads is None:
+            return tokens
+        key, value = self._in_all_heads(tokens.key), self._in_all_heads(tokens.value)
+        return tokens._replace(key=key, value=value)
+
+    def _in_all_heads(self, x: Float[Tensor, "B S _ H"]) -> Float[Tensor, "B S N H"]:
+        """Keys or values with `num_key_value_heads` heads, repeated to `num_heads` heads."""
+        if self.num_key_value_heads is None:
+            return x
+        return ops.repeat(x, self.num_heads // self.num_key_value_heads, axis=2)
+
+    def _check_matrix(self, is_asked_for: bool) -> None:
+        if is_asked_for and self.attention_path != "dense":
+            raise ValueError(
+                f"The {self.attention_path} path never forms the attention matrix and cannot "
+                "return scores or a filter matrix. Received: return_attention_scores=True or "
+                f"return_filter_matrix=True in a {type(self).__name__} with attention_path="
+                f'{self.attention_path!r}. Use attention_path="dense".'
+            )
+
+    @checked(batch_size=size(0), max_length=whole(0))
+    def get_initial_cache(self, batch_size: int, max_length: int) -> Cache:
+        """An empty cache for `decode`, of a fixed size.
+
+        Args:
+            batch_size: Number of sequences.
+            max_length: Number of tokens that the cache can hold, with the prompt.
+
+        Returns:
+            A dictionary of tensors: `key` of shape (batch_size, max_length, heads, key_dim);
+            `signals` of shape (batch_size, signals, max_length, num_heads, value_dim): the
+            values, and all further signals to which a filter applies A; `padding_mask` of shape
+            (batch_size, max_length).
+        """
+        heads = self.num_key_value_heads or self.num_heads
+        signals = (batch_size, self.num_signals, max_length, self.num_heads, self.value_dim)
+        return {
+            "key": ops.zeros((batch_size, max_length, heads, self.key_dim), self.compute_dtype),
+            "signals": ops.zeros(signals, self.compute_dtype),
+            "padding_mask": ops.zeros((batch_size, max_length), "bool"),
+        }
+
+    def decode(
+        self,
+        tokens: Float[Tensor, "B t _"],
+        cache: Cache,
+        index: int | Int[Tensor, ""],
+        padding_mask: Bool[Tensor, "B t"] | None = None,
+    ) -> tuple[Float[Tensor, "B t _"], Cache]:
+        """Causal self-attention of new tokens over all tokens so far.
+
+        The outputs equal the rows of the new tokens in a full pass with `use_causal_mask=True`. A
+        new token costs O(max_length) instead of O(max_length^2).
+
+        Args:
+            tokens: Tensor of shape (B, t, d): a prompt, or the next token, or several.
+            cache: The cache that `get_initial_cache` or the previous step returned.
+            index: Position of the first new token, an integer or a scalar tensor. From there on,
+                the contents of the cache are overwritten or not used.
+            padding_mask: Optional boolean tensor of shape (B, t); `False` marks padding on
+                either side, which no later token sees. By default the tokens' Keras mask.
+
+        Returns:
+            The outputs, of shape (B, t, d), and the new cache.
+
+        Raises:
+            ValueError: If the tokens do not fit in the cache. Compiled code cannot raise it if
+                `index` is a tensor: there, the outputs of such tokens are NaN.
+
+        Example:
+
+        >>> from keras_graphattn.layers import GraphFilterAttention
+        >>> layer = GraphFilterAttention(num_heads=2, key_dim=8)
+        >>> prompt = keras.random.normal((1, 10, 16))
+        >>> cache = layer.get_initial_cache(batch_size=1, max_length=64)
+        >>> outputs, cache = layer.decode(prompt, cache, 0)
+        >>> next_token = keras.random.normal((1, 1, 16))
+        >>> outputs, cache = layer.decode(next_token, cache, 10)
+        >>> tuple(outputs.shape)
+        (1, 1, 16)
+        """
+        sizes: Sizes = {}
+        tokens = tensor("B t d")("tokens", tokens, sizes)
+        cache, index = a_cache("cache", cache, sizes), position("index", index, sizes)
+        padding_mask = optional(mask_of("B t"))("padding_mask", padding_mask, sizes)
+        if not self.built:
+            self.build(tokens.shape)
+        padding_mask = padding_of(tokens, padding_mask)
+        tokens = without_padding(tokens, padding_mask)
+        count, length = ops.shape(tokens)[1], cache["key"].shape[1]
+        self._check_room(index, count, length)
+        if padding_mask is None:
+            padding_mask = ops.ones((ops.shape(tokens)[0], count), "bool")
+        padding_mask = ops.cast(padding_mask, "bool")
+        # the cache's keys (B, L, N, H) with those of the new tokens
+        keys = ops.cast(self.key_dense(tokens), cache["key"].dtype)
+        keys = ops.slice_update(cache["key"], (0, index, 0, 0), keys)
+        past = updated_booleans(cache["padding_mask"], padding_mask, index)
+        rows = index + ops.arange(count, dtype="int32")
+        columns = ops.arange(length, dtype="int32")
+        visibility = Visibility(None, padding_mask, past, True, self.sliding_window)
+        values = self._in_all_heads(self.value_dense(tokens))
+        operator = self.operator_of_rows(
+            ops.cast(self.query_dense(tokens), keys.dtype),
+            self._in_all_heads(keys),
+            values,
+            visibility.block(rows, columns),
+            cache,
+            index,
+        )
+        call = Call(visibility)
+        outputs = operator.finished(self.apply(operator, values, call))  # (B, t, N, D)
+        outputs = self._project_out(outputs, tokens)
+        if not isinstance(index, int):  # only known at run time
+            fits = ops.logical_and(index >= 0, index <= ops.cast(length - count, index.dtype))
+            outputs = ops.where(fits, outputs, ops.cast(float("nan"), outputs.dtype))
+        return outputs, {"key": keys, "signals": operator.signals, "padding_mask": past}
+
+    def _check_room(self, index: int | Int[Tensor, ""], count: Size, length: int) -> None:
+        """Refuses tokens that do not fit in a cache of `length` tokens, if that is known."""
+        is_known = isinstance(index, int) and isinstance(count, int)
+        if is_known and not 0 <= index <= length - count:
+            raise ValueError(
+                f"The cache holds {length} tokens. Received: {count} tokens at index={index}. "
+                "Make it longer with `get_initial_cache(batch_size, max_length)`."
+            )
+
+    def _check_shapes(
+        self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
+    ) -> None:
+        super()._check_shapes(query_shape, value_shape, key_shape)
+        if len(query_shape) != 3 and not (
+            self.attention_path == "dense" and self.num_key_value_heads is None
+        ):
+            raise ValueError(
+                'An attention_path other than "dense", and `num_key_value_heads`, need inputs of '
+                f"shape (batch, length, features). Received: query.shape={tuple(query_shape)}, "
+                f"attention_path={self.attention_path!r}, "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "attention_path": self.attention_path,
+            "block_size": self.block_size,
+            "num_key_value_heads": self.num_key_value_heads,
+        }
+
+
+def a_cache(name: str, value: object, sizes: Sizes) -> Cache:
+    """The rule of a cache: a dictionary made by `get_initial_cache`."""
+    shapes = {"key": "B L K H", "signals": "B _ L N D", "padding_mask": "B L"}
+    if not isinstance(value, dict) or not set(shapes) <= set(value):
+        raise ValueError(
+            f"`{name}` must be a dictionary with {list(shapes)}, made by `get_initial_cache`. "
+            f"Received: {name}={value!r}"
+        )
+    for part, shape in shapes.items():
+        check_shape(f"{name}[{part!r}]", value[part], (shape,), sizes)
+    return value
+
+
+def position(name: str, value: object, sizes: Sizes) -> int | Int[Tensor, ""]:
+    """The rule of a position in a cache: an integer of at least 0, or a scalar tensor.
+
+    A tensor whose value is known becomes an integer.
+    """
+    if is_whole(value) or isinstance(value, (bool, float)) or not hasattr(value, "shape"):
+        return whole(0)(name, value, sizes)
+    scalar, known = integers("")(name, value, sizes), known_value(value)
+    return scalar if known is None else whole(0)(name, int(known), sizes)
+
+
+# Checks of options and calls
+
+MASK_SHAPES = {
+    "mask": ("B T",),
+    "query_mask": ("B T",),
+    "value_mask": ("B S",),
+    "key_mask": ("B S",),
+    "attention_mask": ("T? S?", "B? T? S?", "B? N? T? S?"),
+}
+FLAGS = ("return_attention_scores", "return_filter_matrix", "use_causal_mask")
+MAKERS = {
+    "kernel_initializer": keras.initializers.get,
+    "bias_initializer": keras.initializers.get,
+    "kernel_regularizer": keras.regularizers.get,
+    "bias_regularizer": keras.regularizers.get,
+    "activity_regularizer": keras.regularizers.get,
+    "kernel_constraint": keras.constraints.get,
+    "bias_constraint": keras.constraints.get,
+}
+
+
+@cached
+def _names_of_call(call: Callable[..., Any]) -> list[str]:
+    """The names of the positional parameters of a method, without `self`."""
+    parameters = list(inspect.signature(call).parameters.values())[1:]
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def check_call(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call as tensors, checked one by one and against each other.
+
+    Raises:
+        ValueError: For sizes that do not fit each other, and for invalid masks and flags.
+        TypeError: For an argument that must be a tensor but is not.
+    """
+    checked_arguments, sizes = dict(arguments), cast("Sizes", {})  # letters B, T, S and N
+    for name in ("query", "value", "key"):
+        given = arguments.get(name)
+        if given is None and name != "query":
+            continue
+        checked_arguments[name] = x = as_tensor(name, given)
+        own = "B T" if name == "query" or arguments.get("value") is None else "B S"
+        # query, value and key may differ in length and features, not in rank
+        rest = "..." if name == "query" else "_ " * (len(checked_arguments["query"].shape) - 2)
+        try:
+            check_shape(name, x, (f"{own} {rest}",), sizes)
+        except ValueError as error:
+            same = "All dimensions of `value` and `key`, except the last one, must be equal. "
+            raise ValueError(f"{same if name == 'key' else ''}{error}") from None
+    if arguments.get("value") is None and "T" in sizes:
+        sizes["S"] = sizes["T"]
+    if arguments.get("mask") is not None and arguments.get("query_mask") is not None:
+        raise ValueError(
+            "`mask` and `query_mask` are two names of one mask. Received: both. Leave one of them "
+            "out."
+        )
+    # with a cache, there are more keys than in the call
+    is_sequence = len(checked_arguments["query"].shape) == 3 and arguments.get("cache") is None
+    for name, shapes in MASK_SHAPES.items():
+        if arguments.get(name) is not None:
+            checked_arguments[name] = x = as_tensor(name, arguments[name], "boolean")
+            if is_sequence:
+                check_shape(name, x, shapes, sizes)
+    for name in FLAGS:
+        if name in arguments:
+            checked_arguments[name] = switch(name, arguments[name])
+    return checked_arguments
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raises a `ValueError` for the first invalid option of `keras.layers.MultiHeadAttention`."""
+    window = options.get("sliding_window")
+    if window is not None and not (is_whole(window) and 0 < window < 2**31):
+        raise ValueError(
+            "`sliding_window` must be `None` or a positive integer. Received: "
+            f"sliding_window={window!r}"
+        )
+    axes = options.get("attention_axes")
+    given = axes if is_list(axes) else [] if axes is None else [axes]
+    if (axes is not None and not given) or not all(
+        is_whole(axis) and -(2**31) < axis < 2**31 for axis in given
+    ):
+        raise ValueError(
+            "`attention_axes` must be an int, list, or tuple of at least one axis. Received: "
+            f"attention_axes={axes!r}"
+        )
+    for name in ("num_heads", "key_dim", "value_dim"):
+        count = options.get(name)  # Keras itself refuses other types
+        if isinstance(count, bool) or (isinstance(count, int) and count >= 2**31):
+            raise ValueError(f"`{name}` must be a positive integer. Received: {name}={count!r}")
+    if "dropout" in options:
+        number()("dropout", options["dropout"], {})
+    check_dtype_policy(options.get("dtype"))
+    for name in ("use_bias", "use_gate"):
+        if name in options:
+            flag(name, options[name])
+    seed = options.get("seed")
+    if not isinstance(seed, keras.random.SeedGenerator):
+        optional(whole(0))("seed", seed, {})
+    shape = options.get("output_shape")
+    if shape is not None and not (is_list(shape) or is_whole(shape)):
+        raise ValueError(
+            f"Invalid `output_shape`: {shape!r}. When specified, the `output_shape` should be of "
+            "type tuple, list, or int."
+        )
+    if shape is not None:
+        for part in shape if is_list(shape) and len(shape) else [shape]:
+            whole()("output_shape", part, {})
+    for name, make in MAKERS.items():
+        value = options.get(name)
+        # `None` is valid for a regularizer or a constraint, but not for an initializer
+        if value is None and (name not in options or not name.endswith("initializer")):
+            continue
+        if value is None:
+            raise ValueError(f"`{name}` must be an initializer. Received: {name}=None")
+        try:
+            make(value)
+        except Exception as error:
+            raise ValueError(
+                f"`{name}` cannot be used. Received: {name}={value!r}. The cause: {error}"
+            ) from error
+
+
+def refuse_options(
+    layer_name: str, options: dict[str, Any], names: Sequence[str], fix: str
+) -> None:
+    """Raises a `ValueError` for the first of the named options that is given and not `None`.
+
+    `fix` says what the caller can do instead, in one or more sentences.
+    """
+    for name in names:
+        if options.get(name) is not None:
+            raise ValueError(
+                f"{layer_name} does not support `{name}`. Received: {name}={options[name]!r}. {fix}"
+            )
+
+
+class _Built(NamedTuple):
+    """A layer, whether it was built, and the objects that Keras tracked in it."""
+
+    layer: keras.Layer
+    built: bool
+    tracked: dict[str, list[object]]
+
+    @classmethod
+    def of(cls, layer: keras.Layer) -> "_Built":
+        stores = layer._tracker.config.items()
+        return cls(layer, layer.built, {name: list(store) for name, (_, store) in stores})
+
+    def restore(self) -> None:
+        """Removes variables and sublayers that the layer did not have before."""
+        layer = self.layer
+        layer._tracker.unlock()
+        new: dict[int, object] = {}
+        for name, (_, store) in layer._tracker.config.items():
+            before = {id(value) for value in self.tracked[name]}
+            new.update({id(value): value for value in store if id(value) not in before})
+        on_torch = vars(layer).get("_modules", {})  # sublayers are there on torch
+        for name, value in [*vars(layer).items(), *on_torch.items()]:
+            if id(value) in new:
+                delattr(layer, name)
+        for value in new.values():
+            if isinstance(value, keras.Variable):
+                layer._untrack_variable(value)  # torch forgets it as well
+            else:
+                layer._tracker.untrack(value)
+        layer.built = self.built
+
+
+@contextmanager
+def undone_if_refused(layer: keras.Layer) -> Iterator[None]:
+    """If the body raises, undoes the build of a layer and of the layers in it.
+
+    Otherwise weights that were made before the error would stay, and the next call would make a
+    second set of them. A built layer stays as it is.
+    """
+    if layer.built:
+        yield
+        return
+    states = [_Built.of(inner) for inner in layer._flatten_layers()]
+    try:
+        yield
+    except Exception:
+        for state in states:
+            if not state.built:
+                state.restore()
+        raise

@@ -1,0 +1,204 @@
+"""The base of the layers with a mask of factors, which may attend by kernel features."""
+
+from typing import Any
+
+from keras import ops
+
+from keras_graphattn.checks import seed_of
+from keras_graphattn.feature_maps import FeatureMap
+from keras_graphattn.layers.base import AttentionLayer, Call, Shape, Tokens
+from keras_graphattn.masks.mask import Mask, mask_of_call
+from keras_graphattn.numerics.custom_gradient import kept_with
+from keras_graphattn.numerics.precision import zero_where_masked
+from keras_graphattn.operators.kernel import KernelOperator
+from keras_graphattn.operators.operator import Visibility, all_of
+from keras_graphattn.types import Bool, Float, Tensor
+
+
+class KernelLayer(AttentionLayer):
+    """Base of the layers whose attention is D^-1 [(phi(Q) phi(K)^T) o M].
+
+    A `feature_map` of `None` has no weights. The seed of a map that draws is the map's own, else
+    the layer's.
+    """
+
+    max_rank = 3
+    mask: Mask | None
+    feature_map: FeatureMap | None
+    attention_path: str
+    feature_chunk: int | None
+    seed: Any
+
+    def __init__(self, *args: Any, feature_map: FeatureMap | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.feature_map = feature_map
+        draws = feature_map is not None and type(feature_map).weights is not FeatureMap.weights
+        if draws and self.seed is None and getattr(feature_map, "seed", None) is None:
+            self.seed = seed_of(None)  # kept in the configuration
+
+    def build(
+        self,
+        query_shape: Shape,
+        value_shape: Shape | None = None,
+        key_shape: Shape | None = None,
+    ) -> None:
+        if self.feature_map is not None:
+            self._add_feature_weights(self.feature_map)
+        if self.mask is not None:
+            self.mask.build_in(self, (*query_shape[:2], self.num_heads, self.value_dim))
+        super().build(query_shape, value_shape, key_shape)
+
+    def _add_feature_weights(self, feature_map: FeatureMap) -> None:
+        """Makes the weights of the feature map. They are not trained; each is an attribute."""
+        # a seed of the map's own goes before the layer's
+        seed = self.seed if getattr(feature_map, "seed", None) is None else None
+        drawn = feature_map.weights(self.num_heads, self.key_dim, seed)  # {} for most maps
+        self._feature_weight_names = tuple(drawn)
+        for name, value in drawn.items():
+            weight = self.add_weight(
+                name=name,
+                shape=value.shape,
+                initializer=lambda shape, dtype, value=value: ops.convert_to_tensor(value, dtype),
+                trainable=False,
+                autocast=False,
+            )
+            setattr(self, name, weight)
+
+    def redraw_features(self, seed: int | None = None) -> None:
+        """Draws the random weights of the feature map again, such as those of `"favor"`.
+
+        Call it between epochs: under `fit` on JAX, a layer's weights have no values within an
+        epoch.
+
+        Args:
+            seed: Seed of the draw; a new one by default, which follows
+                `keras.utils.set_random_seed`.
+
+        Raises:
+            ValueError: For a feature map without random weights, and before the layer is built.
+        """
+        names = getattr(self, "_feature_weight_names", ())
+        if self.feature_map is None or not names:
+            raise ValueError(
+                "Only a built layer whose feature map draws weights at random can draw them again. "
+                f"Received: feature_map={self.feature_map!r}, built={self.built}. Use "
+                'feature_map="favor" and build the layer first.'
+            )
+        drawn = self.feature_map.weights(self.num_heads, self.key_dim, seed_of(seed))
+        for name, value in drawn.items():
+            getattr(self, name).assign(value)
+
+    def without_non_finite(
+        self, *tensors: Float[Tensor, "B ..."]
+    ) -> tuple[tuple[Float[Tensor, "B ..."], ...], Bool[Tensor, "B ..."] | None]:
+        """The inputs with zeros for tokens that hold NaN or infinity, and which tokens these are.
+
+        A mask separates segments, components and the future by factors of 0, and 0 times NaN is
+        NaN. So such tokens are taken out here. Rows that see one become NaN at the end.
+        """
+        if self.mask is None or not self.mask.hides_keys:
+            return tensors, None
+        distinct = {id(x): x for x in tensors}
+        finite: Any = None
+        for x in distinct.values():
+            finite = all_of(finite, ops.all(ops.isfinite(x), axis=-1, keepdims=True))  # (B, T, 1)
+        clean = {key: ops.where(finite, x, ops.cast(0.0, x.dtype)) for key, x in distinct.items()}
+        return tuple([clean[id(x)] for x in tensors]), ops.logical_not(finite[..., 0])
+
+    def features(
+        self,
+        query: Float[Tensor, "B T N H"],
+        key: Float[Tensor, "B S N H"],
+        queries: Bool[Tensor, "B T"] | None,
+        keys: Bool[Tensor, "B S"] | None,
+        fixed_scale: bool,
+    ) -> tuple[Float[Tensor, "B T N m"], Float[Tensor, "B S N m"]]:
+        """phi(Q) and phi(K), in at least float32, with zeros in padding."""
+        feature_map: Any = self.feature_map
+        weights = {name: getattr(self, name) for name in self._feature_weight_names}
+        phi_query = feature_map.query_features(query, weights, fixed_scale)
+        phi_key = feature_map.key_features(key, weights, keys, fixed_scale)
+        if queries is not None:
+            phi_query = zero_where_masked(phi_query, queries[:, :, None, None])
+        if keys is not None:
+            phi_key = zero_where_masked(phi_key, keys[:, :, None, None])
+        return phi_query, phi_key
+
+    def kernel_operator(self, tokens: Tokens, call: Call) -> KernelOperator:
+        """The operator of features, under the layer's mask and all masks of the call."""
+        mask, inputs, queries, keys = self._mask_of(call)
+        fixed_scale = mask is not None and mask.hides_keys
+        phi_query, phi_key = self.features(tokens.query, tokens.key, queries, keys, fixed_scale)
+        return KernelOperator(
+            phi_query,
+            phi_key,
+            mask,
+            inputs,
+            rows=_rows_with_visible_keys(queries, keys, mask is not None and mask.is_causal),
+            non_finite=call.non_finite,
+            path=self.attention_path,
+            feature_chunk=self.feature_chunk,
+        )
+
+    def _mask_of(
+        self, call: Call
+    ) -> tuple[
+        Mask | None, dict[str, Tensor], Bool[Tensor, "B T"] | None, Bool[Tensor, "B S"] | None
+    ]:
+        """The layer's mask with causality and with the `attention_mask` of the call; its inputs.
+
+        Then the queries and the keys that are not padding.
+        """
+        entries, queries, keys, causal, _ = call.visibility
+        inputs = dict(call.mask_inputs or {})
+        if self.mask is None and inputs:
+            raise ValueError(
+                "`mask_inputs` are for a mask, and this layer has no mask. Received: "
+                f"mask_inputs with {sorted(inputs)}. Set `mask`."
+            )
+        queries, keys = all_of(queries), all_of(keys)
+        if entries is None:
+            return self.joined_mask(causal), inputs, queries, keys
+        if is_key_mask(entries.shape):
+            entries = ops.reshape(entries, (-1, ops.shape(entries)[-1]))  # (B, S)
+            return self.joined_mask(causal), inputs, queries, all_of(keys, entries)
+        if self.attention_path not in ("auto", *Mask.paths):
+            raise ValueError(
+                "An `attention_mask` for each pair of positions needs a path that forms the pairs. "
+                f"Received: attention_mask.shape={tuple(entries.shape)}, path="
+                f"{self.attention_path!r}. "
+                'Use path="auto", "dense" or "blockwise", or a `mask`.'
+            )
+        inputs["entries"] = ops.cast(entries, "bool")
+        return self.joined_mask(causal, entries=True), inputs, queries, keys
+
+    def joined_mask(self, causal: bool, entries: bool = False) -> Any:
+        """The mask, times a causal mask and times the entries of a call if asked for."""
+        if self.mask is not None:
+            return self.mask.joined(causal, entries)
+        if causal:
+            return kept_with(self, _causal).joined(entries=entries)
+        return kept_with(self, _entries) if entries else None
+
+
+def _causal(layer: KernelLayer) -> Mask | None:
+    return mask_of_call(causal=True)
+
+
+def _entries(layer: KernelLayer) -> Mask | None:
+    return mask_of_call(entries=True)
+
+
+def _rows_with_visible_keys(
+    queries: Bool[Tensor, "B T"] | None, keys: Bool[Tensor, "B S"] | None, is_causal: bool
+) -> Bool[Tensor, "B T? 1"] | None:
+    """Which rows see a key that is not padding, by padding and causality only."""
+    visibility = Visibility(None, queries, keys, is_causal)
+    if keys is None:
+        return None if queries is None else queries[:, :, None]
+    return visibility.rows_with_visible_keys(ops.shape(keys)[1])
+
+
+def is_key_mask(shape: Shape) -> bool:
+    """Whether the shape is (B, 1, S) or (B, 1, 1, S)."""
+    return len(shape) in (3, 4) and all(size == 1 for size in shape[1:-1])

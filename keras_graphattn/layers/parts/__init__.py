@@ -1,1 +1,0 @@
-"""Base classes and functions that the public layers are built from."""

@@ -1,0 +1,1 @@
+"""Masks over graphs: diffusion, random walks and random features, and what they are made of."""

@@ -1,0 +1,475 @@
+"""General graph random features: power series of an adjacency matrix, estimated by random walks.
+
+A series sum_k alpha_k W^k is (sum_k f_k W^k)^2, if the modulation f satisfies f * f = alpha, where
+* is the convolution. The walks from node v estimate row v of sum_k f_k W^k: a walk that is at node
+i after k steps adds f_k times its load to entry i. The load is the product over the steps of the
+entry of W, divided by the probability of the step. Two independent sets of walks give
+
+    M = F G^T,      F = sum_k f_k F_k,      G = sum_k f_k G_k,      E F_k = E G_k = W^k
+
+so M is unbiased, on its diagonal too. F_k and G_k are constant sparse matrices. M x takes
+O(walks length n) operations for each column of x.
+
+Source: Reid et al., "General Graph Random Features", arXiv 2310.04859, Algorithm 1. As masks of
+linear attention: Reid et al., arXiv 2410.03462.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Unpack
+
+import keras
+import numpy as np
+import scipy.special
+from keras import ops
+from numpy.typing import ArrayLike
+
+from keras_graphattn.checks import (
+    Array,
+    Rule,
+    checked,
+    flag,
+    instance,
+    number,
+    numpy_of,
+    one_of,
+    seed_of,
+    tensor,
+    whole,
+)
+from keras_graphattn.masks.graphs.edges import (
+    Graph,
+    adjacency_rule,
+    graph_config,
+    numbers_of,
+    read_graph,
+)
+from keras_graphattn.masks.graphs.walks import WalkFeatures, features_of_loads, random_walks
+from keras_graphattn.masks.inputs import Length, Tensors
+from keras_graphattn.masks.mask import (
+    MaskOptions,
+    Rows,
+    Shape,
+    Signal,
+    TopologyMask,
+    finite,
+    from_nodes,
+    to_nodes,
+)
+from keras_graphattn.types import Float, Tensor
+
+OPERATORS = ("normalized_adjacency", "adjacency")
+SERIES = ("diffusion", "regularized_laplacian", "random_walk")
+WALK_LENGTH = 8
+
+
+@keras.saving.register_keras_serializable(package="keras_graphattn")
+class GraphRandomFeatures(TopologyMask):
+    """M estimates a power series sum_k alpha_k W^k of a graph, by random walks from each node.
+
+    W is the adjacency matrix or, by default, D^-1/2 A D^-1/2. M = F G^T with sparse F and G from
+    two independent sets of walks. The modulation f weights the steps of the walks, and can be
+    learned. The expectation of M over the seeds is exactly
+
+        (f_0 I + f_1 W + ... + f_{L-1} W^{L-1})^2,      L = walk_length
+
+    Below order L, its coefficients are alpha = f * f, where * is the convolution. Memory and time
+    grow linearly with the number of nodes: F and G have at most num_walks walk_length numbers for
+    each node.
+
+    The variance of an entry is v / num_walks + O(1 / num_walks^2). Here v grows with the
+    modulation of late steps. On the operator `"adjacency"` it also grows with the degrees.
+
+    No entry of M is negative, so a modulation with a negative value is an error. An entry is 0 if
+    no two walks from the two nodes meet. A node always meets itself. `MaskedKernelAttention` gives
+    such a pair the weight 0, as the estimate says. For `GraphKernelAttention`, it is an unseen
+    pair. Two nodes of different components never meet.
+
+    Args:
+        graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
+            weights, or an object like a networkx graph. Directed graphs, weights that are not
+            positive, and edges from a node to itself are errors.
+        edge_weights: Positive weights, one per edge of an array. The probability of a step is
+            proportional to the weight of its edge.
+        num_nodes: Number of nodes, if the edges do not name them all.
+        series: The series at the start. `"diffusion"`: exp(-s (I - W)).
+            `"regularized_laplacian"`: (I + s (I - W))^-1. `"random_walk"`:
+            ((1 - s) I + s W)^(2 L - 2), exactly. Or the coefficients alpha_0, alpha_1, ... of
+            another series, of shape (K,) or (K, num_heads).
+        strength: s, a positive number or one per head; by default 1, for `"random_walk"` 0.5,
+            where it must be below 1.
+        operator: W: `"normalized_adjacency"` or `"adjacency"`.
+        num_walks: Number of walks from each node, in each of the two sets.
+        walk_length: Largest number L of nodes of a walk, including its start; 8 by default, or the
+            number K of given coefficients.
+        halt_probability: Probability that a walk ends before each of its steps. Shorter walks save
+            memory and time, and have a larger variance.
+        learn_modulation: Whether f is learned. `False` keeps the start and joins the steps of the
+            walks, which is faster.
+        seed: Seed of the walks, which are the same on every backend. By default it is drawn. The
+            draw follows `keras.utils.set_random_seed` and is kept in the configuration. Walks are
+            not weights: give a seed to load weights into a model that is made by code again.
+        **kwargs: `name`, `trainable` and `dtype` of a Keras layer, and
+            `coefficient_learning_rate_multiplier`, the property, 30 by default.
+
+    Weights:
+        With `learn_modulation=True`, `log_modulation` of shape (L, num_heads), the logarithm of f.
+        A step that starts with f_k = 0 keeps it.
+
+    Raises:
+        ValueError: For graphs that cannot be read, series with a negative
+            modulation, and numbers out of range.
+
+    Example:
+
+    >>> mask = GraphRandomFeatures([[0, 1], [1, 2]], num_walks=5000, halt_probability=0.2)
+    >>> mask.build((None, 3, 1, 8))
+    >>> keras.ops.convert_to_numpy(mask.dense())[0, 0, 0].astype(float).round(1).tolist()
+    [0.5, 0.3, 0.1]
+
+    Source: Reid et al., "General Graph Random Features", arXiv 2310.04859, Algorithm 1, and
+    "Linear Transformer Topological Masking with Graph Random Features", arXiv 2410.03462. Ours:
+    steps in proportion to the weights of edges, and the modulation as a positive weight per head.
+    """
+
+    paths = ("dense", "features")
+
+    def __init__(
+        self,
+        graph: Any,
+        edge_weights: Any = None,
+        num_nodes: int | None = None,
+        *,
+        series: Any = "diffusion",
+        strength: ArrayLike | None = None,
+        operator: str = "normalized_adjacency",
+        num_walks: int = 16,
+        walk_length: int | None = None,
+        halt_probability: float = 0.1,
+        learn_modulation: bool = True,
+        seed: int | None = None,
+        **kwargs: Unpack[MaskOptions],
+    ) -> None:
+        super().__init__(**kwargs)
+        if graph is None:
+            raise ValueError(
+                "`GraphRandomFeatures` draws its walks once, from one graph. Received: graph=None. "
+                "Give `graph`. If each example has its own graph, use `GraphDiffusion` or "
+                "`RandomWalk`."
+            )
+        self.operator = one_of(*OPERATORS)("operator", operator, {})
+        self.num_walks = whole()("num_walks", num_walks, {})
+        self.halt_probability = number(least=0.0, below=1.0)(
+            "halt_probability", halt_probability, {}
+        )
+        self.learn_modulation = flag("learn_modulation", learn_modulation)
+        self.seed = seed_of(seed)
+        self.series, self.strength, self._start = read_modulation(series, strength, walk_length)
+        self.walk_length = len(self._start)
+        self._adjacency = read_graph(graph, num_nodes, edge_weights)
+        self.num_nodes = self._adjacency.shape[0]
+        self._left, self._right = graph_random_features(
+            self._adjacency,
+            self.num_walks,
+            self.walk_length,
+            self.seed,
+            self.halt_probability,
+            self.operator,
+        )
+        self._check_range()
+        if not self.learn_modulation and self._start.shape[1] == 1:
+            self._left = self._left.summed(self._start[:, 0])
+            self._right = self._right.summed(self._start[:, 0])
+            self._start = np.ones((1, 1))
+
+    def _check_range(self) -> None:
+        """Raises a `ValueError` if sums of rows of M, or its diagonal, may leave float32."""
+        largest = 1.0
+        for features in (self._left, self._right):
+            sums = [np.asarray(step.sum(axis=1)).ravel() for step in features.steps]
+            largest *= float((np.stack(sums, axis=1) @ self._start).max())  # (n, heads)
+        limit = 320.0 if self.variable_dtype == "float64" else 40.0
+        smallest = float(self._start[0].min()) ** 2
+        if not np.exp(-limit) < min(smallest, largest) <= max(smallest, largest) < np.exp(limit):
+            raise ValueError(
+                f"Entries of the mask must be between e^-{limit:g} and e^{limit:g}. Received: "
+                f"strength={self.strength!r}, series={self.series!r}, operator={self.operator!r}, "
+                f"with entries up to {largest:.1e} and a diagonal of at least {smallest:.1e}. Use "
+                'a smaller `strength`, or operator="normalized_adjacency".'
+            )
+
+    def build(self, input_shape: Shape) -> None:
+        super().build(input_shape)
+        length, heads = self._start.shape
+        if heads not in (1, self.num_heads):
+            raise ValueError(
+                f"`strength` and `series` must be for one head or for all {self.num_heads} heads. "
+                f"Received: strength={self.strength!r}, series={self.series!r}, for {heads} heads."
+            )
+        self._walked = self._start > 0.0  # (L, 1 or heads)
+        if self.learn_modulation:
+            start = np.log(np.where(self._walked, self._start, 1.0))
+            start = np.broadcast_to(start, (length, self.num_heads))
+            self.log_modulation = self._add_parameter("log_modulation", start)
+
+    def parameters(self) -> Tensors:
+        if not self.learn_modulation:
+            start = np.broadcast_to(self._start, (len(self._start), self.num_heads))
+            return {"modulation": self._constant(start)}
+        logarithm = self._weights("log_modulation")["log_modulation"]
+        return {"modulation": ops.where(self._walked, ops.exp(logarithm), 0.0)}
+
+    def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
+        modulation = parameters["modulation"]
+        features = self._right.transposed_product(to_nodes(x), modulation)
+        return from_nodes(self._left.product(features, modulation), x)
+
+    def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
+        left, right = (f.matrix(parameters["modulation"]) for f in (self._left, self._right))
+        return ops.einsum("nvi,nwi->nvw", left, right)[None]
+
+    def _transposed_columns(
+        self,
+        columns: Float[Tensor, "T R"],
+        length: Length,
+        parameters: Tensors,
+        inputs: Tensors,
+    ) -> Float[Tensor, "1 T N R"]:
+        modulation = parameters["modulation"]
+        columns = ops.repeat(columns[:, None], self.num_heads, axis=1)  # (T, N, R)
+        features = self._left.transposed_product(columns, modulation)
+        return self._right.product(features, modulation)[None]
+
+    def get_config(self) -> dict[str, object]:
+        return {
+            **super().get_config(),
+            **graph_config(self._adjacency),
+            "series": self.series,
+            "strength": self.strength,
+            "operator": self.operator,
+            "num_walks": self.num_walks,
+            "walk_length": self.walk_length,
+            "halt_probability": self.halt_probability,
+            "learn_modulation": self.learn_modulation,
+            "seed": self.seed,
+        }
+
+
+@checked(
+    adjacency=adjacency_rule,
+    walks=whole(),
+    length=whole(),
+    seed=whole(0),
+    halt_probability=number(least=0.0, below=1.0),
+    operator=one_of(*OPERATORS),
+)
+def graph_random_features(
+    adjacency: Graph,
+    walks: int,
+    length: int,
+    seed: int,
+    halt_probability: float = 0.1,
+    operator: str = "normalized_adjacency",
+) -> tuple[WalkFeatures, WalkFeatures]:
+    """Draws two independent sets of walks from every node, and returns their features F and G.
+
+    Args:
+        adjacency: The graph A from `keras_graphattn.ops.read_graph`.
+        walks: Number of walks from each node, in each set.
+        length: Largest number of nodes of a walk, including its start.
+        seed: Seed of NumPy's generator. The features are the same on every backend.
+        halt_probability: Probability that a walk ends before each of its steps.
+        operator: W: `"normalized_adjacency"` (D^-1/2 A D^-1/2) or `"adjacency"` (A).
+
+    Returns:
+        F and G, for `graph_random_product`.
+
+    Example:
+
+    >>> from keras_graphattn.ops import read_graph
+    >>> features, _ = graph_random_features(read_graph([[0, 1]]), walks=1, length=2, seed=0,
+    ...     halt_probability=0.0)
+    >>> [step.toarray().tolist() for step in features.steps]
+    [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]]
+
+    Source: Reid et al., arXiv 2310.04859, Algorithm 1. Ours: the probability of a step is
+    proportional to the weight of its edge.
+    """
+    drawn = random_walks(adjacency, 2 * walks, length, seed, halt_probability)
+    left, right = (
+        features_of_loads(some, loads_of_walks(adjacency, some, halt_probability, operator))
+        for some in (drawn[:, :walks], drawn[:, walks:])
+    )
+    return left, right
+
+
+def loads_of_walks(
+    adjacency: Graph, walks: Array, halt_probability: float, operator: str
+) -> Iterator[Array]:
+    """The loads of walks that `random_walks` drew, (n walks,) for each step: E F_k = W^k.
+
+    From u, a step to v has the probability (1 - halt) A[u, v] / d_u. So it multiplies the load by
+    d_u / (1 - halt) for W = A, and by sqrt(d_u / d_v) / (1 - halt) for W = D^-1/2 A D^-1/2.
+    """
+    count, number_of_walks, length = walks.shape
+    degrees = np.asarray(adjacency.sum(axis=1)).ravel()
+    carried = np.full(count * number_of_walks, 1.0 / number_of_walks)
+    start = walks[:, :, 0].ravel()
+    for step in range(length):
+        here = walks[:, :, step].ravel()
+        going = here >= 0
+        loads = carried
+        if operator == "normalized_adjacency" and step:  # the square roots of a walk cancel
+            loads = carried.copy()
+            loads[going] *= np.sqrt(degrees[start[going]] / degrees[here[going]])
+        yield loads
+        carried = carried / (1.0 - halt_probability)
+        if operator == "adjacency":
+            carried[going] *= degrees[here[going]]
+
+
+def _features_rule(letter: str) -> Rule:
+    made_by = "features from `graph_random_features`"
+    return instance(WalkFeatures, made_by, letter, lambda features: features.count)
+
+
+@checked(
+    x=tensor("n N C"),
+    modulation=tensor("L N"),
+    left=_features_rule("n"),
+    right=_features_rule("n"),
+)
+def graph_random_product(
+    x: Float[Tensor, "n N C"],
+    modulation: Float[Tensor, "L N"],
+    left: WalkFeatures,
+    right: WalkFeatures,
+) -> Float[Tensor, "n N C"]:
+    """M x for M = F G^T, with F = sum_k f_k F_k and G = sum_k f_k G_k.
+
+    Args:
+        x: float32 tensor of shape (n, N, C): nodes, heads, columns.
+        modulation: f, a tensor of shape (L, N) for walks of up to L nodes. It may have any sign.
+        left: F.
+        right: G.
+
+    Returns:
+        A tensor of shape (n, N, C), with gradients for `x` and `modulation`.
+
+    Raises:
+        ValueError: If the features have another number of steps than the modulation.
+
+    Example:
+
+    >>> from keras_graphattn.ops import read_graph
+    >>> features = graph_random_features(read_graph([[0, 1]]), walks=1, length=2, seed=0,
+    ...     halt_probability=0.0)
+    >>> x = np.array([1.0, 0.0], "float32").reshape((2, 1, 1))
+    >>> y = graph_random_product(x, np.array([[1.0], [0.5]], "float32"), *features)  # (1 + W / 2)^2
+    >>> keras.ops.convert_to_numpy(y).ravel().tolist()
+    [1.25, 1.0]
+
+    Source: Reid et al., arXiv 2310.04859, Section 2.
+    """
+    for name, features in (("left", left), ("right", right)):
+        if features.length != modulation.shape[0]:
+            raise ValueError(
+                f"`modulation` must have one row for each of the {features.length} steps of "
+                f"`{name}`. Received: modulation.shape={tuple(modulation.shape)}"
+            )
+    return left.product(right.transposed_product(x, modulation), modulation)
+
+
+class Modulation(NamedTuple):
+    """A series: its name or coefficients, its strength, and f at the start, (L, 1 or heads)."""
+
+    series: str | list[Any]
+    strength: float | list[float] | None
+    start: Array
+
+
+def read_modulation(series: Any, strength: Any, walk_length: int | None) -> Modulation:
+    """The arguments `series`, `strength` and `walk_length` of a mask, checked."""
+    if not isinstance(series, str) and numpy_of(series).ndim in (1, 2):
+        return _of_coefficients(series, strength, walk_length)
+    name = one_of(*SERIES)("series", series, {})
+    length = whole()("walk_length", WALK_LENGTH if walk_length is None else walk_length, {})
+    default = 0.5 if name == "random_walk" else 1.0
+    strength = finite("strength", default if strength is None else strength, positive=True)
+    numbers = np.atleast_1d(np.asarray(strength, "float64"))
+    if numbers.ndim > 1 or (name == "random_walk" and (numbers >= 1.0).any()):
+        limit = ", below 1 for a random walk" if name == "random_walk" else ""
+        raise ValueError(
+            f"`strength` must be a positive number or one per head{limit}. Received: "
+            f"strength={strength!r}"
+        )
+    return Modulation(name, strength, _named(name, numbers, np.arange(length)[:, None]))
+
+
+def _named(name: str, strength: Array, k: Array) -> Array:
+    """f_k of a named series, for strengths (heads,) and steps (L, 1): (L, heads)."""
+    f: Array
+    if name == "diffusion":  # exp(-s / 2) exp(s x / 2)
+        f = np.exp(k * np.log(strength / 2.0) - strength / 2.0 - scipy.special.gammaln(k + 1.0))
+    elif name == "regularized_laplacian":  # (1 + s - s x)^-1/2
+        ratio = strength / (1.0 + strength)
+        f = scipy.special.binom(k - 0.5, k) * ratio**k / np.sqrt(1.0 + strength)
+    else:  # ((1 - s) + s x)^(L - 1)
+        last = k[-1]
+        f = scipy.special.binom(last, k) * (1.0 - strength) ** (last - k) * strength**k
+    return f
+
+
+def _of_coefficients(series: Any, strength: Any, walk_length: int | None) -> Modulation:
+    """Solves f * f = alpha for each column of coefficients, (K,) or (K, num_heads)."""
+    numbers = finite("series", series)
+    rows = np.asarray(numbers, "float64")
+    rows = rows[:, None] if rows.ndim == 1 else rows  # (K, 1) or (K, heads)
+    if strength is not None or walk_length not in (None, len(rows)):
+        raise ValueError(
+            "Given coefficients are the whole series. Received: `series` with "
+            f"{len(rows)} coefficients, strength={strength!r}, walk_length={walk_length!r}. Leave "
+            "`strength` and `walk_length` out."
+        )
+    f = np.stack([modulation_of_series(column) for column in rows.T], axis=1)
+    if (f < 0.0).any():
+        step, head = np.argwhere(f < 0.0)[0]
+        raise ValueError(
+            "A mask has no negative factors, so the modulation f with f * f = `series` must not be "
+            f"negative. Received: series={series!r}, whose f is {f[step, head]:g} at step "
+            f"{step}. Use another series, or `ops.graph_random_product` for products only."
+        )
+    return Modulation(numbers, None, f)
+
+
+def modulation_of_series(coefficients: Any) -> Array:
+    """Returns f with f * f = alpha, for the first coefficients of a power series.
+
+    f_0 is the positive square root of alpha_0. f_k follows from alpha_k and from f_0 ... f_{k-1}.
+
+    Args:
+        coefficients: alpha_0, alpha_1, ..., of shape (K,); alpha_0 is positive.
+
+    Returns:
+        float64 numbers of shape (K,). Some may be negative.
+
+    Raises:
+        ValueError: For coefficients that are not finite, or alpha_0 that is not positive.
+
+    Example:
+
+    >>> modulation_of_series([1.0, 2.0, 3.0, 4.0]).tolist()  # (1 + x + x^2 + ...)^2
+    [1.0, 1.0, 1.0, 1.0]
+
+    Source: Reid et al., arXiv 2310.04859, Section 2.
+    """
+    alpha: Array = numbers_of("coefficients", coefficients).astype("float64")
+    if alpha.ndim != 1 or not alpha.size or not np.isfinite(alpha).all() or alpha[0] <= 0.0:
+        raise ValueError(
+            "`coefficients` must be finite numbers of shape (K,), the first of them positive. "
+            f"Received: coefficients={coefficients!r}"
+        )
+    f: Array = np.sqrt(alpha[:1])
+    for k in range(1, len(alpha)):
+        crossed = f[1:] @ f[:0:-1]  # the sum of f_p f_{k-p} for 0 < p < k
+        f = np.append(f, (alpha[k] - crossed) / (2.0 * f[0]))
+    return f

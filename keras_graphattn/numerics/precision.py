@@ -1,0 +1,181 @@
+"""Accurate numbers: sums in float32, functions that keep float64, softmax under a mask.
+
+Every mask constant and every change of precision in the package goes through this file. Masks stay
+boolean and are applied with `where`. A row that may see nothing is exactly zero: it is neither a
+uniform average nor NaN.
+
+If `keras.config.floatx()` is float32, some functions of `keras.ops` convert float64 to float32:
+`maximum`, `minimum`, `matmul` and `cumsum` on torch, `tanh` on jax. `max` does not accept an empty
+tensor on torch and tensorflow. On torch, `take` calls `ravel`, which PyTorch does not export to
+ONNX, `cast` of an open size and `take_along_axis` make open sizes constants of an export, and
+`max`, `pad` and `convert_to_tensor` of an array do not compile in one graph.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from keras import backend, ops
+
+from keras_graphattn.checks import dtype_name
+from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
+
+_LARGEST_FLOAT16 = 65504.0
+_LARGE_NEGATIVE = -1e30  # for scores of at least float32
+
+
+def is_float64(x: Num[Tensor, "..."]) -> bool:
+    """Whether the dtype of a tensor is float64."""
+    return bool(backend.standardize_dtype(x.dtype) == "float64")
+
+
+def larger(first: Num[Tensor, "..."], second: Num[Tensor, "..."] | float) -> Num[Tensor, "..."]:
+    """The larger of two tensors, entry by entry, in the dtype of the first; NaN if one is NaN."""
+    second = ops.cast(second, first.dtype)
+    if not is_float64(first):
+        return ops.maximum(first, second)
+    numbers = ops.where(first >= second, first, second)
+    return ops.where(first == first, numbers, first)
+
+
+def smaller(first: Num[Tensor, "..."], second: Num[Tensor, "..."] | float) -> Num[Tensor, "..."]:
+    """The smaller of two tensors, entry by entry, in the dtype of the first; NaN if one is NaN."""
+    second = ops.cast(second, first.dtype)
+    return -larger(-first, -second) if is_float64(first) else ops.minimum(first, second)
+
+
+def largest(
+    x: Num[Tensor, "..."], axis: int | tuple[int, ...], keepdims: bool = False
+) -> Num[Tensor, "..."]:
+    """The largest number along the axis; 0 if there are no numbers."""
+    if 0 in tuple(x.shape):
+        return ops.sum(x, axis=axis, keepdims=keepdims)
+    return ops.amax(x, axis=axis, keepdims=keepdims)
+
+
+def matmul(first: Num[Tensor, "... i j"], second: Num[Tensor, "... j k"]) -> Num[Tensor, "... i k"]:
+    """The product of matrices."""
+    if is_float64(first):
+        return ops.einsum("...ij,...jk->...ik", first, second)
+    return ops.matmul(first, second)
+
+
+def tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The hyperbolic tangent."""
+    return 2.0 * ops.sigmoid(2.0 * x) - 1.0 if is_float64(x) else ops.tanh(x)
+
+
+def take(x: Num[Tensor, "..."], indices: Int[Tensor, "..."] | int, axis: int) -> Num[Tensor, "..."]:
+    """The entries of `x` with these indices along an axis; no index is negative."""
+    if backend.backend() != "torch":
+        return ops.take(x, indices, axis=axis)
+    x, indices = ops.convert_to_tensor(x), constant(indices)
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return x.index_select(axis, indices.reshape(-1)).reshape(shape)
+
+
+def take_along(x: Num[Tensor, "..."], indices: Int[Tensor, "..."], axis: int) -> Num[Tensor, "..."]:
+    """As `keras.ops.take_along_axis`, for tensors of one shape; no index is negative."""
+    if backend.backend() != "torch":
+        return ops.take_along_axis(x, indices, axis=axis)
+    return x.gather(axis, ops.cast(indices, "int64"))
+
+
+def size_tensor(size: Size, dtype: str) -> Num[Tensor, ""]:
+    """A size, an integer or one that is not known before the run, as a tensor of shape ()."""
+    if backend.backend() != "torch":
+        return ops.cast(size, dtype)
+    return ops.zeros((), dtype) + size
+
+
+def constant(array: Num[Tensor, "..."] | float, dtype: str | None = None) -> Num[Tensor, "..."]:
+    """`keras.ops.convert_to_tensor` of an array or a tensor."""
+    if backend.backend() == "torch" and isinstance(array, np.ndarray):
+        import torch
+
+        array = torch.as_tensor(np.array(array))  # a copy: torch warns of some arrays
+    return ops.convert_to_tensor(array, dtype)
+
+
+def pad(
+    x: Num[Tensor, "..."], widths: Sequence[Sequence[Size]], fill: float = 0
+) -> Num[Tensor, "..."]:
+    """As `keras.ops.pad`, with two widths for each axis."""
+    if backend.backend() != "torch":
+        return ops.pad(x, widths, constant_values=fill)
+    from torch.nn import functional
+
+    return functional.pad(x, [n for pair in reversed(widths) for n in pair], value=fill)
+
+
+def at_least_float32(x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
+    """Casts half precision to float32 and leaves float32 and float64 as they are."""
+    x = ops.convert_to_tensor(x)
+    return x if dtype_name(x.dtype) in ("float32", "float64") else ops.cast(x, "float32")
+
+
+def in_one_dtype(*tensors: Num[Tensor, "..."]) -> tuple[Num[Tensor, "..."], ...]:
+    """Tensors in the widest of their dtypes: `keras.ops.einsum` on torch needs one dtype."""
+    if [x.dtype for x in tensors].count(tensors[0].dtype) == len(tensors):
+        return tensors
+    dtype = backend.result_type(*(x.dtype for x in tensors))
+    return tuple(ops.cast(x, dtype) for x in tensors)
+
+
+def finite_scores(scores: Num[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Scores in at least float32; float16 scores that overflowed become its largest number.
+
+    A product of a query and a key can be infinite in float16, and a softmax of two infinite
+    scores is NaN. With the largest number of the dtype instead, the two keys share the row.
+    """
+    scores = ops.convert_to_tensor(scores)
+    if dtype_name(scores.dtype) != "float16":
+        return at_least_float32(scores)
+    return ops.clip(ops.cast(scores, "float32"), -_LARGEST_FLOAT16, _LARGEST_FLOAT16)
+
+
+def hidden_logit(dtype: object = "float32") -> float:
+    """The finite logit of an entry that a mask hides: in a softmax its weight is 0."""
+    if dtype_name(dtype) not in ("float32", "float64"):
+        raise ValueError(f"`dtype` of logits must be float32 or float64. Received: dtype={dtype!r}")
+    return _LARGE_NEGATIVE
+
+
+def masked_softmax(
+    scores: Num[Tensor, "..."],
+    mask: Num[Tensor, "..."] | None = None,
+    axis: int | tuple[int, ...] = -1,
+) -> Float[Tensor, "..."]:
+    """Softmax over the entries that a mask keeps, in float32 inside, over one axis or several.
+
+    Masked entries are exactly 0. If a whole slice is masked, all of it is 0.
+    """
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    dtype = scores.dtype
+    scores = finite_scores(scores)
+    if mask is not None:
+        mask = ops.cast(mask, "bool")
+        scores = ops.where(mask, scores, ops.cast(_LARGE_NEGATIVE, scores.dtype))
+    if len(axes) == 1:
+        weights = ops.softmax(scores, axis=axes[0])
+    else:  # Keras' softmax needs known lengths, and at most five axes on TensorFlow
+        axes = tuple(axes)
+        top = ops.stop_gradient(largest(scores, axis=axes, keepdims=True))
+        exponentials = ops.exp(scores - top)
+        weights = exponentials / ops.sum(exponentials, axis=axes, keepdims=True)
+    if mask is not None:
+        weights = ops.where(mask, weights, ops.cast(0.0, weights.dtype))
+    return ops.cast(weights, dtype)
+
+
+def nan_where(marked: Bool[Tensor, "..."], x: Num[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Puts NaN in the entries that `marked` marks. The gradient passes through unchanged."""
+    x = ops.convert_to_tensor(x)
+    nothing = ops.cast(0.0, x.dtype)
+    return x + ops.where(ops.cast(marked, "bool"), ops.cast(float("nan"), x.dtype), nothing)
+
+
+def zero_where_masked(x: Num[Tensor, "..."], mask: Num[Tensor, "..."] | None) -> Num[Tensor, "..."]:
+    """Puts exact zeros where `mask` is `False`. NaN becomes 0 too, as nothing is multiplied."""
+    if mask is None:
+        return x
+    return ops.where(ops.cast(mask, "bool"), x, ops.cast(0.0, x.dtype))

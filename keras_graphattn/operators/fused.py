@@ -1,0 +1,152 @@
+"""Softmax attention through the backend's fused kernel, one call for each application."""
+
+import math
+from collections.abc import Mapping
+
+import keras
+from keras import ops
+
+from keras_graphattn.checks import dtype_name, traced_by_torch
+from keras_graphattn.numerics.blocks import map_query_blocks
+from keras_graphattn.numerics.precision import is_float64, pad
+from keras_graphattn.operators.operator import Operator, Visibility
+from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
+from keras_graphattn.types import Bool, Float, Tensor
+
+BLOCK = 512  # query rows whose pairs are formed at a time on torch
+
+
+class FusedOperator(Operator):
+    """Attention through `keras.ops.dot_product_attention`: A is never formed by this package.
+
+    A visibility that is causal, or of keys only, is handed on without an n x n tensor. What joins
+    both, or has a window, says something of each pair of positions. On torch it is formed, as are
+    the pairs of the caller's `entries`, for 512 query rows at a time, and again for the backward
+    pass. On tensorflow and on jax without a flash kernel, pairs are formed by B n^2 booleans beside
+    the B N n^2 scores that these backends form themselves; flash kernels of jax take B n^2 booleans
+    for a window and for `entries`, and no pairs for keys under a causal mask.
+
+    Kernels average over a row that sees nothing; here such a row is 0, as on every other path.
+    float16 becomes float32 where it could not hold scores, or the difference that hides a key, or
+    where there is no kernel for it: on tensorflow, on torch under a visibility other than causal,
+    and on jax on a CPU. Kernels make float32 of float64: there the matrix is formed.
+
+    Args:
+        query: Tensor of shape (B, T, N, H).
+        key: Tensor of shape (B, T, N, H).
+        visibility: What each query may see; everything by default.
+        scale: Factor of the scores; 1 / sqrt(H) by default.
+        flash_attention: `True` insists on the backend's flash kernel (it raises where it cannot
+            run), `False` forbids it, `None` leaves the choice to the backend.
+
+    Example:
+
+    >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> operator = FusedOperator(query, key, Visibility(causal=True))
+    >>> tuple(operator(x).shape)
+    (2, 10, 4, 8)
+    """
+
+    def __init__(
+        self,
+        query: Float[Tensor, "B T N H"],
+        key: Float[Tensor, "B T N H"],
+        visibility: Visibility | None = None,
+        scale: float | None = None,
+        flash_attention: bool | None = None,
+    ) -> None:
+        self.query, self.key = query, key
+        self.visibility = visibility = Visibility() if visibility is None else visibility
+        self.scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+        length = ops.shape(query)[1]
+        self.formed = None
+        if is_float64(query):
+            scores = scores_of(query, key, scale)
+            self.formed = SoftmaxOperator(scores, visibility.joined(length))
+            return
+        self.rows = visibility.rows_with_visible_keys(length)
+        self.pairs = visibility._replace(queries=None)
+        reasons = [visibility.entries is not None, visibility.keys is not None, visibility.causal]
+        is_torch = keras.backend.backend() == "torch"
+        self.is_in_blocks = is_torch and (visibility.window is not None or sum(reasons) > 1)
+        parts = (visibility.entries, visibility.keys, visibility.window)
+        is_masked = any(part is not None for part in parts)
+        self.needs_float32 = _needs_float32(is_masked)
+        self.visible = None
+        if is_masked and not self.is_in_blocks:
+            self.visible = self.pairs._replace(causal=False).joined(length)
+        if flash_attention is None and traced_by_torch():
+            flash_attention = False  # torch chooses the kernel; it does not trace Keras' question
+        self.flash_attention = flash_attention
+
+    def __call__(self, x: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
+        if self.formed is not None:
+            return self.formed(x)
+        dtype, operands = x.dtype, (self.query, self.key, x)
+        if self.needs_float32 and "float16" in [dtype_name(z.dtype) for z in operands]:
+            operands = tuple(ops.cast(z, "float32") for z in operands)
+        if self.is_in_blocks:
+            outputs = self._attend_by_blocks(*operands)
+        else:
+            outputs = self._attend(*operands, self.visible, self.visibility.causal)
+        return self._zero_other_rows(ops.cast(outputs, dtype))
+
+    def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
+        if self.formed is not None:
+            return self.formed.finished(outputs)
+        return self._zero_other_rows(outputs)
+
+    def _zero_other_rows(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
+        if self.rows is None:
+            return outputs
+        return ops.where(self.rows[..., None], outputs, ops.cast(0.0, outputs.dtype))
+
+    def _attend(
+        self,
+        query: Float[Tensor, "B T N H"],
+        key: Float[Tensor, "B S N H"],
+        x: Float[Tensor, "B S N D"],
+        visible: Bool[Tensor, "B? N? T? S?"] | None,
+        causal: bool,
+    ) -> Float[Tensor, "B T N D"]:
+        size = x.shape[-1]
+        widest = max(size, query.shape[-1])  # jax wants one size for all; zeros change nothing
+        return ops.dot_product_attention(
+            _widened(query, widest),
+            _widened(key, widest),
+            _widened(x, widest),
+            mask=visible,
+            scale=self.scale,
+            is_causal=causal,
+            flash_attention=self.flash_attention,
+        )[..., :size]
+
+    def _attend_by_blocks(
+        self,
+        query: Float[Tensor, "B T N H"],
+        key: Float[Tensor, "B T N H"],
+        x: Float[Tensor, "B T N D"],
+    ) -> Float[Tensor, "B T N D"]:
+        def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+            visible = self.pairs.of_block(tensors, rows, tensors["columns"])
+            return self._attend(tensors["query"], tensors["key"], tensors["x"], visible, False)
+
+        length = ops.shape(query)[1]
+        by_row, whole = self.pairs.tensors()
+        whole |= {"key": key, "x": x, "columns": ops.arange(length, dtype="int32")}
+        return map_query_blocks(rows_of_block, {**by_row, "query": query}, whole, length, BLOCK)
+
+
+def _needs_float32(is_masked: bool) -> bool:
+    """Whether the backend's attention goes wrong in float16."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return bool(jax.default_backend() == "cpu")
+    return keras.backend.backend() == "tensorflow" or is_masked
+
+
+def _widened(x: Float[Tensor, "B T N H"], size: int) -> Float[Tensor, "B T N _"]:
+    """The channels, filled up with zeros to `size`."""
+    missing = size - x.shape[-1]
+    return pad(x, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else x

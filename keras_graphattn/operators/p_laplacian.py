@@ -1,0 +1,577 @@
+"""Attention re-weighted by the distances between values (p-LaT).
+
+    out_i = sum_j softmax_j(q_i . k_j * scale) (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2) x_j
+
+In float32 inside. A row depends on nothing that it may not see: neither its weights nor its
+rounding. What is done entry by entry has a custom gradient, from softmax to re-weighted matrix in
+one: it is most of the work, and that way it takes half the passes over n x n numbers.
+
+Squared distances come from the Gram form |v_i|^2 + |v_j|^2 - 2 v_i . v_j, one product of matrices.
+It is wrong by the rounding of |v_i|^2 + |v_j|^2, which drowns the distance of equal or nearly equal
+tokens. Where a distance is small next to that, it is the sum of the squared differences instead.
+That takes much longer, so it is done only if a call has such a pair. Which of the two a pair gets
+depends only on its own two tokens.
+
+Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+from keras_graphattn.checks import cached, traced_by_torch
+from keras_graphattn.numerics.blocks import (
+    cut_into_blocks,
+    fits_one_block,
+    join_blocks,
+    map_in_turn,
+    map_query_blocks,
+    where_needed,
+)
+from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, compiled_once
+from keras_graphattn.numerics.precision import (
+    at_least_float32,
+    finite_scores,
+    masked_softmax,
+    pad,
+    zero_where_masked,
+)
+from keras_graphattn.operators.cached import CachedOperator
+from keras_graphattn.operators.operator import Operator, Visibility, all_of
+from keras_graphattn.operators.softmax import Logits, scaled
+from keras_graphattn.types import Bool, Float, Int, Tensor
+
+Tensors = tuple[Tensor, ...]
+
+MOST_EPSILON = 1e19  # its square is the largest that float32 holds
+LEAST_SHARE = 1.0 / 16.0  # times the exponent: an error of 1e-6 or so in the weight
+DIFFERENCES_OF_A_ROW = 512  # about how many numbers per column are formed at a time
+CHANNELS = 8  # of a pair that are formed at a time where rows are not cut into blocks
+
+
+class PLaplacian(NamedTuple):
+    """The numbers that define the re-weighting.
+
+    Attributes:
+        p: One exponent of at least 1 for each head.
+        epsilon: Smoothing length of the distances, greater than 0.
+        drop_diagonal: Whether heads with p != 2 get zeros on the diagonal.
+
+    Example:
+
+    >>> PLaplacian((1.5, 2.5)).epsilon
+    0.1
+    """
+
+    p: tuple[float, ...]
+    epsilon: float = 0.1
+    drop_diagonal: bool = False
+
+
+class PLaplacianOperator(Operator):
+    """Attention re-weighted by the distances between values, in O(n * block_size) memory.
+
+    Args:
+        query: Q, of shape (B, T, N, H).
+        key: K, of shape (B, T, N, H).
+        values: V, of shape (B, T, N, D): their distances re-weight the attention.
+        numbers: The exponents and the smoothing.
+        visibility: What each query may see; everything by default.
+        scale: Factor of the scores; 1 / sqrt(H) by default.
+        logits: What becomes of the scores before the softmax; nothing by default.
+        block_size: Number of query rows at a time. `None` forms the whole matrix, once.
+        dropout: Optional function that drops entries of the matrix, which is then formed.
+
+    Example:
+
+    >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
+    >>> operator = PLaplacianOperator(query, key, x, PLaplacian((1.5, 1.5, 2.5, 2.5)))
+    >>> tuple(operator(x).shape)
+    (2, 10, 4, 8)
+    """
+
+    def __init__(
+        self,
+        query: Float[Tensor, "B T N H"],
+        key: Float[Tensor, "B T N H"],
+        values: Float[Tensor, "B T N D"],
+        numbers: PLaplacian,
+        visibility: Visibility | None = None,
+        *,
+        scale: float | None = None,
+        logits: Logits | None = None,
+        block_size: int | None = 512,
+        dropout: Callable[[Float[Tensor, "B N T T"]], Float[Tensor, "B N T T"]] | None = None,
+    ) -> None:
+        self.query, self.key, self.values = scaled(query, scale), key, values
+        self.numbers = numbers
+        self.visibility = Visibility() if visibility is None else visibility
+        self.logits = Logits() if logits is None else logits
+        self.block_size = block_size
+        self.weights = None
+        if block_size is None or dropout is not None:
+            self.weights = self._formed()
+        self.applied = self.weights if dropout is None else dropout(self.weights)
+
+    def __call__(self, x: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
+        if self.applied is not None:
+            return apply_weights(self.applied, x)
+        blocks, tensors = _Blocks.of(self)
+        signal = () if x is self.values else (x,)
+        attend = compiled_once(_in_blocks, blocks._replace(has_signal=bool(signal)))
+        return attend(self.query, self.key, self.values, *signal, *tensors)
+
+    def matrix(self) -> Float[Tensor, "B N T T"]:
+        return self._formed() if self.weights is None else self.weights
+
+    def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
+        return self.visibility.zero_other_rows(outputs, self.block_size or 512)
+
+    def _formed(self) -> Float[Tensor, "B N T T"]:
+        length = ops.shape(self.key)[1]
+        positions = ops.arange(length, dtype="int32")
+        visible = self.visibility.block(positions, positions)
+        values = (self.values, self.values)
+        return rows_of_weights(
+            self.query, self.key, values, self.numbers, visible, positions, self.logits
+        )
+
+
+class CachedPLaplacianOperator(CachedOperator):
+    """Rows of the re-weighted matrix for new tokens, against the values in the cache.
+
+    Args:
+        query: Queries of the new tokens, (B, t, N, H).
+        key: Keys of all tokens, (B, L, N, H).
+        value: Values of the new tokens, (B, t, N, D).
+        numbers: The exponents and the smoothing.
+        signals: The cache's signals, of shape (B, 1, L, N, D): the values.
+        index: Position of the first new token.
+        visible: Booleans that broadcast to (B, N, t, L).
+        scale: Factor of the scores; 1 / sqrt(H) by default.
+        logits: What becomes of the scores before the softmax; nothing by default.
+    """
+
+    def __init__(
+        self,
+        query: Float[Tensor, "B t N H"],
+        key: Float[Tensor, "B L N H"],
+        value: Float[Tensor, "B t N D"],
+        numbers: PLaplacian,
+        signals: Float[Tensor, "B 1 L N D"],
+        index: int | Int[Tensor, ""],
+        visible: Bool[Tensor, "B? 1 t L"],
+        scale: float | None = None,
+        logits: Logits | None = None,
+    ) -> None:
+        row_values = ops.cast(value, signals.dtype)
+        signals = ops.slice_update(signals, (0, 0, index, 0, 0), row_values[:, None])
+        seen = ops.any(visible, axis=(1, 2))[..., None, None]  # (B, L, 1, 1)
+        self.values = zero_where_masked(signals[:, 0], seen)
+        positions = index + ops.arange(ops.shape(query)[1], dtype="int32")
+        rows = rows_of_weights(
+            scaled(query, scale),
+            key,
+            (row_values, self.values),
+            numbers,
+            visible,
+            positions,
+            Logits() if logits is None else logits,
+        )
+        super().__init__(rows, signals, index, visible)
+
+    def __call__(self, x: Float[Tensor, "B t N D"]) -> Float[Tensor, "B t N D"]:
+        return apply_weights(self.rows, self.values)
+
+
+def rows_of_weights(
+    query: Float[Tensor, "B T N H"],
+    key: Float[Tensor, "B S N H"],
+    values: tuple[Float[Tensor, "B T N D"], Float[Tensor, "B S N D"]],
+    numbers: PLaplacian,
+    visible: Bool[Tensor, "B? N? T? S?"] | None,
+    positions: Int[Tensor, " T"],
+    logits: Logits,
+    centre: Float[Tensor, "B 1 N D"] | None = None,
+) -> Float[Tensor, "B N T S"]:
+    """Rows of the re-weighted matrix at some positions, of scaled queries, in float32.
+
+    The values are those of the rows and those of the columns. The centre is that of
+    `pair_distances`.
+    """
+    row_values, column_values = values
+    scores = logits.of(ops.einsum("btnh,bsnh->bnts", *finite_products(query, key)))
+    diagonal = positions[:, None] == ops.arange(ops.shape(key)[1], dtype="int32")[None, :]
+    if logits.sink is not None:  # a column whose weight counts in the softmax only
+        column_values = pad(column_values, ((0, 0), (0, 1), (0, 0), (0, 0)))
+        diagonal, visible = logits.with_sink(diagonal), logits.with_sink(visible)
+    pair = (row_values, column_values)
+    return logits.without_sink(re_weighted(scores, pair, numbers, visible, diagonal, centre))
+
+
+def re_weighted(
+    scores: Float[Tensor, "B N T S"],
+    values: tuple[Float[Tensor, "B T N D"], Float[Tensor, "B S N D"]],
+    numbers: PLaplacian,
+    visible: Bool[Tensor, "B? N? T? S?"] | None,
+    diagonal: Bool[Tensor, "T S"],
+    centre: Float[Tensor, "B 1 N D"] | None = None,
+) -> Float[Tensor, "B N T S"]:
+    """softmax(scores) times the distances to the power p - 2, in float32.
+
+    `diagonal` marks where row and column are the same token. Hidden entries are exactly 0.
+    """
+    p, epsilon, drop_diagonal = numbers
+    scores = finite_scores(scores)
+    exponents = ops.reshape(
+        ops.convert_to_tensor([(x - 2) / 2 for x in p], scores.dtype), (-1, 1, 1)
+    )
+    is_changed = ops.convert_to_tensor([x != 2.0 for x in p])[:, None, None]  # (N, 1, 1)
+    apart = ops.logical_not(ops.cast(diagonal, "bool"))  # tokens that are not the same
+    if 2.0 in p:
+        apart = ops.logical_and(apart, is_changed)
+    relevant = all_of(apart, visible)
+    distances = pair_distances(
+        *values,
+        ops.abs(exponents[:, 0]) * LEAST_SHARE,
+        smoothing=epsilon**2,
+        relevant=relevant,
+        centre=centre,
+    )
+    masks = [] if visible is None else [visible]
+    weigh = _weights_with_gradient(epsilon**2)
+    (weights,) = weigh(scores, distances, exponents, relevant, *masks)
+    if not drop_diagonal:
+        return weights
+    dropped = ops.logical_and(is_changed, ops.cast(diagonal, "bool"))
+    return ops.where(dropped, ops.cast(0.0, weights.dtype), weights)
+
+
+class _Weights(NamedTuple):
+    """softmax(scores) * distances^exponents, with `least` for distances that are not relevant."""
+
+    least: float
+
+    def value(
+        self,
+        scores: Float[Tensor, "B N T S"],
+        distances: Float[Tensor, "B N T S"],
+        exponents: Float[Tensor, "N 1 1"],
+        relevant: Bool[Tensor, "..."],
+        *masks: Bool[Tensor, "B? N? T? S?"],
+    ) -> tuple[Tensors, Tensors]:
+        softmax = masked_softmax(scores, *masks)
+        distances = ops.where(relevant, distances, ops.cast(self.least, distances.dtype))
+        weights = softmax * ops.exp(exponents * ops.log(distances))
+        return (weights,), (softmax, weights, distances)
+
+    def gradient(
+        self, tensors: Tensors, results: Tensors, upstream: Tensors
+    ) -> tuple[Tensor | None, ...]:
+        softmax, weights, distances = results
+        _, _, exponents, relevant, *masks = tensors
+        products = upstream[0] * weights
+        to_scores = products - softmax * ops.sum(products, axis=-1, keepdims=True)
+        slopes = ops.where(relevant, exponents, ops.cast(0.0, exponents.dtype)) / distances
+        return to_scores, products * slopes, None, None, *(None for _ in masks)
+
+
+@cached
+def _weights_with_gradient(least: float) -> FunctionWithGradient:
+    weights = _Weights(least)
+    return FunctionWithGradient(weights.value, weights.gradient)
+
+
+def apply_weights(
+    weights: Float[Tensor, "B N T S"], x: Float[Tensor, "B S N D"]
+) -> Float[Tensor, "B T N D"]:
+    """The weights times a signal, summed in float32, in the dtype of the signal."""
+    outputs = ops.einsum("bnts,bsnh->btnh", at_least_float32(weights), at_least_float32(x))
+    return ops.cast(outputs, x.dtype)
+
+
+def finite_products(
+    query: Float[Tensor, "B T N H"], key: Float[Tensor, "B S N H"]
+) -> tuple[Float[Tensor, "B T N H"], Float[Tensor, "B S N H"]]:
+    """Queries and keys, in float32 where float16 could not hold their products."""
+    if keras.backend.standardize_dtype(query.dtype) == "float16":
+        return at_least_float32(query), at_least_float32(key)
+    return query, key
+
+
+class _Blocks(NamedTuple):
+    """What is known of an operator without its tensors: equal ones share compiled code."""
+
+    names: tuple[str, ...]  # of the tensors: entries, queries, keys, bias, sink
+    visibility: Visibility  # causality and window only
+    numbers: PLaplacian
+    soft_cap: float | None
+    block_size: int
+    has_signal: bool = False
+
+    @classmethod
+    def of(cls, operator: PLaplacianOperator) -> tuple["_Blocks", Tensors]:
+        """The blocks of an operator, and its tensors in their order."""
+        visibility, logits = operator.visibility, operator.logits
+        tensors = {
+            "entries": visibility.entries,
+            "queries": visibility.queries,
+            "keys": visibility.keys,
+            "bias": logits.bias,
+            "sink": None if logits.sink is None else ops.convert_to_tensor(logits.sink),
+        }
+        present = {name: x for name, x in tensors.items() if x is not None}
+        positional = Visibility(causal=visibility.causal, window=visibility.window)
+        size = operator.block_size or 512
+        blocks = cls(tuple(present), positional, operator.numbers, logits.soft_cap, size)
+        return blocks, tuple(present.values())
+
+
+def _in_blocks(
+    blocks: _Blocks,
+    query: Float[Tensor, "B T N H"],
+    key: Float[Tensor, "B T N H"],
+    values: Float[Tensor, "B T N D"],
+    *tensors: Tensor,
+) -> Float[Tensor, "B T N D"]:
+    signal, tensors = (tensors[:1], tensors[1:]) if blocks.has_signal else ((), tensors)
+    named = dict(zip(blocks.names, tensors, strict=True))
+    entries, queries, keys = (named.get(name) for name in ("entries", "queries", "keys"))
+    visibility = blocks.visibility._replace(entries=entries, queries=queries, keys=keys)
+    logits = Logits(blocks.soft_cap, named.get("bias"), named.get("sink"))
+    by_row, whole = visibility.tensors()
+    length = ops.shape(key)[1]
+    by_row |= {"query": query, "row_values": values}
+    whole |= {"key": key, "values": values, "columns": ops.arange(length, dtype="int32")}
+    centre = _common_centre(values, visibility)
+    if centre is not None:
+        whole["centre"] = centre
+    if logits.bias is not None:
+        bias = ops.transpose(logits.bias, (0, 2, 1, 3))  # (B, T, N, S)
+        (whole if bias.shape[1] == 1 else by_row)["bias"] = bias
+    if logits.sink is not None:
+        whole["sink"] = logits.sink
+    if signal:
+        whole["signal"] = signal[0]
+
+    def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        visible = visibility.of_block(tensors, rows, tensors["columns"])
+        given = [tensors.get(name) for name in ("query", "key", "row_values", "values", "centre")]
+        if logits.is_plain and not signal:
+            present = [x for x in (*given, visible) if x is not None]
+            settings = _Rows(blocks.numbers, centre is not None, visible is not None)
+            return _rows_of_output(settings, rows, *present)
+        bias = tensors.get("bias")
+        bias = None if bias is None else ops.transpose(bias, (0, 2, 1, 3))
+        weights = rows_of_weights(
+            tensors["query"],
+            tensors["key"],
+            (tensors["row_values"], tensors["values"]),
+            blocks.numbers,
+            visible,
+            rows,
+            logits._replace(bias=bias, sink=tensors.get("sink")),
+            tensors.get("centre"),
+        )
+        x = tensors["signal"] if signal else tensors["values"]
+        return ops.einsum("bnts,bsnh->btnh", weights, at_least_float32(x))
+
+    outputs = map_query_blocks(rows_of_block, by_row, whole, length, blocks.block_size)
+    return ops.cast(outputs, (signal[0] if signal else values).dtype)
+
+
+class _Rows(NamedTuple):
+    """What is known of some rows of the outputs without their tensors."""
+
+    numbers: PLaplacian
+    has_centre: bool
+    is_masked: bool
+
+
+def _rows_of_output(
+    settings: _Rows, rows: Int[Tensor, " T"], *tensors: Tensor
+) -> Float[Tensor, "B T N D"]:
+    """Rows of the outputs W V.
+
+    The tensors are queries, keys, values of rows and of columns, and, if there are such, the
+    centre and the booleans of visible pairs.
+    """
+
+    def plain(rows: Tensor, *tensors: Tensor) -> Tensor:
+        query, key, row_values, values, *others = tensors
+        visible = others[-1] if settings.is_masked else None
+        centre = others[0] if settings.has_centre else None
+        pair = (row_values, values)
+        weights = rows_of_weights(
+            query, key, pair, settings.numbers, visible, rows, Logits(), centre
+        )
+        return ops.einsum("bnts,bsnh->btnh", weights, at_least_float32(values))
+
+    if keras.backend.backend() != "torch":
+        return plain(rows, *tensors)
+    from keras_graphattn.operators.torch_p_laplacian import Settings, rows_of_output
+
+    p, epsilon, drop_diagonal = settings.numbers
+    known = Settings(
+        p, epsilon**2, LEAST_SHARE, drop_diagonal, settings.has_centre, settings.is_masked
+    )
+    return rows_of_output(plain, known, rows, *tensors)
+
+
+def _common_centre(
+    values: Float[Tensor, "B T N D"], visibility: Visibility
+) -> Float[Tensor, "B 1 N D"] | None:
+    """The mean of the values where all rows see the same of them; else `None`."""
+    if visibility.entries is not None or visibility.causal or visibility.window is not None:
+        return None
+    values = at_least_float32(values)
+    if visibility.keys is None:
+        return ops.mean(values, axis=1, keepdims=True)
+    count = ops.sum(ops.cast(visibility.keys, values.dtype), axis=1)[:, None, None, None]
+    return ops.sum(values, axis=1, keepdims=True) / ops.maximum(count, 1.0)
+
+
+def pair_distances(
+    rows: Float[Tensor, "B T N D"],
+    columns: Float[Tensor, "B S N D"],
+    least_share: float | Float[Tensor, "N 1"],
+    *,
+    smoothing: float = 0.0,
+    relevant: Bool[Tensor, "..."] | None = None,
+    centre: Float[Tensor, "B 1 N D"] | None = None,
+) -> Float[Tensor, "B N T S"]:
+    """Squared distances plus `smoothing`; those of pairs that are not `relevant` may be wrong.
+
+    The Gram form is kept where it comes to at least `least_share` of |v_i|^2 + |v_j|^2. With a
+    centre that every row may see, it is that of values minus the centre: exact, and so quick, for
+    values far from 0.
+    """
+    rows, columns = at_least_float32(rows), at_least_float32(columns)
+    if traced_by_torch():  # whether a pair is near is not known, and blocks would be unrolled
+        return _sums_by_channels(rows, columns) + smoothing
+    shift = ops.cast(0.0, rows.dtype) if centre is None else ops.stop_gradient(centre)
+    from_centre = rows - shift, columns - shift
+    of_rows, of_columns = (ops.sum(x * x, axis=-1, keepdims=True) for x in from_centre)
+    gram = _gram_form(*from_centre, of_rows + smoothing, of_columns)
+    least = (ops.stop_gradient(least_share * x) for x in (of_rows, of_columns))
+    of_rows, of_columns = (ops.transpose(x, (0, 2, 1, 3)) for x in least)
+    near = gram - of_rows < ops.swapaxes(of_columns, -1, -2)
+    if relevant is not None:
+        near = ops.logical_and(near, relevant)
+
+    def corrected() -> Tensor:
+        (sums,) = _SUMS_OF_SQUARES(rows, columns)
+        return ops.where(near, sums + smoothing, gram)
+
+    is_any = ops.max(ops.cast(near, "uint8"), initial=0) > 0  # `any` is slow on torch
+    return where_needed(is_any, corrected, lambda: gram)
+
+
+def _gram_form(
+    rows: Float[Tensor, "B T N D"],
+    columns: Float[Tensor, "B S N D"],
+    of_rows: Float[Tensor, "B T N 1"],
+    of_columns: Float[Tensor, "B S N 1"],
+) -> Float[Tensor, "B N T S"]:
+    """(|v_i|^2, 1, v_i) . (1, |v_j|^2, -2 v_j), one product of matrices."""
+    left = ops.concatenate([of_rows, ops.ones_like(of_rows), rows], axis=-1)
+    right = ops.concatenate([ops.ones_like(of_columns), of_columns, -2.0 * columns], axis=-1)
+    return ops.einsum("btnd,bsnd->bnts", left, right)
+
+
+def _sums_by_channels(
+    rows: Float[Tensor, "B T N D"], columns: Float[Tensor, "B S N D"]
+) -> Float[Tensor, "B N T S"]:
+    """Squared distances, for all rows and a few channels at a time."""
+    rows, columns = (ops.transpose(x, (0, 2, 1, 3)) for x in (rows, columns))
+    total = 0.0
+    for first in range(0, rows.shape[-1], CHANNELS):
+        some = slice(first, first + CHANNELS)
+        differences = rows[..., :, None, some] - columns[..., None, :, some]
+        total = total + ops.sum(differences * differences, axis=-1)
+    return total
+
+
+# Three sums over differences of pairs, a few rows at a time. Each is in the gradients of others.
+
+
+def _value_of_sums(
+    rows: Float[Tensor, "B T N D"], columns: Float[Tensor, "B S N D"]
+) -> tuple[Tensors, Tensors]:
+    """sum_h (v_ih - v_jh)^2 for every pair, (B, N, T, S)."""
+    sums = _by_rows(lambda d: ops.sum(d * d, axis=-1), rows, columns)
+    return (ops.transpose(sums, (0, 2, 1, 3)),), ()
+
+
+def _gradient_of_sums(tensors: Tensors, results: Tensors, upstream: Tensors) -> Tensors:
+    rows, columns = tensors
+    (to_rows,) = _WEIGHTED_DIFFERENCES(upstream[0], rows, columns)
+    (to_columns,) = _WEIGHTED_DIFFERENCES(ops.swapaxes(upstream[0], -1, -2), columns, rows)
+    return 2.0 * to_rows, 2.0 * to_columns
+
+
+def _value_of_weighted(
+    weights: Float[Tensor, "B N T S"],
+    rows: Float[Tensor, "B T N D"],
+    columns: Float[Tensor, "B S N D"],
+) -> tuple[Tensors, Tensors]:
+    """sum_j w_ij (v_i - v_j) for every row, (B, T, N, D)."""
+    by_row = ops.transpose(weights, (0, 2, 1, 3))
+    sums = _by_rows(lambda d, w: ops.einsum("btns,btnsd->btnd", w, d), rows, columns, by_row)
+    return (sums,), ()
+
+
+def _gradient_of_weighted(tensors: Tensors, results: Tensors, upstream: Tensors) -> Tensors:
+    weights, rows, columns = tensors
+    (to_weights,) = _PROJECTED_DIFFERENCES(upstream[0], rows, columns)
+    return to_weights, *_sums(weights, upstream[0])
+
+
+def _value_of_projected(
+    vectors: Float[Tensor, "B T N D"],
+    rows: Float[Tensor, "B T N D"],
+    columns: Float[Tensor, "B S N D"],
+) -> tuple[Tensors, Tensors]:
+    """sum_h u_ih (v_ih - v_jh) for every pair, (B, N, T, S)."""
+    products = _by_rows(lambda d, u: ops.einsum("btnd,btnsd->btns", u, d), rows, columns, vectors)
+    return (ops.transpose(products, (0, 2, 1, 3)),), ()
+
+
+def _gradient_of_projected(tensors: Tensors, results: Tensors, upstream: Tensors) -> Tensors:
+    vectors, rows, columns = tensors
+    (to_vectors,) = _WEIGHTED_DIFFERENCES(upstream[0], rows, columns)
+    return to_vectors, *_sums(upstream[0], vectors)
+
+
+_SUMS_OF_SQUARES = FunctionWithGradient(_value_of_sums, _gradient_of_sums)
+_WEIGHTED_DIFFERENCES = FunctionWithGradient(_value_of_weighted, _gradient_of_weighted)
+_PROJECTED_DIFFERENCES = FunctionWithGradient(_value_of_projected, _gradient_of_projected)
+
+
+def _sums(
+    weights: Float[Tensor, "B N T S"], vectors: Float[Tensor, "B T N D"]
+) -> tuple[Float[Tensor, "B T N D"], Float[Tensor, "B S N D"]]:
+    """u_i sum_j w_ij for every row, and -sum_i w_ij u_i for every column."""
+    totals = ops.transpose(ops.sum(weights, axis=-1), (0, 2, 1))[..., None]
+    return vectors * totals, -ops.einsum("bnts,btnd->bsnd", weights, vectors)
+
+
+def _by_rows(
+    function: Callable[..., Tensor],
+    rows: Float[Tensor, "B T N D"],
+    columns: Float[Tensor, "B S N D"],
+    *by_row: Float[Tensor, "B T N _"],
+) -> Float[Tensor, "B T N _"]:
+    """`function` of the differences (B, t, N, S, D) of a few rows at a time, and of `by_row`."""
+    columns = ops.transpose(columns, (0, 2, 1, 3))[:, None]
+    length, count = ops.shape(rows)[1], max(1, DIFFERENCES_OF_A_ROW // rows.shape[-1])
+
+    def of_block(block: Sequence[Tensor]) -> Tensor:
+        return function(block[0][:, :, :, None] - columns, *block[1:])
+
+    if fits_one_block(length, count):
+        return of_block((rows, *by_row))
+    blocks = tuple(cut_into_blocks(x, count) for x in (rows, *by_row))
+    return join_blocks(map_in_turn(of_block, blocks), length)

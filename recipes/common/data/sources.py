@@ -1,0 +1,83 @@
+"""Data of tensorflow-datasets and presets of KerasHub: what goes wrong there is one line.
+
+Imports no Keras by itself.
+"""
+
+import argparse
+import importlib.util
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from recipes.common.command.parsing import UsageError, flags
+
+CONVERTED = "holds converted attention already: give the preset that it was made of"
+
+
+def load_tfds(name: str, split: str, folder: Path | None = None) -> list[dict[str, Any]]:
+    """All examples of a split of a data set of tensorflow-datasets, as NumPy."""
+    with tfds_for(name) as tfds:
+        data = tfds.load(name, split=split, data_dir=folder and str(folder))
+        return list(tfds.as_numpy(data))
+
+
+@contextmanager
+def tfds_for(name: str) -> Iterator[ModuleType]:
+    """The package tensorflow-datasets; what it raises on a data set becomes a `UsageError`."""
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        from keras_graphattn.version import INSTALL_EXTRA
+
+        raise UsageError(
+            f"{name} is read through tensorflow-datasets: "
+            f"{INSTALL_EXTRA.format('recipes,tensorflow')}"
+        ) from error
+    try:
+        yield tensorflow_datasets
+    except ModuleNotFoundError as error:  # it imports some packages only when they are needed
+        raise UsageError(
+            f"{name}: tensorflow-datasets needs the package {error.name}. Call "
+            f"`pip install {error.name}`, or give the data's folder as --data-dir"
+        ) from error
+    except Exception as error:  # it raises whatever the network or the disk met
+        raise UsageError(
+            f"{name} cannot be loaded by tensorflow-datasets: {type(error).__name__}: "
+            f"{str(error)[:300]} (without a network, give its folder as --data-dir)"
+        ) from error
+
+
+def refuse_beside_preset(options: argparse.Namespace, names: Sequence[str]) -> None:
+    """Refuses options of models that are made from scratch, and a preset without KerasHub."""
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise UsageError(
+                f"{flags([name])} has no use beside --preset {options.preset}, which says what "
+                "the model is"
+            )
+    if importlib.util.find_spec("keras_hub") is None:
+        raise UsageError("--preset needs KerasHub: pip install keras-hub")
+
+
+@contextmanager
+def loading_preset(preset: str | None, form: str = "") -> Iterator[None]:
+    """What KerasHub raises in here, on loading a preset, becomes a `UsageError`."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # KerasHub raises whatever the network or the disk met
+        if "GraphAttention" in str(error):
+            raise UsageError(f"--preset {preset} {CONVERTED}") from error
+        raise UsageError(
+            f"--preset {preset} cannot be loaded{form}: {type(error).__name__}: "
+            f"{str(error)[:300]} (without a network, give a preset's folder)"
+        ) from error
+
+
+def refuse_converted(preset: str | None, backbone: Any) -> None:
+    """Raises `UsageError` for a backbone in which some attention is converted."""
+    if type(backbone).__name__.startswith("GraphAttention"):
+        raise UsageError(f"--preset {preset} {CONVERTED}")

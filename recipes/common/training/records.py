@@ -1,0 +1,203 @@
+"""What is known of the runs of a comparison, each kept in a folder of its own. Imports no Keras."""
+
+import dataclasses
+import math
+import re
+import statistics
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recipes.common.command.parsing import UsageError
+from recipes.common.storage import DamagedFileError, read_json
+
+LAST_EPOCH = "last_epoch"
+Metrics = dict[str, float | None]  # those of one epoch
+
+
+class Criterion(NamedTuple):
+    """The metric that the table reports, and what chooses an epoch on validation data.
+
+    Where the last epoch is taken, the metrics rank runs only.
+    """
+
+    name: str
+    lower_is_better: bool = False
+    ties: str = "cross_entropy"  # the metric that decides between equals; the lower the better
+    choose_by: str | None = None  # one of the two, by default `name`; or `LAST_EPOCH`
+
+    @property
+    def order(self) -> tuple[str, str]:
+        """The two metrics; the one that chooses comes first."""
+        return (self.ties, self.name) if self.choose_by == self.ties else (self.name, self.ties)
+
+    @property
+    def last_epoch(self) -> bool:
+        return self.choose_by == LAST_EPOCH
+
+    def score(self, metrics: Metrics) -> tuple[float, float]:
+        """What makes an epoch the best on validation data, for the metrics in their order."""
+
+        def rank(name: str) -> float:
+            value = metrics[f"val_{name}"]
+            if value is None or not math.isfinite(value):
+                return -math.inf
+            return -value if name == self.ties or self.lower_is_better else value
+
+        first, second = self.order
+        return rank(first), rank(second)
+
+    def is_better(self, metrics: Metrics, best: Metrics) -> bool:
+        """Whether an epoch takes the place of the best one before it."""
+        return self.last_epoch or self.score(metrics) > self.score(best)
+
+
+ACCURACY = Criterion("accuracy")
+
+
+@dataclasses.dataclass
+class RunState:
+    """A run after its last finished epoch; epochs count from 1. Kept as `state.json`."""
+
+    history: list[Metrics] = dataclasses.field(default_factory=list)
+    best_epoch: int = 0
+    finished: bool = False
+    random_states: list[list[int]] = dataclasses.field(default_factory=list)
+
+    @property
+    def epoch(self) -> int:
+        return len(self.history)
+
+    @property
+    def best(self) -> Metrics:
+        return self.history[self.best_epoch - 1]
+
+    def ends(self, epochs: int, patience: float) -> bool:
+        """Whether training is over: all epochs done, or `patience` of them without gain."""
+        return self.epoch >= epochs or (self.epoch > 0 and self.epoch - self.best_epoch >= patience)
+
+
+@dataclasses.dataclass
+class Run:
+    """One finished training: an attention with a seed. Kept as `run.json`, beside its state."""
+
+    attention: str
+    seed: int
+    folder: Path
+    state: RunState
+    parameters: int
+    similarity: list[float]  # mean token similarity before the blocks and after each, if measured
+    reported: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the best epoch only
+    criterion: Criterion = ACCURACY
+
+    @property
+    def weights(self) -> Path:
+        """The file with the weights of the chosen epoch."""
+        return weights_file(self.folder, self.state.best_epoch)
+
+    def summary(self) -> dict[str, Any]:
+        """The entry of this run in `results.json`."""
+        best, name, ties = self.state.best, self.criterion.name, self.criterion.ties
+        tests = {}
+        if f"test_{name}" in best:  # taken after every epoch
+            peak = min if self.criterion.lower_is_better else max
+            tests = {
+                f"test_{name}": best[f"test_{name}"],
+                f"test_{ties}": best[f"test_{ties}"],
+                f"test_{name}_at_best_test_epoch": peak(
+                    row[f"test_{name}"] for row in self.state.history
+                ),
+            }
+        return {
+            "attention": self.attention,
+            "seed": self.seed,
+            "parameters": self.parameters,
+            "epochs": self.state.epoch,
+            "chosen_epoch": self.state.best_epoch,
+            f"validation_{name}": best[f"val_{name}"],
+            f"validation_{ties}": best[f"val_{ties}"],
+            **tests,
+            **self.reported,
+            **({"token_similarity": self.similarity} if self.similarity else {}),
+        }
+
+
+def run_name(attention: str, seed: int) -> str:
+    """The name of a run, and of its folder."""
+    return f"{attention}-seed{seed}"
+
+
+def weights_file(folder: Path, epoch: int) -> Path:
+    """The file with the weights after `epoch`."""
+    return folder / f"epoch-{epoch:04d}.weights.h5"
+
+
+def read_run(
+    output: Path, attention: str, seed: int, criterion: Criterion = ACCURACY
+) -> tuple[RunState, Run | None]:
+    """A run's state, that of a run not yet begun where there is none; and a finished run."""
+    folder = output / "runs" / run_name(attention, seed)
+    try:
+        record, state = (read_json(folder / name) for name in ("run.json", "state.json"))
+        state = RunState(**(state or {}))
+        if record is None:
+            return state, None
+        if not state.finished:
+            raise DamagedFileError("state.json is missing, or not that of a finished run")
+        return state, Run(attention, seed, folder, state, criterion=criterion, **record)
+    except (DamagedFileError, TypeError) as error:
+        raise UsageError(f"{folder}: {error}. Remove this folder to train the run anew") from error
+
+
+def finished_runs(
+    output: Path, attentions: tuple[str, ...], criterion: Criterion = ACCURACY
+) -> list[Run]:
+    """All finished runs of a folder, by the order of `attentions` and by seed.
+
+    One line is printed for each run that is left out.
+    """
+    names = (re.fullmatch(r"(.+)-seed(\d+)", path.name) for path in (output / "runs").glob("*/"))
+    pairs = [(name[1], int(name[2])) for name in names if name and name[1] in attentions]
+    runs = []
+    for attention, seed in sorted(pairs, key=lambda pair: (attentions.index(pair[0]), pair[1])):
+        state, run = read_run(output, attention, seed, criterion)
+        if run is not None:
+            runs.append(run)
+        else:
+            print(
+                f"{run_name(attention, seed)}: left out, not finished ({state.epoch} epochs); "
+                f"--attention {attention} --seeds {seed} continues it",
+                flush=True,
+            )
+    return runs
+
+
+def best_run(runs: list[Run]) -> Run:
+    """The run of the best criterion on validation data, ties by its second metric there."""
+    return max(runs, key=lambda run: run.criterion.score(run.state.best))
+
+
+def table(runs: list[Run]) -> list[dict[str, Any]]:
+    """One row per attention: the criterion on test data over its seeds, at the epochs chosen.
+
+    Metrics of the best epoch under the criterion's name, and the best test epoch where the test was
+    taken after every epoch, stand beside.
+    """
+    name = runs[0].criterion.name
+    rows = []
+    for attention in dict.fromkeys(run.attention for run in runs):
+        summaries = [run.summary() for run in runs if run.attention == attention]
+        row = {
+            "attention": attention,
+            "seeds": len(summaries),
+            "parameters": summaries[0]["parameters"],
+        }
+        for key in summaries[0]:
+            if not key.startswith(f"test_{name}"):
+                continue
+            column = f"best_test_epoch_{name}" if key.endswith("_at_best_test_epoch") else key
+            values = [summary[key] for summary in summaries]
+            row[f"{column}_mean"] = statistics.fmean(values)
+            spread = statistics.stdev(values) if len(values) > 1 else None
+            row[f"{column}_standard_deviation"] = spread
+        rows.append(row)
+    return rows

@@ -1,0 +1,154 @@
+"""Options that a layer cannot have are refused by its constructor, in words."""
+
+import numpy as np
+import pytest
+
+from keras_graphattn.filters import FirstOrder, Jacobi, Monomial
+from keras_graphattn.layers import (
+    AttentiveGraphFilter,
+    ContraNorm,
+    GraphFilterAttention,
+    GraphKernelAttention,
+    MaskedKernelAttention,
+    PLaplacianAttention,
+)
+from keras_graphattn.masks import Causal, RandomWalk, Segments, Tree
+from tests.layers.twins import built, tokens
+
+SAME_LENGTH = "same length"
+WALKS, TREE = RandomWalk(), Tree([-1, 0])
+TWO_POWERS = FirstOrder(initial_coefficients={"power": [1.0, 2.0]})
+REFUSED = {
+    GraphFilterAttention: [
+        *(
+            ({"order": order}, r"`order`.*at least 1.*Received")
+            for order in (0, -1, 2.5, "3", True)
+        ),
+        ({"filter": "fourier"}, r"`filter` must be one of.*'fourier'"),
+        ({"filter": 3}, "`filter` must be one of"),
+        ({"filter": Monomial, "order": 2}, "`filter` must be one of"),
+        ({"filter": Monomial(2), "order": 2}, "`order` may only be given if `filter` is a name"),
+        ({"filter": TWO_POWERS}, "one for each of the 4 heads"),
+        ({"dropout": 1.5}, "dropout"),
+        ({"dropout_on": "values"}, '`dropout_on` must be "attention" or "filter"'),
+        ({"attention_path": "sparse"}, "`attention_path` must be one of"),
+        ({"attention_path": "blockwise", "dropout": 0.1}, "only attention_path=.dense. forms"),
+        ({"attention_path": "fused", "dropout": 0.1}, "only attention_path=.dense. forms"),
+        ({"flash_attention": True, "dropout": 0.1}, "Dropout is not supported when flash"),
+        ({"flash_attention": True, "attention_path": "dense"}, "flash kernel runs on the fused"),
+        ({"block_size": 0}, "`block_size`.*at least 1"),
+        ({"block_size": 2.0}, "`block_size`.*at least 1"),
+        ({"num_key_value_heads": 3}, "divides `num_heads`"),
+        ({"num_key_value_heads": 0}, "divides `num_heads`"),
+    ],
+    PLaplacianAttention: [
+        ({"p": 0.5}, r"`p` must be a number of at least 1.*Received: p=0.5"),
+        ({"p": [1.5, 2.5]}, "for each of the 4"),
+        ({"p": "1.5"}, "`p` must be a number"),
+        ({"p": [1.5, 2.5, float("inf"), 2.0]}, "`p` must be a number"),
+        ({"epsilon": 0.0}, "`epsilon` must be a number greater than 0"),
+        ({"epsilon": None}, "`epsilon` must be a number greater than 0"),
+        ({"diagonal": "keep"}, '`diagonal` must be "smooth" or "drop"'),
+        ({"attention_path": "fused"}, "`attention_path` must be one of"),
+        ({"attention_path": "blockwise", "dropout": 0.1}, "only attention_path=.dense. forms"),
+        ({"flash_attention": True}, "flash"),
+    ],
+    AttentiveGraphFilter: [
+        ({"order": 0}, r"`order`.*at least 1.*order=0"),
+        ({"filter": "hermite"}, r"`filter` must be one of.*'hermite'"),
+        ({"filter": "none"}, r"`filter` must be one of.*'none'"),
+        ({"filter": Jacobi(4), "order": 3}, "`order` may only be given if `filter` is a name"),
+        ({"filter": "ones", "order": 3}, r"has no polynomial. Received: order=3"),
+        ({"filter": "singular_values", "learned_constant": True}, "learned_constant=True"),
+        ({"filter": "first_order", "learned_constant": True}, "weight of P_0 of a polynomial"),
+        ({"learned_constant": 1}, "`learned_constant` must be True or False"),
+        ({"causal": "yes"}, "`causal` must be a boolean"),
+        ({"orthogonality_scaling": "sum"}, "`orthogonality_scaling` must be one of"),
+        ({"orthogonality_weight": True}, "`orthogonality_weight` must be a number"),
+        ({"orthogonality_weight": -1}, "`orthogonality_weight`.*at least 0"),
+        ({"orthogonality_weight": float("nan")}, "`orthogonality_weight`.*at least 0"),
+        ({"attention_axes": 1}, "does not support `attention_axes`"),
+        ({"sliding_window": 3}, "does not support `sliding_window`"),
+        ({"flash_attention": True}, "flash"),
+    ],
+    MaskedKernelAttention: [
+        ({"mask": 3}, "`mask` must be one of"),
+        ({"feature_map": "cosine"}, "`feature_map` must be one of"),
+        ({"feature_map": lambda x: x}, "must be registered"),
+        ({"path": "fft"}, "`path` must be one of"),
+        ({"mask": Causal(), "path": "linear"}, "`path` must be one of"),
+        ({"feature_chunk": 0}, "`feature_chunk`"),
+        ({"order": 2}, "is an option of a filter"),
+        ({"filter": "cubic"}, "`filter` must be one of"),
+        ({"sliding_window": 3}, "does not support `sliding_window`"),
+        ({"flash_attention": True}, "flash attention"),
+    ],
+    GraphKernelAttention: [
+        ({"mask": None}, "mask"),
+        ({"mask": TREE, "attention_axes": (1,)}, "attention_axes"),
+        ({"mask": TREE, "score": "cosine"}, "score"),
+        ({"mask": TREE, "feature_map": "favor", "dropout": 0.1}, "dropout"),
+        (
+            {"mask": TREE, "feature_map": "favor", "score": "additive"},
+            "`score` needs the attention matrix",
+        ),
+        ({"mask": TREE, "feature_map": "relu", "sliding_window": 2}, "sliding_window"),
+        ({"mask": TREE, "feature_chunk": 2}, "feature_chunk"),
+        ({"mask": TREE, "feature_map": "gaussian"}, "feature_map"),
+        ({"mask": TREE, "dynamic_walks": True}, "masks.RandomWalk"),
+        ({"mask": WALKS, "dynamic_walks": True, "sliding_window": 2}, "sliding_window"),
+        (
+            {"mask": WALKS, "dynamic_walks": True, "feature_map": "relu"},
+            "`dynamic_walks` needs the attention matrix",
+        ),
+    ],
+}
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [(kind, *case) for kind, cases in REFUSED.items() for case in cases],
+)
+def test_wrong_options(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(4, 3, **options)
+
+
+@pytest.mark.parametrize("scale", [-0.1, float("nan"), "1"])
+def test_wrong_scales_of_contra_norm(scale):
+    with pytest.raises(ValueError, match=r"`scale`.*at least 0"):
+        ContraNorm(scale)
+
+
+GFA, P_LAPLACIAN, KERNEL = GraphFilterAttention, PLaplacianAttention, MaskedKernelAttention
+BLOCKWISE = {"attention_path": "blockwise"}
+IDS = {"mask_inputs": {"segment_ids": np.zeros((2, 16), int)}}
+SCORES, PAIRS = {"return_attention_scores": True}, {"attention_mask": np.ones((16, 16), bool)}
+CALLS = {  # the layer, what its call gets besides tokens, and the words of the error
+    "rank": (GFA, {}, {"value": tokens()[0]}, "three dimensions|`value` must have"),
+    "mask of one axis": (GFA, {}, {"attention_mask": np.ones(7, bool)}, r"attention_mask.*\(7,\)"),
+    "filter, another length": (GFA, {}, {"value": tokens(5)}, r"same length.*cross-attention"),
+    "p-Laplacian, another length": (P_LAPLACIAN, {}, {"value": tokens(5)}, SAME_LENGTH),
+    "kernel, another length": (KERNEL, {"mask": Causal}, {"value": tokens(5)}, SAME_LENGTH),
+    "p-Laplacian, no matrix": (P_LAPLACIAN, BLOCKWISE, SCORES, "never forms the attention matrix"),
+    "pairs in chunks": (KERNEL, {"mask": Causal, "path": "chunked"}, PAIRS, "forms the pairs.*Rec"),
+    "inputs without a mask": (KERNEL, {}, IDS, "this layer has no mask"),
+    "a mask without inputs": (KERNEL, {"mask": Segments}, {}, "segment_ids"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_wrong_calls(name):
+    kind, options, call, message = CALLS[name]
+    options = {key: value() if key == "mask" else value for key, value in options.items()}
+    with pytest.raises(ValueError, match=message):
+        built(lambda: kind(4, 3, **options))(tokens(), **call)
+
+
+def test_wrong_ranks():
+    for layer in (PLaplacianAttention(2, 4), GraphFilterAttention(2, 4)):
+        with pytest.raises(ValueError, match=r"over one axis|three dimensions"):
+            layer(np.zeros((1, 2, 3, 4) if isinstance(layer, PLaplacianAttention) else (3, 4)))
+    with pytest.raises(ValueError, match=r"`inputs` must have shape \(B, T, d\)"):
+        ContraNorm()(np.ones((2, 3), "float32"))

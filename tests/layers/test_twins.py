@@ -1,0 +1,84 @@
+"""Each form of each attention layer against its naive twin: values, gradients, masks, scores."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.layers.twins import CHANNELS, FORMS, HEADS, LENGTH, built, tokens
+from tests.numerics import (
+    as_seen,
+    assert_all_close,
+    assert_close,
+    layer_reference,
+    layer_value_and_gradients,
+    to_numpy,
+)
+from tests.random_masks import draw_masks
+
+CASES = [
+    (name, length)
+    for name, form in FORMS.items()
+    for length in ((LENGTH,) if form.is_bound else (1, 67))
+]
+TOKEN_MASKS = ("query_mask", "value_mask", "key_mask")
+NEAR = {"bfloat16": 3e-2, "float16": 4e-3}
+
+
+def check(name, length, floor=0.0, **call):
+    form = FORMS[name]
+    layer, x = built(form.make), tokens(length)
+    value, gradients = layer_value_and_gradients(layer, x, **form.call, **call)
+    expected, slopes = layer_reference(layer, lambda x, w: form.twin(layer, x, w, call)[0], x)
+    assert_close(value, expected, form.tolerance[0], floor)
+    if np.abs(expected).max() > 0:
+        assert_all_close(gradients, slopes, form.tolerance[1])
+
+
+@pytest.mark.parametrize(("name", "length"), CASES)
+def test_values_and_gradients(name, length):
+    check(name, length)
+
+
+@pytest.mark.slow_on("jax")
+@settings(max_examples=4)
+@pytest.mark.parametrize("name", FORMS)
+@given(data=st.data(), length=st.sampled_from([1, 7]))
+def test_under_masks(name, data, length):
+    length = LENGTH if FORMS[name].is_bound else length
+    call = draw_masks(data, batch=2, length=length, heads=HEADS)
+    if FORMS[name].masks == "tokens":
+        call = {key: call[key] for key in TOKEN_MASKS if key in call}
+    if FORMS[name].masks == "padding":
+        seen = np.arange(length) < data.draw(st.integers(1, length))
+        call = dict.fromkeys(TOKEN_MASKS[:2], np.stack([seen, ~np.roll(seen, 2) | seen]))
+    check(name, length, 1e-3, **call)
+
+
+@pytest.mark.slow_on("jax", "tensorflow")
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("name", FORMS)
+def test_half_precision_stays_close(name, dtype):
+    form = FORMS[name]
+    layer, x = built(form.make, 0.1, dtype=f"mixed_{dtype}"), tokens()
+    expected, _ = form.twin(layer, *as_seen(layer, x), {})
+    outputs = layer(x, **form.call)
+    assert keras.backend.standardize_dtype(outputs.dtype) == dtype
+    assert_close(to_numpy(outputs), expected.numpy(), NEAR[dtype])
+
+
+@pytest.mark.parametrize("name", [n for n in FORMS if "filter" not in n])
+def test_scores_are_the_matrix(name):
+    form = FORMS[name]
+    layer, x = built(form.make), tokens()
+    twin = form.twin(layer, *as_seen(layer, x), {})[1]
+    if twin is None or getattr(layer, "attention_path", None) == "blockwise":
+        pytest.skip("the layer or its twin shows no matrix")
+    outputs, scores = layer(x, return_attention_scores=True, **form.call)
+    np.testing.assert_allclose(to_numpy(scores), np.broadcast_to(twin, scores.shape), atol=1e-5)
+    assert_close(to_numpy(outputs), to_numpy(layer(x, **form.call)), 1e-6)
+    if not form.call:
+        symbolic = layer(keras.Input((LENGTH, CHANNELS)), return_attention_scores=True)
+        shapes = [tuple(s.shape) for s in symbolic]
+        assert shapes == [(None, LENGTH, CHANNELS), (None, HEADS, LENGTH, LENGTH)]

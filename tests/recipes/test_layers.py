@@ -1,0 +1,200 @@
+"""Layers of the recipes against formulas written out: values, gradients, half precision."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+from keras_graphattn.filters import FirstOrder
+from keras_graphattn.graphs import Graph, GraphBatches
+from recipes.common.images.cait import TalkingHeadsAttention
+from recipes.common.training.graph_layers import GraphAttention, GraphConvolution
+from recipes.common.training.graphormer import BiasedAttention, StructuralBias
+from recipes.common.training.layers import linear
+from tests.numerics import randomise, relative_rms, to_numpy
+from tests.recipes.formulas import (
+    assert_is_formula,
+    filtered,
+    in_heads,
+    joined,
+    projections,
+    talking_heads,
+    weights_of,
+)
+from tests.reference_topology import random_edges
+
+HEADS, SIZE, WIDTH, LENGTH, ORDER = 2, 3, 6, 7, 4
+HOPS, FARTHEST, TYPES = 3, 4, 3
+RANDOM = np.random.default_rng(0)
+TOKENS = RANDOM.normal(size=(3, LENGTH, WIDTH)).astype("float32")
+MASK = np.array([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
+SCORES = RANDOM.normal(size=(3, HEADS, LENGTH, LENGTH)).astype("float32")
+GRAPHS = [
+    Graph(
+        random_edges(n, seed=n) if n > 1 else [], None, RANDOM.normal(size=(n, WIDTH)), num_nodes=n
+    )
+    for n in (7, 4, 1)
+]
+GRAPH = GraphBatches(GRAPHS, len(GRAPHS), num_buckets=1)[0][0]
+DISTANCES = RANDOM.integers(-1, FARTHEST + 3, (2, 5, 5)).astype("int32")
+PATHS = RANDOM.integers(0, TYPES, (2, 5, 5, HOPS))
+PATHS = np.where(np.arange(HOPS) < RANDOM.integers(0, HOPS + 1, (2, 5, 5, 1)), PATHS, -1)
+PATHS = PATHS.astype("int32")
+
+
+def linear_model(mask=MASK):
+    tokens = keras.Input((LENGTH, WIDTH), batch_size=len(TOKENS))
+    sizes = {"num_heads": HEADS, "key_dim": SIZE, "name": "attend"}
+    return keras.Model(tokens, linear(tokens, mask, sizes))
+
+
+def linear_formula(x, weights):
+    query, key = (
+        torch.nn.functional.elu(in_heads(x, weights, f"attend_{part}")) + 1
+        for part in ("query", "key")
+    )
+    scores = query @ key.transpose(-1, -2) * torch.tensor(MASK)[:, None, None]
+    scores = scores / scores.sum(dim=-1, keepdim=True)
+    return joined(scores @ in_heads(x, weights, "attend_value"), weights, "attend")
+
+
+def biased_formula(order):
+    def formula(x, bias, weights):
+        query, key, value = projections(x, weights)
+        scores = query @ key.transpose(-1, -2) / SIZE**0.5 + bias
+        scores = torch.where(torch.tensor(MASK)[:, None, None], scores, -torch.inf)
+        a = filtered(torch.softmax(scores, dim=-1), weights, order)
+        return joined(a @ value, weights, "attention_output")
+
+    return formula
+
+
+def bias_formula(weights):
+    rows = []
+    for distances, paths in zip(DISTANCES, PATHS, strict=True):
+        for i, j in np.ndindex(6, 6):
+            if not i or not j:
+                rows.append(weights["of_virtual_node"])
+                continue
+            distance = distances[i - 1, j - 1]
+            row = FARTHEST + 1 if distance < 0 else min(distance, FARTHEST)
+            edges = [edge for edge in paths[i - 1, j - 1] if edge >= 0]
+            mean = sum(weights["of_edge"][hop, e] for hop, e in enumerate(edges))
+            rows.append(weights["of_distance"][row] + mean / max(len(edges), 1))
+    return torch.stack(rows).reshape(2, 6, 6, HEADS).permute(0, 3, 1, 2)
+
+
+def with_loops(edges):
+    """A + I of one example, with padding left out."""
+    matrix = torch.eye(LENGTH, dtype=torch.float64)
+    for u, v in edges:
+        if u >= 0:
+            matrix[u, v] = matrix[v, u] = 1.0
+    return matrix
+
+
+def gcn_formula(nodes, weights):
+    outputs = []
+    for x, edges in zip(nodes, GRAPH["edges"], strict=True):
+        matrix = with_loops(edges)
+        scale = torch.diag(matrix.sum(dim=1) ** -0.5)
+        outputs.append(scale @ matrix @ scale @ x @ weights["dense/kernel"] + weights["bias"])
+    return torch.stack(outputs)
+
+
+def gat_formula(nodes, weights):
+    outputs = []
+    for x, edges in zip(nodes, GRAPH["edges"], strict=True):
+        heads = []
+        for head in range(HEADS):
+            y = x @ weights["dense/kernel"][:, SIZE * head : SIZE * (head + 1)]
+            scores = (y @ weights["of_target"][head])[:, None] + y @ weights["of_source"][head]
+            scores = torch.nn.functional.leaky_relu(scores, 0.2)
+            scores = torch.where(with_loops(edges) > 0, scores, -torch.inf)
+            heads.append(torch.softmax(scores, dim=1) @ y)
+        outputs.append(torch.cat(heads, dim=1) + weights["bias"])
+    return torch.stack(outputs)
+
+
+class Case(NamedTuple):
+    """A layer, its formula and what both are called with."""
+
+    make: Callable[[], keras.Layer]
+    formula: Callable[..., torch.Tensor]  # of the inputs and the weights
+    inputs: list[np.ndarray]
+    others: tuple[np.ndarray, ...] = ()  # of the layer's call only
+
+
+FILTERS = {"softmax": None, "gfsa": ORDER}
+CASES = {
+    "linear": Case(linear_model, linear_formula, [TOKENS]),
+    "gcn": Case(lambda: GraphConvolution(WIDTH), gcn_formula, [GRAPH["nodes"]], (GRAPH["edges"],)),
+    "gat": Case(
+        lambda: GraphAttention(HEADS, SIZE), gat_formula, [GRAPH["nodes"]], (GRAPH["edges"],)
+    ),
+    "bias": Case(
+        lambda: StructuralBias(HEADS, FARTHEST, HOPS, TYPES), bias_formula, [], (DISTANCES, PATHS)
+    ),
+    **{
+        f"biased_{name}": Case(
+            lambda order=order: BiasedAttention(HEADS, SIZE, order and FirstOrder(order)),
+            biased_formula(order),
+            [TOKENS, SCORES],
+            (MASK,),
+        )
+        for name, order in FILTERS.items()
+    },
+    **{
+        f"talking_{name}": Case(
+            lambda order=order: TalkingHeadsAttention(HEADS, SIZE, order and FirstOrder(order)),
+            lambda x, weights, order=order: talking_heads(x, weights, order),
+            [TOKENS],
+        )
+        for name, order in FILTERS.items()
+    },
+}
+
+
+def made(case):
+    layer = case.make()
+    layer(*case.inputs, *case.others)
+    randomise(layer, scale=0.5)
+    return layer
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_are_their_formulas_in_values_and_gradients(name):
+    case = CASES[name]
+    assert_is_formula(made(case), case.formula, case.inputs, *case.others)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_layers_in_half_precision(name, precision):
+    case = CASES[name]
+    keras.config.set_dtype_policy(precision)
+    layer = made(case)
+    outputs = layer(*case.inputs, *case.others)
+    dtype = "float32" if name == "bias" else precision.removeprefix("mixed_")
+    assert keras.backend.standardize_dtype(outputs.dtype) == dtype
+    weights = {path: torch.tensor(to_numpy(one)) for path, one in weights_of(layer).items()}
+    inputs = (torch.tensor(array.astype("float64")) for array in case.inputs)
+    assert relative_rms(to_numpy(outputs), case.formula(*inputs, weights).numpy()) < 0.02
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_survive_large_inputs_and_their_configs(name):
+    case = CASES[name]
+    layer = made(case)
+    outputs = layer(*(100.0 * array for array in case.inputs), *case.others)
+    assert np.isfinite(to_numpy(outputs)).all()
+    if name != "linear":  # a model
+        again = type(layer).from_config(layer.get_config())
+        assert again.get_config() == layer.get_config()
+
+
+def test_linear_attention_of_no_tokens_gives_numbers():
+    assert np.isfinite(to_numpy(linear_model(np.zeros_like(MASK))(TOKENS))).all()
