@@ -9,7 +9,6 @@ from pathlib import Path
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A path to write to in place of `path`, which it replaces at the end; not after an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     writing = path.with_name(f".writing-{os.getpid()}-{path.name}")
     try:
         yield writing

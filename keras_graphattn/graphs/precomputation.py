@@ -197,6 +197,7 @@ def _digest(graphs: list[Graph], options: dict[str, int]) -> str:
 def _write(file: Path, arrays: list[Array]) -> None:
     """Writes arrays of the same dtype and number of axes, one after the other in one array."""
     values = np.concatenate([array.ravel() for array in arrays])
+    file.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(file) as path, path.open("wb") as opened:
         np.savez(opened, values=values, shapes=np.array([array.shape for array in arrays]))
 

@@ -14,14 +14,14 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
+from keras_graphattn.files import whole_file
 from keras_graphattn.hub.families import is_attention, is_ours, parent_config
 from keras_graphattn.hub.slots import (
     Request,
@@ -436,15 +436,14 @@ def lora_methods(plain: type[keras.Layer]) -> Namespace:
 
         if not str(filepath).endswith(".lora.h5"):
             plain.save_lora_weights(self, filepath)  # its error says what the name must be
-        with _beside(filepath) as scratch:
-            plain.save_lora_weights(self, scratch)
+        with whole_file(Path(filepath)) as scratch:
+            plain.save_lora_weights(self, str(scratch))
             with h5py.File(scratch, "a") as file:
                 group = file.create_group(KEY)
                 file.move(FACTORS, f"{KEY}/{FACTORS}")
                 for name, variable in _numbered_variables(self).items():
                     array = keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32"))
                     group[f"{COEFFICIENTS}/{name}"] = array
-            os.replace(scratch, filepath)
 
     @functools.wraps(plain.load_lora_weights)
     def load_lora_weights(self: keras.Layer, filepath: str | os.PathLike[str]) -> None:
@@ -493,16 +492,6 @@ def _numbered_variables(backbone: keras.Layer) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _beside(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The name of a file in the same folder, which is gone in the end."""
-    scratch = Path(path).with_name(f".{os.getpid()}-{Path(path).name}")
-    try:
-        yield str(scratch)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
 def preset_methods(plain: type[keras.Layer]) -> Namespace:
     """A preset's task is found by the class of its backbone.
 
@@ -528,9 +517,8 @@ def preset_methods(plain: type[keras.Layer]) -> Namespace:
         new = task_carrier(task)
         config |= {"module": new.__module__, "class_name": new.__name__}
         config["registered_name"] = keras.saving.get_registered_name(new)
-        with _beside(path) as scratch:
-            Path(scratch).write_text(json.dumps(config, indent=4))
-            os.replace(scratch, path)
+        with whole_file(path) as scratch:
+            scratch.write_text(json.dumps(config, indent=4))
 
     return {"save_to_preset": save_to_preset}
 

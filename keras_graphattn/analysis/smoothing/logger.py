@@ -103,6 +103,7 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
                     self._writer.add_scalar(f"smoothing/{name}/layer_{depth:02d}", value, epoch)
         if self._writer is not None:
             self._writer.flush()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path) as path, path.open("w", encoding="utf-8", newline="") as opened:
             writer = csv.DictWriter(opened, list(self._rows[0]), lineterminator="\n")
             writer.writeheader()
