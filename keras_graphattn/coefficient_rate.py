@@ -80,8 +80,8 @@ class CoefficientRate:
             message = f"'{type(self).__name__}' object has no attribute '{name}'"
             if not name.startswith("_") and not vars(self).get("built", True):
                 message += (
-                    ". The layer is not built, and its weights do not exist yet: build it first, "
-                    "or call it on data once."
+                    ". The layer is not built and has no weights yet. If this is one of them, "
+                    "build it first, or call it on data once."
                 )
             raise AttributeError(message, name=name, obj=self) from None
 

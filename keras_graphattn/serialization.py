@@ -66,8 +66,7 @@ def resolve(
     if not isinstance(instance, base):
         meant = registry.get(value) if isinstance(value, str) else value
         if isinstance(meant, type) and issubclass(meant, base):
-            arguments = ", ".join(f"{argument}=..." for argument in _needed(meant))
-            hint = f" Give an object: {name}={meant.__name__}({arguments})."
+            hint = _object_of(meant, name, registry)
         else:
             hint = did_you_mean(value, list(registry))
         raise ValueError(
@@ -83,6 +82,16 @@ def resolve(
             f"{type(instance).__name__} instead."
         )
     return instance
+
+
+def _object_of(cls: type, name: str, registry: Mapping[str, type]) -> str:
+    """Says which object to give in place of a class."""
+    classes = list(registry.values())
+    names = ", ".join(dict.fromkeys(c.__name__ for c in classes if issubclass(c, cls)))
+    if names and cls not in classes:  # a base, of which there is no object
+        return f" {cls.__name__} is a base class. Give an object of a class made of it: {names}."
+    arguments = ", ".join(f"{argument}=..." for argument in _needed(cls))
+    return f" Give an object: {name}={cls.__name__}({arguments})."
 
 
 def _needed(cls: type) -> list[str]:

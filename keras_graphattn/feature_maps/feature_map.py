@@ -33,7 +33,7 @@ class FeatureMap(Configured):
 
     def __call__(self, x: Float[Tensor, "B T N H"]) -> Float[Tensor, "B T N m"]:
         """phi(x): non-negative features (B, T, N, m) of queries or keys (B, T, N, H)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must write `__call__`.")
 
     def num_features(self, num_heads: int, key_dim: int) -> int:
         """Number m of features of each head.

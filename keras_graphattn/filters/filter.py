@@ -125,7 +125,7 @@ class Filter(Configured):
 
     def start_values(self, num_heads: int | None) -> dict[str, np.ndarray]:
         """Start values by the names of weights, (..., N); N is 1 if it is not known yet."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must write `start_values`.")
 
     def trained_names(self) -> Sequence[str]:
         """The names of the weights that are trained."""
@@ -155,7 +155,7 @@ class Filter(Configured):
         Returns:
             A tensor of the shape and dtype of `values`.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must write `__call__`.")
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

@@ -203,7 +203,10 @@ class Polynomial(Filter):
 
     def recurrence(self) -> list[Step]:
         """The steps of the recurrence, one for each of P_1 ... P_K."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must write `recurrence`. The polynomials of this package are "
+            "Monomial, Chebyshev, Legendre and Jacobi."
+        )
 
     def plain_coefficients(self) -> list[float]:
         """The coefficients c_0 ... c_K of the filter named by `start`."""

@@ -320,9 +320,9 @@ def _refusal(layer: keras.Layer) -> str:
         _, others = attentions_made_by(type(layer))
         own = f" It makes attention of class {', '.join(others)}." if others else ""
         return (
-            f"{name} is not among the backbones that convert reaches: {reached}.{own} For a "
-            "backbone with stock or cached multi-head attention call "
-            "keras_graphattn.hub.reach(<its class>)."
+            f"{name} is not among the backbones that convert reaches.{own} For a backbone with "
+            "stock or cached multi-head attention, first call "
+            f"keras_graphattn.hub.reach(<its class>). These need no call: {reached}."
         )
     if is_ours(layer):
         return (
@@ -331,13 +331,13 @@ def _refusal(layer: keras.Layer) -> str:
         )
     if is_attention(layer):
         return (
-            f"{name} '{layer.name}' is a layer of the model itself. convert replaces attention "
-            f"inside of KerasHub's and KerasCV's backbones and layers: {reached}. {INSTEAD}"
+            f"{name} '{layer.name}' is a layer of the model itself. {INSTEAD} Without that call, "
+            f"convert replaces attention in these backbones and layers: {reached}."
         )
     return (
         f"{name} '{layer.name}' holds multi-head attention, but is of no class that convert "
-        f"knows. Reached layers and backbones are: {reached}. For a layer class of your own call "
-        "keras_graphattn.hub.reach(<its class>) first."
+        "knows. For a layer class of your own, first call keras_graphattn.hub.reach(<its class>). "
+        f"These need no call: {reached}."
     )
 
 
@@ -350,9 +350,9 @@ def _nothing_to_convert(model: keras.Layer) -> str:
             "it, or call it on data once, and then convert it."
         )
     return (
-        f"{name} has no self-attention that convert reaches: it replaces "
-        f"{', '.join(served_names())} in KerasHub's and KerasCV's backbones and layers "
-        f"({', '.join(reached_names())}). {INSTEAD}"
+        f"{name} has no layer of keras_graphattn, and no self-attention that convert reaches. "
+        f"{INSTEAD} Without that call, convert replaces attention in these backbones and layers: "
+        f"{', '.join(reached_names())}."
     )
 
 

@@ -93,6 +93,12 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
                 f"{type(self).__name__} does not run on a flash attention kernel. Received: "
                 f"flash_attention={flash_attention}. Leave it out."
             )
+        if "mask" in kwargs:
+            raise ValueError(
+                f"{type(self).__name__} has no mask of factors. Received: mask={kwargs['mask']!r}. "
+                "MaskedKernelAttention and GraphKernelAttention take it. To hide pairs of "
+                "positions, call the layer with attention_mask."
+            )
         positional = zip(("num_heads", "key_dim", "value_dim", "dropout"), args, strict=False)
         check_options(dict(positional) | kwargs)
         super().__init__(*args, **kwargs)
@@ -594,7 +600,7 @@ class SelfAttention(AttentionLayer):
             raise ValueError(
                 "Dropout drops entries of the attention matrix, which only "
                 f'attention_path="dense" forms. Received: attention_path={attention_path!r}, '
-                f"dropout={self.dropout}"
+                f'dropout={self.dropout}. Use attention_path="dense", or dropout=0.0.'
             )
         groups = num_key_value_heads
         is_positive = isinstance(groups, int) and not isinstance(groups, bool) and groups > 0

@@ -128,7 +128,14 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     hides_keys: bool = True
     has_state: bool = False
 
-    def __init__(self, **kwargs: Unpack[MaskOptions]) -> None:
+    def __init__(self, *args: object, **kwargs: Unpack[MaskOptions]) -> None:
+        of_calls = sorted(set(self.inputs_at_call) & set(kwargs))
+        if args or of_calls:
+            received = f"`{of_calls[0]}`" if of_calls else f"a {type(args[0]).__name__}"
+            raise ValueError(
+                f"{type(self).__name__} takes no tensors where it is made. Received: {received}. "
+                f"Call a layer with {self._call_hint()}."
+            )
         check_dtype_policy(kwargs.get("dtype"))
         super().__init__(**kwargs)
 
@@ -516,8 +523,15 @@ are numbered within the example, from 0; -1 marks a root.
         if set(inputs) != set(self.inputs_at_call):
             raise ValueError(
                 f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each "
-                f"call. Received: {sorted(inputs)}. A layer takes them as `mask_inputs`."
+                f"call. Received: {sorted(inputs)}. Call a layer with {self._call_hint()}."
             )
+
+    def _call_hint(self) -> str:
+        """How a layer is given the tensors that the mask needs at each call."""
+        if not self.inputs_at_call:
+            return "no `mask_inputs`"
+        names = ", ".join(f'"{name}": ...' for name in self.inputs_at_call)
+        return f"mask_inputs={{{names}}}"
 
     def _prepared(self, inputs: Tensors, sizes: Sizes, length: Length | None) -> Prepared:
         """The inputs of a call as tensors, without wrong entries.

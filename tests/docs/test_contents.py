@@ -156,8 +156,8 @@ def test_the_readme_says_what_its_picture_shows(tmp_path):
     readme = " ".join((ROOT / "README.md").read_text().split())
     shares = {label: by_length[4096] for label, by_length in findings.shares().items()}
     filtered, kernel = (shares[n] for n in ("AttentiveGraphFilter", "MaskedKernelAttention"))
-    assert f"`AttentiveGraphFilter` takes {filtered:.2f} and" in readme
-    assert f"`MaskedKernelAttention` {kernel:.2f} of the time of Keras' layer" in readme
+    assert f"`AttentiveGraphFilter` needs {100 * filtered:.0f} % and" in readme
+    assert f"`MaskedKernelAttention` {100 * kernel:.0f} % of the time of Keras' layer" in readme
     accuracies = findings.accuracies().values()
     softmax, gat, gkat = (f"{mean:.3f} ± {spread:.3f}" for mean, spread in accuracies)
     assert f"| {softmax.split()[0]} | GKAT {gkat} (GAT {gat}) |" in readme

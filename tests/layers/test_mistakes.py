@@ -6,7 +6,11 @@ import pytest
 
 import keras_graphattn
 from keras_graphattn import feature_maps, filters, graphs, layers, masks
-from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
+from keras_graphattn.layers import (
+    GraphFilterAttention,
+    GraphKernelAttention,
+    MaskedKernelAttention,
+)
 from keras_graphattn.optimizers import learning_rate_multiplier
 from tests.fuzz.cases_of_classes import LAYERS, MASKS, SIGNAL, WIDTH, B, T, layer, mask
 from tests.numerics import to_numpy
@@ -99,6 +103,34 @@ def test_a_misspelt_filter_of_singular_values(name):
 def test_edges_in_columns_hear_of_the_transpose(read):
     with pytest.raises(TypeError, match=r"shape \(2, 4\).*np.transpose"):
         read(EDGES)
+
+
+@pytest.mark.all_cases
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: GraphFilterAttention(2, 4, filter=filters.Polynomial), "base class.*Monomial"),
+        (lambda: GraphFilterAttention(2, 4, filter=filters.Polynomial(3)), "write `recurrence`"),
+        (lambda: GraphFilterAttention(2, 4, filter=filters.Monomial), r"filter=Monomial\("),
+        (lambda: GraphFilterAttention(2, 4, mask="causal"), "MaskedKernelAttention.*take it"),
+        (
+            lambda: GraphFilterAttention(2, 4, dropout=0.1, attention_path="blockwise"),
+            'Use attention_path="dense", or dropout=0.0',
+        ),
+        (lambda: masks.Entries(np.eye(4)), 'a ndarray.*mask_inputs={"entries": ...}'),
+        (lambda: masks.Entries(entries=np.eye(4)), '`entries`.*mask_inputs={"entries": ...}'),
+        (lambda: masks.Segments([0, 1]), 'a list.*mask_inputs={"segment_ids": ...}'),
+        (lambda: masks.Causal(4), "takes no tensors"),
+        (
+            lambda: MaskedKernelAttention(2, 4, mask="entries")(np.ones((1, 5, 8))),
+            'mask_inputs={"entries": ...}',
+        ),
+        (lambda: masks.GraphDiffusion(EDGES.T.astype("float32")), "edges.astype"),
+    ],
+)
+def test_an_error_says_how_to_fix_it(make, words):
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=words):
+        make()
 
 
 def weights_of(part):

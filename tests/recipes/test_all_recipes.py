@@ -238,6 +238,16 @@ def test_every_recipe_is_a_program_of_the_same_outline(name):
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+def test_without_the_extra_a_recipe_says_what_to_install():
+    hide = "import runpy, sys; sys.modules['filelock'] = None"
+    code = f"{hide}; runpy.run_module('recipes.causal_lm', run_name='__main__')"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.count("\n") == 1
+    assert "filelock" in ran.stderr
+    assert 'pip install -e ".[recipes]"' in ran.stderr
+
+
 # What every recipe refuses.
 WRONG_EVERYWHERE = [
     ("--seeds 1,1", ["--seeds", "twice"]),

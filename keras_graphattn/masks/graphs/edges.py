@@ -236,8 +236,11 @@ def _edge_array(graph: Any) -> Array:
     if edges.size == 0 and edges.dtype != object:
         return np.zeros((0, 2), "int64")
     if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
-        columns = edges.ndim == 2 and edges.shape[0] == 2  # as `edge_index` of PyTorch Geometric
-        hint = " One edge is one row: give its transpose, np.transpose(edges)." if columns else ""
+        hint = ""
+        if edges.ndim == 2 and edges.shape[1] == 2:  # not integers
+            hint = " Nodes are integers: give edges.astype(int)."
+        elif edges.ndim == 2 and edges.shape[0] == 2:  # as `edge_index` of PyTorch Geometric
+            hint = " One edge is one row: give its transpose, np.transpose(edges)."
         raise TypeError(
             "`graph` must be an integer array of edges of shape (E, 2), a scipy.sparse matrix, or "
             f"an object with `nodes` and `edges`. Received: {type(graph).__name__} of shape "
