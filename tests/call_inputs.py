@@ -1,5 +1,7 @@
 """Masks that take inputs at each call: valid batches for them, and batches with one error."""
 
+import inspect
+
 import numpy as np
 
 from keras_graphattn import masks
@@ -21,8 +23,13 @@ OPTIONS = {  # options for classes where testing `cls()` is not enough
         "shallow": {"max_depth": 5},
     },
 }
-WITHOUT = {"BlockToeplitz", "GraphRandomFeatures", "LowRank", "Mask", "Product"}
-WITHOUT |= {"StochasticPositions", "Toeplitz"}
+
+
+def first_needed(cls):
+    """The name of the first argument that a class cannot be made without, or `None`."""
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    needed = (p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD)
+    return next((p.name for p in needed if p.name != "self"), None)
 
 
 def registry():
@@ -33,7 +40,7 @@ def registry():
     }
     for name in masks.__all__:
         cls = getattr(masks, name)
-        if name in WITHOUT:
+        if first_needed(cls):
             continue
         for kind, options in OPTIONS.get(name, {"": {}}).items():
             if cls(**options).inputs_at_call:

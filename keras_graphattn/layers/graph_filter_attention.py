@@ -44,10 +44,10 @@ class GraphFilterAttention(SelfAttention):
         dropout: Dropout probability of the matrix that `dropout_on` names.
         order: Order K of a `filter` given by its name, an integer of at least 1. The papers'
             models use 2 to 10. `None` means the filter's own default, which is 3 for most filters.
-        filter: A filter of `keras_graphattn.filters`, or its name: `"first_order"` (the paper's,
-            above), `"monomial"`, `"chebyshev"`, `"legendre"`, `"jacobi"`, `"inverted"`,
-            `"page_rank"` or `"resolvent"`. All other settings are the constructor's, such as
-            `FirstOrder(3, trainable_coefficients=["power"])` or `Chebyshev(4, start="high_pass")`.
+        filter: A filter of `keras_graphattn.filters`, or its name in `filters.FILTERS`, such as
+            `"first_order"` (the paper's, above) or `"chebyshev"`. All other settings are the
+            constructor's, such as `FirstOrder(3, trainable_coefficients=["power"])` or
+            `Chebyshev(4, start="high_pass")`.
         dropout_on: `"attention"` drops entries of A and filters the dropped A, as the paper's
             text and graph models do. `"filter"` drops entries of H, as its vision, speech and
             code models do. The layer then forms H in training, at O(n^3), and only there.

@@ -55,7 +55,7 @@ class GraphKernelAttention(KernelLayer):
             vector a for each head, in the dense form only.
         feature_map: `None` for the dense form. For the factored form, a map of
             `keras_graphattn.feature_maps` or its name: `"favor"` estimates exp(S) without bias;
-            `"relu"`, `"squared_relu"` and `"elu"` replace it.
+            others, such as `"relu"`, replace it.
         feature_chunk: Number of features at a time in the factored form. It saves memory and
             keeps the numbers. All features at once by default.
         dynamic_walks: Whether the walks of a `RandomWalk` follow the attention, in the dense form

@@ -51,9 +51,9 @@ class MaskedKernelAttention(KernelLayer):
             `"causal"`; or `None`: every factor is 1. The layer builds the mask for its number of
             heads. A mask with weights belongs to one layer.
         feature_map: A map of `keras_graphattn.feature_maps`, such as `Favor(num_features=64)`, or
-            its name: `"relu"`, `"squared_relu"`, `"elu"`, or `"favor"` (positive orthogonal random
-            features, an unbiased estimate of softmax attention); or a function registered with
-            Keras that maps (B, T, N, H) to non-negative features (B, T, N, m).
+            its name in `feature_maps.FEATURE_MAPS`, such as `"relu"` or `"favor"` (positive
+            orthogonal random features, an unbiased estimate of softmax attention); or a function
+            registered with Keras that maps (B, T, N, H) to non-negative features (B, T, N, m).
         path: `"auto"`, or one of the mask's `paths`: `"dense"` forms A, `"blockwise"` forms it for
             some query rows at a time, and the others never form it. Without a mask, `"auto"` or
             `"dense"`. A path changes time and memory only, not the numbers.

@@ -10,6 +10,8 @@ from latex2mathml.converter import convert
 from docs import docstrings, findings, formulas, pictures, reference
 from docs.paths import ROOT
 from keras_graphattn import layers, masks
+from keras_graphattn.feature_maps import FEATURE_MAPS
+from keras_graphattn.filters import FILTERS
 
 DOCSTRING = """A title with `Tree`.
 
@@ -150,6 +152,13 @@ def test_every_layer_and_mask_is_in_the_tables_of_cost_and_of_abilities():
         for name in set(names) - {"Mask"}:
             assert re.search(rf"^\|.*`{name}`", cost, re.M), name
             assert re.search(rf"^\| `{name}`", abilities, re.M), name
+
+
+def test_every_filter_and_feature_map_is_in_its_page():
+    filters, maps = ((ROOT / f"docs/pages/{page}.md").read_text() for page in ("filters", "masks"))
+    for name, kind in FILTERS.items():
+        assert re.search(rf'^\|.*`"{name}"`.*`{kind.__name__}`', filters, re.M), name
+    assert [name for name in FEATURE_MAPS if f'"{name}"`' not in maps] == []
 
 
 def test_the_readme_says_what_its_picture_shows(tmp_path):

@@ -1,8 +1,9 @@
-"""Writes the table of capabilities: `python -m tests.layers.capability_table [--backends torch]`.
+"""Writes the table of capabilities: `python -m tests.layers.capability_table [--names Tree]`.
 
 Each cell is a case of `tests/layers/test_capabilities.py`. Its outcomes are kept in
-`guides/capabilities.json`, and `guides/capabilities.md` is made of that file. The column SavedModel
-is what `tests/export/layer_cases.py` says, which `tests/export/test_served_layers.py` serves.
+`guides/capabilities.json`, so that one backend, layer or mask can be run again without the others.
+`guides/capabilities.md` is made of that file. The column SavedModel is what
+`tests/export/layer_cases.py` says, which `tests/export/test_served_layers.py` serves.
 """
 
 import argparse
@@ -49,10 +50,15 @@ The paths are the layers' own choice, or the one that the row names. `path="dens
 TITLES = {"layers": "Layers", "masks": "Masks, in `MaskedKernelAttention`"}
 
 
-def run(backend, folder):
-    """The outcomes of one backend: a list of (name, ability, outcome)."""
+def run(backend, rows, folder):
+    """The outcomes of one backend: a list of (row, ability, outcome)."""
+    from tests.layers.capabilities import ABILITIES
+
     report = Path(folder) / f"{backend}.xml"
-    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", CASES]
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}"]
+    command += [
+        f"{CASES}::test_capability[{row}-{ability}]" for row in rows for ability in ABILITIES
+    ]
     environment = {**os.environ, **COMPILING, "KERAS_BACKEND": backend}
     environment["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     subprocess.run([*command, "-p", "no:cacheprovider"], cwd=ROOT, env=environment, check=False)
@@ -94,14 +100,18 @@ def in_order(cells):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    parser.add_argument("--names", nargs="+", default=[], help="layers and masks; all by default")
     arguments = parser.parse_args()
+    from tests.layers.capabilities import ROWS
+
+    chosen = [row for row in ROWS if not arguments.names or row.split("`")[1] in arguments.names]
     kept = json.loads(OUTCOMES.read_text()) if OUTCOMES.exists() else {"keras": {}, "cells": {}}
     cells = {
         name: row["abilities"] for rows in kept["cells"].values() for name, row in rows.items()
     }
     for backend in arguments.backends:
         with tempfile.TemporaryDirectory() as folder:
-            for name, ability, outcome in run(backend, folder):
+            for name, ability, outcome in run(backend, chosen, folder):
                 cells.setdefault(name, {}).setdefault(ability, {})[backend] = outcome
         kept["keras"][backend] = version("keras")
     kept["cells"] = in_order(cells)

@@ -12,6 +12,7 @@ from keras_graphattn.layers import (
     MaskedKernelAttention,
 )
 from keras_graphattn.optimizers import learning_rate_multiplier
+from tests.call_inputs import first_needed
 from tests.fuzz.cases_of_classes import LAYERS, MASKS, SIGNAL, WIDTH, B, T, layer, mask
 from tests.numerics import to_numpy
 
@@ -21,13 +22,6 @@ REGISTRIES = {
     "mask": (masks.get, masks.MASKS),
 }
 NAMED = [(option, name) for option, (_, names) in REGISTRIES.items() for name in names]
-NEEDS_ARGUMENTS = {  # their first
-    "block_toeplitz": "grid_shape",
-    "graph_random_features": "graph",
-    "low_rank": "rank",
-    "product": "masks",
-    "toeplitz": "max_length",
-}
 EDGES = np.array([[0, 1, 2, 3], [1, 2, 3, 4]])  # (2, E)
 
 
@@ -57,12 +51,10 @@ def test_a_name_a_class_and_a_misspelt_name(option, name):
         with pytest.raises(ValueError, match="Give `spectral_bound`, or use operator"):
             get(name)
         return
-    if name not in NEEDS_ARGUMENTS:
+    if not first_needed(cls):
         assert type(get(name)) is cls
         return
-    with pytest.raises(
-        ValueError, match=rf"{option}={cls.__name__}\({NEEDS_ARGUMENTS[name]}=...\W"
-    ):
+    with pytest.raises(ValueError, match=rf"{option}={cls.__name__}\({first_needed(cls)}=...\W"):
         get(name)
 
 

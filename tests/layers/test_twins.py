@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keras_graphattn import layers
 from tests.layers.twins import CHANNELS, FORMS, HEADS, LENGTH, built, tokens
 from tests.numerics import (
     as_seen,
@@ -24,6 +25,12 @@ CASES = [
 ]
 TOKEN_MASKS = ("query_mask", "value_mask", "key_mask")
 NEAR = {"bfloat16": 3e-2, "float16": 4e-3}
+
+
+def test_every_attention_layer_has_a_form():
+    public = {getattr(layers, name) for name in layers.__all__}
+    attention = {kind for kind in public if issubclass(kind, keras.layers.MultiHeadAttention)}
+    assert {type(form.make()) for form in FORMS.values()} == attention
 
 
 def check(name, length, floor=0.0, **call):

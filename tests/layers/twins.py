@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from keras_graphattn import layers, masks
-from keras_graphattn.feature_maps import Favor
+from keras_graphattn.feature_maps import FEATURE_MAPS, Favor
 from keras_graphattn.filters import FILTERS
 from tests import reference, reference_dense, reference_kernel, reference_singular
 from tests import reference_topology as topology
@@ -118,7 +118,7 @@ def with_directions(layer, weights):
 
 def kernel(layer, x, weights, call, matrix=None):
     """Of the mask's matrix as a function of the weights and the length."""
-    name = type(layer.feature_map).__name__.lower().replace("squaredrelu", "squared_relu")
+    name = next(n for n, kind in FEATURE_MAPS.items() if type(layer.feature_map) is kind)
     seen = sees(x, call or {"use_causal_mask": False})
     factors = seen if matrix is None else seen * matrix(weights, x.shape[1])
     weights = with_directions(layer, weights)
@@ -322,7 +322,7 @@ for _causal in (False, True):
         masks="tokens",
         tolerance=(2e-6, 2e-5),
     )
-MAPS = {name: {"feature_map": name} for name in ("relu", "squared_relu", "elu", "favor")}
+MAPS = {name: {"feature_map": name} for name in FEATURE_MAPS}
 family("kernel", KERNEL, kernel, MAPS, **LOOSE)
 family(
     "kernel, causal",
