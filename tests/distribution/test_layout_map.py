@@ -38,18 +38,6 @@ def model(heads=4, width=16, vocabulary=64, classes=3):
     return keras.Model(tokens, keras.layers.Dense(classes, name="classes")(x))
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="jax has layouts")
-def test_other_backends_are_refused():
-    layer = GraphFilterAttention(2, 4)
-    layer.build((1, 4, 8))
-    with pytest.raises(ValueError, match=rf"on the backend jax only. Received: .*{BACKEND}"):
-        layout_map(layer, None)
-    with pytest.raises(ValueError, match=rf"on the backend jax only. Received: .*{BACKEND}"):
-        distribute(layer)
-    with pytest.raises(ValueError, match=rf"on the backend jax only. Received: .*{BACKEND}"):
-        SequenceParallel(None)
-
-
 @on_jax
 def test_every_weight_has_the_layout_of_its_kind_in_this_and_the_next_instance():
     first = model()

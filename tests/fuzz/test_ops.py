@@ -4,10 +4,9 @@ import inspect
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import keras_graphattn
-from tests.fuzz.attacks import HOW_OFTEN, answer_or_refusal, leaves, odd_arrays, odd_values, tried
+from tests.fuzz.attacks import HOW_OFTEN, answer_or_refusal, leaves, one_wrong, tried
 from tests.fuzz.cases_of_ops import CASES
 
 # An answer to other sizes than the right call's: the axes may all be of any size.
@@ -28,19 +27,13 @@ def test_the_right_call_is_right(name):
 
 def attack(name, data):
     function, arguments = CASES[name]
-    argument = data.draw(st.sampled_from(sorted(arguments)), label="argument")
-    right = arguments[argument]
-    is_array = isinstance(right, (np.ndarray, list))
-    if is_array and data.draw(st.booleans(), label="as an array"):
-        kind, wrong = odd_arrays(data, right)
-    else:
-        kind, wrong = "odd", data.draw(odd_values(callable(right)), label="wrong")
+    argument, kind, wrong = one_wrong(data, arguments)
     # sizes that do not go together are those of two arguments: the error may name the other
     names = arguments if kind in ANY_SIZE else [argument]
     found = answer_or_refusal(lambda: function(**{**arguments, argument: wrong}), names)
     if found is None:
         return
-    if kind in ("int", "bool", "false") and np.asarray(right).dtype.kind == "f":
+    if kind in ("int", "bool", "false") and np.asarray(arguments[argument]).dtype.kind == "f":
         meant = {**arguments, argument: wrong.astype("float32")}
         for array, expected in zip(found, leaves(function(**meant)), strict=True):
             np.testing.assert_allclose(array, expected, atol=1e-5, equal_nan=True)
