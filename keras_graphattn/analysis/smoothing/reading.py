@@ -71,7 +71,8 @@ def read_operators(
             f"it maps values of the shape {tuple(values.shape)} to outputs of the shape "
             f"{tuple(outputs.shape)}: no square matrix of tokens"
         )
-    matrix = attention = _matrix(operator, values, sequences)
+    matrix = _matrix(operator, values, sequences)
+    attention: Array | None = matrix
     if "operator" in arguments:  # it is filtered, or weighted by distances
         attention = _attention_of(arguments["operator"], values, sequences)
     in_heads = to_numpy(outputs[:sequences])  # (B, T, N, D)

@@ -156,6 +156,22 @@ def test_the_callback_writes_every_few_epochs(tmp_path):
     assert 0.0 < logger.cost < np.inf
 
 
+class MapAttention(keras.layers.Layer):
+    def call(self, x):
+        return 2.0 * x
+
+
+def test_the_callback_warns_if_it_can_measure_no_layer(tmp_path):
+    inputs = keras.Input((6, 8))
+    maps = MapAttention(name="maps")(keras.layers.Reshape((2, 3, 8))(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(8)(maps))
+    model.compile("sgd", "mse", jit_compile=False)
+    logger = SmoothingLogger(TOKENS, tmp_path / "x.csv")
+    with pytest.warns(UserWarning, match=r"nothing to write to .*x\.csv: 'maps': .* no tokens of"):
+        model.fit(TOKENS, TOKENS.reshape(4, 2, 3, 8), verbose=0, callbacks=[logger])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_file_of_the_callback_is_whole_after_an_interrupted_write(tmp_path, monkeypatch):
     path, number, fsync = tmp_path / "smoothing.csv", itertools.count(1), os.fsync
 
