@@ -28,9 +28,9 @@ def test_every_epoch_of_every_recipe_has_the_numbers_of_one_device(tmp_path):
         check=False,
     )
     assert process.returncode == 0, process.stderr[-3000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert len(found) == 2
-    for name, difference in found.items():
+    differences = json.loads((tmp_path / "differences.json").read_text())
+    assert len(differences) == 2
+    for name, difference in differences.items():
         assert difference < 1e-5, name
 
 

@@ -2,7 +2,8 @@
 
     KERAS_BACKEND=<backend> python train_recipes.py FOLDER
 
-The result is `found.json`: the largest difference of any metric after any epoch of each recipe.
+The result is `differences.json`: for each recipe the largest difference of any metric after any
+epoch.
 """
 
 # ruff: noqa: E402
@@ -56,13 +57,13 @@ if __name__ == "__main__":
     random = np.random.default_rng(7)
     write_ts(FOLDER / "Tiny_TRAIN.ts", random, 30)
     write_ts(FOLDER / "Tiny_TEST.ts", random, 8)
-    found = {}
+    differences = {}
     for name in RECIPES:
         one, several = history(name), history(name, "--distribute", "data")
         assert len(several) == len(one) >= 6
-        found[name] = max(
+        differences[name] = max(
             abs(row[key] - other[key])
             for row, other in zip(one, several, strict=True)
             for key in row
         )
-    (FOLDER / "found.json").write_text(json.dumps(found))
+    (FOLDER / "differences.json").write_text(json.dumps(differences))

@@ -40,12 +40,12 @@ def example(length, batch=2, mask_length=None):
 
 @pytest.mark.parametrize("kind", ["arrays", "lists", "tensors"])
 def test_inputs_are_cast_to_what_is_served(kind):
-    given = batch()
+    inputs = batch()
     if kind == "lists":
-        given = {name: array.tolist() for name, array in given.items()}
+        inputs = {name: array.tolist() for name, array in inputs.items()}
     if kind == "tensors":
-        given = {name: keras.ops.convert_to_tensor(array) for name, array in given.items()}
-    arrays = REQUESTS.arrays(given)
+        inputs = {name: keras.ops.convert_to_tensor(array) for name, array in inputs.items()}
+    arrays = REQUESTS.arrays(inputs)
     assert {name: array.dtype.name for name, array in arrays.items()} == {
         name: dtype for name, (_, dtype) in SPECS.items()
     }

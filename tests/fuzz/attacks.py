@@ -108,12 +108,12 @@ def names_argument(error, name):
 
 def leaves(result):
     """The arrays of a result."""
-    found = []
+    arrays = []
     for leaf in keras.tree.flatten(result):
         leaf = leaf.toarray() if scipy.sparse.issparse(leaf) else leaf
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-            found.append(keras.ops.convert_to_numpy(leaf))
-    return found
+            arrays.append(keras.ops.convert_to_numpy(leaf))
+    return arrays
 
 
 def answer_or_refusal(call, names, refusals=REFUSALS):

@@ -70,10 +70,10 @@ def attack_call(name, data):
     argument, kind, wrong = one_wrong(data, arguments)
     made = layer(name)
     names = arguments if kind in ("size", "rank -1", "rank +1") else [argument]
-    found = answer_or_refusal(lambda: made(**{**arguments, argument: wrong}), names)
-    if found is not None:
+    answer = answer_or_refusal(lambda: made(**{**arguments, argument: wrong}), names)
+    if answer is not None:
         expected = leaves(layer(name)(**arguments))[0].shape
-        assert found[0].shape == expected or kind in ("size", "odd")
+        assert answer[0].shape == expected or kind in ("size", "odd")
 
 
 @pytest.mark.slow_on("jax")

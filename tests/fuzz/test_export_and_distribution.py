@@ -71,10 +71,10 @@ def definitions(made):
 
 def metadata(request, timeout):
     assert 0 < timeout < float("inf")
-    found = get_model_metadata_pb2.SignatureDefMap()
+    signatures = get_model_metadata_pb2.SignatureDefMap()
     answer = get_model_metadata_pb2.GetModelMetadataResponse()
-    definitions(found.signature_def)
-    answer.metadata["signature_def"].Pack(found)
+    definitions(signatures.signature_def)
+    answer.metadata["signature_def"].Pack(signatures)
     return answer
 
 
@@ -126,14 +126,14 @@ def test_everything_has_a_case():
     assert public - of_keras == set(ARGUMENTS)
 
 
-def check_arrays(found, expected, specs=SPECS):
+def check_arrays(arrays, expected, specs=SPECS):
     """Served shapes and types, and the values that were given."""
-    assert set(found) == set(specs)
+    assert set(arrays) == set(specs)
     for name, (shape, dtype) in specs.items():
-        assert found[name].dtype == (object if dtype == "string" else dtype)
-        assert found[name].shape == (len(found[name]), *shape[1:])
-        given = np.asarray(expected[name], object if dtype == "string" else None)
-        np.testing.assert_array_equal(found[name], given)
+        assert arrays[name].dtype == (object if dtype == "string" else dtype)
+        assert arrays[name].shape == (len(arrays[name]), *shape[1:])
+        values = np.asarray(expected[name], object if dtype == "string" else None)
+        np.testing.assert_array_equal(arrays[name], values)
 
 
 def sent_by_grpc(made, batch):
@@ -186,10 +186,10 @@ def attack_export(written, names=None, **changes):
 
         # TensorFlow's and the system's refusals of a folder are OSErrors
         answer_or_refusal(call, names or list(changes), (*REFUSALS, OSError))
-        found = sorted(path.name for path in Path(folder).rglob("*") if path.is_dir())
+        folders = sorted(path.name for path in Path(folder).rglob("*") if path.is_dir())
         if not made:
             assert not written
-            assert found == []
+            assert folders == []
             return None
         number = 1 if arguments["version"] is None else arguments["version"]
         assert made == [Path(arguments["directory"], str(number))]
@@ -237,14 +237,14 @@ def call_of(name, arguments):
 
 @pytest.mark.parametrize(("name", "argument"), CASES)
 def test_one_wrong_argument(name, argument, written):
-    given = ARGUMENTS[name]
+    arguments = ARGUMENTS[name]
     # the requests of one batch are told of the signature's inputs
-    names = [argument, *SPECS] if given.get("inputs") is BATCH else [argument]
+    names = [argument, *SPECS] if arguments.get("inputs") is BATCH else [argument]
     for wrong in [*ODD, len]:
         if name == "export_saved_model":
             attack_export(written, **{argument: wrong})
         else:
-            call = lambda x=wrong: call_of(name, {**given, argument: x})  # noqa: E731
+            call = lambda x=wrong: call_of(name, {**arguments, argument: x})  # noqa: E731
             answer_or_refusal(call, names)
 
 

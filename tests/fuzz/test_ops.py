@@ -28,16 +28,16 @@ def attack(name, data):
     argument, kind, wrong = one_wrong(data, arguments)
     # sizes that do not go together are those of two arguments: the error may name the other
     names = arguments if kind in ANY_SIZE else [argument]
-    found = answer_or_refusal(lambda: function(**{**arguments, argument: wrong}), names)
-    if found is None:
+    answer = answer_or_refusal(lambda: function(**{**arguments, argument: wrong}), names)
+    if answer is None:
         return
     if kind in ("int", "bool", "false") and np.asarray(arguments[argument]).dtype.kind == "f":
         meant = {**arguments, argument: wrong.astype("float32")}
-        for array, expected in zip(found, leaves(function(**meant)), strict=True):
+        for array, expected in zip(answer, leaves(function(**meant)), strict=True):
             np.testing.assert_allclose(array, expected, atol=1e-5, equal_nan=True)
     elif kind not in (*ANY_SIZE, "odd"):
         expected = leaves(function(**arguments))
-        assert [array.shape for array in found] == [array.shape for array in expected]
+        assert [array.shape for array in answer] == [array.shape for array in expected]
 
 
 @pytest.mark.slow_on("jax")

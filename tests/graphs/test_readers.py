@@ -222,10 +222,10 @@ def spoilt(text):
             yield "".join([*lines[:place], *instead, *lines[place + 1 :]])
 
 
-def outcome(read, *given):
+def outcome(read, *arguments):
     """What a reader returns, or the words of its error."""
     try:
-        return everything(read(*given))
+        return everything(read(*arguments))
     except ValueError as error:
         return str(error)
 
@@ -241,8 +241,8 @@ def test_a_line_lost_doubled_or_blank_is_an_error_or_changes_nothing(name, tmp_p
     right = everything(read_tu(folder))
     for text in spoilt((folder / name).read_text()):
         (folder / name).write_text(text)
-        found = outcome(read_tu, folder)
-        assert found == right or re.search(ERRORS, str(found)), text
+        result = outcome(read_tu, folder)
+        assert result == right or re.search(ERRORS, str(result)), text
 
 
 ROWS = np.array([[1.0, 0], [0, 2], [0, 0], [3, 4], [0, 5]])

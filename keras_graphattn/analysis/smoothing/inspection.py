@@ -126,11 +126,11 @@ def inspect_smoothing(
         this_pass = Pass(model, layers, count, max_tokens)
         this_pass.run(inputs)
         not_measured |= this_pass.not_measured
-        seen: list[str] = []
+        paths: list[str] = []
         for call in this_pass.calls:
             path = call.layer.path or call.layer.name
-            seen.append(path)
-            name = path if seen.count(path) == 1 else f"{path} ({seen.count(path)})"
+            paths.append(path)
+            name = path if paths.count(path) == 1 else f"{path} ({paths.count(path)})"
             figures.setdefault(name, LayerFigures(call.layer, name)).add(call, count)
         sequences, sampled = sequences + size, sampled + count
     if not sequences:

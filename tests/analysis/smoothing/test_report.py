@@ -195,8 +195,8 @@ def test_training_goes_on_as_without_the_callback(tmp_path):
     for callback in (SmoothingLogger(TOKENS, tmp_path / "x.csv"), keras.callbacks.Callback()):
         keras.utils.set_random_seed(0)
         weights.append(trained(callback, epochs=2).get_weights())
-    for found, expected in zip(*weights, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(*weights, strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_the_callback_writes_to_tensorboard(tmp_path, monkeypatch):
