@@ -126,10 +126,9 @@ print(report.compare(cured))
 """
 ## The pictures
 
-`plot_similarity` and `plot_responses` draw on an axis of matplotlib. `report.plot()` puts the
-similarity and the responses of the first and the last layer in one figure. `plot_attention_maps`
-draws the matrices of a head: A shows what the head looks at. H, after the filter, is mostly the
-negative of A, with a strong diagonal.
+`plot_similarity` and `plot_responses` draw on an axis of matplotlib. `plot_attention_maps` draws
+the matrices of a head: A shows what the head looks at. H, after the filter, is mostly the negative
+of A, with a strong diagonal.
 
 ![Similarity by depth, and the frequency response of one layer's heads](images/smoothing.png)
 
@@ -157,7 +156,6 @@ else:
         analysis.plot_responses(shown, depth=DEPTH // 2, axis=axis)
         axis.set(title=f"{shown.model}: {axis.get_title()}", ylim=(0.0, 2.6))
     save(figure, "similarity.png")
-    save(cured.plot(), "report.png")
     save(analysis.plot_attention_maps(cured, depth=DEPTH // 2), "maps.png")
 
 """

@@ -186,7 +186,7 @@ def _checked_batch(inputs: Batch, specs: Specs, owner: str) -> dict[str, Array]:
     for name, (shape, dtype) in specs.items():
         array = arrays[name] = _cast(_array(inputs[name], name, dtype), dtype, name, owner)
         if len(array.shape) != len(shape) or any(
-            wanted not in (None, size) for size, wanted in zip(array.shape, shape, strict=True)
+            expected not in (None, size) for size, expected in zip(array.shape, shape, strict=True)
         ):
             raise ValueError(
                 f"{owner} takes '{name}' of shape {shape}. Received: shape={array.shape}"

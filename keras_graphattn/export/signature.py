@@ -77,19 +77,19 @@ def served_signatures(model: keras.Model, signature: Wanted = DEFAULT) -> dict[s
         ValueError: If the model or a name cannot be served, or a shape does not match the input's.
     """
     plain = model_signature(model)
-    wanted: object = {signature: None} if isinstance(signature, str) else signature
-    if not isinstance(wanted, Mapping) or not wanted:
+    by_name: object = {signature: None} if isinstance(signature, str) else signature
+    if not isinstance(by_name, Mapping) or not by_name:
         raise ValueError(
             "`signature` must be a name, or a mapping from names to None or to shapes of inputs, "
             f"such as {{'short': {{'tokens': (64,)}}}}. Received: signature={signature!r}"
         )
-    for name in wanted:
+    for name in by_name:
         if not isinstance(name, str) or not NAME.fullmatch(name) or name in RESERVED:
             raise ValueError(
                 "The name of a signature must be a letter followed by letters, digits and "
                 f"underscores. It must not be one of {', '.join(RESERVED)}. Received: {name!r}"
             )
-    served = {name: _with_shapes(plain, name, shapes) for name, shapes in wanted.items()}
+    served = {name: _with_shapes(plain, name, shapes) for name, shapes in by_name.items()}
     first = next(iter(served.values()))
     return served if DEFAULT in served else {DEFAULT: first, **served}
 

@@ -239,16 +239,16 @@ def _own_inputs(graphs: list[Graph], names: Sequence[str] | None) -> dict[str, _
 
 def _check_shapes(name: str, axes: int, arrays: Sequence[ArrayLike], counts: Array) -> None:
     """Raises a `ValueError` for arrays that are not one for each graph, of its nodes."""
-    taken = ("nodes", "node_mask", "edges", "edge_weights", "edge_features")
+    reserved = ("nodes", "node_mask", "edges", "edge_weights", "edge_features")
     shapes = [np.shape(array) for array in arrays]
     if (
-        name in taken
+        name in reserved
         or [shape[:axes] for shape in shapes] != [(count,) * axes for count in counts.tolist()]
         or len({shape[axes:] for shape in shapes}) > 1
     ):
         expected = "(n, ...)" if axes == 1 else "(n, n, ...)"
         raise ValueError(
-            f"Arrays must have another name than {taken}, one array of shape {expected} for "
+            f"Arrays must have another name than {reserved}, one array of shape {expected} for "
             f"each of the {len(counts)} graphs, with the same last axes. Received: {name!r} "
             f"with {len(shapes)} arrays, the first ones of shapes {shapes[:3]}"
         )
@@ -298,13 +298,13 @@ def _sizes(counts: Array, num_buckets: int, sizes: Sequence[int] | None) -> list
     if sizes is None:
         shares = np.arange(1, num_buckets + 1) / num_buckets
         return sorted({int(size) for size in np.quantile(counts, shares, method="higher")})
-    wanted = [whole()("sizes", size, {}) for size in sizes]
-    if not wanted or sorted(set(wanted)) != wanted or wanted[-1] < counts.max():
+    numbers = [whole()("sizes", size, {}) for size in sizes]
+    if not numbers or sorted(set(numbers)) != numbers or numbers[-1] < counts.max():
         raise ValueError(
             f"`sizes` must be ascending, and the last one at least {counts.max()}, the number of "
             f"nodes of the largest graph. Received: sizes={sizes!r}"
         )
-    return wanted
+    return numbers
 
 
 def _edge_sizes(most: Sequence[int], edge_sizes: Sequence[int] | None) -> list[int]:
@@ -314,10 +314,10 @@ def _edge_sizes(most: Sequence[int], edge_sizes: Sequence[int] | None) -> list[i
         least.append(max(int(number), least[-1] + 1 if least else 1))
     if edge_sizes is None:
         return least
-    wanted = [whole()("edge_sizes", size, {}) for size in edge_sizes]
-    if len(wanted) != len(least) or any(a < b for a, b in zip(wanted, least, strict=True)):
+    numbers = [whole()("edge_sizes", size, {}) for size in edge_sizes]
+    if len(numbers) != len(least) or any(a < b for a, b in zip(numbers, least, strict=True)):
         raise ValueError(
             f"`edge_sizes` must be given with `sizes`, and be at least {least}, the numbers of "
             f"edges that hold the graphs of each size. Received: edge_sizes={edge_sizes!r}"
         )
-    return wanted
+    return numbers

@@ -7,7 +7,7 @@ import scipy.sparse
 from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import Array, numpy_of, optional, whole
-from keras_graphattn.masks.graphs.edges import graph_edges, read_graph, repeated_edges
+from keras_graphattn.masks.graphs.edges import graph_edges, read_graph
 from keras_graphattn.types import Bool, Float, Int
 
 
@@ -162,16 +162,14 @@ def _edge_features(value: ArrayLike, edges: Int[Array, "_ 2"], count: int) -> Fl
             f"`edge_features` must be numbers of shape ({len(edges)}, features), a row for each "
             f"row of `edges`. Received: shape {features.shape}"
         )
-    later, earlier = repeated_edges(edges[None].astype("int64"))
-    apart = np.flatnonzero((features[later] != features[earlier]).any(axis=1))
+    keys = edges.min(axis=1).astype("int64") * count + edges.max(axis=1)
+    _, first, places = np.unique(keys, return_index=True, return_inverse=True)
+    apart = np.flatnonzero((features != features[first[places]]).any(axis=1))
     if len(apart):
-        one, other = int(earlier[apart[0]]), int(later[apart[0]])
         raise ValueError(
             "An edge may be given several times, with equal features. Received: edges "
-            f"{one} and {other} join the same nodes and differ in `edge_features`. Give the edge "
-            "once, or with equal features."
+            f"{first[places[apart[0]]]} and {apart[0]} join the same nodes and differ in "
+            "`edge_features`. Give the edge once, or with equal features."
         )
-    kept = np.setdiff1d(np.arange(len(edges)), later)
-    keys = edges[kept].min(axis=1) * count + edges[kept].max(axis=1)
-    once: Array = features[kept[np.argsort(keys)]]
+    once: Array = features[first]
     return once

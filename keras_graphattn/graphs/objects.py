@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import Array
 from keras_graphattn.graphs.graph import Graph
-from keras_graphattn.masks.graphs.edges import graph_edges, read_graph
+from keras_graphattn.masks.graphs.edges import edges_of_networkx, graph_edges, read_graph
 
 
 def from_scipy(
@@ -75,17 +75,14 @@ def from_networkx(
     >>> from_networkx(Path()).edges.tolist()
     [[0, 1], [1, 2]]
     """
-    numbers = {name: number for number, name in enumerate(graph.nodes)}
-    if numbers:
-        read_graph(graph)  # refuses one-way edges, loops and wrong weights by the nodes' names
-    weighted = list(graph.edges(data="weight", default=1.0))
+    edges, num_nodes, weights = edges_of_networkx(graph)
     return Graph(
-        [(numbers[u], numbers[v]) for u, v, _ in weighted],
-        [1.0 if weight is None else float(weight) for *_, weight in weighted],
+        edges,
+        weights,
         None if node_features is None else _attributes(graph.nodes.data, node_features),
         None if edge_features is None else _attributes(graph.edges, edge_features),
         label,
-        len(numbers),
+        num_nodes,
     )
 
 

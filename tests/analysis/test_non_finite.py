@@ -44,8 +44,8 @@ def steep_model():
     return model_of(last, loss=lambda _, x: keras.ops.sqrt(keras.ops.sum(keras.ops.square(x))))
 
 
-def stopped(model, batches, given=True):
-    callback = StopAtNonFiniteLoss(batches if given else None)
+def stopped(model, batches, has_batches=True):
+    callback = StopAtNonFiniteLoss(batches if has_batches else None)
     with pytest.raises(FloatingPointError) as caught:
         model.fit(batches, shuffle=False, callbacks=[callback], verbose=0)
     return str(caught.value)
@@ -83,7 +83,7 @@ def test_names_the_weight_of_a_gradient_that_is_not_finite():
 
 
 def test_without_batches_the_step_is_named():
-    text = stopped(model_of(), Batches(fourth=np.nan), given=False)
+    text = stopped(model_of(), Batches(fourth=np.nan), has_batches=False)
     assert "step 4 of epoch 1" in text
     assert "`batches`" in text
 

@@ -84,9 +84,9 @@ def tokens_on_a_mesh(name):
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("sequence",))
     parts = NamedSharding(mesh, PartitionSpec(None, "sequence"))
     whole = NamedSharding(mesh, PartitionSpec())
-    given = jax.device_put(trained, whole), jax.device_put(x, parts), jax.device_put(mask, parts)
-    compiled = jax.jit(function).lower(*given).compile()
-    (_, shared), (shared_gradients, shared_to_input) = compiled(*given)
+    placed = jax.device_put(trained, whole), jax.device_put(x, parts), jax.device_put(mask, parts)
+    compiled = jax.jit(function).lower(*placed).compile()
+    (_, shared), (shared_gradients, shared_to_input) = compiled(*placed)
     results = {
         "value": difference([shared], [outputs]),
         "gradient": difference([*shared_gradients, shared_to_input], [*gradients, to_input]),

@@ -18,9 +18,9 @@ CHUNKED = ("causal", "exponential", "causal_agf")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def numbers(tmp_path_factory):
     """The numbers of eight devices, from a process that has so many."""
-    results = tmp_path_factory.mktemp("devices") / "found.json"
+    results = tmp_path_factory.mktemp("devices") / "numbers.json"
     program = [sys.executable, str(Path(__file__).with_name("eight_devices.py")), str(results)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
@@ -29,23 +29,24 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_ten_steps_give_the_losses_and_weights_of_one_device(found):
+def test_ten_steps_give_the_losses_and_weights_of_one_device(numbers):
     for kind in ("data", "model", "sequence"):
-        assert found[f"{kind}_fit"] < 1e-5, kind
-    assert (found["model_part"], found["data_part"]) == (0.25, 1.0)  # of a weight on each device
-    assert found["sequence_slots"] == 0  # the optimizer's variables are placed like the weights
+        assert numbers[f"{kind}_fit"] < 1e-5, kind
+    # The parts of a weight on each device
+    assert (numbers["model_part"], numbers["data_part"]) == (0.25, 1.0)
+    assert numbers["sequence_slots"] == 0  # the optimizer's variables are placed like the weights
 
 
 @pytest.mark.slow
-def test_a_split_sequence_gives_equal_values_and_gradients_and_devices_exchange_few_numbers(found):
+def test_a_split_sequence_gives_equal_values_and_gradients_and_little_is_exchanged(numbers):
     for layer in (*SUMS, *CHUNKED):
-        assert found[f"{layer}_value"] < 1e-5, layer
-        assert found[f"{layer}_gradient"] < 1e-5, layer
-        assert found[f"{layer}_part"] == found[f"{layer}_gradient_part"] == 1 / 8, layer
+        assert numbers[f"{layer}_value"] < 1e-5, layer
+        assert numbers[f"{layer}_gradient"] < 1e-5, layer
+        assert numbers[f"{layer}_part"] == numbers[f"{layer}_gradient_part"] == 1 / 8, layer
         if layer in SUMS:  # only sums over tokens, with no more entries than FAVOR+ has features
-            assert found[f"{layer}_gathered"] == 0, layer
-            assert 0 < found[f"{layer}_summed"] <= HEADS * 2 * HEAD * (HEAD + 1), layer
+            assert numbers[f"{layer}_gathered"] == 0, layer
+            assert 0 < numbers[f"{layer}_summed"] <= HEADS * 2 * HEAD * (HEAD + 1), layer
         else:  # one sum for each chunk
             chunk = 64 if layer != "causal_agf" else 48
             states = -(-LENGTH // (8 * chunk)) * 8 * HEADS * HEAD * (HEAD + 1)
-            assert 0 < found[f"{layer}_gathered"] <= states, layer
+            assert 0 < numbers[f"{layer}_gathered"] <= states, layer

@@ -38,18 +38,6 @@ def model(heads=4, width=16, vocabulary=64, classes=3):
     return keras.Model(tokens, keras.layers.Dense(classes, name="classes")(x))
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="jax has layouts")
-def test_other_backends_are_refused():
-    layer = GraphFilterAttention(2, 4)
-    layer.build((1, 4, 8))
-    with pytest.raises(ValueError, match=rf"on the backend jax only. Received: .*{BACKEND}"):
-        layout_map(layer, None)
-    with pytest.raises(ValueError, match=rf"on the backend jax only. Received: .*{BACKEND}"):
-        distribute(layer)
-    with pytest.raises(ValueError, match=rf"on the backend jax only. Received: .*{BACKEND}"):
-        SequenceParallel(None)
-
-
 @on_jax
 def test_every_weight_has_the_layout_of_its_kind_in_this_and_the_next_instance():
     first = model()
@@ -99,12 +87,6 @@ def test_weights_can_be_left_whole():
 
 @on_jax
 def test_rules_that_match_nothing_are_an_error():
-    built = model()
-    rules = layout_map(built, mesh((1, 2)), large=1)
-    rules["decoder/.*/kernel"] = ("model", None)
-    with pytest.raises(ValueError, match=r"match no weight .*decoder/"):
-        check_layout_map(built, rules)
-
     def unnamed():  # automatic names with numbers: one rule cannot be right for both
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(16), keras.layers.Dense(4)])
 
@@ -112,7 +94,7 @@ def test_rules_that_match_nothing_are_an_error():
     with pytest.raises(ValueError, match=r"match no weight .*dense"):
         check_layout_map(unnamed(), rules)
     with pytest.raises(ValueError, match="`axis` must be an axis of the mesh"):
-        layout_map(built, mesh(), axis="heads")
+        layout_map(unnamed(), mesh(), axis="heads")
     with pytest.raises(ValueError, match="must be a built Keras model"):
         layout_map(GraphFilterAttention(2, 4), mesh())
 

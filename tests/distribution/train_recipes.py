@@ -1,9 +1,9 @@
 """Compares recipes on several devices of a CPU with one; run in a separate process.
 
-    KERAS_BACKEND=<backend> python train_recipes.py FOLDER KINDS
+    KERAS_BACKEND=<backend> python train_recipes.py FOLDER
 
-KINDS is a comma-separated list of values of `--distribute`. The result is `found.json`. It holds
-the largest difference of any metric after any epoch, for each recipe and kind.
+The result is `differences.json`: for each recipe the largest difference of any metric after any
+epoch.
 """
 
 # ruff: noqa: E402
@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-FOLDER, KINDS = Path(sys.argv[1]), sys.argv[2].split(",")
+FOLDER = Path(sys.argv[1])
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 if os.environ["KERAS_BACKEND"] == "tensorflow":
     import tensorflow as tf
@@ -44,11 +44,10 @@ RECIPES = {
 }
 
 
-def history(name, kind):
+def history(name, *options):
     main, arguments = RECIPES[name]
-    output = FOLDER / f"{name}-{kind.replace(':', '-')}"
-    extra = ["--distribute", kind] if kind else []
-    assert main([*arguments.split(), "--output", str(output), *extra]) == 0
+    output = FOLDER / "-".join([name, *options])
+    assert main([*arguments.split(), "--output", str(output), *options]) == 0
     states = [json.loads(path.read_text()) for path in sorted(output.glob("runs/*/state.json"))]
     assert len(states) == 2
     return [row for state in states for row in state["history"]]
@@ -58,15 +57,13 @@ if __name__ == "__main__":
     random = np.random.default_rng(7)
     write_ts(FOLDER / "Tiny_TRAIN.ts", random, 30)
     write_ts(FOLDER / "Tiny_TEST.ts", random, 8)
-    found = {}
+    differences = {}
     for name in RECIPES:
-        one = history(name, "")
-        for kind in KINDS:
-            several = history(name, kind)
-            assert len(several) == len(one) >= 6
-            found[f"{name} {kind}"] = max(
-                abs(row[key] - other[key])
-                for row, other in zip(one, several, strict=True)
-                for key in row
-            )
-    (FOLDER / "found.json").write_text(json.dumps(found))
+        one, several = history(name), history(name, "--distribute", "data")
+        assert len(several) == len(one) >= 6
+        differences[name] = max(
+            abs(row[key] - other[key])
+            for row, other in zip(one, several, strict=True)
+            for key in row
+        )
+    (FOLDER / "differences.json").write_text(json.dumps(differences))

@@ -60,13 +60,13 @@ CASES = {
     "gfa_monomial": filtered("open", GFA, filter="monomial", order=2),
     "gfa_jacobi": filtered("open", GFA, filter=Jacobi(alpha=1.0, beta=-0.5)),
     "gfa_causal": filtered("open", GFA, CAUSAL),
-    "gfa_blockwise": filtered("open but jax", GFA, attention_path="blockwise"),
-    "gfa_fused": filtered("open but jax", GFA, attention_path="fused"),
-    "p_laplacian": filtered("open but jax", P_LAPLACIAN, p=2.5),
-    "p_laplacian_heads": filtered("open but jax", P_LAPLACIAN, p=[1.5, 2.0]),
+    "gfa_blockwise": filtered("open", GFA, attention_path="blockwise"),
+    "gfa_fused": filtered("open", GFA, attention_path="fused"),
+    "p_laplacian": filtered("open", P_LAPLACIAN, p=2.5),
+    "p_laplacian_heads": filtered("open", P_LAPLACIAN, p=[1.5, 2.0]),
     "agf": filtered("open", AGF),
     "agf_chebyshev": filtered("open", AGF, filter="chebyshev", order=4),
-    "agf_causal": filtered("open but jax", AGF, causal=True),
+    "agf_causal": filtered("open", AGF, causal=True),
     "high_frequency": filtered("open", layers.ScaledHighFrequencyAttention),
     "contra_norm": filtered("open", layers.ContraNorm, scale=0.3),
     "mean_pooling": filtered("open", layers.GraphMeanPooling),
@@ -74,28 +74,28 @@ CASES = {
     "sum_pooling": filtered("open", layers.GraphSumPooling),
     "kernel": filtered("open", layers.MaskedKernelAttention, feature_map="favor"),
     "kernel_filtered": filtered("open", layers.MaskedKernelAttention, filter="first_order"),
-    "kernel_causal": kernel("open but jax", masks.Causal, filter="first_order"),
-    "kernel_exponential": kernel("open but jax", lambda: masks.Exponential(2)),
+    "kernel_causal": kernel("open", masks.Causal, filter="first_order"),
+    "kernel_exponential": kernel("open", lambda: masks.Exponential(2)),
     "kernel_low_rank": kernel("open but jax", lambda: masks.LowRank(2, 40)),
     "kernel_stochastic": kernel("open", lambda: masks.StochasticPositions(2, seed=0)),
-    "kernel_segments": kernel("open but jax", masks.Segments, "segment_ids"),
+    "kernel_segments": kernel("open", masks.Segments, "segment_ids"),
     "kernel_packed": kernel(
-        "open but jax", lambda: masks.Product([masks.Causal(), masks.Segments()]), "segment_ids"
+        "open", lambda: masks.Product([masks.Causal(), masks.Segments()]), "segment_ids"
     ),
     "kernel_entries": kernel("open but jax", masks.Entries, "entries"),
     "kernel_toeplitz": kernel("open", lambda: masks.Toeplitz(40), path="dense"),
     "kernel_toeplitz_auto": kernel("open", lambda: masks.Toeplitz(40)),
-    "kernel_toeplitz_rows": kernel("open but jax", lambda: masks.Toeplitz(40), path="blockwise"),
+    "kernel_toeplitz_rows": kernel("open", lambda: masks.Toeplitz(40), path="blockwise"),
     "kernel_toeplitz_fft": kernel("fixed", lambda: masks.Toeplitz(40), path="fft"),
     "kernel_alibi": kernel("fixed", lambda: masks.Toeplitz.alibi(40), path="fft"),
     "kernel_causal_toeplitz": kernel(
         "fixed", lambda: masks.Product([masks.Causal(), masks.Toeplitz(40)]), path="fft"
     ),
-    "kernel_tree_per_example": kernel("fixed", lambda: masks.Tree(max_depth=40), "parents"),
+    "kernel_tree_per_example": kernel("open", lambda: masks.Tree(max_depth=40), "parents"),
     "kernel_diffusion_per_example": kernel(
-        "fixed", lambda: masks.GraphDiffusion(operator="normalized_laplacian"), "edges"
+        "open", lambda: masks.GraphDiffusion(operator="normalized_laplacian"), "edges"
     ),
-    "kernel_walks_per_example": kernel("open but jax", masks.RandomWalk, "walks"),
+    "kernel_walks_per_example": kernel("open", masks.RandomWalk, "walks"),
     "kernel_grid": kernel("bound", lambda: masks.BlockToeplitz((2, 7), 2), path="dense"),
     "kernel_grid_fft": kernel("bound", lambda: masks.BlockToeplitz((2, 7), 2), path="fft"),
     "kernel_grid_rows": kernel("bound", lambda: masks.BlockToeplitz((2, 7), 2), path="blockwise"),
@@ -110,18 +110,18 @@ CASES = {
         GKAT, "bound", lambda: {"mask": masks.RandomWalk(EDGES, num_nodes=LENGTH)}, (), True
     ),
     "gkat_walks_per_example": Case(
-        GKAT, "open but jax", lambda: {"mask": masks.RandomWalk()}, ("walks",), True
+        GKAT, "open", lambda: {"mask": masks.RandomWalk()}, ("walks",), True
     ),
     "gkat_factored": Case(
         GKAT,
-        "open but jax",
+        "open",
         lambda: {"mask": masks.RandomWalk(), "feature_map": "favor"},
         ("walks",),
         True,
     ),
     "gkat_dynamic_walks": Case(
         GKAT,
-        "open but jax",
+        "open",
         lambda: {"mask": masks.RandomWalk(), "dynamic_walks": True},
         ("walks",),
         True,

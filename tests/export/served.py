@@ -79,13 +79,13 @@ def main(folder, inputs, outputs):
             batches.setdefault((batch, signature), {})[name] = arrays[label]
     with tf.compat.v1.Session(graph=tf.Graph()) as session:
         signatures = tf.compat.v1.saved_model.load(session, ["serve"], folder).signature_def
-        for (batch, name), given in batches.items():
+        for (batch, name), arrays_of_inputs in batches.items():
             signature = signatures[name]
-            assert set(given) == set(signature.inputs)
-            feeds = {signature.inputs[key].name: array for key, array in given.items()}
+            assert set(arrays_of_inputs) == set(signature.inputs)
+            feeds = {signature.inputs[key].name: array for key, array in arrays_of_inputs.items()}
             fetches = {key: info.name for key, info in signature.outputs.items()}
-            found = session.run(fetches, feeds)
-            answers |= {f"{batch}:{key}": array for key, array in found.items()}
+            outputs_by_name = session.run(fetches, feeds)
+            answers |= {f"{batch}:{key}": array for key, array in outputs_by_name.items()}
     np.savez(outputs, **answers)
 
 

@@ -57,16 +57,16 @@ def open_sizes(model, length=None, longest=None):
 
 
 def exported(model, batch, axes):
-    given = {name: torch.tensor(array) for name, array in batch.items()}
-    return torch.export.export(model, (given,), dynamic_shapes=[(axes,)], strict=False).module()
+    tensors = {name: torch.tensor(array) for name, array in batch.items()}
+    return torch.export.export(model, (tensors,), dynamic_shapes=[(axes,)], strict=False).module()
 
 
 def check(program, model, batches):
     for batch in batches:
-        found = program({name: torch.tensor(array) for name, array in batch.items()})
+        outputs = program({name: torch.tensor(array) for name, array in batch.items()})
         expected = model(batch, training=False)
         for name, array in keras.tree.map_structure(to_numpy, expected).items():
-            assert relative_rms(to_numpy(found[name].detach()), array) < 1e-5
+            assert relative_rms(to_numpy(outputs[name].detach()), array) < 1e-5
 
 
 @pytest.mark.all_cases
@@ -143,8 +143,8 @@ def test_each_layer_compiles_into_one_graph(name):
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # such as those of the compiler
-        found = compiled({key: torch.tensor(array) for key, array in batch.items()})
-    check(lambda _: found, model, [batch])
+        outputs = compiled({key: torch.tensor(array) for key, array in batch.items()})
+    check(lambda _: outputs, model, [batch])
 
 
 # torch exports to ONNX what it traces so: without `ravel`, and wrongly where indices repeat
@@ -167,8 +167,8 @@ def test_what_onnx_does_not_have_is_not_traced(name):
         def forward(self, *tensors):
             return self.model(dict(zip(names, tensors, strict=True)))[name]
 
-    given = tuple(torch.tensor(array) for array in batch.values())
+    tensors = tuple(torch.tensor(array) for array in batch.values())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
-        graph = str(torch.jit.trace(Positional(), given, check_trace=False).inlined_graph)
+        graph = str(torch.jit.trace(Positional(), tensors, check_trace=False).inlined_graph)
     assert [part for part in NOT_IN_ONNX if part in graph] == []

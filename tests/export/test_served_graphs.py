@@ -61,8 +61,8 @@ def test_answers_for_sizes_that_were_not_in_training(tmp_path):
             f"nodes_{n}": {name: array.shape[1:] for name, array in batch.items()}
             for n, batch in zip(LARGER, larger, strict=True)
         }
-    given = {} if signature is None else {"signature": signature}
-    path = export_saved_model(model, tmp_path / "served", **given)
+    options = {} if signature is None else {"signature": signature}
+    path = export_saved_model(model, tmp_path / "served", **options)
     expected = [{"logits": to_numpy(model(batch))} for batch in larger]
     assert_served(path, larger, expected, tmp_path, signature and list(signature))
     assert np.abs(expected[0]["logits"][0] - expected[0]["logits"][1]).max() > 1e-3

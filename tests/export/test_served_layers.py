@@ -73,8 +73,10 @@ def test_one_case_of_each_way_at_fixed_lengths(tmp_path):
 
 
 @pytest.mark.slow
-def test_open_lengths(tmp_path):
-    check_open(names_served("open"), BATCHES, LENGTHS, tmp_path)
+@pytest.mark.parametrize("by_edges", [True, False])  # JAX would take edges to be as many as tokens
+def test_open_lengths(by_edges, tmp_path):
+    names = [n for n in names_served("open") if ("edges" in CASES[n].inputs) == by_edges]
+    check_open(names, BATCHES, LENGTHS, tmp_path)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import threading
 import time
 
 import keras
+import numpy as np
 import pytest
 
 from keras_graphattn.export import export_saved_model, saved_model
@@ -58,8 +59,10 @@ def test_versions_count_on_from_the_highest(model, writer, tmp_path):
 @pytest.mark.parametrize("existing", ["3", "03"])
 def test_an_existing_version_is_not_overwritten(model, writer, tmp_path, existing):
     (tmp_path / existing).mkdir()
-    with pytest.raises(FileExistsError, match=r"Version 3 already exists .* never overwritten"):
-        export_saved_model(model, tmp_path, version=3)
+    writer.during = lambda path: pytest.fail("the graph is written before the version is refused")
+    for version in (3, np.int64(3)):
+        with pytest.raises(FileExistsError, match=r"Version 3 already exists .* never overwritten"):
+            export_saved_model(model, tmp_path, version=version)
     assert listing(tmp_path) == [existing]
 
 

@@ -90,6 +90,16 @@ def odd_arrays(data, array):
     return (kind, changed[kind]()) if kind in changed else (kind, array)
 
 
+def one_wrong(data, arguments):
+    """The name of one of the arguments, what is wrong about it, and the wrong value."""
+    name = data.draw(st.sampled_from(sorted(arguments)), label="argument")
+    right = arguments[name]
+    is_array = isinstance(right, (np.ndarray, list)) and np.asarray(right).dtype.kind in "biuf"
+    if is_array and data.draw(st.booleans(), label="as an array"):
+        return name, *odd_arrays(data, right)
+    return name, "odd", data.draw(odd_values(callable(right)), label="wrong")
+
+
 def names_argument(error, name):
     """Whether the error itself, not Keras' list of what was passed, names the argument."""
     text = str(error).split("Arguments received by")[0]
@@ -98,12 +108,12 @@ def names_argument(error, name):
 
 def leaves(result):
     """The arrays of a result."""
-    found = []
+    arrays = []
     for leaf in keras.tree.flatten(result):
         leaf = leaf.toarray() if scipy.sparse.issparse(leaf) else leaf
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-            found.append(keras.ops.convert_to_numpy(leaf))
-    return found
+            arrays.append(keras.ops.convert_to_numpy(leaf))
+    return arrays
 
 
 def answer_or_refusal(call, names, refusals=REFUSALS):

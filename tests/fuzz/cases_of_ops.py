@@ -43,206 +43,159 @@ CHUNKED = {
 KERNEL = {"left": normal(B, T, N, H), "logits": normal(B, T, N, H), "values": normal(B, T, N, D)}
 SIZES = {"batch_size": B, "num_heads": N, "key_dim": H, "value_dim": D}
 
-# name: (function, right arguments)
-CASES = {
-    "Visibility": (
-        lambda **kw: ops.p_laplacian_attention(
-            **queries(), values=normal(B, T, N, D), p=[1.5, 2.5], mask=ops.Visibility(**kw)
-        ),
-        mask_of_all()._asdict(),
+# What makes the call that a test changes, where that is not the function itself
+CALLS = {
+    "Visibility": lambda **kw: ops.p_laplacian_attention(
+        **queries(), values=normal(B, T, N, D), p=[1.5, 2.5], mask=ops.Visibility(**kw)
     ),
-    "ChunkedState": (
-        lambda **kw: ops.advanced_state(ops.ChunkedState(**kw), **CHUNKED),
-        STATE,
+    "ChunkedState": lambda **kw: ops.advanced_state(ops.ChunkedState(**kw), **CHUNKED),
+    "Decay": lambda **kw: ops.chunked_attention(
+        **{**CHUNKED, "decay": ops.Decay(**kw)}, query=normal(B, T, N, C), causal=True
     ),
-    "Decay": (
-        lambda **kw: ops.chunked_attention(
-            **{**CHUNKED, "decay": ops.Decay(**kw)}, query=normal(B, T, N, C), causal=True
-        ),
-        DECAY,
+    "Forest": lambda **kw: ops.forest_distances(ops.Forest(**kw)),
+    "RunningSum": lambda **kw: ops.causal_singular_value_attention(
+        **KERNEL, state=ops.RunningSum(**kw)
     ),
-    "Forest": (
-        lambda **kw: ops.forest_distances(ops.Forest(**kw)),
-        {"parents": np.array([-1, 0, 1]), "edge_weights": np.ones(3)},
-    ),
-    "RunningSum": (
-        lambda **kw: ops.causal_singular_value_attention(**KERNEL, state=ops.RunningSum(**kw)),
-        {
-            "maximum": normal(B, N, H),
-            "normaliser": np.abs(normal(B, N, H)),
-            "context": normal(B, N, H, D),
-        },
-    ),
-    "advanced_state": (ops.advanced_state, {**CHUNKED, "state": ops.ChunkedState(**STATE)}),
-    "additive_scores": (
-        ops.additive_scores,
-        {
-            **queries(T, S),
-            "query_vector": normal(N, H),
-            "key_vector": normal(N, H),
-            "negative_slope": 0.1,
-        },
-    ),
-    "kernel_of_steps": (
-        ops.kernel_of_steps,
-        {
-            "steps": np.abs(normal(B, N, T, T)),
-            "decay": np.ones(N, "float32"),
-            "length": 3,
-            "normalization": 1.0,
-        },
-    ),
-    "attention_matrix": (
-        ops.attention_matrix,
-        {**queries(T, S), "mask": boolean(B, N, T, S), "scale": 0.5},
-    ),
-    "causal_singular_value_attention": (
-        ops.causal_singular_value_attention,
-        {
-            **KERNEL,
-            "mask": boolean(B, T),
-            "state": ops.empty_running_sum(B, N, H, D),
-            "chunk_size": 2,
-        },
-    ),
-    "chunked_attention": (
-        ops.chunked_attention,
-        {
-            **CHUNKED,
-            "query": normal(B, T, N, C),
-            "causal": True,
-            "state": ops.ChunkedState(**STATE),
-            "chunk_size": 2,
-        },
-    ),
-    "elu_features": (ops.elu_features, {"x": normal(T)}),
-    "empty_running_sum": (ops.empty_running_sum, {**SIZES, "dtype": "float32"}),
-    "exponential_tree_product": (
-        ops.exponential_tree_product,
-        {**TREE, "rate": normal(N), "offset": normal(N), "forest": FOREST, "path": "scan"},
-    ),
-    "favor_key_features": (
-        ops.favor_key_features,
-        {
-            "key": normal(B, S, N, H),
-            "directions": normal(N, H, 5),
-            "mask": boolean(B, S),
-            "fixed_scale": False,
-        },
-    ),
-    "favor_query_features": (
-        ops.favor_query_features,
-        {"query": normal(B, T, N, H), "directions": normal(N, H, 5)},
-    ),
-    "first_order_filter": (
-        ops.first_order_filter,
-        {
-            "apply": halved,
-            "values": normal(B, T, N, D),
-            **{name: normal(N, 1) for name in ("identity", "linear", "power")},
-            "order": 3,
-        },
-    ),
-    "forest_distances": (ops.forest_distances, {"forest": FOREST}),
-    "forest_from_graph": (
-        ops.forest_from_graph,
-        {"graph": np.array([[0, 1], [1, 2]]), "num_nodes": 4, "edge_weights": [1.0, 2.0]},
-    ),
-    "forest_from_parents": (
-        ops.forest_from_parents,
-        {"parents": np.array([-1, 0, 1]), "edge_weights": np.ones(3)},
-    ),
-    "graph_random_features": (
-        lambda **kw: ops.graph_random_features(**kw)[0].steps[0],
-        {
-            "adjacency": GRAPH,
-            "walks": 2,
-            "length": 2,
-            "seed": 0,
-            "halt_probability": 0.5,
-            "operator": "adjacency",
-        },
-    ),
-    "graph_random_product": (
-        ops.graph_random_product,
-        {
-            **TREE,
-            "modulation": normal(3, N),
-            "left": RANDOM_FEATURES[0],
-            "right": RANDOM_FEATURES[1],
-        },
-    ),
-    "hypercube_product": (ops.hypercube_product, {"x": normal(B, 4, N, D), "time": normal(N)}),
-    "initial_chunked_state": (
-        ops.initial_chunked_state,
-        {"batch_size": B, "num_heads": N, "features": C, "width": D, "decays": 2},
-    ),
-    "masked_softmax": (
-        ops.masked_softmax,
-        {"scores": normal(B, N, T, S), "mask": boolean(B, 1, T, S), "axis": -1},
-    ),
-    "modulation_of_series": (ops.modulation_of_series, {"coefficients": [1.0, 2.0]}),
-    "orthogonal_features": (
-        ops.orthogonal_features,
-        {"num_heads": N, "key_dim": H, "num_features": 5, "seed": 0},
-    ),
-    "orthogonality_penalty": (
-        ops.orthogonality_penalty,
-        {"vectors": normal(B, T, N, H), "mask": boolean(B, T), "scaling": "mean"},
-    ),
-    "p_laplacian_attention": (
-        ops.p_laplacian_attention,
-        {
-            **queries(),
-            "values": normal(B, T, N, D),
-            "p": [1.5, 2.5],
-            "mask": mask_of_all(),
-            "epsilon": 0.1,
-            "drop_diagonal": True,
-            "scale": 0.5,
-            "block_size": 2,
-        },
-    ),
-    "polynomial": (ops.polynomial, {"x": normal(T), "coefficients": normal(3), "steps": STEPS}),
-    "polynomial_filter": (
-        ops.polynomial_filter,
-        {
-            "apply": halved,
-            "values": normal(B, T, N, D),
-            "coefficients": normal(3, N, 1),
-            "steps": STEPS,
-        },
-    ),
-    "random_walks": (
-        ops.random_walks,
-        {"adjacency": GRAPH, "walks": 2, "length": 2, "seed": 0, "halt_probability": 0.5},
-    ),
-    "read_graph": (
-        ops.read_graph,
-        {"graph": np.array([[0, 1], [1, 2]]), "num_nodes": 3, "edge_weights": [1.0, 2.0]},
-    ),
-    "recurrence": (ops.recurrence, {"basis": "jacobi", "order": 2, "alpha": 0.5, "beta": 0.5}),
-    "relu_features": (ops.relu_features, {"x": normal(T)}),
-    "singular_value_attention": (
-        ops.singular_value_attention,
-        {"left": normal(B, T, N, H), "right": normal(B, S, N, H), "values": normal(B, S, N, D)},
-    ),
-    "squared_relu_features": (ops.squared_relu_features, {"x": normal(T)}),
-    "squared_distances": (
-        ops.squared_distances,
-        {"rows": normal(B, T, N, D), "columns": normal(B, S, N, D)},
-    ),
-    "sum_rows": (ops.sum_rows, {"x": normal(3, C), "targets": [0, 1, 1], "count": 2}),
-    "table_tree_product": (
-        ops.table_tree_product,
-        {**TREE, "table": normal(4, N), "forest": FOREST, "path": "centroids"},
-    ),
-    "toeplitz_product": (
-        ops.toeplitz_product,
-        {"table": normal(N, 3, 3), "x": normal(B, 4, N, D), "grid_shape": [2, 2]},
-    ),
-    "unmasked_attention": (
-        ops.unmasked_attention,
-        {"query": normal(B, T, N, C), "key": normal(B, S, N, C), "x": normal(B, S, N, D)},
-    ),
+    "graph_random_features": lambda **kw: ops.graph_random_features(**kw)[0].steps[0],
 }
+# Right arguments by name
+ARGUMENTS = {
+    "Visibility": mask_of_all()._asdict(),
+    "ChunkedState": STATE,
+    "Decay": DECAY,
+    "Forest": {"parents": np.array([-1, 0, 1]), "edge_weights": np.ones(3)},
+    "RunningSum": {
+        "maximum": normal(B, N, H),
+        "normaliser": np.abs(normal(B, N, H)),
+        "context": normal(B, N, H, D),
+    },
+    "advanced_state": {**CHUNKED, "state": ops.ChunkedState(**STATE)},
+    "additive_scores": {
+        **queries(T, S),
+        "query_vector": normal(N, H),
+        "key_vector": normal(N, H),
+        "negative_slope": 0.1,
+    },
+    "kernel_of_steps": {
+        "steps": np.abs(normal(B, N, T, T)),
+        "decay": np.ones(N, "float32"),
+        "length": 3,
+        "normalization": 1.0,
+    },
+    "attention_matrix": {**queries(T, S), "mask": boolean(B, N, T, S), "scale": 0.5},
+    "causal_singular_value_attention": {
+        **KERNEL,
+        "mask": boolean(B, T),
+        "state": ops.empty_running_sum(B, N, H, D),
+        "chunk_size": 2,
+    },
+    "chunked_attention": {
+        **CHUNKED,
+        "query": normal(B, T, N, C),
+        "causal": True,
+        "state": ops.ChunkedState(**STATE),
+        "chunk_size": 2,
+    },
+    "elu_features": {"x": normal(T)},
+    "empty_running_sum": {**SIZES, "dtype": "float32"},
+    "exponential_tree_product": {
+        **TREE,
+        "rate": normal(N),
+        "offset": normal(N),
+        "forest": FOREST,
+        "path": "scan",
+    },
+    "favor_key_features": {
+        "key": normal(B, S, N, H),
+        "directions": normal(N, H, 5),
+        "mask": boolean(B, S),
+        "fixed_scale": False,
+    },
+    "favor_query_features": {"query": normal(B, T, N, H), "directions": normal(N, H, 5)},
+    "first_order_filter": {
+        "apply": halved,
+        "values": normal(B, T, N, D),
+        **{name: normal(N, 1) for name in ("identity", "linear", "power")},
+        "order": 3,
+    },
+    "forest_distances": {"forest": FOREST},
+    "forest_from_graph": {
+        "graph": np.array([[0, 1], [1, 2]]),
+        "num_nodes": 4,
+        "edge_weights": [1.0, 2.0],
+    },
+    "forest_from_parents": {"parents": np.array([-1, 0, 1]), "edge_weights": np.ones(3)},
+    "graph_random_features": {
+        "adjacency": GRAPH,
+        "walks": 2,
+        "length": 2,
+        "seed": 0,
+        "halt_probability": 0.5,
+        "operator": "adjacency",
+    },
+    "graph_random_product": {
+        **TREE,
+        "modulation": normal(3, N),
+        "left": RANDOM_FEATURES[0],
+        "right": RANDOM_FEATURES[1],
+    },
+    "hypercube_product": {"x": normal(B, 4, N, D), "time": normal(N)},
+    "initial_chunked_state": {
+        "batch_size": B,
+        "num_heads": N,
+        "features": C,
+        "width": D,
+        "decays": 2,
+    },
+    "masked_softmax": {"scores": normal(B, N, T, S), "mask": boolean(B, 1, T, S), "axis": -1},
+    "modulation_of_series": {"coefficients": [1.0, 2.0]},
+    "orthogonal_features": {"num_heads": N, "key_dim": H, "num_features": 5, "seed": 0},
+    "orthogonality_penalty": {
+        "vectors": normal(B, T, N, H),
+        "mask": boolean(B, T),
+        "scaling": "mean",
+    },
+    "p_laplacian_attention": {
+        **queries(),
+        "values": normal(B, T, N, D),
+        "p": [1.5, 2.5],
+        "mask": mask_of_all(),
+        "epsilon": 0.1,
+        "drop_diagonal": True,
+        "scale": 0.5,
+        "block_size": 2,
+    },
+    "polynomial": {"x": normal(T), "coefficients": normal(3), "steps": STEPS},
+    "polynomial_filter": {
+        "apply": halved,
+        "values": normal(B, T, N, D),
+        "coefficients": normal(3, N, 1),
+        "steps": STEPS,
+    },
+    "random_walks": {
+        "adjacency": GRAPH,
+        "walks": 2,
+        "length": 2,
+        "seed": 0,
+        "halt_probability": 0.5,
+    },
+    "read_graph": {"graph": np.array([[0, 1], [1, 2]]), "num_nodes": 3, "edge_weights": [1.0, 2.0]},
+    "recurrence": {"basis": "jacobi", "order": 2, "alpha": 0.5, "beta": 0.5},
+    "relu_features": {"x": normal(T)},
+    "singular_value_attention": {
+        "left": normal(B, T, N, H),
+        "right": normal(B, S, N, H),
+        "values": normal(B, S, N, D),
+    },
+    "squared_relu_features": {"x": normal(T)},
+    "squared_distances": {"rows": normal(B, T, N, D), "columns": normal(B, S, N, D)},
+    "sum_rows": {"x": normal(3, C), "targets": [0, 1, 1], "count": 2},
+    "table_tree_product": {**TREE, "table": normal(4, N), "forest": FOREST, "path": "centroids"},
+    "toeplitz_product": {"table": normal(N, 3, 3), "x": normal(B, 4, N, D), "grid_shape": [2, 2]},
+    "unmasked_attention": {
+        "query": normal(B, T, N, C),
+        "key": normal(B, S, N, C),
+        "x": normal(B, S, N, D),
+    },
+}
+CASES = {name: (CALLS.get(name) or getattr(ops, name), right) for name, right in ARGUMENTS.items()}

@@ -97,14 +97,14 @@ NODES, TABLE = np.ones((4, 2, 3), "float32"), np.ones((4, 2), "float32")
 def test_a_table_in_double_precision(path):
     expected = keras.ops.convert_to_numpy(ops.table_tree_product(NODES, TABLE, TREE, path))
     table = TABLE.astype("float64")
-    found = keras.ops.convert_to_numpy(ops.table_tree_product(NODES, table, TREE, path))
-    np.testing.assert_array_equal(found, expected)
+    product = keras.ops.convert_to_numpy(ops.table_tree_product(NODES, table, TREE, path))
+    np.testing.assert_array_equal(product, expected)
 
 
 def test_times_in_double_precision():
-    found = ops.hypercube_product(SIGNAL, np.ones(2))
+    product = ops.hypercube_product(SIGNAL, np.ones(2))
     expected = ops.hypercube_product(SIGNAL, np.ones(2, "float32"))
-    np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (found, expected)))
+    np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (product, expected)))
 
 
 @pytest.mark.parametrize(

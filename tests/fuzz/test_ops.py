@@ -1,13 +1,10 @@
 """Every public function of `keras_graphattn.ops`, called with one wrong argument at a time."""
 
-import inspect
-
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 import keras_graphattn
-from tests.fuzz.attacks import HOW_OFTEN, answer_or_refusal, leaves, odd_arrays, odd_values, tried
+from tests.fuzz.attacks import HOW_OFTEN, answer_or_refusal, leaves, one_wrong, tried
 from tests.fuzz.cases_of_ops import CASES
 
 # An answer to other sizes than the right call's: the axes may all be of any size.
@@ -28,25 +25,19 @@ def test_the_right_call_is_right(name):
 
 def attack(name, data):
     function, arguments = CASES[name]
-    argument = data.draw(st.sampled_from(sorted(arguments)), label="argument")
-    right = arguments[argument]
-    is_array = isinstance(right, (np.ndarray, list))
-    if is_array and data.draw(st.booleans(), label="as an array"):
-        kind, wrong = odd_arrays(data, right)
-    else:
-        kind, wrong = "odd", data.draw(odd_values(callable(right)), label="wrong")
+    argument, kind, wrong = one_wrong(data, arguments)
     # sizes that do not go together are those of two arguments: the error may name the other
     names = arguments if kind in ANY_SIZE else [argument]
-    found = answer_or_refusal(lambda: function(**{**arguments, argument: wrong}), names)
-    if found is None:
+    answer = answer_or_refusal(lambda: function(**{**arguments, argument: wrong}), names)
+    if answer is None:
         return
-    if kind in ("int", "bool", "false") and np.asarray(right).dtype.kind == "f":
+    if kind in ("int", "bool", "false") and np.asarray(arguments[argument]).dtype.kind == "f":
         meant = {**arguments, argument: wrong.astype("float32")}
-        for array, expected in zip(found, leaves(function(**meant)), strict=True):
+        for array, expected in zip(answer, leaves(function(**meant)), strict=True):
             np.testing.assert_allclose(array, expected, atol=1e-5, equal_nan=True)
     elif kind not in (*ANY_SIZE, "odd"):
         expected = leaves(function(**arguments))
-        assert [array.shape for array in found] == [array.shape for array in expected]
+        assert [array.shape for array in answer] == [array.shape for array in expected]
 
 
 @pytest.mark.slow_on("jax")
@@ -54,14 +45,3 @@ def attack(name, data):
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_one_wrong_argument(name, how_often):
     tried(how_often, attack, name)
-
-
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_a_missing_argument_is_named(name):
-    function, arguments = CASES[name]
-    parameters = inspect.signature(getattr(keras_graphattn.ops, name)).parameters
-    for argument in arguments:
-        if parameters[argument].default is inspect.Parameter.empty:
-            left = {key: value for key, value in arguments.items() if key != argument}
-            with pytest.raises(TypeError, match=argument):
-                function(**left)

@@ -98,11 +98,11 @@ def test_buckets_hold_alike_graphs_and_differ_in_nodes_and_in_edges():
 def test_numbers_of_edges_to_pad_to_can_be_given():
     graphs = made()
     usual, wide = (GraphBatches(graphs, 7, sizes=[13], **one) for one in ({}, {"edge_sizes": [99]}))
-    found, expected = wide[0][0]["edges"], usual[0][0]["edges"]
+    edges, expected = wide[0][0]["edges"], usual[0][0]["edges"]
     count = expected.shape[1]
-    assert found.shape == (7, 99, 2)
-    np.testing.assert_array_equal(found[:, :count], expected)
-    assert (found[:, count:] == -1).all()
+    assert edges.shape == (7, 99, 2)
+    np.testing.assert_array_equal(edges[:, :count], expected)
+    assert (edges[:, count:] == -1).all()
 
 
 def test_labels_of_nodes_and_none():
@@ -170,28 +170,28 @@ def test_layers_take_a_batch_as_it_is_and_answer_as_for_each_graph_by_itself(mak
     def answer(batches, index):
         inputs = batches[index][0]
         mask = inputs["node_mask"]
-        given = {name: inputs[name] for name in names}
-        found = layer(inputs["nodes"], query_mask=mask, value_mask=mask, mask_inputs=given)
-        return to_numpy(found)
+        mask_inputs = {name: inputs[name] for name in names}
+        outputs = layer(inputs["nodes"], query_mask=mask, value_mask=mask, mask_inputs=mask_inputs)
+        return to_numpy(outputs)
 
     together = GraphBatches(graphs, 3, num_buckets=2, node_arrays={"walks": walks})
     answer(together, 0)
     randomise(layer, scale=0.5)
     for index in range(together.num_batches):
-        found = answer(together, index)
+        outputs = answer(together, index)
         for row, number in enumerate(together.graphs_of(index)):
             own = {"walks": [walks[number]]}
             alone = answer(GraphBatches([graphs[number]], 1, node_arrays=own), 0)
             size = graphs[number].num_nodes
-            np.testing.assert_allclose(found[row, :size], alone[0], atol=2e-5)
+            np.testing.assert_allclose(outputs[row, :size], alone[0], atol=2e-5)
 
 
 def small_model(node_labels):
     """Two classes for each node, or for each graph; open numbers of nodes."""
     nodes = keras.Input((None, 3), name="nodes")
     mask = keras.Input((None,), dtype="bool", name="node_mask")
-    found = nodes if node_labels else GraphMeanPooling()(nodes, mask=mask)
-    shares = keras.layers.Dense(2, activation="softmax")(found)
+    x = nodes if node_labels else GraphMeanPooling()(nodes, mask=mask)
+    shares = keras.layers.Dense(2, activation="softmax")(x)
     return keras.Model({"nodes": nodes, "node_mask": mask}, shares)
 
 
@@ -215,8 +215,8 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_labels_and_so_is_that_of_all(l
     trained.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
     each = [losses_of_labels(trained, batches, i) for i in range(batches.num_batches)]
     for index, losses in enumerate(each):
-        found = trained.test_on_batch(*batches[index])
-        np.testing.assert_allclose(found[0], losses.mean(), rtol=1e-5)
+        loss_and_accuracy = trained.test_on_batch(*batches[index])
+        np.testing.assert_allclose(loss_and_accuracy[0], losses.mean(), rtol=1e-5)
     whole = GraphBatches(
         graphs, 8, num_buckets=1, inputs=["nodes", "node_mask"], node_labels=node_labels
     )
@@ -231,8 +231,8 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_labels_and_so_is_that_of_all(l
     weights = [to_numpy(w) for w in trained.trainable_variables]
     trained.train_on_batch(*batches[0])
     steps = [w - to_numpy(v) for w, v in zip(weights, trained.trainable_variables, strict=True)]
-    _, of_labels, known = batches[0]
-    shares = np.array([(of_labels[known > 0] == k).mean() for k in (0, 1)])
+    _, of_labels, weights_of_labels = batches[0]
+    shares = np.array([(of_labels[weights_of_labels > 0] == k).mean() for k in (0, 1)])
     np.testing.assert_allclose(steps[-1], 0.01 * (0.5 - shares), atol=1e-6)  # of the bias
 
 
@@ -240,9 +240,9 @@ def test_only_one_batch_is_smaller():
     batches = GraphBatches(made(tuple(range(2, 24))), 4, num_buckets=3, seed=1)
     for epoch in range(3):
         batches.start_epoch(epoch)
-        found = order(batches)
-        assert sorted(np.concatenate(found)) == list(range(22))
-        assert sorted(map(len, found)) == [2, 4, 4, 4, 4, 4]
+        places = order(batches)
+        assert sorted(np.concatenate(places)) == list(range(22))
+        assert sorted(map(len, places)) == [2, 4, 4, 4, 4, 4]
     few = GraphBatches(made((2, 3)), 4, sizes=[5, 50])
     assert few.num_batches == 1
     assert few[0][0]["nodes"].shape == (2, 5, 3)  # no larger than these graphs need

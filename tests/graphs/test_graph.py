@@ -16,20 +16,23 @@ def links(count):
 
 
 @settings(max_examples=50, deadline=None)
-@given(given_edges=links(9), seed=st.integers(0, 9))
-def test_each_edge_is_kept_once_with_its_weight_and_features(given_edges, seed):
+@given(
+    given_edges=links(20), seed=st.integers(0, 9), dtype=st.sampled_from(["int64", "int8", "uint8"])
+)
+def test_each_edge_is_kept_once_with_its_weight_and_features(given_edges, seed, dtype):
     random = np.random.default_rng(seed)
     of_edge = {}  # the naive twin: a dictionary by the pair of nodes
     for u, v in given_edges:
         of_edge.setdefault((min(u, v), max(u, v)), (random.uniform(0.1, 2), random.normal(size=2)))
     drawn = [of_edge[min(u, v), max(u, v)] for u, v in given_edges]
     weights, features = [one[0] for one in drawn], np.array([one[1] for one in drawn])
-    graph = Graph(given_edges, weights, edge_features=features, num_nodes=9)
+    edges = np.array(given_edges, dtype)
+    graph = Graph(edges, weights, edge_features=features, num_nodes=20)
     assert [tuple(edge) for edge in graph.edges.tolist()] == sorted(of_edge)
     expected = [of_edge[edge] for edge in sorted(of_edge)]
     np.testing.assert_allclose(graph.edge_weights, [one[0] for one in expected])
     np.testing.assert_allclose(graph.edge_features, [one[1] for one in expected], rtol=1e-6)
-    matrix = np.zeros((9, 9))
+    matrix = np.zeros((20, 20))
     for (u, v), (weight, _) in of_edge.items():
         matrix[u, v] = matrix[v, u] = weight
     np.testing.assert_allclose(graph.adjacency().toarray(), matrix)

@@ -33,19 +33,19 @@ def test_scipy():
 
 def test_networkx():
     networkx = pytest.importorskip("networkx")
-    found = networkx.Graph()
-    found.add_node("a", size=1.0, place=[1, 2])
-    found.add_node("b", size=2.0, place=[3, 4])
-    found.add_node("c", size=3.0, place=[5, 6])
-    found.add_edge("c", "b", weight=2.0, kind=7)
-    found.add_edge("c", "a", weight=0.5, kind=8)
-    graph = from_networkx(found, ["size", "place"], "kind", label=2)
+    original = networkx.Graph()
+    original.add_node("a", size=1.0, place=[1, 2])
+    original.add_node("b", size=2.0, place=[3, 4])
+    original.add_node("c", size=3.0, place=[5, 6])
+    original.add_edge("c", "b", weight=2.0, kind=7)
+    original.add_edge("c", "a", weight=0.5, kind=8)
+    graph = from_networkx(original, ["size", "place"], "kind", label=2)
     assert_is_the_path(graph)
     assert graph.node_features.tolist() == [[1, 1, 2], [2, 3, 4], [3, 5, 6]]
     assert graph.edge_features.tolist() == [[8], [7]]
-    assert_is_the_path(from_networkx(found.to_directed()))
+    assert_is_the_path(from_networkx(original.to_directed()))
     with pytest.raises(ValueError, match=r"attribute 'colour'.*\('a',\) without it, and 3"):
-        from_networkx(found, "colour")
+        from_networkx(original, "colour")
     with pytest.raises(ValueError, match="none back"):
         from_networkx(networkx.DiGraph([(0, 1)]))
     with pytest.raises(ValueError, match="at least one node"):

@@ -18,8 +18,8 @@ SPLIT = Graph([[0, 1], [2, 3], [3, 4]], num_nodes=6)
 QUIET = {"verbose": False}
 
 
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
+def assert_same(results, expected):
+    for one, other in zip(results, expected, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
@@ -45,28 +45,28 @@ def test_every_graph_and_seed_has_its_own_walks():
 
 
 def test_distances_are_numbers_of_edges():
-    found_distances = precompute([*GRAPHS, SPLIT], "distances", **QUIET)
-    for graph, found in zip([*GRAPHS, SPLIT], found_distances, strict=True):
+    distances = precompute([*GRAPHS, SPLIT], "distances", **QUIET)
+    for graph, results in zip([*GRAPHS, SPLIT], distances, strict=True):
         expected = shortest_paths(graph.num_nodes, graph.edges.tolist())
         expected = np.where(np.isfinite(expected), expected, -1)
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(results, expected)
 
 
 @pytest.mark.parametrize("hops", [1, 3, 12])
 def test_paths_are_edges_that_lead_to_the_other_node(hops):
     graphs = [*GRAPHS, SPLIT, Graph([], num_nodes=2)]
     distances = precompute(graphs, "distances", **QUIET)
-    for graph, found, far in zip(
+    for graph, results, far in zip(
         graphs, precompute(graphs, "paths", hops=hops, **QUIET), distances, strict=True
     ):
-        assert found.shape == (graph.num_nodes, graph.num_nodes, hops)
+        assert results.shape == (graph.num_nodes, graph.num_nodes, hops)
         for start, end in np.ndindex(far.shape):
             here = start
             for hop in range(hops):
                 if hop >= far[start, end]:
-                    assert (found[start, end, hop:] == -1).all()
+                    assert (results[start, end, hop:] == -1).all()
                     break
-                ends = set(graph.edges[found[start, end, hop]].tolist())
+                ends = set(graph.edges[results[start, end, hop]].tolist())
                 assert here in ends
                 (here,) = ends - {here}
                 assert far[here, end] == far[start, end] - hop - 1
@@ -94,21 +94,21 @@ def test_spectra_are_eigenpairs_of_the_normalised_laplacian(name):
     graph = SPECTRA[name]
     matrix = graph_operator(graph.adjacency(), "normalized_laplacian")[0].toarray()
     for count in (1, 4, 12):
-        (found,) = precompute([graph], "spectrum", count=count, **QUIET)
-        values, vectors = found[0, :, 0], found[:, :, 1]
+        (results,) = precompute([graph], "spectrum", count=count, **QUIET)
+        values, vectors = results[0, :, 0], results[:, :, 1]
         np.testing.assert_allclose(values, np.linalg.eigvalsh(matrix)[:count], atol=1e-6)
         np.testing.assert_allclose(matrix @ vectors, values * vectors, atol=1e-6)
         np.testing.assert_allclose(vectors.T @ vectors, np.eye(count), atol=1e-6)
-        assert (found[:, :, 0] == values).all()
+        assert (results[:, :, 0] == values).all()
         assert (vectors.max(axis=0) == np.abs(vectors).max(axis=0)).all()
         _, component = connected_components(graph.adjacency())
         assert all(len(set(component[vector != 0])) == 1 for vector in vectors.T)
 
 
 def test_spectra_of_small_graphs_are_filled_up():
-    (found,) = precompute([GRAPHS[0]], "spectrum", count=6, **QUIET)
-    assert found.shape == (4, 6, 2)
-    assert not found[:, 4:].any()
+    (results,) = precompute([GRAPHS[0]], "spectrum", count=6, **QUIET)
+    assert results.shape == (4, 6, 2)
+    assert not results[:, 4:].any()
 
 
 def test_results_are_kept_and_found(tmp_path, monkeypatch, capsys):
@@ -124,16 +124,16 @@ def test_results_are_kept_and_found(tmp_path, monkeypatch, capsys):
     for kind, arrays in expected.items():
         assert_same(precompute(GRAPHS, kind, cache_dir=folder, **QUIET), arrays)
     for other in ({"graphs": GRAPHS[:2]}, {"seed": 5}, {"num_walks": 2}):
-        given = {"graphs": GRAPHS, "kind": "walks", "cache_dir": folder, **QUIET, **other}
+        arguments = {"graphs": GRAPHS, "kind": "walks", "cache_dir": folder, **QUIET, **other}
         with pytest.raises(TypeError, match="NoneType"):
-            precompute(**given)
+            precompute(**arguments)
 
 
 def test_results_that_cannot_be_kept_are_returned(tmp_path):
     (tmp_path / "file").touch()
     with pytest.warns(UserWarning, match="distances were not kept in .*file"):
-        found = precompute(GRAPHS, "distances", cache_dir=tmp_path / "file", **QUIET)
-    assert_same(found, precompute(GRAPHS, "distances", **QUIET))
+        results = precompute(GRAPHS, "distances", cache_dir=tmp_path / "file", **QUIET)
+    assert_same(results, precompute(GRAPHS, "distances", **QUIET))
 
 
 def test_a_damaged_file_is_computed_again(tmp_path):
@@ -152,8 +152,8 @@ def test_a_file_is_whole_or_not_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.warns(UserWarning, match="walks were not kept in .*the disk is full"):
-        found = precompute(GRAPHS, "walks", cache_dir=tmp_path, **QUIET)
-    assert_same(found, precompute(GRAPHS, "walks", **QUIET))
+        results = precompute(GRAPHS, "walks", cache_dir=tmp_path, **QUIET)
+    assert_same(results, precompute(GRAPHS, "walks", **QUIET))
     assert list(tmp_path.iterdir()) == []
 
 

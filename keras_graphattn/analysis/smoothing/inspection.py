@@ -29,7 +29,7 @@ from keras_graphattn.analysis.smoothing.report import (
     SmoothingReport,
     TokenMeasures,
 )
-from keras_graphattn.checks import Array, whole
+from keras_graphattn.checks import Array, checked, whole
 from keras_graphattn.keras_internals import (
     keras_mask_of,
     replaced_attributes,
@@ -45,6 +45,7 @@ Inputs = Num[Tensor, "..."] | Mapping[str, Tensor] | Sequence[Tensor]  # of a ba
 Data = Inputs | Iterable[object]
 
 
+@checked(batch_size=whole(), max_sequences=whole(), max_tokens=whole())
 def inspect_smoothing(
     model: keras.Layer,
     data: Data,
@@ -113,9 +114,6 @@ def inspect_smoothing(
     if not isinstance(model, keras.Layer):
         raise ValueError(f"`model` must be a Keras model or layer. Received: model={model!r}")
     check_data(data)
-    batch_size = whole()("batch_size", batch_size, {})
-    max_sequences = whole()("max_sequences", max_sequences, {})
-    max_tokens = whole()("max_tokens", max_tokens, {})
     layers: list[keras.Layer] = []
     figures: dict[str, LayerFigures] = {}
     not_measured: dict[str, str] = {}
@@ -128,11 +126,11 @@ def inspect_smoothing(
         this_pass = Pass(model, layers, count, max_tokens)
         this_pass.run(inputs)
         not_measured |= this_pass.not_measured
-        seen: list[str] = []
+        paths: list[str] = []
         for call in this_pass.calls:
             path = call.layer.path or call.layer.name
-            seen.append(path)
-            name = path if seen.count(path) == 1 else f"{path} ({seen.count(path)})"
+            paths.append(path)
+            name = path if paths.count(path) == 1 else f"{path} ({paths.count(path)})"
             figures.setdefault(name, LayerFigures(call.layer, name)).add(call, count)
         sequences, sampled = sequences + size, sampled + count
     if not sequences:

@@ -3,6 +3,7 @@
 import csv
 import math
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,10 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
         self._seconds["reports"] += time.perf_counter() - start
 
     def _write(self, epoch: int, report: SmoothingReport) -> None:
+        if not report.layers:
+            reasons = "; ".join(f"'{path}': {why}" for path, why in report.not_measured.items())
+            warnings.warn(f"There is nothing to write to {self.path}: {reasons}", stacklevel=2)
+            return
         for depth, layer in enumerate(report.layers):
             figures = layer.summary()
             self._rows.append({"epoch": epoch, "depth": depth, "path": layer.path, **figures})

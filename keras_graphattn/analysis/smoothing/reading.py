@@ -10,7 +10,7 @@ What the report relies on in layers is in here.
 
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ from keras_graphattn.operators import (
 from keras_graphattn.operators.softmax import scores_of
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
-VALUES = ("value", "v", "value_states")  # names of the values in `_compute_attention`
+VALUES = ("values", "value", "v", "value_states")  # names of the argument
 TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1}  # of the values times the operator
 
 Arguments = TypeVar("Arguments")
@@ -51,18 +51,6 @@ class Operators(NamedTuple):
         return Operators(self.operator[index][square], attention)
 
 
-class Seen(NamedTuple):
-    """What a watched call has shown: values (B, T, Nv, D) of heads in groups, outputs (B, T, N, D).
-
-    H is a function of signals like the values, A one too, or a matrix (B, N, T, T).
-    """
-
-    values: Float[Tensor, "B T _ D"]
-    outputs: Float[Tensor, "B T N D"]
-    operator: Apply
-    attention: Apply | Float[Tensor, "B N T T"] | None
-
-
 def to_numpy(x: Num[Tensor, "..."]) -> Array:
     """A tensor of any precision as a NumPy array of float32."""
     return np.asarray(ops.convert_to_numpy(ops.cast(x, "float32")))
@@ -76,61 +64,41 @@ def read_operators(
     They cannot be read if H times the values is not what the layer made of them, or if tokens see
     padding: the report is of the part between valid tokens.
     """
-    apply = getattr(layer, "apply", len)  # torch's modules have another `apply`
-    is_ours = "operator" in inspect.signature(apply).parameters
-    seen = _at_apply(layer, call) if is_ours else _at_the_method(layer, call)
-    if len(seen.values.shape) != 4 or seen.outputs.shape[:2] != seen.values.shape[:2]:
+    arguments, outputs, operator = _watched(layer, call)
+    values = arguments["values"]
+    if len(values.shape) != 4 or outputs.shape[:2] != values.shape[:2]:
         raise NotReadable(
-            f"it maps values of the shape {tuple(seen.values.shape)} to outputs of the shape "
-            f"{tuple(seen.outputs.shape)}: no square matrix of tokens"
+            f"it maps values of the shape {tuple(values.shape)} to outputs of the shape "
+            f"{tuple(outputs.shape)}: no square matrix of tokens"
         )
-    operator = _matrix(seen.operator, seen.values, sequences)
-    attention = operator if seen.attention is seen.operator else None
-    if seen.attention is not None and attention is None:
-        attention = _matrix(seen.attention, seen.values, sequences)
-    values, outputs = to_numpy(seen.values[:sequences]), to_numpy(seen.outputs[:sequences])
-    values = np.repeat(values, outputs.shape[2] // values.shape[2], axis=2)  # (B, T, N, D)
+    matrix = _matrix(operator, values, sequences)
+    attention: Array | None = matrix
+    if "operator" in arguments:  # it is filtered, or weighted by distances
+        attention = _attention_of(arguments["operator"], values, sequences)
+    in_heads = to_numpy(outputs[:sequences])  # (B, T, N, D)
+    repeats = in_heads.shape[2] // values.shape[2]
+    of_heads = np.repeat(to_numpy(values[:sequences]), repeats, axis=2)
     tolerance = TOLERANCE.get(layer.compute_dtype, 1e-3)
-    _check(operator, values, outputs, valid[:sequences], tolerance)
-    return Operators(operator, attention)
+    _check(matrix, of_heads, in_heads, valid[:sequences], tolerance)
+    return Operators(matrix, attention)
 
 
-def _at_apply(layer: keras.Layer, call: Callable[..., object]) -> Seen:
-    """H from `apply(operator, values, ...)`, which filters the operator; A from the operator."""
-    apply, calls = layer.apply, []
+def _watched(
+    layer: keras.Layer, call: Callable[..., object]
+) -> tuple[dict[str, Any], Float[Tensor, "B T N D"], Apply]:
+    """What the layer attends with, as `values` and perhaps `operator`; its outputs; and H.
 
-    def watched(
-        operator: Operator, values: Float[Tensor, "B T N D"], *rest: object
-    ) -> Float[Tensor, "B T N D"]:
-        outputs = apply(operator, values, *rest)
-        attention = _attention_of(operator)
-        calls.append(Seen(values, outputs, lambda x: apply(operator, x, *rest), attention))
-        return outputs
-
-    with replaced_attributes([(layer, "apply", watched)]):
-        call()
-    if not calls:
-        raise NotReadable("it did not apply an operator")
-    return calls[0]
-
-
-def _attention_of(operator: Operator) -> Apply | Float[Tensor, "B N T T"] | None:
-    """A without a filter or a re-weighting; `None` without A."""
-    if isinstance(operator, SingularOperator):
-        return None
-    if isinstance(operator, PLaplacianOperator):
-        visible = operator.visibility.joined(ops.shape(operator.key)[1])
-        scores = scores_of(operator.query, operator.key, 1.0)
-        return SoftmaxOperator(scores, visible, logits=operator.logits).scores
-    return operator.scores if isinstance(operator, SoftmaxOperator) else operator
-
-
-def _at_the_method(layer: keras.Layer, call: Callable[..., object]) -> Seen:
-    """H from `_compute_attention(query, key, value, ...)`, as Keras and KerasHub have it."""
-    method: Callable[..., object] = getattr(layer, "_compute_attention", len)
+    H is a function of signals like the values, (B, T, N, D), in which heads may share values. The
+    watched method is `apply(operator, values, ...)` of this package's layers, which filters the
+    operator, or `_compute_attention(query, key, value, ...)`, as Keras and KerasHub have it.
+    """
+    name = "apply"  # torch's modules have another method of this name
+    if "operator" not in inspect.signature(getattr(layer, name, len)).parameters:
+        name = "_compute_attention"
+    method: Callable[..., object] = getattr(layer, name, len)
     signature = inspect.signature(method)
-    name = next((name for name in VALUES if name in signature.parameters), None)
-    if name is None:
+    place = next((place for place in VALUES if place in signature.parameters), None)
+    if place is None:
         raise NotReadable(
             f"{type(layer).__name__} has no `_compute_attention(query, key, value, ...)`"
         )
@@ -142,18 +110,32 @@ def _at_the_method(layer: keras.Layer, call: Callable[..., object]) -> Seen:
         calls.append((arguments, results))
         return results
 
-    with replaced_attributes([(layer, "_compute_attention", watched)]):
+    with replaced_attributes([(layer, name, watched)]):
         call()
     if not calls:
-        raise NotReadable("it did not call its `_compute_attention`")
+        raise NotReadable(f"it did not call its `{name}`")
     arguments, results = calls[0]
-    values, outputs = arguments.arguments[name], _first(results)
 
     def operator(x: Float[Tensor, "B T _ D"]) -> Float[Tensor, "B T N D"]:
-        arguments.arguments[name] = x
+        arguments.arguments[place] = x
         return _first(method(*_copied(arguments.args), **_copied(arguments.kwargs)))
 
-    return Seen(values, outputs, operator, operator)
+    return arguments.arguments | {"values": arguments.arguments[place]}, _first(results), operator
+
+
+def _attention_of(
+    operator: Operator, values: Float[Tensor, "_ T _ D"], sequences: int
+) -> Float[Array, "_ N T T"] | None:
+    """A without a filter or a re-weighting; `None` without A."""
+    if isinstance(operator, SingularOperator):
+        return None
+    if isinstance(operator, PLaplacianOperator):
+        visible = operator.visibility.joined(ops.shape(operator.key)[1])
+        scores = scores_of(operator.query, operator.key, 1.0)
+        operator = SoftmaxOperator(scores, visible, logits=operator.logits)
+    if isinstance(operator, SoftmaxOperator):
+        return to_numpy(operator.scores[:sequences])
+    return _matrix(operator, values, sequences)
 
 
 def _copied(arguments: Arguments) -> Arguments:
@@ -169,11 +151,9 @@ def _first(results: object) -> Float[Tensor, "..."]:
 
 
 def _matrix(
-    operator: Apply | Float[Tensor, "B N T T"], values: Float[Tensor, "_ T _ D"], sequences: int
+    operator: Apply, values: Float[Tensor, "_ T _ D"], sequences: int
 ) -> Float[Array, "_ N T T"]:
     """The matrix itself: its columns are the answers to D unit signals at a time."""
-    if not callable(operator):
-        return to_numpy(operator[:sequences])
     batch, length, heads, width = values.shape
     answers = []
     for start in range(0, length, width):

@@ -201,18 +201,6 @@ class SmoothingReport:
             lines.append((str(depth), *cells, kinds))
         return "\n".join([f"1: '{self.model}', 2: '{other.model}'", *_aligned(lines)])
 
-    def plot(self) -> "Figure":
-        """A matplotlib figure: the similarity by depth, the responses of first and last layer."""
-        depths = [depth for depth, layer in enumerate(self.layers) if layer.heads is not None]
-        depths = sorted({*depths[:1], *depths[-1:]})
-        figure = new_figure(WIDTH * (1 + len(depths)), HEIGHT)
-        axes = figure.subplots(1, 1 + len(depths), squeeze=False)[0]
-        plot_similarity(self, axis=axes[0])
-        for axis, depth in zip(axes[1:], depths, strict=True):
-            plot_responses(self, depth, axis)
-        figure.suptitle(f"{self.model}, {self.sequences} sequences")
-        return figure
-
 
 def _number(value: float) -> str:
     """A number for a table; a dash for NaN."""

@@ -55,7 +55,7 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
     if scipy.sparse.issparse(graph):
         return _from_matrix(graph, num_nodes, edge_weights)
     if hasattr(graph, "nodes") and hasattr(graph, "edges"):
-        graph, num_nodes, edge_weights = _from_networkx(graph, num_nodes, edge_weights)
+        graph, num_nodes, edge_weights = edges_of_networkx(graph, num_nodes, edge_weights)
     edges = _edge_array(graph)
     num_nodes = _checked_count(edges, num_nodes)
     weights = _checked_weights(edge_weights, len(edges))
@@ -197,9 +197,10 @@ def _check_entries(entries: scipy.sparse.coo_array) -> None:
         )
 
 
-def _from_networkx(
-    graph: Any, num_nodes: int | None, edge_weights: Any
+def edges_of_networkx(
+    graph: Any, num_nodes: int | None = None, edge_weights: Any = None
 ) -> tuple[Array, int, list[float]]:
+    """The edges (E, 2) of a networkx-like object, its number of nodes, and the edges' weights."""
     numbers = {name: i for i, name in enumerate(graph.nodes)}
     if num_nodes not in (None, len(numbers)) or edge_weights is not None:
         raise ValueError(

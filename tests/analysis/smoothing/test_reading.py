@@ -50,29 +50,14 @@ def report_of(layer, length=LENGTH, **options):
     return inspect_smoothing(model, TOKENS[:, :length], **options).layers[0]
 
 
-@pytest.mark.parametrize("name", sorted(LAYERS))
-def test_the_operator_is_the_matrix_that_the_layer_returns(name):
-    layer = LAYERS[name]()
-    layer_report = report_of(layer)
-    assert layer_report.reason is None
-    _, matrix = layer(TOKENS, TOKENS, return_attention_scores=True)
-    np.testing.assert_allclose(layer_report.heads.operator_map, to_numpy(matrix)[0], atol=1e-5)
-    if name.startswith("agf"):
-        assert layer_report.heads.attention_map is layer_report.heads.attention_fourier is None
-    elif name != "p_laplacian":
-        np.testing.assert_allclose(
-            layer_report.heads.attention_map, layer_report.heads.operator_map, atol=1e-5
-        )
-
-
-MASKED_CALLS = {
+CALLS = {
     "one tensor": lambda layer, x, mask: layer(x),
     "two tensors": lambda layer, x, mask: layer(x, x),
     "given": lambda layer, x, mask: layer(x + 0.0, x + 0.0, query_mask=mask, value_mask=mask),
 }
 
 
-def masked_model(layer, call):
+def model_of(layer, call):
     """A model whose tokens of zeros are padding."""
     inputs = keras.Input((LENGTH, 8))
     mask = keras.ops.any(inputs != 0.0, axis=-1)
@@ -80,28 +65,32 @@ def masked_model(layer, call):
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
-def test_the_operator_is_that_of_the_tokens_in_every_form_of_call(name):
-    tokens, count = TOKENS.copy(), LENGTH - 2
+@pytest.mark.parametrize("count", [LENGTH, LENGTH - 2])
+def test_the_operator_is_that_of_the_tokens_in_every_form_of_call(name, count):
+    tokens = TOKENS.copy()
     tokens[:, count:] = 0.0
     layer, mask = LAYERS[name](), np.any(tokens != 0.0, axis=-1)
     layer.build(tokens.shape, tokens.shape)
     randomise(layer)
     masks = {"query_mask": mask, "value_mask": mask}
     _, matrix = layer(tokens, tokens, return_attention_scores=True, **masks)
-    for form, call in MASKED_CALLS.items():
+    expected = to_numpy(matrix)[0][:, :count, :count]
+    for form, call in CALLS.items():
         if form == "one tensor" and name in ("stock", "gated"):
             continue  # Keras' own layer needs the value
-        layer_report = inspect_smoothing(masked_model(layer, call), tokens).layers[0]
+        layer_report = inspect_smoothing(model_of(layer, call), tokens).layers[0]
         assert layer_report.reason is None, form
-        expected = to_numpy(matrix)[0][:, :count, :count]
-        np.testing.assert_allclose(
-            layer_report.heads.operator_map, expected, atol=1e-5, err_msg=form
-        )
+        heads = layer_report.heads
+        np.testing.assert_allclose(heads.operator_map, expected, atol=1e-5, err_msg=form)
+        if name.startswith("agf"):
+            assert heads.attention_map is heads.attention_fourier is None
+        elif name != "p_laplacian":
+            np.testing.assert_allclose(heads.attention_map, heads.operator_map, atol=1e-5)
 
 
 def test_an_operator_with_padding_is_not_reported():
     layer = GraphFilterAttention(2, 4)
-    model = masked_model(layer, lambda layer, x, mask: layer(x, x + 0.0, query_mask=mask))
+    model = model_of(layer, lambda layer, x, mask: layer(x, x + 0.0, query_mask=mask))
     tokens = TOKENS.copy()
     tokens[:, 4:] = 0.0
     layer_report = inspect_smoothing(model, tokens).layers[0]
@@ -113,7 +102,7 @@ def test_a_mask_that_is_given_counts_in_place_of_the_one_found():
     layer, tokens = GraphFilterAttention(2, 4), TOKENS.copy()
     tokens[:, 4:] = 0.0
     masks = dict.fromkeys(("query_mask", "value_mask"), np.ones((2, LENGTH), bool))
-    model = masked_model(layer, lambda layer, x, mask: layer(x, x, **masks))
+    model = model_of(layer, lambda layer, x, mask: layer(x, x, **masks))
     layer_report = inspect_smoothing(model, tokens).layers[0].heads
     _, matrix = layer(tokens, tokens, return_filter_matrix=True)
     np.testing.assert_allclose(layer_report.operator_map, to_numpy(matrix)[0], atol=1e-5)
