@@ -25,6 +25,7 @@ from keras_graphattn.layers import (
 )
 from keras_graphattn.masks import Causal
 from tests.filters import reference
+from tests.layers.decoding import decoded
 from tests.numerics import (
     assert_all_close,
     assert_close,
@@ -188,18 +189,8 @@ def test_decoding_is_the_causal_full_pass(name, place):
     layer.build(TOKENS.shape)
     randomise(layer)
     full = to_numpy(layer(TOKENS, use_causal_mask=True))
-    if place == "dense":
-        state, indices = layer.get_initial_cache(2, LENGTH), True
-    else:
-        state, indices = layer.get_initial_state(2), False
-    found, at = [], 0
-    for count in (3, 1, 1, 2):
-        step = [at] if indices else []
-        outputs, state = layer.decode(TOKENS[:, at : at + count], state, *step)
-        found.append(to_numpy(outputs))
-        at += count
-    found = np.concatenate(found, axis=1)
-    np.testing.assert_allclose(found, full, atol=1e-5 * np.abs(full).max())
+    found, _ = decoded(layer, TOKENS, (3, 1, 1, 2))
+    np.testing.assert_allclose(to_numpy(found), full, atol=1e-5 * np.abs(full).max())
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -291,6 +282,11 @@ def test_a_resolvent_of_an_older_file_is_the_series_or_refused():
         (lambda: filters.get("inverted", order=2), "filter of order 1"),
         (lambda: PageRank(restart=0.0), "`restart` must be a finite number above 0 and below 1"),
         (lambda: PageRank(start="high_pass"), "`start` must be one of"),
+        (lambda: FirstOrder(start="sharp"), "`start` must be one of"),
+        (
+            lambda: FirstOrder(start="high_pass", initial_coefficients={"identity": 1.0}),
+            "give only one of the two",
+        ),
         (lambda: Resolvent(bound=1.0), "`bound` must be a finite number above 0 and below 1"),
     ],
 )

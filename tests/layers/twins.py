@@ -164,8 +164,7 @@ def graph_kernel(layer, x, weights, call, matrix):
     attention = torch.exp(scores_of(x, weights)) * matrix(weights, x.shape[1]) * seen
     total = attention.sum(-1, keepdim=True)
     attention = attention / torch.where(total > 0, total, 1.0)
-    outputs = torch.einsum("bnts,bsnh->btnh", attention, project(x, weights, "value"))
-    return project_out(outputs, weights), attention
+    return project_out(apply_matrix(attention, project(x, weights, "value")), weights), attention
 
 
 def dynamic_walks(layer, x, weights, call, edges):
@@ -184,8 +183,7 @@ def dynamic_walks(layer, x, weights, call, edges):
         each.append(topology.walk_matrix(features))
     attention = torch.exp(scores) * torch.stack(each) * seen
     attention = attention / attention.sum(-1, keepdim=True).clamp(min=1e-300)
-    outputs = torch.einsum("bnts,bsnh->btnh", attention, project(x, weights, "value"))
-    return project_out(outputs, weights), attention
+    return project_out(apply_matrix(attention, project(x, weights, "value")), weights), attention
 
 
 def of_walks(weights, length):
@@ -242,16 +240,20 @@ def jacobi(name, order=3):
     return FILTERS[name](order, **({"alpha": 0.5, "beta": -0.25} if name == "jacobi" else {}))
 
 
+def with_a_mask(options):
+    """The options, with the mask made: each layer has one of its own."""
+    return {key: make() if key == "mask" else make for key, make in options.items()}
+
+
 FORMS: dict[str, Form] = {}
 
 
 def family(name, kind, twin, variants, **form):
-    """Forms with one twin. A mask is a function: each layer has one of its own."""
+    """Forms with one twin."""
     for variant, options in variants.items():
 
         def make(options=options, **more):
-            made = {key: x() if key == "mask" else x for key, x in options.items()}
-            return kind(HEADS, SIZE, **made, **more)
+            return kind(HEADS, SIZE, **with_a_mask(options), **more)
 
         FORMS[f"{name}, {variant}"] = Form(make, twin, **form)
 
@@ -350,7 +352,11 @@ family(
     "kernel, tree",
     KERNEL,
     partial(kernel, matrix=of_tree),
-    {path: {"mask": TREE, "path": path} for path in ("levels", "scan", "doubling")},
+    {
+        **{path: {"mask": TREE, "path": path} for path in ("levels", "scan", "doubling")},
+        "levels, first order": {"mask": TREE, "path": "levels", "filter": "first_order"},
+        "scan, Chebyshev": {"mask": TREE, "path": "scan", "filter": "chebyshev"},
+    },
     masks="tokens",
     **BOUND,
 )

@@ -172,3 +172,24 @@ def test_scores_beyond_float16_are_finite_and_right(block_size):
     expected = reference.apply_matrix(matrix, torch.tensor(values).double())
     assert_close(value, expected.numpy(), 1e-3)
     assert all(np.isfinite(gradient).all() for gradient in gradients.values())
+
+
+@pytest.mark.parametrize("block_size", [5, LENGTH])
+def test_padding_of_any_kind_changes_nothing(block_size):
+    """Without a mask of queries: the padding's own rows are finite too."""
+    tokens = [np.repeat(x[:1], 3, axis=0) for x in arrays("random", 1.0)]
+    hidden = np.arange(LENGTH) >= LENGTH - 2
+    for x, last in zip(tokens[1:], (np.inf, np.nan), strict=True):
+        x[1][hidden], x[2][hidden] = 1e15, last
+    mask = Visibility(keys=ops.convert_to_tensor(np.repeat(~hidden[None], 3, axis=0)))
+
+    def function(*x):
+        outputs = p_laplacian_attention(*x, P, mask, block_size=block_size)
+        return ops.sum(outputs, axis=0)[None] * (1 / 3) + 0 * outputs
+
+    value, gradients = value_and_gradients(function, *tokens)
+    assert np.isfinite(value).all()
+    for place, gradient in gradients.items():
+        first = np.broadcast_to(gradient[:1], gradient.shape)
+        np.testing.assert_allclose(gradient, first, rtol=0, atol=1e-6 * np.abs(first).max())
+        assert place == 0 or (gradient[:, hidden] == 0).all()

@@ -38,7 +38,14 @@ from keras_graphattn.ops import (
     table_tree_product,
 )
 from tests import reference
-from tests.numerics import BACKEND, assert_close, to_numpy
+from tests.numerics import (
+    BACKEND,
+    assert_close,
+    cotangent,
+    differentiated,
+    reference_value_and_gradients,
+    to_numpy,
+)
 from tests.topology_cases import (
     applied,
     arrays_of,
@@ -276,23 +283,23 @@ def check(case):
     tensors = [ops.convert_to_tensor(a) for a in arrays]
     along = [normal(*a.shape, seed=10 + i) for i, a in enumerate(arrays)]
     directions = [ops.convert_to_tensor(v) for v in along]
-    weights = normal(*(int(n) for n in case.function(*tensors).shape), seed=9)
+    weights = cotangent(case.function(*tensors).shape)
 
     def loss(*inputs):
-        value = case.function(*inputs)
-        return ops.sum(ops.convert_to_tensor(weights) * value * (1.0 + 0.5 * value))
+        return ops.sum(ops.convert_to_tensor(weights) * curved(case.function)(*inputs))
 
-    def moved(step):
-        return [ops.convert_to_tensor(a + step * v) for a, v in zip(arrays, along, strict=True)]
+    def at(step):
+        moved = (a + step * v for a, v in zip(arrays, along, strict=True))
+        value, gradients = differentiate(*moved)
+        return [np.sum(weights * value), *gradients.values()]
 
-    gradients, products, derivative = DERIVATIVES[BACKEND](loss)
+    products, derivative = DERIVATIVES[BACKEND](loss)
     if case.twin is None:
-        tolerance = TOLERANCE
-        expected = difference(lambda step: [to_numpy(g) for g in gradients(*moved(step))])
-        (slope,) = difference(lambda step: [to_numpy(loss(*moved(step)))])
+        tolerance, differentiate = TOLERANCE, differentiated(curved(case.function), way="graph")
+        slope, *expected = difference(at)
     else:
         tolerance = EXACT
-        expected, slope = derivatives_of_twin(case.twin, weights, arrays, along)
+        slope, *expected = derivatives_of_twin(case.twin, weights, arrays, along)
     with refused():
         actual = [to_numpy(p) for p in products(tensors, directions)]
         floor = 1e-2 * max(np.sqrt(np.mean(np.square(e))) for e in expected)
@@ -303,17 +310,23 @@ def check(case):
         assert_close(to_numpy(forward), slope, tolerance, 1e-2, "forward mode")
 
 
+def curved(function):
+    """A function whose second derivatives are those of the values and of their squares."""
+
+    def values(*inputs):
+        value = function(*inputs)
+        return value * (1.0 + 0.5 * value)
+
+    return values
+
+
 def derivatives_of_twin(twin, weights, arrays, along):
-    """The Hessian-vector products of the loss, and its derivative along the vector."""
-
-    def loss(*inputs):
-        value = twin(*inputs)
-        return (torch.tensor(weights) * value * (1.0 + 0.5 * value)).sum()
-
+    """The derivative of the loss along the vector, and its Hessian-vector products."""
+    _, gradients = reference_value_and_gradients(curved(twin), *arrays)
+    products, _ = _of_torch(lambda *x: (torch.tensor(weights) * curved(twin)(*x)).sum())
     tensors, directions = ([torch.tensor(x).double() for x in part] for part in (arrays, along))
-    gradients, products, _ = _of_torch(loss)
-    pairs = zip(gradients(*tensors), directions, strict=True)
-    return [p.numpy() for p in products(tensors, directions)], sum((g * v).sum() for g, v in pairs)
+    slope = sum((gradients[i] * v).sum() for i, v in enumerate(along))
+    return [slope, *(p.numpy() for p in products(tensors, directions))]
 
 
 @contextmanager
@@ -338,10 +351,6 @@ def difference(function, step=0.02):
 def _of_torch(loss):
     from torch.autograd import forward_ad
 
-    def gradients(*tensors):
-        tensors = [t.detach().clone().requires_grad_() for t in tensors]
-        return torch.autograd.grad(loss(*tensors), tensors)
-
     def products(tensors, along):
         tensors = [t.detach().clone().requires_grad_() for t in tensors]
         found = torch.autograd.grad(loss(*tensors), tensors, create_graph=True)
@@ -354,11 +363,14 @@ def _of_torch(loss):
             value = loss(*(forward_ad.make_dual(t, v) for t, v in pairs))
             return forward_ad.unpack_dual(value).tangent
 
-    return gradients, products, derivative
+    return products, derivative
 
 
 def _of_jax(loss):
     import jax
+
+    def gradients(*tensors):
+        return jax.grad(loss, tuple(range(len(tensors))))(*tensors)
 
     def products(tensors, along):
         def total(*tensors):
@@ -373,21 +385,11 @@ def _of_jax(loss):
     def derivative(tensors, along):
         return jax.jvp(loss, tuple(tensors), tuple(along))[1]
 
-    def gradients(*tensors):
-        return jax.grad(loss, tuple(range(len(tensors))))(*tensors)
-
-    return jax.jit(gradients), products, derivative
+    return products, derivative
 
 
 def _of_tensorflow(loss):
     import tensorflow as tf
-
-    @tf.function
-    def gradients(*tensors):
-        with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            value = loss(*tensors)
-        return tape.gradient(value, tensors)
 
     @tf.function
     def products(tensors, along):
@@ -404,7 +406,7 @@ def _of_tensorflow(loss):
             value = loss(*tensors)
         return accumulator.jvp(value)
 
-    return gradients, products, derivative
+    return products, derivative
 
 
 DERIVATIVES = {"torch": _of_torch, "jax": _of_jax, "tensorflow": _of_tensorflow}
