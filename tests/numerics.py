@@ -74,7 +74,7 @@ def differentiated(function, dtype="float32", way=None):
 
     def loss(*inputs):
         value = function(*inputs)
-        weights = ops.convert_to_tensor(_cotangent(value.shape))
+        weights = ops.convert_to_tensor(cotangent(value.shape))
         return ops.sum(ops.cast(value, "float32") * weights), value
 
     if BACKEND == "jax":
@@ -115,7 +115,7 @@ def reference_value_and_gradients(function, *arrays):
     """The float64 reference of `value_and_gradients`, for a function of torch tensors."""
     tensors = [torch.tensor(np.asarray(a, "float64"), requires_grad=True) for a in arrays]
     value = function(*tensors)
-    weights = torch.tensor(_cotangent(value.shape), dtype=torch.float64)
+    weights = torch.tensor(cotangent(value.shape), dtype=torch.float64)
     gradients = torch.autograd.grad((value * weights).sum(), tensors)
     return value.detach().numpy(), {i: g.numpy() for i, g in enumerate(gradients)}
 
@@ -124,15 +124,18 @@ def layer_value_and_gradients(layer, x, **call_arguments):
     """Returns `layer(x, x, ...)` and the gradients for `x` ("input") and for each weight."""
     names = [short_name(layer, v) for v in layer.trainable_variables]
     variables = [to_numpy(v) for v in layer.trainable_variables]
-    frozen = list(layer.non_trainable_variables)
-
-    def function(x, *values):
-        pairs = zip(layer.trainable_variables, values, strict=True)
-        with keras.StatelessScope(state_mapping=list(pairs) + [(v, v.value) for v in frozen]):
-            return layer(x, x, **call_arguments)
-
-    value, gradients = value_and_gradients(function, x, *variables)
+    value, gradients = value_and_gradients(
+        lambda x, *weights: called_with(layer, weights, x, x, **call_arguments), x, *variables
+    )
     return value, dict(zip(["input", *names], gradients.values(), strict=True))
+
+
+def called_with(layer, weights, *inputs, **call_arguments):
+    """The layer's outputs with other trainable weights."""
+    pairs = [*zip(layer.trainable_variables, weights, strict=True)]
+    pairs += [(v, v.value) for v in layer.non_trainable_variables]
+    with keras.StatelessScope(state_mapping=pairs):
+        return layer(*inputs, **call_arguments)
 
 
 def layer_reference(layer, function, x):
@@ -177,6 +180,7 @@ def randomise(layer, scale=0.3, seed=0):
         variable.assign(to_numpy(variable) + noise.astype("float32"))
 
 
-def _cotangent(shape):
+def cotangent(shape):
+    """The fixed random weights of `value_and_gradients`."""
     shape = tuple(int(size) for size in shape)
     return np.random.default_rng(7).standard_normal(shape).astype("float32")

@@ -25,12 +25,9 @@ def attention_matrix(query, key, mask=None):
     return softmax(scores, mask)
 
 
-def first_order_filter(matrix, identity, linear, power, order):
-    """H of Choi et al. Eq. 4-6, with A @ A formed. Coefficients (N,), A (B, N, T, T)."""
-    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
-    squared = matrix @ matrix
-    w0, w1, wk = (c[:, None, None] for c in (identity, linear, power))
-    return w0 * eye + w1 * matrix + wk * (matrix + (order - 1) * (squared - matrix))
+def apply_matrix(matrix, x):
+    """matrix (B, N, T, S), x (B, S, N, H) -> (B, T, N, H)."""
+    return torch.einsum("bnts,bsnh->btnh", matrix, x)
 
 
 def project(x, weights, name):
@@ -45,43 +42,63 @@ def project_out(x, weights):
     return out if bias is None else out + bias
 
 
-def graph_filter_attention(x, weights, order, mask=None, keys=None):
-    """The layer GraphFilterAttention: x (B, T, d), mask (B, N, T, T) of zeros and ones.
-
-    Values of tokens that `keys` (B, T) marks as padding are 0, also in their own row.
-    """
+def projections(x, weights):
+    """Query, key and value of all heads; keys and values are repeated if they have fewer heads."""
     query, key, value = (project(x, weights, name) for name in ("query", "key", "value"))
-    value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
+    groups = query.shape[2] // key.shape[2]
+    return query, key.repeat_interleave(groups, 2), value.repeat_interleave(groups, 2)
+
+
+def p_laplacian_matrix(query, key, value, p, epsilon, mask=None, drop_diagonal=False, keys=None):
+    """softmax * (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2), of shape (B, N, T, S).
+
+    Values of tokens that `keys` (B, S) marks as padding are 0, also in their own row.
+    """
     matrix = attention_matrix(query, key, mask)
-    filtered = first_order_filter(
-        matrix,
-        weights["identity_coefficient"],
-        weights["linear_coefficient"],
-        weights["power_coefficient"],
-        order,
-    )
-    if mask is not None:  # rows that see nothing are 0; this includes the identity
-        filtered = filtered * mask.any(dim=-1, keepdim=True)
-    return project_out(torch.einsum("bnts,bsnh->btnh", filtered, value), weights), matrix
+    value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
+    differences = value[:, :, None] - value[:, None]  # (B, T, S, N, D)
+    squares = (differences**2).sum(-1).permute(0, 3, 1, 2) + epsilon**2
+    p = torch.tensor(p, dtype=torch.float64)[:, None, None]
+    matrix = matrix * squares ** ((p - 2) / 2)
+    if drop_diagonal:
+        diagonal = torch.eye(matrix.shape[-1], dtype=bool)
+        matrix = torch.where(diagonal & (p != 2), torch.zeros_like(matrix), matrix)
+    return matrix
+
+
+def causal_singular_attention(left, logits, values, mask=None):
+    """left, logits (B, T, N, H), values (B, T, N, D): one softmax per token, feature and head."""
+    outputs = []
+    for t in range(left.shape[1]):
+        seen = None if mask is None else mask[:, : t + 1, None, None]
+        right = softmax(logits[:, : t + 1], seen, dim=1)
+        matrix = torch.einsum("bnh,bsnh->bns", left[:, t], right)
+        kept = values[:, : t + 1]
+        kept = kept if seen is None else torch.where(seen.bool(), kept, 0.0)
+        outputs.append(torch.einsum("bns,bsnd->bnd", matrix, kept))
+    return torch.stack(outputs, dim=1)
 
 
 def polynomial_value(x, coefficients, basis, alpha=0.0, beta=0.0):
-    """sum_k c_k P_k(x), each P_k from its textbook sum in powers of x."""
-    total = torch.zeros_like(x)
-    for k, coefficient in enumerate(coefficients):
-        total = total + coefficient * _basis_polynomial(x, k, basis, alpha, beta)
-    return total
+    """sum_k c_k P_k(x) of each number of x."""
+    return sum(
+        coefficient * basis_polynomial(x, k, basis, alpha, beta)
+        for k, coefficient in enumerate(coefficients)
+    )
 
 
-def _basis_polynomial(x, k, basis, alpha, beta):
+def basis_polynomial(
+    x, k, basis, alpha=0.0, beta=0.0, *, one=1.0, power=torch.pow, times=torch.mul
+):
+    """P_k(x) from its textbook sum in powers of x; of a matrix with its own powers and products."""
     if basis == "monomial":
-        return x**k
+        return power(x, k)
     alpha, beta = {"legendre": (0.0, 0.0), "chebyshev": (-0.5, -0.5)}.get(basis, (alpha, beta))
     # P_k^(a,b)(x) = sum_s C(k+a, k-s) C(k+b, s) ((x-1)/2)^s ((x+1)/2)^(k-s)
     total = torch.zeros_like(x)
     for s in range(k + 1):
         factor = _binomial(k + alpha, k - s) * _binomial(k + beta, s)
-        total = total + factor * ((x - 1) / 2) ** s * ((x + 1) / 2) ** (k - s)
+        total = total + factor * times(power((x - one) / 2, s), power((x + one) / 2, k - s))
     return total
 
 
@@ -91,27 +108,3 @@ def _binomial(top, bottom):
     for j in range(bottom):
         result *= (top - j) / (j + 1)
     return result
-
-
-def attentive_graph_filter(
-    x, weights, basis="jacobi", alpha=0.0, beta=0.0, query_mask=None, source_mask=None
-):
-    """The layer AttentiveGraphFilter with its n x n matrix. Masks (B, T) of zeros and ones.
-
-    Returns the outputs, the matrix H (B, N, T, S) and the orthogonality penalty.
-    """
-    left = softmax(project(x, weights, "query"), dim=-1)
-    if query_mask is not None:
-        left = left * query_mask[:, :, None, None]
-    columns = None if source_mask is None else source_mask[:, :, None, None]
-    right = softmax(project(x, weights, "key"), columns, dim=1)
-    singular = torch.sigmoid(project(x, weights, "singular"))
-    coefficients = [1.0, *torch.tanh(weights["theta"])]
-    gain = polynomial_value(singular, coefficients, basis, alpha, beta)
-    matrix = torch.einsum("btnh,bsnh->bnts", left * gain, right)
-    outputs = torch.einsum("bnts,bsnh->btnh", matrix, project(x, weights, "value"))
-    penalty = 0.0
-    for vectors in (left, right):
-        gram = torch.einsum("btnh,btng->bnhg", vectors, vectors)
-        penalty = penalty + (gram - torch.eye(gram.shape[-1])).abs().mean()
-    return project_out(outputs, weights), matrix, penalty

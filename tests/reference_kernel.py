@@ -2,15 +2,19 @@
 
 import torch
 
-from tests.reference import project, project_out
+from tests.reference import apply_matrix, project, project_out
+
+
+def normalised(weights):
+    """The rows divided by their sums; rows that see nothing are 0."""
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
 
 
 def masked_kernel_attention(query, key, values, matrix):
-    """D^-1 [(phi(Q) phi(K)^T) o M] V, from features; rows that see nothing are 0."""
+    """D^-1 [(phi(Q) phi(K)^T) o M] V, from features."""
     weights = torch.einsum("btnm,bsnm->bnts", query, key) * matrix
-    total = weights.sum(-1, keepdim=True)
-    weights = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
-    return torch.einsum("bnts,bsnd->btnd", weights, values)
+    return apply_matrix(normalised(weights), values)
 
 
 def unnormalised(query, key, x, matrix):
@@ -68,16 +72,10 @@ def layer_matrix(x, weights, matrix, feature_map="relu"):
         features(project(x, weights, name), feature_map, weights.get("directions"))
         for name in ("query", "key")
     )
-    scores = torch.einsum("btnm,bsnm->bnts", query, key) * matrix
-    total = scores.sum(-1, keepdim=True)
-    return torch.where(total > 0, scores / torch.where(total > 0, total, 1.0), 0.0)
+    return normalised(torch.einsum("btnm,bsnm->bnts", query, key) * matrix)
 
 
-def layer_outputs(x, weights, matrix, feature_map="relu", filtered=lambda matrix: matrix):
-    """The layer MaskedKernelAttention with all matrices formed; `filtered` computes H from A."""
-    attention = layer_matrix(x, weights, matrix, feature_map)
-    seen = (attention.sum(-1, keepdim=True) > 0).to(attention.dtype)
-    outputs = torch.einsum(
-        "bnts,bsnh->btnh", filtered(attention) * seen, project(x, weights, "value")
-    )
-    return project_out(outputs, weights)
+def layer_outputs(x, weights, matrix):
+    """The layer MaskedKernelAttention with all matrices formed."""
+    attention = layer_matrix(x, weights, matrix)
+    return project_out(apply_matrix(attention, project(x, weights, "value")), weights)

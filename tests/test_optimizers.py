@@ -221,10 +221,10 @@ def test_wrong_multipliers_are_refused(wrong):
         layers.GraphFilterAttention(2, 3, coefficient_learning_rate_multiplier=wrong)
 
 
-@pytest.mark.parametrize("wrong", [None, 3, "adaam", object()])
-def test_what_is_no_optimizer_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"optimizer|adaam"):
-        with_coefficient_rates(wrong)
+def test_what_is_no_optimizer_is_refused():
+    for wrong in (None, 3, "adaam", object()):
+        with pytest.raises(ValueError, match=r"optimizer|adaam"):
+            with_coefficient_rates(wrong)
 
 
 def cases():
@@ -352,38 +352,24 @@ def test_no_warning_for_a_multiplier_that_was_given_to_the_optimizer():
         with_coefficient_rates("sgd", multiplier=1.0).build(variables())
 
 
-def small_model():
-    """A functional model with two filters, one of them AGF."""
-    tokens = keras.Input((4, 6))
+def test_training_at_a_rate_of_fine_tuning_moves_coefficients_and_goes_on_when_saved(tmp_path):
+    """A model with two filters, one of them AGF, goes on as if it had not been saved."""
+    tokens, draw = keras.Input((4, 6)), np.random.default_rng(1)
     common = {"num_heads": 2, "key_dim": 3, "coefficient_learning_rate_multiplier": 200.0}
     filtered = layers.GraphFilterAttention(**common, order=4, name="filter")(tokens, tokens)
     filtered = layers.AttentiveGraphFilter(**common, order=3, name="singular")(filtered)
-    return keras.Model(tokens, keras.layers.Dense(1)(filtered))
+    whole = keras.Model(tokens, keras.layers.Dense(1)(filtered))
+    x, y = draw.normal(size=(32, 4, 6)), draw.normal(size=(32, 4, 1))
 
+    def coefficients(model):
+        found = [model.get_layer(name).coefficients for name in ("filter", "singular")]
+        return np.concatenate([to_numpy(v) for v in keras.tree.flatten(found)])
 
-def coefficients(model):
-    filtered, singular = model.get_layer("filter"), model.get_layer("singular")
-    return np.concatenate([to_numpy(v) for v in (*filtered.coefficients, *singular.coefficients)])
+    def fit(model, epochs=1):
+        model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
 
-
-def data():
-    draw = np.random.default_rng(1)
-    return draw.normal(size=(32, 4, 6)), draw.normal(size=(32, 4, 1))
-
-
-def fit(model, epochs=1):
-    model.fit(*data(), batch_size=8, epochs=epochs, shuffle=False, verbose=0)
-
-
-def compiled(optimizer, jit_compile="auto"):
-    model = small_model()
-    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
-    return model
-
-
-def test_training_at_a_rate_of_fine_tuning_moves_coefficients_and_goes_on_when_saved(tmp_path):
-    jit_compile = "auto" if BACKEND == "jax" else False
-    whole = compiled(with_coefficient_rates(keras.optimizers.AdamW(5e-5)), jit_compile)
+    optimizer = with_coefficient_rates(keras.optimizers.AdamW(5e-5))
+    whole.compile(optimizer, loss="mse", jit_compile="auto" if BACKEND == "jax" else False)
     start = coefficients(whole)
     fit(whole, epochs=2)
     assert np.abs(coefficients(whole) - start).mean() > 1e-2  # 8 steps, each of at most 1e-2
@@ -394,7 +380,8 @@ def test_training_at_a_rate_of_fine_tuning_moves_coefficients_and_goes_on_when_s
     fit(whole)
     fit(loaded)
     np.testing.assert_array_equal(coefficients(loaded), coefficients(whole))
-    plain = compiled(keras.optimizers.AdamW(5e-5))
+    plain = keras.models.clone_model(whole)
+    plain.compile(keras.optimizers.AdamW(5e-5), loss="mse")
     plain.optimizer.build(plain.trainable_variables)
     plain.load_weights(tmp_path / "model.keras")  # the saved state is that of a plain optimizer
     assert int(plain.optimizer.iterations) == 8

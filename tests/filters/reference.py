@@ -1,8 +1,8 @@
 """The naive twins of the filters: their matrices H(A), by the formulas of their papers."""
 
-import math
-
 import torch
+
+from tests.reference import basis_polynomial
 
 
 def matrix(filter, A, weights):
@@ -26,29 +26,14 @@ def _first_order(filter, A, weights):
     return identity * _identity(A) + linear * A + power * approximate
 
 
-def _jacobi(degree, A, alpha, beta):
-    """P_k by its explicit sum over binomials, not by a recurrence."""
-
-    def binomial(top, bottom):
-        return math.gamma(top + 1) / math.gamma(bottom + 1) / math.gamma(top - bottom + 1)
-
-    below, above = (A - _identity(A)) / 2, (A + _identity(A)) / 2
-    total = torch.zeros_like(A)
-    for s in range(degree + 1):
-        factor = binomial(degree + alpha, degree - s) * binomial(degree + beta, s)
-        powers = torch.matrix_power(below, s) @ torch.matrix_power(above, degree - s)
-        total = total + factor * powers
-    return total
-
-
-def _polynomial(of_degree):
-    def twin(filter, A, weights):
-        coefficients = weights["filter_coefficients"]
-        return sum(
-            _of_heads(coefficients[k]) * of_degree(filter, k, A) for k in range(filter.order + 1)
-        )
-
-    return twin
+def _polynomial(filter, A, weights):
+    basis = type(filter).__name__.lower()
+    parameters = [getattr(filter, name, 0.0) for name in ("alpha", "beta")]
+    of_matrices = {"one": _identity(A), "power": torch.matrix_power, "times": torch.matmul}
+    return sum(
+        _of_heads(coefficient) * basis_polynomial(A, k, basis, *parameters, **of_matrices)
+        for k, coefficient in enumerate(weights["filter_coefficients"])
+    )
 
 
 def _inverted(filter, A, weights):
@@ -72,10 +57,10 @@ def _resolvent(filter, A, weights):
 
 TWINS = {
     "FirstOrder": _first_order,
-    "Monomial": _polynomial(lambda filter, k, A: torch.matrix_power(A, k)),
-    "Chebyshev": _polynomial(lambda filter, k, A: _jacobi(k, A, -0.5, -0.5)),
-    "Legendre": _polynomial(lambda filter, k, A: _jacobi(k, A, 0.0, 0.0)),
-    "Jacobi": _polynomial(lambda filter, k, A: _jacobi(k, A, filter.alpha, filter.beta)),
+    "Monomial": _polynomial,
+    "Chebyshev": _polynomial,
+    "Legendre": _polynomial,
+    "Jacobi": _polynomial,
     "Inverted": _inverted,
     "PageRank": _page_rank,
     "Resolvent": _resolvent,

@@ -25,6 +25,7 @@ from keras_graphattn.layers import (
 )
 from keras_graphattn.masks import Causal
 from tests.filters import reference
+from tests.layers.decoding import decoded
 from tests.numerics import (
     assert_all_close,
     assert_close,
@@ -71,21 +72,21 @@ def stochastic(length=LENGTH):
     return matrix / matrix.sum(axis=-1, keepdims=True)
 
 
-@pytest.mark.parametrize("length", [1, 2, 63])
+def operator(matrix):
+    """x -> A x, in the dtype of x."""
+    return lambda x: ops.einsum("bnts,bsnh->btnh", ops.cast(matrix, x.dtype), x)
+
+
+@pytest.mark.parametrize(("length", "order"), [(1, 2), (2, 5), (63, None), (197, 7)])
 @pytest.mark.parametrize("name", FILTERS)
-def test_agrees_with_its_naive_twin_in_values_and_gradients(name, length):
-    filter = made(name)
+def test_agrees_with_its_naive_twin_in_values_and_gradients(name, length, order):
+    filter = made(name, order)
     weights, A = drawn(filter), stochastic(length)
     values = random.normal(size=(2, length, HEADS, SIZE))
 
     def fast(matrix, values, *coefficients):
-        def apply(x):
-            return ops.einsum("bnts,bsnh->btnh", matrix, x)
-
-        shaped = {
-            name: ops.expand_dims(x, -1) for name, x in zip(weights, coefficients, strict=True)
-        }
-        return filter(apply, values, shaped)
+        columns = (ops.expand_dims(x, -1) for x in coefficients)
+        return filter(operator(matrix), values, dict(zip(weights, columns, strict=True)))
 
     def naive(matrix, values, *coefficients):
         H = reference.matrix(filter, matrix, dict(zip(weights, coefficients, strict=True)))
@@ -102,11 +103,7 @@ def test_agrees_with_its_naive_twin_in_values_and_gradients(name, length):
 def test_half_precision_is_that_of_the_signal(name, dtype):
     filter, values = made(name), random.normal(size=(2, LENGTH, HEADS, SIZE))
     weights = {key: x[..., None].astype("float32") for key, x in drawn(filter).items()}
-    A = ops.convert_to_tensor(stochastic(), dtype)
-
-    def apply(x):
-        return ops.einsum("bnts,bsnh->btnh", ops.cast(A, x.dtype), x)
-
+    apply = operator(ops.convert_to_tensor(stochastic(), dtype))
     half = filter(apply, ops.convert_to_tensor(values, dtype), weights)
     whole = filter(apply, ops.convert_to_tensor(values, "float32"), weights)
     assert keras.backend.standardize_dtype(half.dtype) == dtype
@@ -123,7 +120,7 @@ def test_starts_as_plain_attention_and_counts_its_applications(name, order):
 
     def apply(x):
         calls.append(x)
-        return ops.einsum("bnts,bsnh->btnh", A, x)
+        return operator(A)(x)
 
     values = random.normal(size=(2, LENGTH, HEADS, SIZE)).astype("float32")
     start = {
@@ -192,18 +189,8 @@ def test_decoding_is_the_causal_full_pass(name, place):
     layer.build(TOKENS.shape)
     randomise(layer)
     full = to_numpy(layer(TOKENS, use_causal_mask=True))
-    if place == "dense":
-        state, indices = layer.get_initial_cache(2, LENGTH), True
-    else:
-        state, indices = layer.get_initial_state(2), False
-    found, at = [], 0
-    for count in (3, 1, 1, 2):
-        step = [at] if indices else []
-        outputs, state = layer.decode(TOKENS[:, at : at + count], state, *step)
-        found.append(to_numpy(outputs))
-        at += count
-    found = np.concatenate(found, axis=1)
-    np.testing.assert_allclose(found, full, atol=1e-5 * np.abs(full).max())
+    found, _ = decoded(layer, TOKENS, (3, 1, 1, 2))
+    np.testing.assert_allclose(to_numpy(found), full, atol=1e-5 * np.abs(full).max())
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -246,11 +233,7 @@ def test_page_rank_is_as_near_its_limit_as_it_says(order, restart):
     start = {key: c.start[..., None].astype("float32") for key, c in found.items()}
     matrix = restart * np.linalg.inv(np.eye(LENGTH) - (1 - restart) * A)
     limit = np.einsum("bnts,bsnh->btnh", matrix, values)
-    found = filter(
-        lambda x: ops.einsum("bnts,bsnh->btnh", A.astype("float32"), x),
-        values.astype("float32"),
-        start,
-    )
+    found = filter(operator(A), values.astype("float32"), start)
     remainder = np.abs(to_numpy(found) - limit).max()
     assert remainder <= 2 * (1 - restart) ** order * np.abs(values).max() + 1e-5
 
@@ -261,11 +244,8 @@ def test_the_series_of_a_resolvent_is_as_near_its_limit_as_it_says(order, bound,
     filter, b = Resolvent(order, bound), sign * bound
     A, values = stochastic(), random.normal(size=(2, LENGTH, HEADS, SIZE))
     limit = np.einsum("bnts,bsnh->btnh", A @ np.linalg.inv(np.eye(LENGTH) + b * A), values)
-    found = filter(
-        lambda x: ops.einsum("bnts,bsnh->btnh", A.astype("float32"), x),
-        values.astype("float32"),
-        {"feedback_coefficient": np.full((HEADS, 1), sign * 20.0, "float32")},
-    )
+    start = {"feedback_coefficient": np.full((HEADS, 1), sign * 20.0, "float32")}
+    found = filter(operator(A), values.astype("float32"), start)
     remainder = np.abs(to_numpy(found) - limit).max()
     assert remainder <= bound**order / (1 - bound) * np.abs(values).max() + 1e-5
 
@@ -302,6 +282,11 @@ def test_a_resolvent_of_an_older_file_is_the_series_or_refused():
         (lambda: filters.get("inverted", order=2), "filter of order 1"),
         (lambda: PageRank(restart=0.0), "`restart` must be a finite number above 0 and below 1"),
         (lambda: PageRank(start="high_pass"), "`start` must be one of"),
+        (lambda: FirstOrder(start="sharp"), "`start` must be one of"),
+        (
+            lambda: FirstOrder(start="high_pass", initial_coefficients={"identity": 1.0}),
+            "give only one of the two",
+        ),
         (lambda: Resolvent(bound=1.0), "`bound` must be a finite number above 0 and below 1"),
     ],
 )

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from keras_graphattn import layers, masks
+from tests.layers.decoding import decoded, initial_state
 from tests.layers.unseen_cases import (
     BATCH,
     CASES,
@@ -170,20 +170,10 @@ def decode(row: Row, folder: Any) -> None:
     layer, call = row.built()
     if not hasattr(layer, "decode"):
         pytest.skip(f"{type(layer).__name__} has no `decode`")
-    cached = hasattr(layer, "get_initial_cache")
-    state = _refusing(
-        lambda: layer.get_initial_cache(BATCH, LENGTH) if cached else layer.get_initial_state(BATCH)
-    )
-    outputs = []
-    for place in range(LENGTH):
-        new = slice(place, place + 1)
-        arguments = [ops.convert_to_tensor(TOKENS[:, new]), state, *([place] if cached else [])]
-        given = {name: x[:, new] for name, x in call.get("mask_inputs", {}).items()}
-        options = {"mask_inputs": given} if given else {}
-        output, state = layer.decode(*arguments, **options)
-        outputs.append(to_numpy(output))
+    state = _refusing(lambda: initial_state(layer, BATCH, LENGTH))
+    outputs, _ = decoded(layer, TOKENS, [1] * LENGTH, None, call.get("mask_inputs"), state)
     expected = to_numpy(layer(TOKENS, **call, use_causal_mask=True))
-    assert relative_rms(np.concatenate(outputs, axis=1), expected) < 1e-4
+    assert relative_rms(to_numpy(outputs), expected) < 1e-4
 
 
 def _half(row: Row, dtype: str) -> None:
@@ -208,18 +198,25 @@ def float16(row: Row, folder: Any) -> None:
     _half(row, "float16")
 
 
-def model_of(row: Row) -> tuple[Any, dict[str, Any]]:
-    """A model of the layer, and its inputs."""
-    layer, call = row.built()
-    given = call.get("mask_inputs", {})
-    tokens = keras.Input((LENGTH, CHANNELS), name="tokens")
+def chain(parts: list[Any], given: dict[str, Any], shape: Any = TOKENS.shape) -> Any:
+    """A model of layers one after the other. The masks of attention take what is given."""
+    outputs = tokens = keras.Input(shape[1:], name="tokens")
     inputs = {
         name: keras.Input(np.shape(x)[1:], dtype=np.asarray(x).dtype.name, name=name)
         for name, x in given.items()
     }
-    call = {**call, "mask_inputs": inputs} if inputs else call
-    outputs = layer(keras.layers.Dense(CHANNELS, name="first")(tokens), **call)
-    return keras.Model({"tokens": tokens, **inputs}, outputs), {"tokens": TOKENS, **given}
+    for layer in parts:
+        takes_inputs = inputs and not isinstance(layer, keras.layers.Dense)
+        outputs = layer(outputs, **{"mask_inputs": inputs} if takes_inputs else {})
+    return keras.Model({"tokens": tokens, **inputs}, outputs)
+
+
+def model_of(row: Row) -> tuple[Any, dict[str, Any]]:
+    """A model of the layer, and its inputs."""
+    layer, call = row.built()
+    given = call.get("mask_inputs", {})
+    first = keras.layers.Dense(CHANNELS, name="first")
+    return chain([first, layer], given), {"tokens": TOKENS, **given}
 
 
 def fit(row: Row, folder: Any) -> None:

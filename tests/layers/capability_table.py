@@ -20,7 +20,7 @@ from tests.hub.reach_table import BACKENDS, COMPILING, LETTERS, ROOT, cell, outc
 
 OUTCOMES = ROOT / "guides/capabilities.json"
 TABLE = ROOT / "guides/capabilities.md"
-CASES = "tests/layers/test_capabilities.py"
+CASES = "tests/layers/test_capabilities.py::test_capability"
 SERVED = {
     None: "",
     "open": "any length",

@@ -94,36 +94,10 @@ def test_long_sequences_keep_their_small_weights_in_float16():
     assert_close(to_numpy(layer(x)), reference.project_out(heads, weights).numpy(), 1e-3)
 
 
-def test_without_value_the_query_mask_is_the_value_mask():
-    layer, x = layer_of(), tokens(LENGTH)
-    np.testing.assert_array_equal(
-        to_numpy(layer(x, query_mask=PADDED)),
-        to_numpy(layer(x, x, query_mask=PADDED, value_mask=PADDED)),
-    )
-
-
-def test_cross_attention_reads_another_sequence():
-    layer, x, source = layer_of(), tokens(7), tokens(5, seed=1)
-    outputs, matrix = layer(x, source, return_attention_scores=True)
-    assert tuple(matrix.shape) == (2, HEADS, 7, 5)
-    assert_close(to_numpy(outputs), projected(layer, source, matrix), 1e-6)
-    with pytest.raises(ValueError, match="must have the same length"):
-        layer_of(causal=True)(x, source)
-
-
 def test_memory_has_no_square_of_the_length():
     """A length whose square (times heads) would need 40 GB per matrix."""
     outputs = AttentiveGraphFilter(1, 4, order=2)(np.ones((1, 100_000, 4), "float32"))
     assert tuple(outputs.shape) == (1, 100_000, 4)
-
-
-def test_dropout_acts_in_training_alone():
-    layer, x = layer_of(dropout=0.5, seed=1), tokens(LENGTH)
-    still = to_numpy(layer(x))
-    np.testing.assert_array_equal(still, to_numpy(layer(x, training=False)))
-    first, second = (to_numpy(layer(x, training=True)) for _ in range(2))
-    assert np.abs(first - still).max() > 1e-3
-    assert np.abs(first - second).max() > 1e-3
 
 
 def test_each_form_has_the_weights_it_uses():
@@ -188,14 +162,3 @@ def test_refuses_softmax_attention_of_another_shape():
         layer.copy_projections_from(keras.layers.Dense(3))
     for weight, old in zip(layer.weights, before, strict=True):
         np.testing.assert_array_equal(to_numpy(weight), old)
-
-
-def test_refuses_masks_that_it_cannot_honour():
-    layer, x = layer_of(), tokens(LENGTH)
-    with pytest.raises(ValueError, match="is not causal"):
-        layer(x, use_causal_mask=True)
-    for shape in ((7, 7), (2, 7, 7), (2, 1, 7, 7)):
-        with pytest.raises(ValueError, match=r"shape \(B, 1, S\).*Received"):
-            layer(x, attention_mask=np.ones(shape, bool))
-    with pytest.raises(ValueError, match="one axis"):
-        layer(x[None])

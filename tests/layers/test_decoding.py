@@ -15,8 +15,9 @@ from keras_graphattn.layers import (
 )
 from keras_graphattn.masks import Causal, Exponential, LowRank, Segments
 from tests.compiling import jit
-from tests.layers.twins import CHANNELS, built, tokens
-from tests.numerics import BACKEND, to_numpy
+from tests.layers.decoding import decoded, initial_state
+from tests.layers.twins import CHANNELS, built, tokens, with_a_mask
+from tests.numerics import BACKEND, to_numpy, value_and_gradients
 
 GFA, P_LAPLACIAN, AGF = GraphFilterAttention, PLaplacianAttention, AttentiveGraphFilter
 KERNEL = MaskedKernelAttention
@@ -42,8 +43,7 @@ FORMS = {  # the class, its options, and tokens of the prompt
 
 
 def layer_of(kind, **options):
-    made = {key: value() if key == "mask" else value for key, value in options.items()}
-    return built(lambda: kind(4, 3, **made))
+    return built(lambda: kind(4, 3, **with_a_mask(options)))
 
 
 def full_pass(layer, x, mask=None, inputs=None):
@@ -51,36 +51,14 @@ def full_pass(layer, x, mask=None, inputs=None):
     return to_numpy(layer(x, query_mask=mask, value_mask=mask, use_causal_mask=True, **call))
 
 
-def decoded(layer, x, sizes, mask=None, inputs=None, max_length=None, compiled=False):
-    """The outputs of decoding `sizes` tokens at a time."""
-    step, start, outputs = jit(layer.decode) if compiled else layer.decode, 0, []
-    is_cached = isinstance(layer, CACHED)
-    if is_cached:
-        state = layer.get_initial_cache(len(x), max_length or x.shape[1])
-    else:
-        state = layer.get_initial_state(len(x))
-    shapes = [tuple(leaf.shape) for leaf in keras.tree.flatten(state)]
-    for size in sizes:
-        part = slice(start, start + size)
-        place = ops.convert_to_tensor(start, dtype="int32") if compiled else start
-        kept = None if mask is None else ops.convert_to_tensor(mask[:, part])
-        given = [] if inputs is None else [{k: v[:, part] for k, v in inputs.items()}]
-        arguments = [state, *([place] if is_cached else []), kept, *given]
-        output, state = step(ops.convert_to_tensor(x[:, part]), *arguments)
-        outputs.append(to_numpy(output))
-        start += size
-    assert start == x.shape[1]
-    assert [tuple(leaf.shape) for leaf in keras.tree.flatten(state)] == shapes
-    return np.concatenate(outputs, axis=1)
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_64_tokens_equal_the_full_pass(name):
     kind, options, prompt = FORMS[name]
     layer, x = layer_of(kind, **options), tokens(64)
     sizes = [prompt] + [1] * (64 - prompt)
-    outputs = decoded(layer, x, sizes, max_length=70, compiled=True)
-    np.testing.assert_allclose(outputs, full_pass(layer, x), atol=1e-5)
+    state = initial_state(layer, 2, 70)
+    outputs, _ = decoded(layer, x, sizes, state=state, compiled=True)
+    np.testing.assert_allclose(to_numpy(outputs), full_pass(layer, x), atol=1e-5)
 
 
 @pytest.mark.slow_on("jax")
@@ -104,8 +82,8 @@ def test_prompts_windows_groups_and_padding(kind, sizes, window, groups, use_gat
         "any": generator.random((2, 8)) < 0.6,
     }[padding]
     x = tokens(8, seed=seed)
-    outputs = decoded(layer, x, sizes, mask, max_length=11)
-    np.testing.assert_allclose(outputs, full_pass(layer, x, mask), atol=1e-5)
+    outputs, _ = decoded(layer, x, sizes, mask, state=initial_state(layer, 2, 11))
+    np.testing.assert_allclose(to_numpy(outputs), full_pass(layer, x, mask), atol=1e-5)
 
 
 @pytest.mark.slow_on("jax")
@@ -118,8 +96,8 @@ def test_parts_of_any_length_with_padding_and_segments(name, sizes, seed):
     mask = generator.random(x.shape[:2]) < 0.7
     ids = np.sort(generator.integers(0, 4, x.shape[:2])).astype("int32")
     inputs = {"segment_ids": ids} if name == "packed" else None
-    outputs = decoded(layer, x, sizes, mask, inputs)
-    np.testing.assert_allclose(outputs, full_pass(layer, x, mask, inputs), atol=1e-5)
+    outputs, _ = decoded(layer, x, sizes, mask, inputs)
+    np.testing.assert_allclose(to_numpy(outputs), full_pass(layer, x, mask, inputs), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", CACHED)
@@ -137,15 +115,42 @@ def test_right_padded_prompts_are_written_over(kind):
     np.testing.assert_allclose(np.concatenate(outputs, axis=1), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("kind", "held"), [(GFA, 0.0), (P_LAPLACIAN, np.nan)])
+def test_prompts_see_neither_padding_nor_what_the_cache_held(kind, held, window):
+    layer, x = layer_of(kind, sliding_window=window), tokens(7)
+    mask = np.arange(7)[None] >= np.array([[3], [1]])
+    rows = ops.convert_to_tensor(mask[:, :, None])
+
+    def outputs(x):
+        cache = layer.get_initial_cache(2, 9)
+        cache["signals"] = ops.full_like(cache["signals"], held)
+        return ops.where(rows, layer.decode(x, cache, 0, mask)[0], 0.0)
+
+    found = []
+    for value in (1.0, 1e15, np.nan):
+        changed = np.where(mask[:, :, None], x, np.float32(value))
+        if BACKEND == "tensorflow":  # which has no gradient of `slice_update`
+            found.append((to_numpy(outputs(ops.convert_to_tensor(changed))),))
+        else:
+            outcome, gradients = value_and_gradients(outputs, changed)
+            found.append((outcome, gradients[0]))
+            assert (gradients[0][~mask] == 0).all()
+    for other in found[1:]:
+        for one, right in zip(other, found[0], strict=True):
+            np.testing.assert_array_equal(one, right)
+    assert np.abs(found[0][0]).max() > 0
+
+
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", ["order 3", "p-Laplacian", "AGF"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.05), ("float16", 0.01)])
 def test_half_precision(name, dtype, tolerance):
     kind, options, _ = FORMS[name]
     layer, x = layer_of(kind, dtype=f"mixed_{dtype}", **options), tokens(64)
-    outputs, expected = decoded(layer, x, [32] + [4] * 8), full_pass(layer, x)
-    np.testing.assert_allclose(outputs, expected, atol=tolerance * np.abs(expected).max())
-    state = layer.get_initial_cache(2, 9) if kind in CACHED else layer.get_initial_state(2)
+    (outputs, state), expected = decoded(layer, x, [32] + [4] * 8), full_pass(layer, x)
+    close = {"atol": tolerance * np.abs(expected).max()}
+    np.testing.assert_allclose(to_numpy(outputs), expected, **close)
     part = state["signals"] if kind in CACHED else state[0]
     kept = dtype if kind in CACHED else "float32"
     assert keras.backend.standardize_dtype(part.dtype) == kept

@@ -1,11 +1,9 @@
 """No examples, or no tokens, give outputs of that shape, or an error in words."""
 
-import keras
 import numpy as np
 import pytest
-from keras import ops
 
-from keras_graphattn import layers
+from tests.layers.decoding import decoded
 from tests.layers.unseen_cases import BATCH, CASES, CHANNELS, LENGTH, PER_EXAMPLE, mask_of
 from tests.numerics import randomise
 
@@ -63,13 +61,6 @@ def outcome(layer, x, call):
 
 @pytest.mark.parametrize("name", ["graph filter", "p-Laplacian, dense", "AGF, causal"])
 def test_decoding_without_examples(name):
-    layer = CASES[name].make()
-    x = np.zeros((0, 1, CHANNELS), "float32")
-    if isinstance(layer, layers.AttentiveGraphFilter):
-        state = (layer.get_initial_state(0),)
-    else:
-        state = (layer.get_initial_cache(0, 4), 0)
-    outputs, new = layer.decode(x, *state)
+    layer, x = CASES[name].make(), np.zeros((0, 4, CHANNELS), "float32")
+    outputs, _ = decoded(layer, x, [1] * 4)
     assert tuple(outputs.shape) == x.shape
-    shapes = [tuple(leaf.shape) for leaf in keras.tree.flatten(new)]
-    assert shapes == [tuple(ops.shape(leaf)) for leaf in keras.tree.flatten(state[0])]

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 
-from keras_graphattn import layers
 from tests.fuzz.cases_of_classes import (
     AT_CALL,
     LAYERS,
@@ -82,16 +81,3 @@ def test_a_mask_that_refused_its_first_signal_has_one_set_of_weights(name):
     made(SIGNAL, **inputs)
     fresh(SIGNAL, **inputs)
     assert [w[1] for w in weights(made)] == [w[1] for w in weights(fresh)]
-
-
-@pytest.mark.slow_on("jax")
-def test_the_weights_of_a_layer_that_was_refused_load_elsewhere(tmp_path):
-    x = np.random.default_rng(0).normal(size=(2, 4, 6)).astype("float32")
-    made = layers.GraphFilterAttention(2, 3)
-    with pytest.raises(ValueError, match="length"):
-        made(x, x[:, :3])
-    model = keras.Sequential([keras.Input((4, 6)), made])
-    model.save_weights(tmp_path / "model.weights.h5")
-    other = keras.Sequential([keras.Input((4, 6)), layers.GraphFilterAttention(2, 3)])
-    other.load_weights(tmp_path / "model.weights.h5")
-    np.testing.assert_allclose(other.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)

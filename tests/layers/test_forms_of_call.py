@@ -182,12 +182,6 @@ def test_masks_that_keras_finds_are_no_part_of_a_functional_model(tmp_path):
     np.testing.assert_allclose(to_numpy(loaded(IDS)), to_numpy(model(IDS)), atol=1e-6)
 
 
-def test_two_names_of_one_mask_are_refused():
-    x = embedding()(IDS)
-    with pytest.raises(ValueError, match="`mask` and `query_mask` are two names of one mask"):
-        layers.GraphFilterAttention(HEADS, SIZE)(x, mask=REAL, query_mask=REAL)
-
-
 @pytest.mark.parametrize(
     "name", ["graph filter", "AGF, causal", "kernel, causal, squared ReLU, filter"]
 )

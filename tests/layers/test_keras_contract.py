@@ -2,7 +2,7 @@
 
 Each layer that starts as plain attention is given the weights of Keras' own layer and called in the
 same way. What differs on purpose stands in guides/differences_from_keras.md; the last tests check
-each row of that table.
+the rows of that table, and `test_refusals.py` those of calls that are refused.
 """
 
 import functools
@@ -21,7 +21,7 @@ from keras_graphattn.layers import (
     PLaplacianAttention,
     ScaledHighFrequencyAttention,
 )
-from keras_graphattn.masks import Exponential, Tree
+from keras_graphattn.masks import Exponential
 from tests.numerics import to_numpy
 
 BATCH, LENGTH, WIDTH, HEADS, SIZE = 2, 5, 6, 2, 4
@@ -218,12 +218,6 @@ def test_symbolic_calls(name):
     assert_equal(model.predict(x, verbose=0), stock(x, x, use_causal_mask=True))
 
 
-def test_graph_kernel_attention_says_that_it_attends_over_one_axis():
-    layer = GraphKernelAttention(HEADS, SIZE, mask=Tree([-1, 0, 1, 1, 0]))
-    with pytest.raises(ValueError, match=r"attends over one axis.*query\.shape"):
-        layer(random(BATCH, 3, LENGTH, WIDTH))
-
-
 EVERY_LAYER = {
     "graph filter": GraphFilterAttention,
     "graph filter, groups": functools.partial(GraphFilterAttention, num_key_value_heads=1),
@@ -326,11 +320,6 @@ def test_keras_layer_test(kind, options):
 # What guides/differences_from_keras.md says
 
 
-def test_difference_cross_attention_is_refused():
-    with pytest.raises(ValueError, match=r"square|same length"):
-        GraphFilterAttention(HEADS, SIZE)(random(2, 5, WIDTH), random(2, 3, WIDTH))
-
-
 def test_difference_a_row_that_sees_nothing_is_zero():
     x = random(BATCH, LENGTH, WIDTH)
     stock, ours = twins(GraphFilterAttention, [x.shape, x.shape], use_bias=False)
@@ -354,14 +343,6 @@ def test_difference_a_mask_per_head_joins_the_token_masks():
     assert_equal(
         ours(x, x, attention_mask=heads, value_mask=keys), stock(x, x, attention_mask=joined)
     )
-
-
-@pytest.mark.slow_on("jax")
-def test_difference_token_masks_belong_to_one_attention_axis():
-    x = random(BATCH, 3, 4, WIDTH)
-    layer = GraphFilterAttention(HEADS, SIZE, attention_axes=(1, 2))
-    with pytest.raises(ValueError, match="Pass one `attention_mask`"):
-        layer(x, x, use_causal_mask=True)
 
 
 def test_difference_a_given_query_mask_is_used():

@@ -7,15 +7,18 @@ import pickle
 import keras
 import numpy as np
 import pytest
+import torch
+from keras import ops
 
 from keras_graphattn import feature_maps, layers, masks
 from keras_graphattn.feature_maps import FEATURE_MAPS
 from keras_graphattn.filters import FILTERS
+from tests import reference, reference_kernel
 from tests.fuzz import cases_of_classes
-from tests.layers.capabilities import ROWS, TOKENS, Row, model_of
+from tests.layers.capabilities import ROWS, TOKENS, Row, chain, model_of
 from tests.layers.twins import FORMS
-from tests.layers.unseen_cases import CASES, CHANNELS, HEADS, LENGTH, MASKS, PER_EXAMPLE, SIZE
-from tests.numerics import randomise, to_numpy
+from tests.layers.unseen_cases import CASES, HEADS, LENGTH, MASKS, SIZE, scene
+from tests.numerics import assert_close, randomise, reference_weights, to_numpy
 
 
 def from_file(model, folder):
@@ -77,18 +80,9 @@ def test_a_mask_that_is_built_by_hand_gets_the_path_of_its_layer(name):
 
 
 def attending(*attention):
-    """A model of layers one after the other, and its inputs."""
-    tokens = keras.Input((LENGTH, CHANNELS), name="tokens")
-    mask = getattr(attention[0], "mask", None)
-    given = {name: PER_EXAMPLE[name] for name in getattr(mask, "inputs_at_call", ())}
-    inputs = {
-        name: keras.Input(array.shape[1:], dtype=array.dtype.name, name=name)
-        for name, array in given.items()
-    }
-    outputs = tokens
-    for layer in attention:
-        outputs = layer(outputs, mask_inputs=inputs) if inputs else layer(outputs)
-    model = keras.Model({"tokens": tokens, **inputs}, outputs)
+    """A model of layers one after the other with random weights, and its inputs."""
+    given = scene("", "example", attention[0]).call.get("mask_inputs", {})
+    model = chain(attention, given)
     randomise(model)
     return model, {"tokens": TOKENS, **given}
 
@@ -147,6 +141,25 @@ def test_orbax_folders_hold_the_weights_of_masks(tmp_path):
     model.fit(inputs, np.zeros(TOKENS.shape), verbose=0, callbacks=[callback])
     again = keras.saving.load_model(tmp_path)
     np.testing.assert_allclose(to_numpy(again(inputs)), to_numpy(model(inputs)), atol=1e-6)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+def squares(x):
+    """Features of the user's own, more of them than channels."""
+    return ops.concatenate([ops.square(x), ops.relu(x)], axis=-1)
+
+
+def test_features_of_the_users_own(tmp_path):
+    def make():
+        return KERNEL(HEADS, SIZE, feature_map=squares)
+
+    layer, _ = Row(make, None).built()
+    weights, inputs = reference_weights(layer), torch.tensor(TOKENS).double()
+    query, key, value = reference.projections(inputs, weights)
+    phi = (torch.cat([z**2, z.clamp(min=0.0)], dim=-1) for z in (query, key))
+    heads = reference_kernel.masked_kernel_attention(*phi, value, torch.ones(()))
+    assert_close(to_numpy(layer(TOKENS)), reference.project_out(heads, weights).numpy(), 1e-5)
+    assert_made_again(*model_of(Row(make, None)), tmp_path, ("file", "clone"))
 
 
 TOKENS_OF, SIGNALS_OF = (2, 4, 6), (None, 4, cases_of_classes.N, SIZE)
@@ -230,6 +243,11 @@ def test_features_that_are_drawn_again_follow_the_random_seed():
         found.append([to_numpy(layer.directions)])
     assert are_equal(found[0], found[1])
     assert not are_equal(found[0], found[2])
+    before = to_numpy(layer(TOKENS))
+    layer.redraw_features(seed=5)
+    assert (to_numpy(layer(TOKENS)) != before).any()
+    with pytest.raises(ValueError, match="draws weights at random"):
+        KERNEL(HEADS, SIZE).redraw_features()
 
 
 @pytest.mark.parametrize("kind", [masks.RandomWalk, masks.GraphRandomFeatures])

@@ -1,11 +1,11 @@
 """Layers with a mask that takes inputs: errors when called, NaN in one example when compiled."""
 
-import keras
 import numpy as np
 import pytest
 
 from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
 from tests.call_inputs import BAD, BATCH, FIRST, LENGTH, MASKS, batch_for, made, wrong_batches
+from tests.layers.capabilities import chain
 from tests.numerics import BACKEND, randomise
 
 OTHERS = [example for example in range(BATCH) if example != BAD]
@@ -14,14 +14,20 @@ LAYERS = {
     "kernel": (MaskedKernelAttention, {}),
     "filtered": (MaskedKernelAttention, {"filter": "first_order"}),
     "graph kernel": (GraphKernelAttention, {}),
+    "dynamic walks": (GraphKernelAttention, {"dynamic_walks": True}),
 }
+CASES = [
+    (kind, name)
+    for kind in LAYERS
+    for name in FIRST
+    if kind != "dynamic walks" or name == "RandomWalk"
+]
 ALWAYS = [("kernel", "Tree plain"), ("graph kernel", "RandomWalk")]
 COMPILED = [
     pytest.param(
         kind, name, marks=[] if BACKEND == "torch" or (kind, name) in ALWAYS else pytest.mark.slow
     )
-    for kind in LAYERS
-    for name in FIRST
+    for kind, name in CASES
 ]
 
 
@@ -33,17 +39,7 @@ def layer_of(kind, name):
     return layer
 
 
-def model_of(layer, inputs):
-    tokens = keras.Input((LENGTH, 5), name="tokens")
-    others = {
-        name: keras.Input(array.shape[1:], dtype=array.dtype, name=name)
-        for name, array in inputs.items()
-    }
-    return keras.Model({"tokens": tokens, **others}, layer(tokens, mask_inputs=others))
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize(("kind", "name"), CASES)
 def test_called_as_a_function(kind, name):
     layer = layer_of(kind, name)
     for inputs in wrong_batches(name).values():
@@ -56,7 +52,7 @@ def test_in_a_compiled_model(kind, name, monkeypatch):
     if BACKEND == "torch":  # its models are not compiled: values are kept from their eyes
         monkeypatch.setattr("keras_graphattn.masks.inputs.known_value", lambda given: None)
     right = batch_for(made(name))
-    model = model_of(layer_of(kind, name), right)
+    model = chain([layer_of(kind, name)], right, TOKENS.shape)
     outputs = model.predict({"tokens": TOKENS, **right}, verbose=0)
     assert np.isfinite(outputs).all()
     for wrong, inputs in wrong_batches(name).items():

@@ -75,12 +75,6 @@ def test_an_array_for_a_mask_hears_of_entries(kind, convert):
         kind(2, 4, mask=convert(np.ones((3, 3), "float32")))
 
 
-@pytest.mark.parametrize("name", ["first_ordr", "singular_vlues"])
-def test_a_misspelt_filter_of_singular_values(name):
-    with pytest.raises(ValueError, match="Did you mean"):
-        layers.AttentiveGraphFilter(2, 4, filter=name)
-
-
 @pytest.mark.parametrize(
     "read",
     [

@@ -1,9 +1,10 @@
 """Every layer in half precision: close to float32, finite at its limits, loss scaling in `fit`."""
 
+from contextlib import contextmanager
+
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 import keras_graphattn
 from benchmarks.precision import CASES, PRECISIONS, built, compare, outputs_and_gradients, tokens
@@ -11,14 +12,13 @@ from keras_graphattn.filters import FirstOrder
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     GraphFilterAttention,
-    GraphKernelAttention,
     MaskedKernelAttention,
-    PLaplacianAttention,
-    ScaledHighFrequencyAttention,
 )
-from keras_graphattn.masks import Causal, Exponential, RandomWalk, Toeplitz
+from keras_graphattn.masks import Exponential
 from tests.fuzz.cases_of_classes import TOKEN_LAYERS
 from tests.layers.capabilities import LAYERS, TOKENS
+from tests.layers.decoding import decoded
+from tests.layers.unseen_cases import CASES as LARGE
 from tests.numerics import BACKEND, assert_close, to_numpy
 
 OURS = [name for name in CASES if "Keras" not in name]
@@ -44,53 +44,39 @@ def test_outputs_and_gradients_are_close_to_float32(name, precision):
     assert gradients < max(TOLERANCE[precision][1], KINK if name.startswith("kernel") else 0.0)
 
 
-RING = [[i, (i + 1) % 32] for i in range(32)]
-EXTREMES = {
-    "filter_dense": lambda: GraphFilterAttention(2, 16, attention_path="dense"),
-    "filter_blockwise": lambda: GraphFilterAttention(2, 16, attention_path="blockwise"),
-    "filter_fused": lambda: GraphFilterAttention(2, 16, attention_path="fused"),
-    "filter_chebyshev": lambda: GraphFilterAttention(2, 16, filter="chebyshev", order=2),
-    "high_frequency": lambda: ScaledHighFrequencyAttention(2, 16),
-    "p_laplacian": lambda: PLaplacianAttention(2, 16, attention_path="dense"),
-    "p_laplacian_blockwise": lambda: PLaplacianAttention(2, 16, attention_path="blockwise"),
-    "agf": lambda: AttentiveGraphFilter(2, 16),
-    "agf_causal": lambda: AttentiveGraphFilter(2, 16, causal=True),
-    "kernel": lambda: MaskedKernelAttention(2, 16),
-    "favor": lambda: MaskedKernelAttention(2, 16, feature_map="favor", mask=Causal()),
-    "exponential": lambda: MaskedKernelAttention(2, 16, mask=Exponential()),
-    "toeplitz": lambda: MaskedKernelAttention(2, 16, mask=Toeplitz(32)),
-    "graph": lambda: GraphKernelAttention(2, 16, mask=RandomWalk(RING)),
-    "graph, dynamic": lambda: GraphKernelAttention(
-        2, 16, mask=RandomWalk(RING), dynamic_walks=True
-    ),
-    "graph, favor": lambda: GraphKernelAttention(2, 16, mask=RandomWalk(RING), feature_map="favor"),
-    "graph, additive": lambda: GraphKernelAttention(2, 16, mask=Exponential(), score="additive"),
-}
+EXTREMES = [
+    *("graph filter", "graph filter, blockwise", "graph filter, fused", "graph filter, Jacobi"),
+    *("high frequencies", "p-Laplacian, dense", "p-Laplacian, blockwise", "AGF", "AGF, causal"),
+    *("kernel, no mask, ReLU", "kernel, Causal, chunked", "kernel, Exponential, chunked"),
+    *("kernel, Toeplitz, fft", "GKAT, RandomWalk", "GKAT, dynamic walks, RandomWalk"),
+    *("GKAT, factored, RandomWalk", "GKAT, additive, RandomWalk"),
+]
 
 
-def with_large_scores(make, largest):
-    """A float16 layer whose largest score is about this number, and its tokens."""
+def with_large_scores(make, largest, x):
+    """A float16 layer whose largest score for these tokens is about this number."""
     with _policy("mixed_float16"):
         layer = make()
-        layer.build((2, 32, 64))
-    x, kernels = tokens(32), [layer.query_dense.kernel, layer.key_dense.kernel]
+        layer.build(x.shape)
+    kernels = [layer.query_dense.kernel, layer.key_dense.kernel]
     query, key = (np.einsum("btd,dnh->btnh", x, to_numpy(kernel)) for kernel in kernels)
-    score = np.abs(np.einsum("btnh,bsnh->bnts", query, key)).max() / 4.0
+    score = np.abs(np.einsum("btnh,bsnh->bnts", query, key)).max() / query.shape[-1] ** 0.5
     for kernel in kernels:
         kernel.assign(to_numpy(kernel) * np.sqrt(largest / score))
-    return layer, x
+    return layer
 
 
 @pytest.mark.parametrize("largest", [4e4, 1.6e5, 1e6])
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n == "filter_dense" else COMPILED) for n in EXTREMES],
+    [pytest.param(n, marks=[] if n == "graph filter" else COMPILED) for n in EXTREMES],
 )
 def test_scores_beyond_float16_and_rows_without_keys_stay_finite(name, largest):
-    layer, x = with_large_scores(EXTREMES[name], largest)
-    mask = np.ones((2, 32), bool)
-    mask[0, 20:], mask[1] = False, False
-    outputs, gradients = outputs_and_gradients(layer, x, 2.0**8, query_mask=mask, value_mask=mask)
+    layer = with_large_scores(LARGE[name].make, largest, TOKENS)
+    mask = np.ones(TOKENS.shape[:2], bool)
+    mask[0, 10:], mask[1] = False, False
+    call = {"query_mask": mask, "value_mask": mask}
+    outputs, gradients = outputs_and_gradients(layer, TOKENS, 2.0**8, **call)
     assert np.isfinite(outputs).all()
     assert all(np.isfinite(gradient).all() for gradient in gradients)
     assert (outputs[~mask] == 0).all()
@@ -103,14 +89,10 @@ def test_paths_and_decoding_agree_on_large_scores():
     for path in GraphFilterAttention.paths:
         options = {"attention_path": path, "block_size": 5, "filter": filter}
         keras.utils.set_random_seed(1)
-        layer, x = with_large_scores(lambda o=options: GraphFilterAttention(2, 16, **o), 1.6e5)
-        x = ops.convert_to_tensor(x)
+        x = tokens(32)
+        layer = with_large_scores(lambda o=options: GraphFilterAttention(2, 16, **o), 1.6e5, x)
         outputs[path] = to_numpy(layer(x, use_causal_mask=True, value_mask=padded))
-        cache, parts = layer.get_initial_cache(2, 32), []
-        for part in (slice(0, 9), slice(9, 32)):
-            decoded, cache = layer.decode(x[:, part], cache, part.start, padded[:, part])
-            parts.append(to_numpy(decoded))
-        outputs[path, "decoding"] = np.concatenate(parts, axis=1)
+        outputs[path, "decoding"] = to_numpy(decoded(layer, x, (9, 23), padded)[0])
     for found in outputs.values():
         assert np.isfinite(found).all()
         np.testing.assert_allclose(found[padded], outputs["dense"][padded], rtol=0, atol=1e-2)
@@ -178,17 +160,12 @@ def test_converted_keras_hub_model(attention, precision):
     assert error < TOLERANCE[precision][0]
 
 
-class _policy:
+@contextmanager
+def _policy(name):
     """The dtype policy of layers made in here."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def __enter__(self):
-        keras.config.set_dtype_policy(self.name)
-
-    def __exit__(self, *error):
-        keras.config.set_dtype_policy("float32")
+    keras.config.set_dtype_policy(name)
+    yield
+    keras.config.set_dtype_policy("float32")
 
 
 def test_the_cases_reach_all_layers():
@@ -213,8 +190,7 @@ def test_a_projection_with_a_dtype_of_its_own(name, dtype, own):
         assert getattr(mixed, f"{part}_dense").compute_dtype == own
         assert_close(to_numpy(mixed(TOKENS, **call)), expected, 5e-2, what=part)
         if hasattr(layer, "get_initial_cache"):
-            found, decoded = (
-                x.decode(TOKENS, x.get_initial_cache(len(TOKENS), TOKENS.shape[1]), 0)[0]
-                for x in (mixed, layer)
+            found, right = (
+                to_numpy(decoded(x, TOKENS, [TOKENS.shape[1]])[0]) for x in (mixed, layer)
             )
-            assert_close(to_numpy(found), to_numpy(decoded), 5e-2, what=part)
+            assert_close(found, right, 5e-2, what=part)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_graphattn.filters import FILTERS, Chebyshev, FirstOrder, Jacobi
+from keras_graphattn.filters import FILTERS, Chebyshev, Jacobi
 from keras_graphattn.filters.filter import STARTS
 from keras_graphattn.filters.polynomial import recurrence
 from keras_graphattn.layers import (
@@ -76,19 +76,3 @@ def test_agf_starts_with_large_singular_values_damped(alpha, beta):
     g = 1.0 + np.tanh(theta[0]) * (slope * S + offset)
     assert np.all(theta[1:] == 0.0)
     np.testing.assert_allclose(np.diff(g), -abs(slope) / 8.0, rtol=1e-5)
-
-
-def test_a_start_together_with_coefficients_is_refused():
-    with pytest.raises(ValueError, match="give only one of the two"):
-        FirstOrder(start="high_pass", initial_coefficients={"identity": 1.0})
-    with pytest.raises(ValueError, match="`start` must be one of"):
-        FirstOrder(start="sharp")
-
-
-def test_starts_that_singular_values_do_not_have_are_refused():
-    with pytest.raises(ValueError, match="weight of P_0 is 1"):
-        AttentiveGraphFilter(2, 3, filter=Jacobi(start="high_pass"), learned_constant=True)
-    with pytest.raises(ValueError, match="`start` of a filter of singular values"):
-        AttentiveGraphFilter(2, 3, filter=Jacobi(start="band_pass"))
-    with pytest.raises(ValueError, match="its own weights theta"):
-        AttentiveGraphFilter(2, 3, filter=Jacobi(1, initial_coefficients=[1.0, 0.0]))

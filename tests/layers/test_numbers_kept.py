@@ -7,118 +7,72 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_graphattn import layers, masks
+from tests.layers.decoding import decoded
+from tests.layers.unseen_cases import (
+    BATCH,
+    CASES,
+    CHANNELS,
+    LENGTH,
+    SPLIT,
+    kinds_of,
+    mask_of,
+    scene,
+)
 from tests.numerics import float64_on_jax, randomise, to_numpy
 
 pytestmark = pytest.mark.slow_on("jax")
 
-HEADS, SIZE, FEATURES, LENGTH = 2, 4, 6, 9
-SEGMENTS = np.repeat([[0, 1, 2]], 3, axis=1).repeat(2, axis=0)
-
-MASKS = {
-    "none": lambda **options: None,
-    "causal": masks.Causal,
-    "segments": masks.Segments,
-    "exponential": masks.Exponential,
-    "causal exponential": lambda **options: masks.Exponential(causal=True, **options),
-    "causal segments": lambda **options: masks.Product(
-        [masks.Causal(**options), masks.Segments(**options)], **options
-    ),
-}
+DENSE = ("graph filter", "p-Laplacian", "AGF", "high frequencies", "ContraNorm")
+FACTORED = ("no mask", "causal", "Causal", "Segments", "Exponential", "Product, segments")
+NAMES = [name for name in CASES if name.startswith(DENSE)]
+NAMES += [name for name in CASES if name.startswith(tuple(f"kernel, {x}" for x in FACTORED))]
+NAMES += ["GKAT, Exponential", "GKAT, Segments", "GKAT, factored, Segments"]
+GRAPHS = ["GKAT, additive, RandomWalk", "GKAT, dynamic walks, RandomWalk"]
 
 
-def kernel(mask, **options):
-    def make(dtype):
-        return layers.MaskedKernelAttention(
-            HEADS, SIZE, mask=MASKS[mask](dtype=dtype), dtype=dtype, **options
-        )
-
-    return make
-
-
-def of(kind, **options):
-    return lambda dtype: kind(HEADS, SIZE, dtype=dtype, **options)
-
-
-LAYERS = {
-    "GFSA dense": of(layers.GraphFilterAttention),
-    "GFSA blockwise": of(layers.GraphFilterAttention, attention_path="blockwise", block_size=4),
-    "GFSA fused": of(layers.GraphFilterAttention, attention_path="fused"),
-    "GFSA chebyshev": of(layers.GraphFilterAttention, filter="chebyshev"),
-    "p-LaT dense": of(layers.PLaplacianAttention, p=[1.5, 2.5], attention_path="dense"),
-    "p-LaT blockwise": of(layers.PLaplacianAttention, attention_path="blockwise", block_size=4),
-    "p-LaT drop": of(layers.PLaplacianAttention, p=1.2, diagonal="drop"),
-    "AGF": of(layers.AttentiveGraphFilter, order=2),
-    "AGF learned constant": of(layers.AttentiveGraphFilter, learned_constant=True),
-    "AGF causal": of(layers.AttentiveGraphFilter, causal=True),
-    "GKAT": lambda dtype: layers.GraphKernelAttention(
-        HEADS, SIZE, mask=masks.Exponential(dtype=dtype), dtype=dtype
-    ),
-    "GKAT additive": lambda dtype: layers.GraphKernelAttention(
-        HEADS, SIZE, mask=masks.Exponential(dtype=dtype), score="additive", dtype=dtype
-    ),
-    "GKAT dynamic walks": lambda dtype: layers.GraphKernelAttention(
-        HEADS,
-        SIZE,
-        mask=masks.RandomWalk(np.argwhere(np.tri(LENGTH, k=-1)), learn_decay=True, dtype=dtype),
-        dynamic_walks=True,
-        dtype=dtype,
-    ),
-    "GKAT segments": lambda dtype: layers.GraphKernelAttention(
-        HEADS, SIZE, mask=masks.Segments(dtype=dtype), feature_map="favor", dtype=dtype
-    ),
-    "AttnScale": of(layers.ScaledHighFrequencyAttention),
-    "ContraNorm": lambda dtype: layers.ContraNorm(dtype=dtype),
-    "kernel elu": kernel("none", feature_map="elu"),
-    "kernel squared_relu": kernel("none", feature_map="squared_relu"),
-    "kernel favor": kernel("none", feature_map="favor"),
-    "kernel dense": kernel("none", path="dense"),
-    "kernel filtered": kernel("none", filter="first_order"),
-    "kernel favor causal": kernel("causal", feature_map="favor"),
-    **{
-        f"kernel {mask} {path}": kernel(mask, path=path)
-        for mask in MASKS
-        for path in ("dense", "blockwise", "chunked")
-        if mask != "none"
-    },
-}
-
-
-def sees(name):
-    """Which tokens a row may see."""
-    seen = np.ones((LENGTH, LENGTH), bool)
-    if "causal" in name:
-        seen = np.tril(seen)
-    if "segments" in name:
-        seen &= SEGMENTS[0][:, None] == SEGMENTS[0][None]
-    return seen
-
-
-def arguments(name):
-    return {"mask_inputs": {"segment_ids": SEGMENTS}} if "segments" in name else {}
+def sees(name, place):
+    """The rows that may see this one of the tokens before `SPLIT`."""
+    layer, rows = CASES[name].make(), np.arange(LENGTH)
+    seen = np.ones(LENGTH, bool)
+    if getattr(layer, "causal", False) or getattr(mask_of(layer), "is_causal", False):
+        seen &= rows >= place
+    if getattr(layer, "sliding_window", None):
+        seen &= np.abs(rows - place) < layer.sliding_window
+    return seen & (rows < SPLIT) if "segment" in kinds_of(name) else seen
 
 
 def tokens(seed=0):
-    return np.random.default_rng(seed).standard_normal((2, LENGTH, FEATURES))
+    return np.random.default_rng(seed).standard_normal((BATCH, LENGTH, CHANNELS))
+
+
+def in_dtype(config, dtype):
+    """A configuration with this dtype, for its masks too."""
+    if isinstance(config, dict):
+        changed = {key: in_dtype(value, dtype) for key, value in config.items()}
+        return {**changed, "dtype": dtype} if "dtype" in config else changed
+    return [in_dtype(one, dtype) for one in config] if isinstance(config, list) else config
 
 
 def built(name, dtype):
-    layer = LAYERS[name](dtype)
-    layer(ops.convert_to_tensor(tokens().astype(dtype)), **arguments(name))
+    """The layer with random weights, and the arguments that its call needs."""
+    layer = CASES[name].make()
+    layer = type(layer).from_config(in_dtype(layer.get_config(), dtype))
+    call = scene(name, "example", layer).call
+    layer(ops.convert_to_tensor(tokens().astype(dtype)), **call)
     randomise(layer)
-    return layer
+    return layer, call
 
 
 @pytest.mark.parametrize("way", ["dtype", "floatx"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*NAMES, *GRAPHS])
 def test_float64_is_float64_throughout(name, way):
     """Steps of 1e-6: with a float32 number within, their slopes would be noise of 10 %."""
     with float64_on_jax(), floatx("float64" if way == "floatx" else "float32"):
-        layer = built(name, "float64")
+        layer, call = built(name, "float64")
         x, direction, slopes = tokens(), tokens(1), []
 
         def outputs(x):
-            value = layer(ops.convert_to_tensor(x), **arguments(name))
+            value = layer(ops.convert_to_tensor(x), **call)
             assert keras.backend.standardize_dtype(value.dtype) == "float64"
             return np.asarray(ops.convert_to_numpy(value))
 
@@ -129,26 +83,19 @@ def test_float64_is_float64_throughout(name, way):
     assert np.abs(slopes[0] - slopes[1]).max() < 1e-6 * np.abs(slopes[0]).max()
 
 
-DECODED = ["GFSA dense", "GFSA chebyshev", "p-LaT dense", "p-LaT drop", "AGF causal"]
-DECODED += ["kernel elu", "kernel favor", "kernel filtered", "kernel causal exponential chunked"]
+DECODED = ["graph filter", "graph filter, Jacobi", "p-Laplacian, dense", "AGF, causal"]
+DECODED += ["p-Laplacian, diagonal dropped", "kernel, Exponential, causal, chunked"]
+DECODED += [f"kernel, no mask, {form}" for form in ("ReLU", "dense", "filter")]
 
 
 @pytest.mark.parametrize("name", DECODED)
 def test_decoding_in_float64_is_the_full_pass(name):
     with float64_on_jax():
-        layer, x = built(name, "float64"), ops.convert_to_tensor(tokens())
+        (layer, _), x = built(name, "float64"), ops.convert_to_tensor(tokens())
         full = layer(x, use_causal_mask=True)
-        if hasattr(layer, "get_initial_cache"):
-            state, places = layer.get_initial_cache(2, LENGTH), True
-        else:
-            state, places = layer.get_initial_state(2), False
-        found = []
-        for t in range(LENGTH):
-            now, state = layer.decode(x[:, t : t + 1], state, *([t] if places else []))
-            found.append(now)
-            for leaf in keras.tree.flatten(state):
-                assert keras.backend.standardize_dtype(leaf.dtype) in ("float64", "bool", "int32")
-        found = ops.concatenate(found, axis=1)
+        found, state = decoded(layer, x, [1] * LENGTH)
+        for leaf in keras.tree.flatten(state):
+            assert keras.backend.standardize_dtype(leaf.dtype) in ("float64", "bool", "int32")
         assert keras.backend.standardize_dtype(found.dtype) == "float64"
         full, found = (np.asarray(ops.convert_to_numpy(x)) for x in (full, found))
     np.testing.assert_allclose(found, full, atol=1e-12 * np.abs(full).max())
@@ -162,20 +109,23 @@ def floatx(dtype):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_rows_that_see_nan_or_inf_are_not_finite(name, bad):
-    layer, x, place = built(name, "float32"), tokens().astype("float32"), 4
+    (layer, call), x, place = built(name, "float32"), tokens().astype("float32"), 4
     x[0, place] = bad
-    outputs = to_numpy(layer(x, **arguments(name)))
-    assert not np.isfinite(outputs[0, sees(name)[:, place]]).any()
+    outputs = to_numpy(layer(x, **call))
+    assert not np.isfinite(outputs[0, sees(name, place)]).any()
     assert np.isfinite(outputs[1]).all()  # another example
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "ContraNorm"])
-def test_rows_that_see_nothing_are_zero_beside_nan(name):
-    layer, x = built(name, "float32"), tokens().astype("float32")
-    layer.output_dense.bias.assign(np.zeros(FEATURES))
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "ContraNorm"])
+def test_rows_that_see_nothing_are_the_bias(name):
+    (layer, call), x = built(name, "float32"), tokens().astype("float32")
+    bias = to_numpy(layer.output_dense.bias)
+    keys = np.array([[True] * LENGTH, [False] * LENGTH])
+    outputs = to_numpy(layer(x, value_mask=keys, **call))
+    assert (outputs[1] == bias).all()
     x[:, 4] = np.nan
-    mask = np.arange(LENGTH)[None] < np.array([[7], [9]])
-    outputs = to_numpy(layer(x, query_mask=mask, **arguments(name)))
-    assert (outputs[~mask] == 0.0).all()
+    rows = np.arange(LENGTH)[None] < np.array([[7], [9]])
+    outputs = to_numpy(layer(x, query_mask=rows, **call))
+    assert (outputs[~rows] == bias).all()

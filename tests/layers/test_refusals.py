@@ -1,5 +1,6 @@
 """Options that a layer cannot have are refused by its constructor, in words."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from keras_graphattn.layers import (
     PLaplacianAttention,
 )
 from keras_graphattn.masks import Causal, RandomWalk, Segments, Tree
-from tests.layers.twins import built, tokens
+from tests.layers.twins import EDGES, built, tokens, with_a_mask
 
 SAME_LENGTH = "same length"
 WALKS, TREE = RandomWalk(), Tree([-1, 0])
@@ -51,7 +52,6 @@ REFUSED = {
         ({"diagonal": "keep"}, '`diagonal` must be "smooth" or "drop"'),
         ({"attention_path": "fused"}, "`attention_path` must be one of"),
         ({"attention_path": "blockwise", "dropout": 0.1}, "only attention_path=.dense. forms"),
-        ({"flash_attention": True}, "flash"),
     ],
     AttentiveGraphFilter: [
         ({"order": 0}, r"`order`.*at least 1.*order=0"),
@@ -61,6 +61,14 @@ REFUSED = {
         ({"filter": "ones", "order": 3}, r"has no polynomial. Received: order=3"),
         ({"filter": "singular_values", "learned_constant": True}, "learned_constant=True"),
         ({"filter": "first_order", "learned_constant": True}, "weight of P_0 of a polynomial"),
+        (
+            {"filter": Jacobi(start="high_pass"), "learned_constant": True},
+            "weight of P_0 is 1",
+        ),
+        ({"filter": Jacobi(start="band_pass")}, "`start` of a filter of singular values"),
+        ({"filter": Jacobi(1, initial_coefficients=[1.0, 0.0])}, "its own weights theta"),
+        ({"filter": "first_ordr"}, "Did you mean"),
+        ({"filter": "singular_vlues"}, "Did you mean"),
         ({"learned_constant": 1}, "`learned_constant` must be True or False"),
         ({"causal": "yes"}, "`causal` must be a boolean"),
         ({"orthogonality_scaling": "sum"}, "`orthogonality_scaling` must be one of"),
@@ -69,7 +77,6 @@ REFUSED = {
         ({"orthogonality_weight": float("nan")}, "`orthogonality_weight`.*at least 0"),
         ({"attention_axes": 1}, "does not support `attention_axes`"),
         ({"sliding_window": 3}, "does not support `sliding_window`"),
-        ({"flash_attention": True}, "flash"),
     ],
     MaskedKernelAttention: [
         ({"mask": 3}, "`mask` must be one of"),
@@ -81,7 +88,6 @@ REFUSED = {
         ({"order": 2}, "is an option of a filter"),
         ({"filter": "cubic"}, "`filter` must be one of"),
         ({"sliding_window": 3}, "does not support `sliding_window`"),
-        ({"flash_attention": True}, "flash attention"),
     ],
     GraphKernelAttention: [
         ({"mask": None}, "mask"),
@@ -122,16 +128,36 @@ def test_wrong_scales_of_contra_norm(scale):
 
 
 GFA, P_LAPLACIAN, KERNEL = GraphFilterAttention, PLaplacianAttention, MaskedKernelAttention
+AGF, GKAT = AttentiveGraphFilter, GraphKernelAttention
 BLOCKWISE = {"attention_path": "blockwise"}
 IDS = {"mask_inputs": {"segment_ids": np.zeros((2, 16), int)}}
-SCORES, PAIRS = {"return_attention_scores": True}, {"attention_mask": np.ones((16, 16), bool)}
+PAIRS = {"attention_mask": np.ones((16, 16), bool)}
+MATRICES = ("return_attention_scores", "return_filter_matrix")
+SEEN, TWO_NAMES = np.ones((2, 16), bool), "`mask` and `query_mask` are two names of one mask"
+FEATURES = r"\(batch, length, features\)"
+NEVER, KEYS = r"never forms the attention matrix.*Received", r"shape \(B, 1, S\).*Received"
+FOLLOWED = {"mask": lambda: RandomWalk(EDGES, num_nodes=16), "dynamic_walks": True}
 CALLS = {  # the layer, what its call gets besides tokens, and the words of the error
     "rank": (GFA, {}, {"value": tokens()[0]}, "three dimensions|`value` must have"),
     "mask of one axis": (GFA, {}, {"attention_mask": np.ones(7, bool)}, r"attention_mask.*\(7,\)"),
     "filter, another length": (GFA, {}, {"value": tokens(5)}, r"same length.*cross-attention"),
     "p-Laplacian, another length": (P_LAPLACIAN, {}, {"value": tokens(5)}, SAME_LENGTH),
     "kernel, another length": (KERNEL, {"mask": Causal}, {"value": tokens(5)}, SAME_LENGTH),
-    "p-Laplacian, no matrix": (P_LAPLACIAN, BLOCKWISE, SCORES, "never forms the attention matrix"),
+    **{
+        f"{kind.__name__}, {path}, {name}": (kind, {"attention_path": path}, {name: True}, NEVER)
+        for kind, path, name in (
+            (P_LAPLACIAN, "blockwise", "return_attention_scores"),
+            *((GFA, path, name) for path in ("blockwise", "fused") for name in MATRICES),
+        )
+    },
+    "two names of one mask": (GFA, {}, {"mask": SEEN, "query_mask": SEEN}, TWO_NAMES),
+    "AGF, later tokens": (AGF, {}, {"use_causal_mask": True}, "is not causal"),
+    **{
+        f"AGF, pairs {shape}": (AGF, {}, {"attention_mask": np.ones(shape, bool)}, KEYS)
+        for shape in ((16, 16), (2, 16, 16), (2, 1, 16, 16))
+    },
+    "AGF, another length": (AGF, {"causal": True}, {"value": tokens(5)}, SAME_LENGTH),
+    "dynamic walks, pairs": (GKAT, FOLLOWED, PAIRS, "attention_mask"),
     "pairs in chunks": (KERNEL, {"mask": Causal, "path": "chunked"}, PAIRS, "forms the pairs.*Rec"),
     "inputs without a mask": (KERNEL, {}, IDS, "this layer has no mask"),
     "a mask without inputs": (KERNEL, {"mask": Segments}, {}, "segment_ids"),
@@ -141,14 +167,27 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
 @pytest.mark.parametrize("name", CALLS)
 def test_wrong_calls(name):
     kind, options, call, message = CALLS[name]
-    options = {key: value() if key == "mask" else value for key, value in options.items()}
+    layer = built(lambda: kind(4, 3, **with_a_mask(options)))
     with pytest.raises(ValueError, match=message):
-        built(lambda: kind(4, 3, **options))(tokens(), **call)
+        layer(tokens(), **call)
+    if call and set(call) <= set(MATRICES):
+        with pytest.raises(ValueError, match=message):
+            layer(keras.Input(tokens().shape[1:]), **call)
 
 
-def test_wrong_ranks():
-    for layer in (PLaplacianAttention(2, 4), GraphFilterAttention(2, 4)):
-        with pytest.raises(ValueError, match=r"over one axis|three dimensions"):
-            layer(np.zeros((1, 2, 3, 4) if isinstance(layer, PLaplacianAttention) else (3, 4)))
-    with pytest.raises(ValueError, match=r"`inputs` must have shape \(B, T, d\)"):
-        ContraNorm()(np.ones((2, 3), "float32"))
+RANKS = {
+    "p-Laplacian": (lambda: P_LAPLACIAN(2, 4), (1, 2, 3, 4), "over one axis|three dimensions"),
+    "graph filter": (lambda: GFA(2, 4), (3, 4), "over one axis|three dimensions"),
+    "graph filter, fused": (lambda: GFA(2, 4, attention_path="fused"), (1, 2, 3, 6), FEATURES),
+    "graph filter, groups": (lambda: GFA(2, 4, num_key_value_heads=1), (1, 2, 3, 6), FEATURES),
+    "AGF": (lambda: AGF(2, 4), (1, 2, 3, 4), "one axis"),
+    "GKAT": (lambda: GKAT(2, 4, mask=TREE), (1, 2, 3, 4), r"attends over one axis.*query\.shape"),
+    "ContraNorm": (ContraNorm, (2, 3), r"`inputs` must have shape \(B, T, d\)"),
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_wrong_ranks(name):
+    make, shape, message = RANKS[name]
+    with pytest.raises(ValueError, match=message):
+        make()(np.zeros(shape, "float32"))

@@ -3,10 +3,12 @@
 import keras
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keras_graphattn import layers
+from tests import reference
 from tests.layers.twins import CHANNELS, FORMS, HEADS, LENGTH, built, tokens
 from tests.numerics import (
     as_seen,
@@ -14,6 +16,7 @@ from tests.numerics import (
     assert_close,
     layer_reference,
     layer_value_and_gradients,
+    reference_weights,
     to_numpy,
 )
 from tests.random_masks import draw_masks
@@ -46,6 +49,18 @@ def check(name, length, floor=0.0, **call):
 @pytest.mark.parametrize(("name", "length"), CASES)
 def test_values_and_gradients(name, length):
     check(name, length)
+
+
+LONG = ("order 2", "monomial", "chebyshev", "jacobi", "blockwise", "fused")
+LONG += ("blockwise, Legendre, groups", "fused, Legendre, groups")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"graph filter, {form}" for form in LONG])
+def test_at_length(name):
+    length = 1000 if "order" in name else 500
+    seen = np.random.default_rng(1).random((2, length)) > 0.2
+    check(name, length, key_mask=seen, use_causal_mask=True)
 
 
 @pytest.mark.slow_on("jax")
@@ -89,3 +104,16 @@ def test_scores_are_the_matrix(name):
         symbolic = layer(keras.Input((LENGTH, CHANNELS)), return_attention_scores=True)
         shapes = [tuple(s.shape) for s in symbolic]
         assert shapes == [(None, LENGTH, CHANNELS), (None, HEADS, LENGTH, LENGTH)]
+
+
+@pytest.mark.parametrize("name", ["AGF, causal=False, default", "kernel, relu"])
+def test_cross_attention_reads_another_sequence(name):
+    layer, x, source = built(FORMS[name].make), tokens(7), tokens(5, seed=1)
+    outputs, matrix = layer(x, source, return_attention_scores=True)
+    assert tuple(matrix.shape) == (2, HEADS, 7, 5)
+    weights = reference_weights(layer)
+    _, _, values = reference.projections(torch.tensor(source).double(), weights)
+    heads = reference.apply_matrix(torch.tensor(to_numpy(matrix)), values)
+    assert_close(to_numpy(outputs), reference.project_out(heads, weights).numpy(), 1e-6)
+    if "kernel" in name:
+        np.testing.assert_allclose(to_numpy(matrix).sum(axis=-1), 1.0, atol=1e-6)

@@ -15,12 +15,13 @@ import torch
 from keras_graphattn import layers, masks
 from keras_graphattn.feature_maps import FEATURE_MAPS, Favor
 from keras_graphattn.filters import FILTERS
-from tests import reference, reference_dense, reference_kernel, reference_singular
+from tests import reference, reference_kernel
 from tests import reference_topology as topology
+from tests.filters import reference as filters
 from tests.layers.unseen_cases import CHANNELS, EDGES, LENGTH, PARENTS, PER_EXAMPLE, WALKS
 from tests.numerics import randomise, to_numpy
 from tests.random_masks import joined_mask, visible_keys
-from tests.reference import project, project_out
+from tests.reference import apply_matrix, attention_matrix, project, project_out, projections
 
 HEADS, SIZE = 4, 3
 GFA, P_LAPLACIAN = layers.GraphFilterAttention, layers.PLaplacianAttention
@@ -62,58 +63,70 @@ def sees(x, call, window=None):
     return torch.tensor(joined, dtype=torch.float64)
 
 
+def filtered(layer, matrix, weights):
+    """H of the layer's filter, with rows of 0 where the matrix has them."""
+    if layer.filter is None:
+        return matrix
+    sees_some = matrix.sum(-1, keepdim=True) > 0
+    return filters.matrix(layer.filter, matrix, weights) * sees_some
+
+
+def attended(layer, x, weights, call, matrix):
+    """The outputs for a matrix: padding has values of 0, also in its own row."""
+    _, _, value = projections(x, weights)
+    keys = visible_keys(call)
+    value = value if keys is None else value * torch.tensor(keys)[:, :, None, None]
+    return project_out(apply_matrix(filtered(layer, matrix, weights), value), weights)
+
+
 def graph_filter(layer, x, weights, call):
-    basis = type(layer.filter).__name__.lower()
-    basis = None if basis == "firstorder" else basis
-    alpha, beta = (getattr(layer.filter, name, 0.0) for name in ("alpha", "beta"))
-    seen, keys = sees(x, call, layer._sliding_window), visible_keys(call)
-    return reference_dense.graph_filter_layer(
-        x, weights, layer.order, basis, seen, alpha, beta, keys
-    )[0], None
+    query, key, _ = projections(x, weights)
+    matrix = attention_matrix(query, key, sees(x, call, layer._sliding_window))
+    return attended(layer, x, weights, call, matrix), matrix
 
 
 def p_laplacian(layer, x, weights, call):
-    drop = layer.diagonal == "drop"
+    query, key, value = projections(x, weights)
     seen, keys = sees(x, call, layer._sliding_window), visible_keys(call)
-    return reference_dense.p_laplacian_layer(
-        x, weights, layer.exponents, layer.epsilon, seen, drop, keys
-    )
+    options = (layer.exponents, layer.epsilon, seen, layer.diagonal == "drop", keys)
+    matrix = reference.p_laplacian_matrix(query, key, value, *options)
+    return project_out(apply_matrix(matrix, value), weights), matrix
 
 
 def high_frequency(layer, x, weights, call):
     """A' = U + (1 + l) (A - U), U uniform over what each query sees, formed entry by entry."""
-    query, key, value = (project(x, weights, name) for name in ("query", "key", "value"))
+    query, key, value = projections(x, weights)
     seen = sees(x, call or {"use_causal_mask": False})
-    matrix = reference.attention_matrix(query, key, seen)
+    matrix = attention_matrix(query, key, seen)
     uniform = seen / seen.sum(dim=-1, keepdim=True).clamp(min=1)
     scale = weights["high_frequency_scale"][:, None, None]
     scaled = uniform + (1 + scale) * (matrix - uniform)
-    return project_out(torch.einsum("bnts,bsnh->btnh", scaled, value), weights), None
+    return project_out(apply_matrix(scaled, value), weights), None
 
 
-def singular(layer, x, weights, call, basis=None):
-    keys = visible_keys(call)
-    keys = None if keys is None else torch.tensor(keys)
-    query = torch.tensor(call["query_mask"]) if "query_mask" in call else None
-    if basis is not None:
-        alpha, beta = (getattr(layer.filter, name, 0.0) for name in ("alpha", "beta"))
-        outputs, matrix, _ = reference.attentive_graph_filter(
-            x, weights, basis, alpha, beta, query, keys
-        )
-        return outputs, matrix
-    form = layer.filter if isinstance(layer.filter, str) else "polynomial"
-    return reference_singular.singular_value_layer(
-        x, weights, form, layer.causal, query, keys
-    ), None
-
-
-def with_directions(layer, weights):
-    directions = getattr(layer, "directions", None)
-    return (
-        weights
-        if directions is None
-        else {**weights, "directions": torch.tensor(to_numpy(directions))}
-    )
+def singular(layer, x, weights, call):
+    """The left vectors times the filtered singular values, the right vectors, and their matrix."""
+    left = reference.softmax(project(x, weights, "query"))
+    if "query_mask" in call:
+        left = left * torch.tensor(call["query_mask"])[:, :, None, None]
+    if layer.filter != "ones":
+        values = torch.sigmoid(project(x, weights, "singular"))
+        if layer.filter != "singular_values":
+            parameters = [getattr(layer.filter, name, 0.0) for name in ("alpha", "beta")]
+            constant = torch.tanh(weights["theta_constant"]) if layer.learned_constant else 1.0
+            coefficients = [constant, *torch.tanh(weights["theta"])]
+            basis = type(layer.filter).__name__.lower()
+            values = reference.polynomial_value(values, coefficients, basis, *parameters)
+        left = left * values
+    logits, value, keys = project(x, weights, "key"), project(x, weights, "value"), None
+    if visible_keys(call) is not None:
+        keys = torch.tensor(visible_keys(call))
+    if layer.causal:
+        outputs = reference.causal_singular_attention(left, logits, value, keys)
+        return project_out(outputs, weights), None
+    right = reference.softmax(logits, None if keys is None else keys[:, :, None, None], dim=1)
+    matrix = torch.einsum("btnh,bsnh->bnts", left, right)
+    return project_out(apply_matrix(matrix, value), weights), matrix
 
 
 def kernel(layer, x, weights, call, matrix=None):
@@ -121,24 +134,10 @@ def kernel(layer, x, weights, call, matrix=None):
     name = next(n for n, kind in FEATURE_MAPS.items() if type(layer.feature_map) is kind)
     seen = sees(x, call or {"use_causal_mask": False})
     factors = seen if matrix is None else seen * matrix(weights, x.shape[1])
-    weights = with_directions(layer, weights)
-
-    def filtered(attention):
-        if layer.filter is None:
-            return attention
-        if layer.filter == FILTERS["first_order"](layer.filter.order):
-            names = ("identity_coefficient", "linear_coefficient", "power_coefficient")
-            coefficients = (weights[name] for name in names)
-            return reference.first_order_filter(attention, *coefficients, layer.filter.order)
-        basis = type(layer.filter).__name__.lower()
-        return reference_dense.polynomial_filter(attention, weights["filter_coefficients"], basis)
-
+    if getattr(layer, "directions", None) is not None:
+        weights = {**weights, "directions": torch.tensor(to_numpy(layer.directions))}
     attention = reference_kernel.layer_matrix(x, weights, factors, name)
-    rows, keys = attention.sum(-1, keepdim=True) > 0, visible_keys(call)
-    values = project(x, weights, "value")
-    values = values if keys is None else values * torch.tensor(keys)[:, :, None, None]
-    outputs = reference_dense.apply_matrix(filtered(attention) * rows, values)
-    return project_out(outputs, weights), attention
+    return attended(layer, x, weights, call, attention), attention
 
 
 def additive(query, key, query_vector, key_vector, slope=0.2):
@@ -165,8 +164,7 @@ def graph_kernel(layer, x, weights, call, matrix):
     attention = torch.exp(scores_of(x, weights)) * matrix(weights, x.shape[1]) * seen
     total = attention.sum(-1, keepdim=True)
     attention = attention / torch.where(total > 0, total, 1.0)
-    outputs = torch.einsum("bnts,bsnh->btnh", attention, project(x, weights, "value"))
-    return project_out(outputs, weights), attention
+    return project_out(apply_matrix(attention, project(x, weights, "value")), weights), attention
 
 
 def dynamic_walks(layer, x, weights, call, edges):
@@ -185,8 +183,7 @@ def dynamic_walks(layer, x, weights, call, edges):
         each.append(topology.walk_matrix(features))
     attention = torch.exp(scores) * torch.stack(each) * seen
     attention = attention / attention.sum(-1, keepdim=True).clamp(min=1e-300)
-    outputs = torch.einsum("bnts,bsnh->btnh", attention, project(x, weights, "value"))
-    return project_out(outputs, weights), attention
+    return project_out(apply_matrix(attention, project(x, weights, "value")), weights), attention
 
 
 def of_walks(weights, length):
@@ -243,16 +240,20 @@ def jacobi(name, order=3):
     return FILTERS[name](order, **({"alpha": 0.5, "beta": -0.25} if name == "jacobi" else {}))
 
 
+def with_a_mask(options):
+    """The options, with the mask made: each layer has one of its own."""
+    return {key: make() if key == "mask" else make for key, make in options.items()}
+
+
 FORMS: dict[str, Form] = {}
 
 
 def family(name, kind, twin, variants, **form):
-    """Forms with one twin. A mask is a function: each layer has one of its own."""
+    """Forms with one twin."""
     for variant, options in variants.items():
 
         def make(options=options, **more):
-            made = {key: x() if key == "mask" else x for key, x in options.items()}
-            return kind(HEADS, SIZE, **made, **more)
+            return kind(HEADS, SIZE, **with_a_mask(options), **more)
 
         FORMS[f"{name}, {variant}"] = Form(make, twin, **form)
 
@@ -305,9 +306,7 @@ family(
     },
 )
 family("high frequencies", HIGH, high_frequency, {"default": {}})
-for _name in POLYNOMIALS:
-    _twin = partial(singular, basis=_name)
-    family("AGF", AGF, _twin, {_name: {"filter": jacobi(_name, 4)}}, masks="tokens")
+family("AGF", AGF, singular, {n: {"filter": jacobi(n, 4)} for n in POLYNOMIALS}, masks="tokens")
 for _causal in (False, True):
     family(
         f"AGF, causal={_causal}",
@@ -353,7 +352,11 @@ family(
     "kernel, tree",
     KERNEL,
     partial(kernel, matrix=of_tree),
-    {path: {"mask": TREE, "path": path} for path in ("levels", "scan", "doubling")},
+    {
+        **{path: {"mask": TREE, "path": path} for path in ("levels", "scan", "doubling")},
+        "levels, first order": {"mask": TREE, "path": "levels", "filter": "first_order"},
+        "scan, Chebyshev": {"mask": TREE, "path": "scan", "filter": "chebyshev"},
+    },
     masks="tokens",
     **BOUND,
 )

@@ -1,9 +1,9 @@
 """Every layer on every path under every mask, and which tokens its rows may not see.
 
 A case is a layer with what its call needs. `kinds_of(case)` lists the reasons for which tokens are
-unseen there: padding, the future, another segment, another component of a graph, another example,
-or a mask for each pair of positions. `scene` gives the call, the unseen tokens and the rows that
-may not see them.
+unseen there: padding, the future, a window, another segment, another component of a graph, another
+example, or a mask for each pair of positions. `scene` gives the call, the unseen tokens and the
+rows that may not see them.
 """
 
 from collections.abc import Callable
@@ -76,12 +76,17 @@ CASES: dict[str, Case] = {
         GFA, filter="chebyshev", order=2, attention_path="blockwise", block_size=5
     ),
     "graph filter, fused": dense(GFA, attention_path="fused"),
+    "graph filter, window": dense(GFA, sliding_window=3, attention_path="blockwise", block_size=5),
+    "p-Laplacian, window": dense(P_LAPLACIAN, sliding_window=3, attention_path="dense"),
     "p-Laplacian, dense": dense(P_LAPLACIAN, attention_path="dense"),
     "p-Laplacian, blockwise": dense(P_LAPLACIAN, attention_path="blockwise", block_size=5),
     "p-Laplacian, diagonal dropped": dense(P_LAPLACIAN, p=1.2, diagonal="drop"),
     "high frequencies": dense(layers.ScaledHighFrequencyAttention),
     "AGF": Case(lambda: AGF(HEADS, SIZE), pairwise=False, causal=False),
     "AGF, causal": Case(lambda: AGF(HEADS, SIZE, causal=True), pairwise=False),
+    "AGF, learned constant": Case(
+        lambda: AGF(HEADS, SIZE, learned_constant=True), pairwise=False, causal=False
+    ),
     "ContraNorm": Case(lambda: layers.ContraNorm(0.3), pairwise=False, causal=False),
     **{
         f"pooling, {kind.__name__}": Case(kind, pairwise=False, causal=False)
@@ -185,6 +190,8 @@ def kinds_of(name: str) -> list[str]:
         kinds.append("future")
     if case.pairwise and not isinstance(mask, masks.Entries) and not isinstance(layer, (AGF,)):
         kinds.append("pairs")
+    if getattr(layer, "sliding_window", None):
+        kinds.append("window")
     for given in getattr(mask, "inputs_at_call", ()):
         kinds.append(APART.get(given, "component"))
     if case.components:
@@ -215,6 +222,10 @@ def scene(name: str, kind: str, layer: Any) -> Scene:
         return Scene({**call, "query_mask": ~late, "value_mask": ~late}, late, ~late)
     if kind == "future" and not (getattr(mask, "is_causal", False) or hasattr(layer, "causal")):
         call["use_causal_mask"] = True
+    if kind == "window":
+        steps = getattr(getattr(layer, "filter", None), "num_applications", 1)
+        far = np.arange(LENGTH) < SPLIT - steps * (layer.sliding_window - 1)
+        return Scene(call, late, np.repeat(far[None], BATCH, axis=0))
     if kind == "pairs":
         call["attention_mask"] = ~(~late[0][:, None] & late[0][None, :])
     return Scene(call, late, ~late)

@@ -1,15 +1,25 @@
+"""Polynomials of numbers and of operators: the recurrences of their bases, and what is refused.
+
+`tests/filters` has the values and gradients of the filters that are made of them.
+"""
+
 import warnings
 
 import numpy as np
 import pytest
 import scipy.special
-from hypothesis import given
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
+from keras import ops
 
 from keras_graphattn.filters import Jacobi
-from keras_graphattn.filters.polynomial import BASES
-from keras_graphattn.ops import polynomial, recurrence
+from keras_graphattn.filters.polynomial import BASES, plain_attention_coefficients
+from keras_graphattn.operators import MatrixOperator
+from keras_graphattn.operators.softmax import OnIdentity
+from keras_graphattn.ops import first_order_filter, polynomial, polynomial_filter, recurrence
 from tests import reference
+from tests.filters import reference as filters
 from tests.numerics import (
     assert_all_close,
     assert_close,
@@ -18,7 +28,13 @@ from tests.numerics import (
     value_and_gradients,
 )
 
+HEADS = 3
 PARAMETER = st.floats(-0.9, 3, allow_nan=False).map(lambda a: round(a, 2))
+
+
+def stochastic(length, seed=0, spread=2.0):
+    scores = np.random.default_rng(seed).standard_normal((2, HEADS, length, length)) * spread
+    return (np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)).astype("float32")
 
 
 @given(order=st.integers(1, 10), alpha=PARAMETER, beta=PARAMETER)
@@ -64,21 +80,48 @@ def test_polynomial_agrees_with_naive_twin_in_values_and_gradients(basis, order)
     assert_all_close(gradients, expected_gradients, 1e-5)
 
 
-def test_gradient_is_the_finite_difference():
-    steps = recurrence("jacobi", 4, 1.0, 0.5)
-    x = np.array([0.1, 0.4, 0.9], "float32")
-    coefficients = np.array([1.0, -0.5, 0.3, 0.2, 0.7], "float32")
-    _, gradients = value_and_gradients(lambda x: polynomial(x, coefficients, steps), x)
-    weights = np.random.default_rng(7).standard_normal(3)
-    width = 1e-6
-    high, low = (
-        sum(
-            c * scipy.special.eval_jacobi(k, 1.0, 0.5, x.astype("float64") + shift)
-            for k, c in enumerate(coefficients)
-        )
-        for shift in (width, -width)
-    )
-    np.testing.assert_allclose(gradients[0], weights * (high - low) / (2 * width), rtol=1e-4)
+@given(
+    order=st.integers(1, 8),
+    alpha=st.floats(-0.9, 3.0),
+    beta=st.floats(-0.9, 3.0),
+    seed=st.integers(0, 99),
+)
+@example(order=5, alpha=2.0, beta=-1.0, seed=0)
+def test_jacobi_filters_of_all_parameters(order, alpha, beta, seed):
+    generator, matrix = np.random.default_rng(seed), stochastic(6, seed)
+    values = generator.standard_normal((2, 6, HEADS, 4)).astype("float32")
+    weights = generator.standard_normal((order + 1, HEADS)).astype("float32")
+    steps = recurrence("jacobi", order, alpha, beta)
+    outputs = polynomial_filter(MatrixOperator(matrix), values, weights[..., None], steps)
+    A, weights, values = (torch.tensor(x).double() for x in (matrix, weights, values))
+    filtered = filters.matrix(Jacobi(order, alpha, beta), A, {"filter_coefficients": weights})
+    assert_close(to_numpy(outputs), reference.apply_matrix(filtered, values).numpy(), 5e-6)
+
+
+@pytest.mark.slow_on("jax")
+@given(length=st.integers(2, 20), order=st.integers(2, 6), seed=st.integers(0, 99))
+def test_exact_power_is_within_the_bound_of_theorem_3_1(length, order, seed):
+    """max_i sum_j |A^K - (A + (K - 1)(A^2 - A))|_ij <= 2 K, both sides by the package."""
+    matrix = ops.convert_to_tensor(stochastic(length, seed, spread=4.0))
+    power = np.eye(order + 1, dtype="float32")[order].reshape(-1, 1, 1, 1)
+    products = OnIdentity(matrix)
+    exact = polynomial_filter(products, products.identity, power, recurrence("monomial", order))
+    approximate = first_order_filter(products, products.identity, 0.0, 0.0, 1.0, order)
+    naive = np.linalg.matrix_power(to_numpy(matrix), order)
+    assert_close(to_numpy(exact), naive, 1e-5)
+    difference = np.abs(to_numpy(exact) - to_numpy(approximate)).sum(-1)
+    assert difference.max() <= 2 * order
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_are_float32_in_half_precision(dtype):
+    """Many small terms on top of a large one would be lost in a half-precision sum."""
+    order = 40
+    values = ops.ones((1, 4, 1, 1), dtype)
+    weights = np.full((order + 1, 1, 1), 1e-3, "float32")
+    weights[0] = 1.0
+    outputs = polynomial_filter(lambda x: x, values, weights, recurrence("monomial", order))
+    np.testing.assert_allclose(to_numpy(outputs), 1.04, rtol=4e-3)
 
 
 @pytest.mark.parametrize("alpha", [-2.0, -1.5, -1.0])
@@ -98,6 +141,11 @@ def test_refuses_parameters_that_divide_by_zero_and_no_others(alpha, beta, degre
     assert len(recurrence("jacobi", degree - 1, alpha, beta)) == degree - 1
 
 
-def test_refuses_the_wrong_number_of_coefficients():
+def test_what_is_refused():
     with pytest.raises(ValueError, match=r"degree 2 has 3 coefficients.*\(2,\)"):
         polynomial(np.ones(3, "float32"), np.ones(2, "float32"), recurrence("monomial", 2))
+    steps, values = recurrence("monomial", 3), np.ones((2, 3, HEADS, 4), "float32")
+    with pytest.raises(ValueError, match=r"degree 3 has 4 coefficients.*\(3, 1, 1\)"):
+        polynomial_filter(lambda x: x, values, np.ones((3, 1, 1)), steps)
+    with pytest.raises(ValueError, match=r"P_1 of this basis is a constant"):
+        plain_attention_coefficients(recurrence("jacobi", 1, -1.0, -1.0))

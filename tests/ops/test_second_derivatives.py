@@ -1,7 +1,8 @@
 """Every function with a gradient of its own: right when differentiated again, and forward.
 
 Hessian-vector products are compared with differences of gradients, forward mode with differences
-of values. A function that is not in `CASES` fails `test_every_gradient_of_our_own_has_a_case`.
+of values; or both with those of a naive twin, in float64. A function that is not in `CASES` fails
+`test_every_gradient_of_our_own_has_a_case`.
 """
 
 import ast
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
 from keras import ops
 
 import keras_graphattn
@@ -32,9 +34,18 @@ from keras_graphattn.ops import (
     graph_random_product,
     p_laplacian_attention,
     read_graph,
+    squared_distances,
     table_tree_product,
 )
-from tests.numerics import BACKEND, assert_close, to_numpy
+from tests import reference
+from tests.numerics import (
+    BACKEND,
+    assert_close,
+    cotangent,
+    differentiated,
+    reference_value_and_gradients,
+    to_numpy,
+)
 from tests.topology_cases import (
     applied,
     arrays_of,
@@ -55,6 +66,7 @@ REFUSALS = {
     "torch": ["You must implement the jvp function"],
 }
 TOLERANCE = 2e-3  # of differences of float32 numbers; a wrong one is off by more than 0.1
+EXACT = 1e-4  # of twins in float64
 
 ROWS, HEADS, WIDTH = 7, 2, 3
 PARENTS = [-1, 0, 1, 1, 0, 4, 5]
@@ -69,14 +81,15 @@ class Case(NamedTuple):
     function: object
     arrays: tuple
     sites: tuple = ()
+    twin: object = None  # the same of float64 tensors of torch
 
 
 def normal(*shape, seed=0):
     return 0.7 * np.random.default_rng(seed).standard_normal(shape).astype("float32")
 
 
-def attention_arrays():
-    return tuple(normal(2, ROWS, HEADS, WIDTH, seed=i) for i in range(3))
+def attention_arrays(heads=HEADS):
+    return tuple(normal(2, ROWS, heads, WIDTH, seed=i) for i in range(3))
 
 
 def masked(**parts):
@@ -111,10 +124,33 @@ def batched_tree(x, rate, offset, edge_weights):
     return exponential_product_of_batch(x, rate, offset, parents, edge_weights, depth=6)
 
 
-def p_laplacian(block_size):
-    return lambda q, k, x: p_laplacian_attention(
-        q, k, x, [1.5, 2.5], masked(causal=True), epsilon=0.3, block_size=block_size
-    )
+def p_laplacian(block_size, causal, sites=()):
+    """Attention with values of which two are equal, and two nearly so."""
+    p, seen = [1.5, 2.0, 4.0], np.tri(ROWS) if causal else np.ones((ROWS, ROWS))
+    query, key, values = attention_arrays(len(p))
+    values[:, 3], values[:, 4] = values[:, 1], values[:, 0] * (1 + 1e-3)
+
+    def function(q, k, x):
+        return p_laplacian_attention(q, k, x, p, masked(causal=causal), block_size=block_size)
+
+    def twin(q, k, x):
+        mask = torch.tensor(seen).expand(2, len(p), -1, -1)
+        return reference.apply_matrix(reference.p_laplacian_matrix(q, k, x, p, 0.1, mask), x)
+
+    return Case(function, (query, key, values), sites, twin)
+
+
+def distances():
+    rows, columns, _ = attention_arrays()
+    columns[:, 2] = rows[:, 4]
+
+    def squares(rows, columns):
+        return squared_distances(rows, columns) ** 2
+
+    def twin(rows, columns):
+        return ((rows[:, :, None] - columns[:, None]) ** 2).sum(-1).permute(0, 3, 1, 2) ** 2
+
+    return Case(squares, (rows, columns), twin=twin)
 
 
 FOREST = forest_from_parents(PARENTS, LENGTHS)
@@ -169,14 +205,16 @@ CASES = {
         (normal(2, 7, HEADS, WIDTH), np.array([0.6, 0.8], "float32")),
         ("graphs.walks",),
     ),
-    "p-Laplacian": Case(
-        p_laplacian(7),
-        attention_arrays(),
-        ("operators.p_laplacian", "operators.p_laplacian._weights_with_gradient"),
+    "p-Laplacian": p_laplacian(
+        ROWS, True, ("operators.p_laplacian", "operators.p_laplacian._weights_with_gradient")
     ),
-    "p-Laplacian, blockwise": Case(p_laplacian(3), attention_arrays()),
+    "p-Laplacian, sees all": p_laplacian(ROWS, False),
+    "p-Laplacian, blockwise": p_laplacian(4, False),
+    "p-Laplacian, blockwise, causal": p_laplacian(2, True),
+    "distances": distances(),
 }
-FAST = ("twice, causal, padded", "trees of a batch", "tree, depths", "sparse")
+FAST = ("twice, causal, padded", "trees of a batch", "tree, depths", "sparse", "distances")
+FAST += ("p-Laplacian", "p-Laplacian, blockwise")
 MASKS = {
     "tree": lambda: tree(7),
     "tree, table": lambda: tree(7, function="table"),
@@ -199,7 +237,7 @@ MASKS = {
     ],
 )
 def test_second_derivatives_and_forward_mode(name):
-    check(*CASES[name][:2])
+    check(CASES[name])
 
 
 @pytest.mark.slow
@@ -209,7 +247,7 @@ def test_every_path_of_the_masks(name):
     inputs = {name: ops.convert_to_tensor(value) for name, value in inputs.items()}
     x, weights = arrays_of(mask, 9 if "diffusion" in name else 7)
     for path in mask.paths:
-        check(applied(mask, path, inputs), (x, *weights))
+        check(Case(applied(mask, path, inputs), (x, *weights)))
 
 
 def test_every_gradient_of_our_own_has_a_case():
@@ -239,36 +277,56 @@ def names_in(node):
                 yield from names_in(child)
 
 
-def check(function, arrays):
+def check(case):
     """Hessian-vector products and, where there is a forward mode, the derivative along a vector."""
-    arrays = [a.astype("float32") for a in arrays]
+    arrays = [a.astype("float32") for a in case.arrays]
     tensors = [ops.convert_to_tensor(a) for a in arrays]
     along = [normal(*a.shape, seed=10 + i) for i, a in enumerate(arrays)]
-    weights = None
+    directions = [ops.convert_to_tensor(v) for v in along]
+    weights = cotangent(case.function(*tensors).shape)
 
     def loss(*inputs):
-        nonlocal weights
-        value = function(*inputs)
-        if weights is None:
-            weights = normal(*(int(n) for n in value.shape), seed=9)
-        return ops.sum(ops.convert_to_tensor(weights) * value * (1.0 + 0.5 * value))
+        return ops.sum(ops.convert_to_tensor(weights) * curved(case.function)(*inputs))
 
-    def moved(step):
-        return [ops.convert_to_tensor(a + step * v) for a, v in zip(arrays, along, strict=True)]
+    def at(step):
+        moved = (a + step * v for a, v in zip(arrays, along, strict=True))
+        value, gradients = differentiate(*moved)
+        return [np.sum(weights * value), *gradients.values()]
 
-    loss(*tensors)
-    gradients, products, derivative = DERIVATIVES[BACKEND](loss)
-    directions = [ops.convert_to_tensor(v) for v in along]
+    products, derivative = DERIVATIVES[BACKEND](loss)
+    if case.twin is None:
+        tolerance, differentiate = TOLERANCE, differentiated(curved(case.function), way="graph")
+        slope, *expected = difference(at)
+    else:
+        tolerance = EXACT
+        slope, *expected = derivatives_of_twin(case.twin, weights, arrays, along)
     with refused():
         actual = [to_numpy(p) for p in products(tensors, directions)]
-        expected = difference(lambda step: [to_numpy(g) for g in gradients(*moved(step))])
         floor = 1e-2 * max(np.sqrt(np.mean(np.square(e))) for e in expected)
         for place, (found, wanted) in enumerate(zip(actual, expected, strict=True)):
-            assert_close(found, wanted, TOLERANCE, floor, f"second derivative {place}")
+            assert_close(found, wanted, tolerance, floor, f"second derivative {place}")
     with refused():
         forward = derivative(tensors, directions)
-        (wanted,) = difference(lambda step: [to_numpy(loss(*moved(step)))])
-        assert_close(to_numpy(forward), wanted, TOLERANCE, 1e-2, "forward mode")
+        assert_close(to_numpy(forward), slope, tolerance, 1e-2, "forward mode")
+
+
+def curved(function):
+    """A function whose second derivatives are those of the values and of their squares."""
+
+    def values(*inputs):
+        value = function(*inputs)
+        return value * (1.0 + 0.5 * value)
+
+    return values
+
+
+def derivatives_of_twin(twin, weights, arrays, along):
+    """The derivative of the loss along the vector, and its Hessian-vector products."""
+    _, gradients = reference_value_and_gradients(curved(twin), *arrays)
+    products, _ = _of_torch(lambda *x: (torch.tensor(weights) * curved(twin)(*x)).sum())
+    tensors, directions = ([torch.tensor(x).double() for x in part] for part in (arrays, along))
+    slope = sum((gradients[i] * v).sum() for i, v in enumerate(along))
+    return [slope, *(p.numpy() for p in products(tensors, directions))]
 
 
 @contextmanager
@@ -291,12 +349,7 @@ def difference(function, step=0.02):
 
 
 def _of_torch(loss):
-    import torch
     from torch.autograd import forward_ad
-
-    def gradients(*tensors):
-        tensors = [t.detach().clone().requires_grad_() for t in tensors]
-        return torch.autograd.grad(loss(*tensors), tensors)
 
     def products(tensors, along):
         tensors = [t.detach().clone().requires_grad_() for t in tensors]
@@ -310,11 +363,14 @@ def _of_torch(loss):
             value = loss(*(forward_ad.make_dual(t, v) for t, v in pairs))
             return forward_ad.unpack_dual(value).tangent
 
-    return gradients, products, derivative
+    return products, derivative
 
 
 def _of_jax(loss):
     import jax
+
+    def gradients(*tensors):
+        return jax.grad(loss, tuple(range(len(tensors))))(*tensors)
 
     def products(tensors, along):
         def total(*tensors):
@@ -329,21 +385,11 @@ def _of_jax(loss):
     def derivative(tensors, along):
         return jax.jvp(loss, tuple(tensors), tuple(along))[1]
 
-    def gradients(*tensors):
-        return jax.grad(loss, tuple(range(len(tensors))))(*tensors)
-
-    return jax.jit(gradients), products, derivative
+    return products, derivative
 
 
 def _of_tensorflow(loss):
     import tensorflow as tf
-
-    @tf.function
-    def gradients(*tensors):
-        with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            value = loss(*tensors)
-        return tape.gradient(value, tensors)
 
     @tf.function
     def products(tensors, along):
@@ -360,7 +406,7 @@ def _of_tensorflow(loss):
             value = loss(*tensors)
         return accumulator.jvp(value)
 
-    return gradients, products, derivative
+    return products, derivative
 
 
 DERIVATIVES = {"torch": _of_torch, "jax": _of_jax, "tensorflow": _of_tensorflow}

@@ -1,15 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from keras import ops
 
 from keras_graphattn.operators.singular import left_singular_vectors, right_singular_vectors
-from keras_graphattn.ops import (
-    orthogonality_penalty,
-    polynomial,
-    recurrence,
-    singular_value_attention,
-)
+from keras_graphattn.ops import orthogonality_penalty, singular_value_attention
 from tests import reference
 from tests.numerics import (
     assert_all_close,
@@ -60,19 +54,3 @@ def test_product_equals_the_matrix_it_never_forms():
     product = to_numpy(singular_value_attention(left, right, values))
     matrix = np.einsum("btnh,bsnh->bnts", left, right)
     assert_close(product, np.einsum("bnts,bsnh->btnh", matrix, values), 1e-6)
-
-
-def test_filter_is_the_polynomial_of_the_sigmoid():
-    (x,) = logits()
-    coefficients = np.array([1.0, 0.4, -0.2], "float32")
-    steps = recurrence("jacobi", 2, 1.0, 0.5)
-    value, gradients = value_and_gradients(
-        lambda x, c: polynomial(ops.sigmoid(x), c, steps), x, coefficients
-    )
-    expected, expected_gradients = reference_value_and_gradients(
-        lambda x, c: reference.polynomial_value(torch.sigmoid(x), c, "jacobi", 1.0, 0.5),
-        x,
-        coefficients,
-    )
-    assert_close(value, expected, 1e-6)
-    assert_all_close(gradients, expected_gradients, 1e-5)
