@@ -225,7 +225,7 @@ class AttentiveGraphFilter(AttentionLayer):
         left, drop = self._filtered_left(left, tokens.inputs), self._dropout_in(call.training)
         return SingularOperator(left, tokens.key, queries, keys, causal=causal, dropout=drop)
 
-    def apply(
+    def attended(
         self, operator: Operator, values: Float[Tensor, "B S N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
         return operator(values)  # the filter is one of S, within the operator

@@ -116,7 +116,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         """The operator A of one call."""
         raise NotImplementedError(f"{type(self).__name__} must write `operator`.")
 
-    def apply(
+    def attended(
         self, operator: Operator, values: Float[Tensor, "B S N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
         """H(A) values if the layer has a filter, else A values."""
@@ -189,7 +189,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         if axes is not None:
             tokens = Tokens(tokens.inputs, *(axes.joined(x) for x in tokens[1:]))
         operator = self.operator(tokens, call)
-        outputs = operator.finished(self.apply(operator, tokens.value, call))
+        outputs = operator.finished(self.attended(operator, tokens.value, call))
         outputs = self._project_out(outputs if axes is None else axes.apart(outputs), query)
         if not returns_matrix:
             return outputs
@@ -767,7 +767,7 @@ class SelfAttention(AttentionLayer):
             index,
         )
         call = Call(visibility)
-        outputs = operator.finished(self.apply(operator, values, call))  # (B, t, N, D)
+        outputs = operator.finished(self.attended(operator, values, call))  # (B, t, N, D)
         outputs = self._project_out(outputs, tokens)
         if not isinstance(index, int):  # only known at run time
             fits = ops.logical_and(index >= 0, index <= ops.cast(length - count, index.dtype))

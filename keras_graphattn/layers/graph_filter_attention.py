@@ -187,7 +187,7 @@ class GraphFilterAttention(SelfAttention):
             dropout=self._dropout_in(call.training) if drops_attention else None,
         )
 
-    def apply(
+    def attended(
         self, operator: Operator, values: Float[Tensor, "B T N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
         drop = self._dropout_in(call.training) if self.dropout_on == "filter" else None

@@ -172,10 +172,10 @@ class MaskedKernelAttention(KernelLayer):
     def operator(self, tokens: Tokens, call: Call) -> KernelOperator:
         return self.kernel_operator(tokens, call)
 
-    def apply(
+    def attended(
         self, operator: Operator, values: Float[Tensor, "B S N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
-        outputs, drop = super().apply(operator, values, call), self._dropout_in(call.training)
+        outputs, drop = super().attended(operator, values, call), self._dropout_in(call.training)
         return outputs if drop is None else drop(outputs)
 
     @checked(batch_size=size(0))
@@ -252,7 +252,7 @@ class MaskedKernelAttention(KernelLayer):
         features = self.features(query, key, padding_mask, padding_mask, fixed_scale=True)
         operator = _Steps(*features, mask, mask_inputs, states=state)
         value = self.value_dense(tokens)
-        outputs = operator.finished(super().apply(operator, value, Call(Visibility())))
+        outputs = operator.finished(super().attended(operator, value, Call(Visibility())))
         return self._project_out(outputs, tokens), tuple(operator.following)
 
     def get_config(self) -> dict[str, Any]:
