@@ -62,14 +62,14 @@ from keras_graphattn.operators import kernel as of_features
 from keras_graphattn.operators.p_laplacian import MOST_EPSILON
 from keras_graphattn.operators.singular import SCALINGS
 from keras_graphattn.operators.singular_causal import RunningSum
-from keras_graphattn.types import Tensor
+from keras_graphattn.types import Float, Num, Tensor
 
 LEAST_SHARE = 1.0 / 64.0  # of |v_i|^2 + |v_j|^2; the Gram form is right to 4e-6 from there on
 CHUNK = singular_causal.CHUNK
-Operator = Callable[[Tensor], Tensor]
+Operator = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
 
 
-def exponents(name: str, value: Any, sizes: Sizes) -> list[float]:
+def exponents(name: str, value: object, sizes: Sizes) -> list[float]:
     """The rule of p: one number of at least 1 for each head."""
     numbers = value if isinstance(value, (list, tuple)) or np.ndim(value) == 1 else ()
     heads = sizes["N"][0] if "N" in sizes else len(numbers)
@@ -81,7 +81,7 @@ def exponents(name: str, value: Any, sizes: Sizes) -> list[float]:
     return [float(number(least=1.0)(name, one, sizes)) for one in numbers]
 
 
-def basis_steps(name: str, value: Any, sizes: Sizes) -> list[Step]:
+def basis_steps(name: str, value: object, sizes: Sizes) -> list[Step]:
     """The rule of a basis: a list of steps, made by `recurrence`."""
     is_list = isinstance(value, (list, tuple)) and len(value) > 0
     if not is_list or not all(isinstance(step, Step) for step in value):
@@ -91,7 +91,7 @@ def basis_steps(name: str, value: Any, sizes: Sizes) -> list[Step]:
     return list(value)
 
 
-def running_sum(name: str, value: Any, sizes: Sizes) -> RunningSum:
+def running_sum(name: str, value: object, sizes: Sizes) -> RunningSum:
     """The rule of a state: a `RunningSum` that fits the logits and the values."""
     if not isinstance(value, RunningSum):
         raise ValueError(
@@ -107,8 +107,10 @@ def running_sum(name: str, value: Any, sizes: Sizes) -> RunningSum:
 
 @checked(scores=tensor(), mask=optional(mask()))
 def masked_softmax(
-    scores: Tensor, mask: Tensor | None = None, axis: int | tuple[int, ...] = -1
-) -> Tensor:
+    scores: Float[Tensor, "..."],
+    mask: Num[Tensor, "..."] | None = None,
+    axis: int | tuple[int, ...] = -1,
+) -> Float[Tensor, "..."]:
     """Softmax over the entries that a mask keeps, in float32 inside.
 
     Args:
@@ -145,8 +147,11 @@ def masked_softmax(
     scale=optional(scale_of_scores),
 )
 def attention_matrix(
-    query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None
-) -> Tensor:
+    query: Float[Tensor, "B T N H"],
+    key: Float[Tensor, "B S N H"],
+    mask: Num[Tensor, "B? N? T? S?"] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "B N T S"]:
     """A = softmax(Q K^T * scale) over the keys that the mask lets through.
 
     Args:
@@ -176,12 +181,12 @@ def attention_matrix(
     negative_slope=number(),
 )
 def additive_scores(
-    query: Tensor,
-    key: Tensor,
-    query_vector: Tensor,
-    key_vector: Tensor,
+    query: Float[Tensor, "B T N H"],
+    key: Float[Tensor, "B S N H"],
+    query_vector: Float[Tensor, "N H"],
+    key_vector: Float[Tensor, "N H"],
     negative_slope: float = 0.2,
-) -> Tensor:
+) -> Float[Tensor, "B N T S"]:
     """LeakyReLU(a . [q_i || k_j]) for each pair, where a = [query_vector || key_vector].
 
     Args:
@@ -220,9 +225,9 @@ def additive_scores(
     block_size=whole(),
 )
 def p_laplacian_attention(
-    query: Tensor,
-    key: Tensor,
-    values: Tensor,
+    query: Float[Tensor, "B T N H"],
+    key: Float[Tensor, "B T N H"],
+    values: Float[Tensor, "B T N D"],
     p: Sequence[float],
     mask: Visibility | None = None,
     *,
@@ -230,7 +235,7 @@ def p_laplacian_attention(
     drop_diagonal: bool = False,
     scale: float | None = None,
     block_size: int = 512,
-) -> Tensor:
+) -> Float[Tensor, "B T N D"]:
     """p-Laplacian attention in O(n * block_size) memory, forward and backward.
 
     Args:
@@ -266,12 +271,14 @@ def p_laplacian_attention(
     return operator.finished(operator(values))
 
 
-def _column(visible: Tensor | None) -> Tensor | None:
+def _column(visible: Num[Tensor, "B T"] | None) -> Num[Tensor, "B T 1 1"] | None:
     return None if visible is None else visible[:, :, None, None]
 
 
 @checked(rows=tensor("B T N D"), columns=tensor("B S N D"))
-def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
+def squared_distances(
+    rows: Float[Tensor, "B T N D"], columns: Float[Tensor, "B S N D"]
+) -> Float[Tensor, "B N T S"]:
     """|v_i - v_j|^2 in at least float32, with a relative error below 1e-5 for every pair.
 
     Args:
@@ -293,12 +300,12 @@ def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
 @checked(apply=function, values=tensor(), identity=tensor(), linear=tensor(), power=tensor())
 def first_order_filter(
     apply: Operator,
-    values: Tensor,
-    identity: Tensor,
-    linear: Tensor,
-    power: Tensor,
+    values: Float[Tensor, "..."],
+    identity: Float[Tensor, "..."],
+    linear: Float[Tensor, "..."],
+    power: Float[Tensor, "..."],
     order: int,
-) -> Tensor:
+) -> Float[Tensor, "..."]:
     """Graph-filter self-attention: identity, first power, and an approximate K-th power.
 
         H = identity I + linear A + power (A + (K - 1)(A^2 - A)),    result = H values
@@ -345,8 +352,11 @@ def first_order_filter(
 
 @checked(apply=function, values=tensor(), coefficients=tensor(), steps=basis_steps)
 def polynomial_filter(
-    apply: Operator, values: Tensor, coefficients: Tensor, steps: list[Step]
-) -> Tensor:
+    apply: Operator,
+    values: Float[Tensor, "..."],
+    coefficients: Float[Tensor, "..."],
+    steps: list[Step],
+) -> Float[Tensor, "..."]:
     """An exact polynomial of the operator, `sum_k coefficients[k] P_k(A) values`.
 
     The three-term recurrence works on the signal: P_k(A) V = (a_k A + b_k) P_{k-1}(A) V -
@@ -389,7 +399,9 @@ def polynomial_filter(
 
 
 @checked(x=tensor(), coefficients=tensor("_"), steps=basis_steps)
-def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
+def polynomial(
+    x: Float[Tensor, "..."], coefficients: Float[Tensor, " _"], steps: list[Step]
+) -> Float[Tensor, "..."]:
     """Evaluates `sum_k coefficients[k] P_k(x)` element by element, by Clenshaw's method.
 
     Args:
@@ -417,7 +429,11 @@ def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
 
 
 @checked(left=tensor("B T N H"), right=tensor("B S N H"), values=tensor("B S N D"))
-def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Tensor:
+def singular_value_attention(
+    left: Float[Tensor, "B T N H"],
+    right: Float[Tensor, "B S N H"],
+    values: Float[Tensor, "B S N D"],
+) -> Float[Tensor, "B T N D"]:
     """`left @ (right^T values)` without a T x S or a T x H x D tensor.
 
     Args:
@@ -453,13 +469,13 @@ def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Ten
     chunk_size=whole(),
 )
 def causal_singular_value_attention(
-    left: Tensor,
-    logits: Tensor,
-    values: Tensor,
-    mask: Tensor | None = None,
+    left: Float[Tensor, "B T N H"],
+    logits: Float[Tensor, "B T N H"],
+    values: Float[Tensor, "B T N D"],
+    mask: Num[Tensor, "B T"] | None = None,
     state: RunningSum | None = None,
     chunk_size: int = CHUNK,
-) -> tuple[Tensor, RunningSum]:
+) -> tuple[Float[Tensor, "B T N D"], RunningSum]:
     """`left_t @ (V_t^T values)`, where V_t is the softmax of the logits over the tokens up to t.
 
     Args:
@@ -528,8 +544,8 @@ def empty_running_sum(
 
 @checked(vectors=tensor("B T N H"), mask=optional(mask("B T")), scaling=one_of(*SCALINGS))
 def orthogonality_penalty(
-    vectors: Tensor, mask: Tensor | None = None, scaling: str = "mean"
-) -> Tensor:
+    vectors: Float[Tensor, "B T N H"], mask: Num[Tensor, "B T"] | None = None, scaling: str = "mean"
+) -> Float[Tensor, ""]:
     """How far the columns of U or V are from orthonormal.
 
     Args:
@@ -558,7 +574,9 @@ def orthogonality_penalty(
 
 
 @checked(query=tensor("B T N m"), key=tensor("B S N m"), x=tensor("B S N D"))
-def unmasked_attention(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
+def unmasked_attention(
+    query: Float[Tensor, "B T N m"], key: Float[Tensor, "B S N m"], x: Float[Tensor, "B S N D"]
+) -> Float[Tensor, "B T N D"]:
     """Returns phi(Q) (phi(K)^T x), in linear time: every query sees every key.
 
     The rows are not normalised: divide by the result for a column of ones.
@@ -583,7 +601,7 @@ def unmasked_attention(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
 
 
 @checked(x=tensor())
-def relu_features(x: Tensor) -> Tensor:
+def relu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """relu(x) + 0.001, in at least float32.
 
     Example:
@@ -596,7 +614,7 @@ def relu_features(x: Tensor) -> Tensor:
 
 
 @checked(x=tensor())
-def squared_relu_features(x: Tensor) -> Tensor:
+def squared_relu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """relu(x)^2 + 0.001, in at least float32.
 
     Example:
@@ -609,7 +627,7 @@ def squared_relu_features(x: Tensor) -> Tensor:
 
 
 @checked(x=tensor())
-def elu_features(x: Tensor) -> Tensor:
+def elu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """elu(x) + 1, in at least float32.
 
     Example:
@@ -650,7 +668,9 @@ def orthogonal_features(
 
 
 @checked(query=tensor("B T N H"), directions=tensor("N H m"))
-def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
+def favor_query_features(
+    query: Float[Tensor, "B T N H"], directions: Float[Tensor, "N H m"]
+) -> Float[Tensor, "B T N m"]:
     """Returns FAVOR+ features of the queries. The largest feature of each query is 1.
 
     Args:
@@ -679,8 +699,11 @@ def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
     fixed_scale=flag,
 )
 def favor_key_features(
-    key: Tensor, directions: Tensor, mask: Tensor | None = None, fixed_scale: bool = False
-) -> Tensor:
+    key: Float[Tensor, "B S N H"],
+    directions: Float[Tensor, "N H m"],
+    mask: Num[Tensor, "B S"] | None = None,
+    fixed_scale: bool = False,
+) -> Float[Tensor, "B S N m"]:
     """Returns FAVOR+ features of the keys, all with the same scale.
 
     Args:
