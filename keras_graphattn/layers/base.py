@@ -40,7 +40,7 @@ from keras_graphattn.filters.filter import Filter
 from keras_graphattn.keras_internals import keras_mask_of
 from keras_graphattn.layers.attention_axes import AttentionAxes
 from keras_graphattn.layers.conversion_mark import ConversionMark
-from keras_graphattn.numerics.precision import in_one_dtype, zero_where_masked
+from keras_graphattn.numerics.precision import in_one_dtype, without_padding
 from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
 from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
@@ -83,7 +83,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     """
 
     filter: Filter | str | None = None
-    is_square: ClassVar[bool] = True  # whether query and value must have the same length
+    is_square = True  # whether query and value must have the same length
+    across_sequences = "Use keras.layers.MultiHeadAttention for cross-attention."
     max_rank: ClassVar[int | None] = None  # most dimensions of an input, if there is a limit
     _adopted: "Adopted | None" = None
 
@@ -99,11 +100,6 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         # Keras wraps `build` in each instance, too.
         self.build = self._undone_if_refused(self.build)  # type: ignore[method-assign]
         self._flash_attention = False
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(
-                "`dropout` is a probability and must be in [0, 1). Received: "
-                f"dropout={self.dropout!r}"
-            )
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -261,9 +257,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         bias would change that.
         """
         queries, keys = self.query_dense(query), self.key_dense(key)
-        values = self.value_dense(value)
-        if visible_keys is not None:
-            values = zero_where_masked(values, visible_keys[..., None, None])
+        values = without_padding(self.value_dense(value), visible_keys)
         return Tokens(query, *in_one_dtype(queries, keys, values))
 
     def _project_out(
@@ -311,6 +305,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     ) -> None:
         value_shape = query_shape if value_shape is None else value_shape
         self._check_shapes(query_shape, value_shape, key_shape)
+        self.add_coefficients(query_shape)
         if self._adopted is None:
             self._build_projections(query_shape, value_shape, key_shape)
         else:
@@ -318,6 +313,11 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         for projection in projections_of(self).values():
             projection.supports_masking = True  # masks pass through it; no warning
         self.built = True
+
+    def add_coefficients(self, query_shape: Shape) -> None:
+        """Makes the layer's weights besides those of its projections: the filter's, by default."""
+        if isinstance(self.filter, Filter):
+            self.add_filter_weights(self.filter, self.num_heads)
 
     def _build_projections(
         self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
@@ -505,10 +505,9 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         is_equal = query_shape[1:-1] == value_shape[1:-1]
         if self.is_square and not is_equal and _differ(query_shape[1:-1], value_shape[1:-1]):
             raise ValueError(
-                f"{name} is a self-attention layer: it needs a square attention "
-                "matrix, so query and value must have the same length. Received: "
-                f"query.shape={tuple(query_shape)}, value.shape={tuple(value_shape)}. "
-                "Use keras.layers.MultiHeadAttention for cross-attention."
+                f"{name} attends within one sequence here: query and value must have the same "
+                f"length. Received: query.shape={tuple(query_shape)}, "
+                f"value.shape={tuple(value_shape)}. {self.across_sequences}"
             )
 
 
@@ -553,13 +552,6 @@ def padding_of(
 ) -> Num[Tensor, "B ..."] | None:
     """The mask given for tokens (B, ..., T, d), or else the one that Keras has attached."""
     return keras_mask_of(tokens) if mask is None else mask
-
-
-def without_padding(
-    x: Float[Tensor, "B ..."], visible: Num[Tensor, "B ..."] | None
-) -> Float[Tensor, "B ..."]:
-    """Tokens (B, ..., T, d), with zeros where the booleans (B, ..., T) are `False`."""
-    return x if visible is None else zero_where_masked(x, visible[..., None])
 
 
 class SelfAttention(AttentionLayer):
@@ -921,7 +913,7 @@ def check_options(options: dict[str, Any]) -> None:
         if isinstance(count, bool) or (isinstance(count, int) and count >= 2**31):
             raise ValueError(f"`{name}` must be a positive integer. Received: {name}={count!r}")
     if "dropout" in options:
-        number()("dropout", options["dropout"], {})
+        number(least=0.0, below=1.0)("dropout", options["dropout"], {})
     check_dtype_policy(options.get("dtype"))
     for name in ("use_bias", "use_gate"):
         if name in options:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from keras import ops
 
-from keras_graphattn.numerics.precision import at_least_float32, nan_where
+from keras_graphattn.numerics.precision import at_least_float32, nan_where, zero_where_masked
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -105,7 +105,8 @@ class KernelOperator(Operator):
             self._keep_normaliser(joint[..., width : width + 1])
         if self.non_finite is not None:
             self.non_finite = ops.cast(joint[..., -1:] > 0.0, x.dtype) + self.non_finite
-        outputs = ops.cast(self._zero_other_rows((outputs * self.scale) / self.divisor), dtype)
+        outputs = zero_where_masked((outputs * self.scale) / self.divisor, self.seeing)
+        outputs = ops.cast(outputs, dtype)
         if is_first:
             self.once = outputs
         return outputs
@@ -136,9 +137,6 @@ class KernelOperator(Operator):
         self.scale = ops.exp(-ops.log(ops.stop_gradient(normaliser)))
         self.divisor = normaliser * self.scale
 
-    def _zero_other_rows(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
-        return ops.where(self.seeing, outputs, ops.cast(0.0, outputs.dtype))
-
     def matrix(self) -> Float[Tensor, "B N T S"]:
         matrix = ops.einsum("btnm,bsnm->bnts", self.query_features, self.key_features)
         if self.mask is not None:
@@ -152,7 +150,7 @@ class KernelOperator(Operator):
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
         if outputs is not self.once:
-            outputs = self._zero_other_rows(outputs)
+            outputs = zero_where_masked(outputs, self.seeing)
         return outputs if self.non_finite is None else nan_where(self.non_finite > 0.0, outputs)
 
 

@@ -5,7 +5,6 @@ Each checks its arguments, and calls the code that the layers use: `keras_grapha
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from keras import ops
@@ -262,17 +261,13 @@ def p_laplacian_attention(
     Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
     """
     mask = Visibility() if mask is None else mask
-    query = precision.zero_where_masked(query, _column(mask.queries))
-    key, values = (precision.zero_where_masked(x, _column(mask.keys)) for x in (key, values))
+    query = precision.without_padding(query, mask.queries)
+    key, values = (precision.without_padding(x, mask.keys) for x in (key, values))
     numbers = p_laplacian.PLaplacian(tuple(p), epsilon, drop_diagonal)
     operator = p_laplacian.PLaplacianOperator(
         query, key, values, numbers, mask, scale=scale, block_size=block_size
     )
     return operator.finished(operator(values))
-
-
-def _column(visible: Num[Tensor, "B T"] | None) -> Num[Tensor, "B T 1 1"] | None:
-    return None if visible is None else visible[:, :, None, None]
 
 
 @checked(rows=tensor("B T N D"), columns=tensor("B S N D"))
