@@ -818,8 +818,8 @@ def position(name: str, value: object, sizes: Sizes) -> int | Int[Tensor, ""]:
     """
     if is_whole(value) or isinstance(value, (bool, float)) or not hasattr(value, "shape"):
         return whole(0)(name, value, sizes)
-    scalar, known = integers("")(name, value, sizes), known_value(value)
-    return scalar if known is None else whole(0)(name, int(known), sizes)
+    scalar, number_now = integers("")(name, value, sizes), known_value(value)
+    return scalar if number_now is None else whole(0)(name, int(number_now), sizes)
 
 
 # Checks of options and calls
@@ -859,10 +859,9 @@ def check_call(arguments: dict[str, Any]) -> dict[str, Any]:
     """
     checked_arguments, sizes = dict(arguments), cast("Sizes", {})  # letters B, T, S and N
     for name in ("query", "value", "key"):
-        given = arguments.get(name)
-        if given is None and name != "query":
+        if arguments.get(name) is None and name != "query":
             continue
-        checked_arguments[name] = x = as_tensor(name, given)
+        checked_arguments[name] = x = as_tensor(name, arguments.get(name))
         own = "B T" if name == "query" or arguments.get("value") is None else "B S"
         # query, value and key may differ in length and features, not in rank
         rest = "..." if name == "query" else "_ " * (len(checked_arguments["query"].shape) - 2)
@@ -900,9 +899,9 @@ def check_options(options: dict[str, Any]) -> None:
             f"sliding_window={window!r}"
         )
     axes = options.get("attention_axes")
-    given = axes if is_list(axes) else [] if axes is None else [axes]
-    if (axes is not None and not given) or not all(
-        is_whole(axis) and -(2**31) < axis < 2**31 for axis in given
+    listed = axes if is_list(axes) else [axes]
+    if axes is not None and not (
+        listed and all(is_whole(axis) and -(2**31) < axis < 2**31 for axis in listed)
     ):
         raise ValueError(
             "`attention_axes` must be an int, list, or tuple of at least one axis. Received: "

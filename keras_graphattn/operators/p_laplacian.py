@@ -357,9 +357,11 @@ def _in_blocks(
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         visible = visibility.of_block(tensors, rows, tensors["columns"])
-        given = [tensors.get(name) for name in ("query", "key", "row_values", "values", "centre")]
+        operands = [
+            tensors.get(name) for name in ("query", "key", "row_values", "values", "centre")
+        ]
         if logits.is_plain and not signal:
-            present = [x for x in (*given, visible) if x is not None]
+            present = [x for x in (*operands, visible) if x is not None]
             settings = _Rows(blocks.numbers, centre is not None, visible is not None)
             return _rows_of_output(settings, rows, *present)
         bias = tensors.get("bias")

@@ -5,6 +5,7 @@ Each checks its arguments, and calls the code that the layers use: `keras_grapha
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -68,7 +69,7 @@ CHUNK = singular_causal.CHUNK
 Operator = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
 
 
-def exponents(name: str, value: object, sizes: Sizes) -> list[float]:
+def exponents(name: str, value: Any, sizes: Sizes) -> list[float]:
     """The rule of p: one number of at least 1 for each head."""
     numbers = value if isinstance(value, (list, tuple)) or np.ndim(value) == 1 else ()
     heads = sizes["N"][0] if "N" in sizes else len(numbers)
@@ -80,7 +81,7 @@ def exponents(name: str, value: object, sizes: Sizes) -> list[float]:
     return [float(number(least=1.0)(name, one, sizes)) for one in numbers]
 
 
-def basis_steps(name: str, value: object, sizes: Sizes) -> list[Step]:
+def basis_steps(name: str, value: Any, sizes: Sizes) -> list[Step]:
     """The rule of a basis: a list of steps, made by `recurrence`."""
     is_list = isinstance(value, (list, tuple)) and len(value) > 0
     if not is_list or not all(isinstance(step, Step) for step in value):
@@ -335,8 +336,8 @@ def first_order_filter(
     0.25
     """
     values = ops.convert_to_tensor(values)
-    for name, given in (("identity", identity), ("linear", linear), ("power", power)):
-        check_broadcast(name, given, "values", values)
+    for name, weight in (("identity", identity), ("linear", linear), ("power", power)):
+        check_broadcast(name, weight, "values", values)
     coefficients = {
         "identity_coefficient": identity,
         "linear_coefficient": linear,
