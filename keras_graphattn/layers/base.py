@@ -171,9 +171,11 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         # Padding becomes zeros before anything is computed with it. So it has no influence on
         # values and gradients, even if it holds NaN or infinity.
         visible_keys, is_value = all_of(value_mask, key_mask), key is value
-        query = without_padding(query, query_mask)
-        value = without_padding(value, visible_keys)
-        key = value if is_value else without_padding(key, visible_keys)
+        if query_mask is not None:
+            query = without_padding(query, query_mask)
+        if visible_keys is not None:
+            value = without_padding(value, visible_keys)
+            key = value if is_value else without_padding(key, visible_keys)
         (query, value, key), non_finite = self.without_non_finite(query, value, key)
         axes = self._axes_of(query)
         visibility = self._visibility(
@@ -257,7 +259,9 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         bias would change that.
         """
         queries, keys = self.query_dense(query), self.key_dense(key)
-        values = without_padding(self.value_dense(value), visible_keys)
+        values = self.value_dense(value)
+        if visible_keys is not None:
+            values = without_padding(values, visible_keys)
         return Tokens(query, *in_one_dtype(queries, keys, values))
 
     def _project_out(

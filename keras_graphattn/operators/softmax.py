@@ -12,7 +12,6 @@ from keras_graphattn.numerics.precision import (
     masked_softmax,
     matmul,
     nan_where,
-    without_padding,
 )
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.types import Bool, Float, Num, Tensor
@@ -243,7 +242,7 @@ def zero_hidden_rows(
     if visible is None:
         return outputs
     rows = ops.transpose(ops.any(visible, axis=-1), (0, 2, 1))  # (B, T, N)
-    return without_padding(outputs, rows)
+    return ops.where(rows[..., None], outputs, ops.cast(0.0, outputs.dtype))
 
 
 def additive_scores(

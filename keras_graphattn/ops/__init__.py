@@ -105,7 +105,7 @@ def running_sum(name: str, value: object, sizes: Sizes) -> RunningSum:
     )
 
 
-@checked(scores=tensor(), mask=optional(mask()))
+@checked(mask=optional(mask()))
 def masked_softmax(
     scores: Float[Tensor, "..."],
     mask: Num[Tensor, "..."] | None = None,
@@ -140,12 +140,7 @@ def masked_softmax(
     return precision.masked_softmax(scores, mask, axis)
 
 
-@checked(
-    query=tensor("B T N H"),
-    key=tensor("B S N H"),
-    mask=optional(mask("B? N? T? S?")),
-    scale=optional(scale_of_scores),
-)
+@checked(mask=optional(mask("B? N? T? S?")), scale=optional(scale_of_scores))
 def attention_matrix(
     query: Float[Tensor, "B T N H"],
     key: Float[Tensor, "B S N H"],
@@ -173,13 +168,7 @@ def attention_matrix(
     return softmax.SoftmaxOperator(scores, mask, dtype=query.dtype).matrix()
 
 
-@checked(
-    query=tensor("B T N H"),
-    key=tensor("B S N H"),
-    query_vector=tensor("N H"),
-    key_vector=tensor("N H"),
-    negative_slope=number(),
-)
+@checked(negative_slope=number())
 def additive_scores(
     query: Float[Tensor, "B T N H"],
     key: Float[Tensor, "B S N H"],
@@ -214,9 +203,6 @@ def additive_scores(
 
 
 @checked(
-    query=tensor("B T N H"),
-    key=tensor("B T N H"),
-    values=tensor("B T N D"),
     p=exponents,
     mask=optional(Visibility.rule("T", "T")),
     epsilon=number(above=0.0, below=MOST_EPSILON),
@@ -271,7 +257,7 @@ def p_laplacian_attention(
     return operator.finished(operator(values))
 
 
-@checked(rows=tensor("B T N D"), columns=tensor("B S N D"))
+@checked()
 def squared_distances(
     rows: Float[Tensor, "B T N D"], columns: Float[Tensor, "B S N D"]
 ) -> Float[Tensor, "B N T S"]:
@@ -293,7 +279,7 @@ def squared_distances(
     return ops.maximum(p_laplacian.pair_distances(rows, columns, LEAST_SHARE), 0.0)
 
 
-@checked(apply=function, values=tensor(), identity=tensor(), linear=tensor(), power=tensor())
+@checked(apply=function)
 def first_order_filter(
     apply: Operator,
     values: Float[Tensor, "..."],
@@ -346,7 +332,7 @@ def first_order_filter(
     return FirstOrder(order)(apply, values, coefficients)
 
 
-@checked(apply=function, values=tensor(), coefficients=tensor(), steps=basis_steps)
+@checked(apply=function, steps=basis_steps)
 def polynomial_filter(
     apply: Operator,
     values: Float[Tensor, "..."],
@@ -394,7 +380,7 @@ def polynomial_filter(
     return polynomials.polynomial_filter(apply, values, coefficients, steps)
 
 
-@checked(x=tensor(), coefficients=tensor("_"), steps=basis_steps)
+@checked(steps=basis_steps)
 def polynomial(
     x: Float[Tensor, "..."], coefficients: Float[Tensor, " _"], steps: list[Step]
 ) -> Float[Tensor, "..."]:
@@ -424,7 +410,7 @@ def polynomial(
     return polynomials.polynomial(x, coefficients, steps)
 
 
-@checked(left=tensor("B T N H"), right=tensor("B S N H"), values=tensor("B S N D"))
+@checked()
 def singular_value_attention(
     left: Float[Tensor, "B T N H"],
     right: Float[Tensor, "B S N H"],
@@ -456,14 +442,7 @@ def singular_value_attention(
     return singular.attend_to_context(left, context, values.dtype)
 
 
-@checked(
-    left=tensor("B T N H"),
-    logits=tensor("B T N H"),
-    values=tensor("B T N D"),
-    mask=optional(mask("B T")),
-    state=optional(running_sum),
-    chunk_size=whole(),
-)
+@checked(mask=optional(mask("B T")), state=optional(running_sum), chunk_size=whole())
 def causal_singular_value_attention(
     left: Float[Tensor, "B T N H"],
     logits: Float[Tensor, "B T N H"],
@@ -538,7 +517,7 @@ def empty_running_sum(
     return singular_causal.empty_running_sum(batch_size, num_heads, key_dim, value_dim, dtype)
 
 
-@checked(vectors=tensor("B T N H"), mask=optional(mask("B T")), scaling=one_of(*SCALINGS))
+@checked(mask=optional(mask("B T")), scaling=one_of(*SCALINGS))
 def orthogonality_penalty(
     vectors: Float[Tensor, "B T N H"], mask: Num[Tensor, "B T"] | None = None, scaling: str = "mean"
 ) -> Float[Tensor, ""]:
@@ -569,7 +548,7 @@ def orthogonality_penalty(
     return singular.orthogonality_penalty(vectors, mask, scaling)
 
 
-@checked(query=tensor("B T N m"), key=tensor("B S N m"), x=tensor("B S N D"))
+@checked()
 def unmasked_attention(
     query: Float[Tensor, "B T N m"], key: Float[Tensor, "B S N m"], x: Float[Tensor, "B S N D"]
 ) -> Float[Tensor, "B T N D"]:
@@ -596,7 +575,7 @@ def unmasked_attention(
     return of_features.unmasked_attention(query, key, x)
 
 
-@checked(x=tensor())
+@checked()
 def relu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """relu(x) + 0.001, in at least float32.
 
@@ -609,7 +588,7 @@ def relu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return feature_maps.Relu()(x)
 
 
-@checked(x=tensor())
+@checked()
 def squared_relu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """relu(x)^2 + 0.001, in at least float32.
 
@@ -622,7 +601,7 @@ def squared_relu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return feature_maps.SquaredRelu()(x)
 
 
-@checked(x=tensor())
+@checked()
 def elu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """elu(x) + 1, in at least float32.
 
@@ -663,7 +642,7 @@ def orthogonal_features(
     return favor.orthogonal_features(num_heads, key_dim, num_features, seed)
 
 
-@checked(query=tensor("B T N H"), directions=tensor("N H m"))
+@checked()
 def favor_query_features(
     query: Float[Tensor, "B T N H"], directions: Float[Tensor, "N H m"]
 ) -> Float[Tensor, "B T N m"]:
@@ -688,12 +667,7 @@ def favor_query_features(
     return favor.favor_query_features(query, directions)
 
 
-@checked(
-    key=tensor("B S N H"),
-    directions=tensor("N H m"),
-    mask=optional(mask("B S")),
-    fixed_scale=flag,
-)
+@checked(mask=optional(mask("B S")), fixed_scale=flag)
 def favor_key_features(
     key: Float[Tensor, "B S N H"],
     directions: Float[Tensor, "N H m"],

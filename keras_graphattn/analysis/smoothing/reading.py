@@ -1,7 +1,7 @@
 """Reads the operators of an attention layer in one call: A, and H, which it applies to its values.
 
 The call runs once more, watched at the one place where the values of the heads meet the attention:
-`apply(operator, values)` of this package's layers, or Keras' extension point `_compute_attention`.
+`attended(operator, values)` of this package's layers, or Keras' extension point `_compute_attention`.
 H is read from the answers to unit signals, which are its columns: so no layer has to form a matrix.
 It is checked against what the layer made of its own values.
 
@@ -76,9 +76,8 @@ def read_operators(
     They cannot be read if H times the values is not what the layer made of them, or if tokens see
     padding: the report is of the part between valid tokens.
     """
-    apply = getattr(layer, "apply", len)  # torch's modules have another `apply`
-    is_ours = "operator" in inspect.signature(apply).parameters
-    seen = _at_apply(layer, call) if is_ours else _at_the_method(layer, call)
+    is_ours = hasattr(layer, "attended")
+    seen = _at_attended(layer, call) if is_ours else _at_the_method(layer, call)
     if len(seen.values.shape) != 4 or seen.outputs.shape[:2] != seen.values.shape[:2]:
         raise NotReadable(
             f"it maps values of the shape {tuple(seen.values.shape)} to outputs of the shape "
@@ -95,19 +94,19 @@ def read_operators(
     return Operators(operator, attention)
 
 
-def _at_apply(layer: keras.Layer, call: Callable[..., object]) -> Seen:
-    """H from `apply(operator, values, ...)`, which filters the operator; A from the operator."""
-    apply, calls = layer.apply, []
+def _at_attended(layer: keras.Layer, call: Callable[..., object]) -> Seen:
+    """H from `attended(operator, values, ...)`, which filters the operator; A from the operator."""
+    attended, calls = layer.attended, []
 
     def watched(
         operator: Operator, values: Float[Tensor, "B T N D"], *rest: object
     ) -> Float[Tensor, "B T N D"]:
-        outputs = apply(operator, values, *rest)
+        outputs = attended(operator, values, *rest)
         attention = _attention_of(operator)
-        calls.append(Seen(values, outputs, lambda x: apply(operator, x, *rest), attention))
+        calls.append(Seen(values, outputs, lambda x: attended(operator, x, *rest), attention))
         return outputs
 
-    with replaced_attributes([(layer, "apply", watched)]):
+    with replaced_attributes([(layer, "attended", watched)]):
         call()
     if not calls:
         raise NotReadable("it did not apply an operator")
