@@ -105,8 +105,7 @@ class KernelOperator(Operator):
             self._keep_normaliser(joint[..., width : width + 1])
         if self.non_finite is not None:
             self.non_finite = ops.cast(joint[..., -1:] > 0.0, x.dtype) + self.non_finite
-        outputs = zero_where_masked((outputs * self.scale) / self.divisor, self.seeing)
-        outputs = ops.cast(outputs, dtype)
+        outputs = ops.cast(self._normalised(outputs), dtype)
         if is_first:
             self.once = outputs
         return outputs
@@ -123,19 +122,23 @@ class KernelOperator(Operator):
         return unmasked_attention(query, key, x)
 
     def _keep_normaliser(self, normaliser: Float[Tensor, "B T N 1"]) -> None:
-        """Finds out which rows are not 0, and what the sums are multiplied and divided by."""
+        """Keeps the normaliser, and which rows are not 0."""
         self.normaliser = normaliser
         # NaN counts as seen and stays NaN. `not (x < SMALLEST)` would not do: TensorFlow's graphs
         # rewrite it to `x >= SMALLEST`.
         self.seeing = (normaliser >= SMALLEST) | ops.isnan(normaliser)
         if self.rows is not None:
             self.seeing = ops.logical_and(self.seeing, self.rows[..., None])
-        normaliser = ops.where(self.seeing, normaliser, ops.cast(1.0, normaliser.dtype))
-        # Sums and normaliser are brought near 1 first: the gradient of the quotient has no square
-        # that underflows. This needs a product: XLA rewrites (a / s) / (n / s) to
-        # (a * s) / (s * n), and s * n may underflow.
-        self.scale = ops.exp(-ops.log(ops.stop_gradient(normaliser)))
-        self.divisor = normaliser * self.scale
+
+    def _normalised(self, sums: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
+        """sums / normaliser where seen, else 0. Its gradient has no square that underflows.
+
+        Both are brought near 1 first. This needs a product: XLA rewrites (a / s) / (n / s) to
+        (a * s) / (s * n), and s * n may underflow.
+        """
+        normaliser = ops.where(self.seeing, self.normaliser, ops.cast(1.0, sums.dtype))
+        scale = ops.exp(-ops.log(ops.stop_gradient(normaliser)))
+        return zero_where_masked((sums * scale) / (normaliser * scale), self.seeing)
 
     def matrix(self) -> Float[Tensor, "B N T S"]:
         matrix = ops.einsum("btnm,bsnm->bnts", self.query_features, self.key_features)

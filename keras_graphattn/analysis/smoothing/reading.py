@@ -1,7 +1,7 @@
 """Reads the operators of an attention layer in one call: A, and H, which it applies to its values.
 
-The call runs once more, watched at the one place where the values of the heads meet the attention:
-`attended(operator, values)` of this package's layers, or Keras' extension point `_compute_attention`.
+The call runs once more, watched where the values of the heads meet the attention: at
+`attended(operator, values)` of this package's layers, or at `_compute_attention` of Keras' layers.
 H is read from the answers to unit signals, which are its columns: so no layer has to form a matrix.
 It is checked against what the layer made of its own values.
 
