@@ -1,9 +1,11 @@
 """Checks the arguments of public functions before anything is computed.
 
-`checked` gives a rule for each argument. A wrong argument raises an error that names it, with the
-expected and the received value, instead of an error from inside the backend:
+`checked` gives a rule for each argument; an argument whose annotation is a tensor of floats has its
+rule from there. A wrong argument raises an error that names it, with the expected and the received
+value, instead of an error from inside the backend:
 
-    @checked(query=tensor("B T N H"), key=tensor("B S N H"), mask=optional(mask("B? N? T? S?")))
+    @checked(mask=optional(mask("B? N? T? S?")))
+    def attend(query: Float[Tensor, "B T N H"], key: Float[Tensor, "B S N H"], mask=None):
 
 The letters are sizes. A letter has the same size in all arguments of a call. "?" allows 1 instead,
 "_" is any size, and a leading "..." is any number of axes. Sizes that are not known before the run
@@ -26,7 +28,7 @@ import scipy.sparse
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.types import Num, Tensor
+from keras_graphattn.types import Num, Shape, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -205,12 +207,17 @@ def dtype_name(dtype: object) -> str:
 Rule = Callable[[str, Any, Sizes], Any]  # from a name and a value to the checked value
 
 
-def checked(**rules: Rule) -> Callable[[Function], Function]:
-    """A decorator that checks the arguments named in `rules`, in order, and makes them tensors."""
+def checked(**special: Rule) -> Callable[[Function], Function]:
+    """A decorator that checks arguments, in order, and makes tensors of those that must be.
+
+    `special` are the rules of arguments whose annotation is not a tensor of floats.
+    """
 
     def decorate(function: Function) -> Function:
         parameters = inspect.signature(function).parameters
         names = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        floats = {name: _shapes_of(p.annotation) for name, p in parameters.items()}
+        rules = {name: tensor(*shapes) for name, shapes in floats.items() if shapes} | special
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -226,6 +233,12 @@ def checked(**rules: Rule) -> Callable[[Function], Function]:
         return cast("Function", wrapper)
 
     return decorate
+
+
+def _shapes_of(annotation: object) -> list[str]:
+    """The shapes of `Float[Tensor, ...]`; none for other annotations."""
+    notes = getattr(annotation, "__metadata__", ())
+    return [note.sizes for note in notes if isinstance(note, Shape) and note.kind == "float"]
 
 
 def optional(rule: Rule) -> Rule:

@@ -12,8 +12,7 @@ from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 from tests import shape_checks
 
 FILES = sorted(Path(keras_graphattn.__file__).parent.rglob("*.py"))
-# The share of annotations that say nothing. It may only go down; where it should go: 0.15.
-SHARE, TARGET = 0.20, 0.15
+SHARE = 0.12  # of annotations that say nothing; it may only go down
 
 
 def zeros(*shape, dtype="float32"):
@@ -149,4 +148,4 @@ def test_most_annotations_say_something():
         for annotation in annotations_of(tree)
     ]
     share = sum(found) / len(found)
-    assert share <= SHARE, f"{share:.3f} of {len(found)} say nothing; it should be {TARGET}"
+    assert share <= SHARE, f"{share:.3f} of {len(found)} say nothing"

@@ -77,7 +77,7 @@ class FeatureMap(Configured):
             return features
         # the scale cancels in the normalised row, so it needs no gradient
         top = ops.stop_gradient(largest(features, axis=-1, keepdims=True))  # (B, T, N, 1)
-        return features / ops.where(top > 0.0, top, ops.cast(1.0, features.dtype))
+        return features / (top + ops.cast(top == 0.0, top.dtype))
 
     def key_features(
         self,

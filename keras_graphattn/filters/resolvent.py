@@ -41,8 +41,8 @@ class Resolvent(NamedFilter):
 
     >>> filter = Resolvent(order=20)
     >>> one, large = np.ones((1, 1, 1, 1), "float32"), np.full((1, 1), 20.0, "float32")
-    >>> found = filter(lambda x: 0.5 * x, one, {"feedback_coefficient": large})
-    >>> round(float(found[0, 0, 0, 0]), 4)  # 0.5 / (1 + 0.5 * 0.5)
+    >>> filtered = filter(lambda x: 0.5 * x, one, {"feedback_coefficient": large})
+    >>> round(float(filtered[0, 0, 0, 0]), 4)  # 0.5 / (1 + 0.5 * 0.5)
     0.4
 
     Source: Fagnou et al., "Chain and Causal Attention for Efficient Entity Tracking",

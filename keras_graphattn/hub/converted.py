@@ -777,9 +777,9 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
         term: Any = None,
     ) -> Float[Tensor, "B T N D"]:
         operator = self._operator(query, key, self.visible_pairs(query, mask), training, term)
-        return operator.finished(self.apply(operator, value))
+        return operator.finished(self.attended(operator, value))
 
-    def apply(self, operator: Operator, values: Tensor) -> Tensor:
+    def attended(self, operator: Operator, values: Tensor) -> Tensor:
         """The filter of the operator, applied to the values."""
         return self.filtered(self.settings.filter, operator, values)
 
@@ -864,9 +864,9 @@ class ConvertedPLaplacian(ConvertedAttention):
             block_size=self.settings.block_size,
             dropout=(lambda x: self.dropped_matrix(x, training)) if is_dropped else None,
         )
-        return operator.finished(self.apply(operator, value))
+        return operator.finished(self.attended(operator, value))
 
-    def apply(self, operator: Operator, values: Tensor) -> Tensor:
+    def attended(self, operator: Operator, values: Tensor) -> Tensor:
         """The operator applied to the values."""
         return operator(values)
 

@@ -208,7 +208,7 @@ class CachedSelfAttention(CachedCall):
     key_dense: Any
     value_dense: Any
     operator_of_rows: Any
-    apply: Any
+    attended: Any
     num_signals: Any
 
     @property
@@ -228,7 +228,7 @@ class CachedSelfAttention(CachedCall):
         queries, values = ops.cast(self.query_dense(query), keys.dtype), self.value_dense(value)
         signals = {"signals": cache[:, 1:]}
         operator = self.operator_of_rows(queries, keys, values, mask, signals, index)
-        outputs = operator.finished(self.apply(operator, values, Call(Visibility())))
+        outputs = operator.finished(self.attended(operator, values, Call(Visibility())))
         return outputs, ops.concatenate([keys[:, None], operator.signals], axis=1)
 
 

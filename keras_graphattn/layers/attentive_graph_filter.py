@@ -12,8 +12,8 @@ from keras_graphattn.checks import (
     checked,
     did_you_mean,
     flag,
-    is_finite,
-    is_one_of,
+    number,
+    one_of,
     optional,
     size,
     tensor,
@@ -28,9 +28,8 @@ from keras_graphattn.layers.base import (
     Tokens,
     padding_of,
     refuse_options,
-    without_padding,
 )
-from keras_graphattn.numerics.precision import at_least_float32, tanh
+from keras_graphattn.numerics.precision import at_least_float32, tanh, without_padding
 from keras_graphattn.operators.operator import Operator, all_of
 from keras_graphattn.operators.singular import (
     SCALINGS,
@@ -143,7 +142,7 @@ class AttentiveGraphFilter(AttentionLayer):
     """
 
     filter: Filter | str
-    is_square = False
+    across_sequences = "Use causal=False for cross-attention."
     max_rank = 3
 
     def __init__(
@@ -165,23 +164,19 @@ class AttentiveGraphFilter(AttentionLayer):
         fix = "Leave it out: there is no attention matrix."
         refuse_options(type(self).__name__, kwargs, refused, fix)
         chosen = _singular_filter(filter, order, learned_constant)
-        if not isinstance(causal, bool):
-            raise ValueError(f"`causal` must be a boolean. Received: causal={causal!r}")
-        _check_orthogonality(orthogonality_weight, orthogonality_scaling)
-        self.causal = causal
-        self.orthogonality_weight = float(orthogonality_weight)
-        self.orthogonality_scaling = orthogonality_scaling
+        self.causal = self.is_square = flag("causal", causal)
+        self.orthogonality_weight = number(least=0.0)(
+            "orthogonality_weight", orthogonality_weight, {}
+        )
+        self.orthogonality_scaling = one_of(*SCALINGS)(
+            "orthogonality_scaling", orthogonality_scaling, {}
+        )
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
         if isinstance(chosen, Filter):
             chosen.coefficients(num_heads)  # refuses start values for another number of heads
         self.filter, self.learned_constant = chosen, learned_constant
 
-    def build(
-        self,
-        query_shape: Shape,
-        value_shape: Shape | None = None,
-        key_shape: Shape | None = None,
-    ) -> None:
+    def add_coefficients(self, query_shape: Shape) -> None:
         if isinstance(self.filter, Polynomial):
             start = _start_of_theta(self.filter)
             self.theta = self.add_weight(
@@ -191,12 +186,19 @@ class AttentiveGraphFilter(AttentionLayer):
                 trainable=self.filter.trainable_coefficients,
                 autocast=False,
             )
-        elif isinstance(self.filter, Filter):
-            self.add_filter_weights(self.filter, self.num_heads)
+        else:
+            super().add_coefficients(query_shape)
         if self.learned_constant:
             self.theta_constant = self.add_weight(
                 name="theta_constant", shape=(), initializer="zeros", autocast=False
             )
+
+    def build(
+        self,
+        query_shape: Shape,
+        value_shape: Shape | None = None,
+        key_shape: Shape | None = None,
+    ) -> None:
         super().build(query_shape, value_shape, key_shape)
         if self.filter != "ones":
             self._singular_dense = self._token_projection("singular", self.key_dim)
@@ -225,7 +227,7 @@ class AttentiveGraphFilter(AttentionLayer):
         left, drop = self._filtered_left(left, tokens.inputs), self._dropout_in(call.training)
         return SingularOperator(left, tokens.key, queries, keys, causal=causal, dropout=drop)
 
-    def apply(
+    def attended(
         self, operator: Operator, values: Float[Tensor, "B S N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
         return operator(values)  # the filter is one of S, within the operator
@@ -365,18 +367,6 @@ class AttentiveGraphFilter(AttentionLayer):
         chosen = chosen if isinstance(chosen, str) else keras.saving.serialize_keras_object(chosen)
         return {**config, **{name: getattr(self, name) for name in names}, "filter": chosen}
 
-    def _check_shapes(
-        self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
-    ) -> None:
-        super()._check_shapes(query_shape, value_shape, key_shape)
-        lengths = (query_shape[1], value_shape[1])
-        if self.causal and None not in lengths and lengths[0] != lengths[1]:
-            raise ValueError(
-                "A causal AttentiveGraphFilter attends over its own sequence: query and value "
-                f"must have the same length. Received: query.shape={tuple(query_shape)}, "
-                f"value.shape={tuple(value_shape)}. Use causal=False for cross-attention."
-            )
-
 
 def _singular_filter(
     filter: str | Filter | dict[str, Any], order: int | None, learned_constant: bool
@@ -437,18 +427,3 @@ def _start_of_theta(filter: Polynomial) -> np.ndarray:
     falls = filter.recurrence()[0].slope < 0.0
     theta[0] = np.arctanh(STARTS[filter.start]) * (-1.0 if falls else 1.0)
     return theta
-
-
-def _check_orthogonality(weight: float, scaling: str) -> None:
-    """Raises a `ValueError` for an invalid weight or scaling."""
-    is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-    if not is_number or not is_finite(weight) or weight < 0:
-        raise ValueError(
-            "`orthogonality_weight` must be a number of at least 0, and finite. Received: "
-            f"orthogonality_weight={weight!r}"
-        )
-    if not is_one_of(scaling, SCALINGS):
-        raise ValueError(
-            f"`orthogonality_scaling` must be one of {list(SCALINGS)}. Received: "
-            f"orthogonality_scaling={scaling!r}"
-        )

@@ -40,7 +40,7 @@ from keras_graphattn.filters.filter import Filter
 from keras_graphattn.keras_internals import keras_mask_of
 from keras_graphattn.layers.attention_axes import AttentionAxes
 from keras_graphattn.layers.conversion_mark import ConversionMark
-from keras_graphattn.numerics.precision import in_one_dtype, zero_where_masked
+from keras_graphattn.numerics.precision import in_one_dtype, without_padding
 from keras_graphattn.operators.cached import Cache, CachedOperator, updated_booleans
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
 from keras_graphattn.types import Bool, Float, Int, Num, Size, Tensor
@@ -83,7 +83,8 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     """
 
     filter: Filter | str | None = None
-    is_square: ClassVar[bool] = True  # whether query and value must have the same length
+    is_square = True  # whether query and value must have the same length
+    across_sequences = "Use keras.layers.MultiHeadAttention for cross-attention."
     max_rank: ClassVar[int | None] = None  # most dimensions of an input, if there is a limit
     _adopted: "Adopted | None" = None
 
@@ -105,11 +106,6 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         # Keras wraps `build` in each instance, too.
         self.build = self._undone_if_refused(self.build)  # type: ignore[method-assign]
         self._flash_attention = False
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(
-                "`dropout` is a probability and must be in [0, 1). Received: "
-                f"dropout={self.dropout!r}"
-            )
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
@@ -122,7 +118,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         """The operator A of one call."""
         raise NotImplementedError(f"{type(self).__name__} must write `operator`.")
 
-    def apply(
+    def attended(
         self, operator: Operator, values: Float[Tensor, "B S N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
         """H(A) values if the layer has a filter, else A values."""
@@ -181,9 +177,11 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         # Padding becomes zeros before anything is computed with it. So it has no influence on
         # values and gradients, even if it holds NaN or infinity.
         visible_keys, is_value = all_of(value_mask, key_mask), key is value
-        query = without_padding(query, query_mask)
-        value = without_padding(value, visible_keys)
-        key = value if is_value else without_padding(key, visible_keys)
+        if query_mask is not None:
+            query = without_padding(query, query_mask)
+        if visible_keys is not None:
+            value = without_padding(value, visible_keys)
+            key = value if is_value else without_padding(key, visible_keys)
         (query, value, key), non_finite = self.without_non_finite(query, value, key)
         axes = self._axes_of(query)
         visibility = self._visibility(
@@ -195,7 +193,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         if axes is not None:
             tokens = Tokens(tokens.inputs, *(axes.joined(x) for x in tokens[1:]))
         operator = self.operator(tokens, call)
-        outputs = operator.finished(self.apply(operator, tokens.value, call))
+        outputs = operator.finished(self.attended(operator, tokens.value, call))
         outputs = self._project_out(outputs if axes is None else axes.apart(outputs), query)
         if not returns_matrix:
             return outputs
@@ -269,7 +267,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         queries, keys = self.query_dense(query), self.key_dense(key)
         values = self.value_dense(value)
         if visible_keys is not None:
-            values = zero_where_masked(values, visible_keys[..., None, None])
+            values = without_padding(values, visible_keys)
         return Tokens(query, *in_one_dtype(queries, keys, values))
 
     def _project_out(
@@ -317,6 +315,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     ) -> None:
         value_shape = query_shape if value_shape is None else value_shape
         self._check_shapes(query_shape, value_shape, key_shape)
+        self.add_coefficients(query_shape)
         if self._adopted is None:
             self._build_projections(query_shape, value_shape, key_shape)
         else:
@@ -324,6 +323,11 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         for projection in projections_of(self).values():
             projection.supports_masking = True  # masks pass through it; no warning
         self.built = True
+
+    def add_coefficients(self, query_shape: Shape) -> None:
+        """Makes the layer's weights besides those of its projections: the filter's, by default."""
+        if isinstance(self.filter, Filter):
+            self.add_filter_weights(self.filter, self.num_heads)
 
     def _build_projections(
         self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
@@ -511,10 +515,9 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         is_equal = query_shape[1:-1] == value_shape[1:-1]
         if self.is_square and not is_equal and _differ(query_shape[1:-1], value_shape[1:-1]):
             raise ValueError(
-                f"{name} is a self-attention layer: it needs a square attention "
-                "matrix, so query and value must have the same length. Received: "
-                f"query.shape={tuple(query_shape)}, value.shape={tuple(value_shape)}. "
-                "Use keras.layers.MultiHeadAttention for cross-attention."
+                f"{name} attends within one sequence here: query and value must have the same "
+                f"length. Received: query.shape={tuple(query_shape)}, "
+                f"value.shape={tuple(value_shape)}. {self.across_sequences}"
             )
 
 
@@ -559,13 +562,6 @@ def padding_of(
 ) -> Num[Tensor, "B ..."] | None:
     """The mask given for tokens (B, ..., T, d), or else the one that Keras has attached."""
     return keras_mask_of(tokens) if mask is None else mask
-
-
-def without_padding(
-    x: Float[Tensor, "B ..."], visible: Num[Tensor, "B ..."] | None
-) -> Float[Tensor, "B ..."]:
-    """Tokens (B, ..., T, d), with zeros where the booleans (B, ..., T) are `False`."""
-    return x if visible is None else zero_where_masked(x, visible[..., None])
 
 
 class SelfAttention(AttentionLayer):
@@ -773,7 +769,7 @@ class SelfAttention(AttentionLayer):
             index,
         )
         call = Call(visibility)
-        outputs = operator.finished(self.apply(operator, values, call))  # (B, t, N, D)
+        outputs = operator.finished(self.attended(operator, values, call))  # (B, t, N, D)
         outputs = self._project_out(outputs, tokens)
         if not isinstance(index, int):  # only known at run time
             fits = ops.logical_and(index >= 0, index <= ops.cast(length - count, index.dtype))
@@ -832,8 +828,8 @@ def position(name: str, value: object, sizes: Sizes) -> int | Int[Tensor, ""]:
     """
     if is_whole(value) or isinstance(value, (bool, float)) or not hasattr(value, "shape"):
         return whole(0)(name, value, sizes)
-    scalar, known = integers("")(name, value, sizes), known_value(value)
-    return scalar if known is None else whole(0)(name, int(known), sizes)
+    scalar, number_now = integers("")(name, value, sizes), known_value(value)
+    return scalar if number_now is None else whole(0)(name, int(number_now), sizes)
 
 
 # Checks of options and calls
@@ -873,10 +869,9 @@ def check_call(arguments: dict[str, Any]) -> dict[str, Any]:
     """
     checked_arguments, sizes = dict(arguments), cast("Sizes", {})  # letters B, T, S and N
     for name in ("query", "value", "key"):
-        given = arguments.get(name)
-        if given is None and name != "query":
+        if arguments.get(name) is None and name != "query":
             continue
-        checked_arguments[name] = x = as_tensor(name, given)
+        checked_arguments[name] = x = as_tensor(name, arguments.get(name))
         own = "B T" if name == "query" or arguments.get("value") is None else "B S"
         # query, value and key may differ in length and features, not in rank
         rest = "..." if name == "query" else "_ " * (len(checked_arguments["query"].shape) - 2)
@@ -914,9 +909,9 @@ def check_options(options: dict[str, Any]) -> None:
             f"sliding_window={window!r}"
         )
     axes = options.get("attention_axes")
-    given = axes if is_list(axes) else [] if axes is None else [axes]
-    if (axes is not None and not given) or not all(
-        is_whole(axis) and -(2**31) < axis < 2**31 for axis in given
+    listed = axes if is_list(axes) else [axes]
+    if axes is not None and not (
+        listed and all(is_whole(axis) and -(2**31) < axis < 2**31 for axis in listed)
     ):
         raise ValueError(
             "`attention_axes` must be an int, list, or tuple of at least one axis. Received: "
@@ -927,7 +922,7 @@ def check_options(options: dict[str, Any]) -> None:
         if isinstance(count, bool) or (isinstance(count, int) and count >= 2**31):
             raise ValueError(f"`{name}` must be a positive integer. Received: {name}={count!r}")
     if "dropout" in options:
-        number()("dropout", options["dropout"], {})
+        number(least=0.0, below=1.0)("dropout", options["dropout"], {})
     check_dtype_policy(options.get("dtype"))
     for name in ("use_bias", "use_gate"):
         if name in options:

@@ -6,9 +6,9 @@ import keras
 from keras import ops
 
 from keras_graphattn import filters
-from keras_graphattn.checks import flag, is_one_of
+from keras_graphattn.checks import flag, one_of
 from keras_graphattn.filters import Filter
-from keras_graphattn.layers.base import Call, SelfAttention, Shape, Tokens
+from keras_graphattn.layers.base import Call, SelfAttention, Tokens
 from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.cached import Cache, CachedOperator
 from keras_graphattn.operators.fused import FusedOperator
@@ -131,16 +131,13 @@ class GraphFilterAttention(SelfAttention):
         **kwargs: Any,
     ) -> None:
         chosen = filters.get(filter, order)
-        if not is_one_of(dropout_on, ("attention", "filter")):
-            raise ValueError(
-                f'`dropout_on` must be "attention" or "filter". Received: dropout_on={dropout_on!r}'
-            )
+        self.dropout_on = one_of("attention", "filter")("dropout_on", dropout_on, {})
         if flash_attention is not None:
             flag("flash_attention", flash_attention)
         path = attention_path
         if path is None:
             path = "fused" if flash_attention else "dense"
-        if flash_attention and not is_one_of(path, ("fused",)):
+        if flash_attention and path != "fused":
             raise ValueError(
                 "A flash kernel runs on the fused path only. Received: flash_attention=True, "
                 f'attention_path={attention_path!r}. Use attention_path="fused".'
@@ -151,7 +148,6 @@ class GraphFilterAttention(SelfAttention):
                 "0.0 to use flash attention."
             )
         super().__init__(num_heads, key_dim, value_dim, dropout, attention_path=path, **kwargs)
-        self.dropout_on = dropout_on
         self.flash_attention = flash_attention
         chosen.coefficients(num_heads)  # refuses start values for another number of heads
         self.filter = chosen
@@ -160,15 +156,6 @@ class GraphFilterAttention(SelfAttention):
     def order(self) -> int:
         """The order of the filter."""
         return self.filter.order
-
-    def build(
-        self,
-        query_shape: Shape,
-        value_shape: Shape | None = None,
-        key_shape: Shape | None = None,
-    ) -> None:
-        self.add_filter_weights(self.filter, self.num_heads)
-        super().build(query_shape, value_shape, key_shape)
 
     def operator(self, tokens: Tokens, call: Call) -> Operator:
         self._check_matrix(call.returns_matrix)
@@ -187,7 +174,7 @@ class GraphFilterAttention(SelfAttention):
             dropout=self._dropout_in(call.training) if drops_attention else None,
         )
 
-    def apply(
+    def attended(
         self, operator: Operator, values: Float[Tensor, "B T N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
         drop = self._dropout_in(call.training) if self.dropout_on == "filter" else None

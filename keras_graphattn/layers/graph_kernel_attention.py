@@ -166,11 +166,11 @@ class GraphKernelAttention(KernelLayer):
             "dynamic_walks": self.dynamic_walks or None,
             "sliding_window": self.sliding_window,
         }
-        for name, given in only_dense.items():
-            if given is not None:
+        for name, option in only_dense.items():
+            if option is not None:
                 raise ValueError(
                     f"`{name}` needs the attention matrix, and the factored form never forms it. "
-                    f"Received: {name}={given!r}, feature_map={self.feature_map!r}. Leave out "
+                    f"Received: {name}={option!r}, feature_map={self.feature_map!r}. Leave out "
                     f"`{name}`, or use feature_map=None."
                 )
 
@@ -260,8 +260,8 @@ class GraphKernelAttention(KernelLayer):
         config: dict[str, Any] = super().get_config()
         config.pop("attention_axes", None)
         mask, feature_map = (
-            None if given is None else keras.saving.serialize_keras_object(given)
-            for given in (self.mask, self.feature_map)
+            None if part is None else keras.saving.serialize_keras_object(part)
+            for part in (self.mask, self.feature_map)
         )
         return {
             **config,

@@ -9,7 +9,7 @@ from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.layers.base import AttentionLayer, Call, Shape, Tokens
 from keras_graphattn.masks.mask import Mask, mask_of_call
 from keras_graphattn.numerics.custom_gradient import kept_with
-from keras_graphattn.numerics.precision import zero_where_masked
+from keras_graphattn.numerics.precision import without_padding
 from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.operators.operator import Visibility, all_of
 from keras_graphattn.types import Bool, Float, Tensor
@@ -36,17 +36,12 @@ class KernelLayer(AttentionLayer):
         if draws and self.seed is None and getattr(feature_map, "seed", None) is None:
             self.seed = seed_of(None)  # kept in the configuration
 
-    def build(
-        self,
-        query_shape: Shape,
-        value_shape: Shape | None = None,
-        key_shape: Shape | None = None,
-    ) -> None:
+    def add_coefficients(self, query_shape: Shape) -> None:
+        super().add_coefficients(query_shape)
         if self.feature_map is not None:
             self._add_feature_weights(self.feature_map)
         if self.mask is not None:
             self.mask.build_in(self, (*query_shape[:2], self.num_heads, self.value_dim))
-        super().build(query_shape, value_shape, key_shape)
 
     def _add_feature_weights(self, feature_map: FeatureMap) -> None:
         """Makes the weights of the feature map. They are not trained; each is an attribute."""
@@ -118,11 +113,7 @@ class KernelLayer(AttentionLayer):
         weights = {name: getattr(self, name) for name in self._feature_weight_names}
         phi_query = feature_map.query_features(query, weights, fixed_scale)
         phi_key = feature_map.key_features(key, weights, keys, fixed_scale)
-        if queries is not None:
-            phi_query = zero_where_masked(phi_query, queries[:, :, None, None])
-        if keys is not None:
-            phi_key = zero_where_masked(phi_key, keys[:, :, None, None])
-        return phi_query, phi_key
+        return without_padding(phi_query, queries), without_padding(phi_key, keys)
 
     def kernel_operator(self, tokens: Tokens, call: Call) -> KernelOperator:
         """The operator of features, under the layer's mask and all masks of the call."""

@@ -10,17 +10,11 @@ from keras_graphattn.checks import checked, is_one_of, optional, size, tensor, w
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.feature_maps import FeatureMap
 from keras_graphattn.filters import Filter
-from keras_graphattn.layers.base import (
-    Call,
-    Shape,
-    Tokens,
-    padding_of,
-    refuse_options,
-    without_padding,
-)
+from keras_graphattn.layers.base import Call, Tokens, padding_of, refuse_options
 from keras_graphattn.layers.kernel_base import KernelLayer
 from keras_graphattn.masks import get
 from keras_graphattn.masks.mask import Mask
+from keras_graphattn.numerics.precision import without_padding
 from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
 from keras_graphattn.serialization import restored
@@ -115,7 +109,6 @@ class MaskedKernelAttention(KernelLayer):
     masks and decoding are ours.
     """
 
-    is_square = False  # unless there is a mask or a filter
     filter: Filter | None
     feature_map: FeatureMap
 
@@ -156,26 +149,16 @@ class MaskedKernelAttention(KernelLayer):
         if chosen is not None:
             chosen.coefficients(num_heads)  # refuses start values for another number of heads
         self.mask, self.attention_path, self.feature_chunk = mask, path, feature_chunk
-        self.filter = chosen
+        self.filter, self.is_square = chosen, mask is not None or chosen is not None
         self._share_multiplier()
-
-    def build(
-        self,
-        query_shape: Shape,
-        value_shape: Shape | None = None,
-        key_shape: Shape | None = None,
-    ) -> None:
-        if self.filter is not None:
-            self.add_filter_weights(self.filter, self.num_heads)
-        super().build(query_shape, value_shape, key_shape)
 
     def operator(self, tokens: Tokens, call: Call) -> KernelOperator:
         return self.kernel_operator(tokens, call)
 
-    def apply(
+    def attended(
         self, operator: Operator, values: Float[Tensor, "B S N D"], call: Call
     ) -> Float[Tensor, "B T N D"]:
-        outputs, drop = super().apply(operator, values, call), self._dropout_in(call.training)
+        outputs, drop = super().attended(operator, values, call), self._dropout_in(call.training)
         return outputs if drop is None else drop(outputs)
 
     @checked(batch_size=size(0))
@@ -252,7 +235,7 @@ class MaskedKernelAttention(KernelLayer):
         features = self.features(query, key, padding_mask, padding_mask, fixed_scale=True)
         operator = _Steps(*features, mask, mask_inputs, states=state)
         value = self.value_dense(tokens)
-        outputs = operator.finished(super().apply(operator, value, Call(Visibility())))
+        outputs = operator.finished(super().attended(operator, value, Call(Visibility())))
         return self._project_out(outputs, tokens), tuple(operator.following)
 
     def get_config(self) -> dict[str, Any]:
@@ -272,19 +255,6 @@ class MaskedKernelAttention(KernelLayer):
             if name in config
         }
         return cls(**{**config, **objects})
-
-    def _check_shapes(
-        self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
-    ) -> None:
-        super()._check_shapes(query_shape, value_shape, key_shape)
-        lengths = (query_shape[1], value_shape[1])
-        square = self.mask is not None or self.filter is not None
-        if square and None not in lengths and lengths[0] != lengths[1]:
-            raise ValueError(
-                "A mask or a filter works within one sequence: query and value must have the same "
-                f"length. Received: query.shape={tuple(query_shape)}, "
-                f"value.shape={tuple(value_shape)}"
-            )
 
 
 class _Steps(KernelOperator):

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import keras
 
-from keras_graphattn.checks import is_finite, is_list, is_one_of
+from keras_graphattn.checks import is_finite, is_list, number, one_of
 from keras_graphattn.layers.base import Call, SelfAttention, Tokens
 from keras_graphattn.operators.cached import Cache
 from keras_graphattn.operators.p_laplacian import (
@@ -167,13 +167,8 @@ def re_weighting(
         ValueError: For `p` other than a number of at least 1, or a list of one for each head; and
             for an invalid `epsilon` or `diagonal`.
     """
-    if not _is_number(epsilon) or not 0 < epsilon < MOST_EPSILON:
-        raise ValueError(
-            f"`epsilon` must be a number greater than 0 and below {MOST_EPSILON:g}. Received: "
-            f"epsilon={epsilon!r}"
-        )
-    if not is_one_of(diagonal, ("smooth", "drop")):
-        raise ValueError(f'`diagonal` must be "smooth" or "drop". Received: diagonal={diagonal!r}')
+    epsilon = number(above=0.0, below=MOST_EPSILON)("epsilon", epsilon, {})
+    one_of("smooth", "drop")("diagonal", diagonal, {})
     first = (num_heads + 1) // 2
     exponents: list[Any] = [1.5] * first + [2.5] * (num_heads - first)
     if p is not None:
@@ -183,7 +178,7 @@ def re_weighting(
             f"`p` must be a number of at least 1, or a list with such a number for each of the "
             f"{num_heads} heads. Received: p={p!r}"
         )
-    return PLaplacian(tuple(float(x) for x in exponents), float(epsilon), diagonal == "drop")
+    return PLaplacian(tuple(float(x) for x in exponents), epsilon, diagonal == "drop")
 
 
 def _is_number(x: object) -> bool:

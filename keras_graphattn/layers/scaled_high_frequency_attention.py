@@ -49,19 +49,13 @@ class ScaledHighFrequencyAttention(AttentionLayer):
     Analysis: From Theory to Practice", arXiv 2203.05962 (ICLR 2022). Ours: masks.
     """
 
-    def build(
-        self,
-        query_shape: Shape,
-        value_shape: Shape | None = None,
-        key_shape: Shape | None = None,
-    ) -> None:
+    def add_coefficients(self, query_shape: Shape) -> None:
         self.high_frequency_scale = self.add_weight(
             name="high_frequency_scale",
             shape=(self.num_heads,),
             initializer="zeros",
             autocast=False,
         )
-        super().build(query_shape, value_shape, key_shape)
 
     def operator(self, tokens: Tokens, call: Call) -> SoftmaxOperator:
         _, query, key, _ = tokens

@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike
 from keras_graphattn.checks import (
     Sizes,
     check_dtype_policy,
-    checked,
     dtype_name,
     numpy_of,
     tensor,
@@ -283,8 +282,9 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     def compute_output_shape(self, input_shape: Shape, **inputs: Shape) -> Shape:
         return input_shape
 
-    @checked(x=tensor("B T N D"))
-    def apply(self, x: Signal, path: str = "auto", **inputs: Tensor) -> Signal:
+    def apply(
+        self, x: Signal | Callable[..., object], path: str = "auto", **inputs: Tensor
+    ) -> "Signal | Mask":
         """Returns M x: for every head, a product along the token axis.
 
         Args:
@@ -299,6 +299,9 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
             ValueError: For an unknown path, missing or unknown inputs, or a length that the mask
                 does not have.
         """
+        if callable(x) and keras.backend.backend() == "torch":  # `Module.apply` of a model
+            return super().apply(x)
+        x = tensor("B T N D")("x", x, {})
         return self._product(path, None, None, x, self.prepare(x, **inputs), None)
 
     def attend(

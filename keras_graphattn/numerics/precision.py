@@ -179,3 +179,12 @@ def zero_where_masked(x: Num[Tensor, "..."], mask: Num[Tensor, "..."] | None) ->
     if mask is None:
         return x
     return ops.where(ops.cast(mask, "bool"), x, ops.cast(0.0, x.dtype))
+
+
+def without_padding(
+    x: Num[Tensor, "B ..."], visible: Num[Tensor, "B? ..."] | None
+) -> Num[Tensor, "B ..."]:
+    """Zeros where the booleans, whose axes are the first of `x`, are `False`."""
+    if visible is None:
+        return x
+    return zero_where_masked(x, visible[(..., *[None] * (len(x.shape) - len(visible.shape)))])

@@ -8,7 +8,7 @@ from keras import ops
 
 from keras_graphattn.checks import dtype_name, traced_by_torch
 from keras_graphattn.numerics.blocks import map_query_blocks
-from keras_graphattn.numerics.precision import is_float64, pad
+from keras_graphattn.numerics.precision import is_float64, pad, without_padding
 from keras_graphattn.operators.operator import Operator, Visibility
 from keras_graphattn.operators.softmax import SoftmaxOperator, scores_of
 from keras_graphattn.types import Bool, Float, Tensor
@@ -89,17 +89,12 @@ class FusedOperator(Operator):
             outputs = self._attend_by_blocks(*operands)
         else:
             outputs = self._attend(*operands, self.visible, self.visibility.causal)
-        return self._zero_other_rows(ops.cast(outputs, dtype))
+        return without_padding(ops.cast(outputs, dtype), self.rows)
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
         if self.formed is not None:
             return self.formed.finished(outputs)
-        return self._zero_other_rows(outputs)
-
-    def _zero_other_rows(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
-        if self.rows is None:
-            return outputs
-        return ops.where(self.rows[..., None], outputs, ops.cast(0.0, outputs.dtype))
+        return without_padding(outputs, self.rows)
 
     def _attend(
         self,

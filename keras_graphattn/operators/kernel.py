@@ -11,7 +11,7 @@ from typing import Protocol
 
 from keras import ops
 
-from keras_graphattn.numerics.precision import at_least_float32, nan_where
+from keras_graphattn.numerics.precision import at_least_float32, nan_where, zero_where_masked
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -90,20 +90,22 @@ class KernelOperator(Operator):
         self.once: Float[Tensor, "B T N D"] | None = None  # what the first call returned
 
     def __call__(self, x: Float[Tensor, "B S N D"]) -> Float[Tensor, "B T N D"]:
-        dtype, is_first = x.dtype, self.normaliser is None
+        dtype, is_first = x.dtype, self.once is None
         x = at_least_float32(x)
         width, columns = x.shape[-1], [x]
         if is_first:
             columns.append(ops.ones_like(x[..., :1]))
+            if self.non_finite is not None:
+                self.non_finite = ops.cast(self.non_finite, x.dtype) * columns[1]
         if self.non_finite is not None:
-            columns.append(ops.cast(self.non_finite, x.dtype) * ops.ones_like(x[..., :1]))
+            columns.append(self.non_finite)
         joint = self._sums(x if len(columns) == 1 else ops.concatenate(columns, axis=-1))
         outputs = joint if len(columns) == 1 else joint[..., :width]  # (B, T, N, D)
         if is_first:
-            self.normaliser = joint[..., width : width + 1]
+            self._keep_normaliser(joint[..., width : width + 1])
         if self.non_finite is not None:
-            self.non_finite = ops.cast(joint[..., -1:] > 0.0, x.dtype) + columns[-1]
-        outputs = ops.cast(_quotient(outputs, self.normaliser, self._seeing()), dtype)
+            self.non_finite = ops.cast(joint[..., -1:] > 0.0, x.dtype) + self.non_finite
+        outputs = ops.cast(self._normalised(outputs), dtype)
         if is_first:
             self.once = outputs
         return outputs
@@ -119,13 +121,24 @@ class KernelOperator(Operator):
             return masked_scores(query, key, x)
         return unmasked_attention(query, key, x)
 
-    def _seeing(self) -> Bool[Tensor, "B T N 1"]:
-        """The rows that are not 0."""
+    def _keep_normaliser(self, normaliser: Float[Tensor, "B T N 1"]) -> None:
+        """Keeps the normaliser, and which rows are not 0."""
+        self.normaliser = normaliser
         # NaN counts as seen and stays NaN. `not (x < SMALLEST)` would not do: TensorFlow's graphs
         # rewrite it to `x >= SMALLEST`.
-        normaliser: Float[Tensor, "B T N 1"] = self.normaliser
-        seeing = ops.logical_or(normaliser >= SMALLEST, ops.isnan(normaliser))
-        return seeing if self.rows is None else ops.logical_and(seeing, self.rows[..., None])
+        self.seeing = (normaliser >= SMALLEST) | ops.isnan(normaliser)
+        if self.rows is not None:
+            self.seeing = ops.logical_and(self.seeing, self.rows[..., None])
+
+    def _normalised(self, sums: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
+        """sums / normaliser where seen, else 0. Its gradient has no square that underflows.
+
+        Both are brought near 1 first. This needs a product: XLA rewrites (a / s) / (n / s) to
+        (a * s) / (s * n), and s * n may underflow.
+        """
+        normaliser = ops.where(self.seeing, self.normaliser, ops.cast(1.0, sums.dtype))
+        scale = ops.exp(-ops.log(ops.stop_gradient(normaliser)))
+        return zero_where_masked((sums * scale) / (normaliser * scale), self.seeing)
 
     def matrix(self) -> Float[Tensor, "B N T S"]:
         matrix = ops.einsum("btnm,bsnm->bnts", self.query_features, self.key_features)
@@ -140,23 +153,8 @@ class KernelOperator(Operator):
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
         if outputs is not self.once:
-            outputs = ops.where(self._seeing(), outputs, ops.cast(0.0, outputs.dtype))
+            outputs = zero_where_masked(outputs, self.seeing)
         return outputs if self.non_finite is None else nan_where(self.non_finite > 0.0, outputs)
-
-
-def _quotient(
-    outputs: Float[Tensor, "B T N D"],
-    normaliser: Float[Tensor, "B T N 1"],
-    seeing: Bool[Tensor, "B T N 1"],
-) -> Float[Tensor, "B T N D"]:
-    """outputs / normaliser where seen, else 0. Its gradient has no square that underflows.
-
-    Both are brought near 1 first. This needs a product: XLA rewrites (a / s) / (n / s) to
-    (a * s) / (s * n), and s * n may underflow.
-    """
-    normaliser = ops.where(seeing, normaliser, ops.cast(1.0, normaliser.dtype))
-    scale = ops.exp(-ops.log(ops.stop_gradient(normaliser)))
-    return ops.where(seeing, (outputs * scale) / (normaliser * scale), ops.cast(0.0, outputs.dtype))
 
 
 def unmasked_attention(

@@ -14,7 +14,7 @@ from keras_graphattn.checks import Rule, Sizes, flag, whole
 from keras_graphattn.checks import mask as mask_of
 from keras_graphattn.numerics.blocks import map_query_blocks
 from keras_graphattn.numerics.custom_gradient import compiled_once
-from keras_graphattn.numerics.precision import pad, take
+from keras_graphattn.numerics.precision import pad, take, zero_where_masked
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 
@@ -187,9 +187,7 @@ class Visibility(NamedTuple):
     ) -> Float[Tensor, "B T N D"]:
         """The outputs with exact zeros in rows that see no key."""
         rows = self.rows_with_visible_keys(ops.shape(outputs)[1], block_size)
-        if rows is None:
-            return outputs
-        return ops.where(rows[..., None], outputs, ops.cast(0.0, outputs.dtype))
+        return outputs if rows is None else zero_where_masked(outputs, rows[..., None])
 
 
 def _rows_by_blocks(

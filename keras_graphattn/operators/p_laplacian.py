@@ -36,7 +36,7 @@ from keras_graphattn.numerics.precision import (
     finite_scores,
     masked_softmax,
     pad,
-    zero_where_masked,
+    without_padding,
 )
 from keras_graphattn.operators.cached import CachedOperator
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
@@ -168,8 +168,7 @@ class CachedPLaplacianOperator(CachedOperator):
     ) -> None:
         row_values = ops.cast(value, signals.dtype)
         signals = ops.slice_update(signals, (0, 0, index, 0, 0), row_values[:, None])
-        seen = ops.any(visible, axis=(1, 2))[..., None, None]  # (B, L, 1, 1)
-        self.values = zero_where_masked(signals[:, 0], seen)
+        self.values = without_padding(signals[:, 0], ops.any(visible, axis=(1, 2)))
         positions = index + ops.arange(ops.shape(query)[1], dtype="int32")
         rows = rows_of_weights(
             scaled(query, scale),
@@ -358,9 +357,11 @@ def _in_blocks(
 
     def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         visible = visibility.of_block(tensors, rows, tensors["columns"])
-        given = [tensors.get(name) for name in ("query", "key", "row_values", "values", "centre")]
+        operands = [
+            tensors.get(name) for name in ("query", "key", "row_values", "values", "centre")
+        ]
         if logits.is_plain and not signal:
-            present = [x for x in (*given, visible) if x is not None]
+            present = [x for x in (*operands, visible) if x is not None]
             settings = _Rows(blocks.numbers, centre is not None, visible is not None)
             return _rows_of_output(settings, rows, *present)
         bias = tensors.get("bias")

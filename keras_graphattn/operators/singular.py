@@ -16,6 +16,7 @@ from keras_graphattn.numerics.precision import (
     larger,
     masked_softmax,
     size_tensor,
+    without_padding,
     zero_where_masked,
 )
 from keras_graphattn.operators.operator import Operator
@@ -86,9 +87,7 @@ class SingularOperator(Operator):
         return ops.transpose(matrix, (0, 2, 1, 3))
 
     def finished(self, outputs: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
-        if self.queries is None:
-            return outputs
-        return zero_where_masked(outputs, self.queries[:, :, None, None])  # 0 times NaN is not 0
+        return without_padding(outputs, self.queries)  # 0 times NaN is not 0
 
 
 class SingularValues(Operator):

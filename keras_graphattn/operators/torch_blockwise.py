@@ -32,7 +32,9 @@ def twice(
         mask: Optional boolean tensor that broadcasts to (B, N, T, T).
     """
     masks = () if mask is None else (mask,)
-    return in_place(lambda *given: plain(*given[:3]), _value, _gradient, query, key, x, *masks)
+    return in_place(
+        lambda *operands: plain(*operands[:3]), _value, _gradient, query, key, x, *masks
+    )
 
 
 class _Head(NamedTuple):
@@ -88,11 +90,11 @@ def _gradient(tensors: Tensors, kept: Tensors, upstream: Tensors) -> tuple[Tenso
     batch, length = tensors[0].shape[:2]
     others = [heads_first(z) for z in (*kept, *upstream)]
     matrix = others[0].new_empty((length, length))
-    found = [
+    of_heads = [
         _gradient_of_head(head, matrix, *(z[index] for z in others))
         for index, head in enumerate(_heads(*tensors))
     ]
-    gradients = (heads_last(torch.stack(z), batch) for z in zip(*found, strict=True))
+    gradients = (heads_last(torch.stack(z), batch) for z in zip(*of_heads, strict=True))
     return *gradients, *(None for _ in tensors[3:])
 
 

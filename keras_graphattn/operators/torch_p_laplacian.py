@@ -41,7 +41,7 @@ def rows_of_output(
     broadcasts to (B, N, T, S) if there is one.
     """
     (outputs,) = in_place(
-        lambda *given: (plain(*given),),
+        lambda *operands: (plain(*operands),),
         functools.partial(_value, settings),
         functools.partial(_gradient, settings),
         rows,
@@ -201,21 +201,21 @@ def _gradient(
 ) -> tuple[Tensor | None, ...]:
     heads, offset = _all_heads(settings, *tensors[1:]), int(tensors[0][0])
     batch, to_outputs = len(upstream[0]), heads_first(upstream[0])
-    found = _empty_gradients(heads)
+    gradients = _empty_gradients(heads)
     for part in _groups(len(heads.query), len(settings.p), kept[0][0].numel()):
         _gradient_of_heads(
             heads.of(part),
             offset,
             tuple(x[part] for x in kept),
             to_outputs[part],
-            _Gradients(*(x[part] for x in found)),
+            _Gradients(*(x[part] for x in gradients)),
         )
     factor = 2.0 * heads.exponents
-    to_rows = (heads.rows * found.row_sums).sub_(found.rows).mul_(factor)
-    to_columns = (heads.columns * found.column_sums).sub_(found.columns).mul_(factor)
-    gradients = found.query, found.key, to_rows, to_columns.add_(found.values)
+    to_rows = (heads.rows * gradients.row_sums).sub_(gradients.rows).mul_(factor)
+    to_columns = (heads.columns * gradients.column_sums).sub_(gradients.columns).mul_(factor)
+    of_inputs = gradients.query, gradients.key, to_rows, to_columns.add_(gradients.values)
     nothing = (None,) * (len(tensors) - 5)
-    return None, *(heads_last(x, batch) for x in gradients), *nothing
+    return None, *(heads_last(x, batch) for x in of_inputs), *nothing
 
 
 class _Gradients(NamedTuple):
@@ -248,21 +248,21 @@ def _empty_gradients(heads: _Heads) -> _Gradients:
 
 
 def _gradient_of_heads(
-    heads: _Heads, offset: int, kept: Tensors, to_outputs: Tensor, found: _Gradients
+    heads: _Heads, offset: int, kept: Tensors, to_outputs: Tensor, gradients: _Gradients
 ) -> None:
     softmax, weights, distances, *near = kept
-    torch.bmm(to_outputs.mT, weights, out=found.values.mT)
+    torch.bmm(to_outputs.mT, weights, out=gradients.values.mT)
     products = torch.bmm(to_outputs, heads.values.mT).mul_(weights)
     slopes = products / distances
     slopes.diagonal(offset, -2, -1).zero_()
     to_scores = products.addcmul_(softmax, products.sum(-1, keepdim=True), value=-1.0)
-    torch.bmm(to_scores, heads.key, out=found.query)
-    torch.bmm(heads.query.mT, to_scores, out=found.key.mT)
-    _through_distances(heads, slopes, near, found)
+    torch.bmm(to_scores, heads.key, out=gradients.query)
+    torch.bmm(heads.query.mT, to_scores, out=gradients.key.mT)
+    _through_distances(heads, slopes, near, gradients)
 
 
 def _through_distances(
-    heads: _Heads, slopes: Tensor, near: list[Tensor], found: _Gradients
+    heads: _Heads, slopes: Tensor, near: list[Tensor], gradients: _Gradients
 ) -> None:
     """sum_j s_ij (v_i - v_j) for the rows: the sum of s_ij, and sum_j s_ij v_j less near pairs."""
     pairs = [
@@ -272,10 +272,10 @@ def _through_distances(
     ]
     for which in near:
         slopes.masked_fill_(which, 0.0)
-    torch.sum(slopes, -1, keepdim=True, out=found.row_sums)
-    torch.sum(slopes, -2, keepdim=True, out=found.column_sums.mT)
-    torch.bmm(slopes, heads.columns, out=found.rows)
-    torch.bmm(heads.rows.mT, slopes, out=found.columns.mT)
+    torch.sum(slopes, -1, keepdim=True, out=gradients.row_sums)
+    torch.sum(slopes, -2, keepdim=True, out=gradients.column_sums.mT)
+    torch.bmm(slopes, heads.columns, out=gradients.rows)
+    torch.bmm(heads.rows.mT, slopes, out=gradients.columns.mT)
     for (head, row, column), weighted in pairs:
-        found.rows.index_put_((head, row), -weighted, accumulate=True)
-        found.columns.index_put_((head, column), weighted, accumulate=True)
+        gradients.rows.index_put_((head, row), -weighted, accumulate=True)
+        gradients.columns.index_put_((head, column), weighted, accumulate=True)

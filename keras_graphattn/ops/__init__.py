@@ -62,11 +62,11 @@ from keras_graphattn.operators import kernel as of_features
 from keras_graphattn.operators.p_laplacian import MOST_EPSILON
 from keras_graphattn.operators.singular import SCALINGS
 from keras_graphattn.operators.singular_causal import RunningSum
-from keras_graphattn.types import Tensor
+from keras_graphattn.types import Float, Num, Tensor
 
 LEAST_SHARE = 1.0 / 64.0  # of |v_i|^2 + |v_j|^2; the Gram form is right to 4e-6 from there on
 CHUNK = singular_causal.CHUNK
-Operator = Callable[[Tensor], Tensor]
+Operator = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
 
 
 def exponents(name: str, value: Any, sizes: Sizes) -> list[float]:
@@ -91,7 +91,7 @@ def basis_steps(name: str, value: Any, sizes: Sizes) -> list[Step]:
     return list(value)
 
 
-def running_sum(name: str, value: Any, sizes: Sizes) -> RunningSum:
+def running_sum(name: str, value: object, sizes: Sizes) -> RunningSum:
     """The rule of a state: a `RunningSum` that fits the logits and the values."""
     if not isinstance(value, RunningSum):
         raise ValueError(
@@ -105,10 +105,12 @@ def running_sum(name: str, value: Any, sizes: Sizes) -> RunningSum:
     )
 
 
-@checked(scores=tensor(), mask=optional(mask()))
+@checked(mask=optional(mask()))
 def masked_softmax(
-    scores: Tensor, mask: Tensor | None = None, axis: int | tuple[int, ...] = -1
-) -> Tensor:
+    scores: Float[Tensor, "..."],
+    mask: Num[Tensor, "..."] | None = None,
+    axis: int | tuple[int, ...] = -1,
+) -> Float[Tensor, "..."]:
     """Softmax over the entries that a mask keeps, in float32 inside.
 
     Args:
@@ -138,15 +140,13 @@ def masked_softmax(
     return precision.masked_softmax(scores, mask, axis)
 
 
-@checked(
-    query=tensor("B T N H"),
-    key=tensor("B S N H"),
-    mask=optional(mask("B? N? T? S?")),
-    scale=optional(scale_of_scores),
-)
+@checked(mask=optional(mask("B? N? T? S?")), scale=optional(scale_of_scores))
 def attention_matrix(
-    query: Tensor, key: Tensor, mask: Tensor | None = None, scale: float | None = None
-) -> Tensor:
+    query: Float[Tensor, "B T N H"],
+    key: Float[Tensor, "B S N H"],
+    mask: Num[Tensor, "B? N? T? S?"] | None = None,
+    scale: float | None = None,
+) -> Float[Tensor, "B N T S"]:
     """A = softmax(Q K^T * scale) over the keys that the mask lets through.
 
     Args:
@@ -168,20 +168,14 @@ def attention_matrix(
     return softmax.SoftmaxOperator(scores, mask, dtype=query.dtype).matrix()
 
 
-@checked(
-    query=tensor("B T N H"),
-    key=tensor("B S N H"),
-    query_vector=tensor("N H"),
-    key_vector=tensor("N H"),
-    negative_slope=number(),
-)
+@checked(negative_slope=number())
 def additive_scores(
-    query: Tensor,
-    key: Tensor,
-    query_vector: Tensor,
-    key_vector: Tensor,
+    query: Float[Tensor, "B T N H"],
+    key: Float[Tensor, "B S N H"],
+    query_vector: Float[Tensor, "N H"],
+    key_vector: Float[Tensor, "N H"],
     negative_slope: float = 0.2,
-) -> Tensor:
+) -> Float[Tensor, "B N T S"]:
     """LeakyReLU(a . [q_i || k_j]) for each pair, where a = [query_vector || key_vector].
 
     Args:
@@ -209,9 +203,6 @@ def additive_scores(
 
 
 @checked(
-    query=tensor("B T N H"),
-    key=tensor("B T N H"),
-    values=tensor("B T N D"),
     p=exponents,
     mask=optional(Visibility.rule("T", "T")),
     epsilon=number(above=0.0, below=MOST_EPSILON),
@@ -220,9 +211,9 @@ def additive_scores(
     block_size=whole(),
 )
 def p_laplacian_attention(
-    query: Tensor,
-    key: Tensor,
-    values: Tensor,
+    query: Float[Tensor, "B T N H"],
+    key: Float[Tensor, "B T N H"],
+    values: Float[Tensor, "B T N D"],
     p: Sequence[float],
     mask: Visibility | None = None,
     *,
@@ -230,7 +221,7 @@ def p_laplacian_attention(
     drop_diagonal: bool = False,
     scale: float | None = None,
     block_size: int = 512,
-) -> Tensor:
+) -> Float[Tensor, "B T N D"]:
     """p-Laplacian attention in O(n * block_size) memory, forward and backward.
 
     Args:
@@ -257,8 +248,8 @@ def p_laplacian_attention(
     Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
     """
     mask = Visibility() if mask is None else mask
-    query = precision.zero_where_masked(query, _column(mask.queries))
-    key, values = (precision.zero_where_masked(x, _column(mask.keys)) for x in (key, values))
+    query = precision.without_padding(query, mask.queries)
+    key, values = (precision.without_padding(x, mask.keys) for x in (key, values))
     numbers = p_laplacian.PLaplacian(tuple(p), epsilon, drop_diagonal)
     operator = p_laplacian.PLaplacianOperator(
         query, key, values, numbers, mask, scale=scale, block_size=block_size
@@ -266,12 +257,10 @@ def p_laplacian_attention(
     return operator.finished(operator(values))
 
 
-def _column(visible: Tensor | None) -> Tensor | None:
-    return None if visible is None else visible[:, :, None, None]
-
-
-@checked(rows=tensor("B T N D"), columns=tensor("B S N D"))
-def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
+@checked()
+def squared_distances(
+    rows: Float[Tensor, "B T N D"], columns: Float[Tensor, "B S N D"]
+) -> Float[Tensor, "B N T S"]:
     """|v_i - v_j|^2 in at least float32, with a relative error below 1e-5 for every pair.
 
     Args:
@@ -290,15 +279,15 @@ def squared_distances(rows: Tensor, columns: Tensor) -> Tensor:
     return ops.maximum(p_laplacian.pair_distances(rows, columns, LEAST_SHARE), 0.0)
 
 
-@checked(apply=function, values=tensor(), identity=tensor(), linear=tensor(), power=tensor())
+@checked(apply=function)
 def first_order_filter(
     apply: Operator,
-    values: Tensor,
-    identity: Tensor,
-    linear: Tensor,
-    power: Tensor,
+    values: Float[Tensor, "..."],
+    identity: Float[Tensor, "..."],
+    linear: Float[Tensor, "..."],
+    power: Float[Tensor, "..."],
     order: int,
-) -> Tensor:
+) -> Float[Tensor, "..."]:
     """Graph-filter self-attention: identity, first power, and an approximate K-th power.
 
         H = identity I + linear A + power (A + (K - 1)(A^2 - A)),    result = H values
@@ -333,8 +322,8 @@ def first_order_filter(
     0.25
     """
     values = ops.convert_to_tensor(values)
-    for name, given in (("identity", identity), ("linear", linear), ("power", power)):
-        check_broadcast(name, given, "values", values)
+    for name, weight in (("identity", identity), ("linear", linear), ("power", power)):
+        check_broadcast(name, weight, "values", values)
     coefficients = {
         "identity_coefficient": identity,
         "linear_coefficient": linear,
@@ -343,10 +332,13 @@ def first_order_filter(
     return FirstOrder(order)(apply, values, coefficients)
 
 
-@checked(apply=function, values=tensor(), coefficients=tensor(), steps=basis_steps)
+@checked(apply=function, steps=basis_steps)
 def polynomial_filter(
-    apply: Operator, values: Tensor, coefficients: Tensor, steps: list[Step]
-) -> Tensor:
+    apply: Operator,
+    values: Float[Tensor, "..."],
+    coefficients: Float[Tensor, "..."],
+    steps: list[Step],
+) -> Float[Tensor, "..."]:
     """An exact polynomial of the operator, `sum_k coefficients[k] P_k(A) values`.
 
     The three-term recurrence works on the signal: P_k(A) V = (a_k A + b_k) P_{k-1}(A) V -
@@ -388,8 +380,10 @@ def polynomial_filter(
     return polynomials.polynomial_filter(apply, values, coefficients, steps)
 
 
-@checked(x=tensor(), coefficients=tensor("_"), steps=basis_steps)
-def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
+@checked(steps=basis_steps)
+def polynomial(
+    x: Float[Tensor, "..."], coefficients: Float[Tensor, " _"], steps: list[Step]
+) -> Float[Tensor, "..."]:
     """Evaluates `sum_k coefficients[k] P_k(x)` element by element, by Clenshaw's method.
 
     Args:
@@ -416,8 +410,12 @@ def polynomial(x: Tensor, coefficients: Tensor, steps: list[Step]) -> Tensor:
     return polynomials.polynomial(x, coefficients, steps)
 
 
-@checked(left=tensor("B T N H"), right=tensor("B S N H"), values=tensor("B S N D"))
-def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Tensor:
+@checked()
+def singular_value_attention(
+    left: Float[Tensor, "B T N H"],
+    right: Float[Tensor, "B S N H"],
+    values: Float[Tensor, "B S N D"],
+) -> Float[Tensor, "B T N D"]:
     """`left @ (right^T values)` without a T x S or a T x H x D tensor.
 
     Args:
@@ -444,22 +442,15 @@ def singular_value_attention(left: Tensor, right: Tensor, values: Tensor) -> Ten
     return singular.attend_to_context(left, context, values.dtype)
 
 
-@checked(
-    left=tensor("B T N H"),
-    logits=tensor("B T N H"),
-    values=tensor("B T N D"),
-    mask=optional(mask("B T")),
-    state=optional(running_sum),
-    chunk_size=whole(),
-)
+@checked(mask=optional(mask("B T")), state=optional(running_sum), chunk_size=whole())
 def causal_singular_value_attention(
-    left: Tensor,
-    logits: Tensor,
-    values: Tensor,
-    mask: Tensor | None = None,
+    left: Float[Tensor, "B T N H"],
+    logits: Float[Tensor, "B T N H"],
+    values: Float[Tensor, "B T N D"],
+    mask: Num[Tensor, "B T"] | None = None,
     state: RunningSum | None = None,
     chunk_size: int = CHUNK,
-) -> tuple[Tensor, RunningSum]:
+) -> tuple[Float[Tensor, "B T N D"], RunningSum]:
     """`left_t @ (V_t^T values)`, where V_t is the softmax of the logits over the tokens up to t.
 
     Args:
@@ -526,10 +517,10 @@ def empty_running_sum(
     return singular_causal.empty_running_sum(batch_size, num_heads, key_dim, value_dim, dtype)
 
 
-@checked(vectors=tensor("B T N H"), mask=optional(mask("B T")), scaling=one_of(*SCALINGS))
+@checked(mask=optional(mask("B T")), scaling=one_of(*SCALINGS))
 def orthogonality_penalty(
-    vectors: Tensor, mask: Tensor | None = None, scaling: str = "mean"
-) -> Tensor:
+    vectors: Float[Tensor, "B T N H"], mask: Num[Tensor, "B T"] | None = None, scaling: str = "mean"
+) -> Float[Tensor, ""]:
     """How far the columns of U or V are from orthonormal.
 
     Args:
@@ -557,8 +548,10 @@ def orthogonality_penalty(
     return singular.orthogonality_penalty(vectors, mask, scaling)
 
 
-@checked(query=tensor("B T N m"), key=tensor("B S N m"), x=tensor("B S N D"))
-def unmasked_attention(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
+@checked()
+def unmasked_attention(
+    query: Float[Tensor, "B T N m"], key: Float[Tensor, "B S N m"], x: Float[Tensor, "B S N D"]
+) -> Float[Tensor, "B T N D"]:
     """Returns phi(Q) (phi(K)^T x), in linear time: every query sees every key.
 
     The rows are not normalised: divide by the result for a column of ones.
@@ -582,8 +575,8 @@ def unmasked_attention(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
     return of_features.unmasked_attention(query, key, x)
 
 
-@checked(x=tensor())
-def relu_features(x: Tensor) -> Tensor:
+@checked()
+def relu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """relu(x) + 0.001, in at least float32.
 
     Example:
@@ -595,8 +588,8 @@ def relu_features(x: Tensor) -> Tensor:
     return feature_maps.Relu()(x)
 
 
-@checked(x=tensor())
-def squared_relu_features(x: Tensor) -> Tensor:
+@checked()
+def squared_relu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """relu(x)^2 + 0.001, in at least float32.
 
     Example:
@@ -608,8 +601,8 @@ def squared_relu_features(x: Tensor) -> Tensor:
     return feature_maps.SquaredRelu()(x)
 
 
-@checked(x=tensor())
-def elu_features(x: Tensor) -> Tensor:
+@checked()
+def elu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """elu(x) + 1, in at least float32.
 
     Example:
@@ -649,8 +642,10 @@ def orthogonal_features(
     return favor.orthogonal_features(num_heads, key_dim, num_features, seed)
 
 
-@checked(query=tensor("B T N H"), directions=tensor("N H m"))
-def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
+@checked()
+def favor_query_features(
+    query: Float[Tensor, "B T N H"], directions: Float[Tensor, "N H m"]
+) -> Float[Tensor, "B T N m"]:
     """Returns FAVOR+ features of the queries. The largest feature of each query is 1.
 
     Args:
@@ -672,15 +667,13 @@ def favor_query_features(query: Tensor, directions: Tensor) -> Tensor:
     return favor.favor_query_features(query, directions)
 
 
-@checked(
-    key=tensor("B S N H"),
-    directions=tensor("N H m"),
-    mask=optional(mask("B S")),
-    fixed_scale=flag,
-)
+@checked(mask=optional(mask("B S")), fixed_scale=flag)
 def favor_key_features(
-    key: Tensor, directions: Tensor, mask: Tensor | None = None, fixed_scale: bool = False
-) -> Tensor:
+    key: Float[Tensor, "B S N H"],
+    directions: Float[Tensor, "N H m"],
+    mask: Num[Tensor, "B S"] | None = None,
+    fixed_scale: bool = False,
+) -> Float[Tensor, "B S N m"]:
     """Returns FAVOR+ features of the keys, all with the same scale.
 
     Args:

@@ -348,8 +348,7 @@ def test_a_class_of_the_same_name_elsewhere_is_none_of_llamas():
     assert isinstance(view(attention_of(BACKBONES["llama"]())), RotaryDecoder)
 
 
-# Keras describes a layer by the first two; torch applies functions to modules by the third.
-OVERRIDDEN = {"from_config", "get_config", "apply"}
+OVERRIDDEN = {"from_config", "get_config"}  # Keras describes a layer by them
 
 
 @pytest.mark.slow_on("jax", "tensorflow")

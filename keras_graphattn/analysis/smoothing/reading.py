@@ -89,12 +89,10 @@ def _watched(
     """What the layer attends with, as `values` and perhaps `operator`; its outputs; and H.
 
     H is a function of signals like the values, (B, T, N, D), in which heads may share values. The
-    watched method is `apply(operator, values, ...)` of this package's layers, which filters the
+    watched method is `attended(operator, values, ...)` of this package's layers, which filters the
     operator, or `_compute_attention(query, key, value, ...)`, as Keras and KerasHub have it.
     """
-    name = "apply"  # torch's modules have another method of this name
-    if "operator" not in inspect.signature(getattr(layer, name, len)).parameters:
-        name = "_compute_attention"
+    name = "attended" if hasattr(layer, "attended") else "_compute_attention"
     method: Callable[..., object] = getattr(layer, name, len)
     signature = inspect.signature(method)
     place = next((place for place in VALUES if place in signature.parameters), None)
