@@ -99,10 +99,10 @@ def medians_of(steps, options):
 
 
 def row(case, count, times, best, chosen, prepared, options):
-    found = {"case": case, "length": count, "ms": times[0], "to best": times[0] / best}
+    row = {"case": case, "length": count, "ms": times[0], "to best": times[0] / best}
     if options.backward:
-        found["with backward ms"] = math.nan if times[1] is None else times[1]
-    return found | {"chosen": chosen, "topology s": prepared}
+        row["with backward ms"] = math.nan if times[1] is None else times[1]
+    return row | {"chosen": chosen, "topology s": prepared}
 
 
 def signal(count, options):
