@@ -9,6 +9,7 @@ import abc
 import argparse
 import importlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -70,11 +71,11 @@ class Recipe(abc.ABC):
     description: str  # in the help
     attentions: tuple[str, ...]  # all that it knows, in the order of the table
     by_default: tuple[str, ...]  # those that are trained without `--attention`
-    results: str  # the folder of results, in the help
+    results: str = "<dataset>"  # the folder of results in `results/<name>`, by options
     training: dict[str, Any]  # defaults of options that are shared: of training
     sizes: dict[str, Any]  # and of the model
     hints: dict[str, str] = {}  # defaults that depend on other options, in the help
-    without: tuple[str, ...] = ()  # options of its attentions that it has no use for
+    without: tuple[str, ...] = ()  # options of its attentions that it does not have
     saved_model: bool = True  # whether it writes a SavedModel
     data_files: str = ""  # what --data-dir is, for recipes that read data
     packages: tuple[str, ...] = ()  # whose versions count, beside Keras, its backend and NumPy
@@ -101,9 +102,9 @@ class Recipe(abc.ABC):
     def finish(self, options: argparse.Namespace) -> None:  # noqa: B027
         """Sets what is left; raises `UsageError` for options that do not go together."""
 
-    @abc.abstractmethod
     def folder(self, options: argparse.Namespace) -> str:
         """The name of the folder of results in `results/<name>`."""
+        return re.sub(r"<(\w+)>", lambda part: str(getattr(options, part[1])), self.results)
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         """By attention, the options that have another default than the layer's."""
@@ -170,7 +171,8 @@ class Recipe(abc.ABC):
         """The options; raises `UsageError` with one line for what cannot be honoured."""
         parser = Parser(self.description, f"python -m recipes.{self.name}")
         self.add_options(parser.add_argument)
-        add_run_options(parser, self.attentions, self.by_default, self.results, self.saved_model)
+        folder = f"{self.name}/{self.results}"
+        add_run_options(parser, self.attentions, self.by_default, folder, self.saved_model)
         groups = {
             "training": {**self.training, "precision": "float32"},
             "model": self.sizes,
@@ -249,7 +251,7 @@ class Recipe(abc.ABC):
         self, problem: Any, settings: Settings, options: argparse.Namespace
     ) -> None:
         from recipes.common.output import report
-        from recipes.common.output.plot import plot
+        from recipes.common.output.plot import draw, save
         from recipes.common.training.runs import train_run
 
         output = options.output
@@ -266,7 +268,7 @@ class Recipe(abc.ABC):
         results = report.write_results(output, facts, settings, runs, self.packages)
         title = self.title(problem, options)
         chance = problem.chance() if hasattr(problem, "chance") else None
-        plot(output / "results.png", f"{title} ({results['backend']})", runs, chance)
+        save(draw(f"{title} ({results['backend']})", runs, chance), output / "results.png")
         best = best_run(runs)
         trial = self.trial(problem, best.attention, options, best.seed)
         model = self.best_model(trial, best.weights)
@@ -278,7 +280,7 @@ class Recipe(abc.ABC):
 
 
 class ClassifierOfGraphs(Recipe):
-    """The options that the recipes share which tell classes of graphs."""
+    """What the recipes share that classify graphs."""
 
     attentions = GRAPH_ATTENTIONS
     by_default = ("softmax", "gcn", "gat", "graph_kernel", "graph_masked_kernel")

@@ -1,4 +1,4 @@
-"""What is known of the runs of a comparison, each kept in a folder of its own. Imports no Keras."""
+"""The records of a comparison's runs, each in a folder of its own. Imports no Keras."""
 
 import dataclasses
 import math
