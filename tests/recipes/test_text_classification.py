@@ -14,6 +14,7 @@ import sklearn.metrics
 import keras_graphattn
 from keras_graphattn.layers import GraphFilterAttention
 from recipes.common.command.parsing import UsageError
+from recipes.common.data.batches import filled_weights
 from recipes.text_classification.__main__ import RECIPE
 from recipes.text_classification.data import TASKS, load, read_texts, validation_split
 from recipes.text_classification.model import (
@@ -305,7 +306,8 @@ def test_metrics_in_batches_are_those_of_scikit_learn_and_scipy():
     random = np.random.default_rng(0)
     labels, logits = random.integers(0, 2, 90), random.normal(size=(90, 2)).astype("float32")
     logits[np.arange(90), labels] += 0.5
-    weights = np.array([1.0] * 83 + [0.0] * 7, "float32")
+    # three batches of 30 rows; the last one is filled up
+    weights = np.concatenate([filled_weights(count, 30) for count in (30, 30, 23)])
     real = slice(0, 83)
     for name in ("cola", "mrpc", "sst2"):
         metric = criterion_metric(TASKS[name])
