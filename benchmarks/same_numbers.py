@@ -1054,7 +1054,7 @@ def rms(array: np.ndarray) -> float:
 def differences(old: dict[str, np.ndarray], new: dict[str, np.ndarray]) -> dict[str, float]:
     """How far each array of a case is from the old one, relative to its size.
 
-    An array of rounding only, smaller than 1e-6 of the case's largest gradient, is compared
+    An array that is only rounding, smaller than 1e-6 of the case's largest gradient, is compared
     relative to this one. NaN has to be where it was; another shape is an infinite difference.
     """
     if "error" in old or "error" in new:

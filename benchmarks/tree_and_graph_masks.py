@@ -84,7 +84,7 @@ def dense_steps(mask, x, options):
 
 
 def both_steps(function, arrays, options):
-    """The step forward and, where it is asked for, that with gradients."""
+    """The forward step and, if it is asked for, the step with gradients."""
     return [
         make_step(function, arrays, backward=backward, compiled=options.compile)
         for backward in ([False, True] if options.backward else [False])

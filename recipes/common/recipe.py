@@ -150,7 +150,7 @@ class Recipe(abc.ABC):
     def write_more(  # noqa: B027
         self, output: Path, runs: Sequence[Run], best: "keras.Model", problem: Any, options: Any
     ) -> None:
-        """Writes to the folder `output` what this recipe alone writes, of all runs."""
+        """Writes what only this recipe writes, of all runs, to the folder `output`."""
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         """The lines under the table; the first one is on the column of best test epochs."""
@@ -159,12 +159,10 @@ class Recipe(abc.ABC):
 
     @property
     def data(self) -> ModuleType:
-        """The recipe's module `data`."""
         return importlib.import_module(f"recipes.{self.name}.data")
 
     @property
     def model(self) -> ModuleType:
-        """The recipe's module `model`."""
         return importlib.import_module(f"recipes.{self.name}.model")
 
     def parse(self, arguments: list[str] | None = None) -> argparse.Namespace:

@@ -127,7 +127,7 @@ class ImageClassification(Recipe):
         share_or_1 = number_in(0.0, 1.0 + 1e-9)
         add("--dataset", choices=tuple(SOURCES), default="digits", help="what is classified")
         add("--data-dir", type=Path, help=self.data_files)
-        seed = "seed of the division into training, validation and test data, where there is none"
+        seed = "seed of the division into training, validation and test data, if the data has none"
         add("--data-seed", type=at_least(0), default=0, help=seed)
         for name, whose in (("published", "papers'"), ("released", "GFSA code's")):
             add(f"--{name}", action="store_true", help=f"the {whose} training of DeiT, CaiT, Swin")

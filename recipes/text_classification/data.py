@@ -134,7 +134,7 @@ class Encoded:
 
 @dataclasses.dataclass
 class Problem:
-    """A task's data; nothing of the dev sets has a part in training or in choosing."""
+    """A task's data; the dev sets take no part in training or in choosing."""
 
     name: str
     task: Task

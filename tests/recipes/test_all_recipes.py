@@ -490,7 +490,7 @@ def test_a_folder_without_the_data_is_one_line_that_names_it(name, tmp_path, cap
         (OSError("no route\nto host"), "no route.*--data-dir"),
     ],
 )
-def test_what_tfds_cannot_do_is_told(error, words, monkeypatch):
+def test_errors_of_tfds_say_what_to_do(error, words, monkeypatch):
     def load(*_, **__):
         raise error
 

@@ -49,7 +49,7 @@ def test_what_is_kept_is_what_was_validated_and_tested(trained):
     stored, training = kept(trained)
     (one,) = results_of(trained[3])["runs"]
     bound = 1e-5 if trained[1].precision == "float32" else 2e-3
-    # by the loaded weights alone: no callback puts averages in their place
+    # by nothing but the loaded weights: no callback puts averages in their place
     parts = {"validation": training.validation_batches, "test": training.test_batches}
     for part, batches in parts.items():
         if batches is not None:

@@ -48,7 +48,7 @@ def test_raw_files_are_for_a_presets_tokenizer(tmp_path):
     assert read("wikitext-2", tmp_path, raw=True).train == "train raw"
 
 
-def test_what_cannot_be_read_is_told(tmp_path):
+def test_what_cannot_be_read_is_refused(tmp_path):
     def refused(words, dataset="text", place=tmp_path):
         with pytest.raises(UsageError, match=words):
             read(dataset, place)

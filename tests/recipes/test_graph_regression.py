@@ -188,7 +188,7 @@ TINY = (
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-def test_runs_tell_the_absolute_error_and_that_of_the_median(tmp_path, capsys):
+def test_runs_report_the_absolute_error_and_that_of_the_median(tmp_path, capsys):
     asked = f"--cache-dir {tmp_path / 'cache'} --attention gfsa --epochs 2 --skip-saved-model"
     results = run(RECIPE, tmp_path / "out", *TINY, asked)
     assert "test mean absolute error" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Batches of images: each counts once, in an order and with changes that the seed alone decides."""
+"""Batches of images: each counts once, in an order and with changes that only the seed decides."""
 
 import keras
 import numpy as np

@@ -160,7 +160,7 @@ def test_only_matrices_decay_and_the_rate_rises_and_falls():
 
 @pytest.mark.slow_on("jax")
 def test_two_steps_on_data_shaped_like_cifar(tmp_path):
-    """`test_mixed_precision` has all kinds of models."""
+    """`test_models` has all kinds of models."""
     tfds = pytest.importorskip("tensorflow_datasets")
     widths = [*WIDTHS, "--patch", "16", "--batch-size", "8", "--mix-up", "0.8", "--flip"]
     arguments = ["--dataset", "cifar10", *widths, "--epochs", "1", "--attention", "topological"]

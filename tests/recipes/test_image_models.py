@@ -403,7 +403,7 @@ def test_gfsa_trains_three_numbers_or_one_for_each_head(trained, numbers):
     assert counts[1] - counts[0] == 3 * numbers
 
 
-def test_unknown_attentions_are_told():
+def test_unknown_attentions_are_refused():
     with pytest.raises(ValueError, match=r"must be one of .*Received: attention='linear'"):
         model_cost(TINY["cait"], "linear")
     with pytest.raises(ValueError, match=r"Swin has softmax.*Received: attention='agf'"):

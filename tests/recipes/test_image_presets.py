@@ -271,7 +271,7 @@ def test_other_layers_keep_their_attention(preset):
     assert kinds(model) == ["MultiHeadAttention", "GraphFilterAttention"]
 
 
-def test_masks_are_told_by_block_and_cover_the_grid(preset):
+def test_tables_of_masks_are_named_by_block_and_cover_the_grid(preset):
     model = made(preset("deit"), "topological")  # two tokens before 2 x 2 patches
     shapes = {name: table.shape for name, table in tables_of_masks(model).items()}
     assert shapes == dict.fromkeys(("block 1", "block 2"), (2, 3, 3))

@@ -105,7 +105,7 @@ def probabilities(model, series, mask):
 
 
 def test_padding_may_come_first(model, problem):
-    """`test_padding` has the padding after the series."""
+    """`test_models` has the padding after the series."""
     series, mask = problem.test.series, problem.test.padding_mask
     expected = probabilities(model, series, mask)
     shifts = (~mask).sum(axis=1)
