@@ -105,9 +105,9 @@ def cases(options, length):
 
     shape = (options.batch_size, length, options.heads, options.key_dim)
     signals = [keras.random.normal(shape, dtype=options.dtype, seed=i) for i in range(4)]
-    found = {}
+    functions = {}
     if options.kind in ("core", "both"):
-        found = {name: (f, signals) for name, f in core_cases(options.order).items()}
+        functions = {name: (f, signals) for name, f in core_cases(options.order).items()}
     if options.kind in ("layer", "both"):
         policy = options.dtype if options.dtype == "float32" else f"mixed_{options.dtype}"
         keras.config.set_dtype_policy(policy)
@@ -115,9 +115,9 @@ def cases(options, length):
         layers = layer_cases(options.heads, options.key_dim, options.order)
         for name, (function, layer) in layers.items():
             weights = [keras.ops.convert_to_tensor(v) for v in layer.trainable_variables]
-            found[name] = (function, [tokens, *weights])
+            functions[name] = (function, [tokens, *weights])
     slow = length > options.dense_limit
-    return {n: case for n, case in found.items() if not (slow and n in RIVALS.values())}
+    return {n: case for n, case in functions.items() if not (slow and n in RIVALS.values())}
 
 
 def median_ratio(times, name):
@@ -151,16 +151,16 @@ def parse(arguments=None):
 
 
 def measure_length(options, length):
-    found = cases(options, length)
+    functions = cases(options, length)
     steps = {
         name: make_step(*case, backward=True, compiled=options.compile)
-        for name, case in found.items()
+        for name, case in functions.items()
     }
     times = times_in_turns(steps, options.repeats, options.seconds)
     keys = ("order", "kind")
     idle = memory_of(options, "", length, keys) if options.memory else 0.0
     rows = []
-    for name in found:
+    for name in functions:
         row = {"case": name, "length": length}
         row["forward and backward ms"] = statistics.median(times[name])
         row["percent of rival"] = 100 * median_ratio(times, name)

@@ -142,12 +142,12 @@ def block_cases(heads, size, causal):
             x = self.attention_norm(x + self.attention(x, value, use_causal_mask=use_causal_mask))
             return self.norm(x + self.outer(self.inner(x)))
 
-    found = {}
+    functions = {}
     for name, (_, layer) in layer_cases(heads, size, causal).items():
         block = Block(layer.__class__.from_config(layer.get_config()))
         block.build((None, None, heads * size))
-        found[f"block, {name}"] = (as_function(block, causal), block)
-    return found
+        functions[f"block, {name}"] = (as_function(block, causal), block)
+    return functions
 
 
 def cases(options, length):
@@ -157,9 +157,9 @@ def cases(options, length):
     heads, size = options.heads, options.key_dim
     shape = (options.batch_size, length, heads, size)
     signals = [keras.random.normal(shape, dtype=options.dtype, seed=i) for i in range(3)]
-    found = {}
+    functions = {}
     if options.kind in ("core", "both"):
-        found = {name: (f, signals) for name, f in core_cases(options.causal).items()}
+        functions = {name: (f, signals) for name, f in core_cases(options.causal).items()}
     makers = {"layer": [layer_cases], "block": [block_cases], "both": [layer_cases]}
     for make in makers.get(options.kind, []):
         keras.config.set_dtype_policy(
@@ -168,10 +168,10 @@ def cases(options, length):
         tokens = keras.random.normal((options.batch_size, length, heads * size), seed=0)
         for name, (function, layer) in make(heads, size, options.causal).items():
             weights = [keras.ops.convert_to_tensor(v) for v in layer.trainable_variables]
-            found[name] = (function, [tokens, *weights])
-    first, *others = found
+            functions[name] = (function, [tokens, *weights])
+    first, *others = functions
     wanted = [first, *(n for n in others if any(word in n for word in options.cases))]
-    return {name: found[name] for name in wanted}
+    return {name: functions[name] for name in wanted}
 
 
 def parse(arguments=None):
@@ -191,22 +191,22 @@ def main():
         return
     settings, rows = start(options), []
     for length in options.lengths:
-        found, columns = cases(options, length), {}
+        functions, columns = cases(options, length), {}
         for column, backward in (("forward ms", False), ("forward and backward ms", True)):
             steps = {
                 name: make_step(*case, backward=backward, compiled=options.compile)
-                for name, case in found.items()
+                for name, case in functions.items()
             }
             columns[column] = median_times(steps, options.repeats, options.seconds)
             columns[column.replace("ms", "ratio")] = ratios_to_first(columns[column])
         if options.memory:
             idle, *peaks = (
-                memory_of(options, name, length, ("kind", "causal")) for name in ("", *found)
+                memory_of(options, name, length, ("kind", "causal")) for name in ("", *functions)
             )
-            columns["peak MiB"] = dict(zip(found, (peak - idle for peak in peaks), strict=True))
+            columns["peak MiB"] = dict(zip(functions, (peak - idle for peak in peaks), strict=True))
         new = [
             {"case": name, "length": length, **{c: columns[c][name] for c in columns}}
-            for name in found
+            for name in functions
         ]
         rows += new
         print(table(new, settings), flush=True)

@@ -10,6 +10,7 @@ print, for 1000 classes and images of 224 x 224 pixels. The attention is that of
 plain attention of CaiT, to which filters are added, is talking heads, and no other attention talks.
 """
 
+from image_costs import ATTENTIONS, model_cost
 from measure import (
     Parser,
     UsageError,
@@ -20,7 +21,6 @@ from measure import (
     table,
 )
 
-from recipes.common.images.costs import ATTENTIONS, model_cost
 from recipes.common.images.sizes import SIZES
 
 OF_SWIN = ("softmax", "gfsa", "p_laplacian")  # whose scores take the biases of its windows
@@ -48,19 +48,19 @@ def parse():
 def row_of(name, attention, options):
     """One line of the table."""
     size, data = SIZES[name], {"image": options.image_size, "classes": options.classes}
-    found, plain = (model_cost(size, one, **data) for one in (attention, "softmax"))
+    cost, plain = (model_cost(size, one, **data) for one in (attention, "softmax"))
     is_published = attention == "softmax" and tuple(data.values()) == (size.image, 1000)
     published = (size.parameters, size.multiply_adds) if is_published else (None, None)
     parameters, multiply_adds = ("" if number is None else str(number) for number in published)
     return {
         "model": name,
         "attention": attention,
-        "parameters (M)": f"{found.parameters / MILLION:.3f}",
+        "parameters (M)": f"{cost.parameters / MILLION:.3f}",
         "published": parameters,
-        "over plain": f"{found.parameters - plain.parameters:+d}",
-        "multiply-adds (G)": f"{found.multiply_adds / BILLION:.3f}",
+        "over plain": f"{cost.parameters - plain.parameters:+d}",
+        "multiply-adds (G)": f"{cost.multiply_adds / BILLION:.3f}",
         "published ": multiply_adds,
-        "relative to plain": f"{found.multiply_adds / plain.multiply_adds:.3f}",
+        "relative to plain": f"{cost.multiply_adds / plain.multiply_adds:.3f}",
     }
 
 

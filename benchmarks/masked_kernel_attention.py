@@ -91,24 +91,24 @@ def cases(options, length):
         "one-sided exponential": (Exponential(causal=True), {}),
         "segments": (Segments(), {"segment_ids": ids}),
     }
-    found = {}
+    functions = {}
     for name, (mask, inputs) in kinds.items():
         mask.build((None, length, options.heads, options.key_dim))
-        found[name] = {"dense": attend_by(mask, "dense", **inputs)}
-        found[name]["blockwise"] = attend_by(mask, "blockwise", **inputs)
-        found[name]["chunked"] = attend_by(mask, "chunked", **inputs)
+        functions[name] = {"dense": attend_by(mask, "dense", **inputs)}
+        functions[name]["blockwise"] = attend_by(mask, "blockwise", **inputs)
+        functions[name]["chunked"] = attend_by(mask, "chunked", **inputs)
         if options.no_dense:
-            found[name] = {"chunked": found[name]["chunked"]}
-    found["unmasked"] = {"linear": attend_by(None, "linear")}
+            functions[name] = {"chunked": functions[name]["chunked"]}
+    functions["unmasked"] = {"linear": attend_by(None, "linear")}
     exponential = kinds["exponential"][0]
-    found["algorithm"] = {
+    functions["algorithm"] = {
         "all features": attend_by(exponential, "Algorithm 1"),
         "8 features at a time": attend_by(exponential, "Algorithm 1", 8),
     }
     if is_torch and options.performer:
-        found["unmasked"] = {"performer-pytorch": performer(False), **found["unmasked"]}
-        found["causal"] = {"performer-pytorch": performer(True), **found["causal"]}
-    return {mask: found[mask] for mask in options.masks}
+        functions["unmasked"] = {"performer-pytorch": performer(False), **functions["unmasked"]}
+        functions["causal"] = {"performer-pytorch": performer(True), **functions["causal"]}
+    return {mask: functions[mask] for mask in options.masks}
 
 
 def arrays_of(options, length):

@@ -154,8 +154,8 @@ def _torch_cuda():
 
 def add_output(parser):
     """The option of all benchmarks that write something."""
-    told = "folder to write to [results/benchmarks]"
-    parser.add_argument("--output", type=Path, default=RESULTS, help=told)
+    folder = "folder to write to [results/benchmarks]"
+    parser.add_argument("--output", type=Path, default=RESULTS, help=folder)
 
 
 def add_options(parser, seconds, repeats=15):

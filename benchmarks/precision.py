@@ -101,32 +101,32 @@ def outputs_and_gradients(layer, x, scale=1.0, **call):
         outputs = ops.cast(outputs, "float32")
         return scale * (ops.mean(ops.square(outputs)) + sum(losses)), outputs
 
-    given = [ops.convert_to_tensor(x), *(v.value for v in trained)]
-    gradients = _differentiated(loss, given)
+    tensors = [ops.convert_to_tensor(x), *(v.value for v in trained)]
+    gradients = _differentiated(loss, tensors)
     outputs, gradients = gradients[0], gradients[1:]
     return _numpy(outputs), [_numpy(g) / scale for g in gradients]
 
 
-def _differentiated(loss, given):
+def _differentiated(loss, tensors):
     if keras.backend.backend() == "jax":
         import jax
 
-        function = jax.value_and_grad(loss, argnums=tuple(range(len(given))), has_aux=True)
-        (_, outputs), gradients = jax.jit(function)(*given)
+        function = jax.value_and_grad(loss, argnums=tuple(range(len(tensors))), has_aux=True)
+        (_, outputs), gradients = jax.jit(function)(*tensors)
         return outputs, *gradients
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        given = [tf.identity(x) for x in given]
+        tensors = [tf.identity(x) for x in tensors]
         with tf.GradientTape() as tape:
-            tape.watch(given)
-            value, outputs = loss(*given)
-        return outputs, *(tf.convert_to_tensor(g) for g in tape.gradient(value, given))
+            tape.watch(tensors)
+            value, outputs = loss(*tensors)
+        return outputs, *(tf.convert_to_tensor(g) for g in tape.gradient(value, tensors))
     import torch
 
-    given = [x.detach().clone().requires_grad_() for x in given]
-    value, outputs = loss(*given)
-    return outputs.detach(), *torch.autograd.grad(value, given)
+    tensors = [x.detach().clone().requires_grad_() for x in tensors]
+    value, outputs = loss(*tensors)
+    return outputs.detach(), *torch.autograd.grad(value, tensors)
 
 
 def _numpy(x):
@@ -163,8 +163,11 @@ def main():
     print("| layer | bfloat16: outputs | gradients | float16: outputs | gradients |")
     print("| --- | --- | --- | --- | --- |")
     for name in options.layers:
-        found = [compare(name, options.length, precision) for precision in PRECISIONS]
-        print(f"| {name} | {' | '.join(f'{x:.1e}' for pair in found for x in pair)} |", flush=True)
+        differences = [compare(name, options.length, precision) for precision in PRECISIONS]
+        print(
+            f"| {name} | {' | '.join(f'{x:.1e}' for pair in differences for x in pair)} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

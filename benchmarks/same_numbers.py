@@ -247,11 +247,11 @@ def value_and_gradients(run: Run) -> dict[str, np.ndarray]:
     trained = list(run.owner.trainable_variables) if run.owner is not None else []
     frozen = list(run.owner.non_trainable_variables) if run.owner is not None else []
     moving = [index for index, array in enumerate(run.arrays) if array.dtype.kind == "f"]
-    given = [ops.convert_to_tensor(array) for array in run.arrays]
+    inputs = [ops.convert_to_tensor(array) for array in run.arrays]
     start = [ops.convert_to_tensor(in_numpy(v), dtype=v.dtype) for v in trained]
 
     def loss(*tensors: Any) -> Any:
-        arrays = list(given)
+        arrays = list(inputs)
         for index, tensor in zip(moving, tensors, strict=False):
             arrays[index] = tensor
         pairs = list(zip(trained, tensors[len(moving) :], strict=True))
@@ -259,7 +259,7 @@ def value_and_gradients(run: Run) -> dict[str, np.ndarray]:
             values = keras.tree.flatten(run.function(*arrays))
         return projected(values), values
 
-    values, gradients = differentiated(loss, [*(given[index] for index in moving), *start])
+    values, gradients = differentiated(loss, [*(inputs[index] for index in moving), *start])
     names = [f"gradient input {index}" for index in moving]
     names += [f"gradient {name}" for name in names_of(trained)]
     results = {f"output {index}": in_numpy(value) for index, value in enumerate(values)}
@@ -277,26 +277,26 @@ def differentiated(loss: Callable[..., Any], tensors: list[Any]) -> tuple[list[A
         places = tuple(range(len(tensors)))
         if not places:
             return jax.jit(loss)()[1], []
-        (_, values), found = jax.jit(jax.value_and_grad(loss, places, has_aux=True))(*tensors)
+        (_, values), gradients = jax.jit(jax.value_and_grad(loss, places, has_aux=True))(*tensors)
     elif BACKEND == "tensorflow":
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
             tape.watch(tensors)
             total, values = loss(*tensors)
-        found = [
+        gradients = [
             None if g is None else tf.convert_to_tensor(g) for g in tape.gradient(total, tensors)
         ]
     else:
         tensors = [tensor.detach().clone().requires_grad_() for tensor in tensors]
         total, values = loss(*tensors)
         if tensors and total.requires_grad:
-            found = torch.autograd.grad(total, tensors, allow_unused=True)
+            gradients = torch.autograd.grad(total, tensors, allow_unused=True)
         else:
-            found = [None] * len(tensors)
+            gradients = [None] * len(tensors)
     gradients = [
         np.zeros(tuple(tensor.shape), "float32") if gradient is None else in_numpy(gradient)
-        for tensor, gradient in zip(tensors, found, strict=True)
+        for tensor, gradient in zip(tensors, gradients, strict=True)
     ]
     return values, gradients
 
@@ -817,8 +817,8 @@ def run_converted(model: Any, inputs: dict[str, Any], tables: list[Any]) -> Run:
     names = list(inputs)
 
     def call(*arrays: Any) -> Any:
-        given = tables[3].as_given(model, dict(zip(names, arrays, strict=True)))
-        return model(given, training=False)
+        inputs = tables[3].as_given(model, dict(zip(names, arrays, strict=True)))
+        return model(inputs, training=False)
 
     return Run(call, [np.asarray(inputs[name]) for name in names], model)
 
@@ -1017,12 +1017,12 @@ def record(options: argparse.Namespace) -> None:
     began, errors = time.perf_counter(), 0
     for name in chosen:
         start = time.perf_counter()
-        found = recorded(cases[name])
-        errors += "error" in found
-        results |= {f"{name}|{key}": array for key, array in found.items()}
+        record = recorded(cases[name])
+        errors += "error" in record
+        results |= {f"{name}|{key}": array for key, array in record.items()}
         if options.verbose:
             seconds = time.perf_counter() - start
-            print(f"{seconds:6.2f} s {name} {found.get('error', '')}", flush=True)
+            print(f"{seconds:6.2f} s {name} {record.get('error', '')}", flush=True)
     np.savez_compressed(options.output, **results)
     seconds = time.perf_counter() - began
     print(f"{BACKEND}: {len(chosen)} cases, {errors} of them errors, {seconds:.0f} s")
@@ -1054,29 +1054,29 @@ def rms(array: np.ndarray) -> float:
 def differences(old: dict[str, np.ndarray], new: dict[str, np.ndarray]) -> dict[str, float]:
     """How far each array of a case is from the old one, relative to its size.
 
-    An array of rounding only, smaller than 1e-6 of the case's largest gradient, is compared
+    An array that is only rounding, smaller than 1e-6 of the case's largest gradient, is compared
     relative to this one. NaN has to be where it was; another shape is an infinite difference.
     """
     if "error" in old or "error" in new:
         return {"error": 0.0 if str(old.get("error")) == str(new.get("error")) else np.inf}
     finite = {name: np.where(np.isfinite(a), a, 0) for name, a in old.items()}
     largest = max((rms(a) for name, a in finite.items() if "gradient" in name), default=0.0)
-    found = {}
+    distances = {}
     for name in {**old, **new}:
         if name not in old or name not in new or old[name].shape != new[name].shape:
-            found[name] = np.inf
+            distances[name] = np.inf
             continue
         a, b = old[name], new[name]
         bad = ~np.isfinite(a)
         if (bad != ~np.isfinite(b)).any() or (a[bad].astype(str) != b[bad].astype(str)).any():
-            found[name] = np.inf
+            distances[name] = np.inf
             continue
         size = rms(finite[name])
         if "gradient" in name and size <= 1e-6 * largest:
             size = largest
         distance = rms(np.where(bad, 0, b).astype("float64") - finite[name])
-        found[name] = distance / max(size, 1e-30)
-    return found
+        distances[name] = distance / max(size, 1e-30)
+    return distances
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -1091,17 +1091,19 @@ def compare(options: argparse.Namespace) -> int:
     worst = []
     different = 0
     for name in both:
-        found = differences(old[name], new[name])
-        array, value = max(found.items(), key=lambda item: item[1])
+        distances = differences(old[name], new[name])
+        array, value = max(distances.items(), key=lambda item: item[1])
         worst.append((value, name, array))
         if value > options.tolerance:
             different += 1
-            if "error" in found:
+            if "error" in distances:
                 texts = (str(side[name].get("error", "no error")) for side in (old, new))
                 print(f"differs: {name}", *texts, sep="\n    ")
             else:
-                count = sum(each > options.tolerance for each in found.values())
-                print(f"differs: {name}: {value:.1e} in {array}, {count} of {len(found)} arrays")
+                count = sum(each > options.tolerance for each in distances.values())
+                print(
+                    f"differs: {name}: {value:.1e} in {array}, {count} of {len(distances)} arrays"
+                )
     print("largest differences:")
     for value, name, array in sorted(worst, reverse=True)[:10]:
         print(f"  {value:.1e} {name}: {array}")

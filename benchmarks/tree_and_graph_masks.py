@@ -84,7 +84,7 @@ def dense_steps(mask, x, options):
 
 
 def both_steps(function, arrays, options):
-    """The step forward and, where it is asked for, that with gradients."""
+    """The forward step and, if it is asked for, the step with gradients."""
     return [
         make_step(function, arrays, backward=backward, compiled=options.compile)
         for backward in ([False, True] if options.backward else [False])
@@ -99,10 +99,10 @@ def medians_of(steps, options):
 
 
 def row(case, count, times, best, chosen, prepared, options):
-    found = {"case": case, "length": count, "ms": times[0], "to best": times[0] / best}
+    row = {"case": case, "length": count, "ms": times[0], "to best": times[0] / best}
     if options.backward:
-        found["with backward ms"] = math.nan if times[1] is None else times[1]
-    return found | {"chosen": chosen, "topology s": prepared}
+        row["with backward ms"] = math.nan if times[1] is None else times[1]
+    return row | {"chosen": chosen, "topology s": prepared}
 
 
 def signal(count, options):

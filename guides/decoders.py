@@ -91,8 +91,8 @@ def continued(model):
     tokens = np.zeros((1, LENGTH), "int32")
     tokens[0, :2] = START, 2 + 4  # the digit 4
     mask = np.arange(LENGTH)[None] < 2
-    found = model.generate({"token_ids": tokens, "padding_mask": mask}, stop_token_ids=None)
-    return " ".join(str(token - 2) for token in np.asarray(found["token_ids"])[0, 1:])
+    generated = model.generate({"token_ids": tokens, "padding_mask": mask}, stop_token_ids=None)
+    return " ".join(str(token - 2) for token in np.asarray(generated["token_ids"])[0, 1:])
 
 
 print("the original writes:", continued(model))

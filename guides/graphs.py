@@ -190,15 +190,15 @@ so that the backend compiles one step for each size.
 
 def coloured_graphs(seed, count, least, most):
     """Graphs of `least` to `most` nodes, with the label 1 where neighbours have one colour."""
-    random, found = np.random.default_rng(seed), []
+    random, graphs = np.random.default_rng(seed), []
     for number in range(count):
         size = int(random.integers(least, most + 1))
         _, graph = grouped_places(random, size)
         colours = np.sort(np.arange(size) % 3)
         colours = colours if number % 2 else random.permutation(colours)
         features = np.eye(3)[random.permutation(3)[colours]]
-        found.append(Graph(graph.edges, node_features=features, label=number % 2))
-    return found
+        graphs.append(Graph(graph.edges, node_features=features, label=number % 2))
+    return graphs
 
 
 def batches_of(graphs, inputs=("nodes", "node_mask", "walks"), sizes=(13, 18), **options):

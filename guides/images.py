@@ -163,8 +163,8 @@ for name, model in models.items():
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     model.fit(x_train, y_train, epochs=epochs, batch_size=batch, verbose=0)
     _, accuracy = model.evaluate(x_test, y_test, verbose=0)
-    told = "test accuracy" if "masks" in name else "right on the test data:"
-    print(f"{name}: {told} {accuracy:.3f}")
+    words = "test accuracy" if "masks" in name else "right on the test data:"
+    print(f"{name}: {words} {accuracy:.3f}")
 
 """
 ## The learned masks

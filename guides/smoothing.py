@@ -203,8 +203,10 @@ models. Where a layer cannot be probed, the report names it and says why.
 
 inputs = keras.Input((16, 4))
 singular = AttentiveGraphFilter(4, 8, name="singular")(keras.layers.Dense(WIDTH)(inputs))
-found = analysis.inspect_smoothing(keras.Model(inputs, singular, name="no_matrix"), x_test[:8])
-heads = found.layers[0].heads
+singular_report = analysis.inspect_smoothing(
+    keras.Model(inputs, singular, name="no_matrix"), x_test[:8]
+)
+heads = singular_report.layers[0].heads
 print("singular values, gain of each head at frequency 0:", heads.operator_fourier[:, 0].round(3))
 
 """

@@ -36,9 +36,9 @@ class Served:
         path = max(versions, key=lambda entry: int(entry.name))
         self.model, self.version, self.path = model, int(path.name), path
         self.loaded = tf.saved_model.load(str(path))
-        found = saved_model_pb2.SavedModel()
-        found.ParseFromString((path / "saved_model.pb").read_bytes())
-        self.definitions = found.meta_graphs[0].signature_def
+        saved_model = saved_model_pb2.SavedModel()
+        saved_model.ParseFromString((path / "saved_model.pb").read_bytes())
+        self.definitions = saved_model.meta_graphs[0].signature_def
 
     def run(self, signature, arrays):
         """Name to array of the outputs. Raises as a server does: it casts nothing."""

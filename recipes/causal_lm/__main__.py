@@ -11,6 +11,7 @@ from typing import Any
 
 from recipes.causal_lm.data import DATASETS, LEVELS, WORD_DATASETS, Problem
 from recipes.common.attentions import RATE, Settings, label
+from recipes.common.command.options import check_heads
 from recipes.common.command.parsing import UsageError, at_least, flags, run_program
 from recipes.common.output.notes import absent_note, coefficient_notes, settings_note
 from recipes.common.recipe import Recipe
@@ -82,7 +83,6 @@ class CausalLanguageModels(Recipe):
     )
     attentions = ("softmax", "gfsa", "p_laplacian", "masked_kernel")
     by_default = ("softmax", "gfsa")
-    results = "causal_lm/<dataset>"
     training = {"epochs": 10, "patience": 3, **dict.fromkeys(PRESET)}
     del training["context"]
     sizes = dict.fromkeys(SIZES)
@@ -114,9 +114,9 @@ class CausalLanguageModels(Recipe):
         return published(options.published, options.dataset) if options.published else {}
 
     def refuse(self, options: argparse.Namespace) -> None:
-        given = [name for name in SIZES if getattr(options, name) is not None]
-        if options.preset and given:
-            raise UsageError(f"{flags(given)}: the sizes of --preset {options.preset} are its own")
+        sizes = [name for name in SIZES if getattr(options, name) is not None]
+        if options.preset and sizes:
+            raise UsageError(f"{flags(sizes)}: the sizes of --preset {options.preset} are its own")
         if (options.tokens == "preset") > bool(options.preset):
             raise UsageError("--tokens preset takes the tokenizer of --preset, which is not given")
         if options.preset and options.tokens not in (None, "preset"):
@@ -139,18 +139,12 @@ class CausalLanguageModels(Recipe):
             )
         if options.preset:
             return
-        if options.d_model % options.heads:
-            raise UsageError(
-                f"--d-model {options.d_model} cannot be shared out over --heads {options.heads}"
-            )
+        check_heads(options)
         if options.exponents is not None and len(options.exponents) not in (1, options.heads):
             raise UsageError(
                 f"--exponents has {len(options.exponents)} numbers; one for all heads, or one for "
                 f"each of --heads {options.heads}"
             )
-
-    def folder(self, options: argparse.Namespace) -> str:
-        return str(options.dataset)
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         defaults: dict[str, Settings] = {

@@ -29,7 +29,7 @@ class Attention(NamedTuple):
     label: str  # in tables and plots
     colour: str  # in plots
     layer: str  # what makes it in a model of a recipe's own, as "module:name"
-    convert: str | None = None  # what `keras_graphattn.convert` calls it; None: it is the model's
+    convert: str | None = None  # its name in `keras_graphattn.convert`; None: the model's own
     options: tuple[str, ...] = ()  # of the command line, that it has
     filter: str | None = None  # the name of its filter, where `--filter` gives none
     start: Mapping[str, float] | None = None  # of its filter's coefficients; None: the filter's
@@ -164,10 +164,10 @@ def settings_of(
 
 
 def layer_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a layer, or of `convert`, that settings stand for: objects for names.
+    """The arguments of a layer, or of `convert`, from settings: objects in place of names.
 
     Raises:
-        ValueError: For what the filter cannot be.
+        ValueError: If the filter refuses its settings.
     """
     from keras_graphattn import filters, masks
 

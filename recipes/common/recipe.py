@@ -9,6 +9,7 @@ import abc
 import argparse
 import importlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -70,11 +71,11 @@ class Recipe(abc.ABC):
     description: str  # in the help
     attentions: tuple[str, ...]  # all that it knows, in the order of the table
     by_default: tuple[str, ...]  # those that are trained without `--attention`
-    results: str  # the folder of results, in the help
+    results: str = "<dataset>"  # the folder of results in `results/<name>`, by options
     training: dict[str, Any]  # defaults of options that are shared: of training
     sizes: dict[str, Any]  # and of the model
     hints: dict[str, str] = {}  # defaults that depend on other options, in the help
-    without: tuple[str, ...] = ()  # options of its attentions that it has no use for
+    without: tuple[str, ...] = ()  # options of its attentions that it does not have
     saved_model: bool = True  # whether it writes a SavedModel
     data_files: str = ""  # what --data-dir is, for recipes that read data
     packages: tuple[str, ...] = ()  # whose versions count, beside Keras, its backend and NumPy
@@ -101,9 +102,9 @@ class Recipe(abc.ABC):
     def finish(self, options: argparse.Namespace) -> None:  # noqa: B027
         """Sets what is left; raises `UsageError` for options that do not go together."""
 
-    @abc.abstractmethod
     def folder(self, options: argparse.Namespace) -> str:
         """The name of the folder of results in `results/<name>`."""
+        return re.sub(r"<(\w+)>", lambda part: str(getattr(options, part[1])), self.results)
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         """By attention, the options that have another default than the layer's."""
@@ -149,7 +150,7 @@ class Recipe(abc.ABC):
     def write_more(  # noqa: B027
         self, output: Path, runs: Sequence[Run], best: "keras.Model", problem: Any, options: Any
     ) -> None:
-        """Writes to the folder `output` what this recipe alone writes, of all runs."""
+        """Writes what only this recipe writes, of all runs, to the folder `output`."""
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         """The lines under the table; the first one is on the column of best test epochs."""
@@ -158,19 +159,18 @@ class Recipe(abc.ABC):
 
     @property
     def data(self) -> ModuleType:
-        """The recipe's module `data`."""
         return importlib.import_module(f"recipes.{self.name}.data")
 
     @property
     def model(self) -> ModuleType:
-        """The recipe's module `model`."""
         return importlib.import_module(f"recipes.{self.name}.model")
 
     def parse(self, arguments: list[str] | None = None) -> argparse.Namespace:
         """The options; raises `UsageError` with one line for what cannot be honoured."""
         parser = Parser(self.description, f"python -m recipes.{self.name}")
         self.add_options(parser.add_argument)
-        add_run_options(parser, self.attentions, self.by_default, self.results, self.saved_model)
+        folder = f"{self.name}/{self.results}"
+        add_run_options(parser, self.attentions, self.by_default, folder, self.saved_model)
         groups = {
             "training": {**self.training, "precision": "float32"},
             "model": self.sizes,
@@ -249,7 +249,7 @@ class Recipe(abc.ABC):
         self, problem: Any, settings: Settings, options: argparse.Namespace
     ) -> None:
         from recipes.common.output import report
-        from recipes.common.output.plot import plot
+        from recipes.common.output.plot import draw, save
         from recipes.common.training.runs import train_run
 
         output = options.output
@@ -266,7 +266,7 @@ class Recipe(abc.ABC):
         results = report.write_results(output, facts, settings, runs, self.packages)
         title = self.title(problem, options)
         chance = problem.chance() if hasattr(problem, "chance") else None
-        plot(output / "results.png", f"{title} ({results['backend']})", runs, chance)
+        save(draw(f"{title} ({results['backend']})", runs, chance), output / "results.png")
         best = best_run(runs)
         trial = self.trial(problem, best.attention, options, best.seed)
         model = self.best_model(trial, best.weights)
@@ -278,7 +278,7 @@ class Recipe(abc.ABC):
 
 
 class ClassifierOfGraphs(Recipe):
-    """The options that the recipes share which tell classes of graphs."""
+    """What the recipes share that classify graphs."""
 
     attentions = GRAPH_ATTENTIONS
     by_default = ("softmax", "gcn", "gat", "graph_kernel", "graph_masked_kernel")

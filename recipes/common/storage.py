@@ -56,14 +56,14 @@ def atomically(path: Path) -> Iterator[Path]:
             remove(path)
         os.replace(writing, path)
     except BaseException as error:
-        remove(writing)  # a full disk stays full of halves otherwise
+        remove(writing)  # or a full disk stays full
         if isinstance(error, OSError) and error.errno and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def check_room(path: Path, size: int) -> None:
-    """Raises an `OSError` unless `size` bytes can be written to `path`, which is left away.
+    """Raises an `OSError` unless `size` bytes can be written to `path`, which is removed again.
 
     HDF5 ends the whole process where a full disk stops it from closing a file.
     """

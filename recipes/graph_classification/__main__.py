@@ -25,7 +25,6 @@ class GraphClassification(ClassifierOfGraphs):
         "Trains and compares attention layers on graphs with a class; writes a table, curves and "
         "the best model for serving."
     )
-    results = "graph_classification/<dataset>"
     training = {"epochs": 100, "patience": None, "batch_size": 32, "learning_rate": 2e-3}
     training |= {"validation_fraction": 0.1, "ema": 0.0}
     sizes = {**ClassifierOfGraphs.sizes, "pooling": "sum", "head_dropout": 0.5}
@@ -51,9 +50,6 @@ class GraphClassification(ClassifierOfGraphs):
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
         return {"graphs": 300} if options.dataset == MADE else {}
-
-    def folder(self, options: argparse.Namespace) -> str:
-        return str(options.dataset)
 
     def facts(self, problem: "Folds", options: argparse.Namespace) -> dict[str, Any]:
         return {

@@ -50,7 +50,6 @@ class GraphRegression(Recipe):
     )
     attentions = GRAPH_ATTENTIONS
     by_default = ("softmax", "gfsa", "gcn", "gat", "graph_kernel")
-    results = "graph_regression/<dataset>"
     training = {"epochs": 20, "patience": 20, "batch_size": 32, "learning_rate": 1e-3}
     training |= {"warm_up": 100, "weight_decay": 0.01}
     sizes = {"layers": 4, "heads": 8, "key_dim": 10, "feed_forward": 80, "dropout": 0.1, **WALKS}
@@ -93,9 +92,6 @@ class GraphRegression(Recipe):
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         return {"gfsa": {"order": ORDER, RATE: 1.0 if options.published else MULTIPLIER}}
-
-    def folder(self, options: argparse.Namespace) -> str:
-        return str(options.dataset)
 
     def complete(self, problem: "GraphProblem", options: argparse.Namespace) -> argparse.Namespace:
         return argparse.Namespace(**vars(options), nodes=problem.sizes()[-1])

@@ -1,4 +1,4 @@
-"""Graphormer and its likes: transformer blocks on the nodes of a graph, and what a run trains.
+"""Graphormer and models like it: transformer blocks on the nodes of a graph, and what a run trains.
 
 A model with plain attention or GFSA is Graphormer: each node sees all others, the scores get a
 learned bias for distances and for bonds on paths, and a virtual node reads the graph out. GCN, GAT
@@ -18,7 +18,7 @@ from keras import layers, ops
 
 from keras_graphattn.graphs import Graph, GraphBatches, precompute
 from recipes.common.attentions import Trial, layer_arguments
-from recipes.common.data.graphs import batches_of
+from recipes.common.data.graphs import batches_of_parts
 from recipes.common.training.graphormer import BiasedAttention, StructuralBias, VirtualNode
 from recipes.common.training.graphs import NEEDED, attend_nodes, inputs_of, symbolic_inputs
 from recipes.common.training.layers import block, masked_mean, named_seed
@@ -32,12 +32,7 @@ Tensor = Any
 
 def prepare(trial: Trial) -> Training:
     """The compiled model and the batches of one attention with one seed."""
-    problem, options = trial.problem, trial.options
-    model = build(trial)
-    batches = [
-        batches_for(trial, graphs, seed)
-        for graphs, seed in zip(problem.splits.values(), (trial.seed, None, None), strict=True)
-    ]
+    options, model, batches = trial.options, build(trial), batches_for(trial)
     steps = options.epochs * batches[0].num_batches
     rate = WarmUpLinearDecay(options.learning_rate, options.warm_up, steps)
     optimizer = keras.optimizers.AdamW(rate, weight_decay=options.weight_decay)
@@ -116,17 +111,17 @@ def _attention_on_pairs(
     return attend
 
 
-def batches_for(trial: Trial, graphs: list[Graph], seed: int | None) -> GraphBatches:
+def batches_for(trial: Trial) -> list[GraphBatches]:
     """Batches with what Graphormer sees of pairs of nodes, or what the other attentions see."""
-    problem, options = trial.problem, trial.options
-    inputs, pairs = list(inputs_of(trial.attention)), None
-    if trial.attention not in NEEDED:
+    options, inputs = trial.options, inputs_of(trial.attention)
+    if trial.attention in NEEDED:
+        return batches_of_parts(trial.problem, inputs, options, trial.seed)
+
+    def pairs(graphs: list[Graph]) -> dict[str, Any]:
         kept: dict[str, Any] = {"cache_dir": options.cache_dir.expanduser(), "verbose": False}
-        distances = precompute(graphs, "distances", **kept)
         paths = precompute(graphs, "paths", hops=options.hops, **kept)
         bonds = [bonds_on_paths(*both) for both in zip(graphs, paths, strict=True)]
-        pairs = {"distances": distances, "paths": bonds}
-        inputs += pairs
-    sizes = problem.sizes()
-    shared = {"sizes": sizes, "edge_sizes": problem.edge_sizes(sizes), "seed": seed}
-    return batches_of(graphs, inputs, options, pair_arrays=pairs, **shared)
+        return {"distances": precompute(graphs, "distances", **kept), "paths": bonds}
+
+    inputs = (*inputs, "distances", "paths")
+    return batches_of_parts(trial.problem, inputs, options, trial.seed, pairs=pairs)

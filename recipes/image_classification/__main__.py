@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Settings
+from recipes.common.command.options import check_heads
 from recipes.common.command.parsing import (
     UsageError,
     at_least,
@@ -108,7 +109,7 @@ class ImageClassification(Recipe):
     )
     attentions = ATTENTIONS
     by_default = BY_DEFAULT
-    results = "image_classification/<dataset>-<model>"
+    results = "<dataset>-<model>"
     training = {"epochs": None, "batch_size": 64, "learning_rate": None, "patience": None}
     training |= {"validation_fraction": 0.2, "weight_decay": 0.05, "ema": 0.0}
     sizes = dict.fromkeys((*WIDTHS, "dropout"))
@@ -126,7 +127,7 @@ class ImageClassification(Recipe):
         share_or_1 = number_in(0.0, 1.0 + 1e-9)
         add("--dataset", choices=tuple(SOURCES), default="digits", help="what is classified")
         add("--data-dir", type=Path, help=self.data_files)
-        seed = "seed of the division into training, validation and test data, where there is none"
+        seed = "seed of the division into training, validation and test data, if the data has none"
         add("--data-seed", type=at_least(0), default=0, help=seed)
         for name, whose in (("published", "papers'"), ("released", "GFSA code's")):
             add(f"--{name}", action="store_true", help=f"the {whose} training of DeiT, CaiT, Swin")
@@ -138,7 +139,7 @@ class ImageClassification(Recipe):
         accumulate = "batches of one update of the weights"
         add("--accumulate", type=at_least(1), default=1, help=accumulate)
         # of changes of training images
-        least = "least share of the area that is cut out by chance and resized; 1: none is"
+        least = "least share of the area that is cut out at random and resized; 1: none is"
         some = number_in(0.0, 1.0 + 1e-9, open_low=True)
         add("--crop", type=some, default=1.0, help=least)
         flip = argparse.BooleanOptionalAction
@@ -148,7 +149,7 @@ class ImageClassification(Recipe):
         add("--mix-up", type=number_in(0.0, math.inf), help=alpha)
         add("--cut-mix", type=share_or_1, default=0.0, help="factor of Keras' CutMix")
         add("--random-erasing", type=share, default=0.0, help="share of the images")
-        repeats = "how often an image of an epoch comes in it: repeated augmentation"
+        repeats = "how often an image of an epoch appears in it: repeated augmentation"
         add("--repeats", type=at_least(1), default=1, help=repeats)
         # of the model
         add("--model", choices=tuple(MODELS), help=f"the family, from scratch [{MODEL}]")
@@ -237,10 +238,8 @@ class ImageClassification(Recipe):
         }
 
     def finish(self, options: argparse.Namespace) -> None:
-        if options.preset is None and options.d_model % options.heads:
-            raise UsageError(
-                f"--d-model {options.d_model} cannot be shared out over --heads {options.heads}"
-            )
+        if options.preset is None:
+            check_heads(options)
         patched = options.preset is None and options.model != "swin"
         if patched and options.image_size % options.patch:
             raise UsageError(

@@ -39,7 +39,7 @@ SYNSETS = tuple(_SYNSETS.split())
 
 
 class Source(NamedTuple):
-    """A data set by its name here."""
+    """One data set of `--dataset`."""
 
     tfds: str = ""  # its name in tensorflow-datasets, if it is read from there
     test: str = "test"  # the split there that models are tested on

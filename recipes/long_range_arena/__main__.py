@@ -17,7 +17,7 @@ from recipes.common.attentions import MULTIPLIER, RATE, PublishedFilter, Setting
 from recipes.common.command.options import CACHE, deviations
 from recipes.common.command.parsing import UsageError, at_least, run_program
 from recipes.common.data.ragged import Problem, majority_level
-from recipes.common.output.notes import absent_note, coefficient_notes, data_line, settings_note
+from recipes.common.output.notes import absent_note, data_line, settings_note
 from recipes.common.recipe import Recipe
 
 AGF = "arXiv 2505.08516"
@@ -79,7 +79,7 @@ class LongRangeArena(Recipe):
     )
     attentions = ("softmax", "linear", "gfsa", "agf")
     by_default = ("softmax", "agf")
-    results = "long_range_arena/<task>-<preset>"
+    results = "<task>-<preset>"
     training = dict.fromkeys(("epochs", "patience", "batch_size", "learning_rate", "warm_up"))
     sizes = dict.fromkeys(MODEL)
     hints = {
@@ -94,7 +94,12 @@ class LongRangeArena(Recipe):
 
     def add_options(self, add: Callable[..., Any]) -> None:
         add("--task", choices=tuple(TASKS), default="listops", help="one of the arena's five")
-        add("--preset", choices=("smoke", "paper"), default="smoke", help="size of it all")
+        add(
+            "--preset",
+            choices=("smoke", "paper"),
+            default="smoke",
+            help="size of data and training",
+        )
         add("--data-dir", type=Path, help=self.data_files)
         add("--data-seed", type=at_least(0), default=0, help="seed of data that is made")
         add("--cache-dir", type=Path, default=CACHE, help="where data that is made is kept")
@@ -120,9 +125,6 @@ class LongRangeArena(Recipe):
 
     def finish(self, options: argparse.Namespace) -> None:
         self.packages = ("tensorflow-datasets",) if options.task in ("text", "image") else ()
-
-    def folder(self, options: argparse.Namespace) -> str:
-        return f"{options.task}-{options.preset}"
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         return TASKS[options.task].filter.defaults(one_rate=options.preset == "paper")
@@ -169,9 +171,10 @@ class LongRangeArena(Recipe):
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
         """Among them, the levels of answers that look at no input."""
+        best, *coefficients = super().notes(results, options)
         level = results["majority"]["test"]
         notes = [
-            "at best test epoch: the best epoch on the test data itself; nothing is chosen by it.",
+            best,
             f"without looking at the input: test accuracy {level['accuracy']:.4f} (most frequent "
             f"class), cross-entropy {level['cross_entropy']:.4f} (entropy of the classes).",
         ]
@@ -184,7 +187,7 @@ class LongRangeArena(Recipe):
         if options.preset == "paper":
             notes.append(settings_note(PAPERS, results["published"]["departures"]))
             notes += absent_note(AGF, REPORTED, results)
-        return notes + coefficient_notes(results)
+        return notes + coefficients
 
 
 RECIPE = LongRangeArena()

@@ -1,4 +1,4 @@
-"""The data of each task: made, and kept on disk whole or not at all, or read. Imports no Keras."""
+"""The data of each task, read or made; what is made is kept on disk. Imports no Keras."""
 
 import argparse
 import csv
@@ -99,7 +99,7 @@ def _made(
 
 
 def _cached(path: Path) -> Split | None:
-    """The examples that are kept, or None where there are none, or damaged ones."""
+    """The examples in a file, or None if it is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return Split({"tokens": Ragged(file["values"], file["offsets"])}, file["labels"])

@@ -24,7 +24,7 @@ class MotifDetection(ClassifierOfGraphs):
         "Trains and compares attention layers that tell graphs with a motif from graphs without; "
         "writes a table, curves and the best model for serving."
     )
-    results = "motif_detection/<task>"
+    results = "<task>"
     training = {"epochs": 20, "patience": None, "batch_size": 32, "learning_rate": 5e-3, "ema": 0.0}
     sizes = {**ClassifierOfGraphs.sizes, "pooling": "mean", "head_dropout": 0.0}
     hints = {"patience": "all"}
@@ -38,9 +38,6 @@ class MotifDetection(ClassifierOfGraphs):
             default=512,
             help="graphs to validate on, and as many to test on; an even number",
         )
-
-    def folder(self, options: argparse.Namespace) -> str:
-        return str(options.task)
 
     def facts(self, problem: "GraphProblem", options: argparse.Namespace) -> dict[str, Any]:
         return {

@@ -4,8 +4,8 @@ A graph with a motif is an Erdos-Renyi graph of 100 nodes and the motif, of 20 n
 random edges. A graph without has as many nodes and as many edges, drawn with equal probabilities.
 A tree with a long cycle has its farthest two nodes joined, which are leaves. The tree without is
 the same, with two random leaves joined whose distance is at most half of that. So numbers of nodes
-and edges tell no classes apart, and in trees nor do degrees. The only feature of a node is its
-degree, as a row of zeros and a one.
+and edges do not tell the classes apart, and in trees degrees do not either. The only feature of a
+node is its degree, as a row of zeros and a one.
 
 Source: Choromanski et al., arXiv 2107.07999, Section 5.2; the sizes are ours.
 """

@@ -28,7 +28,6 @@ class NodeClassification(Recipe):
     )
     attentions = GRAPH_ATTENTIONS
     by_default = ("softmax", "gcn", "gat", "graph_kernel", "graph_masked_kernel")
-    results = "node_classification/<dataset>"
     training = {"epochs": 200, "patience": 100, "batch_size": 1, "learning_rate": 5e-3}
     sizes = {"layers": 2, "heads": 8, "key_dim": 8, "dropout": 0.6}
     sizes |= {"embedding": False, "skip": False, "normalise": False, **WALKS}
@@ -45,9 +44,6 @@ class NodeClassification(Recipe):
             raise UsageError("--data-dir: --dataset karate needs no files")
         if options.batch_size != 1:
             raise UsageError(f"--batch-size must be 1, for one graph; it is {options.batch_size}")
-
-    def folder(self, options: argparse.Namespace) -> str:
-        return str(options.dataset)
 
     def facts(self, problem: "NodeProblem", options: argparse.Namespace) -> dict[str, Any]:
         return {

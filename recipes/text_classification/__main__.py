@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.common.attentions import RATE, Settings, label
+from recipes.common.command.options import check_heads
 from recipes.common.command.parsing import UsageError, at_least, number_in, run_program
 from recipes.common.data.sources import refuse_beside_preset
 from recipes.common.output.notes import absent_note, coefficient_notes, data_line, settings_note
@@ -51,7 +52,7 @@ class TextClassification(Recipe):
     )
     attentions = ("softmax", "gfsa", "p_laplacian")
     by_default = ("softmax", "gfsa")
-    results = "text_classification/<task>-<preset>"
+    results = "<task>-<preset>"
     training = {"epochs": 3, "batch_size": 32, "learning_rate": 5e-5, "weight_decay": 0.0}
     training |= {"validation_fraction": 0.1}
     sizes = {name: None for name in SMALL if name != "vocabulary"}
@@ -106,14 +107,11 @@ class TextClassification(Recipe):
         return SMALL if options.preset is None else {}
 
     def finish(self, options: argparse.Namespace) -> None:
-        if options.preset is None and options.d_model % options.heads:
-            raise UsageError(
-                f"--d-model {options.d_model} is no multiple of --heads {options.heads}"
-            )
+        if options.preset is None:
+            check_heads(options)
 
     def folder(self, options: argparse.Namespace) -> str:
-        kind = Path(options.preset).name if options.preset else "small"
-        return f"{options.task}-{kind}"
+        return f"{options.task}-{Path(options.preset or 'small').name}"
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
         return {"gfsa": {"order": 3}}

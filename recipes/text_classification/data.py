@@ -32,7 +32,7 @@ class Task(NamedTuple):
     label: str  # column of the label
     features: tuple[str, ...]  # of the texts in TFDS
     evaluations: tuple[tuple[str, str], ...] = (("", "dev"),)  # name and file of each dev set
-    has_broken_lines: bool = False  # the published file does; they are left out, and counted
+    has_broken_lines: bool = False  # in the published file; they are left out, and counted
 
     @property
     def outputs(self) -> int:
@@ -134,7 +134,7 @@ class Encoded:
 
 @dataclasses.dataclass
 class Problem:
-    """A task's data; nothing of the dev sets has a part in training or in choosing."""
+    """A task's data; the dev sets take no part in training or in choosing."""
 
     name: str
     task: Task

@@ -234,7 +234,7 @@ def criterion_metric(task: Task) -> keras.metrics.Metric:
     """The first metric of the task, in batches."""
     name = task.metrics[0]
     if name == "accuracy":
-        return keras.metrics.SparseCategoricalAccuracy(name=name)
+        return of_real_rows(metrics.SparseCategoricalAccuracy, name)
     if name == "f1":
         return F1(True, name)
     return Moments(bool(task.classes), name)

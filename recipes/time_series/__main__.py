@@ -56,7 +56,6 @@ class TimeSeries(Recipe):
     )
     attentions = ("softmax", "linear", "gfsa", "agf")
     by_default = ("softmax", "gfsa", "agf")
-    results = "time_series/<dataset>"
     training = {"epochs": 15, "patience": 8, "batch_size": 16, "learning_rate": 1e-3}
     training |= {"validation_fraction": 0.2}
     sizes = {"layers": 2, "d_model": 512, "heads": 8, "key_dim": 64, "feed_forward": 256}
@@ -91,9 +90,6 @@ class TimeSeries(Recipe):
         if not options.published:
             filter = filter._replace(learned_constant=False)
         return filter.defaults(one_rate=options.published)
-
-    def folder(self, options: argparse.Namespace) -> str:
-        return str(options.dataset)
 
     def facts(self, problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
         return {

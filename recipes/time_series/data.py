@@ -80,8 +80,8 @@ def load(options: argparse.Namespace) -> Problem:
 def read(name: str, folder: Path | None = None) -> Problem:
     """Reads a data set through aeon.
 
-    Its files lie in `folder`, or in a folder of its name there. Without a folder, aeon's package is
-    looked into, then its cache, then the archive's site. Raises `UsageError` when the data set is
+    Its files lie in `folder`, or in a folder of its name there. Without a folder, aeon looks in its
+    package, then in its cache, then on the archive's site. Raises `UsageError` when the data set is
     unknown, cannot be reached, or is not for classification.
     """
     try:

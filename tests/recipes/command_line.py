@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).parents[2]
 LOWER_IS_BETTER = ("perplexity", "mean_absolute_error")
 
@@ -28,6 +30,33 @@ def start(*arguments):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
     )
+
+
+def run_to_its_end(*arguments):
+    """Runs a Python program in the repository, which must succeed; what it printed."""
+    with start(*arguments) as process:
+        output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output
+
+
+LOAD = """
+import sys
+import keras_graphattn, keras, numpy as np
+for module in sys.argv[4:]:
+    __import__(module)
+assert sys.argv[4:] or not any(name.startswith("recipes") for name in sys.modules)
+model = keras.saving.load_model(sys.argv[1], safe_mode=True)
+np.save(sys.argv[3], model.predict(dict(np.load(sys.argv[2])), verbose=0))
+"""
+
+
+def predictions_in_another_process(model, inputs, folder, *modules):
+    """The outputs of a saved model where only the package and some modules are imported."""
+    files = [folder / "inputs.npz", folder / "outputs.npy"]
+    np.savez(files[0], **inputs)
+    run_to_its_end("-c", LOAD, model, *files, *modules)
+    return np.load(files[1])
 
 
 def wait_until_it_listens(process):
@@ -67,6 +96,13 @@ def assert_one_error_line(main, arguments, words, capsys):
 
 def results_of(output):
     return json.loads((output / "results.json").read_text())
+
+
+def run(recipe, output, *options):
+    """The results of a command that must succeed; an option with its value may be one text."""
+    words = [word for one in options for word in str(one).split()]
+    assert recipe.main([*words, "--output", str(output)]) == 0
+    return results_of(output)
 
 
 def best_run(results):

@@ -288,17 +288,12 @@ WRONG = {
     "long_range_arena": [
         ("--task poetry", ["--task", "poetry"]),
         ("--preset huge", ["--preset", "huge"]),
-        ("--attention softmax,performer", ["performer", "linear"]),
         ("--task listops --data-dir x", ["--data-dir", "made"]),
         ("--task image --max-length 100", ["--max-length", "image"]),
-        ("--attention softmax --order 3", ["--order", "agf and gfsa"]),
-        ("--attention agf --alpha -1 --beta -1", ["divides by zero"]),
         ("--warm-up -1", ["--warm-up"]),
     ],
     "text_classification": [
         ("--task poetry", ["--task", "poetry"]),
-        ("--attention agf", ["agf", "p_laplacian"]),
-        ("--attention softmax --order 4", ["--order", "gfsa"]),
         ("--exponents 1.5", ["--exponents", "p_laplacian"]),
         ("--preset minilm", ["--vocabulary", "minilm"]),
         ("--d-model 9", ["--d-model 9", "--heads 2"]),
@@ -308,8 +303,6 @@ WRONG = {
         ("--attention gfsa --start high_pass --constant 0.1", ["--start high_pass", "--constant"]),
     ],
     "causal_lm": [
-        ("--attention softmax,agf", ["agf", "masked_kernel"]),
-        ("--attention softmax --order 2", ["--order", "gfsa", "softmax"]),
         ("--attention gfsa --feature-map elu", ["--feature-map", "masked_kernel"]),
         ("--attention p_laplacian --p 1.5,2,2.5", ["--exponents has 3", "--heads 2"]),
         ("--attention p_laplacian --p 0.5", ["--p", "at least 1"]),
@@ -374,6 +367,7 @@ def test_wrong_options_are_one_line(name, tmp_path, capsys):
     ("name", "wrong", "words"),
     [
         ("time_series", "--dataset JapaneseVowel", ["did you mean JapaneseVowels?"]),
+        ("text_classification", "--preset electra --published", ["has settings for"]),
         ("long_range_arena", "--task retrieval", ["--data-dir", "AAN"]),
         ("graph_classification", "--dataset NCI1", ["NCI1", "--data-dir"]),
         ("graph_classification", "--degrees", ["--degrees", "no other feature"]),
@@ -388,8 +382,19 @@ def test_wrong_options_are_one_line(name, tmp_path, capsys):
     ],
 )
 def test_options_that_need_others_are_one_line(name, wrong, words, tmp_path, capsys):
-    given = [*wrong.split(), "--output", str(tmp_path / "output")]
-    assert_one_error_line(recipe_of(name).main, given, words, capsys)
+    arguments = [*wrong.split(), "--output", str(tmp_path / "output")]
+    assert_one_error_line(recipe_of(name).main, arguments, words, capsys)
+
+
+@pytest.mark.parametrize("name", [one for one in RECIPES if one.values[0] in HUB])
+def test_a_preset_that_cannot_be_had_is_one_line(name, tmp_path, capsys):
+    arguments_of(name, tmp_path)  # writes the data
+    preset, output = tmp_path / "empty", tmp_path / "output"
+    preset.mkdir()
+    form = " as a causal language model" if name == "causal_lm" else ""
+    words = [f"--preset {preset} cannot be loaded{form}"]
+    arguments = [*data_options(name, tmp_path / "data"), "--preset", preset, "--output", output]
+    assert_one_error_line(recipe_of(name).main, arguments, words, capsys)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -425,12 +430,12 @@ def test_a_new_filter_is_an_option_of_every_recipe(name, monkeypatch):
 
     monkeypatch.setitem(filters.FILTERS, "halved", Halved)
     recipe = recipe_of(name)
-    given = [*data_options(name), "--attention", "gfsa", "--filter", "halved", "--order", "2"]
-    settings = recipe.settings(recipe.parse(given))["gfsa"]
+    asked = [*data_options(name), "--attention", "gfsa", "--filter", "halved", "--order", "2"]
+    settings = recipe.settings(recipe.parse(asked))["gfsa"]
     assert settings["filter"] == {"name": "halved", "order": 2}
     assert type(layer_arguments(settings)["filter"]) is Halved
     with pytest.raises(UsageError, match="halved"):
-        recipe.parse([*given, "--filter", "unheard"])
+        recipe.parse([*asked, "--filter", "unheard"])
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -473,8 +478,8 @@ def test_folders_that_cannot_be_used_are_one_line(name, tmp_path, capsys):
         del places["file/inside"], places["other"]
     with locked(tmp_path / "busy" / LOCK):
         for place, words in places.items():
-            given = [*arguments, "--output", tmp_path / place]
-            assert_one_error_line(main, given, words, capsys)
+            elsewhere = [*arguments, "--output", tmp_path / place]
+            assert_one_error_line(main, elsewhere, words, capsys)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -484,8 +489,8 @@ def test_a_folder_without_the_data_is_one_line_that_names_it(name, tmp_path, cap
     for folder in [tmp_path / "missing", tmp_path] if recipe.data_files else []:
         words = [str(folder)]
         words += [] if folder.exists() else ["does not exist", recipe.data_files]
-        given = [*data_options(name, folder), "--output", tmp_path / "out"]
-        assert_one_error_line(recipe.main, given, words, capsys)
+        arguments = [*data_options(name, folder), "--output", tmp_path / "out"]
+        assert_one_error_line(recipe.main, arguments, words, capsys)
 
 
 @pytest.mark.parametrize(
@@ -495,7 +500,7 @@ def test_a_folder_without_the_data_is_one_line_that_names_it(name, tmp_path, cap
         (OSError("no route\nto host"), "no route.*--data-dir"),
     ],
 )
-def test_what_tfds_cannot_do_is_told(error, words, monkeypatch):
+def test_errors_of_tfds_say_what_to_do(error, words, monkeypatch):
     def load(*_, **__):
         raise error
 

@@ -8,7 +8,7 @@ from recipes.common.command.checks import keras_configured
 from recipes.graph_classification.__main__ import RECIPE as GRAPHS
 from recipes.image_classification.__main__ import RECIPE as IMAGES
 from tests.numerics import to_numpy
-from tests.recipes.command_line import results_of
+from tests.recipes.command_line import results_of, run
 
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
 
@@ -26,12 +26,11 @@ CASES = {
 @pytest.fixture(scope="module", params=CASES)
 def trained(request, tmp_path_factory):
     """The recipe, its options and the folder of a run with averages, and its results."""
-    recipe, given = CASES[request.param]
+    recipe, own = CASES[request.param]
     output = tmp_path_factory.mktemp("averages")
     common = "--heads 2 --feed-forward 8 --layers 1 --epochs 2 --ema 0.9 --verbose 0"
-    arguments = f"{given} {common} --skip-saved-model --output {output}".split()
-    assert recipe.main(arguments) == 0
-    options = recipe.parse(arguments)
+    run(recipe, output, own, common, "--skip-saved-model")
+    options = recipe.parse(f"{own} {common} --output {output}".split())
     problem = recipe.load(options)
     return recipe, recipe.complete(problem, options), problem, output
 
@@ -48,14 +47,14 @@ def kept(trained):
 
 def test_what_is_kept_is_what_was_validated_and_tested(trained):
     stored, training = kept(trained)
-    (run,) = results_of(trained[3])["runs"]
+    (one,) = results_of(trained[3])["runs"]
     bound = 1e-5 if trained[1].precision == "float32" else 2e-3
-    # by the loaded weights alone: no callback puts averages in their place
+    # by nothing but the loaded weights: no callback puts averages in their place
     parts = {"validation": training.validation_batches, "test": training.test_batches}
     for part, batches in parts.items():
         if batches is not None:
             values = training.model.evaluate(batches, return_dict=True, verbose=0)
-            expected = pytest.approx(run[f"{part}_cross_entropy"], rel=bound)
+            expected = pytest.approx(one[f"{part}_cross_entropy"], rel=bound)
             assert values["cross_entropy"] == expected
     assert not stored.compiled  # its file needs no code of the recipe
 

@@ -2,8 +2,12 @@
 
 import keras
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from recipes.common.data.batches import Batches, Buckets, bucket_lengths
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.batches import Batches, Buckets, Windows, bucket_lengths
 from recipes.common.data.ragged import Ragged, Split, majority_level
 
 
@@ -108,3 +112,45 @@ def test_majority_level_is_the_best_constant_answer():
     losses = [-np.log(np.where(labels == 0, p, 1 - p)).mean() for p in np.linspace(0.01, 0.99, 99)]
     assert min(losses) >= level["cross_entropy"]
     np.testing.assert_allclose(min(losses), level["cross_entropy"], atol=1e-9)
+
+
+@given(
+    length=st.integers(3, 40),
+    context=st.integers(2, 12),
+    stride=st.integers(1, 12),
+    batch_size=st.integers(1, 5),
+)
+def test_every_token_but_the_first_is_counted_once(length, context, stride, batch_size):
+    tokens = np.arange(100, 100 + length)
+    stride = min(stride, context)
+    if length <= context:
+        with pytest.raises(UsageError, match=f"has {length} tokens"):
+            Windows(tokens, context, batch_size, stride)
+        return
+    windows = Windows(tokens, context, batch_size, stride)
+    seen = []
+    for index in range(windows.num_batches):
+        inputs, targets, weights = windows[index]
+        assert targets.shape == weights.shape == (batch_size, context)
+        np.testing.assert_array_equal(inputs["token_ids"] + 1, targets)
+        for row in range(batch_size):
+            counted = np.flatnonzero(weights[row])
+            seen += targets[row, counted].tolist()
+            if len(counted) and inputs["token_ids"][row, 0] != 100:  # not the first window
+                assert counted[0] >= context - stride
+    assert seen == tokens[1:].tolist()
+    assert len(seen) == windows.num_predictions
+
+
+def test_windows_are_shuffled_by_seed_and_epoch():
+    windows = Windows(np.arange(101), 5, 4, seed=3)
+
+    def starts(epoch):
+        windows.start_epoch(epoch)
+        taken = [windows[index] for index in range(windows.num_batches)]
+        return np.concatenate([batch[0]["token_ids"][:, 0] for batch in taken])
+
+    first, second = starts(0), starts(1)
+    assert sorted(first) == list(range(0, 100, 5)) == sorted(second)
+    assert first.tolist() != second.tolist()
+    np.testing.assert_array_equal(starts(0), first)

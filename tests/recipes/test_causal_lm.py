@@ -1,4 +1,4 @@
-"""The whole recipe on a text made up here, a tiny model for each attention."""
+"""Causal language models: their texts and tokens, and the whole recipe with a tiny model."""
 
 import keras
 import keras_hub
@@ -7,12 +7,80 @@ import pytest
 
 import keras_graphattn
 from recipes.causal_lm.__main__ import RECIPE
-from recipes.causal_lm.data import Pieces
+from recipes.causal_lm.data import Bytes, Pieces, Words, count_words, per_word, read, split
+from recipes.common.command.parsing import UsageError
 from tests.compiling import compiled_once
-from tests.recipes.command_line import assert_one_error_line, history_of, results_of
+from tests.recipes.command_line import history_of, results_of, run
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
+
+CATS = "the cat sat\n the dog , the cat \n\n sat"
+
+
+def test_a_text_is_split_nine_tenths_and_two_halves_without_overlap():
+    text = "".join(chr(97 + index % 26) for index in range(199))
+    parts = split(text)
+    assert "".join(parts) == text
+    assert [len(part) for part in parts] == [179, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "folder", "names"),
+    [
+        ("ptb", "", "ptb.train.txt ptb.valid.txt ptb.test.txt"),
+        ("wikitext-2", "wikitext-2", "wiki.train.tokens wiki.valid.tokens wiki.test.tokens"),
+        ("wikitext-103", "wikitext-103-raw", "wiki.train.raw wiki.valid.raw wiki.test.raw"),
+    ],
+)
+def test_files_are_found_under_their_usual_names(dataset, folder, names, tmp_path):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    for number, name in enumerate(names.split()):
+        (tmp_path / folder / name).write_text(f"text {number}\r\n", newline="")
+    assert read(dataset, tmp_path) == ("text 0\n", "text 1\n", "text 2\n")
+
+
+def test_raw_files_are_for_a_presets_tokenizer(tmp_path):
+    for ending in ("tokens", "raw"):
+        for part in ("train", "valid", "test"):
+            (tmp_path / f"wiki.{part}.{ending}").write_text(f"{part} {ending}")
+    assert read("wikitext-2", tmp_path).train == "train tokens"
+    assert read("wikitext-2", tmp_path, raw=True).train == "train raw"
+
+
+def test_what_cannot_be_read_is_refused(tmp_path):
+    def refused(words, dataset="text", place=tmp_path):
+        with pytest.raises(UsageError, match=words):
+            read(dataset, place)
+
+    refused(r"has no ptb\.train\.txt", "ptb")
+    refused(r"needs --data-dir with wiki\.train\.tokens", "wikitext-2", None)
+    refused(r"folder has 0 of them")
+    (tmp_path / "one.txt").write_bytes(b"\xff\xfe\x00")
+    refused("not UTF-8")
+    (tmp_path / "two.txt").write_text(" \n")
+    refused(r"has 2 of them")
+    refused("holds no text", place=tmp_path / "two.txt")
+
+
+def test_bytes_and_words_come_back():
+    assert Bytes().decode(Bytes().encode("naïve\n")) == "naïve\n"
+    words = Words(CATS)
+    assert words.words == ["<eos>", "the", "cat", "sat", ",", "<unk>", "dog"]
+    numbers = words.encode(CATS)
+    assert len(numbers) == count_words(CATS) == 12
+    assert [words.words[number] for number in numbers[:4]] == ["the", "cat", "sat", "<eos>"]
+    assert words.decode(numbers[:5]) == "the cat sat \n the"
+    assert words.decode(words.encode("the bird")) == "the <unk>"
+    assert len(words.encode("a\n")) == count_words("a\n") == 2
+
+
+def test_a_perplexity_per_word_is_the_whole_texts_probability_by_the_word():
+    rng = np.random.default_rng(0)
+    log_probabilities = np.log(rng.uniform(0.1, 1.0, 12))
+    expected = np.exp(-log_probabilities.sum() / 3)
+    assert per_word(-log_probabilities.mean(), 12, 3) == pytest.approx(expected)
+
 
 TEXT = "".join(
     f"{number % 7} and {number % 5} make {number % 7 + number % 5}\n" for number in range(210)
@@ -38,8 +106,8 @@ def text_file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def output(text_file, tmp_path_factory):
     output = tmp_path_factory.mktemp("results")
-    given = f"--data-dir {text_file} {SIZES} {TRAINING} --attention gfsa --dropout 0.2"
-    assert RECIPE.main([*given.split(), "--skip-saved-model", "--output", str(output)]) == 0
+    own = f"--data-dir {text_file} --attention gfsa --dropout 0.2 --skip-saved-model"
+    run(RECIPE, output, own, SIZES, TRAINING)
     return output
 
 
@@ -102,10 +170,9 @@ def preset(tmp_path_factory):
 
 
 def test_a_preset_is_converted_and_starts_as_it_was(preset, text_file, tmp_path):
-    given = f"--preset {preset} --data-dir {text_file} --context 16 --batch-size 8 --epochs 1"
-    given += " --learning-rate 1e-9 --sample-tokens 0 --verbose 0 --prompt 3 --skip-saved-model"
-    assert RECIPE.main([*given.split(), "--output", str(tmp_path)]) == 0
-    results = results_of(tmp_path)
+    sizes = f"--preset {preset} --data-dir {text_file} --context 16 --batch-size 8 --epochs 1"
+    more = "--learning-rate 1e-9 --sample-tokens 0 --verbose 0 --prompt 3 --skip-saved-model"
+    results = run(RECIPE, tmp_path, sizes, more)
     plain, filtered = results["runs"]
     assert (plain["attention"], filtered["attention"]) == ("softmax", "gfsa")
     assert filtered["parameters"] > plain["parameters"]
@@ -122,10 +189,3 @@ def test_a_presets_tokens_come_back_line_by_line():
     assert len(numbers) < len("1 and 2 make\n\n 3\nü".encode())
     assert pieces.decode(numbers) == "1 and 2 make\n\n 3\nü"
     assert pieces.start == 0
-
-
-def test_a_preset_that_cannot_be_had_is_one_line(text_file, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    given = f"--data-dir {text_file} --preset {tmp_path / 'empty'} --output {tmp_path / 'output'}"
-    words = ["cannot be loaded as a causal language model"]
-    assert_one_error_line(RECIPE.main, given.split(), words, capsys)

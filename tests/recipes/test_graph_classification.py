@@ -10,7 +10,7 @@ from recipes.graph_classification.__main__ import RECIPE
 from recipes.graph_classification.model import build, prepare
 from tests.graphs.test_readers import write_tu
 from tests.numerics import to_numpy
-from tests.recipes.command_line import history_of, results_of
+from tests.recipes.command_line import history_of, run
 
 MODEL = "--heads 2 --key-dim 2 --feed-forward 4 --walks 3 --walk-length 2 --epochs 2 --verbose 0"
 
@@ -90,13 +90,13 @@ def test_a_search_never_sees_the_test_part_of_the_fold(seed):
 
 
 def test_what_a_search_tests_on_is_said(tmp_path, capsys):
-    given = "--graphs 60 --attention gcn --skip-saved-model --search --validation-fraction 0.2"
-    assert RECIPE.main([*MODEL.split(), *given.split(), "--output", str(tmp_path)]) == 0
+    asked = "--graphs 60 --attention gcn --skip-saved-model --search --validation-fraction 0.2"
+    run(RECIPE, tmp_path, MODEL, asked)
     printed = capsys.readouterr().out
     assert "graph classification, made, search on" in printed
     assert "trains and tests within fold s" in printed
     # a table of folds and one of a search never mix
-    folds = given.replace("--search ", "").split()
+    folds = asked.replace("--search ", "").split()
     assert RECIPE.main([*MODEL.split(), *folds, "--output", str(tmp_path)]) == 2
     assert "search" in capsys.readouterr().err
 
@@ -174,8 +174,8 @@ def test_a_last_batch_that_devices_cannot_share_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("decay", [False, True])
 def test_the_learning_rate_falls_to_0_over_all_epochs_where_that_is_asked_for(decay):
-    given = ["--graphs", "60", "--attention", "gcn", "--learning-rate", "0.01", *MODEL.split()]
-    options = RECIPE.parse([*given, *(["--decay"] if decay else [])])
+    asked = ["--graphs", "60", "--attention", "gcn", "--learning-rate", "0.01", *MODEL.split()]
+    options = RECIPE.parse([*asked, *(["--decay"] if decay else [])])
     training = prepare(RECIPE.trial(data.load(options), "gcn", options))
     optimizer, steps = training.model.optimizer, 2 * training.batches.num_batches
     rates = []
@@ -209,11 +209,8 @@ def test_the_head_sees_the_pooled_nodes_of_every_layer(pooling, size):
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_seeds_are_folds_in_one_table(tmp_path):
     write_tu(tmp_path, tu_text(), [(range(12), range(12, 24)), (range(12, 24), range(12))])
-    given = f"--dataset MADE --data-dir {tmp_path} --output {tmp_path / 'out'} --skip-saved-model"
-    assert (
-        RECIPE.main([*given.split(), *MODEL.split(), "--attention", "gat", "--seeds", "0,1"]) == 0
-    )
-    results = results_of(tmp_path / "out")
+    asked = f"--dataset MADE --data-dir {tmp_path} --attention gat --seeds 0,1 --skip-saved-model"
+    results = run(RECIPE, tmp_path / "out", MODEL, asked)
     assert results["folds"] == {"count": 2, "published": True}
     (row,) = results["table"]
     assert row["seeds"] == 2
@@ -225,12 +222,10 @@ def test_seeds_are_folds_in_one_table(tmp_path):
 @pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("metric", ["accuracy", "cross_entropy", "last_epoch"])
 def test_what_chooses_the_epoch(metric, tmp_path, capsys):
-    given = "--graphs 60 --attention gcn --skip-saved-model --validation-fraction 0.3"
-    asked = f"--choose-by {metric} --epochs 6 --output {tmp_path}"
-    assert RECIPE.main([*MODEL.split(), *given.split(), *asked.split()]) == 0
-    results = results_of(tmp_path)
-    (run,) = results["runs"]
-    ranks = [(row["val_accuracy"], -row["val_cross_entropy"]) for row in history_of(tmp_path, run)]
+    data = "--graphs 60 --attention gcn --skip-saved-model --validation-fraction 0.3"
+    results = run(RECIPE, tmp_path, MODEL, data, f"--choose-by {metric} --epochs 6")
+    (one,) = results["runs"]
+    ranks = [(row["val_accuracy"], -row["val_cross_entropy"]) for row in history_of(tmp_path, one)]
     words = ["accuracy", "cross entropy"]
     if metric == "cross_entropy":
         ranks, words = [rank[::-1] for rank in ranks], words[::-1]
@@ -238,7 +233,7 @@ def test_what_chooses_the_epoch(metric, tmp_path, capsys):
     tested, epoch = "the epoch chosen on validation data", ranks.index(max(ranks)) + 1
     if metric == "last_epoch":
         chosen, tested, epoch = f"its last epoch; among runs: {chosen}", "the last epoch", 6
-    assert run["chosen_epoch"] == epoch
+    assert one["chosen_epoch"] == epoch
     assert results["best_model"]["chosen_by"] == chosen
     assert f"test accuracy: at {tested}; mean" in capsys.readouterr().out
 

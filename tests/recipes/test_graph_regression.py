@@ -12,7 +12,7 @@ from recipes.common.data.zinc import Molecule, read_zinc
 from recipes.graph_regression import data
 from recipes.graph_regression.__main__ import RECIPE
 from tests.numerics import to_numpy
-from tests.recipes.command_line import history_of, results_of
+from tests.recipes.command_line import history_of, run
 
 KEYS = ("atom_type", "bond_type", "logP_SA_cycle_normalized")
 # two atoms more or less: 0 - 1 = 2 # 3, and 4 for itself
@@ -57,7 +57,7 @@ def test_molecules_respect_valences_and_their_property_is_the_formula():
 def naive_paths(graph, hops):
     """By a search from each node, as lists of the nodes of one shortest path."""
     bonds = bonds_of(graph)
-    found = np.full((*bonds.shape, hops), -1)
+    bonds_on_ways = np.full((*bonds.shape, hops), -1)
     for start in range(len(bonds)):
         ways = {start: [start]}
         queue = [start]
@@ -68,8 +68,8 @@ def naive_paths(graph, hops):
                     queue.append(other)
         for end, way in ways.items():
             steps = list(itertools.pairwise(way))[:hops]
-            found[start, end, : len(steps)] = [bonds[step] - 1 for step in steps]
-    return found
+            bonds_on_ways[start, end, : len(steps)] = [bonds[step] - 1 for step in steps]
+    return bonds_on_ways
 
 
 def bonds_on_paths(graph, hops):
@@ -84,10 +84,10 @@ def test_bonds_on_paths_are_those_of_a_search():
     assert paths[3].tolist() == [[2, 1], [2, 1], [2, -1], [-1, -1], [-1, -1]]
     compared = 0
     for graph in made():
-        found, expected = bonds_on_paths(graph, 4), naive_paths(graph, 4)
-        np.testing.assert_array_equal(found >= 0, expected >= 0)
+        actual, expected = bonds_on_paths(graph, 4), naive_paths(graph, 4)
+        np.testing.assert_array_equal(actual >= 0, expected >= 0)
         if len(graph.edges) < graph.num_nodes:  # a tree: each path is the only one
-            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(actual, expected)
             compared += 1
     assert compared > 2
     ring = Graph([[0, 1], [1, 2], [2, 3], [0, 3]], edge_features=[[0], [1], [2], [1]])
@@ -180,16 +180,6 @@ def test_molecules_that_cannot_be_read_are_refused(bonds, index, words, tmp_path
         loaded(tmp_path, "zinc")
 
 
-def test_published_settings_are_graphormer_slim_with_gfsa():
-    options = RECIPE.parse(["--dataset", "zinc", "--data-dir", "x", "--published", "--epochs", "3"])
-    assert (options.layers, options.heads * options.key_dim, options.feed_forward) == (12, 80, 80)
-    assert options.attention == ["softmax", "gfsa"]
-    filter = {"name": "first_order", "order": 2}
-    one_rate = {"coefficient_learning_rate_multiplier": 1.0}
-    assert RECIPE.settings(options)["gfsa"] == {"filter": filter, **one_rate}
-    assert RECIPE.deviations(options) == ["epochs 3 (published: 10000)"]
-
-
 TINY = (
     *("--train-examples", "8", "--evaluation-examples", "4", "--batch-size", "4"),
     *("--layers", "1", "--heads", "2", "--key-dim", "2", "--feed-forward", "4"),
@@ -198,22 +188,20 @@ TINY = (
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-def test_runs_tell_the_absolute_error_and_that_of_the_median(tmp_path, capsys):
-    folders = ["--output", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache")]
-    asked = ["--attention", "gfsa", "--epochs", "2", "--skip-saved-model"]
-    assert RECIPE.main([*TINY, *folders, *asked]) == 0
-    results = results_of(tmp_path / "out")
+def test_runs_report_the_absolute_error_and_that_of_the_median(tmp_path, capsys):
+    asked = f"--cache-dir {tmp_path / 'cache'} --attention gfsa --epochs 2 --skip-saved-model"
+    results = run(RECIPE, tmp_path / "out", *TINY, asked)
     assert "test mean absolute error" in capsys.readouterr().out
     assert results["graphs"] == {"train": 8, "validation": 4, "test": 4}
-    (run,) = results["runs"]
-    best = history_of(tmp_path / "out", run)[run["chosen_epoch"] - 1]
+    (one,) = results["runs"]
+    best = history_of(tmp_path / "out", one)[one["chosen_epoch"] - 1]
     problem = data.load(RECIPE.parse([*TINY]))
     labels = {name: [float(g.label) for g in part] for name, part in problem.splits.items()}
     error = np.abs(np.array(labels["test"]) - np.median(labels["train"])).mean()
     assert results["median"]["test"] == pytest.approx(error)
     model = keras.saving.load_model(tmp_path / "out" / "model.keras")
     trial = RECIPE.trial(problem, "gfsa", RECIPE.parse([*TINY]))
-    batches = RECIPE.model.batches_for(trial, problem.test, None)
+    batches = RECIPE.model.batches_for(trial)[2]
     errors = []
     for inputs, numbers, weights in (batches[i] for i in range(batches.num_batches)):
         predicted = to_numpy(model(inputs))[:, 0]

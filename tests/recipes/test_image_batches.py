@@ -1,4 +1,4 @@
-"""Batches of images: each counts once, in an order and with changes that the seed alone decides."""
+"""Batches of images: each counts once, in an order and with changes that only the seed decides."""
 
 import keras
 import numpy as np
@@ -146,8 +146,8 @@ def test_data_are_read_once_for_each_epoch_and_once_where_epochs_are_equal(monke
     new_epoch = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: training.start_epoch(epoch)
     )
-    given = {"validation_data": validation, "callbacks": [new_epoch], "shuffle": False}
-    model.fit(training, epochs=3, verbose=0, **given)
+    arguments = {"validation_data": validation, "callbacks": [new_epoch], "shuffle": False}
+    model.fit(training, epochs=3, verbose=0, **arguments)
     assert made.count(validation) == 1
     # Keras takes the first batch before the first epoch begins, to build the model
     assert made.count(training) <= 4

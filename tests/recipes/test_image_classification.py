@@ -6,24 +6,21 @@ import keras
 import numpy as np
 import pytest
 
-from recipes.common.data.chance import held_out
 from recipes.common.images.sizes import SIZES
-from recipes.image_classification.__main__ import MODELS, RECIPE, SMALL
+from recipes.image_classification.__main__ import MODELS, RECIPE
 from recipes.image_classification.data import SYNSETS, load
 from recipes.image_classification.model import build, compile_model, prepare, replaced_layers
 from tests.numerics import to_numpy
-from tests.recipes.command_line import assert_one_error_line, results_of, start
+from tests.recipes.command_line import (
+    assert_one_error_line,
+    predictions_in_another_process,
+    results_of,
+    run,
+)
 from tests.recipes.conftest import write_images
 
 WIDTHS = ["--layers", "2", "--d-model", "8", "--heads", "2", "--feed-forward", "8"]
 TINY = [*WIDTHS, "--batch-size", "256", "--epochs", "2", "--patch", "4", "--verbose", "0"]
-RELOAD = """
-import sys
-import keras_graphattn, keras, numpy as np, recipes.common.images.tokens
-model = keras.saving.load_model(sys.argv[1], safe_mode=True)
-images = np.load(sys.argv[2])
-np.save(sys.argv[3], model.predict({"images": images}, verbose=0))
-"""
 
 
 def of_folder(folder, *more):
@@ -32,40 +29,20 @@ def of_folder(folder, *more):
 
 def test_images_that_swin_cannot_take_are_one_line(tmp_path, capsys):
     pytest.importorskip("keras_hub")
-    given = ["--model", "swin", "--attention", "softmax", "--output", tmp_path / "output"]
-    assert_one_error_line(RECIPE.main, given, ["--model swin", "multiple of 32"], capsys)
+    arguments = ["--model", "swin", "--attention", "softmax", "--output", tmp_path / "output"]
+    assert_one_error_line(RECIPE.main, arguments, ["--model swin", "multiple of 32"], capsys)
 
 
-def test_published_settings():
-    options = RECIPE.parse(["--dataset", "imagenet2012", "--model", "deit", "--published"])
-    # arXiv 2012.12877, Table 9
-    expected = {"epochs": 300, "batch_size": 1024, "learning_rate": 1e-3, "weight_decay": 0.05}
-    expected |= {"warm_up_epochs": 5, "label_smoothing": 0.1, "dropout": 0.0, "drop_path": 0.1}
-    expected |= {"mix_up": 0.8, "cut_mix": 1.0, "random_erasing": 0.25, "repeats": 3}
-    expected |= {"image_size": 224, "patch": 16, "layers": 12, "d_model": 384, "heads": 6}
-    assert expected.items() <= vars(options).items()
-    assert RECIPE.deviations(options) == []
-    assert RECIPE.settings(options)["gfsa"]["filter"] == {"name": "first_order", "order": 3}
-    jacobi = RECIPE.settings(options)["agf"]["filter"]
-    assert (jacobi["alpha"], jacobi["beta"]) == (-0.5, 0)
-    code = RECIPE.parse(["--model", "cait", "--released", "--seeds", "1", "--epochs", "400"])
-    assert RECIPE.deviations(code) == ["epochs 400 (published: 500)"]
-    assert RECIPE.settings(code)["gfsa"]["filter"]["order"] == 4
-    swin = ["--dataset", "imagenet2012", "--model", "swin", "--attention", "gfsa", "--released"]
-    assert RECIPE.parse(swin).drop_path == 0.3
-    small = RECIPE.parse([])
-    assert (small.size, small.layers, small.patch) == (None, SMALL.layers, 2)
-    assert RECIPE.parse(["--model", "deit"]).d_model == 384
-    assert RECIPE.parse(["--size", "deit-base"]).d_model == 768
+def test_every_model_has_a_size_of_its_family_and_known_attentions():
     for family, size, attentions in MODELS.values():
         assert SIZES[size].model == family
         assert set(attentions) <= set(RECIPE.attentions)
 
 
 def test_long_grids_are_filtered_in_blocks_of_rows():
-    found = RECIPE.settings(RECIPE.parse(["--image-size", "64", "--patch", "2"]))
-    assert found["gfsa"]["attention_path"] == found["gfsa_high_pass"]["attention_path"]
-    assert found["gfsa"]["attention_path"] == "blockwise"
+    settings = RECIPE.settings(RECIPE.parse(["--image-size", "64", "--patch", "2"]))
+    for attention in ("gfsa", "gfsa_high_pass"):
+        assert settings[attention]["attention_path"] == "blockwise"
     assert "attention_path" not in RECIPE.settings(RECIPE.parse([]))["gfsa"]
 
 
@@ -103,10 +80,6 @@ def test_classes_are_divided_alike_and_the_parts_have_nothing_in_common():
     assert problem.digest() == load(RECIPE.parse([])).digest()
     other = load(RECIPE.parse(["--data-seed", "1"]))
     assert (other.test.labels != problem.test.labels).any()
-    labels = np.array([0] * 5 + [1] * 2 + [2])
-    rest, chosen = held_out(labels, 0.5, np.random.default_rng(3))
-    assert sorted([*rest, *chosen]) == list(range(8))
-    assert [int((labels[chosen] == label).sum()) for label in range(3)] == [2, 1, 0]
 
 
 def test_folders_are_divided_or_have_their_parts(tmp_path):
@@ -135,34 +108,31 @@ def test_corrupt_images_are_named_in_one_line(tmp_path, capsys):
     whole = (tmp_path / "data" / "cat" / "1.png").read_bytes()
     (tmp_path / "data" / "cat" / "1.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "data" / "bird" / "2.png").write_text("no image")
-    given = ["--dataset", "folder", "--data-dir", tmp_path / "data", "--output", tmp_path / "out"]
+    data, output = tmp_path / "data", tmp_path / "out"
+    arguments = ["--dataset", "folder", "--data-dir", data, "--output", output]
     words = ["not readable as images", "cat/1.png", "bird/2.png"]
-    assert_one_error_line(RECIPE.main, [*given, *TINY], words, capsys)
+    assert_one_error_line(RECIPE.main, [*arguments, *TINY], words, capsys)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     output = tmp_path_factory.mktemp("results")
-    given = ["--attention", "topological", "--epochs", "1", "--skip-saved-model"]
-    assert RECIPE.main([*TINY, *given, "--output", str(output)]) == 0
+    run(RECIPE, output, *TINY, "--attention topological --epochs 1 --skip-saved-model")
     return output
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_a_run_writes_table_pictures_and_the_best_model(trained, tmp_path):
-    (run,) = results_of(trained)["runs"]
-    assert 0 <= run["test_accuracy"] <= run["test_accuracy_top_5"] <= 1
-    assert len(run["token_similarity"]) == 3
+    (one,) = results_of(trained)["runs"]
+    assert 0 <= one["test_accuracy"] <= one["test_accuracy_top_5"] <= 1
+    assert len(one["token_similarity"]) == 3
     for name in ("masks.png", "predictions.png"):
         assert (trained / name).read_bytes().startswith(b"\x89PNG")
     images = np.random.default_rng(0).uniform(0, 255, (3, 8, 8, 1)).astype("float32")
-    np.save(tmp_path / "images.npy", images)
-    files = [trained / "model.keras", tmp_path / "images.npy", tmp_path / "answers.npy"]
-    with start("-c", RELOAD, *files) as process:
-        assert process.wait() == 0
-    model = keras.saving.load_model(trained / "model.keras")
-    expected = model.predict({"images": images}, verbose=0)
-    np.testing.assert_allclose(np.load(files[2]), expected, atol=1e-6)
+    file, module = trained / "model.keras", "recipes.common.images.tokens"
+    expected = keras.saving.load_model(file).predict({"images": images}, verbose=0)
+    answers = predictions_in_another_process(file, {"images": images}, tmp_path, module)
+    np.testing.assert_allclose(answers, expected, atol=1e-6)
 
 
 def decayed_weights(model):
@@ -173,8 +143,8 @@ def decayed_weights(model):
 
 
 def test_only_matrices_decay_and_the_rate_rises_and_falls():
-    given = ["--warm-up-epochs", "2", "--final-learning-rate", "1e-4", "--learning-rate", "1e-2"]
-    options = RECIPE.parse([*TINY, "--epochs", "10", *given, "--accumulate", "2"])
+    rates = "--learning-rate 1e-2 --final-learning-rate 1e-4 --warm-up-epochs 2 --epochs 10"
+    options = RECIPE.parse([*TINY, *rates.split(), "--accumulate", "2"])
     problem = SimpleNamespace(channels=1, classes=[str(n) for n in range(10)])
     model = build(RECIPE.trial(problem, "topological", options))
     compile_model(model, len(problem.classes), 5, options)
@@ -190,11 +160,11 @@ def test_only_matrices_decay_and_the_rate_rises_and_falls():
 
 @pytest.mark.slow_on("jax")
 def test_two_steps_on_data_shaped_like_cifar(tmp_path):
-    """`test_mixed_precision` has all kinds of models."""
+    """`test_models` has all kinds of models."""
     tfds = pytest.importorskip("tensorflow_datasets")
     widths = [*WIDTHS, "--patch", "16", "--batch-size", "8", "--mix-up", "0.8", "--flip"]
-    given = ["--dataset", "cifar10", *widths, "--epochs", "1", "--attention", "topological"]
-    options = RECIPE.parse([*given, "--data-dir", str(tmp_path)])
+    arguments = ["--dataset", "cifar10", *widths, "--epochs", "1", "--attention", "topological"]
+    options = RECIPE.parse([*arguments, "--data-dir", str(tmp_path)])
     with tfds.testing.mock_data(num_examples=12, data_dir=str(tmp_path)):
         problem = load(options)
         assert len(problem.classes) == 10

@@ -104,7 +104,7 @@ def test_wrong_options_of_a_benchmark_are_one_line(script, started):
 
 
 @pytest.mark.parametrize("name", ["dense_attention", "tree_and_graph_masks"])
-def test_a_folder_that_cannot_be_written_is_told_before_a_benchmark(name, tmp_path, started):
+def test_a_folder_that_cannot_be_written_is_refused_before_a_benchmark(name, tmp_path, started):
     (tmp_path / "file").write_text("")
     process = started(BENCHMARKS / f"{name}.py", "--output", tmp_path / "file" / "out")
     assert one_error_line(process).startswith("error: cannot write to --output ")

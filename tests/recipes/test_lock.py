@@ -30,8 +30,8 @@ def test_a_second_run_into_a_folder_is_refused_in_one_line(holder, tiny_argument
     _, path = holder
     before = sorted(path.parent.iterdir())
     for more in ([], ["--overwrite"]):
-        given = [*tiny_arguments, "--output", path.parent, *more]
-        assert_one_error_line(RECIPE.main, given, ["another run", str(path.parent)], capsys)
+        arguments = [*tiny_arguments, "--output", path.parent, *more]
+        assert_one_error_line(RECIPE.main, arguments, ["another run", str(path.parent)], capsys)
     assert sorted(path.parent.iterdir()) == before
 
 

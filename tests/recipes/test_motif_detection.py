@@ -6,7 +6,7 @@ from keras_graphattn.graphs import Graph
 from recipes.common.data.graphs import labels_of
 from recipes.motif_detection import data
 from recipes.motif_detection.__main__ import RECIPE, TASKS
-from tests.recipes.command_line import results_of
+from tests.recipes.command_line import run
 
 networkx = pytest.importorskip("networkx")
 NETWORKX = {
@@ -19,9 +19,9 @@ NETWORKX = {
 
 
 def networkx_of(graph):
-    found = networkx.Graph(graph.edges.tolist())
-    found.add_nodes_from(range(graph.num_nodes))
-    return found
+    copy = networkx.Graph(graph.edges.tolist())
+    copy.add_nodes_from(range(graph.num_nodes))
+    return copy
 
 
 @pytest.mark.parametrize("name", NETWORKX)
@@ -55,10 +55,10 @@ def test_trees_have_a_cycle_as_long_as_their_longest_path_or_a_short_one():
     for without, with_motif in zip(graphs[::2], graphs[1::2], strict=True):
         lengths = []
         for graph in (without, with_motif):
-            found = networkx_of(graph)
-            assert found.number_of_edges() == found.number_of_nodes() == 50  # a tree and one edge
-            assert networkx.is_connected(found)
-            lengths.append(len(networkx.find_cycle(found)))
+            copy = networkx_of(graph)
+            assert copy.number_of_edges() == copy.number_of_nodes() == 50  # a tree and one edge
+            assert networkx.is_connected(copy)
+            lengths.append(len(networkx.find_cycle(copy)))
         assert lengths[0] <= (lengths[1] - 1) / 2 + 1
         degrees = [np.bincount(g.edges.ravel()).tolist() for g in (without, with_motif)]
         assert sorted(degrees[0]) == sorted(degrees[1])
@@ -78,12 +78,11 @@ def test_features_are_degrees_and_the_seed_makes_the_data():
 
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_a_run_keeps_its_walks_and_the_model_loads(tmp_path):
-    given = "--task induced_cycle --train-examples 8 --evaluation-examples 4 --batch-size 4"
+    data = "--task induced_cycle --train-examples 8 --evaluation-examples 4 --batch-size 4"
     sizes = "--heads 2 --key-dim 2 --feed-forward 4 --walks 3 --walk-length 2 --verbose 0"
-    folders = f"--output {tmp_path / 'out'} --cache-dir {tmp_path / 'cache'} --skip-saved-model"
-    run = "--epochs 2 --attention graph_kernel"
-    assert RECIPE.main(f"{given} {sizes} {run} {folders}".split()) == 0
-    assert results_of(tmp_path / "out")["graphs"] == {"train": 8, "validation": 4, "test": 4}
+    more = f"--epochs 2 --attention graph_kernel --cache-dir {tmp_path / 'cache'}"
+    results = run(RECIPE, tmp_path / "out", data, sizes, more, "--skip-saved-model")
+    assert results["graphs"] == {"train": 8, "validation": 4, "test": 4}
     assert len(list((tmp_path / "cache").iterdir())) == 3
     model = keras.saving.load_model(tmp_path / "out" / "model.keras")
     assert set(model.input) == {"nodes", "node_mask", "walks"}

@@ -35,8 +35,8 @@ def test_parts_share_no_node_and_each_shows_its_own_labels():
 
 def test_planetoid_files_with_the_public_split(tmp_path):
     write_planetoid(tmp_path)
-    given = ["--dataset", "made", "--data-dir", str(tmp_path)]
-    problem = data.load(RECIPE.parse(given))
+    arguments = ["--dataset", "made", "--data-dir", str(tmp_path)]
+    problem = data.load(RECIPE.parse(arguments))
     assert problem.parts["train"].tolist() == [0, 1]
     assert problem.parts["test"].tolist() == [3, 5, 6]
     sums = problem.graph.node_features.sum(axis=1)
@@ -51,10 +51,10 @@ def test_only_nodes_of_a_part_count():
     inputs, labels, weights = training.test_batches[0]
     nodes = data.karate_club().parts["test"]
     assert np.flatnonzero(weights[0]).tolist() == nodes.tolist()
-    found = to_numpy(training.model(inputs))[0].argmax(axis=-1)
-    expected = np.mean(found[nodes] == labels[0, nodes])
-    told = training.model.evaluate(training.test_batches, verbose=0, return_dict=True)
-    assert told["accuracy"] == pytest.approx(expected)
+    predicted = to_numpy(training.model(inputs))[0].argmax(axis=-1)
+    expected = np.mean(predicted[nodes] == labels[0, nodes])
+    values = training.model.evaluate(training.test_batches, verbose=0, return_dict=True)
+    assert values["accuracy"] == pytest.approx(expected)
 
 
 @pytest.mark.slow_on("jax")
@@ -68,9 +68,9 @@ def test_the_loss_is_that_of_labelled_nodes_and_the_penalty(attention):
     assert all(kernel.ndim > 1 for kernel in kernels)
     squares = sum((kernel.astype("float64") ** 2).sum() for kernel in kernels)
     expected = -np.log(probabilities).mean() + 0.01 / 2 * squares
-    told = model.evaluate(training.batches, verbose=0, return_dict=True)
-    assert told["loss"] == pytest.approx(expected, rel=1e-5)
-    assert told["cross_entropy"] == pytest.approx(-np.log(probabilities).mean(), rel=1e-5)
+    values = model.evaluate(training.batches, verbose=0, return_dict=True)
+    assert values["loss"] == pytest.approx(expected, rel=1e-5)
+    assert values["cross_entropy"] == pytest.approx(-np.log(probabilities).mean(), rel=1e-5)
 
 
 def test_facts_are_those_of_the_club():

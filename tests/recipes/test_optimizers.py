@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from recipes.common.training.optimizers import RectifiedLearningRate
+from recipes.common.training.optimizers import RectifiedLearningRate, WarmUpLinearDecay
 
 
 def rectification(t, beta_2=0.999):
@@ -42,3 +42,15 @@ def test_adam_under_the_schedule_is_radam():
         expected = expected - 0.1 * rectification(t) * corrected
     np.testing.assert_allclose(ops.convert_to_numpy(weight), expected, rtol=1e-3)
     assert abs(expected[1] + 2.0) > 0.1  # it did move
+
+
+def test_learning_rate_rises_then_falls():
+    schedule = WarmUpLinearDecay(0.5, warm_up=4, steps=10)
+    rates = [float(schedule(step)) for step in range(12)]
+    np.testing.assert_allclose(rates[:4], [0.125, 0.25, 0.375, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(np.diff(rates[3:11]), -0.5 / 7, rtol=1e-5)
+    assert rates[9] > 0
+    assert rates[10] == rates[11] == 0
+    assert WarmUpLinearDecay(0.5, 0, 10)(0) == 0.5
+    longer = [float(WarmUpLinearDecay(0.5, 40, 10)(step)) for step in (0, 8, 9)]
+    np.testing.assert_allclose(longer, [0.5 / 9, 0.5, 0.25], rtol=1e-6)

@@ -1,3 +1,4 @@
+import sys
 import types
 
 import keras
@@ -12,8 +13,10 @@ import sklearn.metrics
 
 import keras_graphattn
 from keras_graphattn.layers import GraphFilterAttention
+from recipes.common.command.parsing import UsageError
+from recipes.common.data.batches import filled_weights
 from recipes.text_classification.__main__ import RECIPE
-from recipes.text_classification.data import TASKS, load, validation_split
+from recipes.text_classification.data import TASKS, load, read_texts, validation_split
 from recipes.text_classification.model import (
     build,
     compile_model,
@@ -23,11 +26,126 @@ from recipes.text_classification.model import (
     report,
 )
 from tests.numerics import to_numpy
-from tests.recipes.command_line import assert_one_error_line, best_run, results_of
+from tests.recipes.command_line import best_run, results_of
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
 
+PAIR = ("A.", "B.")
+# first lines of the published files, one example with them, what is to be read from it
+PUBLISHED = {
+    "sst2": ("sentence\tlabel", 'a "fine" film \t1', ('a "fine" film ',), 1),
+    "mrpc": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", "0\t1\t2\tA.\tB.", PAIR, 0),
+    "stsb": (
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore",
+        "0\tmain\tMS\t2012\t1\tnone\tnone\tA.\tB.\t4.250",
+        PAIR,
+        4.25,
+    ),
+    "qqp": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "1\t2\t3\tA.\tB.\t1", PAIR, 1),
+    "mnli": (
+        "index\tpromptID\tsentence1\tsentence2\tlabel1\tgold_label",
+        "0\t1\tA.\tB.\tneutral\tcontradiction",
+        PAIR,
+        2,
+    ),
+    "qnli": ("index\tquestion\tsentence\tlabel", "0\tA.\tB.\tnot_entailment", PAIR, 1),
+    "rte": ("index\tsentence1\tsentence2\tlabel", "0\tA.\tB.\tentailment", PAIR, 0),
+    "wnli": ("index\tsentence1\tsentence2\tlabel", "0\tA.\tB.\t1", PAIR, 1),
+}
+
+
+def options(task, folder=None, *more):
+    place = ["--data-dir", str(folder)] if folder else []
+    return RECIPE.parse(["--task", task, *place, *more])
+
+
+def write(folder, name, *lines):
+    (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("task", PUBLISHED)
+def test_published_files(task, tmp_path):
+    header, line, texts, label = PUBLISHED[task]
+    for name in ("train", *(file for _, file in TASKS[task].evaluations)):
+        write(tmp_path, name, header, line, line)
+    train, evaluations = read_texts(options(task, tmp_path))
+    assert [one[1] for one in train.texts] == list(texts)
+    assert train.labels.tolist() == [label, label]
+    assert train.labels.dtype == ("float32" if task == "stsb" else "int32")
+    assert list(evaluations) == (["", "mismatched"] if task == "mnli" else [""])
+
+
+def test_cola_by_its_own_files_and_by_those_of_glue(tmp_path):
+    write(tmp_path, "in_domain_train", "gj04\t1\t\tHe ran.", 'gj04\t0\t*\tRan he "up.')
+    write(tmp_path, "in_domain_dev", "gj04\t0\t*\tThe the.")
+    train, evaluations = read_texts(options("cola", tmp_path))
+    assert train.texts == (["He ran.", 'Ran he "up.'],)
+    assert train.labels.tolist() == [1, 0]
+    assert list(evaluations) == [""]
+    write(tmp_path, "out_of_domain_dev", "clc95\t1\t\tIt left.")
+    _, evaluations = read_texts(options("cola", tmp_path))
+    assert evaluations["out_of_domain"].texts == (["It left."],)
+    glue = tmp_path / "glue"
+    glue.mkdir()
+    write(glue, "train", "gj04\t1\t\tHe ran.")
+    write(glue, "dev", "gj04\t0\t*\tThe the.")
+    train, evaluations = read_texts(options("cola", glue))
+    assert (train.texts, evaluations[""].labels.tolist()) == ((["He ran."],), [0])
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["sentence\tlabel", "fine\t2"], ["train.tsv, line 2", "0 or 1", "fine | 2"]),
+        (["sentence\tlabel", "fine"], ["line 2", "received 1 columns"]),
+        (["text\tlabel", "fine\t1"], ["no column 'sentence'", "text, label"]),
+        (["sentence\tlabel"], ["has no examples"]),
+        ([""], ["no column 'sentence'"]),
+    ],
+)
+def test_files_that_cannot_be_read(lines, words, tmp_path):
+    write(tmp_path, "train", *lines)
+    write(tmp_path, "dev", "sentence\tlabel", "fine\t1")
+    with pytest.raises(UsageError) as raised:
+        read_texts(options("sst2", tmp_path))
+    for word in words:
+        assert word in str(raised.value)
+    (tmp_path / "dev.tsv").unlink()
+    with pytest.raises(UsageError, match=r"has no dev\.tsv"):
+        read_texts(options("sst2", tmp_path))
+
+
+def test_broken_lines_of_qqp_are_left_out_and_counted(tmp_path, capsys):
+    header, line, _, _ = PUBLISHED["qqp"]
+    write(tmp_path, "train", header, line, "a question that was cut", line)
+    write(tmp_path, "dev", header, line)
+    train, _ = read_texts(options("qqp", tmp_path))
+    assert train.labels.tolist() == [1, 1]
+    assert "train.tsv: 1 lines with too few columns left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_tfds(task, monkeypatch):
+    asked = []
+    features = TASKS[task].features
+
+    def load(name, split, data_dir):
+        asked.append((name, split))
+        return [{**{one: f"{one} {split}".encode() for one in features}, "label": 1, "idx": 0}]
+
+    module = types.SimpleNamespace(load=load, as_numpy=list)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", module)
+    train, evaluations = read_texts(options(task))
+    assert train.texts == tuple([f"{one} train"] for one in features)
+    assert train.labels.tolist() == [1]
+    kinds = ("_matched", "_mismatched") if task == "mnli" else ("",)
+    splits = ["train", *(f"validation{kind}" for kind in kinds)]
+    assert asked == [(f"glue/{task}", split) for split in splits]
+    assert evaluations[""].texts[0] == [f"{features[0]} {splits[1]}"]
+
+
+pytest.importorskip("keras_hub")
 WORDS = ("the", "a", "man", "dog", "cat", "saw", "ran", "and", "then", "that", "which", "house")
 
 
@@ -188,7 +306,8 @@ def test_metrics_in_batches_are_those_of_scikit_learn_and_scipy():
     random = np.random.default_rng(0)
     labels, logits = random.integers(0, 2, 90), random.normal(size=(90, 2)).astype("float32")
     logits[np.arange(90), labels] += 0.5
-    weights = np.array([1.0] * 83 + [0.0] * 7, "float32")
+    # three batches of 30 rows; the last one is filled up
+    weights = np.concatenate([filled_weights(count, 30) for count in (30, 30, 23)])
     real = slice(0, 83)
     for name in ("cola", "mrpc", "sst2"):
         metric = criterion_metric(TASKS[name])
@@ -205,9 +324,9 @@ def test_metrics_in_batches_are_those_of_scikit_learn_and_scipy():
     values = (labels + random.normal(size=90)).astype("float32")
     metric = criterion_metric(TASKS["stsb"])
     metric.update_state(values, logits[:, 1:], weights)
-    found = measures(TASKS["stsb"], values[real], logits[real, 1:])
-    assert float(metric.result()) == pytest.approx(found["pearson"], abs=1e-5)
-    assert found["spearman"] == scipy.stats.spearmanr(values[real], logits[real, 1])[0]
+    both = measures(TASKS["stsb"], values[real], logits[real, 1:])
+    assert float(metric.result()) == pytest.approx(both["pearson"], abs=1e-5)
+    assert both["spearman"] == scipy.stats.spearmanr(values[real], logits[real, 1])[0]
     constant = criterion_metric(TASKS["cola"])
     constant.update_state(labels, np.zeros((90, 2)))
     assert float(constant.result()) == 0.0
@@ -227,9 +346,3 @@ def test_coefficients_learn_at_their_own_rate():
     model.optimizer.apply([keras.ops.full(one.shape, 0.3) for one in both])
     moved = [np.abs(to_numpy(x) - start).mean() for x, start in zip(both, starts, strict=True)]
     np.testing.assert_allclose(moved, [2e-2, 1e-3], rtol=1e-3)
-
-
-def test_preset_that_is_not_there_is_one_line(tiny, tmp_path, capsys):
-    missing = tmp_path / "none"
-    given = [*tiny[:2], "--preset", missing, "--output", tmp_path / "output"]
-    assert_one_error_line(RECIPE.main, given, [f"--preset {missing}"], capsys)

@@ -44,7 +44,7 @@ def check_installed(options: argparse.Namespace) -> None:
 
 
 def writes_saved_model(options: argparse.Namespace) -> bool:
-    """Whether a SavedModel is written: where a recipe offers to leave it out, and did not."""
+    """Whether a SavedModel is written; recipes that write one have an option to leave it out."""
     return not getattr(options, "skip_saved_model", True)
 
 
@@ -118,7 +118,7 @@ def only_run_in(output: Path) -> Iterator[None]:
 
 @contextmanager
 def keras_configured(precision: str) -> Iterator[None]:
-    """Keras' precision as asked for; as it was afterwards."""
+    """Sets Keras' precision, and puts the one before back at the end."""
     import keras
 
     policy = keras.config.dtype_policy()

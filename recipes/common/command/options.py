@@ -238,6 +238,14 @@ def refuse_unused(
         )
 
 
+def check_heads(options: argparse.Namespace) -> None:
+    """Refuses a width that the heads cannot share."""
+    if options.d_model % options.heads:
+        raise UsageError(
+            f"--d-model {options.d_model} cannot be shared out over --heads {options.heads}"
+        )
+
+
 def deviations(
     options: argparse.Namespace, published: Mapping[str, Any], free: Sequence[str] = ()
 ) -> list[str]:
@@ -247,5 +255,5 @@ def deviations(
         for name, value in published.items()
         if name not in ("attention", *free) and getattr(options, name) != value
     ]
-    given = given_options(options).items()
-    return changed + [f"{name} {value}" for name, value in given if name not in (*published, *free)]
+    more = given_options(options).items()
+    return changed + [f"{name} {value}" for name, value in more if name not in (*published, *free)]

@@ -80,7 +80,7 @@ def run_program(program: Callable[[], int | None], line: str = CONTINUES) -> NoR
 
 
 def run_command(command: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:
-    """Runs `command(arguments)`; returns its exit code, with what it cannot help on one line."""
+    """Runs `command(arguments)`; returns its exit code; an expected error is one line."""
     try:
         command(arguments)
     except (UsageError, OSError, FloatingPointError) as error:  # a full disk; a loss that is NaN

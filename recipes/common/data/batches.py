@@ -1,8 +1,8 @@
 """Batches of constant shapes, in an order that depends on the seed and the epoch only.
 
 `Batches` of arrays of one length, `Windows` over one long row of tokens, and `Buckets` of sequences
-of about the same length. Training that was interrupted goes on with the very batches that it would
-have seen. The last batch is filled up with rows of weight 0: nothing is compiled twice.
+of about the same length. Training that was interrupted goes on with the batches that it would have
+seen. The last batch is filled up with rows of weight 0: nothing is compiled twice.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]  # inputs, labels, 
 
 
 def filled_weights(real: int, size: int) -> np.ndarray:
-    """Weights of a batch of `size` rows, of which the first `real` are no filling."""
+    """Weights of a batch of `size` rows, of which only the first `real` are examples."""
     weights = np.zeros(size, "float32")
     weights[:real] = size / real
     return weights

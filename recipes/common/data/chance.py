@@ -1,4 +1,4 @@
-"""Labels: what can be had by them alone, and parts of the data that have all classes."""
+"""The level of answers that look at no input, and divisions of data class by class."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

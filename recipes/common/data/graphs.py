@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,28 @@ def labels_of(graphs: Sequence[Graph]) -> np.ndarray:
 def numbers_of(graphs: Sequence[Graph]) -> np.ndarray:
     """The numbers to predict of graphs, (N,)."""
     return np.array([float(graph.label) for graph in graphs])
+
+
+def batches_of_parts(
+    problem: GraphProblem,
+    inputs: Sequence[str],
+    options: argparse.Namespace,
+    seed: int,
+    buckets: int = 4,
+    pairs: Callable[[list[Graph]], dict[str, Any]] | None = None,
+) -> list[GraphBatches]:
+    """Batches of the three parts, padded alike; the seed orders the training graphs.
+
+    `pairs` makes the arrays of pairs of nodes of some graphs.
+    """
+    sizes = problem.sizes(buckets)
+    shared = {"sizes": sizes, "edge_sizes": problem.edge_sizes(sizes)}
+    batches = []
+    for part, graphs in problem.splits.items():
+        more = {**shared, "seed": seed if part == "train" else None}
+        arrays = None if pairs is None else pairs(graphs)
+        batches.append(batches_of(graphs, inputs, options, pair_arrays=arrays, **more))
+    return batches
 
 
 def batches_of(

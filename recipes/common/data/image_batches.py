@@ -1,7 +1,7 @@
-"""Batches of images for `fit`: what is changed depends on the seed, the epoch and the place only.
+"""Batches of images for `fit`, whose changes depend only on the seed, the epoch and the place.
 
 The changes are layers of Keras, called in `tf.data`. Their random numbers are stateless: two runs
-with one seed see the same images, on any number of cores, also if one of them was interrupted.
+with one seed see the same images, on any number of cores, even if one of them was interrupted.
 """
 
 import os
@@ -15,8 +15,8 @@ from keras import layers
 from recipes.common.data.images import Images, tensorflow
 
 Tensor = Any
-CENTRE = 0.875  # of the shorter side, that is seen where an image must be cut without chance
-RATIO = (3 / 4, 4 / 3)  # of the sides of a part that is cut out by chance
+CENTRE = 0.875  # share of the shorter side that is kept where the middle of an image is cut out
+RATIO = (3 / 4, 4 / 3)  # of the sides of a part that is cut out at random
 
 
 class Augmentation(NamedTuple):
@@ -28,7 +28,7 @@ class Augmentation(NamedTuple):
     mix_up: float = 0.0  # `alpha` of `keras.layers.MixUp`
     cut_mix: float = 0.0  # `factor` of `keras.layers.CutMix`
     random_erasing: float = 0.0  # share of the images that lose a rectangle
-    repeats: int = 1  # how often an image of an epoch comes in it, each time changed anew
+    repeats: int = 1  # how often an image of an epoch appears in it, changed anew each time
 
 
 class Seeds(keras.random.SeedGenerator):
@@ -73,7 +73,7 @@ class ImageBatches(keras.utils.PyDataset):
 
     @property
     def labels(self) -> np.ndarray:
-        """One entry for each image; its class, where all are known."""
+        """One entry for each image: its class, or 0 where the classes are not at hand."""
         labels = self.images.labels
         return np.zeros(len(self.images)) if labels is None else labels
 
@@ -148,7 +148,7 @@ class ImageBatches(keras.utils.PyDataset):
 def _cut(image: Tensor, size: int, least: float, seed: Tensor) -> Tensor:
     """A part of an image (h, w, C) as a float32 image (size, size, C).
 
-    With `least` below 1, a part of at least this share of the area, by chance; otherwise all of an
+    With `least` below 1, a random part of at least this share of the area; otherwise all of an
     image of this size, or the middle of any other.
     """
     tf, channels = tensorflow(), image.shape[-1]
@@ -205,7 +205,7 @@ def _one_by_one(augmentation: Augmentation) -> Change:
 def _by_batch(augmentation: Augmentation) -> Change:
     """What mixes the images of a batch and their classes.
 
-    With both kinds, every second batch has the one and the others have the other, by chance.
+    With both kinds, each batch gets one of them, at random and equally often.
     """
     made: list[layers.Layer] = []
     if augmentation.mix_up:

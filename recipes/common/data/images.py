@@ -14,7 +14,7 @@ import numpy as np
 
 from recipes.common.command.parsing import UsageError
 
-BUFFER = 10_000  # examples that are shuffled among each other, where not all are at hand
+BUFFER = 10_000  # examples that are shuffled among each other, where not all are in memory
 Tensor = Any
 
 
@@ -23,13 +23,14 @@ class Images:
     """The labelled images of one part of the data.
 
     `examples(seed)` is a `tf.data.Dataset` of pairs: what is stored of an image, and its class.
-    With a seed, their order is a function of it. `decode` makes of the first an image (h, w, C).
+    With a seed, their order is a function of it. `decode` turns what is stored into an image
+    (h, w, C).
     """
 
     count: int
     examples: Callable[[int | None], Any]
     decode: Callable[[Tensor], Tensor]
-    labels: np.ndarray | None = None  # (count,); None where only reading all tells them
+    labels: np.ndarray | None = None  # (count,); None where all images must be read to know them
 
     def __len__(self) -> int:
         return self.count
@@ -52,7 +53,7 @@ def tensorflow() -> Any:
 
 
 def in_memory(images: np.ndarray, labels: np.ndarray) -> Images:
-    """Images (N, h, w, C) that are at hand, from 0 to 255, of classes (N,)."""
+    """Images (N, h, w, C) in memory, from 0 to 255, of classes (N,)."""
     return _stored(images, labels, lambda image: image)
 
 

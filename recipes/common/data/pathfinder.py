@@ -7,7 +7,7 @@ The pixels, row by row, are the tokens.
 The rules are those of the published generator: dashes are joined with gaps, the next direction is
 drawn with weight cos^2(continuity * turn), turns of more than 90 degrees / continuity are not
 made, no curve comes near another one, distractors that find no place are left out, and the class
-is drawn apart from the curves. Ours: directions that soon lead to a wall are less likely, and
+is drawn independently of the curves. Ours: directions that soon lead to a wall are less likely, and
 sizes are in pixels of the small image that is made, in place of a large one that is shrunk.
 Dashes of one curve are always nearer to each other than to any other curve (`gap` < `clearance`),
 so that the class can be seen in the picture.
@@ -47,7 +47,7 @@ class Rules(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """Dashes as drawn, for one image each: what an image's class can be checked by."""
+    """The dashes of each image, by which its class can be checked."""
 
     start: np.ndarray  # (N, dashes, 2), row and column
     end: np.ndarray  # (N, dashes, 2)
@@ -98,13 +98,13 @@ class _Canvas:
         self.taken[:, :, :edge] = self.taken[:, :, -edge:] = True
         reach = int(np.ceil(rules.clearance * FINER)) + 1
         grid = np.mgrid[-reach : reach + 1, -reach : reach + 1].reshape(2, -1).T
-        # half a cell's diagonal at either end: what is free is free wherever in its cell it lies
+        # and half a cell's diagonal at either end: a free cell is free at each of its points
         self.disc = grid[np.hypot(*grid.T) <= rules.clearance * FINER + np.sqrt(2)]
         self.shares = np.linspace(0, 1, 2 + int(rules.dash * FINER))
         self.dashes: list[tuple[np.ndarray, ...]] = []
 
     def keep(self, images: np.ndarray) -> None:
-        """Goes on with some of the images (a boolean array) only."""
+        """Keeps only some of the images, by a boolean array."""
         self.taken, self.images = self.taken[images], int(images.sum())
         self.dashes = [tuple(part[images] for part in dash) for dash in self.dashes]
 

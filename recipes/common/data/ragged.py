@@ -109,7 +109,7 @@ class Problem:
 def majority_level(labels: np.ndarray) -> dict[str, float]:
     """The best levels that one constant answer can have on `labels`.
 
-    `cross_entropy` is the entropy (in nats) of the classes' own distribution on these very labels:
+    `cross_entropy` is the entropy (in nats) of the classes' own distribution on these labels:
     no constant prediction has a lower loss; `accuracy` is the share of the most frequent class.
     """
     shares = np.bincount(labels) / len(labels)

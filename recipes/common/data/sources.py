@@ -1,4 +1,4 @@
-"""Data of tensorflow-datasets and presets of KerasHub: what goes wrong there is one line.
+"""Data of tensorflow-datasets and presets of KerasHub, whose errors become one line.
 
 Imports no Keras by itself.
 """

@@ -17,7 +17,7 @@ import numpy as np
 
 from keras_graphattn.graphs.planetoid import RestrictedUnpickler
 
-PARTS = {"train": "train", "validation": "val", "test": "test"}  # and how their files are called
+PARTS = {"train": "train", "validation": "val", "test": "test"}  # with the names of their files
 _KEYS = ("atom_type", "bond_type", "logP_SA_cycle_normalized")
 _STORAGES = {
     "ByteStorage": "u1",

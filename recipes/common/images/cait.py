@@ -77,7 +77,7 @@ def classifier(
     channels: int,
     classes: int,
     size: Size,
-    attention: Callable[[int, int, int, str], Any] | None = None,
+    attention: Callable[[int, int, int, str], Any],
     dropout: float = 0.0,
     drop_path: float = 0.0,
     seed: int = 0,
@@ -86,8 +86,8 @@ def classifier(
 
     `attention` makes the attention of a block of patches from its number, which counts from 0, the
     number of heads, their width and the layer's name; the layer is called with the tokens twice.
-    `None` makes `TalkingHeadsAttention`. The class layers always have plain attention. They drop
-    nothing; `drop_path` is the same in all other blocks.
+    The class layers always have plain attention. They drop nothing; `drop_path` is the same in all
+    other blocks.
 
     Raises `ValueError` if the patches do not fill the image, or the size has no class layers.
     """
@@ -116,8 +116,7 @@ def classifier(
     tokens = with_dropout(tokens, dropout, seed, "positions_dropout")
     for index in range(size.layers):
         name = f"block_{index + 1}"
-        make = attention or _talking_heads
-        attend = make(index, size.heads, size.key_dim, f"{name}_attention")
+        attend = attention(index, size.heads, size.key_dim, f"{name}_attention")
         normed = norm(f"{name}_attention_norm")(tokens)
         tokens = add(tokens, attend(normed, normed), f"{name}_attention", rates)
         tokens = add_feed_forward(tokens, name, rates)
@@ -131,7 +130,3 @@ def classifier(
         token = add_feed_forward(token, name, rates)
     logits = layers.Dense(classes, dtype="float32", name="logits")
     return keras.Model(images, logits(norm("last_norm")(token[:, 0])), name="cait")
-
-
-def _talking_heads(index: int, num_heads: int, key_dim: int, name: str) -> Any:
-    return TalkingHeadsAttention(num_heads, key_dim, name=name)

@@ -35,7 +35,7 @@ def classifier(
     channels: int,
     classes: int,
     size: Size,
-    attention: Callable[[int, int, int, str], Any] | None = None,
+    attention: Callable[[int, int, int, str], Any],
     dropout: float = 0.0,
     drop_path: float = 0.0,
     seed: int = 0,
@@ -61,7 +61,6 @@ def classifier(
             return layers.Add(name=output)([tokens, branch])
         return norm(output)(layers.Add(name=f"{name}_added")([tokens, branch]))
 
-    make = attention or _softmax
     images = keras.Input((image_size, image_size, channels), name="images")
     tokens = ClassToken(name="class_token")(patches(images, size))
     tokens = Positions(name="positions")(tokens)
@@ -69,7 +68,7 @@ def classifier(
     for index in range(size.layers):
         name, rate = f"block_{index + 1}", drop_path * index / max(1, size.layers - 1)
         normed = tokens if post_norm else norm(f"{name}_attention_norm")(tokens)
-        attend = make(index, size.heads, size.key_dim, f"{name}_attention")
+        attend = attention(index, size.heads, size.key_dim, f"{name}_attention")
         tokens = add(tokens, attend(normed, normed), f"{name}_attention", rate, f"{name}_attended")
         hidden = tokens if post_norm else norm(f"{name}_feed_forward_norm")(tokens)
         hidden = layers.Dense(size.feed_forward, activation="gelu", name=f"{name}_hidden")(hidden)
@@ -132,7 +131,3 @@ def _can_start_from(own: keras.Variable, source: keras.Variable) -> bool:
     if kept is not None:
         return own.shape[kept] == source.shape[kept]
     return own.shape == source.shape or own.path.startswith("logits")
-
-
-def _softmax(index: int, num_heads: int, key_dim: int, name: str) -> layers.Layer:
-    return layers.MultiHeadAttention(num_heads, key_dim, name=name)

@@ -1,4 +1,4 @@
-"""Sentences under a table: on differences, on coefficients, and on a paper, only on what it has."""
+"""Sentences under a table: on differences, on coefficients, and on what is a paper's."""
 
 import math
 import statistics

@@ -22,11 +22,6 @@ SHARES = ("accuracy", "f1")  # metrics from 0 to 1
 LEGEND = "#555555"
 
 
-def plot(path: Path, title: str, runs: list[Run], chance: Chance | None = None) -> None:
-    """Writes the picture of `draw` to the file `path`."""
-    save(draw(title, runs, chance), path)
-
-
 def save(figure: plt.Figure, path: Path) -> None:
     """Writes a picture to the file `path`."""
     with atomically(path) as writing:

@@ -31,15 +31,12 @@ class Comparison(NamedTuple):
 
     @property
     def metric_in_words(self) -> str:
-        """The metric, as tables and axes name it."""
         return self.metric.replace("_", " ")
 
     def of(self, attention: str) -> list[dict[str, Any]]:
-        """The runs of one attention."""
         return [run for run in self.runs if run["attention"] == attention]
 
     def values(self, attention: str) -> list[float]:
-        """The metric of each run of one attention."""
         return [run[self.metric] for run in self.of(attention)]
 
     def similarity(self, attention: str) -> list[float]:

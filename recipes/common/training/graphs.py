@@ -22,7 +22,7 @@ from keras_graphattn.layers import (
 )
 from keras_graphattn.masks import RandomWalk
 from recipes.common.attentions import ATTENTIONS, Trial, layer_arguments
-from recipes.common.data.graphs import batches_of
+from recipes.common.data.graphs import batches_of_parts
 from recipes.common.training.graph_layers import GraphAttention, GraphConvolution
 from recipes.common.training.layers import attend, dropout, probabilities
 from recipes.common.training.measures import loss_and_metrics
@@ -43,14 +43,9 @@ MOMENTUM = 0.9  # of the means that normalisation takes outside of training, at 
 
 def prepare(trial: Trial) -> Training:
     """The compiled classifier of graphs and its batches: Adam, whose rate falls with `--decay`."""
-    problem, options = trial.problem, trial.options
+    options, inputs = trial.options, inputs_of(trial.attention)
     model = build(trial)
-    sizes = problem.sizes(options.buckets)
-    shared = {"sizes": sizes, "edge_sizes": problem.edge_sizes(sizes)}
-    batches = [
-        batches_of(graphs, inputs_of(trial.attention), options, seed=seed, **shared)
-        for graphs, seed in zip(problem.splits.values(), (trial.seed, None, None), strict=True)
-    ]
+    batches = batches_of_parts(trial.problem, inputs, options, trial.seed, options.buckets)
     rate = options.learning_rate
     if options.decay:
         rate = WarmUpLinearDecay(rate, 0, options.epochs * batches[0].num_batches)

@@ -40,7 +40,7 @@ def attend(trial: Trial, tokens: Tensor, mask: Tensor, name: str, **sizes: int) 
 
 
 def named_seed(seed: int, name: str) -> int:
-    """A seed for the layer of a name: the same in each process, and another one for each layer.
+    """A seed for the layer of a name: the same in each process, different for each layer.
 
     Without a seed, torch would drop by a random generator that is no part of the model, and
     resumed training would differ.
@@ -63,7 +63,7 @@ def block(
 ) -> Tensor:
     """Attention, then a feed-forward network, each on normalised tokens (B, T, d) and added.
 
-    `attend` makes of normalised tokens those of the attention with a name.
+    `attend` applies the attention of a name to normalised tokens.
     """
 
     def drop(x: Tensor, part: str) -> Tensor:

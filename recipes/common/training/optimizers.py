@@ -32,7 +32,7 @@ def with_rates(
 
 
 def coefficient_report(model: keras.Model) -> Callable[[], dict[str, float]]:
-    """A function for after training: how far coefficients are from where they are now.
+    """A function that measures, after training, how far coefficients have moved from now on.
 
     It returns, for a model with filters, the mean |c - start| over all trained coefficients, and
     for GFSA the mean |w_K|; an empty dictionary for other models.

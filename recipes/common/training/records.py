@@ -1,4 +1,4 @@
-"""What is known of the runs of a comparison, each kept in a folder of its own. Imports no Keras."""
+"""The records of a comparison's runs, each in a folder of its own. Imports no Keras."""
 
 import dataclasses
 import math
@@ -134,7 +134,7 @@ def weights_file(folder: Path, epoch: int) -> Path:
 def read_run(
     output: Path, attention: str, seed: int, criterion: Criterion = ACCURACY
 ) -> tuple[RunState, Run | None]:
-    """A run's state, that of a run not yet begun where there is none; and a finished run."""
+    """The state of a run, begun or not, and the run itself if it is finished."""
     folder = output / "runs" / run_name(attention, seed)
     try:
         record, state = (read_json(folder / name) for name in ("run.json", "state.json"))

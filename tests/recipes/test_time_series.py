@@ -2,10 +2,12 @@ import shutil
 
 import numpy as np
 import pytest
+from keras import ops
 
 from recipes.common.command.parsing import UsageError
 from recipes.time_series.__main__ import RECIPE
 from recipes.time_series.data import Split, read, statistics, validation_split
+from recipes.time_series.model import build, parts
 from tests.numerics import BACKEND
 from tests.recipes.command_line import assert_one_error_line
 
@@ -62,9 +64,9 @@ def test_no_network_is_one_line(tmp_path, capsys, monkeypatch):
         raise OSError("Name or service not known\nand more")
 
     monkeypatch.setattr(aeon.datasets, "load_classification", no_network)
-    given = ["--dataset", "Handwriting", "--output", tmp_path]
+    arguments = ["--dataset", "Handwriting", "--output", tmp_path]
     words = ["error: the data set Handwriting cannot be loaded", "--data-dir"]
-    assert_one_error_line(RECIPE.main, given, words, capsys)
+    assert_one_error_line(RECIPE.main, arguments, words, capsys)
 
 
 def test_damaged_data_file_is_one_line(tmp_path, tiny_folder, capsys):
@@ -77,6 +79,64 @@ def test_damaged_data_file_is_one_line(tmp_path, tiny_folder, capsys):
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Keras trains on several devices")
 def test_distribute_needs_a_backend_that_can(tiny_arguments, tmp_path, capsys):
-    given = [*tiny_arguments, "--output", tmp_path / "output", "--distribute"]
-    assert_one_error_line(RECIPE.main, given, ["error: --distribute"], capsys)
+    arguments = [*tiny_arguments, "--output", tmp_path / "output", "--distribute"]
+    assert_one_error_line(RECIPE.main, arguments, ["error: --distribute"], capsys)
     assert not (tmp_path / "output").exists()
+
+
+@pytest.fixture(scope="module")
+def problem(tiny_folder):
+    return read("Tiny", tiny_folder)
+
+
+@pytest.fixture(scope="module", params=RECIPE.attentions)
+def model(request, problem, tiny_arguments):
+    options = RECIPE.parse([*tiny_arguments, "--layers", "2"])
+    model = build(RECIPE.trial(problem, request.param, options))
+    random = np.random.default_rng(0)
+    for weight in model.weights:
+        if "float" in str(weight.dtype) and "standardise" not in weight.path:
+            weight.assign(0.5 * random.normal(size=weight.shape))  # no filter at its start
+    return model
+
+
+def probabilities(model, series, mask):
+    return ops.convert_to_numpy(model({"series": series, "padding_mask": mask}))
+
+
+def test_padding_may_come_first(model, problem):
+    """`test_models` has the padding after the series."""
+    series, mask = problem.test.series, problem.test.padding_mask
+    expected = probabilities(model, series, mask)
+    shifts = (~mask).sum(axis=1)
+    assert shifts.any()
+    turned, turned_mask = (
+        np.stack([np.roll(one, n, axis=0) for one, n in zip(array, shifts, strict=True)])
+        for array in (series, mask)
+    )
+    np.testing.assert_allclose(probabilities(model, turned, turned_mask), expected, atol=2e-6)
+    backwards = probabilities(model, np.nan_to_num(series)[:, ::-1], mask[:, ::-1])
+    assert np.abs(backwards - expected).max() > 1e-3  # positions are learned
+
+
+def test_series_are_standardised_inside_and_missing_values_are_means(
+    model, problem, tiny_arguments
+):
+    """By the series that are trained on."""
+    train, _ = parts(RECIPE.trial(problem, "softmax", RECIPE.parse(tiny_arguments)))
+    mean = np.nanmean(train.series[train.padding_mask], axis=0)
+    series, mask = problem.train.series, problem.train.padding_mask
+    assert np.isnan(series[mask]).any()
+    filled = probabilities(model, np.where(np.isnan(series), mean, series), mask)
+    np.testing.assert_allclose(filled, probabilities(model, series, mask), atol=1e-5)
+    standardise = model.get_layer("standardise")
+    standard = ops.convert_to_numpy(standardise(train.series))[train.padding_mask]
+    np.testing.assert_allclose(np.nanmean(standard, axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(np.nanstd(standard, axis=0), 1, atol=1e-4)
+
+
+def test_an_empty_series_gives_numbers(model, problem):
+    empty = np.zeros_like(problem.test.padding_mask[:2])
+    result = probabilities(model, problem.test.series[:2], empty)
+    assert np.isfinite(result).all()
+    np.testing.assert_allclose(result.sum(axis=-1), 1, atol=1e-5)

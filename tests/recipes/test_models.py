@@ -1,15 +1,16 @@
-"""Padding and the numbers of a graph's nodes change nothing, in any model of the recipes."""
+"""Every recipe's model: padding changes nothing, and half precision little."""
 
 import keras
 import numpy as np
 import pytest
 
-from tests.numerics import randomise, to_numpy
+from recipes.common.command.checks import keras_configured
+from recipes.common.command.parsing import UsageError
+from tests.numerics import BACKEND, randomise, relative_rms, to_numpy
 from tests.recipes.models import LONGEST, MODELS, batch_for
 
 # Recipes do the same on every backend: `test_long_range_arena` trains one on each of them.
 pytestmark = pytest.mark.slow_on("jax", "tensorflow")
-
 PADDED = [name for name in MODELS if not name.startswith("images")]
 OF_GRAPHS = [name for name in MODELS if name.startswith(("graphs", "regression"))]
 PAIRS = ("distances", "paths")  # of nodes
@@ -22,9 +23,13 @@ def garbage_of(name):
     return ANYTHING if name.startswith(("time_series", "regression")) else (7.0,)
 
 
-def made(name):
+def make(name):
     build, *arguments = MODELS[name]
-    model = build(*arguments)
+    return build(*arguments)
+
+
+def made(name):
+    model = make(name)
     randomise(model, scale=0.3)
     if isinstance(model.layers[-1], keras.layers.Dense):  # probabilities may be 0 or 1
         model.layers[-1].activation = keras.activations.linear
@@ -98,3 +103,46 @@ def test_the_numbers_of_the_nodes_have_no_influence_and_the_edges_have(name):
         fewer = inputs[array].copy()
         fewer[:, : LONGEST // 2] = np.where(fewer[:, : LONGEST // 2] >= 0, 0, -1)
         assert np.abs(answers(model, {**inputs, array: fewer}) - expected).max() > 1e-4
+
+
+# of outputs after two blocks, embeddings and a head, each with its own rounding
+TOLERANCE = {"mixed_bfloat16": 4e-2, "mixed_float16": 5e-3}
+FAST = ["arena_agf"]
+if BACKEND != "jax":
+    FAST += ["time_series_gfsa", "text_p_laplacian", "causal_lm_masked_kernel"]
+# of models with Keras' softmax attention, also that of CaiT's class layers
+WITH_SOFTMAX = ("time_series_softmax", "arena_softmax", "images_softmax", "images_cait")
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in MODELS],
+)
+def test_outputs_are_close_to_float32_and_training_moves_every_weight(name, precision):
+    is_refused = precision == "mixed_float16" and name.startswith(WITH_SOFTMAX)
+    if BACKEND == "jax" and is_refused:
+        with keras_configured(precision), pytest.raises(UsageError, match="only on accelerators"):
+            make(name)
+        return
+    reference = make(name)
+    randomise(reference, scale=0.1)
+    with keras_configured(precision):
+        model = make(name)
+        model.set_weights(reference.get_weights())
+        batch = batch_for(reference, 4, LONGEST)
+        halves = {layer.compute_dtype for layer in model._flatten_layers()}
+        assert precision.removeprefix("mixed_") in halves
+        outputs, expected = to_numpy(model(batch)), to_numpy(reference(batch))
+        assert relative_rms(outputs, expected, floor=0.1) < TOLERANCE[precision]
+        model.compile("adam", "mse")
+        is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        assert is_scaled == (precision == "mixed_float16")
+        before = [to_numpy(v) for v in model.trainable_variables]
+        history = model.fit(batch, np.zeros(outputs.shape), epochs=3, batch_size=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    for variable, old in zip(model.trainable_variables, before, strict=True):
+        assert variable.dtype == "float32"
+        assert np.isfinite(to_numpy(variable)).all()
+        if not variable.path.endswith("mix_before/bias"):  # the softmax does not see it
+            assert (to_numpy(variable) != old).any(), variable.path

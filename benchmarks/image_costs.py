@@ -6,9 +6,10 @@ Imports no Keras.
 """
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from recipes.common.images.sizes import Size
+if TYPE_CHECKING:  # programs in this folder find `recipes` only after `measure`
+    from recipes.common.images.sizes import Size
 
 ORDER = 4  # of AGF's polynomial
 ATTENTIONS = ("softmax", "gfsa", "p_laplacian", "agf", "performer", "topological")
@@ -66,7 +67,7 @@ def attention_cost(
 
 
 def model_cost(
-    size: Size,
+    size: "Size",
     attention: str = "softmax",
     *,
     image: int | None = None,
@@ -117,7 +118,7 @@ def _class_attention(tokens: int, width: int) -> Cost:
     return one.times(2).plus(all_tokens.times(2), Cost(0, 2 * tokens * width))
 
 
-def _swin(size: Size, attention: str, side: int, classes: int) -> Cost:
+def _swin(size: "Size", attention: str, side: int, classes: int) -> Cost:
     """Swin after its patches: blocks in windows, and between stages 2 x 2 patches become one."""
     if attention not in ("softmax", "gfsa", "p_laplacian"):
         raise ValueError(

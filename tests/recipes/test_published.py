@@ -1,0 +1,152 @@
+"""Options and settings of attentions by default and as published, and what deviates from those."""
+
+import pytest
+
+from tests.recipes.models import recipe_of
+
+RATE = "coefficient_learning_rate_multiplier"
+
+
+def first_order(rate=1.0, **settings):
+    return {"filter": {"name": "first_order", "order": 3, **settings}, RATE: rate}
+
+
+def agf(order, weight, alpha, beta, *, learned=False, rate=1.0, layers=2):
+    """AGF's settings from K, gamma, a, b; gamma is shared out over the layers."""
+    return {
+        "filter": {"name": "jacobi", "order": order, "alpha": alpha, "beta": beta},
+        "learned_constant": learned,
+        "orthogonality_weight": weight / layers,
+        RATE: rate,
+    }
+
+
+# METHODS, AGF on UEA: K, gamma, a, b
+UEA = """EthanolConcentration 6, .1, 1.5, -1.5; FaceDetection 9, .1, 2, .5;
+Handwriting 3, .01, 1, .2; Heartbeat 6, .01, -.5, -.5; JapaneseVowels 4, .01, 0, 0;
+PEMS-SF 5, .1, 1.5, 2; SelfRegulationSCP1 9, .1, 1.5, 2; SelfRegulationSCP2 7, .1, 2, 1.5;
+SpokenArabicDigits 4, .1, 1, 0; UWaveGestureLibrary 10, .1, 2, 1.5"""
+LEARNED = ("Handwriting", "Heartbeat", "JapaneseVowels")
+OF_UEA = {"epochs": 100, "patience": 100, "batch_size": 16, "learning_rate": 1e-3, "layers": 2}
+OF_UEA |= {"d_model": 512, "heads": 8, "attention": ["softmax", "linear", "gfsa", "agf"]}
+# AGF on the arena, as METHODS has it: K, gamma, a, b, learning rate
+ARENA = """text 5, .001, 1, 1, 5e-5; image 7, .01, 2, -1, 1e-3; retrieval 5, .1, 1, 1, 5e-4;
+listops 5, .1, 1.5, 1, 1e-3; pathfinder 3, 1e-4, 1.5, -1, 1e-4"""
+# arXiv 2312.04234 on GLUE
+OF_GLUE = {"epochs": 5, "batch_size": 32, "learning_rate": 2e-5}
+OF_GLUE |= {"weight_decay": 0.0, "coefficient_learning_rate": 2e-5}
+# arXiv 2012.12877, Table 9
+OF_DEIT = {"epochs": 300, "batch_size": 1024, "learning_rate": 1e-3, "weight_decay": 0.05}
+OF_DEIT |= {"warm_up_epochs": 5, "label_smoothing": 0.1, "dropout": 0.0, "drop_path": 0.1}
+OF_DEIT |= {"mix_up": 0.8, "cut_mix": 1.0, "random_erasing": 0.25, "repeats": 3}
+OF_DEIT |= {"image_size": 224, "patch": 16, "layers": 12, "d_model": 384, "heads": 6}
+# arXiv 2106.05234, Graphormer-slim
+OF_ZINC = {"layers": 12, "heads": 8, "key_dim": 10, "feed_forward": 80}
+OF_ZINC |= {"attention": ["softmax", "gfsa"]}
+
+
+def rows(text):
+    """The names and the numbers of a table."""
+    for line in text.replace("\n", " ").split(";"):
+        name, _, numbers = line.strip().partition(" ")
+        yield name, [float(number) for number in numbers.split(",")]
+
+
+def time_series_cases():
+    for name, numbers in rows(UEA):
+        settings = {"agf": agf(*numbers, learned=name in LEARNED)}
+        yield f"--published --dataset {name}", OF_UEA, settings, []
+    changed = "--published --epochs 3 --order 2 --attention agf --batch-size 16"
+    options = {"epochs": 3, "d_model": 512, "attention": ["agf"]}
+    yield changed, options, {}, ["epochs 3 (published: 100)", "order 2"]
+    yield "--epochs 3", {"epochs": 3}, {}, []
+    by_default = {"gfsa": first_order(50.0), "agf": agf(5, 0.1, 1.5, 2.0, rate=50.0)}
+    yield "--dataset PEMS-SF", {}, by_default
+    asked = "--order 2 --filter legendre --orthogonality-weight 0.4 --layers 4"
+    asked += f" --start high_pass --{RATE.replace('_', '-')} 3"
+    both = {"filter": {"name": "legendre", "order": 2, "start": "high_pass"}, RATE: 3.0}
+    yield asked, {}, {"gfsa": both, "agf": {**agf(2, 0.4, 0, 0, layers=4), **both}}
+
+
+def long_range_arena_cases():
+    for name, (*numbers, rate) in rows(ARENA):
+        data = " --data-dir x" if name == "retrieval" else ""
+        options = {"layers": 2, "d_model": 64, "heads": 2, "learning_rate": rate}
+        yield f"--task {name} --preset paper{data}", options, {"agf": agf(*numbers)}
+
+
+def text_classification_cases():
+    for preset, constant in (("bert_base_en", -0.01), ("roberta_base_en", -0.05)):
+        trained = {"initial_coefficients": {"identity": constant}}
+        trained["trainable_coefficients"] = ["power"]
+        filter = {"filter": first_order(**trained)["filter"]}
+        yield f"--preset {preset} --published", OF_GLUE, {"gfsa": filter}, []
+    yield "--preset albert_base_en_uncased --published", {"constant": 0.05}
+    yield "--task rte --preset bert_base_en --published", {"constant": 0.0}
+    yield "--preset minilm --published --epochs 2", {}, {}, ["epochs 2 (published: 5)"]
+    yield "", {}, {"gfsa": {"filter": first_order()["filter"]}}
+
+
+def image_classification_cases():
+    settings = {"gfsa": first_order(), "agf": agf(4, 0.01, -0.5, 0, layers=12)}
+    yield "--dataset imagenet2012 --model deit --published", OF_DEIT, settings, []
+    released = "--model cait --released --seeds 1 --epochs 400"
+    yield released, {}, {"gfsa": first_order(order=4)}, ["epochs 400 (published: 500)"]
+    swin = "--dataset imagenet2012 --model swin --attention gfsa --released"
+    yield swin, {"drop_path": 0.3}
+    yield "", {"size": None, "layers": 4, "patch": 2}
+    start = {"identity": 0.5, "linear": 1.0, "power": -0.5}
+    high_pass = first_order(50.0, order=5, initial_coefficients=start)  # whatever `--filter` says
+    plain = {"filter": {"name": "chebyshev", "order": 5}, RATE: 50.0}
+    asked = "--attention gfsa,gfsa_high_pass --filter chebyshev --order 5"
+    yield asked, {}, {"gfsa": plain, "gfsa_high_pass": high_pass}
+    yield "--model deit", {"d_model": 384}
+    yield "--size deit-base", {"d_model": 768}
+
+
+def graph_regression_cases():
+    published = "--dataset zinc --data-dir x --published --epochs 3"
+    yield published, OF_ZINC, {"gfsa": first_order(order=2)}, ["epochs 3 (published: 10000)"]
+
+
+MAKERS = (
+    *(time_series_cases, long_range_arena_cases, text_classification_cases),
+    *(image_classification_cases, graph_regression_cases),
+)
+# a recipe, its command, some options, the settings of some attentions, deviations if they are asked
+CASES = [
+    (make.__name__.removesuffix("_cases"), *case, *({}, {}, None)[len(case) - 1 :])
+    for make in MAKERS
+    for case in make()
+]
+
+
+@pytest.mark.parametrize(("name", "command", "expected", "attentions", "deviations"), CASES)
+def test_settings_are_those_of_the_papers(name, command, expected, attentions, deviations):
+    if name == "text_classification":
+        pytest.importorskip("keras_hub")
+    recipe = recipe_of(name)
+    options = recipe.parse(command.split())
+    assert expected.items() <= vars(options).items()
+    settings = recipe.settings(options)
+    assert {one: settings[one] for one in attentions} == attentions
+    assert deviations is None or recipe.deviations(options) == deviations
+
+
+def test_all_published_data_sets_are_here():
+    from recipes.long_range_arena.__main__ import TASKS
+    from recipes.time_series.__main__ import PUBLISHED_AGF
+
+    assert [name for name, _ in rows(UEA)] == list(PUBLISHED_AGF)
+    assert {name for name, _ in rows(ARENA)} == set(TASKS)
+
+
+def test_the_arenas_paper_settings_name_what_was_changed():
+    recipe = recipe_of("long_range_arena")
+    command = "--preset paper --d-model 128 --epochs 2 --order 4"
+    options = recipe.parse(command.split())
+    changed = ["d_model 128 (published: 64)", "epochs 2 (published: 17)", "order 4"]
+    assert recipe.deviations(options, epochs=17) == changed
+    plain = recipe.parse(["--preset", "paper"])
+    plain.epochs = 17  # as the number of batches tells
+    assert recipe.deviations(plain, epochs=17) == []
