@@ -76,18 +76,6 @@ def test_answers_to_brute_force(name, path):
     check(mask, inputs, matrix, length_of(mask, inputs), path)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_matrix_and_rows(name):
-    mask, inputs, matrix = CASES[name]()
-    length = length_of(mask, inputs)
-    dense = to_numpy(mask.dense(length, **inputs))
-    weights = [torch.tensor(to_numpy(w)) for w in mask.trainable_variables]
-    right = matrix(*weights).detach().numpy()
-    assert_close(dense, right if right.ndim == 4 else right[None], 1e-5)
-    rows = to_numpy(mask.rows([0, length - 1, 2], length, **inputs))
-    assert_close(rows, dense[:, :, [0, length - 1, 2]], 1e-5)
-
-
 @pytest.mark.parametrize(
     ("kind", "function", "path"),
     [
@@ -133,7 +121,9 @@ def test_gradients_of_the_weights_of_edges(operator, bound, path):
             reference.graph_matrix(count, own, operator, edge_weights[example, : len(own)])
             for example, own in enumerate(each)
         ]
-        found = [reference.heat_matrix(one, torch.tensor(times), operator) for one in found]
+        found = [
+            reference.positive_exponential(one, torch.tensor(times), operator) for one in found
+        ]
         return torch.stack(found).transpose(1, 2)
 
     value, gradients = value_and_gradients(product, weights)
