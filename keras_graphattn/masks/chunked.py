@@ -46,7 +46,6 @@ from keras_graphattn.masks.mask import (
 )
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
 from keras_graphattn.numerics.precision import (
-    constant,
     matmul,
     size_tensor,
     take,
@@ -357,16 +356,14 @@ def _masked(
     scores: Float[Tensor, "B N ..."], runs: Int[Tensor, "B ..."] | None, form: Form
 ) -> Float[Tensor, "B N ..."]:
     """phi(Q) phi(K)^T of the tokens of each chunk, times M."""
-    order = np.arange(scores.shape[-1])
-    offset = constant(order[:, None] - order, scores.dtype)  # i - j
     if form.decay is not None:
-        factors = form.decay.matrix(ops.abs(offset))  # (N, c, c)
+        order = ops.arange(scores.shape[-1], dtype=scores.dtype)
+        factors = form.decay.matrix(ops.abs(order[:, None] - order))  # (N, c, c)
         scores = scores * (factors if len(scores.shape) == 4 else factors[:, None])
-    seen = offset >= 0.0 if form.causal else None
     if runs is not None:
         same = ops.equal(runs[..., :, None], runs[..., None, :])[:, None]
-        seen = same if seen is None else ops.logical_and(same, seen)
-    return scores if seen is None else ops.where(seen, scores, ops.cast(0.0, scores.dtype))
+        scores = ops.where(same, scores, ops.cast(0.0, scores.dtype))
+    return ops.tril(scores) if form.causal else scores
 
 
 def _outside(
@@ -501,10 +498,6 @@ class ChunkedMask(Mask):
             rows = ops.where(seen[:, None], rows, ops.cast(0.0, rows.dtype))
         return rows
 
-    def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        ones = ops.ones_like(x[..., :1])  # (B, T, N, 1): one feature that is 1 everywhere
-        return self._attend(ones, ones, x, path, parameters, inputs, None)
-
     def _attend(
         self,
         query_features: Features,
@@ -536,7 +529,7 @@ class ChunkedMask(Mask):
         if not self.has_state:
             raise self._no_state()
         dtype = x.dtype
-        tensors, wrong = self.prepare(x, **inputs)
+        tensors, wrong, _ = self.prepare(x, **inputs)
         (query, key, x), parameters, tensors = in_one_dtype(
             (query_features, key_features, x), self.parameters(), tensors
         )
@@ -592,9 +585,6 @@ class Segments(ChunkedMask):
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         return Form(segment_ids=inputs["segment_ids"])
-
-    def _known_length(self, inputs: Tensors) -> Length:
-        return ops.shape(inputs["segment_ids"])[1]
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -658,10 +648,6 @@ class Exponential(ChunkedMask):
         if self.num_decays > 1:
             weights = np.full(shape, -math.log(self.num_decays))
             self.log_weights = self._add_parameter("log_weights", weights)
-
-    def parameters(self) -> Tensors:
-        names = ["log_rates", "log_weights"] if self.num_decays > 1 else ["log_rates"]
-        return self._weights(*names)  # (N, R) each
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         weights = ops.exp(parameters["log_weights"]) if self.num_decays > 1 else None

@@ -30,10 +30,11 @@ NARROW = ("int8", "int16", "uint8", "uint16")
 
 
 class Prepared(NamedTuple):
-    """The checked inputs of a call: the tensors, and which examples hold a wrong entry."""
+    """The checked inputs of a call, which examples hold a wrong entry, and the number of tokens."""
 
     tensors: Tensors
     wrong: Flags
+    length: Length
 
 
 class CallInput:
@@ -250,6 +251,15 @@ def arrays_of(names: tuple[str, ...], inputs: dict[str, Any], sizes: Sizes) -> A
         check_shape(name, array, _shapes(name, names), sizes)
         arrays[name] = array
     return arrays
+
+
+def number_of_tokens(inputs: Tensors) -> Length | None:
+    """The size of the axis of tokens of the first input that has one."""
+    for name, x in inputs.items():
+        letters = " ".join(_shapes(name, tuple(inputs))[:1]).split()
+        if "T" in letters:
+            return ops.shape(x)[letters.index("T") - len(letters)]
+    return None
 
 
 def known_arrays(inputs: Tensors) -> Arrays:

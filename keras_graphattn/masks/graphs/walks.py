@@ -228,9 +228,7 @@ class RandomWalk(TopologyMask):
         Returns:
             A tensor of shape (1 or B, 1, T, T); NaN for an example with a wrong entry.
         """
-        tensors, wrong = self._prepared(inputs, {}, length)
-        if isinstance(length, int):
-            self._check_length(length)
+        tensors, wrong, _ = self._prepared(inputs, {}, length)
         if self._adjacency is not None:
             weights = ops.convert_to_tensor(self._adjacency.toarray(), dtype=self.variable_dtype)
             return weights[None, None]
@@ -245,9 +243,6 @@ class RandomWalk(TopologyMask):
             return self.walk_length
         walks = self._given_walks if self._given_walks is not None else inputs["walks"]
         return int(walks.shape[-1])
-
-    def _known_length(self, inputs: Tensors) -> Length:
-        return ops.shape(inputs["walks"])[1] if inputs else super()._known_length(inputs)
 
     def get_config(self) -> dict[str, object]:
         config: dict[str, object] = super().get_config()

@@ -240,7 +240,7 @@ class Tree(TopologyMask):
 
     def parameters(self) -> Tensors:
         if self.function == "exponential":
-            return self._weights("rate", "offset")
+            return super().parameters()  # rate and offset
         return {"table": ops.exp(self._weights("log_table")["log_table"])}
 
     def _own_path(self) -> str:
@@ -318,9 +318,6 @@ class Tree(TopologyMask):
 
     def _bounded(self, inputs: Tensors, length: Length) -> tuple[Tensors, Flags]:
         return bounded_inputs(inputs, length, self.max_depth)
-
-    def _known_length(self, inputs: Tensors) -> Length:
-        return ops.shape(inputs["parents"])[1] if inputs else super()._known_length(inputs)
 
     def get_config(self) -> dict[str, object]:
         config: dict[str, object] = super().get_config()
