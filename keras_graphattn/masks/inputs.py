@@ -294,7 +294,8 @@ def bounded_inputs(
             tensors, places = rule.bounded(inputs, length, max_depth)
             bounded |= tensors
             for place in places:
-                wrong = either(wrong, any_of_example(place) if len(place.shape) > 1 else place)
+                axes = tuple(range(1, len(place.shape)))
+                wrong = either(wrong, ops.any(place, axis=axes) if axes else place)
     return bounded, wrong
 
 
@@ -431,11 +432,6 @@ def bounded_ids(
         right = ops.logical_and(right, ids >= ops.cast(low, dtype))
     bounded = ops.cast(ops.where(right, ids, ops.zeros_like(ids)), "int32")
     return ops.where(right, bounded, ops.cast(-1, "int32")), right
-
-
-def any_of_example(entries: Bool[Tensor, "B ..."]) -> Bool[Tensor, " B"]:
-    """Which examples have a `True` entry."""
-    return ops.any(entries, axis=tuple(range(1, len(entries.shape))))
 
 
 def example_flags(flags: Bool[Tensor, " B"], like: Tensor) -> Bool[Tensor, "B ..."]:

@@ -376,12 +376,15 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         Raises:
             ValueError: For a wrong number of heads, a wrong length, and wrong inputs.
         """
-        known = zip("BT", x.shape[:2], strict=True)
-        sizes: Sizes = {letter: (size, "x") for letter, size in known if isinstance(size, int)}
+        sizes: Sizes = {}
+        for letter, size in zip("BT", x.shape[:2], strict=True):
+            if isinstance(size, int):
+                sizes[letter] = size, "x"
         prepared = self._prepared(inputs, sizes, ops.shape(x)[1])
         if not self.built:
             self.build(tuple(x.shape))
-        self._check_heads(x.shape)
+        if x.shape[2] != self.num_heads:
+            raise self._wrong_heads(x.shape)
         return prepared
 
     def dense(self, length: int | None = None, **inputs: Tensor) -> Rows:
@@ -499,7 +502,8 @@ are numbered within the example, from 0; -1 marks a root.
                     "a mask of its own, such as mask.from_config(mask.get_config())."
                 )
         if self.built:
-            self._check_heads(signal_shape)
+            if signal_shape[2] != self.num_heads:
+                raise self._wrong_heads(signal_shape)
             move(self, layer)
         else:
             self.build(signal_shape)
@@ -516,14 +520,12 @@ are numbered within the example, from 0; -1 marks a root.
 
     # The steps of a call
 
-    def _check_heads(self, shape: Shape) -> None:
-        """Raises a `ValueError` if the mask was built for another number of heads."""
-        if shape[2] != self.num_heads:
-            raise ValueError(
-                f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a "
-                f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another "
-                "mask for another number of heads."
-            )
+    def _wrong_heads(self, shape: Shape) -> ValueError:
+        return ValueError(
+            f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a signal "
+            f"`x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another mask for "
+            "another number of heads."
+        )
 
     def _check_built(self) -> None:
         """Raises a `ValueError` if the mask has no weights yet."""

@@ -50,21 +50,11 @@ class Tree(TopologyMask):
     forest. With `function="table"`, f is any function of the number of edges: one learned positive
     value per distance and head.
 
-    The path that "auto" takes follows measurements (benchmarks/tree_and_graph_masks.py). For few
-    nodes it is the matrix. For exponentials:
-
-    - `levels`, unrolled, for bushy trees. It works on each node once, and one step per level is
-      cheap for up to some hundred levels.
-    - `scan` for deep trees on jax and under XLA, whose compiled loops cost less than a microsecond
-      per level.
-    - `doubling` for deep trees on torch, and on TensorFlow without XLA, whose loops cost tens to
-      hundreds of microseconds per level.
-
-    For a table:
-
-    - `depths` for diameters up to about half of log2(n). It takes a pass over the nodes for each
-      distance.
-    - `centroids` for larger diameters. For a single path, `Toeplitz` is the faster mask.
+    "auto" takes what is fastest by measurements (benchmarks/tree_and_graph_masks.py). For few nodes
+    it is the matrix. For exponentials it is `levels` for bushy trees; for deep ones it is `scan` on
+    jax and under XLA, else `doubling`. For a table it is `depths`, a pass over the nodes for each
+    distance, for diameters up to about half of log2(n), else `centroids`. For a single path,
+    `Toeplitz` is the faster mask.
 
     For a table, the error of a row is about 1e-7 of the largest factor times the largest sum of
     tokens of its tree, except on the path "dense", where it is 1e-7 of the row. A node beyond the
@@ -240,7 +230,7 @@ class Tree(TopologyMask):
 
     def parameters(self) -> Tensors:
         if self.function == "exponential":
-            return super().parameters()  # rate and offset
+            return self._weights("rate", "offset")
         return {"table": ops.exp(self._weights("log_table")["log_table"])}
 
     def _own_path(self) -> str:
