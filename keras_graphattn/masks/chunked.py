@@ -435,7 +435,8 @@ def _sums_before(
     """
     batch, heads, decays, count, width = ops.shape(updates)
     is_known, dtype = isinstance(count, int), updates.dtype
-    is_cut = is_cut and not (is_known and count <= GROUP)
+    # the other backends cannot derive the shapes of an open number of groups
+    is_cut = is_cut and (count > GROUP if is_known else keras.backend.backend() == "tensorflow")
     if not is_cut:
         size, updates = count, updates[:, :, :, None]
         source, target = (x if x is None else x[:, None] for x in (source, target))

@@ -268,7 +268,7 @@ def known_arrays(inputs: Tensors) -> Arrays:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def check_values(inputs: Arrays, length: int | None, max_depth: int | None = None) -> bool:
+def check_values(inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
     """Raises a `ValueError` that names the first wrong example and entry.
 
     Returns `True` if the arrays can be used as they are, `False` if an edge is given twice.
@@ -281,9 +281,7 @@ def check_values(inputs: Arrays, length: int | None, max_depth: int | None = Non
         return all(rule.check(inputs, length, max_depth) for rule in rules)
 
 
-def bounded_inputs(
-    inputs: Tensors, length: Length, max_depth: int | None = None
-) -> tuple[Tensors, Flags]:
+def bounded_inputs(inputs: Tensors, length: Length, max_depth: int | None) -> tuple[Tensors, Flags]:
     """Keeps every index within its own example, and finds the examples with a wrong entry.
 
     Their flags have shape (B,), or are `None` if no entry can be wrong.

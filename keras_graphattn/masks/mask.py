@@ -123,6 +123,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     inputs_at_call: tuple[str, ...] = ()
     block_size: ClassVar[int] = 512
     _parameter_names: tuple[str, ...] = ()
+    _most_ancestors: int | None = None  # of a node of a tree that comes with a call
     _parent: "weakref.ref[keras.layers.Layer] | None" = None  # the layer with the mask's weights
 
     is_causal: bool = False
@@ -226,11 +227,11 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
 
     def _check_values(self, inputs: Arrays, length: int | None) -> bool:
         """`check_values` of the mask's own inputs."""
-        return check_values(inputs, length)
+        return check_values(inputs, length, self._most_ancestors)
 
     def _bounded(self, inputs: Tensors, length: Length) -> tuple[Tensors, Flags]:
         """`bounded_inputs` of the mask's own inputs."""
-        return bounded_inputs(inputs, length)
+        return bounded_inputs(inputs, length, self._most_ancestors)
 
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None

@@ -14,7 +14,6 @@ from keras_graphattn.masks import (
     Entries,
     Exponential,
     LowRank,
-    Mask,
     Product,
     Segments,
     StochasticPositions,
@@ -247,18 +246,6 @@ def test_no_path_sees_a_neighbour(name):
             assert not rows[kept].any(), path
             assert rows[~kept].any()
             assert (outputs[:, 201:210] == 0.0).all()
-
-
-def test_nothing_is_left_out():
-    """Every mask class is tested here, or with the topology masks, or in its own file."""
-    from keras_graphattn import masks
-
-    classes = {type(make(9)) for make, _, _ in CASES.values()}
-    elsewhere = {"Entries", "GraphDiffusion", "GraphRandomFeatures", "Hypercube", "Mask"}
-    elsewhere |= {"RandomWalk", "Tree"}
-    public = {getattr(masks, name) for name in masks.__all__}
-    assert {c.__name__ for c in public - classes} == elsewhere
-    assert all(issubclass(c, Mask) for c in public)
 
 
 def test_products_of_products_and_causality():

@@ -162,6 +162,7 @@ class SparseMatrix(TorchConstants):
         self.matrix.sum_duplicates()
         self.shape = self.matrix.shape
         self.symmetric = symmetric
+        self._product = FunctionWithGradient(self._value, self._gradient)
 
     @cached_property
     def transpose(self) -> "SparseMatrix":
@@ -173,25 +174,18 @@ class SparseMatrix(TorchConstants):
         return transpose
 
     def __call__(self, x: Float[Tensor, "columns ..."]) -> Float[Tensor, "rows ..."]:
-        (product,) = self._with_gradient(x)
+        (product,) = self._product(x)
         return product
 
-    @cached_property
-    def _with_gradient(self) -> FunctionWithGradient:
-        return FunctionWithGradient(self._value, self._gradient)
-
     def _value(self, x: Tensor) -> tuple[tuple[Tensor], tuple[()]]:
-        return (self.times(x),), ()
+        columns = ops.reshape(x, (self.shape[1], -1))
+        product = self.operand(columns) @ columns
+        return (ops.reshape(product, (self.shape[0], *ops.shape(x)[1:])),), ()
 
     def _gradient(
         self, tensors: tuple[Tensor], kept: tuple[()], upstream: tuple[Tensor]
     ) -> tuple[Tensor]:
         return (self.transpose(upstream[0]),)
-
-    def times(self, x: Float[Tensor, "columns ..."]) -> Float[Tensor, "rows ..."]:
-        """The product without its own gradient, for the inside of a function that has one."""
-        columns = ops.reshape(x, (self.shape[1], -1))
-        return ops.reshape(self.operand(columns) @ columns, (self.shape[0], *ops.shape(x)[1:]))
 
     def operand(self, like: Float[Tensor, "columns C"], *others: Tensor) -> Any:
         """What multiplies columns like these, made of `others`, without its own gradient."""

@@ -266,18 +266,9 @@ class WalkFeatures:
 
     def __init__(self, steps: Sequence[scipy.sparse.csr_array]) -> None:
         self.steps = tuple(steps)
+        self.count, self.length = int(steps[0].shape[0]), len(steps)  # nodes n, and steps L
         # [F_0^T; F_1^T; ...], of shape (L n, n)
         self._joined = SparseMatrix(scipy.sparse.vstack([step.T for step in self.steps]))
-
-    @property
-    def count(self) -> int:
-        """The number of nodes n."""
-        return int(self.steps[0].shape[0])
-
-    @property
-    def length(self) -> int:
-        """The number of steps L."""
-        return len(self.steps)
 
     def summed(self, coefficients: Array) -> "WalkFeatures":
         """F for fixed coefficients (L,), as features of one step."""

@@ -8,14 +8,7 @@ from keras import ops
 from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import numpy_of, one_of, optional, traced_by_torch, whole
-from keras_graphattn.masks.inputs import (
-    Arrays,
-    Flags,
-    Length,
-    Tensors,
-    bounded_inputs,
-    check_values,
-)
+from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import (
     MaskOptions,
     Rows,
@@ -134,6 +127,7 @@ class Tree(TopologyMask):
         self.initial_rate = finite("initial_rate", initial_rate)
         self.initial_offset = finite("initial_offset", initial_offset)
         self.max_depth: int | None = optional(whole(0))("max_depth", max_depth, {})
+        self._most_ancestors = self.max_depth
         self._forest: Forest | None = None
         if forest is not None:
             self._forest = self._read(forest, edge_weights, num_nodes)
@@ -302,12 +296,6 @@ class Tree(TopologyMask):
                 "parents of unknown length. Give `max_depth`."
             )
         return self.max_depth
-
-    def _check_values(self, inputs: Arrays, length: int | None) -> bool:
-        return check_values(inputs, length, self.max_depth)
-
-    def _bounded(self, inputs: Tensors, length: Length) -> tuple[Tensors, Flags]:
-        return bounded_inputs(inputs, length, self.max_depth)
 
     def get_config(self) -> dict[str, object]:
         config: dict[str, object] = super().get_config()
