@@ -97,14 +97,9 @@ def graph_matrix(count, edges, operator, weights=None):
     return kept - scale[:, None] * adjacency * scale
 
 
-def diffusion_matrix(matrix, time, sign=-1.0):
-    """exp(sign t S) for each head, of shape (N, T, T)."""
-    return torch.linalg.matrix_exp(sign * time[:, None, None] * matrix)
-
-
-def heat_matrix(matrix, time, operator):
-    """exp(-t L) or exp(t A) for each head, of shape (N, T, T)."""
-    return diffusion_matrix(matrix, time, 1.0 if operator == "adjacency" else -1.0)
+def diffusion_matrix(matrix, time):
+    """exp(-t S) for each head, of shape (N, T, T)."""
+    return torch.linalg.matrix_exp(-time[:, None, None] * matrix)
 
 
 def positive_exponential(matrix, time, operator):
@@ -127,16 +122,12 @@ def positive_exponential(matrix, time, operator):
 
 def hypercube_matrix(length, time):
     """exp(-t L) of the hypercube for each head; `time` of shape (N,) or (d, N)."""
-    result = 1.0
+    result = torch.eye(length, dtype=torch.float64).expand(time.shape[-1], -1, -1)
     for bit in range(length.bit_length() - 1):
         edges = [(i, i ^ (1 << bit)) for i in range(length) if not i >> bit & 1]
         of_bit = time if time.ndim == 1 else time[bit]
-        result = (
-            diffusion_matrix(graph_matrix(length, edges, "laplacian"), of_bit) @ result
-            if bit
-            else diffusion_matrix(graph_matrix(length, edges, "laplacian"), of_bit)
-        )
-    return result if length > 1 else torch.ones((time.shape[-1], 1, 1), dtype=torch.float64)
+        result = diffusion_matrix(graph_matrix(length, edges, "laplacian"), of_bit) @ result
+    return result
 
 
 def walk_features(walks, decay):

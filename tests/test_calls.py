@@ -123,9 +123,6 @@ TARGETS = {
     "p-Laplacian": (8, None, None),
     "AGF": (8, None, None),
     "AGF, causal": (10, None, 60),
-    "kernel, Exponential": (12, None, 60),
-    "kernel, Toeplitz": (12, None, 60),
-    "kernel, Tree": (12, None, None),
     "kernel, GraphDiffusion": (14, None, 60),
 }
 

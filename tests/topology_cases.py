@@ -23,117 +23,134 @@ from tests.numerics import (
 HEADS, WIDTH = 2, 3
 
 
+# Each mask with its inputs at a call, and its matrix (B or 1, N, T, T) as a function of its weights
+
+
+def built(mask, count):
+    mask.build((None, count, HEADS, WIDTH))
+    return mask
+
+
+def of_forests(parents, lengths=None, **options):
+    """A tree mask of one forest (T,), or of forests (B, T) that come with a call."""
+    if parents.ndim == 1:
+        mask, inputs = Tree(parents, lengths, **options), {}
+    else:
+        mask = Tree(edge_weights=lengths is not None, **options)
+        inputs = {"parents": parents.astype("int32")}
+        inputs |= {} if lengths is None else {"edge_weights": lengths}
+    lengths = np.ones(parents.shape) if lengths is None else lengths.astype("float64")
+    each = [
+        reference.shortest_paths(len(above), links, [weights[node] for node, _ in links])
+        for above, weights in zip(np.atleast_2d(parents), np.atleast_2d(lengths), strict=True)
+        for links in [reference.parent_edges(above)]
+    ]
+
+    def matrix(*weights):
+        if mask.function == "table":
+            return torch.stack([reference.table_matrix(d, torch.exp(weights[0])) for d in each])
+        return torch.stack([reference.exponential_matrix(d, *weights) for d in each])
+
+    return built(mask, parents.shape[-1]), inputs, matrix
+
+
+def of_graphs(graphs, count, operator, weights=None, **options):
+    """A diffusion mask of the edges of one graph, or of a list of graphs that come with a call."""
+    if not isinstance(graphs, list):
+        mask, inputs = GraphDiffusion(graphs, weights, count, operator=operator, **options), {}
+        graphs = [graphs]
+    else:
+        edges = np.full((len(graphs), max(map(len, graphs)), 2), -1, "int32")
+        for example, own in enumerate(graphs):
+            edges[example, : len(own)] = own
+        bound = None if operator == "normalized_laplacian" else 2.0 * count
+        mask = GraphDiffusion(operator=operator, spectral_bound=bound, **options)
+        inputs = {"edges": edges}
+    weights = None if weights is None else torch.tensor(weights)
+    each = [reference.graph_matrix(count, own, operator, weights) for own in graphs]
+
+    def matrix(logit):
+        time = mask.max_time * torch.sigmoid(logit)
+        return torch.stack([reference.positive_exponential(m, time, operator) for m in each])
+
+    return built(mask, count), inputs, matrix
+
+
+def of_walks(walks, **options):
+    """A mask of walks (T, walks, L), or of walks (B, T, walks, L) that come with a call."""
+    if walks.ndim == 3:
+        mask, inputs = RandomWalk(walks=walks, learn_decay=True, **options), {}
+        walks = walks[None]
+    else:
+        mask, inputs = RandomWalk(learn_decay=True, **options), {"walks": walks.astype("int32")}
+
+    def matrix(log):
+        each = [reference.walk_features(own, torch.exp(log)) for own in walks]
+        return torch.stack([reference.walk_matrix(one, mask.normalization) for one in each])
+
+    return built(mask, walks.shape[1]), inputs, matrix
+
+
+def of_random_features(edges, weights, count, walked=1.0, **options):
+    """A mask of graph random features; `walked` is 0 for the steps that a head never takes."""
+    mask = built(GraphRandomFeatures(edges, weights, count, **options), count)
+    settings = {"number": mask.num_walks, "halt": mask.halt_probability, "operator": mask.operator}
+
+    def matrix(log):
+        own = mask._adjacency, mask.seed, walked * torch.exp(log)
+        return reference.random_feature_matrix(*own, **settings)[None]
+
+    return mask, {}, matrix
+
+
+def hypercube(length=16, dimension=None, time=(0.4, 0.9)):
+    mask = built(Hypercube(time, dimension), length)
+    return mask, {}, lambda log_time: reference.hypercube_matrix(length, torch.exp(log_time))[None]
+
+
+# The same with fixed settings
+
+
 def tree(count=23, kind="random", function="exponential", weighted=True, seed=0):
-    """Makes a tree mask, and its matrix as a function of its weights."""
-    parents = reference.random_parents(count, kind, seed)
     weighted = weighted and function == "exponential"
     lengths = np.random.default_rng(seed).uniform(0.2, 1.5, count) if weighted else None
-    links = reference.parent_edges(parents)
-    distances = reference.shortest_paths(
-        count, links, None if lengths is None else [lengths[node] for node, _ in links]
-    )
-    mask = Tree(parents, lengths, function=function)
-    mask.build((None, count, HEADS, WIDTH))
-    if function == "table":
-        return mask, {}, lambda log_table: reference.table_matrix(distances, torch.exp(log_table))
-    return mask, {}, lambda *weights: reference.exponential_matrix(distances, *weights)
+    return of_forests(reference.random_parents(count, kind, seed), lengths, function=function)
 
 
 def trees_of_batch(function="exponential", count=11):
     batch = np.stack([reference.random_parents(count, kind, 3) for kind in ("random", "path")])
     options = {"max_distance": 4} if function == "table" else {}
-    mask = Tree(function=function, **options)
-    mask.build((None, count, HEADS, WIDTH))
-    each = [reference.shortest_paths(count, reference.parent_edges(p)) for p in batch]
-
-    def matrix(*weights):
-        if function == "table":
-            found = [reference.table_matrix(d, torch.exp(weights[0])) for d in each]
-        else:
-            found = [reference.exponential_matrix(d, *weights) for d in each]
-        return torch.stack(found)
-
-    return mask, {"parents": batch.astype("int32")}, matrix
+    return of_forests(batch, function=function, **options)
 
 
 def diffusion(count=21, operator="laplacian", seed=0):
     edges = reference.random_edges(count, seed=seed)
     weights = np.random.default_rng(seed).uniform(0.3, 2.0, len(edges))
-    mask = GraphDiffusion(edges, weights, count, operator=operator, initial_time=[0.3, 0.9])
-    mask.build((None, count, HEADS, WIDTH))
-    matrix = reference.graph_matrix(count, edges, operator, torch.tensor(weights))
-
-    def full(logit):
-        time = mask.max_time * torch.sigmoid(logit)
-        return reference.heat_matrix(matrix, time, operator)
-
-    return mask, {}, full
+    return of_graphs(edges, count, operator, weights, initial_time=[0.3, 0.9])
 
 
 def diffusion_of_batch(operator, count=9):
-    edges = np.full((2, 14, 2), -1, "int32")
-    for example, seed in enumerate((1, 2)):
-        found = reference.random_edges(count, 2.0, seed)[:14]
-        edges[example, : len(found)] = found
-    bound = None if operator == "normalized_laplacian" else 2.0 * count
-    mask = GraphDiffusion(operator=operator, spectral_bound=bound, initial_time=[0.2, 0.7])
-    mask.build((None, count, HEADS, WIDTH))
-
-    def full(logit):
-        time = mask.max_time * torch.sigmoid(logit)
-        each = [[tuple(edge) for edge in example if edge[0] >= 0] for example in edges]
-        found = [reference.graph_matrix(count, one, operator) for one in each]
-        return torch.stack([reference.heat_matrix(one, time, operator) for one in found])
-
-    return mask, {"edges": edges}, full
-
-
-def hypercube(length=16, dimension=None):
-    mask = Hypercube([0.4, 0.9], dimension)
-    mask.build((None, length, HEADS, WIDTH))
-    return mask, {}, lambda log_time: reference.hypercube_matrix(length, torch.exp(log_time))
+    each = [reference.random_edges(count, 2.0, seed)[:14] for seed in (1, 2)]
+    return of_graphs(each, count, operator, initial_time=[0.2, 0.7])
 
 
 def walks_of(count=13, **options):
-    generator = np.random.default_rng(0)
-    walks = generator.integers(-1, count, (count, 3, 3))
+    walks = np.random.default_rng(0).integers(-1, count, (count, 3, 3))
     walks[:, :, 0] = np.arange(count)[:, None]
-    mask = RandomWalk(walks=walks, learn_decay=True, decay=[0.5, 0.9], **options)
-    mask.build((None, count, HEADS, WIDTH))
-    a = mask.normalization
-    return (
-        mask,
-        {},
-        lambda log: reference.walk_matrix(reference.walk_features(walks, torch.exp(log)), a),
-    )
+    return of_walks(walks, decay=[0.5, 0.9], **options)
+
+
+def walks_of_batch(count=7):
+    return of_walks(np.random.default_rng(1).integers(-1, count, (2, count, 2, 3)), decay=0.7)
 
 
 def random_features_of(count=13, operator="normalized_adjacency"):
     edges = reference.random_edges(count, seed=1)
     weights = np.random.default_rng(0).uniform(0.3, 2.0, len(edges))
     series = [[1.0, 2.0], [1.0, 0.0], [0.7, 1.1]]  # a step of the second head is never seen
-    options = {"series": series, "operator": operator, "num_walks": 3, "halt_probability": 0.2}
-    mask = GraphRandomFeatures(edges, weights, count, seed=4, **options)
-    mask.build((None, count, HEADS, WIDTH))
-    seen = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
-
-    def matrix(log):
-        graph, settings = mask._adjacency, {"number": 3, "halt": 0.2, "operator": operator}
-        return reference.random_feature_matrix(graph, 4, seen * torch.exp(log), **settings)
-
-    return mask, {}, matrix
-
-
-def walks_of_batch(count=7):
-    walks = np.random.default_rng(1).integers(-1, count, (2, count, 2, 3)).astype("int32")
-    mask = RandomWalk(learn_decay=True, decay=0.7)
-    mask.build((None, count, HEADS, WIDTH))
-
-    def full(log):
-        each = [reference.walk_features(w, torch.exp(log)) for w in walks]
-        return torch.stack([reference.walk_matrix(features) for features in each])
-
-    return mask, {"walks": walks}, full
+    walked = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    options = {"series": series, "num_walks": 3, "halt_probability": 0.2, "seed": 4}
+    return of_random_features(edges, weights, count, walked, operator=operator, **options)
 
 
 def arrays_of(mask, count, seed=0):
@@ -159,8 +176,7 @@ def expected(matrix, x, weights):
     """Returns M x and its gradients, by the matrix as a function of the mask's weights."""
 
     def naive(x, *weights):
-        full = matrix(*weights)
-        full = full if full.ndim == 4 else full[None].expand(len(x), -1, -1, -1)
+        full = matrix(*weights).expand(len(x), HEADS, -1, -1)
         return torch.einsum("bnts,bsnd->btnd", full, x)
 
     return reference_value_and_gradients(naive, x, *weights)

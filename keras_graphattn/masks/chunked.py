@@ -9,9 +9,10 @@ tensor. The sums over all chunks before one are
 
     S_c = sum_{c' < c} decay^(c - 1 - c') [source_c' = target_c] u_c'
 
-They come from 64 chunks at a time, by a small matrix of all pairs of these, and from the sum before
-the first of them. A `scan` would be simpler, but its gradient does not compile under XLA on
-TensorFlow. Exponents are never positive, so nothing overflows for any decay.
+They come from a small matrix of all pairs of the chunks of one group, and from the sum before the
+group, which comes from the sums of whole groups in the same way. A `scan` would be simpler, but its
+gradient does not compile under XLA on TensorFlow. Exponents are never positive, so nothing
+overflows for any decay.
 """
 
 import math
@@ -46,7 +47,6 @@ from keras_graphattn.masks.mask import (
 )
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
 from keras_graphattn.numerics.precision import (
-    constant,
     matmul,
     size_tensor,
     take,
@@ -56,7 +56,8 @@ from keras_graphattn.types import Bool, Float, Int, Tensor
 
 CHUNK = 64  # tokens in a chunk
 CHUNK_TWO_SIDED = 128  # if later tokens count too: then there are twice as many sums
-GROUP = 64  # chunks whose sums are computed at once
+GROUP = 64  # most chunks of which all pairs are computed at once
+GROUP_OF_OPEN = 8  # chunks of a group if their number is not known before the run
 
 Chunks = Float[Tensor, "B N C c _"]
 
@@ -357,16 +358,14 @@ def _masked(
     scores: Float[Tensor, "B N ..."], runs: Int[Tensor, "B ..."] | None, form: Form
 ) -> Float[Tensor, "B N ..."]:
     """phi(Q) phi(K)^T of the tokens of each chunk, times M."""
-    order = np.arange(scores.shape[-1])
-    offset = constant(order[:, None] - order, scores.dtype)  # i - j
     if form.decay is not None:
-        factors = form.decay.matrix(ops.abs(offset))  # (N, c, c)
+        order = ops.arange(scores.shape[-1], dtype=scores.dtype)
+        factors = form.decay.matrix(ops.abs(order[:, None] - order))  # (N, c, c)
         scores = scores * (factors if len(scores.shape) == 4 else factors[:, None])
-    seen = offset >= 0.0 if form.causal else None
     if runs is not None:
         same = ops.equal(runs[..., :, None], runs[..., None, :])[:, None]
-        seen = same if seen is None else ops.logical_and(same, seen)
-    return scores if seen is None else ops.where(seen, scores, ops.cast(0.0, scores.dtype))
+        scores = ops.where(same, scores, ops.cast(0.0, scores.dtype))
+    return ops.tril(scores) if form.causal else scores
 
 
 def _outside(
@@ -428,47 +427,52 @@ def _sums_before(
     log_decay: Float[Tensor, "N R"] | None,
     source: Int[Tensor, "B C"] | None,
     target: Int[Tensor, "B C"] | None,
+    is_cut: bool = True,
 ) -> Float[Tensor, "B N R C F"]:
-    """S_c of each chunk, for updates u_c.
+    """S_c of each chunk, from updates u_c with contiguous segments `source`, cut into groups.
 
-    Args:
-        updates: u_c.
-        log_decay: The logarithm of the decay from chunk to chunk, at most 0.
-        source: The segment of u_c. Segments are contiguous.
-        target: The segment of S_c.
+    `log_decay` is the logarithm of the decay from chunk to chunk, at most 0.
     """
-    count, dtype = ops.shape(updates)[3], updates.dtype
+    batch, heads, decays, count, width = ops.shape(updates)
+    is_known, dtype = isinstance(count, int), updates.dtype
+    # the other backends cannot derive the shapes of an open number of groups
+    is_cut = is_cut and (count > GROUP if is_known else keras.backend.backend() == "tensorflow")
+    if not is_cut:
+        size, updates = count, updates[:, :, :, None]
+        source, target = (x if x is None else x[:, None] for x in (source, target))
+    else:
+        size = -(-count // -(-count // GROUP)) if is_known else GROUP_OF_OPEN
+        updates = cut_into_chunks(ops.reshape(updates, (batch, -1, count, width)), size)
+        updates = ops.reshape(updates, (batch, heads, decays, *ops.shape(updates)[2:]))
+        source, target = (
+            x if x is None else cut_into_chunks(x[:, None], size, -1)[:, 0]
+            for x in (source, target)
+        )
+    # u is (B, N, R, groups, size, F) now, source and target (B, groups, size)
 
     def factors(steps: Tensor, targets: Tensor, sources: Tensor) -> Tensor:
         powers = ops.cast(ops.maximum(steps, 0), dtype)
         decayed = ops.ones_like(powers)
         if log_decay is not None:
-            decayed = ops.exp(log_decay[:, :, None, None] * powers)
+            decayed = ops.exp(log_decay[:, :, None, None, None] * powers)
         decayed = ops.where(steps >= 0, decayed, ops.cast(0.0, dtype))
         if targets is None:
             return decayed
-        same = ops.equal(targets[:, :, None], sources[:, None, :])
+        same = ops.equal(targets[..., :, None], sources[..., None, :])
         return decayed * ops.cast(same, dtype)[:, None, None]
 
-    if not isinstance(count, int):  # not known before the run: all pairs at once
-        order = ops.arange(count, dtype="int32")
-        return matmul(factors(order[:, None] - order - 1, target, source), updates)
-    before, sums, start = None, [], 0
-    cuts = list(range(GROUP, count, GROUP))
-    for part in ops.split(updates, cuts, axis=3) if cuts else [updates]:
-        end = start + part.shape[3]
-        # one more row than the group has, for the sum before the next group
-        rows = ops.arange(min(end + 1, count) - start, dtype="int32")[:, None]
-        columns = ops.arange(end - start, dtype="int32")
-        targets = None if target is None else target[:, start : end + 1]
-        sources = None if source is None else source[:, start:end]
-        group = matmul(factors(rows - columns - 1, targets, sources), part)
-        if before is not None:
-            here = None if target is None else target[:, start : start + 1]
-            group = group + factors(rows, targets, here) * before
-        before, start = group[:, :, :, -1:], end
-        sums.append(group[:, :, :, : part.shape[3]])
-    return sums[0] if len(sums) == 1 else ops.concatenate(sums, axis=3)
+    order = ops.arange(size, dtype="int32")
+    sums = matmul(factors(order[:, None] - order - 1, target, source), updates)
+    if is_cut:  # and the sum before each group, which comes from the sums of whole groups
+        last = None if source is None else source[:, :, -1:]
+        first = None if target is None else target[:, :, :1]
+        totals = matmul(factors(size - 1 - order[None], last, source), updates)
+        ends, starts = (x if x is None else x[:, :, 0] for x in (last, first))
+        group_decay = None if log_decay is None else size * log_decay
+        before = _sums_before(totals[:, :, :, :, 0], group_decay, ends, starts, is_known)
+        sums = sums + factors(order[:, None], target, first) * before[:, :, :, :, None]
+    sums = ops.reshape(sums, (batch, heads, decays, -1, width))
+    return first_of(sums, count, axis=3) if is_cut else sums
 
 
 class ChunkedMask(Mask):
@@ -501,10 +505,6 @@ class ChunkedMask(Mask):
             rows = ops.where(seen[:, None], rows, ops.cast(0.0, rows.dtype))
         return rows
 
-    def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        ones = ops.ones_like(x[..., :1])  # (B, T, N, 1): one feature that is 1 everywhere
-        return self._attend(ones, ones, x, path, parameters, inputs, None)
-
     def _attend(
         self,
         query_features: Features,
@@ -536,7 +536,7 @@ class ChunkedMask(Mask):
         if not self.has_state:
             raise self._no_state()
         dtype = x.dtype
-        tensors, wrong = self.prepare(x, **inputs)
+        tensors, wrong, _ = self.prepare(x, **inputs)
         (query, key, x), parameters, tensors = in_one_dtype(
             (query_features, key_features, x), self.parameters(), tensors
         )
@@ -592,9 +592,6 @@ class Segments(ChunkedMask):
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         return Form(segment_ids=inputs["segment_ids"])
-
-    def _known_length(self, inputs: Tensors) -> Length:
-        return ops.shape(inputs["segment_ids"])[1]
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -658,10 +655,6 @@ class Exponential(ChunkedMask):
         if self.num_decays > 1:
             weights = np.full(shape, -math.log(self.num_decays))
             self.log_weights = self._add_parameter("log_weights", weights)
-
-    def parameters(self) -> Tensors:
-        names = ["log_rates", "log_weights"] if self.num_decays > 1 else ["log_rates"]
-        return self._weights(*names)  # (N, R) each
 
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         weights = ops.exp(parameters["log_weights"]) if self.num_decays > 1 else None

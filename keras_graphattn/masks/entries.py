@@ -1,7 +1,6 @@
 """A mask whose matrix the caller gives with each call."""
 
 import keras
-from keras import ops
 
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import Mask, Rows
@@ -27,17 +26,8 @@ class Entries(Mask):
     inputs_at_call = ("entries",)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
-        entries = inputs["entries"]
+        entries = at_least_float32(inputs["entries"])
         rank = len(entries.shape)
-        if rank not in (2, 3, 4):
-            raise ValueError(
-                "`entries` must have shape (T, T), (B, T, T) or (B, N, T, T). Received: "
-                f"entries.shape={tuple(entries.shape)}"
-            )
-        entries = at_least_float32(entries)
         if rank == 2:
             return entries[None, None]
         return entries[:, None] if rank == 3 else entries  # (1 or B, 1 or N, T, T)
-
-    def _known_length(self, inputs: Tensors) -> Length:
-        return ops.shape(inputs["entries"])[-1]

@@ -30,10 +30,11 @@ NARROW = ("int8", "int16", "uint8", "uint16")
 
 
 class Prepared(NamedTuple):
-    """The checked inputs of a call: the tensors, and which examples hold a wrong entry."""
+    """The checked inputs of a call, which examples hold a wrong entry, and the number of tokens."""
 
     tensors: Tensors
     wrong: Flags
+    length: Length
 
 
 class CallInput:
@@ -252,13 +253,22 @@ def arrays_of(names: tuple[str, ...], inputs: dict[str, Any], sizes: Sizes) -> A
     return arrays
 
 
+def number_of_tokens(inputs: Tensors) -> Length | None:
+    """The size of the axis of tokens of the first input that has one."""
+    for name, x in inputs.items():
+        letters = " ".join(_shapes(name, tuple(inputs))[:1]).split()
+        if "T" in letters:
+            return ops.shape(x)[letters.index("T") - len(letters)]
+    return None
+
+
 def known_arrays(inputs: Tensors) -> Arrays:
     """The inputs whose values are known, as NumPy arrays."""
     arrays = {name: known_value(tensor) for name, tensor in inputs.items()}
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def check_values(inputs: Arrays, length: int | None, max_depth: int | None = None) -> bool:
+def check_values(inputs: Arrays, length: int | None, max_depth: int | None) -> bool:
     """Raises a `ValueError` that names the first wrong example and entry.
 
     Returns `True` if the arrays can be used as they are, `False` if an edge is given twice.
@@ -271,9 +281,7 @@ def check_values(inputs: Arrays, length: int | None, max_depth: int | None = Non
         return all(rule.check(inputs, length, max_depth) for rule in rules)
 
 
-def bounded_inputs(
-    inputs: Tensors, length: Length, max_depth: int | None = None
-) -> tuple[Tensors, Flags]:
+def bounded_inputs(inputs: Tensors, length: Length, max_depth: int | None) -> tuple[Tensors, Flags]:
     """Keeps every index within its own example, and finds the examples with a wrong entry.
 
     Their flags have shape (B,), or are `None` if no entry can be wrong.
@@ -284,7 +292,8 @@ def bounded_inputs(
             tensors, places = rule.bounded(inputs, length, max_depth)
             bounded |= tensors
             for place in places:
-                wrong = either(wrong, any_of_example(place) if len(place.shape) > 1 else place)
+                axes = tuple(range(1, len(place.shape)))
+                wrong = either(wrong, ops.any(place, axis=axes) if axes else place)
     return bounded, wrong
 
 
@@ -421,11 +430,6 @@ def bounded_ids(
         right = ops.logical_and(right, ids >= ops.cast(low, dtype))
     bounded = ops.cast(ops.where(right, ids, ops.zeros_like(ids)), "int32")
     return ops.where(right, bounded, ops.cast(-1, "int32")), right
-
-
-def any_of_example(entries: Bool[Tensor, "B ..."]) -> Bool[Tensor, " B"]:
-    """Which examples have a `True` entry."""
-    return ops.any(entries, axis=tuple(range(1, len(entries.shape))))
 
 
 def example_flags(flags: Bool[Tensor, " B"], like: Tensor) -> Bool[Tensor, "B ..."]:

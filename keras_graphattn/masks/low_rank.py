@@ -58,10 +58,6 @@ class Factored(Mask):
         left, right = self.factors(length, parameters)
         return ops.einsum("nir,njr->nij", take(left, positions, axis=1), right)[None]
 
-    def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        ones = ops.ones_like(x[..., :1])  # (B, T, N, 1): one feature that is 1 everywhere
-        return self._attend(ones, ones, x, path, parameters, inputs, None)
-
     def _attend(
         self,
         query_features: Features,
@@ -189,9 +185,6 @@ class StochasticPositions(Factored):
         self.frequencies = self._add_parameter("frequencies", drawn, self.trainable_frequencies)
         self.gain_logits = self._add_parameter("gain_logits", np.zeros(shape))
         self.phases = self._add_parameter("phases", np.zeros(shape))
-
-    def parameters(self) -> Tensors:
-        return self._weights("frequencies", "gain_logits", "phases")
 
     def factors(self, length: Length, parameters: Tensors) -> Factors:
         frequencies, logits = parameters["frequencies"], parameters["gain_logits"]

@@ -43,6 +43,7 @@ from keras_graphattn.masks.inputs import (
     harmless,
     known_arrays,
     marked,
+    number_of_tokens,
     tensors_of,
 )
 from keras_graphattn.numerics.blocks import map_in_turn, map_query_blocks
@@ -121,6 +122,8 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     paths: tuple[str, ...] = FORMED_PATHS
     inputs_at_call: tuple[str, ...] = ()
     block_size: ClassVar[int] = 512
+    _parameter_names: tuple[str, ...] = ()
+    _most_ancestors: int | None = None  # of a node of a tree that comes with a call
     _parent: "weakref.ref[keras.layers.Layer] | None" = None  # the layer with the mask's weights
 
     is_causal: bool = False
@@ -156,8 +159,11 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         self.num_heads = int(input_shape[2])
 
     def parameters(self) -> Tensors:
-        """The differentiable tensors that define M, at least float32, by name; after `build`."""
-        return {}
+        """The differentiable tensors that define M, at least float32, by name; after `build`.
+
+        By default these are the weights that `_add_parameter` has made.
+        """
+        return self._weights(*self._parameter_names)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         """M, of shape (1 or B, 1 or N, T, T)."""
@@ -182,8 +188,14 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         return self._rows(positions, length, parameters, inputs)
 
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        """M x on one of the mask's own paths, in the dtype of `x`, which is at least float32."""
-        raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
+        """M x on one of the mask's own paths, in the dtype of `x`, which is at least float32.
+
+        By default it is attention with one feature that is 1 everywhere.
+        """
+        if type(self)._attend is Mask._attend:
+            raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
+        ones = ops.ones_like(x[..., :1])  # (B, T, N, 1)
+        return self._attend(ones, ones, x, path, parameters, inputs, None)
 
     def _causal_signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         """(M o causal) x on one of the mask's own paths, if the mask has such a form."""
@@ -206,19 +218,27 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     def _check_length(self, length: int) -> None:
         """Raises a `ValueError` if the mask does not exist at this length."""
 
+    @property
+    def _own_length(self) -> int | None:
+        """The number of tokens that `dense` takes by default, if the mask has one."""
+        return None
+
     def _known_length(self, inputs: Tensors) -> Length:
         """The number of tokens, if the mask or its inputs know it."""
+        for length in (number_of_tokens(inputs), self._own_length):
+            if length is not None:
+                return length
         raise ValueError(
             f"{type(self).__name__} exists at any length. Received: length=None. Give `length`."
         )
 
     def _check_values(self, inputs: Arrays, length: int | None) -> bool:
         """`check_values` of the mask's own inputs."""
-        return check_values(inputs, length)
+        return check_values(inputs, length, self._most_ancestors)
 
     def _bounded(self, inputs: Tensors, length: Length) -> tuple[Tensors, Flags]:
         """`bounded_inputs` of the mask's own inputs."""
-        return bounded_inputs(inputs, length)
+        return bounded_inputs(inputs, length, self._most_ancestors)
 
     def choose_path(
         self, length: int | None, features: int | None = None, width: int | None = None
@@ -259,6 +279,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         self, name: str, start: np.ndarray, trainable: bool = True
     ) -> keras.Variable:
         """A weight with these start values."""
+        self._parameter_names = (*self._parameter_names, name)
         return self.add_weight(
             name=name,
             shape=start.shape,
@@ -283,12 +304,13 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         return input_shape
 
     def apply(
-        self, x: Signal | Callable[..., object], path: str = "auto", **inputs: Tensor
-    ) -> "Signal | Mask":
+        self, x: Signal | Callable[[Any], object], path: str = "auto", **inputs: Tensor
+    ) -> Signal | keras.layers.Layer:
         """Returns M x: for every head, a product along the token axis.
 
         Args:
-            x: Tensor of shape (B, T, N, D).
+            x: Tensor of shape (B, T, N, D). On torch, a function is applied to the mask and all its
+                submodules instead, by `torch.nn.Module.apply`, which returns the mask.
             path: One of `paths`, or `"auto"`.
             **inputs: The tensors of `inputs_at_call`.
 
@@ -362,17 +384,16 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         Raises:
             ValueError: For a wrong number of heads, a wrong length, and wrong inputs.
         """
-        batch, length, _, _ = x.shape
-        if isinstance(length, int):
-            self._check_length(length)
+        sizes: Sizes = {}
+        for letter, size in zip("BT", x.shape[:2], strict=True):
+            if isinstance(size, int):
+                sizes[letter] = size, "x"
+        prepared = self._prepared(inputs, sizes, ops.shape(x)[1])
         if not self.built:
             self.build(tuple(x.shape))
-        self._check_heads(x.shape)
-        if not inputs and not self.inputs_at_call:
-            return Prepared({}, None)
-        known = {"B": (batch, "x"), "T": (length, "x")}
-        sizes = {letter: size for letter, size in known.items() if isinstance(size[0], int)}
-        return self._prepared(inputs, sizes, ops.shape(x)[1])
+        if x.shape[2] != self.num_heads:
+            raise self._wrong_heads(x.shape)
+        return prepared
 
     def dense(self, length: int | None = None, **inputs: Tensor) -> Rows:
         """Returns the matrix M, for tests, plots and short sequences.
@@ -466,7 +487,8 @@ are numbered within the example, from 0; -1 marks a root.
         """
         if length is not None:
             length = whole(0)("length", length, {})
-        self._check_names(inputs)
+        if set(inputs) != set(self.inputs_at_call):
+            raise self._wrong_names(inputs)
         sizes: Sizes = {} if length is None else {"T": (length, "length")}
         self._check_values(arrays_of(self.inputs_at_call, inputs, sizes), length)
 
@@ -488,7 +510,8 @@ are numbered within the example, from 0; -1 marks a root.
                     "a mask of its own, such as mask.from_config(mask.get_config())."
                 )
         if self.built:
-            self._check_heads(signal_shape)
+            if signal_shape[2] != self.num_heads:
+                raise self._wrong_heads(signal_shape)
             move(self, layer)
         else:
             self.build(signal_shape)
@@ -505,14 +528,12 @@ are numbered within the example, from 0; -1 marks a root.
 
     # The steps of a call
 
-    def _check_heads(self, shape: Shape) -> None:
-        """Raises a `ValueError` if the mask was built for another number of heads."""
-        if shape[2] != self.num_heads:
-            raise ValueError(
-                f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a "
-                f"signal `x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another "
-                "mask for another number of heads."
-            )
+    def _wrong_heads(self, shape: Shape) -> ValueError:
+        return ValueError(
+            f"This {type(self).__name__} was built for {self.num_heads} heads. Received: a signal "
+            f"`x` of shape (batch, length, heads, width) = {tuple(shape)}. Use another mask for "
+            "another number of heads."
+        )
 
     def _check_built(self) -> None:
         """Raises a `ValueError` if the mask has no weights yet."""
@@ -522,12 +543,11 @@ are numbered within the example, from 0; -1 marks a root.
                 "signal (batch, length, heads, width) first."
             )
 
-    def _check_names(self, inputs: Mapping[str, Any]) -> None:
-        if set(inputs) != set(self.inputs_at_call):
-            raise ValueError(
-                f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each "
-                f"call. Received: {sorted(inputs)}. Call a layer with {self._call_hint()}."
-            )
+    def _wrong_names(self, inputs: Mapping[str, Any]) -> ValueError:
+        return ValueError(
+            f"{type(self).__name__} needs the tensors {list(self.inputs_at_call)} at each call. "
+            f"Received: {sorted(inputs)}. Call a layer with {self._call_hint()}."
+        )
 
     def _call_hint(self) -> str:
         """How a layer is given the tensors that the mask needs at each call."""
@@ -541,17 +561,20 @@ are numbered within the example, from 0; -1 marks a root.
 
         Wrong entries that are known are refused, the others replaced and marked by example.
         """
-        self._check_names(inputs)
-        tensors = tensors_of(self.inputs_at_call, inputs, sizes)
-        if not tensors:
-            return Prepared(tensors, None)
+        if set(inputs) != set(self.inputs_at_call):
+            raise self._wrong_names(inputs)
+        tensors = tensors_of(self.inputs_at_call, inputs, sizes) if inputs else {}
         length = self._known_length(tensors) if length is None else length
+        if isinstance(length, int):
+            self._check_length(length)
+        if not tensors:
+            return Prepared(tensors, None, length)
         arrays = known_arrays(inputs)
         are_usable = self._check_values(arrays, length if isinstance(length, int) else None)
         if are_usable and len(arrays) == len(tensors):
-            return Prepared(tensors, None)
+            return Prepared(tensors, None, length)
         tensors, wrong = self._bounded(tensors, length)
-        return Prepared(tensors if wrong is None else harmless(tensors, wrong), wrong)
+        return Prepared(tensors if wrong is None else harmless(tensors, wrong), wrong, length)
 
     def _product(
         self,
@@ -628,10 +651,7 @@ are numbered within the example, from 0; -1 marks a root.
         self._check_built()
         if isinstance(length, (int, float, str)):
             length = whole(0)("length", length, {})
-        tensors, wrong = self._prepared(inputs, {}, length)
-        length = self._known_length(tensors) if length is None else length
-        if isinstance(length, int):
-            self._check_length(length)
+        tensors, wrong, length = self._prepared(inputs, {}, length)
         _, parameters, tensors = in_one_dtype((), self.parameters(), tensors)
         dtype = widest_dtype(parameters.values(), self.compute_dtype)
         right = None
@@ -729,8 +749,9 @@ class TopologyMask(Mask):
                 f"leave it out of the constructor and give `{at_call}` with each call."
             )
 
-    def _known_length(self, inputs: Tensors) -> Length:
-        return super()._known_length(inputs) if self.num_nodes is None else self.num_nodes
+    @property
+    def _own_length(self) -> int | None:
+        return self.num_nodes
 
     def _constant(self, start: np.ndarray) -> Float[Tensor, "..."]:
         """A start value that is not learned, as a tensor."""

@@ -216,11 +216,9 @@ class Product(ChunkedMask):
                 bounded, wrong = bounded | tensors, either(wrong, flags)
         return bounded, wrong
 
-    def _known_length(self, inputs: Tensors) -> Length:
-        for mask, _, tensors in self._each({}, inputs, Mask):
-            if type(mask)._known_length is not Mask._known_length:
-                return mask._known_length(tensors)
-        return super()._known_length(inputs)
+    @property
+    def _own_length(self) -> int | None:
+        return next((m._own_length for m in self.masks if m._own_length is not None), None)
 
     def get_config(self) -> dict[str, object]:
         first = [self.masks.index(mask) for mask in self.masks]

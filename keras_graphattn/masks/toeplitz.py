@@ -77,13 +77,7 @@ def table_shape(grid_shape: Grid) -> tuple[int, ...]:
 
 @cached
 def fast_fourier_length(length: int) -> int:
-    """The smallest even number >= `length` with no prime factor above 5.
-
-    Example:
-
-    >>> fast_fourier_length(127), fast_fourier_length(511)
-    (128, 512)
-    """
+    """The smallest even number >= `length` with no prime factor above 5."""
     half = max(1, -(-length // 2))
     powers = range(half.bit_length())
     odd = [3**i * 5**j for i in powers for j in powers if 3**i * 5**j < 2 * half]
@@ -186,21 +180,10 @@ def tiled_toeplitz_product(
     size: int | None = None,
     limits: tuple[int, int] | None = None,
 ) -> Signal:
-    """`y_i = sum_j table[i - j] x_j`, exact row by row, differentiable in both.
+    """`y_i = sum_j table[i - j] x_j` for a sequence, exact row by row, in tiles of `size` tokens.
 
-    Args:
-        table: Tensor of shape (N, 2 T - 1), for offsets from `-(T - 1)` to `T - 1`.
-        x: Tensor of shape (B, T, N, D).
-        size: Number of tokens of a tile; by default a power of 2 near the square root of T.
-        limits: The first and the last offset that is seen, if the table is 0 at all others.
-            Without it, the factors of offsets of one sign are all seen, or none is.
-
-    Example:
-
-    >>> lower = np.array([[0.0, 0.0, 1.0, 1.0, 1.0]], "float32")  # 1 where i >= j
-    >>> x = np.array([1.0, 2.0, 1e30], "float32").reshape(1, 3, 1, 1)
-    >>> keras.ops.convert_to_numpy(tiled_toeplitz_product(lower, x)).ravel()[:2].tolist()
-    [1.0, 3.0]
+    `limits` are the first and the last offset that is seen, if the table is 0 at all others.
+    Without them, the factors of offsets of one sign are all seen, or none is.
     """
     table, x = at_least_float32(table), ops.convert_to_tensor(x)
     batch, length, heads, width = ops.shape(x)
@@ -295,18 +278,16 @@ def toeplitz_rows(
     count: int,
     length: int | None = None,
 ) -> Float[Tensor, "N? R T"]:
-    """Consecutive rows of the Toeplitz matrix of a sequence.
+    """`count` rows of the Toeplitz matrix of a sequence from `start`, and its first columns.
 
-    Args:
-        table: Tensor of shape (N, 2 s - 1).
-        start: The position of the first row.
-        count: Number of rows. Rows past the end have meaningless numbers.
-        length: Number of columns, at most `s`, the default.
+    Rows past the end have meaningless numbers.
     """
-    table = at_least_float32(table)
     size = (table.shape[1] + 1) // 2
     length = size if length is None else length
     # window[k] with k = count - 1 - r + j is the factor of the offset start + r - j.
+    if isinstance(start, int) and start + count <= size:
+        first = size - start - count
+        return _skewed(ops.flip(table, axis=1)[:, first : first + count + length - 1], count)
     offsets = ops.cast(start, "int32") + count - 1
     offsets = offsets - ops.arange(count + length - 1, dtype="int32")
     indices = ops.clip(offsets + size - 1, 0, 2 * size - 2)
@@ -323,7 +304,6 @@ def block_toeplitz_rows(
     *leading, size = grid_shape
     if not leading:
         return toeplitz_rows(table, first_line * size, lines * size, size)
-    table = at_least_float32(table)
     offsets = table_shape(leading)
     slabs = ops.reshape(table, (table.shape[0], math.prod(offsets), 2 * size - 1))
     ours = ops.cast(first_line, "int32") + ops.arange(lines, dtype="int32")
@@ -464,6 +444,11 @@ class Toeplitz(FourierMask):
         offsets = ops.cast(positions, "int32")[:, None] - order[None, :]  # (R, T)
         return take(parameters["table"], offsets + (self.max_length - 1), axis=1)[None]
 
+    def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
+        if not isinstance(length, int):
+            return super()._matrix(length, parameters, inputs)
+        return toeplitz_rows(parameters["table"], 0, length, length)[None]
+
     def _block_rows(
         self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
     ) -> Rows:
@@ -495,7 +480,8 @@ class Toeplitz(FourierMask):
                 f"a sequence of length {length}. Use a larger `max_length`."
             )
 
-    def _known_length(self, inputs: Tensors) -> int:
+    @property
+    def _own_length(self) -> int:
         return self.max_length
 
     def get_config(self) -> dict[str, object]:
@@ -665,7 +651,8 @@ class BlockToeplitz(FourierMask):
                 "`grid_shape` or `num_prefix_tokens`."
             )
 
-    def _known_length(self, inputs: Tensors) -> int:
+    @property
+    def _own_length(self) -> int:
         return self.length
 
     def choose_path(

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from keras_graphattn import masks
-from tests import reference_kernel
+from keras_graphattn.ops import Forest
+from tests import reference_kernel, topology_cases
 from tests import reference_topology as reference
 from tests.masks import sequence_cases
 
@@ -51,6 +52,11 @@ def of_sequence(mask, length, matrix, **options):
         return matrix(length, dict(zip(names, weights, strict=True)), **options)
 
     return Case(mask, of_weights, length)
+
+
+def of_topology(made, length, bound=BOUND, batch=1):
+    mask, inputs, matrix = made
+    return Case(mask, matrix, length, inputs, bound, batch)
 
 
 def hubs(generator, length):
@@ -137,80 +143,41 @@ def hypercube(generator, length):
     length = [2, 4, 16][generator.integers(3)]
     dimension = (None, length.bit_length() - 1)[generator.integers(2)]
     time = 10.0 ** generator.uniform(-5, 2, HEADS)
-    mask = built(masks.Hypercube(time, dimension), length)
-
-    def matrix(log_time):
-        time, bits = torch.exp(log_time), torch.arange(length)
-        found = torch.ones((HEADS, length, length), dtype=torch.float64)
-        for bit in range(length.bit_length() - 1):
-            of_bit = (time if time.ndim == 1 else time[bit])[:, None, None]
-            same = ((bits[:, None] >> bit) & 1) == ((bits >> bit) & 1)
-            stay, move = (1 + torch.exp(-2 * of_bit)) / 2, -torch.expm1(-2 * of_bit) / 2
-            found = found * torch.where(same, stay, move)
-        return found[None]
-
-    return Case(mask, matrix, length)
+    return of_topology(topology_cases.hypercube(length, dimension, time), length)
 
 
 def tree(generator, length):
     kind = ["random", "path", "deep", "balanced", "star", "caterpillar"][generator.integers(6)]
     cut = [0.0, 0.15][generator.integers(2)]  # one tree, or several
     parents = reference.random_parents(length, kind, int(generator.integers(1000)), cut=cut)
-    links = reference.parent_edges(parents)
     if generator.integers(2):
-        distances = reference.shortest_paths(length, links)
         last = [None, int(generator.integers(0, 6))][generator.integers(2)]
-        mask = built(masks.Tree(parents, function="table", max_distance=last), length)
-        mask.log_table.assign(generator.uniform(-3.0, 3.0, tuple(mask.log_table.shape)))
-        matrix = lambda table: reference.table_matrix(distances, torch.exp(table))[None]  # noqa: E731
-        return Case(mask, matrix, length)
+        made = topology_cases.of_forests(parents, function="table", max_distance=last)
+        table = made[0].log_table
+        table.assign(generator.uniform(-3.0, 3.0, tuple(table.shape)))
+        return of_topology(made, length)
     lengths = generator.uniform(0.0, 1.5, length)
-    distances = reference.shortest_paths(length, links, [lengths[node] for node, _ in links])
-    farthest = distances[np.isfinite(distances)].max(initial=1.0)
+    farthest = Forest(parents, lengths).farthest_distance()
     rates = [10.0 ** generator.uniform(-3, 1.5), -(10.0 ** generator.uniform(-3, 1.5))]
-    rates = np.minimum(rates, 60.0 / max(farthest, 1e-6))  # so that exp(a z) fits into float32
-    mask = masks.Tree(
-        parents, lengths, initial_rate=rates, initial_offset=generator.uniform(-60.0, 15.0, HEADS)
-    )
-    built(mask, length)
-    matrix = lambda *w: reference.exponential_matrix(distances, *w)[None]  # noqa: E731
+    rates = np.minimum(rates, 60.0 / max(farthest, 1.0))  # so that exp(a z) fits into float32
+    start = {"initial_rate": rates, "initial_offset": generator.uniform(-60.0, 15.0, HEADS)}
     # the exponent, up to 60, is rounded to 6e-8 of it
-    return Case(mask, matrix, length, bound=1e-5)
+    return of_topology(topology_cases.of_forests(parents, lengths, **start), length, bound=1e-5)
 
 
 def trees_of_examples(generator, length):
     kinds = ["random", "path", "deep", "star"]
     drawn = [kinds[generator.integers(4)] for _ in range(2)]
     batch = np.stack([reference.random_parents(length, kind, 5, cut=0.15) for kind in drawn])
-    lengths = (10.0 ** generator.uniform(-4, 4, (2, length))).astype("float32")
+    lengths, options = None, {"function": "table", "max_distance": 4}
     function = ["exponential", "weighted", "table"][generator.integers(3)]
-    lengths = lengths if function == "weighted" else np.ones_like(lengths)
-    each = []
-    for parents, weights in zip(batch, lengths, strict=True):
-        links = reference.parent_edges(parents)
-        of_links = [weights[node].astype("float64") for node, _ in links]
-        each.append(reference.shortest_paths(length, links, of_links))
-    inputs = {"parents": batch.astype("int32")}
-    if function == "table":
-        mask = masks.Tree(function=function, max_distance=4)
-
-        def matrix(table):
-            return torch.stack([reference.table_matrix(d, torch.exp(table)) for d in each])
-
-    else:
+    if function != "table":
         rate = [-(10.0 ** generator.uniform(-3, 1.5)), 10.0 ** generator.uniform(-3, 0)]
-        offset = generator.uniform(-9.0, 9.0)
-        mask = masks.Tree(initial_rate=rate, initial_offset=offset)
-        if function == "weighted":
-            rate[1] = -(10.0 ** generator.uniform(-6, 3))
-            mask = masks.Tree(edge_weights=True, initial_rate=rate, initial_offset=offset)
-            inputs["edge_weights"] = lengths
-
-        def matrix(*weights):
-            return torch.stack([reference.exponential_matrix(d, *weights) for d in each])
-
-    built(mask, length)
-    return Case(mask, matrix, length, inputs, bound=1e-5, batch=2)
+        options = {"initial_rate": rate, "initial_offset": generator.uniform(-9.0, 9.0)}
+    if function == "weighted":
+        lengths = (10.0 ** generator.uniform(-4, 4, (2, length))).astype("float32")
+        rate[1] = -(10.0 ** generator.uniform(-6, 3))
+    return of_topology(topology_cases.of_forests(batch, lengths, **options), length, 1e-5, 2)
 
 
 def diffusion(generator, length, operator="laplacian", longest=300.0):
@@ -221,34 +188,17 @@ def diffusion(generator, length, operator="laplacian", longest=300.0):
     matrix = reference.graph_matrix(length, edges, operator, whole)
     radius = float(torch.linalg.eigvalsh(matrix).abs().max()) or 1.0
     start = 10.0 ** generator.uniform(-4, np.log10(longest / 2), HEADS) / radius
-    mask = masks.GraphDiffusion(edges, weights, length, operator=operator, initial_time=start)
-    built(mask, length)
-
-    def full(logit):
-        time = mask.max_time * torch.sigmoid(logit)
-        return reference.positive_exponential(matrix, time, operator)[None]
-
-    return Case(mask, full, length, bound=3e-6 + 3e-7 * float(np.max(start)) * radius)
+    made = topology_cases.of_graphs(edges, length, operator, weights, initial_time=start)
+    return of_topology(made, length, 3e-6 + 3e-7 * float(np.max(start)) * radius)
 
 
 def graphs_of_examples(generator, length):
     operator = ["normalized_laplacian", "laplacian", "adjacency"][generator.integers(3)]
-    found = [hubs(generator, length) for _ in range(2)]
-    edges = np.full((2, max(len(one) for one in found), 2), -1, "int32")
-    for example, one in enumerate(found):
-        edges[example, : len(one)] = one
-    bound = None if operator == "normalized_laplacian" else 2.0 * length
-    start = 4.0 if bound is None else 3.0 / length
-    mask = built(
-        masks.GraphDiffusion(operator=operator, spectral_bound=bound, initial_time=start), length
+    each = [hubs(generator, length) for _ in range(2)]
+    start = 4.0 if operator == "normalized_laplacian" else 3.0 / length
+    return of_topology(
+        topology_cases.of_graphs(each, length, operator, initial_time=start), length, batch=2
     )
-
-    def full(logit):
-        time = mask.max_time * torch.sigmoid(logit)
-        each = [reference.graph_matrix(length, one, operator) for one in found]
-        return torch.stack([reference.positive_exponential(m, time, operator) for m in each])
-
-    return Case(mask, full, length, {"edges": edges}, batch=2)
 
 
 def random_walk(generator, length):
@@ -270,14 +220,12 @@ def random_walk(generator, length):
 
 
 def walks_of_examples(generator, length):
-    walks = generator.integers(-1, length, (2, length, 2, 3)).astype("int32")
-    mask = built(masks.RandomWalk(learn_decay=True, decay=generator.uniform(0.3, 3.0)), length)
-
-    def matrix(log):
-        each = [reference.walk_features(one, torch.exp(log)) for one in walks]
-        return torch.stack([reference.walk_matrix(one) for one in each])
-
-    return Case(mask, matrix, length, {"walks": walks}, batch=2)
+    walks = generator.integers(-1, length, (2, length, 2, 3))
+    batch = int(generator.integers(1, 3))  # one example: walks that are given once
+    made = topology_cases.of_walks(
+        walks if batch > 1 else walks[0], decay=generator.uniform(0.3, 3.0)
+    )
+    return of_topology(made, length, batch=batch)
 
 
 def random_features(generator, length):
@@ -285,15 +233,9 @@ def random_features(generator, length):
     operator = ("normalized_adjacency", "adjacency")[generator.integers(2)]
     strength = generator.uniform(0.1, 1.0, HEADS) / (1.0 if operator[0] == "n" else 3.0 * length)
     options = {"series": "regularized_laplacian", "strength": strength, "operator": operator}
-    sizes = {"num_walks": 3, "walk_length": 4, "halt_probability": 0.3, "seed": 5}
-    mask = built(masks.GraphRandomFeatures(edges, weights, length, **options, **sizes), length)
-    settings = {"number": 3, "halt": 0.3, "operator": operator}
-
-    def matrix(log):
-        graph = mask._adjacency
-        return reference.random_feature_matrix(graph, 5, torch.exp(log), **settings)[None]
-
-    return Case(mask, matrix, length)
+    options |= {"num_walks": 3, "walk_length": 4, "halt_probability": 0.3, "seed": 5}
+    made = topology_cases.of_random_features(edges, weights, length, **options)
+    return of_topology(made, length)
 
 
 def product(generator, length):

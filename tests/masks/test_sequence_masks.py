@@ -140,21 +140,21 @@ def check_signals(mask, length, path="auto", compiled=False):
     assert_all_close(found[1], expected[1], 1e-5)
 
 
-@pytest.mark.parametrize("name", SEQUENCES)
+def drawn_mask(name, data, lengths=LENGTHS, shapes=FEW_SHAPES if FEW else SHAPES):
+    """A mask of a sequence or a grid of any size, and its number of tokens."""
+    if name in SEQUENCES:
+        length = data.draw(lengths)
+        return SEQUENCES[name][0](length), length
+    mask = GRIDS[name](data.draw(shapes))
+    return mask, mask._known_length({})
+
+
+@pytest.mark.parametrize("name", [*SEQUENCES, *GRIDS])
 @settings(max_examples=2 if FEW else 4)
 @given(data=st.data())
 def test_signals_at_any_length(name, data):
-    length = data.draw(LENGTHS)
-    mask = SEQUENCES[name][0](length)
+    mask, length = drawn_mask(name, data)
     check_signals(mask, length, data.draw(st.sampled_from([mask.paths[-1], "auto"])))
-
-
-@pytest.mark.parametrize("name", GRIDS)
-@settings(max_examples=3 if FEW else 6)
-@given(data=st.data())
-def test_signals_on_any_grid(name, data):
-    mask = GRIDS[name](data.draw(FEW_SHAPES if FEW else SHAPES))
-    check_signals(mask, mask._known_length({}), data.draw(st.sampled_from([mask.paths[-1]])))
 
 
 @pytest.mark.parametrize("path", ["dense", "blockwise"])
@@ -164,21 +164,11 @@ def test_one_matrix_of_300_rows_for_all_examples(path):
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
-@given(data=st.data(), name=st.sampled_from([*SEQUENCES]), compiled=st.booleans())
+@settings(max_examples=50)
+@given(data=st.data(), name=st.sampled_from([*SEQUENCES, *GRIDS]), compiled=st.booleans())
 def test_signals_at_many_lengths(name, compiled, data):
-    length = data.draw(st.integers(1, 1000))
-    mask = SEQUENCES[name][0](length)
+    mask, length = drawn_mask(name, data, st.integers(1, 1000), SHAPES)
     check_signals(mask, length, data.draw(st.sampled_from(mask.paths)), compiled)
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(data=st.data(), name=st.sampled_from([*GRIDS]), compiled=st.booleans())
-def test_signals_on_many_grids(name, compiled, data):
-    mask = GRIDS[name](data.draw(SHAPES))
-    path = data.draw(st.sampled_from(mask.paths))
-    check_signals(mask, mask._known_length({}), path, compiled)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -279,6 +269,32 @@ def test_joined_masks_are_kept_and_share_weights():
     assert both.inputs_at_call == ("entries",)
     both.build((None, 5, HEADS, WIDTH))
     assert [id(w) for w in both.weights] == [id(w) for w in mask.weights]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="torch's modules have a method `apply`")
+def test_torch_applies_a_function_to_every_module_of_a_model():
+    class Masked(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.mask, self.other = Exponential(), Toeplitz(9)
+
+        def call(self, x):
+            return self.other.apply(self.mask.apply(x))
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = keras.layers.Dense(WIDTH), Masked()
+
+        def call(self, x):
+            return self.second(self.first(x))
+
+    model, reached = Model(), []
+    model(signals(7)[2])
+    assert model.apply(reached.append) is model
+    assert {id(module) for module in reached} == {id(module) for module in model.modules()}
+    kinds = {type(module) for module in reached}
+    assert kinds >= {Model, Masked, Exponential, Toeplitz, keras.layers.Dense}
 
 
 def test_stochastic_positions_are_not_negative_and_reach_any_length():

@@ -283,11 +283,6 @@ def repeated_edges(edges: Array) -> tuple[Array, Array]:
     """The places b E + e of repeated edges (B, E, 2), and for each the place of the one before.
 
     An edge with a negative node is padding.
-
-    Example:
-
-    >>> repeated_edges(np.array([[[0, 1], [1, 2], [1, 0]]]))
-    (array([2]), array([0]))
     """
     low, high = edges.min(axis=2).astype("int64"), edges.max(axis=2).astype("int64")
     nodes = int(high.max(initial=-1)) + 1

@@ -61,7 +61,6 @@ class RowNumbers(TorchConstants):
     def __init__(self, numbers: Array | list[int]) -> None:
         super().__init__()
         self.numbers = np.asarray(numbers).astype("int32")
-        self.largest = int(self.numbers.max(initial=-1))
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -89,22 +88,15 @@ def _torch_numbers(numbers: Array, like: Tensor) -> Int[Tensor, " rows"]:
 
 
 def _targets(name: str, value: Any, sizes: Sizes) -> Any:
-    """The rule for targets: integers, not negative if they are known."""
-    if isinstance(value, RowNumbers):
-        return value
+    """The rule for targets: integers, as an array if they are no tensor."""
     targets = integers("rows")(name, value, sizes)
-    if not isinstance(value, PLAIN):
-        return targets
-    numbers = np.asarray(value)
-    if numbers.min(initial=0) < 0:
-        raise ValueError(f"`{name}` must not be negative. Received: {name}={value!r}")
-    return numbers
+    return np.asarray(value) if isinstance(value, PLAIN) else targets
 
 
 @checked(x=tensor("rows ..."), targets=_targets, count=size(0))
 def sum_rows(
     x: Float[Tensor, "rows ..."],
-    targets: Array | RowNumbers | Int[Tensor, " rows"],
+    targets: Array | Int[Tensor, " rows"],
     count: int,
     ordered: bool = False,
 ) -> Float[Tensor, "count ..."]:
@@ -112,31 +104,28 @@ def sum_rows(
 
     Args:
         x: Tensor of shape (rows, ...).
-        targets: Integers of shape (rows,), below `count`. Or `RowNumbers`, which are not checked
-            and converted again at each call.
+        targets: Integers of shape (rows,), not negative and below `count`.
         count: Number of rows of the result.
         ordered: Whether the targets never decrease. This is faster on some backends.
 
     Returns:
         A tensor of shape (count, ...). Rows that are no target are 0.
 
+    Raises:
+        ValueError: For targets out of range, if they are no tensor.
+
     Example:
 
     >>> keras.ops.convert_to_numpy(sum_rows(np.array([[1.0], [2.0], [4.0]]), [0, 2, 2], 3)).tolist()
     [[1.0], [0.0], [6.0]]
     """
-    largest = -1
-    if isinstance(targets, RowNumbers):
-        largest = targets.largest
-    elif isinstance(targets, np.ndarray):
-        largest = int(targets.max(initial=-1))
-    if isinstance(count, int) and largest >= count:
-        raise ValueError(
-            f"`targets` must be below `count`. Received: targets up to {largest}, count={count}"
-        )
-    x = ops.convert_to_tensor(x)
-    if isinstance(targets, RowNumbers):
-        return add_rows(x, targets.tensor(x), count, ordered)
+    if isinstance(targets, np.ndarray):
+        low, high = targets.min(initial=0), targets.max(initial=-1)
+        if low < 0 or (isinstance(count, int) and high >= count):
+            raise ValueError(
+                "`targets` must not be negative and below `count`. Received: targets from "
+                f"{low} to {high}, count={count}"
+            )
     return add_rows(x, ops.convert_to_tensor(targets, dtype="int32"), count, ordered)
 
 
@@ -173,6 +162,7 @@ class SparseMatrix(TorchConstants):
         self.matrix.sum_duplicates()
         self.shape = self.matrix.shape
         self.symmetric = symmetric
+        self._product = FunctionWithGradient(self._value, self._gradient)
 
     @cached_property
     def transpose(self) -> "SparseMatrix":
@@ -184,25 +174,18 @@ class SparseMatrix(TorchConstants):
         return transpose
 
     def __call__(self, x: Float[Tensor, "columns ..."]) -> Float[Tensor, "rows ..."]:
-        (product,) = self._with_gradient(x)
+        (product,) = self._product(x)
         return product
 
-    @cached_property
-    def _with_gradient(self) -> FunctionWithGradient:
-        return FunctionWithGradient(self._value, self._gradient)
-
     def _value(self, x: Tensor) -> tuple[tuple[Tensor], tuple[()]]:
-        return (self.times(x),), ()
+        columns = ops.reshape(x, (self.shape[1], -1))
+        product = self.operand(columns) @ columns
+        return (ops.reshape(product, (self.shape[0], *ops.shape(x)[1:])),), ()
 
     def _gradient(
         self, tensors: tuple[Tensor], kept: tuple[()], upstream: tuple[Tensor]
     ) -> tuple[Tensor]:
         return (self.transpose(upstream[0]),)
-
-    def times(self, x: Float[Tensor, "columns ..."]) -> Float[Tensor, "rows ..."]:
-        """The product without its own gradient, for the inside of a function that has one."""
-        columns = ops.reshape(x, (self.shape[1], -1))
-        return ops.reshape(self.operand(columns) @ columns, (self.shape[0], *ops.shape(x)[1:]))
 
     def operand(self, like: Float[Tensor, "columns C"], *others: Tensor) -> Any:
         """What multiplies columns like these, made of `others`, without its own gradient."""

@@ -228,9 +228,7 @@ class RandomWalk(TopologyMask):
         Returns:
             A tensor of shape (1 or B, 1, T, T); NaN for an example with a wrong entry.
         """
-        tensors, wrong = self._prepared(inputs, {}, length)
-        if isinstance(length, int):
-            self._check_length(length)
+        tensors, wrong, _ = self._prepared(inputs, {}, length)
         if self._adjacency is not None:
             weights = ops.convert_to_tensor(self._adjacency.toarray(), dtype=self.variable_dtype)
             return weights[None, None]
@@ -245,9 +243,6 @@ class RandomWalk(TopologyMask):
             return self.walk_length
         walks = self._given_walks if self._given_walks is not None else inputs["walks"]
         return int(walks.shape[-1])
-
-    def _known_length(self, inputs: Tensors) -> Length:
-        return ops.shape(inputs["walks"])[1] if inputs else super()._known_length(inputs)
 
     def get_config(self) -> dict[str, object]:
         config: dict[str, object] = super().get_config()
@@ -271,18 +266,9 @@ class WalkFeatures:
 
     def __init__(self, steps: Sequence[scipy.sparse.csr_array]) -> None:
         self.steps = tuple(steps)
+        self.count, self.length = int(steps[0].shape[0]), len(steps)  # nodes n, and steps L
         # [F_0^T; F_1^T; ...], of shape (L n, n)
         self._joined = SparseMatrix(scipy.sparse.vstack([step.T for step in self.steps]))
-
-    @property
-    def count(self) -> int:
-        """The number of nodes n."""
-        return int(self.steps[0].shape[0])
-
-    @property
-    def length(self) -> int:
-        """The number of steps L."""
-        return len(self.steps)
 
     def summed(self, coefficients: Array) -> "WalkFeatures":
         """F for fixed coefficients (L,), as features of one step."""

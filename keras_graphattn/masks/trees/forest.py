@@ -40,6 +40,8 @@ class Forest:
         depth: Number of edges to the root, (n,). It never decreases.
         weights: Weight of the edge to the parent, (n,); 0 at roots.
         starts: The start of each level, and n at the end: (levels + 1,).
+        size, height, widest: The number of nodes n, the largest depth, and the number of nodes of
+            the largest level.
         diameter: The largest number of edges between two nodes of one tree.
 
     Raises:
@@ -78,26 +80,13 @@ class Forest:
         self.position = _inverse(self.order)
         self.depth, _ = _to_roots(self.parents, self.parents != np.arange(count))
         self.starts = np.searchsorted(self.depth, np.arange(self.depth[-1] + 2))
+        self.size, self.height = count, len(self.starts) - 2
+        self.widest = int(np.diff(self.starts).max())
 
     def __getstate__(self) -> dict[str, Any]:
         arrays = dict(vars(self))
         arrays.pop("_kept", None)  # sweeps and tables, which are made again when they are needed
         return arrays
-
-    @property
-    def size(self) -> int:
-        """Number of nodes n."""
-        return len(self.order)
-
-    @property
-    def height(self) -> int:
-        """The largest depth."""
-        return len(self.starts) - 2
-
-    @property
-    def widest(self) -> int:
-        """Number of nodes of the largest level."""
-        return int(np.diff(self.starts).max())
 
     def farthest_distance(self) -> float:
         """The largest distance between two nodes of one tree, by edge weights."""

@@ -27,7 +27,7 @@ import numpy as np
 from keras import ops
 
 from keras_graphattn.checks import checked, instance, one_of, optional, tensor
-from keras_graphattn.masks.graphs.sparse import RowNumbers, sum_rows
+from keras_graphattn.masks.graphs.sparse import RowNumbers, add_rows
 from keras_graphattn.masks.trees.forest import Forest, flat_lengths, flat_parents, jumps
 from keras_graphattn.numerics.blocks import where_needed
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
@@ -46,12 +46,8 @@ class Sweeps:
     """Base of the ways to sweep: x, a, b -> M x, by a layout of the nodes and two sweeps.
 
     A subclass writes `up`, x -> (I - N)^-T x, where each node sums over its subtree, and `down`,
-    x -> (I - N)^-1 x, where each node sums over its ancestors.
-
-    Args:
-        forest: The trees.
-        rows: The row of each node in the layout, in breadth-first order; this order by default.
-        count: Number of rows of the layout.
+    x -> (I - N)^-1 x, where each node sums over its ancestors. A layout has `count` rows, and
+    `rows` of the nodes in breadth-first order; by default these are this order.
     """
 
     _most_children: int | None = None  # of one node, if it is known
@@ -162,7 +158,8 @@ class Levels(Sweeps):
         sums = [x[start:end]]
         for start, end, next_targets in self._levels[-2::-1]:
             carried = decay[end : end + len(targets)] * sums[-1]
-            sums.append(x[start:end] + sum_rows(carried, targets, end - start, ordered=True))
+            rows = targets.tensor(carried)
+            sums.append(x[start:end] + add_rows(carried, rows, end - start, ordered=True))
             targets = next_targets
         return ops.concatenate(sums[::-1], axis=0)
 
@@ -190,7 +187,7 @@ class Scan(Sweeps):
         def step(carried: Rows, level: tuple[Rows, Decays, Tensor]) -> tuple[Rows, Rows]:
             x, decay, targets = level
             sums = x + carried
-            return sum_rows(decay * sums, targets, self._shape[1]), sums
+            return add_rows(decay * sums, targets, self._shape[1]), sums
 
         return self._scanned(step, x, decay, reverse=True)
 
@@ -223,11 +220,8 @@ class Doubling(Sweeps):
     """Pointer doubling: about log2(depth) unrolled steps over all nodes, no loop.
 
     (I - N)^-1 = prod_k (I + N^(2^k)). Like N, N^(2^k) has one number per node: the product of the
-    decays to the ancestor 2^k edges up. The layout is the user's order, or that of a batch. The
-    topology is an argument: the ancestors 1, 2, 4, ... edges up.
-
-    Args:
-        forest: The trees; `None` for forests that come with each batch.
+    decays to the ancestor 2^k edges up. The layout is the user's order, or that of a batch, whose
+    forests come with each call. The topology is the ancestors 1, 2, 4, ... edges up.
     """
 
     def __init__(self, forest: Forest | None = None) -> None:
@@ -246,7 +240,7 @@ class Doubling(Sweeps):
     def up(self, x: Rows, decay: Decays, topology: Topology) -> Rows:
         count = ops.shape(x)[0]
         for jump, product in self._steps(decay, topology):
-            x = x + sum_rows(product * x, jump, count)
+            x = x + add_rows(product * x, jump, count)
         return x
 
     def down(self, x: Rows, decay: Decays, topology: Topology) -> Rows:

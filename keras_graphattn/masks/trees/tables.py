@@ -31,7 +31,7 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.checks import checked, instance, one_of, optional, tensor
-from keras_graphattn.masks.graphs.sparse import RowNumbers, SparseMatrix, sum_rows
+from keras_graphattn.masks.graphs.sparse import RowNumbers, SparseMatrix, add_rows
 from keras_graphattn.masks.toeplitz import tiled_toeplitz_product, toeplitz_product
 from keras_graphattn.masks.trees.forest import Forest, Nodes, flat_parents
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient, kept_with
@@ -110,7 +110,7 @@ def _over_depths(
 
     def add(distance: Any, state: Any) -> Any:
         total, near, below, before = state  # the sum so far, H[l - 1], E[l - 1], E[l - 2]
-        deeper = sum_rows(is_child * below, parents, count)
+        deeper = add_rows(is_child * below, parents, count)
         near = deeper + is_child * (take(near, parents, axis=0) - before)
         return total + term(distance, near), near, deeper, below
 

@@ -8,14 +8,7 @@ from keras import ops
 from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import numpy_of, one_of, optional, traced_by_torch, whole
-from keras_graphattn.masks.inputs import (
-    Arrays,
-    Flags,
-    Length,
-    Tensors,
-    bounded_inputs,
-    check_values,
-)
+from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import (
     MaskOptions,
     Rows,
@@ -50,21 +43,11 @@ class Tree(TopologyMask):
     forest. With `function="table"`, f is any function of the number of edges: one learned positive
     value per distance and head.
 
-    The path that "auto" takes follows measurements (benchmarks/tree_and_graph_masks.py). For few
-    nodes it is the matrix. For exponentials:
-
-    - `levels`, unrolled, for bushy trees. It works on each node once, and one step per level is
-      cheap for up to some hundred levels.
-    - `scan` for deep trees on jax and under XLA, whose compiled loops cost less than a microsecond
-      per level.
-    - `doubling` for deep trees on torch, and on TensorFlow without XLA, whose loops cost tens to
-      hundreds of microseconds per level.
-
-    For a table:
-
-    - `depths` for diameters up to about half of log2(n). It takes a pass over the nodes for each
-      distance.
-    - `centroids` for larger diameters. For a single path, `Toeplitz` is the faster mask.
+    "auto" takes what is fastest by measurements (benchmarks/tree_and_graph_masks.py). For few nodes
+    it is the matrix. For exponentials it is `levels` for bushy trees; for deep ones it is `scan` on
+    jax and under XLA, else `doubling`. For a table it is `depths`, a pass over the nodes for each
+    distance, for diameters up to about half of log2(n), else `centroids`. For a single path,
+    `Toeplitz` is the faster mask.
 
     For a table, the error of a row is about 1e-7 of the largest factor times the largest sum of
     tokens of its tree, except on the path "dense", where it is 1e-7 of the row. A node beyond the
@@ -144,6 +127,7 @@ class Tree(TopologyMask):
         self.initial_rate = finite("initial_rate", initial_rate)
         self.initial_offset = finite("initial_offset", initial_offset)
         self.max_depth: int | None = optional(whole(0))("max_depth", max_depth, {})
+        self._most_ancestors = self.max_depth
         self._forest: Forest | None = None
         if forest is not None:
             self._forest = self._read(forest, edge_weights, num_nodes)
@@ -312,15 +296,6 @@ class Tree(TopologyMask):
                 "parents of unknown length. Give `max_depth`."
             )
         return self.max_depth
-
-    def _check_values(self, inputs: Arrays, length: int | None) -> bool:
-        return check_values(inputs, length, self.max_depth)
-
-    def _bounded(self, inputs: Tensors, length: Length) -> tuple[Tensors, Flags]:
-        return bounded_inputs(inputs, length, self.max_depth)
-
-    def _known_length(self, inputs: Tensors) -> Length:
-        return ops.shape(inputs["parents"])[1] if inputs else super()._known_length(inputs)
 
     def get_config(self) -> dict[str, object]:
         config: dict[str, object] = super().get_config()
