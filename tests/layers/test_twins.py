@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keras import ops
 
 from keras_graphattn import layers
 from tests import reference
@@ -14,10 +15,14 @@ from tests.numerics import (
     as_seen,
     assert_all_close,
     assert_close,
+    called_with,
+    cotangent,
+    float64_on_jax,
     layer_reference,
     layer_value_and_gradients,
     reference_weights,
     to_numpy,
+    value_and_gradients,
 )
 from tests.random_masks import draw_masks
 
@@ -76,6 +81,27 @@ def test_under_masks(name, data, length):
         seen = np.arange(length) < data.draw(st.integers(1, length))
         call = dict.fromkeys(TOKEN_MASKS[:2], np.stack([seen, ~np.roll(seen, 2) | seen]))
     check(name, length, 1e-3, **call)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_gradients_are_differences_in_float64(name):
+    """Along one direction of the tokens and of all weights at once, without a twin."""
+    form, step = FORMS[name], 1e-5
+    with float64_on_jax():
+        layer = built(form.make, dtype="float64")
+        arrays = [tokens(), *map(to_numpy, layer.trainable_variables)]
+        generator = np.random.default_rng(3)
+        lines = [(array.astype("float64"), generator.normal(size=array.shape)) for array in arrays]
+
+        def outputs(distance):
+            distance = ops.convert_to_tensor(distance, "float64")
+            x, *weights = (ops.convert_to_tensor(a) + distance * b for a, b in lines)
+            return called_with(layer, weights, x, x, **form.call)
+
+        value, gradients = value_and_gradients(outputs, 0.0, dtype="float64")
+        after, before = (np.asarray(ops.convert_to_numpy(outputs(s))) for s in (step, -step))
+    difference = np.sum((after - before) / (2 * step) * cotangent(value.shape))
+    np.testing.assert_allclose(gradients[0], difference, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
