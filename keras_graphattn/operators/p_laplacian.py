@@ -415,10 +415,10 @@ def _rows_of_output(
     from keras_graphattn.operators.torch_p_laplacian import Settings, rows_of_output
 
     p, epsilon, drop_diagonal = settings.numbers
-    known = Settings(
+    torch_settings = Settings(
         p, epsilon**2, LEAST_SHARE, drop_diagonal, settings.has_centre, settings.is_masked
     )
-    return rows_of_output(plain, known, rows, *tensors)
+    return rows_of_output(plain, torch_settings, rows, *tensors)
 
 
 def _common_centre(
