@@ -57,7 +57,7 @@ gpt_oss = functools.partial(
     rope_scaling_factor=4.0,
 )
 
-gemma4 = functools.partial(  # `test_gemma4.py` has layers that borrow keys and values
+gemma4 = functools.partial(
     made,
     models.Gemma4Backbone,
     GROUPED,
@@ -93,7 +93,7 @@ def gemma3n(**options):
 
 
 QWEN3_5 = {
-    "layer_types": ["full_attention"] * 2,  # `test_qwen3_5.py` has layers of recurrence
+    "layer_types": ["full_attention"] * 2,
     "partial_rotary_factor": 0.5,
     "sliding_window_size": WINDOW,
 }
@@ -108,6 +108,35 @@ def qwen3_5_moe(**options):
     )
 
 
+KINDS = ["sliding_attention", "full_attention"] * 2
+# As published: the last two layers borrow keys and values of the first two; and in Qwen3.5, the
+# first layer is a recurrence, which stays as it is.
+VARIANTS = {
+    "gemma4_borrowing": {
+        "num_layers": 4,
+        "layer_types": KINDS,
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 8,
+        "num_global_key_value_heads": 1,  # these take their keys as values
+        "global_rope_partial_rotary_factor": 0.5,
+        "hidden_size_per_layer_input": 4,
+        "use_double_wide_mlp": True,
+    },
+    "gemma3n_borrowing": {
+        "num_hidden_layers": 4,
+        "layer_types": KINDS,
+        "num_kv_shared_layers": 2,
+    },
+    "qwen3_5_mixed": {
+        "layer_types": ["linear_attention", "full_attention", "full_attention"],
+        "num_layers": 3,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 4,
+        "linear_value_head_dim": 4,
+    },
+}
+WHERE = {"gemma3n_borrowing": "first:2"}  # the others of Gemma 3n are refused
 DECODERS = {
     "gemma": gemma,
     "gemma2": gemma2,
@@ -160,6 +189,8 @@ def random_decoder(name, **options):
 
     They are the same on all backends: matrices are random, norms and biases near their start.
     """
+    options = {**VARIANTS.get(name, {}), **options}
+    name = name.removesuffix("_borrowing").removesuffix("_mixed")
     backbone = DECODERS[name](**options)
     generator = np.random.default_rng(SEEDS.get(name, 0))
     for variable in backbone.weights:
@@ -170,6 +201,7 @@ def random_decoder(name, **options):
 
 
 def task_of(name, backbone):
+    name = name.removesuffix("_borrowing").removesuffix("_mixed")
     if name in ("gemma3", "gemma3n", "gemma4"):
         return TASKS[name](preprocessor=None, backbone=backbone)
     return TASKS[name](backbone)
@@ -185,7 +217,7 @@ def converted(name, attention="graph_filter", where="all", **options):
 def moved(model):
     generator = np.random.default_rng(3)
     for variable in model.weights:
-        if "coefficient" in variable.path:
+        if "coefficient" in variable.path or "theta" in variable.path:
             noise = 0.5 * generator.standard_normal(tuple(variable.shape))
             variable.assign(variable + noise.astype("float32"))
     return model
@@ -244,6 +276,7 @@ def decoded(model, ids):
     cache = seeded_cache(model, ops.zeros_like(ids))
     found = []
     for index in range(ids.shape[1]):
-        step, _, cache = model.call_with_cache(ids[:, index : index + 1], cache, index)
+        place = ops.convert_to_tensor(index, "int32")  # SmolLM3 takes no number
+        step, _, cache = model.call_with_cache(ids[:, index : index + 1], cache, place)
         found.append(np.asarray(ops.convert_to_numpy(step), "float64"))
     return np.concatenate(found, axis=1)

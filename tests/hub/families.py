@@ -43,6 +43,11 @@ TABLES = (
     ),
 )
 FAMILIES = {name: (partial(make, name), inputs) for table, make, inputs in TABLES for name in table}
+# Further forms of these, which the table of reach leaves out.
+VARIANTS = {
+    name: (partial(biased_decoders.random_decoder, name), models.random_inputs)
+    for name in biased_decoders.VARIANTS
+}
 # One of each kind of attention and of input; in the fast suite, they stand for all.
 REPRESENTATIVE = ("bert", "llama", "gemma2", "deberta_v3", "t5", "swin")
 NO_TASK_OF_ITS_OWN = ("Gemma4AssistantCausalLM",)  # proposes tokens to another model
@@ -69,7 +74,8 @@ class Family(NamedTuple):
     @property
     def where(self):
         """The layers that can be converted."""
-        tables = vision_models.WHERE, sequence_to_sequence.WHERE, composed_models.WHERE
+        holders = vision_models, sequence_to_sequence, composed_models, biased_decoders
+        tables = [holder.WHERE for holder in holders]
         return next((table[self.name] for table in tables if self.name in table), "all")
 
     def make_task(self, backbone):
@@ -100,7 +106,7 @@ def task_class(backbone_class):
 @functools.cache
 def family(name):
     """The family of this name."""
-    make, inputs = FAMILIES[name]
+    make, inputs = {**FAMILIES, **VARIANTS}[name]
     kind = type(make())
     task = None if name in WITHOUT_TASK else task_class(kind)
     return Family(name, kind, make, inputs, task)
