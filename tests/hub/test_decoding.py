@@ -10,6 +10,7 @@ from keras import ops
 import keras_graphattn
 from keras_graphattn.filters import FirstOrder
 from keras_graphattn.hub.slots import attention_slots
+from keras_graphattn.keras_internals import walk
 from tests.hub import biased_decoders, rotary_decoders
 from tests.hub.biased_decoders import (
     VARIANTS,
@@ -138,7 +139,7 @@ SLOTS = {"gpt2": 3, **dict.fromkeys(("llama", *rotary_decoders.TASKS), 4), "qwen
 def test_layers_left_as_they_were_pass_on_the_further_slots(name):
     """In Qwen3.5, layers of recurrence do, too."""
     model, ids = plain(name), ops.convert_to_tensor(prompts()["token_ids"])
-    layers = attentions_of(model)
+    layers = walk(model)
     kinds = list(map(type, layers))
     keras_graphattn.convert(model, where="even", order=4)
 

@@ -1,6 +1,7 @@
 """What each family keeps when it is converted: LoRA, int8 and its file, mixed precision."""
 
 import itertools
+import re
 
 import keras
 import numpy as np
@@ -76,6 +77,10 @@ def test_a_file_of_lora_weights(name, tmp_path):
     ]
     assert kept
     assert all(same.all() for same in kept)
+    larger = Case(name, "graph_filter").converted()[0]
+    larger.enable_lora(3, target_layer_names=lora_targets(larger))
+    with pytest.raises(ValueError, match=re.escape(path)):
+        larger.load_lora_weights(path)
     plain.save_lora_weights(path)
     again.load_lora_weights(path)  # factors only; the coefficients stay as they are
 

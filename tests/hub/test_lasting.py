@@ -16,7 +16,6 @@ from keras_graphattn.filters import FirstOrder
 from tests.hub.models import (
     BACKBONES,
     assert_equal_outputs,
-    fit_one_step,
     outputs,
     random_backbone,
     random_inputs,
@@ -148,45 +147,6 @@ def test_save_weights_and_a_plain_preset(tmp_path):
     assert_equal_outputs(outputs(keras_graphattn.convert(loaded, order=4), inputs), before)
 
 
-@pytest.mark.slow_on("jax")
-def test_lora_trains_the_coefficients_and_its_file_fits(tmp_path):
-    backbone = converted()
-    backbone.enable_lora(2)
-    trained = {v.path for v in backbone.trainable_variables}
-    assert COEFFICIENT in trained
-    assert any("lora" in path for path in trained)
-    assert not any(path.endswith("feedforward_output_dense/kernel") for path in trained)
-    inputs = random_inputs(backbone)
-    before = keras.ops.convert_to_numpy(variables(backbone)[COEFFICIENT])
-    fit_one_step(backbone, inputs)
-    after = keras.ops.convert_to_numpy(variables(backbone)[COEFFICIENT])
-    assert np.abs(after - before).max() > 1e-5
-    backbone.save_lora_weights(str(tmp_path / "model.lora.h5"))
-    other = converted()
-    other.load_lora_weights(str(tmp_path / "model.lora.h5"))
-    for path, variable in variables(other).items():
-        if "lora" in path:
-            np.testing.assert_allclose(
-                keras.ops.convert_to_numpy(variable),
-                keras.ops.convert_to_numpy(variables(backbone)[path]),
-                atol=1e-7,
-            )
-    other = converted()
-    other.enable_lora(3)
-    with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path))}.*rank=2"):
-        other.load_lora_weights(str(tmp_path / "model.lora.h5"))
-
-
-def test_lora_before_conversion():
-    backbone = random_backbone("bert")
-    backbone.enable_lora(2)
-    frozen = {v.path for v in backbone.trainable_variables}
-    keras_graphattn.convert(backbone, order=4)
-    trained = {v.path for v in backbone.trainable_variables}
-    assert frozen < trained
-    assert COEFFICIENT in trained
-
-
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_int8(tmp_path):
     """By file and by the preset of a task; KerasHub 0.32 loses the dtypes of a backbone's own."""
@@ -234,19 +194,6 @@ def test_a_file_of_calibrated_projections_is_refused_in_the_words_of_keras(kind,
             keras.saving.load_model(tmp_path / "calibrated.keras")
         refusals.append(str(refusal.value))
     assert refusals[0].splitlines()[0] == refusals[1].splitlines()[0]
-
-
-def test_mixed_bfloat16(tmp_path):
-    exact = converted()
-    backbone = type(exact).from_config({**exact.get_config(), "dtype": "mixed_bfloat16"})
-    exact.save_weights(tmp_path / "model.weights.h5")
-    backbone.load_weights(tmp_path / "model.weights.h5")
-    attention = backbone.transformer_layers[0]._self_attention_layer
-    assert attention.compute_dtype == "bfloat16"
-    assert attention.power_coefficient.dtype == "float32"
-    inputs = random_inputs(backbone)
-    for new, old in zip(outputs(backbone, inputs), outputs(exact, inputs), strict=True):
-        assert np.abs(new - old).max() < 0.1 * np.abs(old).max()
 
 
 def test_layout_rules_find_the_paths_that_they_are_written_for():

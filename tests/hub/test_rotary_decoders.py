@@ -17,7 +17,6 @@ from tests.hub.models import (
 from tests.hub.rotary_decoders import (
     BACKBONES,
     HEAD_SIZES,
-    attention_of,
     converted,
     tiny,
 )
@@ -67,23 +66,3 @@ def test_a_model_of_its_layers_lasts_in_a_keras_file(name, tmp_path):
     assert keras_graphattn.inspect(loaded)[0].parameters_added == 12
     for attribute in ("sliding_window_size", "router_aux_loss_coef", "head_dim", "layer_index"):
         assert getattr(new, attribute, None) == getattr(old, attribute, None)
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_refuses_a_cache_without_its_index(name):
-    layer, x = attention_of(converted(name)), ops.ones((1, 1, 16))
-    argument = "self_attention_cache" if name == "smollm3" else "cache"
-    cache = ops.zeros((1, 4, 5, 2, HEAD_SIZES.get(name, 4)))
-    with pytest.raises(ValueError, match=f"{argument}_update_index"):
-        layer(x, **{argument: cache})
-
-
-@pytest.mark.slow_on("jax")
-def test_decodes_without_a_mask_as_with_the_causal_one():
-    layer, x = attention_of(converted("qwen_moe")), ops.ones((1, 2, 16))
-    cache = ops.zeros((1, 4, 5, 2, 4))
-    causal = np.arange(5)[None] <= np.array([1, 2])[:, None]
-    options = {"cache": cache, "cache_update_index": 1}
-    found, _ = layer(x, **options)
-    expected, _ = layer(x, attention_mask=ops.convert_to_tensor(causal[None]), **options)
-    np.testing.assert_allclose(array(found), array(expected), atol=1e-6)

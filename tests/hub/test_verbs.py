@@ -58,19 +58,28 @@ def test_zero_matches_on_a_model_lists_its_paths():
     assert type(backbone) is keras_hub.models.BertBackbone
 
 
-def test_inspect_tells_what_is_where():
-    backbone = keras_graphattn.convert(BACKBONES["bert"](), "graph_filter", where=-1, order=2)
+@pytest.mark.parametrize(
+    ("name", "plain", "kind", "added", "layer"),
+    [
+        ("bert", "MultiHeadAttention", "GraphFilterAttention", 6, "self_attention_layer"),
+        ("llama", "LlamaAttention", "LlamaGraphFilterAttention", 12, "self_attention"),
+    ],
+)
+def test_inspect_tells_what_is_where(name, plain, kind, added, layer):
+    backbone = keras_graphattn.convert(BACKBONES[name](), "graph_filter", where=-1, order=2)
     rows = keras_graphattn.inspect(backbone)
-    assert [row.class_name for row in rows] == ["MultiHeadAttention", "GraphFilterAttention"]
-    assert [row.parameters_added for row in rows] == [0, 6]
-    assert rows[1].path == "transformer_layer_1/self_attention_layer"
+    assert [row.class_name for row in rows] == [plain, kind]
+    assert [row.parameters_added for row in rows] == [0, added]
+    assert rows[1].coefficient_learning_rate_multiplier == 100.0
+    assert rows[1].path == f"transformer_layer_1/{layer}"
     assert rows[1].path in str(rows)
 
 
-def test_two_attentions_in_one_model_and_a_second_conversion_refused(tmp_path):
-    backbone = random_backbone("bert")
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_two_attentions_in_one_model_and_a_second_conversion_refused(name, tmp_path):
+    backbone = random_backbone(name)
     keras_graphattn.convert(backbone, "graph_filter", where="even", order=4)
-    keras_graphattn.convert(backbone, "p_laplacian", where="odd", p=[1.5, 2.5])
+    keras_graphattn.convert(backbone, "p_laplacian", where="odd", p=1.5)
     with pytest.raises(ValueError, match="converted already"):
         keras_graphattn.convert(backbone, "graph_filter", where=0)
     inputs = random_inputs(backbone)
@@ -81,24 +90,6 @@ def test_two_attentions_in_one_model_and_a_second_conversion_refused(tmp_path):
     assert_equal_outputs(outputs(loaded, inputs), expected)
     loaded = keras_graphattn.revert(loaded)
     assert_equal_outputs(outputs(loaded, inputs), outputs(keras_graphattn.revert(backbone), inputs))
-
-
-def test_no_weight_is_made_or_copied():
-    backbone = BACKBONES["bert"]()
-    before = {v.path: v for v in backbone.weights}
-    layers = [layer._self_attention_layer for layer in backbone.transformer_layers]
-    plain = type(layers[0])
-    keras_graphattn.convert(backbone)
-    assert [layer._self_attention_layer for layer in backbone.transformer_layers] == layers
-    assert {type(layer) for layer in layers} == {GraphFilterAttention}
-    after = {v.path: v for v in backbone.weights}
-    assert all(after[path] is variable for path, variable in before.items())
-    added = sorted(after.keys() - before.keys())
-    assert len(added) == 6
-    assert all(path.startswith("transformer_layer_") for path in added)
-    keras_graphattn.revert(backbone)
-    assert {v.path for v in backbone.weights} == before.keys()
-    assert {type(layer) for layer in layers} == {plain}
 
 
 @pytest.mark.parametrize(
@@ -132,14 +123,15 @@ def test_refuses_what_is_no_model():
         keras_graphattn.convert("bert_base_en")
 
 
-def test_a_frozen_model_stays_frozen_and_others_train():
-    backbone = BACKBONES["bert"]()
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_frozen_model_stays_frozen_and_others_train(name):
+    backbone = BACKBONES[name]()
     backbone.trainable = False
     keras_graphattn.convert(backbone)
     assert not backbone.trainable_variables
-    backbone = keras_graphattn.convert(BACKBONES["bert"]())
+    backbone.trainable = True
     paths = [v.path for v in backbone.trainable_variables]
-    assert "transformer_layer_0/self_attention_layer/power_coefficient" in paths
+    assert any(path.endswith("power_coefficient") for path in paths)
 
 
 @pytest.mark.slow_on("jax")
@@ -245,13 +237,6 @@ def test_layers_of_ones_own_once_they_are_reached(tmp_path):
     assert isinstance(loaded.get_layer("block").attention, GraphFilterAttention)
     actual, expected = (np.asarray(keras.ops.convert_to_numpy(m(x))) for m in (loaded, model))
     np.testing.assert_allclose(actual, expected, atol=1e-6)
-
-
-def test_attention_that_is_a_node_of_the_model_itself_is_refused():
-    x = keras.Input((5, 8))
-    model = keras.Model(x, keras.layers.MultiHeadAttention(2, 4, name="bare")(x, x))
-    with pytest.raises(ValueError, match="MultiHeadAttention 'bare'"):
-        keras_graphattn.convert(model)
 
 
 def test_keras_nlp_names_convert():
