@@ -81,6 +81,9 @@ class Spelling:
             projections by default, which only those have that make heads.
         num_key_value_heads: The number of heads of keys and values; by default that of queries.
         key_dim: The size of a head.
+        query_norm: What normalises queries before their rotation; `key_norm` is that of the keys.
+            Layers that are made without norms have neither.
+        rotary: What rotates queries or keys: a layer or method of `(x, start_index)`.
         scale: The factor of the scores, or a name for it; by default 1 / sqrt(key_dim).
         soft_cap: The soft cap of the scores.
         matrix_dropout: The layer that drops entries of A.
@@ -96,6 +99,9 @@ class Spelling:
     num_heads: str = ""
     num_key_value_heads: str = ""
     key_dim: str = ""
+    query_norm: str = ""
+    key_norm: str = ""
+    rotary: str = ""
     scale: str | float = ""
     soft_cap: str = ""
     matrix_dropout: str = ""
@@ -159,13 +165,6 @@ def in_all_heads(x: Heads, num_heads: int) -> Heads:
     return x if groups == 1 else ops.repeat(x, groups, axis=2)
 
 
-def fused_in_heads(x: Tokens, num_heads: int) -> tuple[Heads, Heads, Heads]:
-    """Queries, keys and values (B, T, N, H) of one projection, (B, T, 3 * N * H)."""
-    x = ops.reshape(x, (*ops.shape(x)[:2], 3, num_heads, x.shape[-1] // (3 * num_heads)))
-    query, key, value = ops.unstack(x, 3, axis=2)
-    return query, key, value
-
-
 def part(layer: keras.Layer, name: str) -> Any:
     """An attribute of a layer, which some classes keep private."""
     return getattr(layer, f"_{name}") if hasattr(layer, f"_{name}") else getattr(layer, name)
@@ -195,6 +194,12 @@ def refuse_paged_attention(layer: keras.Layer) -> None:
         )
 
 
+def class_passing_slots(plain: type, **methods: Callable[..., Any]) -> type:
+    """A class of layers that are not converted, whose methods pass on slots of others' caches."""
+    namespace = {"cache_slots": 2, "plain_class": plain, "__module__": plain.__module__}
+    return type(plain.__name__, (plain,), {**methods, **namespace})
+
+
 class CacheSlots:
     """Base of layers that decode: their caches are stacked, so the widest one counts."""
 
@@ -219,6 +224,8 @@ class AttentionFamily:
         adds_bias: Whether something is added to the scores.
         has_sink: Whether a learned logit takes part in the softmax.
         uses_backend: Whether the original may call the backend's own attention.
+        stacks_caches: Whether the layers take a cache, return it as the last of their results, and
+            have as many slots in it as the other layers, since the caches of all are stacked.
     """
 
     spelling: ClassVar[Spelling] = Spelling()
@@ -226,6 +233,7 @@ class AttentionFamily:
     adds_bias: ClassVar[bool] = False
     has_sink: ClassVar[bool] = False
     uses_backend: ClassVar[bool] = False
+    stacks_caches: ClassVar[bool] = False
 
     plain_class: ClassVar[type]
     family_class: ClassVar[type]
@@ -383,6 +391,14 @@ class AttentionFamily:
 
     def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
         """Queries and keys after their norms and rotations, from the position `index` on."""
+        names = self.spelling
+        query_norm, key_norm, rotate = (
+            getattr(self, name, None) for name in (names.query_norm, names.key_norm, names.rotary)
+        )
+        query = query if query_norm is None else query_norm(query)
+        key = key if key_norm is None else key_norm(key)
+        if rotate is not None:
+            query, key = rotate(query, start_index=index), rotate(key, start_index=index)
         return query, key
 
     def cached_keys(self, keys: Heads) -> Heads:

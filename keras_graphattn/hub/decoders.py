@@ -8,6 +8,7 @@ original's at the start.
 
 import functools
 import sys
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -23,6 +24,7 @@ from keras_graphattn.hub.converted import (
     Result,
     Spelling,
     Tokens,
+    class_passing_slots,
     open_slots,
     refuse_paged_attention,
 )
@@ -44,6 +46,7 @@ class Decoder(AttentionFamily):
     spelling = Spelling(dropout_before="dropout_layer")
     attends_causally = True
     uses_backend = True
+    stacks_caches = True
 
     def _compute_attention(
         self,
@@ -98,9 +101,7 @@ class RotaryDecoder(Decoder):
     the length of pretraining it rotates some tokens otherwise than in a full pass.
     """
 
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        rotate = self.rotary_embedding_layer
-        return rotate(query, start_index=index), rotate(key, start_index=index)
+    spelling = replace(Decoder.spelling, rotary="rotary_embedding_layer")
 
 
 class QwenDecoder(RotaryDecoder):
@@ -121,9 +122,9 @@ class QwenDecoder(RotaryDecoder):
 class Qwen3Decoder(QwenDecoder):
     """Qwen3, and Qwen3 with experts: queries and keys have norms before the rotation."""
 
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        query, key = self._query_dense_layer_norm(query), self._key_dense_layer_norm(key)
-        return super().placed_heads(query, key, index)
+    spelling = replace(
+        QwenDecoder.spelling, query_norm="_query_dense_layer_norm", key_norm="_key_dense_layer_norm"
+    )
 
 
 class Qwen35Decoder(QwenDecoder):
@@ -181,13 +182,7 @@ def passing_on(plain: type) -> type:
         result: Result = plain_call(self, decoder_sequence, kv_cache, *args, **kwargs)
         return result
 
-    namespace = {
-        "call_and_update_cache": call_and_update_cache,
-        "cache_slots": 2,
-        "plain_class": plain,
-        "__module__": plain.__module__,
-    }
-    return type(plain.__name__, (plain,), namespace)
+    return class_passing_slots(plain, call_and_update_cache=call_and_update_cache)
 
 
 def recurrence_beside(layer: keras.Layer, slots: int) -> type | None:
@@ -281,6 +276,7 @@ class GptOssDecoder(Decoder):
     window. A converted layer keeps that.
     """
 
+    spelling = replace(Decoder.spelling, rotary="_rotated")
     has_sink = True
 
     def score_logits(self, length: Index, bias: Bias | None = None) -> Logits:
@@ -289,12 +285,9 @@ class GptOssDecoder(Decoder):
     def window_sides(self) -> Sides:
         return (self.sliding_window, None) if self.sliding_window else None
 
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        return self._rotated(query, index), self._rotated(key, index)
-
-    def _rotated(self, x: Heads, index: Index) -> Heads:
+    def _rotated(self, x: Heads, start_index: Index) -> Heads:
         size = self._rotary_dim  # an odd last feature stays
-        turned = self.rotary_embedding_layer(x[..., :size], start_index=index)
+        turned = self.rotary_embedding_layer(x[..., :size], start_index=start_index)
         return turned if size == x.shape[-1] else ops.concatenate([turned, x[..., size:]], axis=-1)
 
 

@@ -80,8 +80,7 @@ class Row:
         inner_layers: Names of layers inside of those backbones, which have no public names.
         layers: Names in `keras_hub.layers` of the layers that hold such layers.
         attentions: What can take the place of these layers, by name.
-        has_cache: Whether the layers take `cache`, return it as the last of their results, and
-            have as many slots in it as the other layers, since the caches of all are stacked.
+        has_cache: Whether the layers have caches that are stacked, if the family does not say so.
         cache_argument: The name of the argument of `call` that is the cache.
         class_beside: What tells the class of a layer without attention beside such layers, from
             that layer and the number of slots of their caches; `None` where it passes on no cache.
@@ -188,7 +187,6 @@ FAMILIES: list[Row] = [
         "LlamaAttention",
         "LlamaBackbone Llama3Backbone",
         "LlamaTransformerDecoder",
-        has_cache=True,
         parent_configs=by_constructor("LlamaTransformerDecoder"),
     ),
     Row(
@@ -196,16 +194,14 @@ FAMILIES: list[Row] = [
         "CachedMistralAttention CachedMixtralAttention",
         "MistralBackbone MixtralBackbone",
         "MistralTransformerDecoder MixtralTransformerDecoder",
-        has_cache=True,
         parent_configs=by_constructor("MixtralTransformerDecoder"),
     ),
-    Row(decoders.RotaryDecoder, "Phi3Attention", "Phi3Backbone", "Phi3Decoder", has_cache=True),
+    Row(decoders.RotaryDecoder, "Phi3Attention", "Phi3Backbone", "Phi3Decoder"),
     Row(
         decoders.QwenDecoder,
         "QwenAttention QwenMoeAttention",
         "QwenBackbone QwenMoeBackbone",
         "QwenTransformerDecoder QwenMoeTransformerDecoder",
-        has_cache=True,
         parent_configs=by_constructor("QwenTransformerDecoder", "QwenMoeTransformerDecoder"),
     ),
     Row(
@@ -213,7 +209,6 @@ FAMILIES: list[Row] = [
         "Qwen3Attention Qwen3MoeAttention",
         "Qwen3Backbone Qwen3MoeBackbone",
         "Qwen3TransformerDecoder Qwen3MoeTransformerDecoder",
-        has_cache=True,
         parent_configs=by_constructor("Qwen3TransformerDecoder"),
     ),
     Row(
@@ -221,7 +216,6 @@ FAMILIES: list[Row] = [
         "Qwen3_5Attention",
         "Qwen3_5Backbone Qwen3_5MoeBackbone",
         "Qwen3_5TransformerDecoder Qwen3_5MoeTransformerDecoder",
-        has_cache=True,
         class_beside=decoders.recurrence_beside,
     ),
     Row(
@@ -229,7 +223,6 @@ FAMILIES: list[Row] = [
         "SmolLM3Attention",
         "SmolLM3Backbone",
         "SmolLM3DecoderLayer",
-        has_cache=True,
         cache_argument="self_attention_cache",
     ),
     Row(
@@ -237,70 +230,39 @@ FAMILIES: list[Row] = [
         "GPTNeoXAttention",
         "GPTNeoXBackbone",
         "GPTNeoXDecoder",
-        has_cache=True,
         parent_configs=by_constructor("GPTNeoXDecoder"),
     ),
-    Row(
-        decoders.GptOssDecoder,
-        "GptOssAttention",
-        "GptOssBackbone",
-        "GptOssTransformerDecoder",
-        has_cache=True,
-    ),
-    Row(decoders.BloomDecoder, "BloomAttention", "BloomBackbone", "BloomDecoder", has_cache=True),
-    Row(
-        decoders.FalconDecoder,
-        "FalconAttention",
-        "FalconBackbone",
-        "FalconTransformerDecoder",
-        has_cache=True,
-    ),
-    Row(
-        decoders.T5Attention,
-        "T5MultiHeadAttention",
-        "T5Backbone",
-        "T5TransformerLayer",
-        has_cache=True,
-    ),
+    Row(decoders.GptOssDecoder, "GptOssAttention", "GptOssBackbone", "GptOssTransformerDecoder"),
+    Row(decoders.BloomDecoder, "BloomAttention", "BloomBackbone", "BloomDecoder"),
+    Row(decoders.FalconDecoder, "FalconAttention", "FalconBackbone", "FalconTransformerDecoder"),
+    Row(decoders.T5Attention, "T5MultiHeadAttention", "T5Backbone", "T5TransformerLayer"),
     Row(
         decoders.MoonshineAttention,
         "MoonshineMultiHeadAttention",
         "MoonshineBackbone",
         "MoonshineEncoderBlock MoonshineDecoderBlock",
-        has_cache=True,
     ),
     Row(
         gemma.GemmaAttention,
         "CachedGemmaAttention",
         "GemmaBackbone PaliGemmaBackbone",
         "GemmaDecoderBlock PaliGemmaDecoderBlock",
-        has_cache=True,
     ),
-    Row(  # its caches are not stacked
-        gemma.Gemma3Attention, "CachedGemma3Attention", "Gemma3Backbone", "Gemma3DecoderBlock"
-    ),
+    Row(gemma.Gemma3Attention, "CachedGemma3Attention", "Gemma3Backbone", "Gemma3DecoderBlock"),
     Row(
         gemma.Gemma3nAttention,
         "Gemma3nTextAttention",
         "Gemma3nBackbone",
         "Gemma3nMultimodalEmbeddingProcessor Gemma3nTextModel Gemma3nTextDecoderBlock",
-        has_cache=True,
     ),
-    Row(
-        gemma.Gemma4Attention,
-        "Gemma4TextAttention",
-        "Gemma4Backbone",
-        "Gemma4TextDecoderBlock",
-        has_cache=True,
-    ),
+    Row(gemma.Gemma4Attention, "Gemma4TextAttention", "Gemma4Backbone", "Gemma4TextDecoderBlock"),
     Row(
         gemma.T5GemmaAttention,
         "T5GemmaAttention",
         "T5GemmaBackbone",
         "T5GemmaEncoderLayer T5GemmaDecoderLayer",
-        has_cache=True,
     ),
-    Row(  # caches are in the decoder only, whose layers are refused
+    Row(
         gemma.T5Gemma2Attention,
         "T5Gemma2Attention T5Gemma2MergedAttention",
         "T5Gemma2Backbone",

@@ -34,7 +34,9 @@ from keras_graphattn.types import Float, Num, Tensor
 class GemmaAttention(Decoder):
     """Gemma, Gemma 2 and PaliGemma's decoder: a window in every other layer of Gemma 2."""
 
-    spelling = Spelling(soft_cap="logit_soft_cap", matrix_dropout="dropout_layer")
+    spelling = Spelling(
+        rotary="_apply_rope", soft_cap="logit_soft_cap", matrix_dropout="dropout_layer"
+    )
 
     def head_sizes(self) -> HeadSizes:
         sizes = super().head_sizes()
@@ -46,9 +48,6 @@ class GemmaAttention(Decoder):
         if not self.use_sliding_window_attention:
             return None
         return self.sliding_window_size - 1, self.sliding_window_size - 1
-
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        return self._apply_rope(query, index), self._apply_rope(key, index)
 
 
 class Gemma3Attention(GemmaAttention):
@@ -64,6 +63,9 @@ class Gemma3Attention(GemmaAttention):
     image.
     """
 
+    spelling = replace(GemmaAttention.spelling, query_norm="query_norm", key_norm="key_norm")
+    stacks_caches = False
+
     def sees_past_only(self, parent: keras.Layer) -> bool:
         return not self.use_bidirectional_attention
 
@@ -72,11 +74,6 @@ class Gemma3Attention(GemmaAttention):
         if self.use_sliding_window_attention and self.use_bidirectional_attention:
             return size - size // 2 - 1, size // 2
         return super().window_sides()
-
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        if self.use_query_key_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
-        return super().placed_heads(query, key, index)
 
     def decode(  # type: ignore[override]
         self,
@@ -115,6 +112,9 @@ class Gemma3nAttention(Decoder):
         num_heads="num_attention_heads",
         num_key_value_heads="num_key_value_heads",
         key_dim="head_dim",
+        query_norm="q_norm",
+        key_norm="k_norm",
+        rotary="rotary_embedding",
         scale=1.0,
         matrix_dropout="dropout",
         joins_heads=True,
@@ -136,13 +136,6 @@ class Gemma3nAttention(Decoder):
     def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
         query, key, value = super().projected_heads(inputs, index)
         return query, key, self.v_norm(value)
-
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        rotate = self.rotary_embedding
-        return (
-            rotate(self.q_norm(query), start_index=index),
-            rotate(self.k_norm(key), start_index=index),
-        )
 
     def _compute_attention(  # type: ignore[override]
         self,
@@ -282,17 +275,13 @@ class T5GemmaAttention(GemmaAttention):
     it is.
     """
 
-    spelling = replace(GemmaAttention.spelling, scale="scaling")
+    spelling = replace(GemmaAttention.spelling, rotary="rotary_embedding", scale="scaling")
 
     def head_sizes(self) -> HeadSizes:
         return super(GemmaAttention, self).head_sizes()
 
     def sees_past_only(self, parent: keras.Layer) -> bool:
         return type(parent).__name__ == "T5GemmaDecoderLayer"
-
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        rotate = self.rotary_embedding
-        return rotate(query, start_index=index), rotate(key, start_index=index)
 
     def _compute_attention(  # type: ignore[override]
         self,
@@ -326,7 +315,12 @@ class T5Gemma2Attention(T5GemmaAttention):
     The decoder has one attention for its own tokens and those of the encoder: T decoder tokens look
     at T + S others in one softmax. This matrix is not square, and a filter of it is undefined. So
     layers of class `T5Gemma2MergedAttention` are refused. The vision tower is Gemma 3's.
+
+    Caches are in the decoder only.
     """
+
+    spelling = replace(T5GemmaAttention.spelling, query_norm="query_norm", key_norm="key_norm")
+    stacks_caches = False
 
     def refusal_reason(self) -> str | None:
         if type(self).__name__ != MERGED:
@@ -338,11 +332,6 @@ class T5Gemma2Attention(T5GemmaAttention):
 
     def sees_past_only(self, parent: keras.Layer) -> bool:
         return type(self).__name__ == MERGED
-
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        if self.use_query_key_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
-        return super().placed_heads(query, key, index)
 
 
 class GemmaVisionAttention(AttentionFamily):

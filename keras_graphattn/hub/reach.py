@@ -28,11 +28,6 @@ from keras_graphattn.hub.slots import is_backbone_class, is_task_class
 from keras_graphattn.keras_internals import subclasses_of
 
 
-def backbone_names() -> list[str]:
-    """The names of KerasHub's backbones that `convert` reaches."""
-    return names_of("backbones")
-
-
 def reach(plain: type) -> type:
     """Makes a class of backbones or layers convertible.
 
@@ -98,7 +93,10 @@ def _check_class(plain: type) -> None:
 
 def reached_names() -> list[str]:
     """The public names of the classes that are reached; before KerasHub is imported, of all."""
-    reached, names = {cls.__name__ for cls in REACHED}, [*backbone_names(), *names_of("layers")]
+    reached, names = (
+        {cls.__name__ for cls in REACHED},
+        [*names_of("backbones"), *names_of("layers")],
+    )
     return [name for name in names if name in reached] or names
 
 
@@ -125,7 +123,7 @@ def _reach_keras_hub() -> None:
     for name in names_of("modules"):
         with suppress(ModuleNotFoundError):  # another release may keep its layers elsewhere
             import_module(name)
-    for name in backbone_names():
+    for name in names_of("backbones"):
         if hasattr(keras_hub.models, name):
             _reach(getattr(keras_hub.models, name))
     for name in names_of("layers"):

@@ -16,7 +16,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -40,6 +40,10 @@ SHARED_NAME = "Carrier"
 KEY = "graph_attention"  # what is kept of conversions in configurations and files
 
 Namespace = dict[str, Any]
+if TYPE_CHECKING:
+    from typing import Any as Plain  # has the methods of any class of layers
+else:
+    Plain = object
 
 
 class Conversions:
@@ -146,9 +150,9 @@ def task_carrier(plain: type[keras.Layer]) -> type:
         namespace = {
             "backbone_cls": None if cls is None else named_carrier(cls),
             "__reduce__": reducer(plain),
-            **compile_methods(plain),
+            **about(plain),
         }
-        register(plain, type(PREFIX + plain.__name__, (plain,), namespace | about(plain)))
+        register(plain, type(PREFIX + plain.__name__, (Compiled, plain), namespace))
     return _CARRIERS[plain]
 
 
@@ -254,13 +258,10 @@ def _subclass(plain: type[keras.Layer], name: str) -> type:
         "build_from_config": build_from_config,
         "__call__": __call__,
         "__reduce__": reducer(plain),
-        **compile_methods(plain),
-        **weight_methods(plain),
-        **lora_methods(plain),
-        **preset_methods(plain),
         **about(plain),
     }
-    return type(name, (plain,), namespace)
+    parts = [part for method, part in BY_METHOD.items() if hasattr(plain, method)]
+    return type(name, (*parts, plain), namespace)
 
 
 def about(plain: type[keras.Layer]) -> Namespace:
@@ -311,27 +312,26 @@ def _carrier_named(identity: dict[str, str]) -> type:
     return carrier(plain)
 
 
-def compile_methods(plain: type[keras.Layer]) -> Namespace:
-    """`compile` gives the optimizer the coefficients' own rates."""
-    if not issubclass(plain, keras.Model):
-        return {}
+class Part(Plain):  # type: ignore[misc]
+    """Base of what a carrier does beside its configuration; the class after it is the plain one."""
 
-    @functools.wraps(plain.compile)
-    def compile(self: keras.Layer, *args: object, **kwargs: object) -> None:
-        plain.compile(self, *args, **kwargs)
+
+class Compiled(Part):
+    """`compile` gives the optimizer the coefficients' own rates."""
+
+    def compile(self, *args: object, **kwargs: object) -> None:
+        super().compile(*args, **kwargs)
         if self.optimizer is not None:
             apply_rates(self.optimizer)
 
-    if plain.compile is not keras.Model.compile:
-        return {"compile": compile}  # such models Keras loads without compiling them
-
-    @functools.wraps(plain.compile_from_config)
-    def compile_from_config(self: keras.Layer, config: Config) -> None:
+    def compile_from_config(self, config: Config) -> None:
+        plain: Any = plain_class(type(self))
+        if plain.compile is not keras.Model.compile:
+            super().compile_from_config(config)  # Keras loads such models without compiling them
+            return
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is not None and self.built:
             self.optimizer.build(self.trainable_variables)
-
-    return {"compile": compile, "compile_from_config": compile_from_config}
 
 
 def settle_optimizer(model: keras.Model) -> None:
@@ -345,59 +345,49 @@ def settle_optimizer(model: keras.Model) -> None:
         without_coefficient_rates(optimizer)
 
 
-def weight_methods(plain: type[keras.Layer]) -> Namespace:
+class Weighted(Part):
     """The original cannot read the file of weights of a converted model.
 
     Keras reports no weights that do not fit where it meets a layer a second time, which it does in
     many backbones. So a converted model saves one number more, which only a converted one takes.
     """
-    if not issubclass(plain, keras.Model):
-        return {}
 
-    @functools.wraps(plain.save_own_variables)
-    def save_own_variables(self: keras.Layer, store: MutableMapping[str, object]) -> None:
-        plain.save_own_variables(self, store)
+    def save_own_variables(self, store: MutableMapping[str, object]) -> None:
+        super().save_own_variables(store)
         store[KEY] = np.ones((), "int32")
 
-    @functools.wraps(plain.load_own_variables)
-    def load_own_variables(self: keras.Layer, store: Mapping[str, object]) -> None:
-        plain.load_own_variables(self, {key: store[key] for key in set(store.keys()) - {KEY}})
+    def load_own_variables(self, store: Mapping[str, object]) -> None:
+        super().load_own_variables({key: store[key] for key in set(store.keys()) - {KEY}})
 
-    return {"save_own_variables": save_own_variables, "load_own_variables": load_own_variables}
+
+class Adapted(Part):
+    """LoRA leaves the coefficients trainable."""
+
+    def enable_lora(self, *args: object, **kwargs: object) -> object:
+        layers = [slot.layer for slot in attention_slots(self) if slot.is_converted]
+        kept = [v for layer in layers for v in added_variables(layer) if v.trainable]
+        result = super().enable_lora(*args, **kwargs)
+        for variable in kept:
+            variable.trainable = True
+        return result
 
 
 FACTORS, COEFFICIENTS = "lora", "coefficients"  # the first is KerasHub's name
 
 
-def lora_methods(plain: type[keras.Layer]) -> Namespace:
-    """LoRA leaves the coefficients trainable, and its files have them beside the factors.
+class AdaptedFiles(Part):
+    """Files of LoRA weights have the coefficients beside the factors.
 
     Both stand in a group of the file that the original does not know, so that it refuses the file.
     """
-    methods: Namespace = {}
-    if hasattr(plain, "enable_lora"):
 
-        @functools.wraps(plain.enable_lora)
-        def enable_lora(self: keras.Layer, *args: object, **kwargs: object) -> object:
-            layers = [slot.layer for slot in attention_slots(self) if slot.is_converted]
-            kept = [v for layer in layers for v in added_variables(layer) if v.trainable]
-            result = plain.enable_lora(self, *args, **kwargs)
-            for variable in kept:
-                variable.trainable = True
-            return result
-
-        methods["enable_lora"] = enable_lora
-    if not hasattr(plain, "save_lora_weights"):
-        return methods
-
-    @functools.wraps(plain.save_lora_weights)
-    def save_lora_weights(self: keras.Layer, filepath: str | os.PathLike[str]) -> None:
+    def save_lora_weights(self, filepath: str | os.PathLike[str]) -> None:
         import h5py
 
         if not str(filepath).endswith(".lora.h5"):
-            plain.save_lora_weights(self, filepath)  # its error says what the name must be
+            super().save_lora_weights(filepath)  # its error says what the name must be
         with whole_file(Path(filepath)) as scratch:
-            plain.save_lora_weights(self, str(scratch))
+            super().save_lora_weights(str(scratch))
             with h5py.File(scratch, "a") as file:
                 group = file.create_group(KEY)
                 file.move(FACTORS, f"{KEY}/{FACTORS}")
@@ -405,13 +395,12 @@ def lora_methods(plain: type[keras.Layer]) -> Namespace:
                     array = keras.ops.convert_to_numpy(keras.ops.cast(variable, "float32"))
                     group[f"{COEFFICIENTS}/{name}"] = array
 
-    @functools.wraps(plain.load_lora_weights)
-    def load_lora_weights(self: keras.Layer, filepath: str | os.PathLike[str]) -> None:
+    def load_lora_weights(self, filepath: str | os.PathLike[str]) -> None:
         import h5py
 
         with h5py.File(filepath, "r") as file, tempfile.TemporaryDirectory() as folder:
             if KEY not in file:  # of a model that is not converted
-                plain.load_lora_weights(self, filepath)
+                super().load_lora_weights(filepath)
                 return
             layers = file[KEY].get(COEFFICIENTS, {})
             values = {f"{i}/{j}": layers[i][j][()] for i in layers for j in layers[i]}
@@ -429,17 +418,11 @@ def lora_methods(plain: type[keras.Layer]) -> Namespace:
             with h5py.File(scratch, "w") as factors:
                 file.copy(f"{KEY}/{FACTORS}", factors)
             try:
-                plain.load_lora_weights(self, scratch)
+                super().load_lora_weights(scratch)
             except ValueError as error:  # it names the file
                 raise ValueError(str(error).replace(scratch, str(filepath))) from None
             for name, variable in added.items():
                 variable.assign(values[name])
-
-    return {
-        **methods,
-        "save_lora_weights": save_lora_weights,
-        "load_lora_weights": load_lora_weights,
-    }
 
 
 def _numbered_variables(backbone: keras.Layer) -> dict[str, keras.Variable]:
@@ -452,19 +435,16 @@ def _numbered_variables(backbone: keras.Layer) -> dict[str, keras.Variable]:
     }
 
 
-def preset_methods(plain: type[keras.Layer]) -> Namespace:
+class Preset(Part):
     """A preset names the carrier of its task.
 
     KerasHub looks for the class of tasks that goes with the class of the backbone. Where it finds
     another class in `task.json`, it makes a new task, whose own weights are random. A task that was
     made around a converted backbone is of the plain class.
     """
-    if not hasattr(plain, "save_to_preset"):
-        return {}
 
-    @functools.wraps(plain.save_to_preset)
-    def save_to_preset(self: keras.Layer, preset_dir: str, *args: object, **kwargs: object) -> None:
-        plain.save_to_preset(self, preset_dir, *args, **kwargs)
+    def save_to_preset(self, preset_dir: str, *args: object, **kwargs: object) -> None:
+        super().save_to_preset(preset_dir, *args, **kwargs)
         path = Path(preset_dir) / "task.json"
         config = json.loads(path.read_text()) if path.exists() else {}
         backbone = config.get("config", {}).get("backbone") or {}
@@ -479,7 +459,12 @@ def preset_methods(plain: type[keras.Layer]) -> Namespace:
         with whole_file(path) as scratch:
             scratch.write_text(json.dumps(config, indent=4))
 
-    return {"save_to_preset": save_to_preset}
 
-
+BY_METHOD: dict[str, type[Part]] = {  # for plain classes that have the method; two are of models
+    "compile_from_config": Compiled,
+    "save_weights": Weighted,
+    "enable_lora": Adapted,
+    "save_lora_weights": AdaptedFiles,
+    "save_to_preset": Preset,
+}
 carrier(keras.layers.Layer)  # the shared name is known from the start, whatever is imported later

@@ -7,6 +7,7 @@ sublayers with their variables, paths, quantisation and LoRA factors: no weight 
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import keras
@@ -54,15 +55,13 @@ def _unshared(config: object) -> object:
     return [_unshared(x) for x in config] if isinstance(config, list) else config
 
 
+@dataclass(frozen=True, eq=False)
 class ConversionRecord:
     """What a converted layer keeps for `revert` and for files. Keras tracks nothing in here."""
 
-    def __init__(
-        self, row: Row, request: Request, take_back: Callable[[keras.Layer], None]
-    ) -> None:
-        self.row = row
-        self.request = request
-        self.take_back = take_back
+    row: Row
+    request: Request
+    take_back: Callable[[keras.Layer], None]
 
 
 class AttentionSlot(NamedTuple):
@@ -190,7 +189,9 @@ def align_caches(owner: keras.Layer, slots: Sequence[AttentionSlot]) -> None:
     for layer in converted:
         layer.cache_slots = count
     for layer, row in layers:
-        if isinstance(layer, CacheSlots) or row is None or not row.has_cache:
+        if isinstance(layer, CacheSlots) or row is None:
+            continue
+        if not row.has_cache and not row.family.stacks_caches:
             continue
         plain: type = getattr(type(layer), "plain_class", type(layer))
         _pass_on(layer, widened(plain, row.cache_argument) if count > 2 else plain, count)

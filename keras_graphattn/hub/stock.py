@@ -30,6 +30,7 @@ from keras_graphattn.hub.converted import (
     Mask,
     Options,
     Result,
+    class_passing_slots,
     open_slots,
     refuse_paged_attention,
     step_mask,
@@ -334,10 +335,4 @@ def widened(plain: type, argument: str = "cache") -> type:
         rest = open_slots(cache, self.cache_slots)[:, 2:]
         return (*results[:-1], ops.concatenate([results[-1], rest], axis=1))
 
-    namespace = {
-        "call": call,
-        "cache_slots": 2,
-        "plain_class": plain,
-        "__module__": plain.__module__,
-    }
-    return type(plain.__name__, (plain,), namespace)
+    return class_passing_slots(plain, call=call)

@@ -377,13 +377,7 @@ def _check_selected(slots: Sequence[AttentionSlot], selected: Sequence[int], whe
 
 
 def select(where: Where, paths: Sequence[str]) -> list[int]:
-    """The indices, in order, of the paths that `where` selects.
-
-    Args:
-        where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
-            an index or a list of indices, of which negative ones count from the end; or a regular
-            expression that is searched for in each path.
-        paths: Paths of the attention layers, in the order in which the model runs them.
+    """The indices, in order, of the paths that the `where` of `convert` selects.
 
     Raises:
         ValueError: If nothing is selected, or for anything else than the above. The message lists

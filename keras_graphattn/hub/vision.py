@@ -20,7 +20,6 @@ from keras_graphattn.hub.converted import (
     Spelling,
     Tokens,
     attention_matrix,
-    fused_in_heads,
     part,
 )
 from keras_graphattn.types import Float, Int, Tensor
@@ -37,7 +36,10 @@ class FusedTower(AttentionFamily):
         return {name: layers[name] for name in ("query", "attention_output")}
 
     def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
-        return fused_in_heads(part(self, self.spelling.query)(inputs), self.num_heads)
+        x = part(self, self.spelling.query)(inputs)
+        x = ops.reshape(x, (*ops.shape(x)[:2], 3, self.num_heads, -1))
+        query, key, value = ops.unstack(x, 3, axis=2)
+        return query, key, value
 
 
 class SwinAttention(FusedTower):
