@@ -1,4 +1,4 @@
-"""Converted causal language models decode with a cache as they compute without."""
+"""Converted tasks decode with a cache as they compute without."""
 
 import itertools
 
@@ -11,20 +11,19 @@ import keras_graphattn
 from keras_graphattn.filters import FirstOrder
 from keras_graphattn.hub.slots import attention_slots
 from keras_graphattn.keras_internals import walk
-from tests.hub import biased_decoders, rotary_decoders
-from tests.hub.biased_decoders import (
-    VARIANTS,
-    attentions_of,
+from tests.hub import biased_decoders, rotary_decoders, sequence_to_sequence
+from tests.hub.biased_decoders import prompts
+from tests.hub.decoding import (
     decoded,
+    generated,
     greedy,
     greedy_without_cache,
     logits,
-    moved,
-    prompts,
+    prompts_of,
     seeded_cache,
 )
-from tests.hub.families import family
-from tests.hub.models import outputs
+from tests.hub.families import all_but, family
+from tests.hub.models import attentions_of, moved, outputs
 from tests.hub.test_conversion import START
 from tests.numerics import BACKEND, to_numpy
 
@@ -41,12 +40,16 @@ OF_ALL = ("graph_filter", "even", "chebyshev", "p_laplacian")
 STOCK = ("gpt2", "opt")
 NAMES = (
     *(*STOCK, "llama", "llama3"),
-    *(*rotary_decoders.TASKS, *biased_decoders.TASKS, *VARIANTS),
+    *(*rotary_decoders.BACKBONES, *biased_decoders.GENERATING, *biased_decoders.VARIANTS),
 )
+PAIRS = (*sequence_to_sequence.TASKS, "pali_gemma", "pali_gemma2")  # decode after something else
 # In the fast suite, others stand for these.
-LATER = ("opt", "llama3", "mixtral", "qwen_moe", "qwen3_moe", "phi3", "qwen3_5_moe")
-EACH = [pytest.param(n, marks=pytest.mark.slow) if n in LATER else n for n in NAMES]
-ROUNDING = dict.fromkeys(VARIANTS, 2e-5)  # of four layers
+LATER = (
+    *("opt", "llama3", "mixtral", "qwen_moe", "qwen3_moe", "phi3", "qwen3_5_moe"),
+    *("edrec", "bart", "t5_gemma", "t5_gemma_2", "pali_gemma2"),
+)
+EACH = all_but([*NAMES, *PAIRS], LATER)
+ROUNDING = dict.fromkeys(biased_decoders.VARIANTS, 2e-5)  # of four layers
 # Layers that are left as they were decode as KerasHub made them: GPT-NeoX otherwise than its full
 # pass, and recurrence as well.
 WITHOUT_EVEN = ("gpt_neo_x", "gemma3n_borrowing")
@@ -58,7 +61,7 @@ def plain(name, **options):
     return family(name).make_task(family(name).make(**options))
 
 
-def causal_lm(name, case="graph_filter", **options):
+def converted_task(name, case="graph_filter", **options):
     """A converted task whose coefficients have moved."""
     attention, where, given = CASES[case]
     where = family(name).where if where == "all" else where
@@ -77,7 +80,7 @@ def cases():
         is_reached = case in OF_ALL or name == "gpt2" or of_llama
         if not is_reached or (case == "even" and name in WITHOUT_EVEN) or name in ON_ITS_OWN[1:]:
             continue
-        is_rotary = name in rotary_decoders.TASKS and name != rotary_decoders.REPRESENTATIVE
+        is_rotary = name in rotary_decoders.BACKBONES and name != rotary_decoders.REPRESENTATIVE
         is_slow = name in LATER or (is_rotary and case != "graph_filter")
         yield pytest.param(name, case, marks=[pytest.mark.slow] if is_slow else [])
 
@@ -85,8 +88,9 @@ def cases():
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(("name", "case"), list(cases()))
 def test_cached_decoding_equals_the_full_pass(name, case):
-    model, ids = causal_lm(name, case), prompts(7, (7, 7))["token_ids"]
-    expected = logits(model, ids)
+    model, inputs = converted_task(name, case), prompts(7, (7, 7))
+    ids = inputs["token_ids"]
+    expected = logits(model, inputs, ids)
     tolerance = ROUNDING.get(name, 1e-5) * np.abs(expected).max()
     np.testing.assert_allclose(decoded(model, ids), expected, rtol=0, atol=tolerance)
 
@@ -94,16 +98,20 @@ def test_cached_decoding_equals_the_full_pass(name, case):
 @pytest.mark.parametrize("name", [x for x in EACH if x != "qwen3_5_mixed"])
 def test_greedy_tokens_are_those_of_the_full_pass(name):
     """Prompts of 3 and of 5 tokens; windows of 3 leave some of them out of sight."""
-    model, inputs = causal_lm(name), prompts()
+    model = converted_task(name)
+    inputs = prompts_of(name, model)
     expected = greedy_without_cache(model, inputs)
     np.testing.assert_array_equal(greedy(model, inputs), expected)
     assert len(np.unique(expected[:, 5:])) > 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [x for x in NAMES if x not in (*STOCK, "qwen3_5_mixed")])
+@pytest.mark.parametrize(
+    "name", [x for x in (*NAMES, *PAIRS) if x not in (*STOCK, "qwen3_5_mixed")]
+)
 def test_64_greedy_tokens_with_and_without_cache(name):
-    model, inputs = causal_lm(name), prompts(69, (3, 5))
+    model = converted_task(name)
+    inputs = prompts_of(name, model, 69)
     np.testing.assert_array_equal(greedy(model, inputs), greedy_without_cache(model, inputs))
 
 
@@ -111,7 +119,8 @@ def test_64_greedy_tokens_with_and_without_cache(name):
 @pytest.mark.parametrize("attention", START)
 @pytest.mark.parametrize("name", EACH)
 def test_a_new_conversion_generates_as_the_original(name, attention):
-    model, inputs = plain(name), prompts(9)
+    model = plain(name)
+    inputs = prompts_of(name, model)
     if is_eager_only(model):
         pytest.skip("KerasHub 0.32 cannot compile a step with the window of QwenMoeAttention")
     tokens = greedy_without_cache if name == "gpt_neo_x" else greedy
@@ -123,7 +132,7 @@ def test_a_new_conversion_generates_as_the_original(name, attention):
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss", "smollm3"])
 def test_scores_are_the_logits_of_the_full_pass(name):
-    model, inputs = causal_lm(name), prompts(7, (5, 7))
+    model, inputs = converted_task(name), prompts(7, (5, 7))
     (expected,) = outputs(model, inputs)
     scores = to_numpy(model.score(inputs["token_ids"], inputs["padding_mask"]))
     scores = scores * inputs["padding_mask"][..., None]
@@ -131,7 +140,7 @@ def test_scores_are_the_logits_of_the_full_pass(name):
 
 
 # A V is per query head: with 4 query heads for 2 heads of keys and values, it takes two slots.
-SLOTS = {"gpt2": 3, **dict.fromkeys(("llama", *rotary_decoders.TASKS), 4), "qwen3_5_mixed": 4}
+SLOTS = {"gpt2": 3, **dict.fromkeys(("llama", *rotary_decoders.BACKBONES), 4), "qwen3_5_mixed": 4}
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
@@ -158,8 +167,9 @@ def test_layers_left_as_they_were_pass_on_the_further_slots(name):
 @pytest.mark.slow_on("jax")
 def test_the_original_gpt_neo_x_decodes_differently_from_its_full_pass():
     """Once this fails, keras-hub#2870 is fixed: then the docstring of the family can say so."""
-    model, ids = plain("gpt_neo_x"), prompts(7, (7, 7))["token_ids"]
-    full = logits(model, ids)
+    model, inputs = plain("gpt_neo_x"), prompts(7, (7, 7))
+    ids = inputs["token_ids"]
+    full = logits(model, inputs, ids)
     assert np.abs(decoded(model, ids) - full).max() > 1e-2 * np.abs(full).max()
     keras_graphattn.convert(model)
     np.testing.assert_allclose(decoded(model, ids), full, atol=1e-5 * np.abs(full).max())
@@ -170,18 +180,19 @@ def test_phi3_decodes_beyond_its_pretraining_as_the_original_does():
     """Here the original's steps rotate otherwise than its full pass, and so do the converted."""
     longest = rotary_decoders.PRETRAINED
     model = plain("phi3", pretraining_sequence_length=4, max_sequence_length=longest)
-    ids = prompts(6, (6, 6))["token_ids"]
-    before, full = decoded(model, ids), logits(model, ids)
+    inputs = prompts(6, (6, 6))
+    ids = inputs["token_ids"]
+    before, full = decoded(model, ids), logits(model, inputs, ids)
     keras_graphattn.convert(model, order=4)
     tolerance = 1e-5 * np.abs(before).max()
     np.testing.assert_allclose(decoded(model, ids), before, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(logits(model, ids), full, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(logits(model, inputs, ids), full, rtol=0, atol=tolerance)
     assert np.abs(before - full).max() > 1e-3
 
 
 @pytest.mark.slow_on("jax")
 def test_gemma_3_gives_further_slots_to_converted_layers_only():
-    model, ids = causal_lm("gemma3", "even"), ops.ones((2, 5), "int32")
+    model, ids = converted_task("gemma3", "even"), ops.ones((2, 5), "int32")
     cache = seeded_cache(model, ids)
     assert [len(each) for each in cache] == [4, 2]  # A V of 4 query heads takes two of 2 heads
     assert {tuple(x.shape) for each in cache for x in each} == {(2, 5, 2, 4)}
@@ -192,7 +203,7 @@ def test_gemma_3_gives_further_slots_to_converted_layers_only():
 @pytest.mark.slow_on("jax")
 def test_gemma_3_keeps_what_the_first_pass_saw():
     """Image tokens see each other in both directions; a later step must not write over that."""
-    layer = attentions_of(causal_lm("gemma3", "chebyshev"))[0]
+    layer = attentions_of(converted_task("gemma3", "chebyshev"))[0]
     x = np.random.default_rng(0).standard_normal((2, 6, 16)).astype("float32")
     mask = np.tril(np.ones((6, 6), bool))
     mask[1:4, 1:4] = True  # the image
@@ -213,7 +224,7 @@ def test_gemma_3_keeps_what_the_first_pass_saw():
 
 @pytest.mark.slow_on("jax")
 def test_decodes_without_a_mask_as_with_the_causal_one():
-    layer, x = attentions_of(causal_lm("qwen_moe"))[0], ops.ones((1, 2, 16))
+    layer, x = attentions_of(converted_task("qwen_moe"))[0], ops.ones((1, 2, 16))
     causal = np.arange(5)[None] <= np.array([1, 2])[:, None]
     options = {"cache": ops.zeros((1, 4, 5, 2, 4)), "cache_update_index": 1}
     rows, _ = layer(x, **options)
@@ -224,9 +235,9 @@ def test_decodes_without_a_mask_as_with_the_causal_one():
 UNCACHED = ("bloom", "falcon", "gpt_neo_x", "gpt_oss", "qwen3_5")  # they refuse an index alone
 
 
-@pytest.mark.parametrize("name", ["llama", *rotary_decoders.TASKS, *UNCACHED])
+@pytest.mark.parametrize("name", ["llama", *rotary_decoders.BACKBONES, *UNCACHED])
 def test_refuses_a_cache_without_its_index_and_the_reverse(name):
-    layer, x = attentions_of(causal_lm(name))[0], ops.ones((1, 1, 16))
+    layer, x = attentions_of(converted_task(name))[0], ops.ones((1, 1, 16))
     sizes, of = layer.head_sizes(), "self_attention_cache" if name == "smollm3" else "cache"
     cache = ops.zeros((1, 4, 1, sizes.num_key_value_heads, sizes.key_dim))
     further = {"alibi": ops.zeros((1, 4, 1, 1))} if name == "falcon" else {}
@@ -238,7 +249,7 @@ def test_refuses_a_cache_without_its_index_and_the_reverse(name):
 
 
 def test_refuses_what_cached_attention_cannot_do():
-    layer = attentions_of(causal_lm("gpt2"))[0]
+    layer = attentions_of(converted_task("gpt2"))[0]
     x, cache = ops.ones((1, 1, 8)), ops.zeros((1, 3, 4, 2, 4))
     with pytest.raises(ValueError, match="cache_update_index"):
         layer(x, x, cache=cache)
@@ -255,27 +266,21 @@ SAMPLERS = {
 }
 
 
-def sampled(model, inputs, sampler):
-    model.compile(sampler=sampler, run_eagerly=BACKEND == "tensorflow")
-    tokens = model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=None)
-    return to_numpy(tokens["token_ids"])
-
-
 @pytest.mark.parametrize(
     ("name", "sampler"), [*(("gpt2", sampler) for sampler in SAMPLERS), ("llama", "beam")]
 )
 @pytest.mark.slow_on("jax")
 def test_samplers_that_leave_no_choice_are_greedy(name, sampler):
     """Each sampler runs on further slots; with a single candidate it finds the greedy tokens."""
-    model, inputs = causal_lm(name), prompts(8, (3, 3))
-    tokens = sampled(model, inputs, SAMPLERS[sampler]())
+    model, inputs = converted_task(name), prompts(8, (3, 3))
+    tokens = generated(model, inputs, SAMPLERS[sampler]())["token_ids"]
     np.testing.assert_array_equal(tokens, greedy_without_cache(model, inputs))
 
 
 @pytest.mark.slow_on("jax")
 def test_beams_of_several_run():
-    model, inputs = causal_lm("gpt2"), prompts(8, (3, 3))
-    tokens = sampled(model, inputs, keras_hub.samplers.BeamSampler(num_beams=3))
+    model, inputs = converted_task("gpt2"), prompts(8, (3, 3))
+    tokens = generated(model, inputs, keras_hub.samplers.BeamSampler(num_beams=3))["token_ids"]
     np.testing.assert_array_equal(tokens[:, :3], inputs["token_ids"][:, :3])
 
 

@@ -23,21 +23,9 @@ from keras_graphattn.hub.families import (
 from keras_graphattn.hub.slots import attention_slots
 from keras_graphattn.hub.stock import StockAttention
 from tests.hub import families as every_backbone
-from tests.hub.containers import SERIES, answers, moved
-from tests.hub.models import (
-    BACKBONES,
-    outputs,
-    random_backbone,
-    random_inputs,
-)
-
-COEFFICIENT = "transformer_layer_0/self_attention/power_coefficient"
-
-
-def converted(**options):
-    keras.utils.set_random_seed(0)
-    backbone = random_backbone("llama")
-    return moved(keras_graphattn.convert(backbone, "graph_filter", **{"order": 4, **options}))
+from tests.hub.containers import SERIES, answers
+from tests.hub.families import converted
+from tests.hub.models import BACKBONES, moved, outputs, random_inputs
 
 
 def attention_of(backbone, index=0):
@@ -46,25 +34,6 @@ def attention_of(backbone, index=0):
 
 def variables(model):
     return {v.path: v for v in model.weights}
-
-
-def array(x):
-    return np.asarray(ops.convert_to_numpy(x), "float64")
-
-
-@pytest.mark.slow_on("jax", "tensorflow")
-def test_sizes_of_every_backbones_attention():
-    for name in BACKBONES:
-        for site in attention_slots(BACKBONES[name]()):
-            shown = view(site.layer)
-            sizes, found = shown.head_sizes(), shown.projection_layers()
-            assert (sizes.num_heads, sizes.key_dim) == ((4, 4) if "llama" in name else (2, 4))
-            assert sizes.groups == (2 if "llama" in name else 1)
-            assert sizes.scale == pytest.approx(0.5)
-            assert {"query", "key", "value", "attention_output"} <= set(found)
-            causal = name in ("gpt2", "opt", "llama", "llama3") or "decoder" in site.path
-            causal = causal or (name == "clip" and "text" in site.path)
-            assert shown.sees_past_only(site.parent) is causal, site.path
 
 
 @pytest.mark.parametrize(
@@ -115,7 +84,7 @@ def test_a_failure_at_the_last_layer_takes_the_first_ones_back(monkeypatch):
 
 def test_padding_on_the_left_changes_nothing():
     """Rotary embedding sees distances between tokens only."""
-    backbone = converted()
+    backbone = converted("llama")
     inputs = random_inputs(backbone, 5, real=[5, 5])
     left = {
         name: np.pad(value, [[0, 0], [3, 0]], constant_values=int(name == "token_ids"))
@@ -126,17 +95,11 @@ def test_padding_on_the_left_changes_nothing():
 
 
 def test_a_converted_layer_is_not_made_from_its_configuration():
-    layer = attention_of(converted())
+    layer = attention_of(converted("llama"))
     config = layer.get_config()
     assert config["order"] == 4
     with pytest.raises(ValueError, match=r"made by keras_graphattn.convert.*LlamaAttention only"):
         type(layer).from_config(config)
-
-
-def test_refuses_what_a_converted_layer_cannot_do():
-    layer, x = attention_of(converted()), ops.ones((1, 1, 16))
-    with pytest.raises(ValueError, match="cache_update_index"):
-        layer(x, cache=ops.zeros((1, 4, 4, 2, 4)))
 
 
 # Attention of one's own, of a class that nothing in this package or in KerasHub knows.

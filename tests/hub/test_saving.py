@@ -11,9 +11,9 @@ import pytest
 
 import keras_graphattn
 from keras_graphattn import masks
-from keras_graphattn.hub.slots import added_variables, attention_slots
+from keras_graphattn.hub.slots import attention_slots
 from keras_graphattn.keras_internals import walk
-from tests.hub.abilities import added_paths
+from tests.hub.abilities import added_names, added_paths
 from tests.hub.containers import (
     ATTENTIONS,
     CONTAINERS,
@@ -31,11 +31,11 @@ from tests.hub.containers import (
     classes,
     converted,
     functional,
-    moved,
 )
 from tests.hub.models import (
     BACKBONES,
     assert_equal_outputs,
+    moved,
     outputs,
     random_backbone,
     random_inputs,
@@ -54,15 +54,6 @@ FAST = [
     ("llama_task", "saved", "p_laplacian"),
     ("tower", "pickled", "p_laplacian"),
 ]
-
-
-def added_names(model):
-    """The weights that a conversion has added, by their paths in their layers.
-
-    The paths of layers may differ: where a name is made by Keras, a copy has the next number.
-    """
-    slots = attention_slots(model)
-    return [v.path.removeprefix(slot.path) for slot in slots for v in added_variables(slot.layer)]
 
 
 def cases():
