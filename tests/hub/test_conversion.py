@@ -166,7 +166,7 @@ def rows_of(model):
     return [dataclasses.replace(row, path="") for row in keras_graphattn.inspect(model)]
 
 
-# KerasHub 0.32 cannot read a file of a model made of these layers, converted or not.
+# Layers between the backbone and its blocks do not tell their configuration in KerasHub 0.32.
 UNREADABLE = ("gemma3n", "metaclip_2", "parseq", "whisper")
 LAYERED = [
     *(*rotary_decoders.BACKBONES, *biased_decoders.DECODERS),
