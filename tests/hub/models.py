@@ -122,7 +122,7 @@ MASKED = [name for name in BACKBONES if name not in ("vit", "deit", "clip", "sig
 FIXED = ("position_embeddings", "inv_freq", "moving_")
 
 
-def randomised(model, seed=0, size=0.4):
+def randomised(model, seed=0, size=0.4, keeps_start=False):
     """The model with weights that are large enough that attention is not uniform.
 
     They are the same on all backends: matrices are random, norms and biases near their start.
@@ -133,7 +133,8 @@ def randomised(model, seed=0, size=0.4):
         if any(name in variable.path for name in FIXED):
             continue
         shape = tuple(variable.shape)
-        start = 0.0 if len(shape) > 1 or "sinks" in variable.path else to_numpy(variable)
+        is_new = (len(shape) > 1 or "sinks" in variable.path) and not keeps_start
+        start = 0.0 if is_new else to_numpy(variable)
         noise = (size(variable) if callable(size) else size) * generator.standard_normal(shape)
         variable.assign((start + noise).astype("float32"))
     return model
@@ -146,7 +147,7 @@ def by_fan_in(variable):
 
 
 def random_backbone(name):
-    return randomised(BACKBONES[name]())
+    return randomised(BACKBONES[name](), size=0.3, keeps_start=True)
 
 
 def moved(model):
