@@ -3,8 +3,7 @@
 A converted layer is an instance of a class of three bases: one that attends, one that is its family
 (`ConvertedAttention`, `AttentionFamily`), and the layer's own class. The family says where the
 projections are, how large the heads are, what the layer does to its scores and how it decodes; and
-it overrides the one method of the original that attends. So all of it has a true `self`, and the
-layer keeps its weights, paths, quantisation and LoRA factors. Before the conversion,
+it overrides the one method of the original that attends. Before the conversion,
 `keras_graphattn.hub.families.view` shows a layer with the methods of its family.
 
 Names of methods here are two words or a verb of attending (`head_sizes`, `attend_cached`), because
@@ -12,12 +11,13 @@ layers of other packages have attributes such as `output`, `window`, `scale` and
 attribute of theirs may have the name of a method here: tests/hub/test_families.py looks.
 """
 
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import keras
 from keras import ops
@@ -40,20 +40,19 @@ from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.operator import Operator, Visibility, all_of, four_dimensional
 from keras_graphattn.operators.p_laplacian import CachedPLaplacianOperator, PLaplacianOperator
 from keras_graphattn.operators.softmax import Logits, SoftmaxOperator, scores_of, zero_hidden_rows
-from keras_graphattn.types import Float, Num, Tensor
+from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
-SOFT_CAP = "soft cap of the scores"
-BIAS = "bias of the scores"
-SINK = "sink"
 DROPOUT = "dropout of the attention matrix"
-
 PATHS = ("dense", "blockwise", "fused")
 
-Index = int | Tensor  # a position in the cache, or a length
+Options = dict[str, Any]  # of `convert`, by name
+Index = int | Int[Tensor, ""]  # a position in the cache, or a length
 Tokens = Float[Tensor, "B _ _"]
 Heads = Float[Tensor, "B _ _ _"]  # (B, T, N, H), where not said otherwise
 Cache = Float[Tensor, "B _ _ _ _"]  # (B, slots, S, Nkv, H), where not said otherwise
 Mask = Num[Tensor, "..."]  # true where a token is seen
+Bias = Num[Tensor, "..."]  # what is added to the scores (B, N, T, S)
+Result = Float[Tensor, "..."] | tuple[Num[Tensor, "..."] | None, ...]  # of `call`
 
 
 class HeadSizes(NamedTuple):
@@ -82,6 +81,9 @@ class Spelling:
             projections by default, which only those have that make heads.
         num_key_value_heads: The number of heads of keys and values; by default that of queries.
         key_dim: The size of a head.
+        query_norm: What normalises queries before their rotation; `key_norm` is that of the keys.
+            Layers that are made without norms have neither.
+        rotary: What rotates queries or keys: a layer or method of `(x, start_index)`.
         scale: The factor of the scores, or a name for it; by default 1 / sqrt(key_dim).
         soft_cap: The soft cap of the scores.
         matrix_dropout: The layer that drops entries of A.
@@ -97,6 +99,9 @@ class Spelling:
     num_heads: str = ""
     num_key_value_heads: str = ""
     key_dim: str = ""
+    query_norm: str = ""
+    key_norm: str = ""
+    rotary: str = ""
     scale: str | float = ""
     soft_cap: str = ""
     matrix_dropout: str = ""
@@ -117,20 +122,20 @@ class Step(NamedTuple):
     """Where the new tokens of a decoding step are, and what they see.
 
     Attributes:
-        index: Position of the first new token.
+        position: That of the first new token.
         mask: Boolean tensor of shape (B or 1, 1, t, S).
         update: Optional boolean tensor of shape (B, t). Where it is false, the cache keeps what it
             has of a token, and the token's row is made of that.
     """
 
-    index: Any
-    mask: Tensor
-    update: Tensor | None = None
+    position: Index
+    mask: Bool[Tensor, "B? 1 t S"]
+    update: Num[Tensor, "B t"] | None = None
 
-    def write(self, cache: Cache, x: Tensor, slot: int) -> Tensor:
+    def write(self, cache: Cache, x: Cache, slot: int) -> Cache:
         """The cache (B, slots, S, Nkv, H) with x (B, k, t, Nkv, H) in the slots from `slot`."""
         x = ops.cast(x, cache.dtype)
-        start = (0, slot, self.index, 0, 0)
+        start = (0, slot, self.position, 0, 0)
         if self.update is not None:
             update = ops.cast(self.update, "bool")[:, None, :, None, None]
             x = ops.where(update, x, ops.slice(cache, start, ops.shape(x)))
@@ -145,7 +150,7 @@ def open_slots(cache: Cache, slots: int) -> Cache:
     return pad(cache, [[0, 0], [0, missing], [0, 0], [0, 0], [0, 0]])
 
 
-def step_mask(mask: Mask | None, query: Tensor, cache: Cache, index: Index) -> Tensor:
+def step_mask(mask: Mask | None, query: Tokens, cache: Cache, index: Index) -> Mask:
     """The mask of the new tokens against the whole cache, (B or 1, 1, t, S)."""
     if mask is None:
         rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
@@ -154,16 +159,10 @@ def step_mask(mask: Mask | None, query: Tensor, cache: Cache, index: Index) -> T
     return mask[:, None] if len(mask.shape) == 3 else mask
 
 
-def in_all_heads(x: Heads, groups: int) -> Heads:
-    """Keys or values (B, S, Nkv, H), repeated to all query heads (B, S, Nkv * groups, H)."""
+def in_all_heads(x: Heads, num_heads: int) -> Heads:
+    """Keys or values (B, S, Nkv, H), repeated to all query heads (B, S, N, H)."""
+    groups = num_heads // x.shape[2]
     return x if groups == 1 else ops.repeat(x, groups, axis=2)
-
-
-def fused_in_heads(x: Tokens, num_heads: int) -> tuple[Heads, Heads, Heads]:
-    """Queries, keys and values (B, T, N, H) of one projection, (B, T, 3 * N * H)."""
-    x = ops.reshape(x, (*ops.shape(x)[:2], 3, num_heads, x.shape[-1] // (3 * num_heads)))
-    query, key, value = ops.unstack(x, 3, axis=2)
-    return query, key, value
 
 
 def part(layer: keras.Layer, name: str) -> Any:
@@ -171,12 +170,14 @@ def part(layer: keras.Layer, name: str) -> Any:
     return getattr(layer, f"_{name}") if hasattr(layer, f"_{name}") else getattr(layer, name)
 
 
-def dropped(dropout: keras.Layer, x: Tensor, training: bool | None) -> Tensor:
+def dropped(
+    dropout: keras.Layer, x: Float[Tensor, "..."], training: bool | None
+) -> Float[Tensor, "..."]:
     """Some entries of x are 0 in training. Without `training`, Keras knows whether this is that."""
     return dropout(x) if training is None else dropout(x, training=training)
 
 
-def keras_hub_utilities() -> Any:
+def keras_hub_utilities() -> ModuleType:
     """KerasHub's module that knows the device; KerasHub is imported where its layers are."""
     return sys.modules["keras_hub.src.utils.keras_utils"]
 
@@ -184,13 +185,19 @@ def keras_hub_utilities() -> Any:
 def refuse_paged_attention(layer: keras.Layer) -> None:
     """Refuses a call while this thread serves with vLLM, whose kernel applies a softmax once."""
     module = sys.modules.get("keras_hub.src.vllm.context")
-    context: Any = module.get_vllm_context() if module is not None else None
+    context = module.get_vllm_context() if module is not None else None
     if context is not None and context.paged_attention_func is not None:
         raise ValueError(
             f"{type(layer).__name__} applies its attention more than once or re-weights it, and "
             "vLLM's paged kernel does neither. Serve the original with vLLM: call "
             "keras_graphattn.revert(model)."
         )
+
+
+def class_passing_slots(plain: type, **methods: Callable[..., Any]) -> type:
+    """A class of layers that are not converted, whose methods pass on slots of others' caches."""
+    namespace = {"cache_slots": 2, "plain_class": plain, "__module__": plain.__module__}
+    return type(plain.__name__, (plain,), {**methods, **namespace})
 
 
 class CacheSlots:
@@ -217,6 +224,8 @@ class AttentionFamily:
         adds_bias: Whether something is added to the scores.
         has_sink: Whether a learned logit takes part in the softmax.
         uses_backend: Whether the original may call the backend's own attention.
+        stacks_caches: Whether the layers take a cache, return it as the last of their results, and
+            have as many slots in it as the other layers, since the caches of all are stacked.
     """
 
     spelling: ClassVar[Spelling] = Spelling()
@@ -224,11 +233,16 @@ class AttentionFamily:
     adds_bias: ClassVar[bool] = False
     has_sink: ClassVar[bool] = False
     uses_backend: ClassVar[bool] = False
-
-    # How a layer changes.
+    stacks_caches: ClassVar[bool] = False
 
     plain_class: ClassVar[type]
     family_class: ClassVar[type]
+
+    if TYPE_CHECKING:  # what the layer's own class and the class that attends have
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    # How a layer changes.
 
     @classmethod
     def has_class(cls, plain: type, module: str) -> bool:
@@ -236,7 +250,7 @@ class AttentionFamily:
         return plain.__module__.startswith(module)
 
     @classmethod
-    def check_replacement(cls, replacement: Any, classes: str) -> None:
+    def check_replacement(cls, replacement: object, classes: str) -> None:
         """Refuses what cannot attend in layers of these classes."""
         if not isinstance(replacement, type) or not issubclass(replacement, ConvertedAttention):
             raise ValueError(
@@ -246,16 +260,11 @@ class AttentionFamily:
             )
 
     def prepared_change(
-        self, replacement: Any, parent: keras.Layer, options: dict[str, Any]
+        self, replacement: type["ConvertedAttention"], parent: keras.Layer, options: Options
     ) -> Callable[[keras.Layer], Callable[[keras.Layer], None]]:
-        """What changes the layer, and returns what takes that back.
+        """What changes the layer, and returns what takes that back. It is called on a view.
 
-        Called on a view. Whatever can be refused is refused here, before anything changes.
-
-        Args:
-            replacement: The class that attends.
-            parent: The layer that holds this one.
-            options: Those of `convert`, in objects of their own.
+        Whatever can be refused is refused here, before anything changes.
         """
         plain = self.plain_class
         multiplier = positive(NAME, options.pop(NAME, FINE_TUNING_MULTIPLIER), {})
@@ -267,7 +276,7 @@ class AttentionFamily:
                 f"{plain.__name__} keeps its own settings when it is converted: options must be "
                 f"out of {[*names, NAME]}. Received: {', '.join(unknown)}"
             )
-        new_class = class_with(plain, self.family_class, replacement)
+        new_class = class_with(plain, self.family_class, replacement)  # type: ignore[arg-type]
         settings = shown_as(self, new_class).settings_from(**options)
         has_lora = self.has_lora()
 
@@ -339,16 +348,12 @@ class AttentionFamily:
         """What else than a softmax makes A. Only a path that forms A keeps it."""
         names = self.spelling
         terms = {
-            SOFT_CAP: bool(names.soft_cap) and getattr(self, names.soft_cap) is not None,
-            BIAS: self.adds_bias,
-            SINK: self.has_sink,
-            DROPOUT: bool(names.matrix_dropout) and self.dropout_of_matrix().rate > 0.0,
+            "soft cap of the scores": names.soft_cap and getattr(self, names.soft_cap) is not None,
+            "bias of the scores": self.adds_bias,
+            "sink": self.has_sink,
+            DROPOUT: names.matrix_dropout and part(self, names.matrix_dropout).rate > 0.0,
         }
         return tuple(name for name, is_there in terms.items() if is_there)
-
-    def dropout_of_matrix(self) -> Any:
-        """The layer that drops entries of A."""
-        return part(self, self.spelling.matrix_dropout)
 
     def window_sides(self) -> tuple[int | None, int | None] | None:
         """How many tokens before and after itself a token sees; `None` for no such limit."""
@@ -362,22 +367,7 @@ class AttentionFamily:
             return bool(self._use_fused_attention_op())
         return bool(keras_hub_utilities().fused_attention_op_available())
 
-    def calls_kernel(self) -> bool:
-        """Whether the original calls a fused kernel of this device. A graph filter does then, too.
-
-        The filter calls it once for each application of A, and A is not formed.
-        """
-        utilities = keras_hub_utilities()
-        on_device = utilities.running_on_gpu() or utilities.running_on_tpu()
-        return bool(on_device) and self.calls_backend()
-
     # The way of tokens through a converted layer. `attend` and `attend_rows` are of the attention.
-
-    attend: Any
-    attend_rows: Any
-    needed_slots: Any
-    cache_slots: Any
-    settings: Any
 
     def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
         """Queries (B, t, N, H), keys and values (B, t, Nkv, H) of new tokens, as they are cached.
@@ -401,19 +391,27 @@ class AttentionFamily:
 
     def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
         """Queries and keys after their norms and rotations, from the position `index` on."""
+        names = self.spelling
+        query_norm, key_norm, rotate = (
+            getattr(self, name, None) for name in (names.query_norm, names.key_norm, names.rotary)
+        )
+        query = query if query_norm is None else query_norm(query)
+        key = key if key_norm is None else key_norm(key)
+        if rotate is not None:
+            query, key = rotate(query, start_index=index), rotate(key, start_index=index)
         return query, key
 
     def cached_keys(self, keys: Heads) -> Heads:
         """Keys of the cache, (B, S, Nkv, H), as queries are multiplied by them."""
         return keys
 
-    def score_logits(self, length: Index, term: Any = None) -> Logits:
+    def score_logits(self, length: Index, bias: Bias | None = None) -> Logits:
         """What the layer does to its scaled scores for `length` keys.
 
-        `term` is what the overridden method hands on: here a bias (B or 1, N, T or 1, S).
+        The method that attends hands on the bias (B or 1, N, T or 1, S), if there is one.
         """
         soft_cap = self.spelling.soft_cap
-        return Logits(soft_cap=getattr(self, soft_cap) if soft_cap else None, bias=term)
+        return Logits(soft_cap=getattr(self, soft_cap) if soft_cap else None, bias=bias)
 
     def dropped_matrix(
         self, matrix: Float[Tensor, "B N T S"], training: bool | None
@@ -421,7 +419,7 @@ class AttentionFamily:
         """A (B, N, T, S) after the layer's dropout of it."""
         if not self.spelling.matrix_dropout:
             return matrix
-        return dropped(self.dropout_of_matrix(), matrix, training)
+        return dropped(part(self, self.spelling.matrix_dropout), matrix, training)
 
     def merged_heads(self, outputs: Heads, training: bool | None) -> Float[Tensor, "B T _"]:
         """The layer's result, from the outputs of its heads, (B, t, N, H)."""
@@ -442,7 +440,7 @@ class AttentionFamily:
         mask: Mask | None = None,
         index: Index | None = None,
         training: bool | None = None,
-        term: Any = None,
+        bias: Bias | None = None,
     ) -> Float[Tensor, "B T _"]:
         """The result for all tokens, where the original has no method that attends but `call`.
 
@@ -454,9 +452,7 @@ class AttentionFamily:
                 f"cache_update_index={index}"
             )
         query, key, value = self.projected_heads(inputs, 0)
-        groups = self.settings.sizes.groups
-        key, value = in_all_heads(self.cached_keys(key), groups), in_all_heads(value, groups)
-        outputs = self.attend(query, key, value, mask, training, term)
+        outputs = self.attend(query, self.cached_keys(key), value, mask, training, bias)
         return self.merged_heads(outputs, training)
 
     def attend_cached(
@@ -467,28 +463,27 @@ class AttentionFamily:
         index: Index,
         training: bool | None = None,
         *,
-        term: Any = None,
-        update: Tensor | None = None,
-        projected: tuple[Tensor, ...] | None = None,
-        gate: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The result for new tokens, (B, t, d), and the next cache.
+        bias: Bias | None = None,
+        update: Num[Tensor, "B T"] | None = None,
+        projected: tuple[Heads, ...] | None = None,
+        gate: Heads | None = None,
+    ) -> tuple[Float[Tensor, "B T _"], Cache]:
+        """The result for new tokens, and the next cache: keys, values, further signals.
 
         Args:
             inputs: The new tokens.
             mask: Optional mask of shape (B, t, S) against the whole cache.
-            cache: The cache, (B, slots, S, Nkv, H): keys, values, further signals.
+            cache: The cache.
             index: Position of the first new token.
             training: Whether to apply dropout.
-            term: What `score_logits` needs of the arguments of the call.
-            update: Optional boolean tensor (B, t); where it is false, the cache keeps what it has.
+            bias: What is added to the scores.
+            update: Where it is false, the cache keeps what it has.
             projected: Queries, keys and values, where `projected_heads` cannot make them of
                 `inputs` and `index` only.
             gate: Optional factors of the outputs of the heads, (B, t, N, H).
         """
         refuse_paged_attention(self)
         self.check_index(index)
-        groups = self.settings.sizes.groups
         cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
         query, key, value = projected or self.projected_heads(inputs, index)
         visible = self.visible_pairs(query, step_mask(mask, inputs, cache, index), index)
@@ -497,14 +492,15 @@ class AttentionFamily:
         if update is not None:
             start = (0, 1, index, 0, 0)
             value = ops.slice(cache, start, ops.shape(value[:, None]))[:, 0]
-        logits = self.score_logits(ops.shape(cache)[2], term)
-        outputs, cache = self.attend_rows(query, in_all_heads(value, groups), cache, step, logits)
+        logits = self.score_logits(ops.shape(cache)[2], bias)
+        value = in_all_heads(value, query.shape[2])
+        outputs, cache = self.attend_rows(query, value, cache, step, logits)
         outputs = outputs if gate is None else outputs * gate
         return self.merged_heads(outputs, training), cache
 
     def visible_pairs(
         self, query: Float[Tensor, "B T N H"], mask: Mask | None, index: Index = 0
-    ) -> Tensor | None:
+    ) -> Mask | None:
         """A mask (B or 1, 1 or N, t, S) joined with the window of the layer.
 
         With the `index` of the first query, the mask must be given, with all S columns.
@@ -515,8 +511,7 @@ class AttentionFamily:
             return visible
         rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
         length = ops.shape(query)[1] if mask is None else ops.shape(mask)[-1]
-        columns = ops.arange(length, dtype="int32")
-        behind = rows[:, None] - columns[None, :]  # (t, S)
+        behind = rows[:, None] - ops.arange(length, dtype="int32")[None, :]  # (t, S)
         before, after = window
         within = all_of(
             None if before is None else behind <= before,
@@ -533,25 +528,21 @@ class AttentionFamily:
             )
 
 
-_CLASSES: dict[tuple[type, ...], type] = {}
-
-
+@functools.cache
 def class_with(plain: type, family: type, attention: type | None = None) -> type:
     """A subclass of `plain` with the methods of a family, and of an attention if converted."""
-    bases = (family, plain) if attention is None else (attention, family, plain)
-    if bases not in _CLASSES:
-        name = plain.__name__
-        if attention is not None:
-            of, what = name.removesuffix("Attention"), attention.__name__.removeprefix("Converted")
-            name = f"{of}{what.removesuffix('Attention')}Attention"
-        namespace = {
-            "plain_class": plain,
-            "family_class": family,
-            "__module__": __name__,
-            "__doc__": f"`{plain.__name__}` as `keras_graphattn.convert` makes it.",
-        }
-        _CLASSES[bases] = type(name, bases, namespace)
-    return _CLASSES[bases]
+    name = plain.__name__
+    if attention is not None:
+        of, what = name.removesuffix("Attention"), attention.__name__.removeprefix("Converted")
+        name = f"{of}{what.removesuffix('Attention')}Attention"
+    namespace = {
+        "plain_class": plain,
+        "family_class": family,
+        "__module__": __name__,
+        "__doc__": f"`{plain.__name__}` as `keras_graphattn.convert` makes it.",
+    }
+    attending = () if attention is None else (attention,)
+    return type(name, (*attending, family, plain), namespace)
 
 
 def shown_as(layer: keras.Layer, cls: type) -> Any:
@@ -561,24 +552,19 @@ def shown_as(layer: keras.Layer, cls: type) -> Any:
     return view
 
 
-PATHS = ("dense", "blockwise", "fused")
-
-
 class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionFamily):
     """Base of the classes that attend in a converted layer.
 
-    A subclass writes `settings_from`, `attend` and `attend_rows`; `add_coefficients` where it has
-    weights; and `num_signals` where it keeps more than the values of past tokens.
+    A subclass writes `settings_from`, `operator_of` and `attend_rows`; `add_coefficients` and
+    `attended` where it has weights; and `num_signals` where it keeps more than the values
+    of past tokens.
 
     Attributes:
         settings: What `settings_from` returned, and `sizes`, the `HeadSizes` of the layer.
         converted_from: What `revert` and a saved file need, a `ConversionRecord`.
     """
 
-    plain_class: ClassVar[type]
-    converted_from: Any
-
-    def settings_from(self, **options: Any) -> dict[str, Any]:
+    def settings_from(self, **options: Any) -> Options:
         """The settings of a layer, from the options of `convert`: its keywords are the options.
 
         It is called before the layer changes, on a view that shows the layer with this class.
@@ -588,38 +574,54 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
         """
         raise NotImplementedError
 
-    def attend(
+    def operator_of(
         self,
         query: Float[Tensor, "B T N H"],
         key: Float[Tensor, "B T N H"],
         value: Float[Tensor, "B T N D"],
-        mask: Tensor | None = None,
+        visibility: Visibility,
+        logits: Logits,
+        training: bool | None,
+    ) -> Operator:
+        """The operator of all tokens."""
+        raise NotImplementedError
+
+    def attended(self, operator: Operator, value: Heads) -> Heads:
+        """H(A) V; by default A V."""
+        return operator(value)
+
+    def attend(
+        self,
+        query: Heads,
+        key: Heads,
+        value: Heads,
+        mask: Mask | None = None,
         training: bool | None = None,
-        term: Any = None,
-    ) -> Float[Tensor, "B T N D"]:
+        bias: Bias | None = None,
+    ) -> Heads:
         """Outputs of all tokens.
 
         Args:
-            query: Queries of all heads; keys and values are repeated to as many.
-            key: Keys.
-            value: Values.
+            query: Queries of all heads.
+            key: Keys, of as many heads or of fewer that several query heads share.
+            value: Values, of as many heads as the keys.
             mask: Optional mask of shape (T, T), (B, T, T) or (B, N, T, T); true is visible.
             training: Whether to apply dropout.
-            term: What `score_logits` needs of the arguments of the call, if anything.
+            bias: What is added to the scores.
         """
-        raise NotImplementedError
+        num_heads = query.shape[2]
+        key, value = in_all_heads(key, num_heads), in_all_heads(value, num_heads)
+        visibility = Visibility(self.visible_pairs(query, mask))
+        logits = self.score_logits(ops.shape(key)[1], bias)
+        operator = self.operator_of(query, key, value, visibility, logits, training)
+        return operator.finished(self.attended(operator, value))
 
     def attend_rows(
-        self, query: Tensor, value: Tensor, cache: Tensor, step: Step, logits: Logits
-    ) -> tuple[Tensor, Tensor]:
+        self, query: Heads, value: Heads, cache: Cache, step: Step, logits: Logits
+    ) -> tuple[Heads, Cache]:
         """Outputs (B, t, N, H) of new tokens, and the cache with their further signals.
 
-        Args:
-            query: Tensor of shape (B, t, N, H).
-            value: The new tokens' values, (B, t, N, H).
-            cache: The cache (B, slots, S, Nkv, H), the new keys and values in it.
-            step: Where the new tokens are, and what they see.
-            logits: How the layer makes logits of its scores.
+        The values are those of the new tokens, (B, t, N, H). The cache has their keys and values.
         """
         raise NotImplementedError
 
@@ -636,10 +638,10 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
         """Keys and values, and Nq / Nkv slots for each further signal: those are per query head."""
         return 2 + (self.num_signals - 1) * int(self.settings.sizes.groups)
 
-    def _is_told_by_weights(self, store: Any) -> bool:
+    def _is_told_by_weights(self, store: Mapping[str, object]) -> bool:
         return bool(self.coefficients)
 
-    def start(self, settings: dict[str, Any], multiplier: float) -> None:
+    def start(self, settings: Options, multiplier: float) -> None:
         """Gives the layer its settings and its new weights; its class has changed already."""
         self._multiplier = multiplier
         self.settings = SimpleNamespace(**settings, sizes=self.head_sizes())
@@ -653,14 +655,14 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
             if name in ours or id(value) in added:
                 remove_attribute(self, name)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> Options:
         """What the layer is; to look at, since a converted layer is not made from it."""
         config = keras.Layer.get_config(self)
         options = self.converted_from.request.options
         return {**config, NAME: self._multiplier, **keras.saving.serialize_keras_object(options)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: Options) -> keras.Layer:
         raise ValueError(
             f"{cls.__name__} is made by keras_graphattn.convert from a built "
             f"{cls.plain_class.__name__} only. Received: config={config!r}. Save and load the "
@@ -683,7 +685,7 @@ class GroupedOperator:
         self,
         matrix: Float[Tensor, "B N T S"],
         values: Float[Tensor, "B T N H"],
-        cache: Tensor,
+        cache: Cache,
         step: Step,
         groups: int,
     ) -> None:
@@ -711,7 +713,7 @@ class GroupedOperator:
         self.calls += 1
         return ops.reshape(outputs, ops.shape(x))
 
-    def _written(self, x: Tensor) -> Tensor:
+    def _written(self, x: Heads) -> Cache:
         """The whole signal (B, groups, S, Nkv, H), that of the new tokens written into it."""
         first = 2 + (self.calls - 1) * self.groups
         batch, new, _, size = ops.shape(x)
@@ -727,11 +729,11 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
     def settings_from(  # type: ignore[override]
         self,
         *,
-        filter: Any = "first_order",
+        filter: str | dict[str, Any] | filters.Filter = "first_order",
         order: int | None = None,
         attention_path: str | None = None,
         block_size: int = 512,
-    ) -> dict[str, Any]:
+    ) -> Options:
         if attention_path is not None and not is_one_of(attention_path, PATHS):
             raise ValueError(
                 f"`attention_path` must be one of {list(PATHS)}, or None. Received: "
@@ -765,34 +767,25 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
         """
         if self.settings.attention_path is not None:
             return str(self.settings.attention_path)
-        return "fused" if self.calls_kernel() and not self.beyond_softmax() else "dense"
+        utilities = keras_hub_utilities()
+        is_fused = (utilities.running_on_gpu() or utilities.running_on_tpu()) and (
+            self.calls_backend() and not self.beyond_softmax()
+        )
+        return "fused" if is_fused else "dense"
 
-    def attend(
+    def attended(self, operator: Operator, value: Heads) -> Heads:
+        return self.filtered(self.settings.filter, operator, value)
+
+    def operator_of(
         self,
         query: Float[Tensor, "B T N H"],
         key: Float[Tensor, "B T N H"],
         value: Float[Tensor, "B T N D"],
-        mask: Tensor | None = None,
-        training: bool | None = None,
-        term: Any = None,
-    ) -> Float[Tensor, "B T N D"]:
-        operator = self._operator(query, key, self.visible_pairs(query, mask), training, term)
-        return operator.finished(self.attended(operator, value))
-
-    def attended(self, operator: Operator, values: Tensor) -> Tensor:
-        """The filter of the operator, applied to the values."""
-        return self.filtered(self.settings.filter, operator, values)
-
-    def _operator(
-        self,
-        query: Tensor,
-        key: Tensor,
-        visible: Tensor | None,
+        visibility: Visibility,
+        logits: Logits,
         training: bool | None,
-        term: Any,
     ) -> Operator:
         scale, path = self.settings.sizes.scale, self.attention_path
-        logits, visibility = self.score_logits(ops.shape(key)[1], term), Visibility(visible)
         if path != "dense" and not logits.is_plain:
             raise ValueError(
                 f"{type(self).__name__} was given a bias of its scores, which only the dense path "
@@ -812,10 +805,10 @@ class ConvertedGraphFilter(Filtered, ConvertedAttention):
         )
 
     def attend_rows(
-        self, query: Tensor, value: Tensor, cache: Tensor, step: Step, logits: Logits
-    ) -> tuple[Tensor, Tensor]:
+        self, query: Heads, value: Heads, cache: Cache, step: Step, logits: Logits
+    ) -> tuple[Heads, Cache]:
         sizes: HeadSizes = self.settings.sizes
-        key = in_all_heads(self.cached_keys(cache[:, 0]), sizes.groups)  # (B, S, N, H)
+        key = in_all_heads(self.cached_keys(cache[:, 0]), sizes.num_heads)  # (B, S, N, H)
         matrix = attention_matrix(query, key, step.mask, sizes.scale, logits)  # (B, N, t, S)
         operator = GroupedOperator(matrix, value, cache, step, sizes.groups)
         outputs = self.filtered(self.settings.filter, operator, value)
@@ -837,55 +830,42 @@ class ConvertedPLaplacian(ConvertedAttention):
         epsilon: float = 0.1,
         diagonal: str = "smooth",
         block_size: int = 512,
-    ) -> dict[str, Any]:
+    ) -> Options:
         return {
             "numbers": re_weighting(p, epsilon, diagonal, self.head_sizes().num_heads),
             "block_size": whole()("block_size", block_size, {}),
         }
 
-    def attend(
+    def operator_of(
         self,
         query: Float[Tensor, "B T N H"],
         key: Float[Tensor, "B T N H"],
         value: Float[Tensor, "B T N D"],
-        mask: Tensor | None = None,
-        training: bool | None = None,
-        term: Any = None,
-    ) -> Float[Tensor, "B T N D"]:
+        visibility: Visibility,
+        logits: Logits,
+        training: bool | None,
+    ) -> Operator:
         is_dropped = DROPOUT in self.beyond_softmax()
-        operator = PLaplacianOperator(
+        return PLaplacianOperator(
             query,
             key,
             value,
             self.settings.numbers,
-            Visibility(self.visible_pairs(query, mask)),
+            visibility,
             scale=self.settings.sizes.scale,
-            logits=self.score_logits(ops.shape(key)[1], term),
+            logits=logits,
             block_size=self.settings.block_size,
             dropout=(lambda x: self.dropped_matrix(x, training)) if is_dropped else None,
         )
-        return operator.finished(self.attended(operator, value))
-
-    def attended(self, operator: Operator, values: Tensor) -> Tensor:
-        """The operator applied to the values."""
-        return operator(values)
 
     def attend_rows(
-        self, query: Tensor, value: Tensor, cache: Tensor, step: Step, logits: Logits
-    ) -> tuple[Tensor, Tensor]:
-        sizes: HeadSizes = self.settings.sizes
-        key, values = (
-            in_all_heads(x, sizes.groups) for x in (self.cached_keys(cache[:, 0]), cache[:, 1])
-        )
+        self, query: Heads, value: Heads, cache: Cache, step: Step, logits: Logits
+    ) -> tuple[Heads, Cache]:
+        sizes, numbers = self.settings.sizes, self.settings.numbers
+        keys, values = self.cached_keys(cache[:, 0]), cache[:, 1]
+        keys, values = (in_all_heads(x, sizes.num_heads) for x in (keys, values))
+        signals = values[:, None]
         operator = CachedPLaplacianOperator(
-            query,
-            key,
-            value,
-            self.settings.numbers,
-            values[:, None],
-            step.index,
-            step.mask,
-            sizes.scale,
-            logits,
+            query, keys, value, numbers, signals, step.position, step.mask, sizes.scale, logits
         )
         return operator.finished(operator(value)), cache

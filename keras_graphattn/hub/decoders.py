@@ -1,14 +1,14 @@
 """The families of decoders: rotary embedding, ALiBi, sinks, and T5's shared bias.
 
 Their caches are [B, 2, S, Nkv, H]. Most have the method `_compute_attention(query, key, value,
-mask)`, which attends for the full pass, with keys and values repeated to all query heads. Where
-KerasHub applies something on some backends only, a converted layer does what the original does on
-the same backend and device: its outputs are the original's at the start.
+mask)`, which attends for the full pass. Where KerasHub applies something on some backends only, a
+converted layer does what the original does on the same backend and device: its outputs are the
+original's at the start.
 """
 
 import functools
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -16,22 +16,26 @@ from keras import ops
 
 from keras_graphattn.hub.converted import (
     AttentionFamily,
+    Bias,
     Cache,
     Heads,
     Index,
     Mask,
+    Result,
     Spelling,
     Tokens,
+    class_passing_slots,
     open_slots,
     refuse_paged_attention,
 )
 from keras_graphattn.operators.softmax import Logits
-from keras_graphattn.types import Tensor
+from keras_graphattn.types import Bool, Float, Num, Tensor
 
+Sides = tuple[int | None, int | None] | None  # of a window, before and after a token
 HIDDEN = -1e9  # what KerasHub adds to the score of a pair that the mask hides
 
 
-def visible_where(added: Tensor | None) -> Tensor | None:
+def visible_where(added: Mask | None) -> Bool[Tensor, "..."] | None:
     """The boolean mask that numbers to add to the scores, (..., t, S), stand for."""
     return None if added is None else added > 0.5 * HIDDEN
 
@@ -42,6 +46,7 @@ class Decoder(AttentionFamily):
     spelling = Spelling(dropout_before="dropout_layer")
     attends_causally = True
     uses_backend = True
+    stacks_caches = True
 
     def _compute_attention(
         self,
@@ -49,15 +54,15 @@ class Decoder(AttentionFamily):
         key: Heads,
         value: Heads,
         attention_mask: Mask | None = None,
-        position: Index = None,
+        position: Index | None = None,
         *,
-        cache_update_index: Index = None,
+        cache_update_index: Index | None = None,
         training: bool | None = None,
-    ) -> Tensor:
+    ) -> Heads:
         # The position of the first query, under either name, is that of a step; `call` decodes.
         return self.attend(query, key, value, attention_mask, training)
 
-    def _compute_vllm_attention(self, *arguments: Any) -> None:
+    def _compute_vllm_attention(self, *arguments: object) -> None:
         refuse_paged_attention(self)
 
     def call(
@@ -65,16 +70,25 @@ class Decoder(AttentionFamily):
         hidden_states: Tokens,
         attention_mask: Mask | None = None,
         cache: Cache | None = None,
-        cache_update_index: Index = None,
-        training: bool | None = None,
-    ) -> Any:
+        **arguments: Any,
+    ) -> Result:
         if cache is None:
-            return super().call(  # type: ignore[misc]
-                hidden_states, attention_mask, None, cache_update_index, training
+            result: Result = super().call(  # type: ignore[misc]
+                hidden_states, attention_mask=attention_mask, **arguments
             )
-        return self.attend_cached(
-            hidden_states, attention_mask, cache, cache_update_index, training
-        )
+            return result
+        return self.decode(hidden_states, attention_mask, cache, **arguments)
+
+    def decode(
+        self,
+        inputs: Tokens,
+        mask: Mask | None,
+        cache: Cache,
+        cache_update_index: Index | None = None,
+        training: bool | None = None,
+    ) -> Result:
+        """What `call` returns with a cache."""
+        return self.attend_cached(inputs, mask, cache, cache_update_index, training)
 
 
 class RotaryDecoder(Decoder):
@@ -83,16 +97,11 @@ class RotaryDecoder(Decoder):
     The window of Mistral and Mixtral is part of the mask that the decoder gives to its attention.
     So A has the window, and a filter of order K sees K windows back.
 
-    Phi-3's rotation `"su"` has two lists of factors, one for sequences up to the length of
-    pretraining and one for longer ones, and chooses by the position of the last token of a call. So
-    beyond that length it rotates some tokens otherwise than in a full pass, converted or not.
+    Phi-3's rotation `"su"` chooses its factors by the position of the last token of a call: beyond
+    the length of pretraining it rotates some tokens otherwise than in a full pass.
     """
 
-    rotary_embedding_layer: keras.Layer
-
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        rotate = self.rotary_embedding_layer
-        return rotate(query, start_index=index), rotate(key, start_index=index)
+    spelling = replace(Decoder.spelling, rotary="rotary_embedding_layer")
 
 
 class QwenDecoder(RotaryDecoder):
@@ -103,9 +112,7 @@ class QwenDecoder(RotaryDecoder):
     everywhere but on most GPUs and on TPUs.
     """
 
-    sliding_window_size: int | None
-
-    def window_sides(self) -> tuple[int | None, int | None] | None:
+    def window_sides(self) -> Sides:
         size = self.sliding_window_size
         if not getattr(self, "use_sliding_window_attention", size) or self.calls_backend():
             return None
@@ -115,12 +122,9 @@ class QwenDecoder(RotaryDecoder):
 class Qwen3Decoder(QwenDecoder):
     """Qwen3, and Qwen3 with experts: queries and keys have norms before the rotation."""
 
-    _query_dense_layer_norm: keras.Layer
-    _key_dense_layer_norm: keras.Layer
-
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        query, key = self._query_dense_layer_norm(query), self._key_dense_layer_norm(key)
-        return super().placed_heads(query, key, index)
+    spelling = replace(
+        QwenDecoder.spelling, query_norm="_query_dense_layer_norm", key_norm="_key_dense_layer_norm"
+    )
 
 
 class Qwen35Decoder(QwenDecoder):
@@ -130,49 +134,34 @@ class Qwen35Decoder(QwenDecoder):
     sigmoid before the output projection. A filter acts on A, and the gate on what comes out of it.
 
     Most layers of these models are of class `Qwen3_5GatedDeltaNet`, a recurrence without a matrix
-    A, and stay as they are. The cache of keys and values is stacked over all layers, so those with
-    a recurrence pass on the slots that a filter needs (`passing_on`).
-
-    In KerasHub 0.32 a model with layers of recurrence generates other tokens than its full pass:
-    the first step of `generate` feeds the last token of the prompt to the recurrence a second time.
-    A converted layer decodes what its own full pass computes, and the recurrence stays as it is.
+    A. They stay as they are, and pass on the slots that a filter needs (`passing_on`): the caches
+    of all layers are stacked. In KerasHub 0.32, the first step of `generate` feeds the last token
+    of the prompt to the recurrence a second time.
     """
 
-    _query_norm: keras.Layer
-    _key_norm: keras.Layer
-    _query_dense: keras.Layer
-    _key_dense: keras.Layer
-    _value_dense: keras.Layer
-    _apply_partial_rope: Callable[..., Tensor]
-
-    def call(  # type: ignore[override]
+    def decode(
         self,
-        hidden_states: Tokens,
-        attention_mask: Mask | None = None,
-        cache: Cache | None = None,
-        cache_update_index: Index = None,
-        position_ids: Tensor | None = None,
+        inputs: Tokens,
+        mask: Mask | None,
+        cache: Cache,
+        cache_update_index: Index | None = None,
         training: bool | None = None,
-    ) -> Any:
-        if cache is None:
-            return super(Decoder, self).call(  # type: ignore[misc]
-                hidden_states, attention_mask, None, cache_update_index, position_ids, training
-            )
+        position_ids: Num[Tensor, "..."] | None = None,
+    ) -> Result:
         self.check_index(cache_update_index)
-        query, gate = ops.split(self._query_dense(hidden_states), 2, axis=-1)  # (B, t, N, H)
-        place = self._apply_partial_rope
-        projected = (
-            place(self._query_norm(query), cache_update_index, position_ids),
-            place(self._key_norm(self._key_dense(hidden_states)), cache_update_index, position_ids),
-            self._value_dense(hidden_states),
+        query, gate = ops.split(self._query_dense(inputs), 2, axis=-1)  # (B, t, N, H)
+        key = self._key_norm(self._key_dense(inputs))
+        query, key = (
+            self._apply_partial_rope(x, cache_update_index, position_ids)
+            for x in (self._query_norm(query), key)
         )
         return self.attend_cached(
-            hidden_states,
-            attention_mask,
+            inputs,
+            mask,
             cache,
             cache_update_index,
             training,
-            projected=projected,
+            projected=(query, key, self._value_dense(inputs)),
             gate=ops.sigmoid(gate),
         )
 
@@ -183,25 +172,20 @@ def passing_on(plain: type) -> type:
 
     The method `call_and_update_cache` of the class `plain` gets the caches of all kinds.
     """
-    plain_call: Any = plain.call_and_update_cache  # type: ignore[attr-defined]
+    plain_call = plain.call_and_update_cache  # type: ignore[attr-defined]
 
     @functools.wraps(plain_call)
     def call_and_update_cache(
-        self: Any, decoder_sequence: Tensor, kv_cache: Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
+        self: keras.Layer, decoder_sequence: Tokens, kv_cache: Cache, *args: Any, **kwargs: Any
+    ) -> Result:
         kv_cache = open_slots(kv_cache, self.cache_slots)
-        return plain_call(self, decoder_sequence, kv_cache, *args, **kwargs)
+        result: Result = plain_call(self, decoder_sequence, kv_cache, *args, **kwargs)
+        return result
 
-    namespace = {
-        "call_and_update_cache": call_and_update_cache,
-        "cache_slots": 2,
-        "plain_class": plain,
-        "__module__": plain.__module__,
-    }
-    return type(plain.__name__, (plain,), namespace)
+    return class_passing_slots(plain, call_and_update_cache=call_and_update_cache)
 
 
-def recurrence_beside(layer: Any, slots: int) -> type | None:
+def recurrence_beside(layer: keras.Layer, slots: int) -> type | None:
     """The class of a recurrent layer of Qwen3.5 beside caches of so many slots."""
     if getattr(layer, "layer_type", None) != "linear_attention":
         return None
@@ -220,25 +204,22 @@ class SmolLM3Decoder(Decoder):
         num_heads="num_attention_heads",
         num_key_value_heads="num_key_value_heads",
         key_dim="head_dim",
-        joins_heads=False,
     )
-    use_rope: bool
-    rotary_embedding: keras.Layer
 
     def call(  # type: ignore[override]
         self,
         hidden_states: Tokens,
         training: bool = False,
         attention_mask: Mask | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        name = "self_attention_cache"
-        cache, index = kwargs.get(name), kwargs.get(f"{name}_update_index")
+        self_attention_cache: Cache | None = None,
+        self_attention_cache_update_index: Index | None = None,
+        **others: Any,
+    ) -> Result:
+        cache, index = self_attention_cache, self_attention_cache_update_index
         if cache is None:
-            return super(Decoder, self).call(  # type: ignore[misc]
-                hidden_states, training=training, attention_mask=attention_mask, **kwargs
-            )
-        self.check_index(index, name)
+            others |= {"training": training, "self_attention_cache_update_index": index}
+            return super().call(hidden_states, attention_mask, **others)
+        self.check_index(index, "self_attention_cache")
         return self.attend_cached(hidden_states, attention_mask, cache, index, training)
 
     def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
@@ -246,7 +227,7 @@ class SmolLM3Decoder(Decoder):
             return query, key
         cosine, sine = self.rotary_embedding(query, start_index=index)  # (B, t, H)
         utilities = sys.modules["keras_hub.src.models.smollm3.smollm3_utils"]
-        placed: tuple[Tensor, Tensor] = utilities.apply_rotary_pos_emb(
+        placed: tuple[Heads, Heads] = utilities.apply_rotary_pos_emb(
             query, key, cosine, sine, expansion_axis=2
         )
         return placed
@@ -257,11 +238,9 @@ class GPTNeoXDecoder(Decoder):
 
     The cache holds keys that are not rotated. `call` returns a pair with the cache, or with `None`.
 
-    The original decodes differently from its full pass: it rotates each decoded query as if it
-    stood at position 0 (keras-hub#2870, open in KerasHub 0.32). A converted layer rotates it at its
-    own position, so that decoding equals the full pass. So `generate` of a converted model, even
-    with its start values, may give other tokens than `generate` of the original: it gives those of
-    the original's full pass. Layers that `where` leaves out stay as KerasHub made them.
+    The original rotates each decoded query as if it stood at position 0 (keras-hub#2870, open in
+    KerasHub 0.32). A converted layer rotates it at its own position, so that decoding equals the
+    full pass: `generate` may give other tokens than that of the original.
     """
 
     spelling = Spelling(
@@ -271,18 +250,15 @@ class GPTNeoXDecoder(Decoder):
         matrix_dropout="attn_dropout_layer",
         joins_heads=True,
     )
-    _qkv_dense: keras.Layer
-    rotary_dim: int
-    rotary_embedding_layer: keras.Layer
 
     def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
         query, key, value = ops.split(self._qkv_dense(inputs), 3, axis=-1)
         return self._rotated(query, index), key, value
 
-    def cached_keys(self, keys: Tensor) -> Tensor:
+    def cached_keys(self, keys: Heads) -> Heads:
         return self._rotated(keys, 0)
 
-    def _rotated(self, x: Tensor, index: Index) -> Tensor:
+    def _rotated(self, x: Heads, index: Index) -> Heads:
         turned = self.rotary_embedding_layer(x[..., : self.rotary_dim], start_index=index)
         return ops.concatenate([turned, x[..., self.rotary_dim :]], axis=-1)
 
@@ -290,68 +266,55 @@ class GPTNeoXDecoder(Decoder):
 class GptOssDecoder(Decoder):
     """GPT-OSS: a learned sink, YaRN, a window, heads in groups.
 
-    What a filter means with a sink. Each head has a learned logit that takes part in the softmax
-    and is dropped after it. So a row of A sums to less than 1: what is missing went to the sink.
-    Think of the sink as one more token, with value 0, that sees only itself. The matrix of this
-    larger graph is [[A, 1 - A 1], [0, 1]]: its rows sum to 1, its k-th power has A^k in the place
-    of A, and the sink's value stays 0. So H(A) V is the same filter of the larger graph, read off
-    at the tokens. With each further application of A, more goes to the sink: higher powers are
-    smaller, and the mean of all tokens is no fixed point. The identity w_0 I does not see the sink.
-    p-Laplacian attention re-weights the entries of A between tokens; the sink has no value, and
-    counts in the softmax only.
+    Each head has a learned logit that takes part in the softmax and is dropped after it. So a row
+    of A sums to less than 1: what is missing went to the sink. Think of the sink as one more token,
+    with value 0, that sees only itself: the matrix of this larger graph is [[A, 1 - A 1], [0, 1]],
+    its powers have A^k in the place of A, and H(A) V is the same filter of it, read off at the
+    tokens. With each further application of A, more goes to the sink.
 
     In KerasHub 0.32 a token sees itself and `sliding_window` tokens before it, in layers with a
     window. A converted layer keeps that.
     """
 
+    spelling = replace(Decoder.spelling, rotary="_rotated")
     has_sink = True
-    sinks: keras.Layer
-    sliding_window: int | None
-    _rotary_dim: int
-    rotary_embedding_layer: keras.Layer
 
-    def score_logits(self, length: Index, term: Any = None) -> Logits:
+    def score_logits(self, length: Index, bias: Bias | None = None) -> Logits:
         return Logits(sink=self.sinks)
 
-    def window_sides(self) -> tuple[int | None, int | None] | None:
+    def window_sides(self) -> Sides:
         return (self.sliding_window, None) if self.sliding_window else None
 
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        return self._rotated(query, index), self._rotated(key, index)
-
-    def _rotated(self, x: Tensor, index: Index) -> Tensor:
+    def _rotated(self, x: Heads, start_index: Index) -> Heads:
         size = self._rotary_dim  # an odd last feature stays
-        turned = self.rotary_embedding_layer(x[..., :size], start_index=index)
+        turned = self.rotary_embedding_layer(x[..., :size], start_index=start_index)
         return turned if size == x.shape[-1] else ops.concatenate([turned, x[..., size:]], axis=-1)
 
 
 class BloomDecoder(Decoder):
     """Bloom: a bias of the scores (ALiBi); dropout of A, and of the result.
 
-    The bias, a slope of each head times the position of the key, is added to the scaled scores. The
-    layer's own `AlibiBias` makes it. It differs between lengths by a number per head, which the
-    softmax does not see.
+    The bias, a slope of each head times the position of the key, differs between lengths by a
+    number per head, which the softmax does not see.
     """
 
     spelling = Spelling(
         matrix_dropout="dropout_layer", dropout_after="dropout_layer", joins_heads=True
     )
     adds_bias = True
-    compute_dtype: str
-    _alibi_layer: keras.Layer
 
     def call(  # type: ignore[override]
         self,
         hidden_states: Tokens,
         attention_mask: Mask | None = None,
         cache: Cache | None = None,
-        cache_update_index: Index = None,
-    ) -> Any:
+        cache_update_index: Index | None = None,
+    ) -> Result:
         if cache is None:
             return self.attend_inputs(hidden_states, attention_mask, cache_update_index)
         return self.attend_cached(hidden_states, attention_mask, cache, cache_update_index)
 
-    def score_logits(self, length: Index, term: Any = None) -> Logits:
+    def score_logits(self, length: Index, bias: Bias | None = None) -> Logits:
         nothing = ops.zeros((1, self.settings.sizes.num_heads, 1, length), self.compute_dtype)
         return Logits(bias=self._alibi_layer(nothing))  # (1, N, 1, S)
 
@@ -370,17 +333,15 @@ class FalconDecoder(Decoder):
     def call(  # type: ignore[override]
         self,
         inputs: Tokens,
-        alibi: Tensor,
+        alibi: Float[Tensor, "B? N 1 S"],
         attention_mask: Mask | None = None,
         cache: Cache | None = None,
-        cache_update_index: Index = None,
-    ) -> Any:
+        cache_update_index: Index | None = None,
+    ) -> Result:
+        bias, index = alibi * self.settings.sizes.scale, cache_update_index
         if cache is None:
-            return self.attend_inputs(inputs, attention_mask, cache_update_index, term=alibi)
-        return self.attend_cached(inputs, attention_mask, cache, cache_update_index, term=alibi)
-
-    def score_logits(self, length: Index, term: Any = None) -> Logits:
-        return Logits(bias=term * self.settings.sizes.scale)
+            return self.attend_inputs(inputs, attention_mask, index, bias=bias)
+        return self.attend_cached(inputs, attention_mask, cache, index, bias=bias)
 
 
 class T5Attention(Decoder):
@@ -389,13 +350,11 @@ class T5Attention(Decoder):
     The scores are not scaled. The first layer of a stack makes the bias (B, N, t, S): a learned
     number for each head and each bucket of distances, and -1e9 more where the mask hides a token.
     It returns the bias, and the other layers take it from there. A converted layer takes and
-    returns the same, so that it can stand before or after one that is not converted, and reads the
-    mask off the bias. `call` always returns three results, the last of which is the cache or
-    `None`.
+    returns the same, and reads the mask off the bias. `call` always returns three results, the
+    last of which is the cache or `None`.
 
     KerasHub spreads a row that sees nothing over all tokens, padding too. Here it is zero, as in
-    every layer of this package. In T5 there are such rows only where all tokens of a text are
-    padding, or where the decoder's text starts with padding.
+    every layer of this package.
     """
 
     spelling = Spelling(
@@ -407,25 +366,20 @@ class T5Attention(Decoder):
         joins_heads=True,
     )
     adds_bias = True
-    compute_dtype: str
-    is_decoder: bool
-    num_heads: int
-    use_relative_attention_bias: bool
-    compute_bias: Callable[..., Tensor]
 
-    def sees_past_only(self, parent: Any) -> bool:
+    def sees_past_only(self, parent: keras.Layer) -> bool:
         return bool(self.is_decoder)
 
     def call(  # type: ignore[override]
         self,
         hidden_states: Tokens,
         mask: Mask | None = None,
-        key_value_states: Tensor | None = None,
-        position_bias: Tensor | None = None,
+        key_value_states: Tokens | None = None,
+        position_bias: Bias | None = None,
         cache: Cache | None = None,
-        cache_update_index: Index = None,
+        cache_update_index: Index | None = None,
         training: bool | None = False,
-    ) -> Any:
+    ) -> Result:
         if key_value_states is not None:
             raise ValueError(
                 f"{type(self).__name__} attends to its own tokens only: the matrix of "
@@ -442,15 +396,12 @@ class T5Attention(Decoder):
             outputs = self.attend_inputs(hidden_states, visible, index, training, position_bias)
         else:
             outputs, cache = self.attend_cached(
-                hidden_states, visible, cache, index, training, term=position_bias
+                hidden_states, visible, cache, index, training, bias=position_bias
             )
         return outputs, position_bias, cache
 
-    def _masked_bias(self, mask: Mask | None, new: Index, length: Index, index: Index) -> Tensor:
-        """The bias (B or 1, N, t, S) of a stack's first layer, with the mask (B, 1 or t, S) in it.
-
-        Layers that are not the first of a stack have no bias of their own.
-        """
+    def _masked_bias(self, mask: Mask | None, new: Index, length: Index, index: Index) -> Bias:
+        """The bias (B or 1, N, t, S) of a stack's first layer, with the mask in it."""
         if self.use_relative_attention_bias:
             bias = self.compute_bias(new, length, query_start_index=index)  # (1, N, t, S)
         else:
@@ -473,9 +424,8 @@ class MoonshineAttention(Decoder):
     """
 
     spelling = Spelling(matrix_dropout="dropout_layer")
-    use_causal_mask: bool
 
-    def sees_past_only(self, parent: Any) -> bool:
+    def sees_past_only(self, parent: keras.Layer) -> bool:
         return bool(self.use_causal_mask)
 
     def _compute_attention(  # type: ignore[override]
@@ -486,33 +436,33 @@ class MoonshineAttention(Decoder):
         attention_mask: Mask | None = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Heads, None]:
         return self.attend(query, key, value, attention_mask, training), None
 
     def call(  # type: ignore[override]
         self,
         query: Tokens,
         value: Tokens,
-        key: Tensor,
-        rotary_embedding: Tensor | None = None,
+        key: Tokens,
+        rotary_embedding: Float[Tensor, "..."] | None = None,
         attention_mask: Mask | None = None,
         cache: Cache | None = None,
-        cache_update_index: Index = None,
+        cache_update_index: Index | None = None,
         training: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        **others: Any,
+    ) -> Result:
         if cache is None:
-            return super(Decoder, self).call(  # type: ignore[misc]
+            result: Result = super(Decoder, self).call(  # type: ignore[misc]
                 query,
                 value,
                 key,
                 rotary_embedding,
                 attention_mask,
-                None,
-                cache_update_index,
-                training,
-                **kwargs,
+                cache_update_index=cache_update_index,
+                training=training,
+                **others,
             )
+            return result
         queries, keys, values = self.projected_heads(query, 0)
         if rotary_embedding is not None:
             rotate = sys.modules[self.plain_class.__module__]._apply_rotary_pos_emb

@@ -12,6 +12,11 @@ from typing import Any
 
 import keras
 
+import keras_graphattn.hub.decoders as decoders
+import keras_graphattn.hub.encoders as encoders
+import keras_graphattn.hub.gemma as gemma
+import keras_graphattn.hub.stock as stock
+import keras_graphattn.hub.vision as vision
 from keras_graphattn.checks import did_you_mean, plain_name
 from keras_graphattn.hub.converted import (
     AttentionFamily,
@@ -23,52 +28,6 @@ from keras_graphattn.hub.converted import (
     class_with,
     shown_as,
 )
-from keras_graphattn.hub.decoders import (
-    BloomDecoder,
-    FalconDecoder,
-    GPTNeoXDecoder,
-    GptOssDecoder,
-    MoonshineAttention,
-    Qwen3Decoder,
-    Qwen35Decoder,
-    QwenDecoder,
-    RotaryDecoder,
-    SmolLM3Decoder,
-    T5Attention,
-    recurrence_beside,
-)
-from keras_graphattn.hub.encoders import (
-    DebertaAttention,
-    EsmAttention,
-    RoformerAttention,
-    XLNetAttention,
-)
-from keras_graphattn.hub.gemma import (
-    Gemma3Attention,
-    Gemma3nAttention,
-    Gemma4Attention,
-    Gemma4VisionAttention,
-    GemmaAttention,
-    GemmaVisionAttention,
-    T5Gemma2Attention,
-    T5GemmaAttention,
-)
-from keras_graphattn.hub.stock import (
-    CachedAttentiveGraphFilter,
-    CachedGraphFilterAttention,
-    CachedMaskedKernelAttention,
-    CachedPLaplacianAttention,
-    StockAttention,
-)
-from keras_graphattn.hub.vision import (
-    DFineAttention,
-    DinoAttention,
-    MiTAttention,
-    Qwen35VisionAttention,
-    SwinAttention,
-    VideoPrismAttention,
-    ViTDetAttention,
-)
 from keras_graphattn.keras_internals import subclasses_of
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.conversion_mark import ConversionMark
@@ -76,6 +35,20 @@ from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 from keras_graphattn.operators.softmax import Logits
+
+__all__ = [
+    "AttentionFamily",
+    "ConvertedAttention",
+    "ConvertedGraphFilter",
+    "ConvertedPLaplacian",
+    "HeadSizes",
+    "Logits",
+    "Row",
+    "Spelling",
+    "register_attention",
+    "register_family",
+    "view",
+]
 
 Config = dict[str, Any]
 STOCK: dict[str, type] = {
@@ -85,10 +58,10 @@ STOCK: dict[str, type] = {
     "masked_kernel": MaskedKernelAttention,
 }
 CACHED: dict[str, type] = {
-    "graph_filter": CachedGraphFilterAttention,
-    "p_laplacian": CachedPLaplacianAttention,
-    "attentive_graph_filter": CachedAttentiveGraphFilter,
-    "masked_kernel": CachedMaskedKernelAttention,
+    "graph_filter": stock.CachedGraphFilterAttention,
+    "p_laplacian": stock.CachedPLaplacianAttention,
+    "attentive_graph_filter": stock.CachedAttentiveGraphFilter,
+    "masked_kernel": stock.CachedMaskedKernelAttention,
 }
 IN_PLACE: dict[str, type] = {
     "graph_filter": ConvertedGraphFilter,
@@ -107,8 +80,7 @@ class Row:
         inner_layers: Names of layers inside of those backbones, which have no public names.
         layers: Names in `keras_hub.layers` of the layers that hold such layers.
         attentions: What can take the place of these layers, by name.
-        has_cache: Whether the layers take `cache`, return it as the last of their results, and
-            have as many slots in it as the other layers, since the caches of all are stacked.
+        has_cache: Whether the layers have caches that are stacked, if the family does not say so.
         cache_argument: The name of the argument of `call` that is the cache.
         class_beside: What tells the class of a layer without attention beside such layers, from
             that layer and the number of slots of their caches; `None` where it passes on no cache.
@@ -187,7 +159,7 @@ def by_constructor(*names: str) -> dict[str, Callable[[keras.Layer], Config]]:
 
 FAMILIES: list[Row] = [
     Row(
-        StockAttention,
+        stock.StockAttention,
         "MultiHeadAttention",
         "BertBackbone RobertaBackbone XLMRobertaBackbone DistilBertBackbone ElectraBackbone "
         "AlbertBackbone BartBackbone ViTBackbone DeiTBackbone CLIPBackbone SigLIPBackbone "
@@ -202,7 +174,7 @@ FAMILIES: list[Row] = [
         attentions=STOCK,
     ),
     Row(
-        StockAttention,
+        stock.StockAttention,
         "CachedMultiHeadAttention WhisperCachedMultiHeadAttention",
         "GPT2Backbone OPTBackbone WhisperBackbone",
         "WhisperEncoder WhisperDecoder EdRecDecoderBlock",
@@ -211,184 +183,153 @@ FAMILIES: list[Row] = [
         has_cache=True,
     ),
     Row(
-        RotaryDecoder,
+        decoders.RotaryDecoder,
         "LlamaAttention",
         "LlamaBackbone Llama3Backbone",
         "LlamaTransformerDecoder",
-        has_cache=True,
         parent_configs=by_constructor("LlamaTransformerDecoder"),
     ),
     Row(
-        RotaryDecoder,
+        decoders.RotaryDecoder,
         "CachedMistralAttention CachedMixtralAttention",
         "MistralBackbone MixtralBackbone",
         "MistralTransformerDecoder MixtralTransformerDecoder",
-        has_cache=True,
         parent_configs=by_constructor("MixtralTransformerDecoder"),
     ),
-    Row(RotaryDecoder, "Phi3Attention", "Phi3Backbone", "Phi3Decoder", has_cache=True),
+    Row(decoders.RotaryDecoder, "Phi3Attention", "Phi3Backbone", "Phi3Decoder"),
     Row(
-        QwenDecoder,
+        decoders.QwenDecoder,
         "QwenAttention QwenMoeAttention",
         "QwenBackbone QwenMoeBackbone",
         "QwenTransformerDecoder QwenMoeTransformerDecoder",
-        has_cache=True,
         parent_configs=by_constructor("QwenTransformerDecoder", "QwenMoeTransformerDecoder"),
     ),
     Row(
-        Qwen3Decoder,
+        decoders.Qwen3Decoder,
         "Qwen3Attention Qwen3MoeAttention",
         "Qwen3Backbone Qwen3MoeBackbone",
         "Qwen3TransformerDecoder Qwen3MoeTransformerDecoder",
-        has_cache=True,
         parent_configs=by_constructor("Qwen3TransformerDecoder"),
     ),
     Row(
-        Qwen35Decoder,
+        decoders.Qwen35Decoder,
         "Qwen3_5Attention",
         "Qwen3_5Backbone Qwen3_5MoeBackbone",
         "Qwen3_5TransformerDecoder Qwen3_5MoeTransformerDecoder",
-        has_cache=True,
-        class_beside=recurrence_beside,
+        class_beside=decoders.recurrence_beside,
     ),
     Row(
-        SmolLM3Decoder,
+        decoders.SmolLM3Decoder,
         "SmolLM3Attention",
         "SmolLM3Backbone",
         "SmolLM3DecoderLayer",
-        has_cache=True,
         cache_argument="self_attention_cache",
     ),
     Row(
-        GPTNeoXDecoder,
+        decoders.GPTNeoXDecoder,
         "GPTNeoXAttention",
         "GPTNeoXBackbone",
         "GPTNeoXDecoder",
-        has_cache=True,
         parent_configs=by_constructor("GPTNeoXDecoder"),
     ),
+    Row(decoders.GptOssDecoder, "GptOssAttention", "GptOssBackbone", "GptOssTransformerDecoder"),
+    Row(decoders.BloomDecoder, "BloomAttention", "BloomBackbone", "BloomDecoder"),
+    Row(decoders.FalconDecoder, "FalconAttention", "FalconBackbone", "FalconTransformerDecoder"),
+    Row(decoders.T5Attention, "T5MultiHeadAttention", "T5Backbone", "T5TransformerLayer"),
     Row(
-        GptOssDecoder,
-        "GptOssAttention",
-        "GptOssBackbone",
-        "GptOssTransformerDecoder",
-        has_cache=True,
-    ),
-    Row(BloomDecoder, "BloomAttention", "BloomBackbone", "BloomDecoder", has_cache=True),
-    Row(
-        FalconDecoder,
-        "FalconAttention",
-        "FalconBackbone",
-        "FalconTransformerDecoder",
-        has_cache=True,
-    ),
-    Row(T5Attention, "T5MultiHeadAttention", "T5Backbone", "T5TransformerLayer", has_cache=True),
-    Row(
-        MoonshineAttention,
+        decoders.MoonshineAttention,
         "MoonshineMultiHeadAttention",
         "MoonshineBackbone",
         "MoonshineEncoderBlock MoonshineDecoderBlock",
-        has_cache=True,
     ),
     Row(
-        GemmaAttention,
+        gemma.GemmaAttention,
         "CachedGemmaAttention",
         "GemmaBackbone PaliGemmaBackbone",
         "GemmaDecoderBlock PaliGemmaDecoderBlock",
-        has_cache=True,
     ),
-    Row(  # its caches are not stacked
-        Gemma3Attention, "CachedGemma3Attention", "Gemma3Backbone", "Gemma3DecoderBlock"
-    ),
+    Row(gemma.Gemma3Attention, "CachedGemma3Attention", "Gemma3Backbone", "Gemma3DecoderBlock"),
     Row(
-        Gemma3nAttention,
+        gemma.Gemma3nAttention,
         "Gemma3nTextAttention",
         "Gemma3nBackbone",
         "Gemma3nMultimodalEmbeddingProcessor Gemma3nTextModel Gemma3nTextDecoderBlock",
-        has_cache=True,
     ),
+    Row(gemma.Gemma4Attention, "Gemma4TextAttention", "Gemma4Backbone", "Gemma4TextDecoderBlock"),
     Row(
-        Gemma4Attention,
-        "Gemma4TextAttention",
-        "Gemma4Backbone",
-        "Gemma4TextDecoderBlock",
-        has_cache=True,
-    ),
-    Row(
-        T5GemmaAttention,
+        gemma.T5GemmaAttention,
         "T5GemmaAttention",
         "T5GemmaBackbone",
         "T5GemmaEncoderLayer T5GemmaDecoderLayer",
-        has_cache=True,
     ),
-    Row(  # caches are in the decoder only, whose layers are refused
-        T5Gemma2Attention,
+    Row(
+        gemma.T5Gemma2Attention,
         "T5Gemma2Attention T5Gemma2MergedAttention",
         "T5Gemma2Backbone",
         "T5Gemma2EncoderLayer T5Gemma2DecoderLayer",
         parent_configs={"T5Gemma2EncoderLayer": t5_gemma2_config},
     ),
     Row(
-        GemmaVisionAttention,
+        gemma.GemmaVisionAttention,
         "PaliGemmaVitAttention Gemma3VisionAttention",
         inner_layers="PaliGemmaVit PaliGemmaVitEncoder PaliGemmaVitEncoderBlock "
         "Gemma3VisionEncoder Gemma3VisionEncoderBlock Gemma3VisionEncoderLayer",
     ),
     Row(
-        Gemma4VisionAttention,
+        gemma.Gemma4VisionAttention,
         "Gemma4VisionAttention",
         inner_layers="Gemma4VisionEncoder Gemma4VisionEncoderBlock Gemma4VisionDecoderBlock",
     ),
     Row(
-        DebertaAttention,
+        encoders.DebertaAttention,
         "DisentangledSelfAttention",
         "DebertaV3Backbone",
         "DisentangledAttentionEncoder",
     ),
     Row(
-        XLNetAttention,
+        encoders.XLNetAttention,
         "TwoStreamRelativeAttention",
         "XLNetBackbone",
         "XLNetEncoder",
         parent_configs=by_constructor("XLNetEncoder"),
     ),
-    Row(RoformerAttention, "RoformerAttention", "RoformerV2Backbone", "RoformerV2Encoder"),
-    Row(EsmAttention, "EsmSelfAttention", "ESMBackbone", "ESMEncoder"),
+    Row(encoders.RoformerAttention, "RoformerAttention", "RoformerV2Backbone", "RoformerV2Encoder"),
+    Row(encoders.EsmAttention, "EsmSelfAttention", "ESMBackbone", "ESMEncoder"),
     Row(
-        SwinAttention,
+        vision.SwinAttention,
         "WindowAttention",
         "SwinTransformerBackbone",
         "SwinTransformerStage SwinTransformerBlock",
         module="keras_hub.src.models.swin_transformer.",
     ),
     Row(
-        ViTDetAttention,
+        vision.ViTDetAttention,
         "MultiHeadAttentionWithRelativePE",
         "ViTDetBackbone SAMBackbone",
         "WindowedTransformerEncoder",
     ),
     Row(
-        Qwen35VisionAttention,
+        vision.Qwen35VisionAttention,
         "Qwen3_5VisionAttention",
         inner_layers="Qwen3_5VisionEncoder Qwen3_5VisionBlock",
         modules="keras_hub.src.models.qwen3_5.qwen3_5_vision_encoder",
     ),
-    Row(DinoAttention, "DINOV3Attention", "DINOV3Backbone", "DINOV3Encoder DINOV3Layer"),
+    Row(vision.DinoAttention, "DINOV3Attention", "DINOV3Backbone", "DINOV3Encoder DINOV3Layer"),
     Row(
-        MiTAttention,
+        vision.MiTAttention,
         "SegFormerMultiheadAttention",
         "MiTBackbone SegFormerBackbone",
         "HierarchicalTransformerEncoder",
         parent_configs={"HierarchicalTransformerEncoder": mit_config},
     ),
     Row(
-        DFineAttention,
+        vision.DFineAttention,
         "DFineMultiheadAttention",
         "DFineBackbone",
         "DFineHybridEncoder DFineEncoder DFineEncoderLayer DFineDecoder DFineDecoderLayer",
     ),
     Row(
-        VideoPrismAttention,
+        vision.VideoPrismAttention,
         "VideoPrismAttention",
         "VideoPrismBackbone",
         "VideoPrismEncoder VideoPrismEncoderBlock",
@@ -475,8 +416,8 @@ def view(layer: keras.Layer) -> Any:
     row = row_of(layer)
     if row is None:
         raise ValueError(f"{type(layer).__name__} is no attention that `convert` knows.")
-    plain = getattr(type(layer), "plain_class", type(layer))
-    return shown_as(layer, class_with(plain, row.family))
+    classes: tuple[type, type] = (getattr(type(layer), "plain_class", type(layer)), row.family)
+    return shown_as(layer, class_with(*classes))
 
 
 def names_of(kind: str) -> list[str]:
@@ -564,10 +505,10 @@ def register_attention(attention: str, replaced: str, replacement: type) -> None
             f"Received: replaced={replaced!r}, which is {classes[0].__module__}.{replaced}. Write "
             "a family for it, and call keras_graphattn.hub.register_family first."
         )
-    register_family(StockAttention, replaced, {attention: replacement})
+    register_family(stock.StockAttention, replaced, {attention: replacement})
 
 
-def attention_name(attention: Any) -> str:
+def attention_name(attention: object) -> str:
     """The name that an attention is registered under, from that name or from another one for it.
 
     Raises:
@@ -600,56 +541,3 @@ def is_attention(layer: keras.Layer) -> bool:
     """Whether this is an attention layer itself, in which no other is looked for."""
     is_stock = isinstance(layer, keras.layers.MultiHeadAttention)
     return is_stock or is_ours(layer) or is_reached(layer)
-
-
-def attentions_made_by(cls: type) -> tuple[list[str], list[str]]:
-    """The names of classes of attention that the code of a class of layers names.
-
-    First those that an attention can take the place of, then those of other classes with
-    "Attention" in their names that it makes. Code that gets its attention from elsewhere has
-    neither.
-    """
-    stock: set[str] = set()
-    others: set[str] = set()
-    seen: set[type] = set()
-    waiting = [cls]
-    while waiting:
-        current = waiting.pop()
-        if current in seen or current.__module__.startswith("keras."):
-            continue
-        seen.add(current)
-        waiting.extend(base for base in current.__bases__ if issubclass(base, keras.Layer))
-        for function in filter(inspect.isfunction, vars(current).values()):
-            function = inspect.unwrap(function)
-            stock.update(set(function.__code__.co_names) & set(served_names()))
-            named = (function.__globals__.get(name) for name in function.__code__.co_names)
-            made = [x for x in named if isinstance(x, type) and issubclass(x, keras.Layer)]
-            waiting.extend(made)
-            others.update(x.__name__ for x in made if "Attention" in x.__name__)
-    return sorted(stock), sorted(others - stock)
-
-
-__all__ = [
-    "FAMILIES",
-    "AttentionFamily",
-    "ConvertedAttention",
-    "ConvertedGraphFilter",
-    "ConvertedPLaplacian",
-    "HeadSizes",
-    "Logits",
-    "Row",
-    "Spelling",
-    "attention_name",
-    "attentions_made_by",
-    "is_attention",
-    "is_ours",
-    "is_reached",
-    "names_of",
-    "parent_config",
-    "register_attention",
-    "register_family",
-    "row_of",
-    "rows_named",
-    "served_names",
-    "view",
-]

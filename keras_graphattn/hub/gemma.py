@@ -7,7 +7,6 @@ the full pass and in decoding, and puts zeros in rows that see nothing. So does 
 also where KerasHub spreads such a row over all tokens, as in Gemma 3n and T5Gemma.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,35 +15,28 @@ from keras import ops
 
 from keras_graphattn.hub.converted import (
     AttentionFamily,
+    Bias,
     Cache,
     Heads,
     HeadSizes,
     Index,
     Mask,
+    Result,
     Spelling,
     Tokens,
     attention_matrix,
-    in_all_heads,
     open_slots,
 )
-from keras_graphattn.hub.decoders import Decoder, visible_where
-from keras_graphattn.operators.softmax import Logits
-from keras_graphattn.types import Tensor
-
-Sides = tuple[int | None, int | None] | None
+from keras_graphattn.hub.decoders import Decoder, Sides, visible_where
+from keras_graphattn.types import Float, Num, Tensor
 
 
 class GemmaAttention(Decoder):
     """Gemma, Gemma 2 and PaliGemma's decoder: a window in every other layer of Gemma 2."""
 
-    spelling = Spelling(soft_cap="logit_soft_cap", matrix_dropout="dropout_layer")
-    head_dim: int
-    hidden_dim: int
-    num_query_heads: int
-    query_head_dim_normalize: bool
-    use_sliding_window_attention: bool
-    sliding_window_size: int
-    _apply_rope: Callable[..., Tensor]
+    spelling = Spelling(
+        rotary="_apply_rope", soft_cap="logit_soft_cap", matrix_dropout="dropout_layer"
+    )
 
     def head_sizes(self) -> HeadSizes:
         sizes = super().head_sizes()
@@ -56,32 +48,6 @@ class GemmaAttention(Decoder):
         if not self.use_sliding_window_attention:
             return None
         return self.sliding_window_size - 1, self.sliding_window_size - 1
-
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        return self._apply_rope(query, index), self._apply_rope(key, index)
-
-    def _compute_attention(  # type: ignore[override]
-        self,
-        q: Heads,
-        k: Heads,
-        v: Heads,
-        attention_mask: Mask | None,
-        training: bool | None = False,
-        cache_update_index: Index = 0,
-    ) -> Tensor:
-        groups = self.settings.sizes.groups
-        k, v = in_all_heads(k, groups), in_all_heads(v, groups)  # (B, T, N, H)
-        return self.attend(q, k, v, attention_mask, training)
-
-    def call(
-        self,
-        x: Tokens,
-        attention_mask: Mask | None = None,
-        cache: Cache | None = None,
-        cache_update_index: Index = 0,
-        training: bool | None = False,
-    ) -> Any:
-        return super().call(x, attention_mask, cache, cache_update_index, training)
 
 
 class Gemma3Attention(GemmaAttention):
@@ -97,12 +63,10 @@ class Gemma3Attention(GemmaAttention):
     image.
     """
 
-    use_bidirectional_attention: bool
-    use_query_key_norm: bool
-    query_norm: keras.Layer
-    key_norm: keras.Layer
+    spelling = replace(GemmaAttention.spelling, query_norm="query_norm", key_norm="key_norm")
+    stacks_caches = False
 
-    def sees_past_only(self, parent: Any) -> bool:
+    def sees_past_only(self, parent: keras.Layer) -> bool:
         return not self.use_bidirectional_attention
 
     def window_sides(self) -> Sides:
@@ -111,32 +75,23 @@ class Gemma3Attention(GemmaAttention):
             return size - size // 2 - 1, size // 2
         return super().window_sides()
 
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        if self.use_query_key_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
-        return super().placed_heads(query, key, index)
-
-    def call(  # type: ignore[override]
+    def decode(  # type: ignore[override]
         self,
-        x: Tokens,
-        attention_mask: Mask | None = None,
-        cache: tuple[Tensor, ...] | None = None,
+        inputs: Tokens,
+        mask: Mask | None,
+        cache: tuple[Heads, ...],
         cache_update_index: Index = 0,
         cache_update_mask: Mask | None = None,
         training: bool | None = False,
-    ) -> Any:
-        if cache is None:
-            return super(Decoder, self).call(  # type: ignore[misc]
-                x, attention_mask, None, cache_update_index, cache_update_mask, training
-            )
+    ) -> Result:
         stacked = ops.stack(cache, axis=1)  # (B, slots, S, Nkv, H)
         outputs, stacked = self.attend_cached(
-            x, attention_mask, stacked, cache_update_index, training, update=cache_update_mask
+            inputs, mask, stacked, cache_update_index, training, update=cache_update_mask
         )
         return outputs, tuple(ops.unstack(stacked, axis=1))
 
 
-def heads_swapped(x: Tensor) -> Tensor:
+def heads_swapped(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """A tensor (..., N, T, H) as (..., T, N, H), or back."""
     return ops.swapaxes(x, -3, -2)
 
@@ -147,10 +102,9 @@ class Gemma3nAttention(Decoder):
     The cache is [B, 2, Nkv, S, H] with rotated keys, and `call` returns outputs, A and the cache; a
     converted layer returns `None` in the place of A.
 
-    The last layers of the model borrow keys and values of an earlier layer. The model hands them
-    the cache of that layer, and none of their own, so a filter has no place to keep A V of past
-    tokens: these layers are refused. The audio tower attends in blocks with a context before and
-    after them, so that A is not square: it stays as it is.
+    The last layers of the model borrow keys and values of an earlier layer, and are refused. The
+    audio tower attends in blocks with a context before and after them, so that A is not square: it
+    stays as it is.
     """
 
     spelling = Spelling(
@@ -158,16 +112,13 @@ class Gemma3nAttention(Decoder):
         num_heads="num_attention_heads",
         num_key_value_heads="num_key_value_heads",
         key_dim="head_dim",
+        query_norm="q_norm",
+        key_norm="k_norm",
+        rotary="rotary_embedding",
         scale=1.0,
         matrix_dropout="dropout",
         joins_heads=True,
     )
-    is_kv_shared_layer: bool
-    sliding_window: int | None
-    rotary_embedding: keras.Layer
-    q_norm: keras.Layer
-    k_norm: keras.Layer
-    v_norm: keras.Layer
 
     def refusal_reason(self) -> str | None:
         if not self.is_kv_shared_layer:
@@ -186,13 +137,6 @@ class Gemma3nAttention(Decoder):
         query, key, value = super().projected_heads(inputs, index)
         return query, key, self.v_norm(value)
 
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        rotate = self.rotary_embedding
-        return (
-            rotate(self.q_norm(query), start_index=index),
-            rotate(self.k_norm(key), start_index=index),
-        )
-
     def _compute_attention(  # type: ignore[override]
         self,
         query: Heads,
@@ -200,31 +144,22 @@ class Gemma3nAttention(Decoder):
         value: Heads,
         attention_mask: Mask | None,
         training: bool | None = False,
-    ) -> tuple[Tensor, None]:
-        groups = self.settings.sizes.groups
-        key, value = (in_all_heads(heads_swapped(x), groups) for x in (key, value))
-        return self.attend(heads_swapped(query), key, value, attention_mask, training), None
+    ) -> tuple[Heads, None]:
+        query, key, value = (heads_swapped(x) for x in (query, key, value))
+        return self.attend(query, key, value, attention_mask, training), None
 
-    def call(  # type: ignore[override]
+    def decode(  # type: ignore[override]
         self,
-        hidden_states: Tokens,
-        attention_mask: Mask | None,
-        cache: Cache | None = None,
+        inputs: Tokens,
+        mask: Mask | None,
+        cache: Cache,
         cache_update_index: Index = 0,
         cache_update_mask: Mask | None = None,
         training: bool | None = False,
-    ) -> Any:
-        if cache is None:
-            return super(Decoder, self).call(  # type: ignore[misc]
-                hidden_states, attention_mask, None, cache_update_index, None, training
-            )
+    ) -> Result:
+        cache = heads_swapped(cache)  # (B, slots, S, Nkv, H)
         outputs, cache = self.attend_cached(
-            hidden_states,
-            attention_mask,
-            heads_swapped(cache),  # (B, slots, S, Nkv, H)
-            cache_update_index,
-            training,
-            update=cache_update_mask,
+            inputs, mask, cache, cache_update_index, training, update=cache_update_mask
         )
         return outputs, None, heads_swapped(cache)
 
@@ -240,34 +175,17 @@ class Gemma4Attention(GemmaAttention):
 
     Some layers use their keys as values, before norm and rotation. Layers that see all tokens may
     have another number and another size of heads than those with a window, and rotate part of the
-    features only. The window is in the mask of the decoder. The audio tower attends in blocks with
-    a context before and after them, so that A is not square: it stays as it is.
+    features only. The window is in the mask of the decoder. The audio tower's A is not square: it
+    stays as it is.
 
     The last layers of some models borrow keys and values: they get those of an earlier layer as
-    `shared_kv`, and have projections of queries only. Their A is a square matrix of the same tokens
-    as everywhere, from their own queries, and a filter of it is applied to the borrowed values.
-    What the filter keeps of past tokens, such as A V, is in the layer's own part of the cache.
-
-    `Gemma4AssistantCausalLM` proposes tokens to another model and borrows keys and values of that
-    model's cache, in all of its layers. It has no cache of its own to keep A V in: its layers are
-    refused. The other model may be converted.
+    `shared_kv`, and have projections of queries only. A filter of their A is applied to the
+    borrowed values. What it keeps of past tokens is in the layer's own part of the cache.
+    `Gemma4AssistantCausalLM` has no cache of its own: its layers are refused.
 
     The cache of all layers is stacked: [B, 2, S, Nkv, H] with the largest number and size of heads,
     whose first entries a layer uses. `cache_update_mask` is that of Gemma 3.
     """
-
-    use_bidirectional_attention: bool
-    is_kv_shared_layer: bool
-    attention_k_eq_v: bool
-    effective_num_kv_heads: int
-    path: str
-    query_dense: keras.Layer
-    key_dense: keras.Layer
-    value_dense: keras.Layer
-    output_dense: keras.Layer
-    query_norm: keras.Layer
-    key_norm: keras.Layer
-    value_norm: keras.Layer
 
     def is_of_assistant(self) -> bool:
         """Whether the layer borrows, but was made to have keys and values of its own."""
@@ -276,7 +194,7 @@ class Gemma4Attention(GemmaAttention):
     def refusal_reason(self) -> str | None:
         return NO_CACHE if self.is_of_assistant() else None
 
-    def sees_past_only(self, parent: Any) -> bool:
+    def sees_past_only(self, parent: keras.Layer) -> bool:
         return not self.use_bidirectional_attention
 
     def head_sizes(self) -> HeadSizes:
@@ -286,7 +204,7 @@ class Gemma4Attention(GemmaAttention):
     def window_sides(self) -> Sides:
         return None
 
-    def projection_layers(self) -> dict[str, Any]:
+    def projection_layers(self) -> dict[str, keras.Layer]:
         projections = {
             "query": self.query_dense,
             "key": self.key_dense,
@@ -302,46 +220,36 @@ class Gemma4Attention(GemmaAttention):
         cache: Cache | None = None,
         cache_update_index: Index = 0,
         cache_update_mask: Mask | None = None,
-        shared_kv: Tensor | None = None,
+        shared_kv: Cache | None = None,
         training: bool | None = False,
-        positions: Tensor | None = None,
-    ) -> Any:
+        positions: Num[Tensor, "..."] | None = None,
+    ) -> Result:
         if self.is_of_assistant():  # made of a backbone that was converted before
             raise ValueError(
                 f"{type(self).__name__} '{self.path}' is converted, and {NO_CACHE}. "
                 "Call keras_graphattn.revert on the assistant."
             )
+        index, update = cache_update_index, cache_update_mask
         if cache is None or (self.is_kv_shared_layer and shared_kv is None):  # which it refuses
-            return super(Decoder, self).call(  # type: ignore[misc]
-                x,
-                attention_mask,
-                cache,
-                cache_update_index,
-                cache_update_mask,
-                shared_kv,
-                training,
-                positions,
+            result: Result = super(Decoder, self).call(  # type: ignore[misc]
+                x, attention_mask, cache, index, update, shared_kv, training, positions
             )
-        self.check_index(cache_update_index)
+            return result
+        self.check_index(index)
         own = cache[:, :, :, : self.effective_num_kv_heads, : self.head_dim]
         if shared_kv is not None and self.is_kv_shared_layer:
             borrowed = shared_kv[:, :2, :, : self.effective_num_kv_heads, : self.head_dim]
             own = ops.concatenate([borrowed, own[:, 2:]], axis=1)
+        projected = self._projected_at(x, index, positions, own)
         outputs, own = self.attend_cached(
-            x,
-            attention_mask,
-            own,
-            cache_update_index,
-            training,
-            update=cache_update_mask,
-            projected=self._projected_at(x, cache_update_index, positions, own),
+            x, attention_mask, own, index, training, update=update, projected=projected
         )
         whole = open_slots(cache, own.shape[1])
         return outputs, ops.slice_update(whole, (0, 0, 0, 0, 0), ops.cast(own, whole.dtype))
 
     def _projected_at(
-        self, inputs: Tensor, index: Index, positions: Tensor | None, cache: Tensor
-    ) -> tuple[Tensor, ...]:
+        self, inputs: Tokens, index: Index, positions: Num[Tensor, "..."] | None, cache: Cache
+    ) -> tuple[Heads, ...]:
         """Queries, keys and values of new tokens; borrowed ones are in the cache already.
 
         Positions (B, t) are those of all new tokens, where they do not follow one another.
@@ -367,18 +275,13 @@ class T5GemmaAttention(GemmaAttention):
     it is.
     """
 
-    spelling = replace(GemmaAttention.spelling, scale="scaling")
-    rotary_embedding: keras.Layer
+    spelling = replace(GemmaAttention.spelling, rotary="rotary_embedding", scale="scaling")
 
     def head_sizes(self) -> HeadSizes:
         return super(GemmaAttention, self).head_sizes()
 
-    def sees_past_only(self, parent: Any) -> bool:
+    def sees_past_only(self, parent: keras.Layer) -> bool:
         return type(parent).__name__ == "T5GemmaDecoderLayer"
-
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        rotate = self.rotary_embedding
-        return rotate(query, start_index=index), rotate(key, start_index=index)
 
     def _compute_attention(  # type: ignore[override]
         self,
@@ -387,21 +290,20 @@ class T5GemmaAttention(GemmaAttention):
         value_states: Heads,
         attention_mask: Mask | None,
         training: bool | None,
-    ) -> Tensor:
+    ) -> Heads:
         visible = visible_where(attention_mask)
         return self.attend(query_states, key_states, value_states, visible, training)
 
-    def call(
+    def call(  # type: ignore[override]
         self,
         inputs: Tokens,
         attention_mask: Mask | None = None,
         cache: Cache | None = None,
-        cache_update_index: Index = None,
-        training: bool | None = None,
-    ) -> Any:
+        **arguments: Any,
+    ) -> Result:
         if cache is not None:
             attention_mask = visible_where(attention_mask)
-        return super().call(inputs, attention_mask, cache, cache_update_index, training)
+        return super().call(inputs, attention_mask, cache, **arguments)
 
 
 MERGED = "T5Gemma2MergedAttention"
@@ -413,11 +315,12 @@ class T5Gemma2Attention(T5GemmaAttention):
     The decoder has one attention for its own tokens and those of the encoder: T decoder tokens look
     at T + S others in one softmax. This matrix is not square, and a filter of it is undefined. So
     layers of class `T5Gemma2MergedAttention` are refused. The vision tower is Gemma 3's.
+
+    Caches are in the decoder only.
     """
 
-    use_query_key_norm: bool
-    query_norm: keras.Layer
-    key_norm: keras.Layer
+    spelling = replace(T5GemmaAttention.spelling, query_norm="query_norm", key_norm="key_norm")
+    stacks_caches = False
 
     def refusal_reason(self) -> str | None:
         if type(self).__name__ != MERGED:
@@ -427,13 +330,8 @@ class T5Gemma2Attention(T5GemmaAttention):
             "attention matrix is not square"
         )
 
-    def sees_past_only(self, parent: Any) -> bool:
+    def sees_past_only(self, parent: keras.Layer) -> bool:
         return type(self).__name__ == MERGED
-
-    def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
-        if self.use_query_key_norm:
-            query, key = self.query_norm(query), self.key_norm(key)
-        return super().placed_heads(query, key, index)
 
 
 class GemmaVisionAttention(AttentionFamily):
@@ -443,9 +341,6 @@ class GemmaVisionAttention(AttentionFamily):
     drops entries of A. A mask of the call is added to the scores; the towers give none. The
     original always returns A beside its outputs; a converted layer does so with
     `return_attention_scores` only, and it is the matrix that the filter is one of.
-
-    With `pooling="map"`, which KerasHub 0.32 fails to build, PaliGemma's tower pools its tokens by
-    a learned probe, which looks at other tokens than itself. That attention stays as it is.
     """
 
     spelling = Spelling(
@@ -457,24 +352,22 @@ class GemmaVisionAttention(AttentionFamily):
         joins_heads=True,
     )
 
-    def score_logits(self, length: Index, term: Any = None) -> Logits:
-        while term is not None and len(term.shape) < 4:  # aligned from the right, as it is added
-            term = term[None]
-        return Logits(bias=term)
-
     def call(
         self,
         x: Tokens,
-        attention_mask: Mask | None = None,
+        attention_mask: Bias | None = None,
         return_attention_scores: bool | None = None,
         training: bool | None = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tokens, Float[Tensor, "B N T T"] | None]:
+        bias = attention_mask
+        while bias is not None and len(bias.shape) < 4:  # aligned from the right, as it is added
+            bias = bias[None]
         query, key, value = self.projected_heads(x, 0)
-        heads = self.attend(query, key, value, training=training, term=attention_mask)
+        heads = self.attend(query, key, value, training=training, bias=bias)
         outputs = self.merged_heads(heads, training)
         if not return_attention_scores:
             return outputs, None
-        logits = self.score_logits(ops.shape(key)[1], attention_mask)
+        logits = self.score_logits(ops.shape(key)[1], bias)
         return outputs, attention_matrix(query, key, None, self.settings.sizes.scale, logits)
 
 
@@ -504,9 +397,7 @@ class Gemma4VisionAttention(AttentionFamily):
         v: Heads,
         attention_mask: Mask | None,
         training: bool | None = False,
-    ) -> Tensor:
-        groups = self.settings.sizes.groups
-        k, v = in_all_heads(k, groups), in_all_heads(v, groups)  # (B, T, N, H)
+    ) -> Heads:
         if attention_mask is not None:
             attention_mask = ops.expand_dims(attention_mask, 1)  # (B, 1, S)
         return self.attend(q, k, v, attention_mask, training)

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from keras_graphattn.hub.families import attentions_made_by, names_of, served_names
+from keras_graphattn.hub.families import Config, names_of, served_names
 from keras_graphattn.hub.saving import (
     PREFIX,
     REACHED,
@@ -26,11 +26,6 @@ from keras_graphattn.hub.saving import (
 )
 from keras_graphattn.hub.slots import is_backbone_class, is_task_class
 from keras_graphattn.keras_internals import subclasses_of
-
-
-def backbone_names() -> list[str]:
-    """The names of KerasHub's backbones that `convert` reaches."""
-    return names_of("backbones")
 
 
 def reach(plain: type) -> type:
@@ -53,8 +48,7 @@ def reach(plain: type) -> type:
 
     Raises:
         ValueError: For what is no class of layers, for attention itself and for other layers of
-            Keras, for KerasHub's tasks, and for classes whose code makes attention of a class
-            that no attention can take the place of.
+            Keras, and for KerasHub's tasks.
 
     Example:
 
@@ -95,29 +89,25 @@ def _check_class(plain: type) -> None:
             "`plain` must be a class of backbones or layers: tasks are converted with their "
             f"backbones. Received: plain={plain!r}. Call reach({plain.__name__}.backbone_cls)."
         )
-    stock, others = attentions_made_by(plain)
-    if others and not stock:
-        raise ValueError(
-            f"{plain.__name__} makes no attention that convert replaces: its attention is "
-            f"of class {', '.join(others)}. It replaces {', '.join(served_names())}. "
-            f"Received: plain={plain!r}"
-        )
 
 
 def reached_names() -> list[str]:
     """The public names of the classes that are reached; before KerasHub is imported, of all."""
-    reached, names = {cls.__name__ for cls in REACHED}, [*backbone_names(), *names_of("layers")]
+    reached, names = (
+        {cls.__name__ for cls in REACHED},
+        [*names_of("backbones"), *names_of("layers")],
+    )
     return [name for name in names if name in reached] or names
 
 
-def _reach_preprocessing(plain: Any) -> None:
+def _reach_preprocessing(plain: type[keras.Layer]) -> None:
     """Lets `from_preset` find a tokenizer, preprocessor or image converter of a converted backbone.
 
     KerasHub looks for a class of the backbone's very class. The one that it finds here is never
     made: presets hold the plain one, and that is what is loaded.
     """
 
-    def load_plain(cls: Any, loader: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    def load_plain(cls: type, /, loader: Any, arguments: Config) -> dict[str, object]:
         return {"loaded": loader.load_preprocessor(plain, **arguments)}
 
     namespace = {
@@ -133,7 +123,7 @@ def _reach_keras_hub() -> None:
     for name in names_of("modules"):
         with suppress(ModuleNotFoundError):  # another release may keep its layers elsewhere
             import_module(name)
-    for name in backbone_names():
+    for name in names_of("backbones"):
         if hasattr(keras_hub.models, name):
             _reach(getattr(keras_hub.models, name))
     for name in names_of("layers"):
@@ -142,7 +132,7 @@ def _reach_keras_hub() -> None:
     for cls in subclasses_of(keras.Layer):
         if cls.__name__ in inner and cls.__module__.startswith("keras_hub."):
             _reach(cls)
-    registered: set[Any] = set(keras.saving.get_custom_objects().values())
+    registered: set[type] = set(keras.saving.get_custom_objects().values())
     for cls in registered:
         if getattr(cls, "backbone_cls", None) not in REACHED or is_known(cls):
             continue
@@ -177,7 +167,7 @@ class _Arrival(importlib.abc.MetaPathFinder):
         specs = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            execute: Any = spec.loader.exec_module
+            execute = spec.loader.exec_module
 
             def execute_and_reach(module: ModuleType) -> None:
                 execute(module)

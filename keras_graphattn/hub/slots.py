@@ -7,11 +7,12 @@ sublayers with their variables, paths, quantisation and LoRA factors: no weight 
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import keras
 
-from keras_graphattn.hub.converted import CacheSlots
+from keras_graphattn.hub.converted import CacheSlots, Options
 from keras_graphattn.hub.families import Row, is_attention, is_ours, is_reached, row_of, view
 from keras_graphattn.hub.stock import widened
 from keras_graphattn.keras_internals import (
@@ -38,31 +39,29 @@ class Request(NamedTuple):
     """What one call of `convert` asks for."""
 
     attention: str
-    options: dict[str, Any]
+    options: Options
 
-    def own_options(self) -> dict[str, Any]:
+    def own_options(self) -> Options:
         """The options in objects of their own: a mask with weights is not shared by layers."""
         config = _unshared(keras.saving.serialize_keras_object(dict(self.options)))
-        options: dict[str, Any] = keras.saving.deserialize_keras_object(config)
+        options: Options = keras.saving.deserialize_keras_object(config)
         return options
 
 
-def _unshared(config: Any) -> Any:
+def _unshared(config: object) -> object:
     """A configuration without the marks by which Keras makes an object of a file only once."""
     if isinstance(config, dict):
         return {key: _unshared(x) for key, x in config.items() if key != "shared_object_id"}
     return [_unshared(x) for x in config] if isinstance(config, list) else config
 
 
+@dataclass(frozen=True, eq=False)
 class ConversionRecord:
     """What a converted layer keeps for `revert` and for files. Keras tracks nothing in here."""
 
-    def __init__(
-        self, row: Row, request: Request, take_back: Callable[[keras.Layer], None]
-    ) -> None:
-        self.row = row
-        self.request = request
-        self.take_back = take_back
+    row: Row
+    request: Request
+    take_back: Callable[[keras.Layer], None]
 
 
 class AttentionSlot(NamedTuple):
@@ -72,7 +71,7 @@ class AttentionSlot(NamedTuple):
     attribute: str
 
     @property
-    def layer(self) -> Any:
+    def layer(self) -> keras.Layer:
         """The attention layer that is there now."""
         return getattr(self.parent, self.attribute)
 
@@ -99,7 +98,7 @@ class AttentionSlot(NamedTuple):
                 one built under a distribution that is not set now, or without one while one is.
         """
         layer, shown = self.layer, view(self.layer)
-        row: Any = row_of(layer)
+        row = cast("Row", row_of(layer))
         replacement = row.replacement(request.attention)
         if not layer.built:
             raise ValueError(
@@ -120,7 +119,7 @@ class AttentionSlot(NamedTuple):
         self.layer.converted_from.take_back(self.layer)
 
 
-def _check_devices(path: str, query: Any) -> None:
+def _check_devices(path: str, query: keras.Layer) -> None:
     """Refuses a layer whose new weights would be on other devices than those it has."""
     weight = query.variables[0]  # `kernel` is a sum under LoRA
     if is_distributed(weight) and not makes_distributed():
@@ -190,9 +189,11 @@ def align_caches(owner: keras.Layer, slots: Sequence[AttentionSlot]) -> None:
     for layer in converted:
         layer.cache_slots = count
     for layer, row in layers:
-        if isinstance(layer, CacheSlots) or row is None or not row.has_cache:
+        if isinstance(layer, CacheSlots) or row is None:
             continue
-        plain: Any = getattr(type(layer), "plain_class", type(layer))
+        if not row.has_cache and not row.family.stacks_caches:
+            continue
+        plain: type = getattr(type(layer), "plain_class", type(layer))
         _pass_on(layer, widened(plain, row.cache_argument) if count > 2 else plain, count)
     besides = {row.class_beside for _, row in layers if row is not None and row.class_beside}
     for layer in walk(owner) if besides else ():

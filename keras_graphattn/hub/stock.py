@@ -1,9 +1,8 @@
 """The family of Keras' multi-head attention, and of KerasHub's `CachedMultiHeadAttention`.
 
-Layers of this package take the projections of such a layer as they are: the very same sublayers
-with their variables, paths, quantisation and LoRA factors. So the layer becomes an instance of a
-layer class of this package, `GraphFilterAttention` for example: it stays the same object and gets
-the body of a new layer, and that one keeps what it was for `revert`. No weight is copied.
+The layer becomes an instance of a layer class of this package, `GraphFilterAttention` for example:
+it stays the same object and gets the body of a new layer, made around its own projections. The new
+layer keeps what it was for `revert`.
 
 KerasHub's cache of one layer is [B, 2, S, N, H]: keys and values. A polynomial filter needs A V
 (and, of higher exact orders, A^2 V ...) of past tokens as well: one slot for each. The slots open
@@ -15,7 +14,7 @@ they do not use (`widened`).
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import ops
@@ -23,9 +22,15 @@ from keras import ops
 from keras_graphattn.coefficient_rate import FINE_TUNING_MULTIPLIER, NAME
 from keras_graphattn.hub.converted import (
     AttentionFamily,
+    Cache,
     CacheSlots,
+    Heads,
     HeadSizes,
     Index,
+    Mask,
+    Options,
+    Result,
+    class_passing_slots,
     open_slots,
     refuse_paged_attention,
     step_mask,
@@ -37,7 +42,8 @@ from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 from keras_graphattn.numerics.precision import at_least_float32, zero_where_masked
-from keras_graphattn.operators.cached import Cache, CachedOperator
+from keras_graphattn.operators.cached import Cache as LayerCache
+from keras_graphattn.operators.cached import CachedOperator
 from keras_graphattn.operators.kernel import KernelOperator
 from keras_graphattn.operators.operator import Visibility
 from keras_graphattn.operators.singular import (
@@ -46,7 +52,10 @@ from keras_graphattn.operators.singular import (
     right_singular_vectors,
 )
 from keras_graphattn.operators.singular_causal import causal_product
-from keras_graphattn.types import Tensor
+from keras_graphattn.types import Float, Tensor
+
+Inputs = Float[Tensor, "..."]  # (B, T, d), or with further axes
+Slot = Float[Tensor, "B S _ _"]  # one slot of a cache
 
 DECODERS = ("TransformerDecoder", "EdRecDecoderBlock")  # parents that mask causally by themselves
 
@@ -54,19 +63,12 @@ DECODERS = ("TransformerDecoder", "EdRecDecoderBlock")  # parents that mask caus
 class StockAttention(AttentionFamily):
     """`keras.layers.MultiHeadAttention`, and its subclasses with the same projections."""
 
-    num_heads: int
-    key_dim: int
-    value_dim: int
-    weights: list[Any]
-    trainable: bool
-    dtype_policy: Any
-
     @classmethod
     def has_class(cls, plain: type, module: str) -> bool:
         return issubclass(plain, keras.layers.MultiHeadAttention)
 
     @classmethod
-    def check_replacement(cls, replacement: type, classes: str) -> None:
+    def check_replacement(cls, replacement: object, classes: str) -> None:
         if not isinstance(replacement, type) or not issubclass(replacement, AttentionLayer):
             raise ValueError(
                 "`replacement` must be a class of layers like those of keras_graphattn.layers. "
@@ -92,7 +94,7 @@ class StockAttention(AttentionFamily):
         return [variable for variable in self.weights if id(variable) not in kept]
 
     def prepared_change(
-        self, replacement: type, parent: keras.Layer, options: dict[str, Any]
+        self, replacement: type, parent: keras.Layer, options: Options
     ) -> Callable[[keras.Layer], Callable[[keras.Layer], None]]:
         config = keras.layers.MultiHeadAttention.get_config(self)  # not a subclass's own
         config |= {"dtype": self.dtype_policy, "trainable": True, NAME: FINE_TUNING_MULTIPLIER}
@@ -113,12 +115,12 @@ class StockAttention(AttentionFamily):
         return change
 
 
-def write_slot(slot: Tensor, x: Tensor, index: Index) -> Tensor:
+def write_slot(slot: Slot, x: Heads, index: Index) -> Slot:
     """One slot of the cache (B, S, N, H) with x (B, t, N, H) written at `index`."""
     return ops.slice_update(slot, (0, index, 0, 0), ops.cast(x, slot.dtype))
 
 
-def last_row(mask: Tensor) -> Tensor:
+def last_row(mask: Mask) -> Mask:
     """The last row of a mask (..., T, S), as (..., 1, S) even where T is not known."""
     return mask[..., -1, :][..., None, :]
 
@@ -126,25 +128,32 @@ def last_row(mask: Tensor) -> Tensor:
 class CachedCall(CacheSlots):
     """The call of `CachedMultiHeadAttention`, for a self-attention layer of this package.
 
-    Subclasses say in `_attend_cached` what the new tokens make of the cache.
+    The cache is of keys and of signals: what the filter applies its operator to. The layer's own
+    `operator_of_rows` makes the operator of new tokens.
     """
 
-    _project_out: Any
+    if TYPE_CHECKING:  # what the class of the layer has
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def needed_slots(self) -> int:
+        return 1 + int(self.num_signals)
 
     def call(
         self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        cache: Tensor | None = None,
-        cache_update_index: Index = None,
+        query: Inputs,
+        value: Inputs,
+        key: Inputs | None = None,
+        attention_mask: Mask | None = None,
+        cache: Cache | None = None,
+        cache_update_index: Index | None = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
-    ) -> Any:
+    ) -> Result:
         refuse_paged_attention(self)
         if cache is None:
-            outputs: Any = super().call(  # type: ignore[misc]
+            outputs: Result = super().call(  # type: ignore[misc]
                 query,
                 value,
                 key,
@@ -162,20 +171,21 @@ class CachedCall(CacheSlots):
             )
         cache = open_slots(cache, max(self.cache_slots, self.needed_slots))
         mask = step_mask(attention_mask, query, cache, cache_update_index)
-        outputs, cache = self._attend_cached(query, value, key, cache, mask, cache_update_index)
-        return self._project_out(outputs, query), cache
+        key = value if key is None else key
+        heads, cache = self._attend_cached(query, key, value, cache, mask, cache_update_index)
+        return self._project_out(heads, query), cache
 
     def compute_output_spec(
         self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        cache: Tensor | None = None,
-        cache_update_index: Index = None,
+        query: keras.KerasTensor,
+        value: keras.KerasTensor,
+        key: keras.KerasTensor | None = None,
+        attention_mask: keras.KerasTensor | None = None,
+        cache: keras.KerasTensor | None = None,
+        cache_update_index: Index | None = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
-    ) -> Any:
+    ) -> keras.KerasTensor | tuple[keras.KerasTensor, ...]:
         outputs = super().compute_output_spec(  # type: ignore[misc]
             query, value, key, return_attention_scores=return_attention_scores
         )
@@ -186,45 +196,10 @@ class CachedCall(CacheSlots):
         return outputs, keras.KerasTensor(shape, cache.dtype)
 
     def _attend_cached(
-        self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor | None,
-        cache: Tensor,
-        mask: Tensor,
-        index: Index,
-    ) -> tuple[Tensor, Tensor]:
-        """Per-head outputs of the new tokens, and the cache with theirs written."""
-        raise NotImplementedError
-
-
-class CachedSelfAttention(CachedCall):
-    """Decoding with a cache of keys and of signals: what the filter applies its operator to.
-
-    Subclasses have the `operator_of_rows` of this package's self-attention layers.
-    """
-
-    query_dense: Any
-    key_dense: Any
-    value_dense: Any
-    operator_of_rows: Any
-    attended: Any
-    num_signals: Any
-
-    @property
-    def needed_slots(self) -> int:
-        return 1 + int(self.num_signals)
-
-    def _attend_cached(
-        self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor | None,
-        cache: Tensor,
-        mask: Tensor,
-        index: Index,
-    ) -> tuple[Tensor, Tensor]:
-        keys = write_slot(cache[:, 0], self.key_dense(value if key is None else key), index)
+        self, query: Inputs, key: Inputs, value: Inputs, cache: Cache, mask: Mask, index: Index
+    ) -> tuple[Heads, Cache]:
+        """Outputs of the heads for new tokens, and the cache with theirs written."""
+        keys = write_slot(cache[:, 0], self.key_dense(key), index)
         queries, values = ops.cast(self.query_dense(query), keys.dtype), self.value_dense(value)
         signals = {"signals": cache[:, 1:]}
         operator = self.operator_of_rows(queries, keys, values, mask, signals, index)
@@ -233,12 +208,12 @@ class CachedSelfAttention(CachedCall):
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class CachedGraphFilterAttention(CachedSelfAttention, GraphFilterAttention):  # type: ignore[misc]
+class CachedGraphFilterAttention(CachedCall, GraphFilterAttention):  # type: ignore[misc]
     """`GraphFilterAttention` that replaces KerasHub's `CachedMultiHeadAttention`."""
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class CachedPLaplacianAttention(CachedSelfAttention, PLaplacianAttention):  # type: ignore[misc]
+class CachedPLaplacianAttention(CachedCall, PLaplacianAttention):  # type: ignore[misc]
     """`PLaplacianAttention` that replaces KerasHub's `CachedMultiHeadAttention`."""
 
 
@@ -261,16 +236,12 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
             call = call._replace(visibility=visibility)
         return super().operator(tokens, call)
 
+    needed_slots = 2
+
     def _attend_cached(
-        self,
-        query: Tensor,
-        value: Tensor,
-        key: Tensor | None,
-        cache: Tensor,
-        mask: Tensor,
-        index: Index,
-    ) -> tuple[Tensor, Tensor]:
-        logits, values = self.key_dense(value if key is None else key), self.value_dense(value)
+        self, query: Inputs, key: Inputs, value: Inputs, cache: Cache, mask: Mask, index: Index
+    ) -> tuple[Heads, Cache]:
+        logits, values = self.key_dense(key), self.value_dense(value)
         filtered = self._filtered_left(left_singular_vectors(self.query_dense(query)), query)
         all_logits = write_slot(cache[:, 0], logits, index)
         all_values = write_slot(cache[:, 1], values, index)
@@ -286,12 +257,9 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
         return outputs, updated
 
     def _row(
-        self, filtered: Tensor, logits: Tensor, values: Tensor, mask: Tensor, index: Index
-    ) -> Tensor:
-        """The output (B, 1, N, D) of the token at `index`, from all logits and values (B, S, N, .).
-
-        One row of (U * g(S)) V^T, V the softmax over the tokens up to this one.
-        """
+        self, filtered: Heads, logits: Slot, values: Slot, mask: Mask, index: Index
+    ) -> Float[Tensor, "B 1 N D"]:
+        """One row of (U * g(S)) V^T, V the softmax over the tokens up to that at `index`."""
         columns = ops.arange(logits.shape[1], dtype="int32")
         seen = ops.logical_and(mask[:, 0, 0], columns[None] <= index)  # (B, S)
         seen = ops.broadcast_to(seen, ops.shape(logits)[:2])
@@ -303,7 +271,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  # type: ignore[misc]
+class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: ignore[misc]
     """`MaskedKernelAttention` that replaces KerasHub's `CachedMultiHeadAttention`.
 
     The decoder's mask joins padding and causality: as `use_causal_mask` and a mask of keys they
@@ -324,12 +292,17 @@ class CachedMaskedKernelAttention(CachedSelfAttention, MaskedKernelAttention):  
         return super().operator(tokens, call)
 
     def operator_of_rows(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, cache: Cache, index: Index
+        self,
+        query: Heads,
+        key: Slot,
+        value: Heads,
+        mask: Mask,
+        cache: LayerCache,
+        index: Index,
     ) -> CachedOperator:
         phi_query, phi_key = self.features(query, key, None, None, fixed_scale=True)
         rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
-        form: Any = self.joined_mask(causal=True)
-        factors = form.rows(rows, key.shape[1])
+        factors = self.joined_mask(causal=True).rows(rows, key.shape[1])
         matrix = ops.einsum("btnm,bsnm->bnts", phi_query, phi_key)
         matrix = matrix * ops.cast(factors, matrix.dtype)
         matrix = ops.where(mask, matrix, ops.cast(0.0, matrix.dtype))
@@ -345,26 +318,21 @@ def widened(plain: type, argument: str = "cache") -> type:
 
     The name of the argument that is the cache is `argument`.
     """
-    plain_call: Any = plain.call  # type: ignore[attr-defined]
+    plain_call = plain.call  # type: ignore[attr-defined]
     signature = inspect.signature(plain_call)
 
     @functools.wraps(plain_call)
-    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Any:
+    def call(self: keras.Layer, *args: Any, **kwargs: Any) -> Result:
         bound = signature.bind(self, *args, **kwargs)
         is_named = argument in signature.parameters  # else it is one of `**kwargs`
         arguments = bound.arguments if is_named else bound.arguments.get("kwargs", {})
         cache = arguments.get(argument)
         if cache is None:
-            return plain_call(self, *args, **kwargs)
+            result: Result = plain_call(self, *args, **kwargs)
+            return result
         arguments[argument] = cache[:, :2]
         results = plain_call(*bound.args, **bound.kwargs)
         rest = open_slots(cache, self.cache_slots)[:, 2:]
         return (*results[:-1], ops.concatenate([results[-1], rest], axis=1))
 
-    namespace = {
-        "call": call,
-        "cache_slots": 2,
-        "plain_class": plain,
-        "__module__": plain.__module__,
-    }
-    return type(plain.__name__, (plain,), namespace)
+    return class_passing_slots(plain, call=call)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ class Coefficient(NamedTuple):
     '(3, 4), mean 5.5, from 0 to 11'
     """
 
-    values: np.ndarray[Any, Any]
+    values: np.ndarray
     multiplier: float
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ def coefficients_of(layer: keras.Layer) -> dict[str, Coefficient]:
     }
 
 
-def note_on_optimizer(model: Any, rows: Iterable[Row]) -> str:
+def note_on_optimizer(model: keras.Layer, rows: Iterable[Row]) -> str:
     """One line where a compiled model trains coefficients at the rate of all other weights."""
     optimizer = getattr(model, "optimizer", None)
     wanted = {row.coefficient_learning_rate_multiplier for row in rows}

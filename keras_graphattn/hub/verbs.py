@@ -2,25 +2,22 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 
 from keras_graphattn.hub.families import (
     attention_name,
-    attentions_made_by,
     is_attention,
     is_ours,
     is_reached,
-    row_of,
     served_names,
 )
 from keras_graphattn.hub.reach import reached_names
 from keras_graphattn.hub.saving import (
     forget_conversions,
     is_reachable,
-    make_carriers,
     settle_classes,
     settle_optimizer,
 )
@@ -46,6 +43,8 @@ from keras_graphattn.keras_internals import (
     walk,
 )
 from keras_graphattn.layers.token_layer import TokenLayer
+
+Where = str | int | Sequence[int]  # what selects attention layers
 
 GIVEN_BY_THE_MODEL = (
     *("num_heads", "key_dim", "value_dim", "use_bias", "output_shape", "attention_axes"),
@@ -74,7 +73,9 @@ class Owner(NamedTuple):
     slots: list[AttentionSlot]
 
 
-def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **options: Any) -> Any:
+def convert(
+    model: keras.Layer, attention: str = "graph_filter", where: Where = "all", **options: Any
+) -> keras.Layer:
     """Replaces a model's self-attention by graph attention, in place.
 
     All weights stay what and where they are. With `"graph_filter"`, and with `"p_laplacian"` and
@@ -153,16 +154,14 @@ def convert(model: Any, attention: str = "graph_filter", where: Any = "all", **o
         )
     _check_selected(slots, selected, where)
     parents = parents_of(model)
-    layers = [*walk(model), *parents]
-    make_carriers(layers)
-    for layer in layers:
+    for layer in (*walk(model), *parents):
         fresh_optimizer(layer)  # what it refuses, it refuses before anything has changed
     convert_slots([slots[index] for index in selected], request)
     _settle(model, owners, parents)
     return model
 
 
-def revert(model: Any) -> Any:
+def revert(model: keras.Layer) -> keras.Layer:
     """Puts the original attention back, in place; all weights but the added ones are kept.
 
     Args:
@@ -189,7 +188,7 @@ def revert(model: Any) -> Any:
     return model
 
 
-def inspect(model: Any) -> Table:
+def inspect(model: keras.Layer) -> Table:
     """The self-attention that `convert` reaches, all layers of this package, their coefficients.
 
     Args:
@@ -246,13 +245,13 @@ def inspect(model: Any) -> Table:
     return Table(rows, note=note_on_optimizer(model, rows))
 
 
-def _row(index: int | None, path: str, layer: keras.Layer, added: list[Any]) -> Row:
+def _row(index: int | None, path: str, layer: keras.Layer, added: list[keras.Variable]) -> Row:
     count = sum(math.prod(int(length) for length in variable.shape) for variable in added)
     name = type(layer).__name__
     return Row(index, path, name, count, multiplier_of(layer), coefficients_of(layer))
 
 
-def _owners(model: Any, refuses: bool = True) -> list[Owner]:
+def _owners(model: keras.Layer, refuses: bool = True) -> list[Owner]:
     """The outermost backbones and reached layers of a model, in the order of its graph.
 
     Args:
@@ -278,8 +277,6 @@ def _owners(model: Any, refuses: bool = True) -> list[Owner]:
         for child in sublayers(layer):
             visit(child)
 
-    if refuses:
-        _check_registered(model)
     visit(model)
     return owners
 
@@ -302,7 +299,7 @@ def _settle(model: keras.Layer, owners: list[Owner], parents: list[keras.Layer])
         track_again(layer)
 
 
-def _check_options(options: dict[str, Any]) -> None:
+def _check_options(options: Mapping[str, object]) -> None:
     """Refuses options that the replaced layers decide."""
     refused = [name for name in options if name in GIVEN_BY_THE_MODEL]
     if refused:
@@ -317,7 +314,8 @@ def _refusal(layer: keras.Layer) -> str:
     """Why a layer cannot be converted, and what can."""
     name, reached = type(layer).__name__, ", ".join(reached_names())
     if is_backbone_class(type(layer)):
-        _, others = attentions_made_by(type(layer))
+        kinds = {type(x).__name__ for x in walk(layer)} - set(served_names())
+        others = sorted(kind for kind in kinds if "Attention" in kind)
         own = f" It makes attention of class {', '.join(others)}." if others else ""
         return (
             f"{name} is not among the backbones that convert reaches.{own} For a backbone with "
@@ -356,7 +354,7 @@ def _nothing_to_convert(model: keras.Layer) -> str:
     )
 
 
-def _check_selected(slots: Sequence[AttentionSlot], selected: Sequence[int], where: Any) -> None:
+def _check_selected(slots: Sequence[AttentionSlot], selected: Sequence[int], where: Where) -> None:
     """Refuses selected layers that no attention can take the place of, all of them in one error.
 
     Args:
@@ -378,25 +376,8 @@ def _check_selected(slots: Sequence[AttentionSlot], selected: Sequence[int], whe
     raise ValueError(f"{listed}\nReceived: where={where!r}. {hint}")
 
 
-def _check_registered(model: keras.Layer) -> None:
-    """Refuses layers that have the name of a class that is replaced, but are of another."""
-    for layer in walk(model):
-        if type(layer).__name__ in served_names() and row_of(layer) is None:
-            raise ValueError(
-                f"'{layer.path or layer.name}' is of class {type(layer).__name__}, which "
-                "convert replaces by name, but it is no such class of Keras or KerasHub: its "
-                "projections cannot be kept."
-            )
-
-
-def select(where: Any, paths: Sequence[str]) -> list[int]:
-    """The indices, in order, of the paths that `where` selects.
-
-    Args:
-        where: `"all"`; `"even"` (indices 0, 2, 4, ...) or `"odd"`; `"first:<n>"` or `"last:<n>"`;
-            an index or a list of indices, of which negative ones count from the end; or a regular
-            expression that is searched for in each path.
-        paths: Paths of the attention layers, in the order in which the model runs them.
+def select(where: Where, paths: Sequence[str]) -> list[int]:
+    """The indices, in order, of the paths that the `where` of `convert` selects.
 
     Raises:
         ValueError: If nothing is selected, or for anything else than the above. The message lists
@@ -460,8 +441,8 @@ def _by_word(where: str, paths: Sequence[str]) -> list[int]:
     return [index for index in everything if pattern.search(paths[index])]
 
 
-def _indices(where: Any) -> list[int]:
-    indices = list(where) if isinstance(where, (Sequence, range)) else [where]
+def _indices(where: int | Sequence[int]) -> list[int]:
+    indices = list(where) if isinstance(where, Sequence) else [where]
     if any(isinstance(index, bool) or not isinstance(index, int) for index in indices):
         raise ValueError(f"`where` must be {_EXPECTED}. Received: where={where!r}")
     return indices

@@ -4,40 +4,42 @@ KerasHub 0.32 fills windows at the border of an image with zeros, and tokens see
 ViTDet, converted or not.
 """
 
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import keras
 from keras import ops
 
 from keras_graphattn.hub.converted import (
     AttentionFamily,
+    Bias,
     Heads,
     HeadSizes,
     Index,
     Mask,
+    Result,
     Spelling,
     Tokens,
     attention_matrix,
-    fused_in_heads,
     part,
 )
-from keras_graphattn.operators.softmax import Logits
-from keras_graphattn.types import Tensor
+from keras_graphattn.types import Float, Int, Tensor
+
+Map = Float[Tensor, "B _ _ _"]  # tokens in rows and columns
+Angles = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]  # their cosines and sines
 
 
 class FusedTower(AttentionFamily):
     """Base of the towers with one projection of queries, keys and values, (B, T, 3 * N * H)."""
-
-    num_heads: int
 
     def projection_layers(self) -> dict[str, keras.Layer]:
         layers = super().projection_layers()
         return {name: layers[name] for name in ("query", "attention_output")}
 
     def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
-        return fused_in_heads(part(self, self.spelling.query)(inputs), self.num_heads)
+        x = part(self, self.spelling.query)(inputs)
+        x = ops.reshape(x, (*ops.shape(x)[:2], 3, self.num_heads, -1))
+        query, key, value = ops.unstack(x, 3, axis=2)
+        return query, key, value
 
 
 class SwinAttention(FusedTower):
@@ -58,24 +60,24 @@ class SwinAttention(FusedTower):
         joins_heads=True,
     )
     adds_bias = True
-    _get_rel_pos_bias: Callable[..., Tensor]
 
-    def call(self, x: Tokens, mask: Mask | None = None, return_attns: bool = False) -> Tensor:
+    def call(
+        self,
+        x: Tokens,
+        mask: Float[Tensor, "W T T"] | None = None,
+        return_attns: bool = False,
+    ) -> Tokens:
         if return_attns:
             raise ValueError(
                 f"{type(self).__name__} returns no attention matrix. Received: return_attns=True. "
                 "Call keras_graphattn.revert(model) for the matrix of the original."
             )
-        return self.attend_inputs(x, term=(mask, ops.shape(x)[0]))
-
-    def score_logits(self, length: Index, term: Any = None) -> Logits:
-        mask, count = term  # (W, T, T), and B * W
         bias = self._get_rel_pos_bias()[None]  # (1, N, T, T)
-        if mask is None:
-            return Logits(bias=bias)
-        repeats = (count // ops.shape(mask)[0], 1, 1, 1)
-        of_windows = ops.tile(ops.expand_dims(mask, 1), repeats)  # (B * W, 1, T, T)
-        return Logits(bias=bias + ops.cast(of_windows, bias.dtype))
+        if mask is not None:
+            repeats = (ops.shape(x)[0] // ops.shape(mask)[0], 1, 1, 1)
+            of_windows = ops.tile(ops.expand_dims(mask, 1), repeats)  # (B * W, 1, T, T)
+            bias = bias + ops.cast(of_windows, bias.dtype)
+        return self.attend_inputs(x, bias=bias)
 
 
 class ViTDetAttention(FusedTower):
@@ -83,9 +85,8 @@ class ViTDetAttention(FusedTower):
 
     The tokens are a map (B, h, w, C): of a window in most layers, of the whole image in the global
     ones. The bias of a query is its product with an embedding of the distance in rows, plus that
-    with an embedding of the distance in columns. The layer's own `AddRelativePositionalEmbedding`
-    makes it. The attention of SAM's mask decoder is not converted: most of it looks from prompts at
-    the image.
+    with an embedding of the distance in columns. The attention of SAM's mask decoder is not
+    converted: most of it looks from prompts at the image.
     """
 
     spelling = Spelling(
@@ -95,23 +96,21 @@ class ViTDetAttention(FusedTower):
         scale="scale",
         joins_heads=True,
     )
-    use_rel_pos: bool
-    add_decomposed_relative_pe: keras.Layer
 
     @property
     def adds_bias(self) -> bool:  # type: ignore[override]
         """Whether this very layer has the embeddings."""
-        return self.use_rel_pos
+        return bool(self.use_rel_pos)
 
-    def call(self, x: Tensor) -> Tensor:
+    def call(self, x: Map) -> Map:
         batch, height, width, channels = ops.shape(x)
         tokens = ops.reshape(x, (batch, height * width, channels))
         query, key, value = self.projected_heads(tokens, 0)
         bias = self._bias_of(query, (height, width)) if self.use_rel_pos else None
-        outputs = self.merged_heads(self.attend(query, key, value, term=bias), None)
+        outputs = self.merged_heads(self.attend(query, key, value, bias=bias), None)
         return ops.reshape(outputs, (batch, height, width, channels))
 
-    def _bias_of(self, query: Tensor, size: tuple[Index, Index]) -> Tensor:
+    def _bias_of(self, query: Heads, size: tuple[Index, Index]) -> Bias:
         """What is added to the scores of queries (B, T, N, H) on a map: (B, N, T, T)."""
         batch, length, num_heads, key_dim = ops.shape(query)
         rows = ops.transpose(query, (0, 2, 1, 3))
@@ -139,14 +138,13 @@ class Qwen35VisionAttention(FusedTower):
         key_dim="head_dim",
         joins_heads=True,
     )
-    _apply_rotary: Callable[..., Tensor]
 
     def call(
         self,
-        x: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        cu_seqlens: Tensor | None = None,
-    ) -> Tensor:
+        x: Float[Tensor, "T _"],
+        position_embeddings: Angles,
+        cu_seqlens: Int[Tensor, "..."] | None = None,
+    ) -> Float[Tensor, "T _"]:
         query, key, value = self.projected_heads(x[None], 0)  # (1, T, N, H)
         query, key = (self._apply_rotary(y[0], *position_embeddings)[None] for y in (query, key))
         if cu_seqlens is None or len(cu_seqlens) <= 2:
@@ -174,7 +172,6 @@ class DinoAttention(AttentionFamily):
         dropout_before="dropout",
         joins_heads=True,
     )
-    _apply_rotary: Callable[..., Tensor]
 
     def calls_backend(self) -> bool:
         return True
@@ -183,10 +180,10 @@ class DinoAttention(AttentionFamily):
         self,
         inputs: Tokens,
         attention_mask: Mask | None = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_embeddings: Angles | None = None,
         num_prefix_tokens: int = 0,
         training: bool | None = None,
-    ) -> Tensor:
+    ) -> Tokens:
         query, key, value = self.projected_heads(inputs, 0)
         if position_embeddings is not None:
             cosine, sine = position_embeddings  # (T - num_prefix_tokens, H)
@@ -211,10 +208,6 @@ class MiTAttention(AttentionFamily):
         dropout_after="proj_drop",
         joins_heads=True,
     )
-    num_heads: int
-    sr_ratio: int
-    q: keras.Layer
-    scale: float
 
     def refusal_reason(self) -> str | None:
         if self.sr_ratio == 1:
@@ -228,7 +221,7 @@ class MiTAttention(AttentionFamily):
         size = self.q.units // self.num_heads
         return HeadSizes(self.num_heads, self.num_heads, size, size, float(self.scale))
 
-    def call(self, x: Tensor) -> Tensor:
+    def call(self, x: Tokens) -> Tokens:
         return self.attend_inputs(x)
 
 
@@ -253,30 +246,26 @@ class DFineAttention(AttentionFamily):
     )
     adds_bias = True
 
-    def score_logits(self, length: Index, term: Any = None) -> Logits:
-        if term is None:
-            return Logits()
-        mask = term[None] if len(term.shape) == 2 else term  # (B or 1, T, T)
-        return Logits(bias=ops.expand_dims(mask, 1))
-
     def call(
         self,
         hidden_states: Tokens,
-        position_embeddings: Tensor | None = None,
-        attention_mask: Mask | None = None,
+        position_embeddings: Float[Tensor, "B? _ _"] | None = None,
+        attention_mask: Bias | None = None,
         output_attentions: bool = False,
         training: bool | None = None,
-    ) -> Any:
-        placed = hidden_states
+    ) -> Result:
+        placed, bias = hidden_states, attention_mask  # (T, T), or (B or 1, T, T)
         if position_embeddings is not None:
             placed = hidden_states + position_embeddings
+        if bias is not None:
+            bias = ops.expand_dims(bias[None] if len(bias.shape) == 2 else bias, 1)
         query, key = self.heads_of("q_proj", placed), self.heads_of("k_proj", placed)
         value = self.heads_of("v_proj", hidden_states)
-        heads = self.attend(query, key, value, training=training, term=attention_mask)
+        heads = self.attend(query, key, value, training=training, bias=bias)
         outputs = self.merged_heads(heads, training)
         if not output_attentions:
             return outputs
-        logits = self.score_logits(ops.shape(key)[1], attention_mask)
+        logits = self.score_logits(ops.shape(key)[1], bias)
         return outputs, attention_matrix(query, key, None, self.settings.sizes.scale, logits)
 
 
@@ -295,27 +284,22 @@ class VideoPrismAttention(AttentionFamily):
         soft_cap="attention_logit_soft_cap",
         matrix_dropout="dropout_layer",
     )
-    query_dense: keras.Layer
-    key_dense: keras.Layer
-    value_dense: keras.Layer
-    per_dim_scale_layer: keras.Layer
-    use_per_dim_scale: bool
 
     def head_sizes(self) -> HeadSizes:
         sizes = super().head_sizes()
         return sizes._replace(scale=1.0) if self.use_per_dim_scale else sizes
 
-    def sees_past_only(self, parent: Any) -> bool:
+    def sees_past_only(self, parent: keras.Layer) -> bool:
         return bool(getattr(parent, "is_causal", False))
 
     def call(
         self,
         query: Tokens,
         value: Tokens,
-        key: Tensor | None = None,
+        key: Tokens | None = None,
         attention_mask: Mask | None = None,
         training: bool | None = None,
-    ) -> Tensor:
+    ) -> Tokens:
         key = query if key is None else key
         lengths = query.shape[1], key.shape[1], value.shape[1]
         if len(set(lengths)) > 1:

@@ -1,15 +1,13 @@
-"""Tiny backbones composed of others: an image tower with a decoder of masks, depths or texts.
+"""Tiny backbones composed of others: an image tower with a decoder of masks, depths or texts."""
 
-They are in no cross product but the table of reach: what they are made of is tested by itself.
-"""
+import functools
 
 import keras_hub
 import numpy as np
 
 from tests.hub import vision_models
-from tests.hub.biased_decoders import GROUPED, made
-from tests.hub.models import VOCABULARY, WIDTHS, random_inputs, wanted_by
-from tests.hub.vision_models import randomised
+from tests.hub.biased_decoders import GROUPED, WINDOWED
+from tests.hub.models import VOCABULARY, WIDTHS, made, random_inputs, wanted_by
 
 models = keras_hub.models
 
@@ -63,17 +61,19 @@ COMPOSED = {
     "sam": vision_models.sam_backbone,
     "depth_anything": vision_models.depth_anything_backbone,
 }
+VARIANTS = {
+    "pali_gemma2": functools.partial(
+        pali_gemma, **WINDOWED, attention_logit_soft_cap=2.0, vit_num_layers=2
+    ),
+    "blip2_t5": functools.partial(blip2, "t5"),
+}
 WHERE = {"segformer": vision_models.WHERE["mit"]}
 TASKS = {name: vision_models.TASKS[name] for name in ("segformer", "sam", "depth_anything")}
 
 
-def random_composed(name):
-    return randomised(COMPOSED[name]())
-
-
 def inputs_of(backbone):
     """Random inputs by name."""
-    if "token_ids" not in wanted_by(backbone):
+    if not any("token" in name for name in wanted_by(backbone)):
         return vision_models.images(backbone)
     found = random_inputs(backbone)
     if "response_mask" in found:  # what follows the prompt

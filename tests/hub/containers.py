@@ -8,7 +8,7 @@ import keras_hub
 import numpy as np
 
 import keras_graphattn
-from tests.hub.models import VOCABULARY, random_backbone
+from tests.hub.models import VOCABULARY, moved, random_backbone
 
 TOKENS = np.array([[3, 4, 5, 6, 7], [7, 8, 9, 1, 1]])
 SERIES = np.random.default_rng(0).standard_normal((2, 5, 8)).astype("float32")
@@ -250,14 +250,6 @@ def converted(name, attention="graph_filter"):
     keras_graphattn.convert(part, attention, **OPTIONS[attention])
     model = LATER[name](part) if name in LATER else part
     return moved(model), inputs
-
-
-def moved(model):
-    generator = np.random.default_rng(3)
-    for variable in model.weights:
-        if "coefficient" in variable.path or "theta" in variable.path:
-            variable.assign(generator.uniform(-0.5, 0.5, tuple(variable.shape)))
-    return model
 
 
 def answers(model, inputs):

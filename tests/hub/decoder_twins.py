@@ -3,12 +3,23 @@
 One function for all families. What a family has, its `Twin` says in numbers.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from keras import ops
 
-from tests.numerics import BACKEND
+from keras_graphattn.filters import Chebyshev, FirstOrder
+from keras_graphattn.hub.families import view
+from tests.filters import reference as filters
+from tests.hub import rotary_decoders
+from tests.hub.models import attentions_of
+from tests.hub.rotary_decoders import window_of
+from tests.hub.t5_bias import t5_bias
+from tests.hub.twins import LayerCase
+from tests.numerics import BACKEND, to_numpy
 
 ORDER = 4
 EPSILON = 0.1
@@ -23,8 +34,11 @@ class Twin(NamedTuple):
     rotated: int = 0  # how many of the features are rotated
     wavelength: float = 10000.0
     yarn: float | None = None
+    stretched: tuple = ()  # factors of the wavelengths
+    size: float = 1.0  # what rotated queries and keys are multiplied by
     norms: tuple = ()  # the names of those of queries and keys
     norm_start: float = 1.0  # what is added to their learned scale
+    epsilon: float = 1e-6  # of the norms
     value_norm: bool = False
     soft_cap: float | None = None
     alibi: float = 0.0  # factor of slope times position of the key
@@ -40,7 +54,28 @@ class Twin(NamedTuple):
 NORMS = ("query_norm", "key_norm")
 NEAR = 2 if BACKEND == "tensorflow" else None  # where KerasHub applies the window on a CPU
 QWEN3_5 = Twin(key_value_heads=2, rotated=2, norms=NORMS, gated=True, before=NEAR, after=NEAR)
+DENSE = ("query_projector", "key_projector", "value_projector", "output_projector")
+T5_GEMMA = Twin(key_value_heads=2, rotated=4, soft_cap=2.0, scale=1 / 3)
+ROTARY = Twin(key_value_heads=2, rotated=4)
+QWEN3 = Twin(
+    key_value_heads=2,
+    rotated=6,
+    norms=("query_dense_layernorm", "key_dense_layernorm"),
+    norm_start=0.0,
+)
+SMOLLM3 = ROTARY._replace(names=("q_proj", "k_proj", "v_proj", "o_proj"))
+LONGER = math.sqrt(1 + math.log(2, rotary_decoders.PRETRAINED))  # Phi-3 reads twice as far
 TWINS = {
+    "mistral": ROTARY._replace(rotated=6),
+    "mixtral": ROTARY,
+    "qwen": ROTARY,
+    "qwen_moe": ROTARY,
+    "qwen3": QWEN3._replace(epsilon=1e-5),
+    "qwen3_moe": QWEN3,
+    "phi3": ROTARY._replace(stretched=rotary_decoders.SHORT, size=LONGER),
+    "phi3 beyond its pretraining": ROTARY._replace(stretched=rotary_decoders.LONG, size=LONGER),
+    "smollm3": SMOLLM3,
+    "smollm3 without rotation": SMOLLM3._replace(rotated=0),
     "gemma": Twin(key_value_heads=2, features_last=False, rotated=4),
     "gemma2": Twin(
         key_value_heads=2, features_last=False, rotated=4, soft_cap=2.0, before=2, after=2
@@ -85,6 +120,14 @@ TWINS = {
     ),
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5,
+    "t5": Twin(names=DENSE, scale=1.0, causal=False),
+    "t5 decoder": Twin(names=DENSE, scale=1.0),
+    "t5 later": Twin(names=DENSE, scale=1.0),
+    "t5_gemma": T5_GEMMA._replace(causal=False),
+    "t5_gemma decoder": T5_GEMMA,
+    "t5_gemma_2": T5_GEMMA._replace(causal=False, wavelength=1e6, norms=NORMS),
+    "moonshine": Twin(rotated=4, interleaved=True, causal=False),
+    "moonshine decoder": Twin(rotated=4, interleaved=True),
 }
 
 
@@ -111,7 +154,7 @@ def frequencies(twin):
     size = twin.rotated
     plain = twin.wavelength ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     if twin.yarn is None:
-        return plain, 1.0
+        return plain / torch.tensor(twin.stretched or 1.0), twin.size
 
     def dimension(rotations):
         return size * math.log(4096 / (rotations * 2 * math.pi)) / (2 * math.log(twin.wavelength))
@@ -136,21 +179,21 @@ def turned(twin, x):
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-def normalised(x, scale=1.0):
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * scale
+def normalised(x, scale=1.0, epsilon=1e-6):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon) * scale
 
 
 def projection(twin, weights, x, which, head):
     """Queries, keys or values of one head, (B, T, H)."""
     name = twin.names[which]
     kernel, bias = weights[f"{name}/kernel"], weights.get(f"{name}/bias")
+    count = twin.heads if which == 0 else twin.key_value_heads
     if len(kernel.shape) == 2:  # all heads in one
-        count = twin.heads if which == 0 else twin.key_value_heads
         kernel = kernel.reshape(len(kernel), count, -1)
     kernel = kernel[:, head] if twin.features_last else kernel[head]  # (d, H)
     found = x @ kernel
     if bias is not None:
-        found = found + bias[head]
+        found = found + bias.reshape(count, -1)[head]
     if twin.fused:
         size = found.shape[-1] // 3
         found = found[..., which * size : (which + 1) * size]
@@ -173,7 +216,8 @@ def twin_attention(twin, x, weights, real, exponents=None, bias=None):
         value = projection(twin, weights, x, 2, head // groups)
         if twin.norms:
             of_query, of_key = (twin.norm_start + weights[f"{x}/scale"] for x in twin.norms)
-            query, key = normalised(query, of_query), normalised(key, of_key)
+            query = normalised(query, of_query, twin.epsilon)
+            key = normalised(key, of_key, twin.epsilon)
         if twin.value_norm:
             value = normalised(value)
         if twin.rotated:
@@ -205,8 +249,94 @@ def applied(matrix, value, weights, head, exponents):
     if exponents is not None:
         apart = (value[:, :, None] - value[:, None]).pow(2).sum(-1) + EPSILON**2
         return (matrix * apart ** ((exponents[head] - 2) / 2)) @ value
-    squared = matrix @ matrix
-    names = ("identity_coefficient", "linear_coefficient", "power_coefficient")
-    identity, linear, power = (weights[name][head] for name in names)
-    approximation = matrix + (ORDER - 1) * (squared - matrix)
-    return identity * value + (linear * matrix + power * approximation) @ value
+    of_head = {k: v[..., head : head + 1] for k, v in weights.items() if "coefficient" in k}
+    filter = Chebyshev(3) if "filter_coefficients" in weights else FirstOrder(ORDER)
+    return filters.matrix(filter, matrix[:, None], of_head)[:, 0] @ value
+
+
+# How layers are called, by the name of their twin: a family, and a place in it.
+
+PLACES = {  # which layer of the model it is, where it is not the first
+    **{"smollm3 without rotation": 1, "gpt_oss": 1},  # the second of GPT-OSS has a window
+    **{"t5 decoder": 2, "t5 later": 3, "t5_gemma decoder": 2, "moonshine decoder": 2},
+}
+ALIBI = 0.25 ** np.arange(1, 5, dtype="float32")[None, :, None, None]  # slopes of Falcon's heads
+ANGLES = np.repeat(10000.0 ** (-np.arange(2) / 2), 2)  # of Moonshine, for the first position
+
+
+def call_of(layer, name, x, mask, position_bias=None):
+    """The output of an attention layer for tokens (B, T, d) and a mask (B, T, T)."""
+    tokens, arguments = (x,), {"attention_mask": mask}
+    if name == "falcon":
+        arguments["alibi"] = ALIBI * np.arange(x.shape[1], dtype="float32")  # (1, N, 1, T)
+    elif name.startswith("t5_gemma"):
+        arguments["attention_mask"] = (1.0 - np.asarray(mask, "float32")[:, None]) * -1e9
+    elif name.startswith("t5"):
+        arguments = {"mask": mask, "position_bias": position_bias}
+    elif name.startswith("moonshine"):
+        angles = np.arange(x.shape[1])[:, None] * ANGLES
+        tokens, arguments = (x, x, x), {**arguments, "rotary_embedding": angles.astype("float32")}
+    found = layer(*tokens, **arguments)
+    return found[0] if isinstance(found, tuple) else found
+
+
+def with_heads(weights, layer):
+    """The kernels of T5's projections, (d, N * H), as (d, N, H)."""
+    shape = (-1, layer.num_heads, layer.key_value_dim)
+    flat = {f"{name}/kernel": weights[f"{name}/kernel"].reshape(shape) for name in DENSE[:3]}
+    return {**weights, **flat}
+
+
+# In T5, several distances share a bucket.
+LENGTHS = dict.fromkeys(("t5", "t5 decoder", "t5 later"), 19)
+LENGTHS["phi3 beyond its pretraining"] = rotary_decoders.PRETRAINED + 1
+
+
+def tokens_and_padding(name, width):
+    """Tokens (B, T, d), and which of them are not padding, (B, T)."""
+    length = LENGTHS.get(name, 7)
+    x = np.random.default_rng(5).standard_normal((3, length, width)).astype("float32")
+    real = np.arange(length)[None] < np.array([length, length - 2, length])[:, None]
+    real[2, :2] = False  # padding on the left: rows that see nothing
+    return x, real
+
+
+def decoder_case(name, backbone, is_padded=True):
+    """The layer of a twin in a backbone."""
+    layer, twin = attentions_of(backbone)[PLACES.get(name, 0)], TWINS[name]
+    x, real = tokens_and_padding(name, width_of(layer, twin))
+    real = real if is_padded else np.ones_like(real)
+    if name.partition(" ")[0] in rotary_decoders.BACKBONES:  # Mistral's window is in the mask
+        twin = twin._replace(before=(window_of(name) or x.shape[1]) - 1)
+        mask = to_numpy(
+            backbone.transformer_layers[0]._compute_self_attention_mask(
+                ops.convert_to_tensor(x), ops.convert_to_tensor(real), None, None, None
+            )
+        )
+    else:
+        mask = visible(twin, torch.tensor(real)).numpy()
+    length, is_t5 = x.shape[1], name.partition(" ")[0] == "t5"
+    added = np.random.default_rng(6).standard_normal((1, 4, length, length)).astype("float32")
+    given = added + np.where(mask, 0, -1e9).astype("float32")[:, None] if is_t5 else None
+
+    def formulas(exponents, weights, x):
+        bias = None
+        if is_t5:
+            weights, bias = with_heads(weights, layer), torch.tensor(added[0], dtype=torch.float64)
+            if name != "t5 later":
+                bias = t5_bias(weights["embeddings"], length, twin.causal)
+        return twin_attention(twin, x, weights, torch.tensor(real), exponents, bias)
+
+    def call(x):
+        return call_of(layer, name, x, mask, given if name == "t5 later" else None)
+
+    return LayerCase(layer, {"input": x}, call, formulas)
+
+
+def width_of(layer, twin):
+    """The size of a token; kernels are (d, N, H), (d, N * H), or (N, d, H)."""
+    kernel = view(layer).projection_layers()["query"].kernel
+    return kernel.shape[0 if twin.features_last else 1]
+
+
+DECODER_CASES = {name: functools.partial(decoder_case, name) for name in TWINS}

@@ -1,11 +1,13 @@
 """Encoder attention written from its formulas, in float64 on torch, with every matrix formed."""
 
+import functools
 import math
 
 import torch
 
 from tests.hub.decoder_twins import applied
-from tests.hub.encoders import LONGEST, SEES_PADDING, SOFT_CAP, SPAN
+from tests.hub.encoders import ENCODERS, LONGEST, SEES_PADDING, SOFT_CAP, SPAN, Case
+from tests.hub.twins import LayerCase
 
 HEADS = 2
 DENSE = tuple(f"{letter}_dense_layer" for letter in "qkvo")
@@ -130,3 +132,22 @@ def twin_attention(case, x, weights, given, exponents=None):
     if case.name == "xlnet":  # its output projection is (d, N, H)
         return joined @ kernel.reshape(-1, joined.shape[-1]).T
     return joined @ kernel.reshape(joined.shape[-1], -1) + weights.get(f"{names[3]}/bias", 0.0)
+
+
+def encoder_case(name, backbone):
+    """The last attention layer of a backbone."""
+    case = Case(name)
+    layer, constants = case.layer(backbone), case.arguments()
+
+    def call(x, *found):
+        return case.call(layer, x, dict(zip(case.given, found, strict=True)))
+
+    def twin(exponents, weights, x, *found):
+        given = dict(zip(case.given, found, strict=True))
+        given |= {k: torch.tensor(v) for k, v in constants.items() if k == "segment_matrix"}
+        return twin_attention(case, x, weights, given, exponents)
+
+    return LayerCase(layer, {"input": case.x, **case.given}, call, twin)
+
+
+ENCODER_CASES = {name: functools.partial(encoder_case, name) for name in ENCODERS}

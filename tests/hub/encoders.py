@@ -1,18 +1,12 @@
-"""Tiny encoders whose attention has a class of its own: rotary embedding, positions, soft cap.
-
-They are not in `tests.hub.models`: the cross products of that dictionary stay as they are.
-"""
+"""Tiny encoders whose attention has a class of its own: rotary embedding, positions, soft cap."""
 
 import functools
 
 import keras_hub
 import numpy as np
-import pytest
 
-import keras_graphattn
-from tests.hub.biased_decoders import attentions_of, moved
-from tests.hub.models import IMAGE, LENGTH, VOCABULARY, WIDTHS, random_inputs
-from tests.numerics import BACKEND, to_numpy
+from tests.hub.models import IMAGE, LENGTH, VOCABULARY, WIDTHS, attentions_of, random_inputs
+from tests.numerics import BACKEND
 
 models = keras_hub.models
 SPAN = 6  # of DeBERTa's buckets: tokens farther than half of it share them
@@ -50,33 +44,9 @@ ENCODERS = {
     ),
     "xlnet": functools.partial(text, models.XLNetBackbone),
 }
-# In the fast suites, these are left to those with rotary embedding and with a soft cap.
-NAMES = [
-    pytest.param(name, marks=pytest.mark.slow) if name in ("esm_absolute", "video_prism") else name
-    for name in ENCODERS
-]
-SITES = {"video_prism_with_texts": 4}  # frames, patches, video, text; two for the others
 PLAIN = ("roformer_v2", "esm", "esm_absolute", "video_prism")  # A is a softmax of the scores
 # On these backends, the original hides everything from padding, and padding from nobody.
 SEES_PADDING = ("roformer_v2", "esm", "esm_absolute") if BACKEND != "torch" else ()
-
-
-def random_encoder(name, **options):
-    """A tiny backbone whose weights are large enough that attention is not uniform."""
-    backbone = ENCODERS[name](**options)
-    generator = np.random.default_rng(0)
-    for variable in backbone.weights:
-        shape = tuple(variable.shape)
-        start = 0.0 if len(shape) > 1 else to_numpy(variable)
-        variable.assign(start + 0.4 * generator.standard_normal(shape).astype("float32"))
-    return backbone
-
-
-def converted(name, attention="graph_filter", where="all", **options):
-    """A converted backbone; the coefficients of its filter are away from their start."""
-    if attention == "graph_filter":
-        options = {"order": 4, **options}
-    return moved(keras_graphattn.convert(random_encoder(name), attention, where, **options))
 
 
 def inputs_of(backbone, length=LENGTH, real=(LENGTH - 2, LENGTH)):

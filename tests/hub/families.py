@@ -8,15 +8,18 @@ from typing import Any, NamedTuple
 import keras_hub
 import pytest
 
+import keras_graphattn
 from tests.hub import (
     biased_decoders,
     composed_models,
     encoders,
+    image_towers,
     models,
     rotary_decoders,
     sequence_to_sequence,
     vision_models,
 )
+from tests.hub.models import moved, randomised
 
 # Of the tasks of a backbone, one of the first of these kinds stands for all.
 KINDS = (
@@ -24,29 +27,50 @@ KINDS = (
     *("ImageSegmenter", "DepthEstimator"),
 )
 CLASSIFIERS = (keras_hub.models.TextClassifier, keras_hub.models.ImageClassifier)
-# What makes a random backbone, and what makes inputs for it.
+# Tiny models by name, and what makes their inputs.
 TABLES = (
-    (models.BACKBONES, models.random_backbone, models.random_inputs),
-    (rotary_decoders.BACKBONES, rotary_decoders.tiny, models.random_inputs),
-    (biased_decoders.DECODERS, biased_decoders.random_decoder, models.random_inputs),
-    (encoders.ENCODERS, encoders.random_encoder, encoders.inputs_of),
-    (vision_models.VISION, vision_models.random_vision, vision_models.images),
-    (
-        sequence_to_sequence.MODELS,
-        sequence_to_sequence.random_model,
-        sequence_to_sequence.inputs_of,
-    ),
-    (
-        composed_models.COMPOSED,
-        composed_models.random_composed,
-        composed_models.inputs_of,
-    ),
+    (models.BACKBONES, models.random_inputs),
+    (rotary_decoders.BACKBONES, models.random_inputs),
+    (biased_decoders.DECODERS, models.random_inputs),
+    (encoders.ENCODERS, encoders.inputs_of),
+    (vision_models.VISION, vision_models.images),
+    (sequence_to_sequence.MODELS, sequence_to_sequence.inputs_of),
+    (composed_models.COMPOSED, composed_models.inputs_of),
 )
-FAMILIES = {name: (partial(make, name), inputs) for table, make, inputs in TABLES for name in table}
+SEEDS = {**biased_decoders.SEEDS, **sequence_to_sequence.SEEDS}
+BY_FAN_IN = (
+    *(*vision_models.VISION, *composed_models.COMPOSED),
+    *(*composed_models.VARIANTS, *image_towers.TOWERS),
+)
+SIZES = {**dict.fromkeys(BY_FAN_IN, models.by_fan_in), **sequence_to_sequence.SIZES}
+
+
+def drawn(name, make, **options):
+    """A backbone with random weights; those of a variant are as its family's."""
+    name = name.removesuffix("_borrowing").removesuffix("_mixed")
+    return randomised(make(**options), SEEDS.get(name, 0), SIZES.get(name, 0.4))
+
+
+def rows(table, inputs):
+    """What makes a random backbone, and what makes inputs for it, by name."""
+    return {name: (partial(drawn, name, make), inputs) for name, make in table.items()}
+
+
+FAMILIES = {}
+for table, inputs in TABLES:
+    FAMILIES |= rows(table, inputs)
+# Further forms of these, and towers that are models of their own. They are not in the table of
+# reach.
+VARIANTS = rows(biased_decoders.VARIANTS, models.random_inputs)
+VARIANTS |= rows(composed_models.VARIANTS, composed_models.inputs_of)
+for name, make in image_towers.TOWERS.items():
+    VARIANTS |= rows({name: make}, partial(image_towers.inputs_of, name))
 # One of each kind of attention and of input; in the fast suite, they stand for all.
 REPRESENTATIVE = ("bert", "llama", "gemma2", "deberta_v3", "t5", "swin")
 NO_TASK_OF_ITS_OWN = ("Gemma4AssistantCausalLM",)  # proposes tokens to another model
 WITHOUT_TASK = ("gemma3_embedding",)  # sees the future, so that it generates nothing
+HOLDERS = (vision_models, sequence_to_sequence, composed_models, biased_decoders)
+WHERE = {name: where for holder in HOLDERS for name, where in holder.WHERE.items()}
 
 
 class Family(NamedTuple):
@@ -69,8 +93,7 @@ class Family(NamedTuple):
     @property
     def where(self):
         """The layers that can be converted."""
-        tables = vision_models.WHERE, sequence_to_sequence.WHERE, composed_models.WHERE
-        return next((table[self.name] for table in tables if self.name in table), "all")
+        return WHERE.get(self.name, "all")
 
     def make_task(self, backbone):
         """The task around a backbone."""
@@ -100,15 +123,26 @@ def task_class(backbone_class):
 @functools.cache
 def family(name):
     """The family of this name."""
-    make, inputs = FAMILIES[name]
+    make, inputs = {**FAMILIES, **VARIANTS}[name]
     kind = type(make())
     task = None if name in WITHOUT_TASK else task_class(kind)
     return Family(name, kind, make, inputs, task)
 
 
-def fast_families():
-    """The names of all, of which only the representative ones are in the fast suite."""
+def converted(name, attention="graph_filter", **options):
+    """A converted backbone; the coefficients of its filters are away from their start."""
+    options = {"order": 4, **options} if attention == "graph_filter" else options
+    kind = family(name)
+    return moved(keras_graphattn.convert(kind.make(), attention, kind.where, **options))
+
+
+def fast_for(names, chosen=REPRESENTATIVE):
+    """Cases of which only the chosen ones are in the fast suite."""
     return [
-        name if name in REPRESENTATIVE else pytest.param(name, marks=pytest.mark.slow)
-        for name in FAMILIES
+        name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names
     ]
+
+
+def all_but(names, later):
+    """Cases of which the fast suite leaves some out."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in later else name for name in names]

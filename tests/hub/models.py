@@ -6,7 +6,9 @@ import keras
 import keras_hub
 import numpy as np
 
-from tests.numerics import BACKEND
+from keras_graphattn.hub.families import view
+from keras_graphattn.hub.slots import attention_slots
+from tests.numerics import BACKEND, to_numpy
 
 VOCABULARY = 30
 LENGTH = 7
@@ -15,32 +17,44 @@ IMAGE = (8, 8, 3)
 models = keras_hub.models
 
 
+def made(kind, *settings, **options):
+    """A decoder of two layers; later settings override earlier ones."""
+    merged = {"vocabulary_size": VOCABULARY, "num_layers": 2, "intermediate_dim": 16}
+    for each in (*settings, options):
+        merged |= each
+    return kind(**merged)
+
+
 def text(kind, **options):
-    return kind(vocabulary_size=VOCABULARY, max_sequence_length=24, **{**WIDTHS, **options})
+    lengths = {"vocabulary_size": VOCABULARY, "max_sequence_length": 24}
+    return kind(**{**lengths, **WIDTHS, **options})
 
 
-def clip():
+def clip(kind="CLIP", **options):
+    """CLIP, or MetaCLIP 2."""
     vision = {**WIDTHS, "patch_size": 4, "image_shape": IMAGE, "name": "vision_encoder"}
     words = {"vocabulary_size": VOCABULARY, "embedding_dim": 8, "name": "text_encoder"}
-    return models.CLIPBackbone(
-        models.CLIPVisionEncoder(**vision),
-        models.CLIPTextEncoder(**words, **WIDTHS, max_sequence_length=24),
+    return getattr(models, f"{kind}Backbone")(
+        getattr(models, f"{kind}VisionEncoder")(**vision),
+        getattr(models, f"{kind}TextEncoder")(**words, **WIDTHS, max_sequence_length=24),
         projection_dim=8,
+        **options,
     )
 
 
-def siglip():
+def siglip(**options):
     vision = {**WIDTHS, "patch_size": 4, "image_shape": IMAGE, "name": "vision_encoder"}
     words = {"vocabulary_size": VOCABULARY, "embedding_dim": 8, "name": "text_encoder"}
     return models.SigLIPBackbone(
         models.SigLIPVisionEncoder(**vision),
         models.SigLIPTextEncoder(**words, **WIDTHS, max_sequence_length=LENGTH),
+        **options,
     )
 
 
-def vit():
+def vit(**options):
     widths = {name: WIDTHS[name] for name in ("num_layers", "num_heads", "hidden_dim")}
-    return models.ViTBackbone(image_shape=IMAGE, patch_size=(4, 4), mlp_dim=16, **widths)
+    return models.ViTBackbone(image_shape=IMAGE, patch_size=(4, 4), mlp_dim=16, **widths, **options)
 
 
 def dinov2():
@@ -52,22 +66,23 @@ def dinov2():
     return backbone
 
 
-def whisper():
+def bart(**options):
+    widths = {**WIDTHS, "num_heads": 4, "hidden_dim": 16}
+    return text(models.BartBackbone, max_sequence_length=72, **widths, **options)
+
+
+def whisper(**options):
     return models.WhisperBackbone(
         vocabulary_size=VOCABULARY,
         num_mels=4,
         max_encoder_sequence_length=6,
-        max_decoder_sequence_length=24,
+        max_decoder_sequence_length=72,
         **WIDTHS,
+        **options,
     )
 
 
-def llama(kind=models.LlamaBackbone, **options):
-    widths = {name: WIDTHS[name] for name in ("num_layers", "intermediate_dim")}
-    heads = {"num_query_heads": 4, "num_key_value_heads": 2, "hidden_dim": 16}
-    return kind(vocabulary_size=VOCABULARY, **widths, **{**heads, **options})
-
-
+HEADS = {"num_query_heads": 4, "num_key_value_heads": 2, "hidden_dim": 16}
 BACKBONES = {
     "bert": functools.partial(text, models.BertBackbone),
     "roberta": functools.partial(text, models.RobertaBackbone),
@@ -79,7 +94,7 @@ BACKBONES = {
     "albert": functools.partial(
         text, models.AlbertBackbone, embedding_dim=8, num_inner_repetitions=2
     ),
-    "bart": functools.partial(text, models.BartBackbone),
+    "bart": bart,
     "vit": vit,
     "deit": lambda: models.DeiTBackbone(image_shape=IMAGE, patch_size=(4, 4), **WIDTHS),
     "clip": clip,
@@ -88,30 +103,66 @@ BACKBONES = {
     "gpt2": functools.partial(text, models.GPT2Backbone),
     "opt": functools.partial(text, models.OPTBackbone),
     "whisper": whisper,
-    "llama": llama,
+    "llama": functools.partial(made, models.LlamaBackbone, HEADS),
     "llama3": functools.partial(
-        llama,
+        made,
         models.Llama3Backbone,
+        HEADS,
         rope_frequency_adjustment_factor=8.0,
         rope_low_freq_factor=1.0,
         rope_high_freq_factor=4.0,
         rope_pretraining_sequence_length=16,
     ),
 }
-SITES = {"bart": 4, "clip": 4, "siglip": 4, "whisper": 4}  # two towers of two; two for the others
 MASKED = [name for name in BACKBONES if name not in ("vit", "deit", "clip", "siglip", "dinov2")]
 
 
+# DINOv2 keeps two of the first, one interpolated from the other. The others are the frequencies of
+# a rotation, and statistics.
+FIXED = ("position_embeddings", "inv_freq", "moving_")
+
+
+def randomised(model, seed=0, size=0.4, keeps_start=False):
+    """The model with weights that are large enough that attention is not uniform.
+
+    They are the same on all backends: matrices are random, norms and biases near their start.
+    The noise is of a `size`, which may be a function of the weight.
+    """
+    generator = np.random.default_rng(seed)
+    for variable in model.weights:
+        if any(name in variable.path for name in FIXED):
+            continue
+        shape = tuple(variable.shape)
+        is_new = (len(shape) > 1 or "sinks" in variable.path) and not keeps_start
+        start = 0.0 if is_new else to_numpy(variable)
+        noise = (size(variable) if callable(size) else size) * generator.standard_normal(shape)
+        variable.assign((start + noise).astype("float32"))
+    return model
+
+
+def by_fan_in(variable):
+    """The size of a weight's noise."""
+    shape = tuple(variable.shape)
+    return (np.prod(shape[:-1]) if len(shape) > 2 else 6.0) ** -0.5
+
+
 def random_backbone(name):
-    """A tiny backbone whose weights are large enough that attention is not uniform."""
-    backbone = BACKBONES[name]()
-    generator = np.random.default_rng(0)
-    for variable in backbone.weights:
-        if "position_embeddings" in variable.path:
-            continue  # DINOv2 keeps two of them, one interpolated from the other
-        noise = 0.3 * generator.standard_normal(tuple(variable.shape))
-        variable.assign(keras.ops.convert_to_numpy(variable) + noise.astype("float32"))
-    return backbone
+    return randomised(BACKBONES[name](), size=0.3, keeps_start=True)
+
+
+def moved(model):
+    """The model with the coefficients of its filters away from their start."""
+    generator = np.random.default_rng(3)
+    for variable in model.weights:
+        if "coefficient" in variable.path or "theta" in variable.path:
+            variable.assign(generator.uniform(-0.5, 0.5, tuple(variable.shape)))
+    return model
+
+
+def attentions_of(model):
+    """The attention layers that can be converted, or are."""
+    layers = [slot.layer for slot in attention_slots(model)]
+    return [layer for layer in layers if view(layer).refusal_reason() is None]
 
 
 def random_inputs(backbone, length=LENGTH, batch=2, real=None, seed=1):
@@ -144,7 +195,12 @@ def wanted_by(model):
 
 
 def as_given(model, inputs):
-    """Inputs by name in the structure that a model takes; positions are added where they lack."""
+    """Inputs by name in the structure that a model takes; positions are added where they lack.
+
+    A tuple is the arguments of a layer.
+    """
+    if isinstance(inputs, tuple):
+        return inputs
     wanted = wanted_by(model)
     if "position_ids" in wanted and "position_ids" not in inputs:
         batch, length = inputs["token_ids"].shape
@@ -156,15 +212,16 @@ def as_given(model, inputs):
 
 def outputs(model, inputs):
     """All outputs as one list of arrays, those of padded positions zeroed."""
-    given = as_given(model, inputs)
-    if BACKEND == "jax":
+    given, is_layer = as_given(model, inputs), isinstance(inputs, tuple)
+    # SAM's task has a way of its own to be compiled.
+    if BACKEND == "jax" and not is_layer and not isinstance(model, models.SAMImageSegmenter):
         found = model.predict_on_batch(given)
     else:
-        found = model(given, training=False)
+        found = model(*given) if is_layer else model(given, training=False)
     arrays = [
         np.asarray(keras.ops.convert_to_numpy(x), "float64") for x in keras.tree.flatten(found)
     ]
-    masks = [value for name, value in inputs.items() if "mask" in name]
+    masks = [] if is_layer else [inputs[name] for name in inputs if name.endswith("padding_mask")]
     for index, array in enumerate(arrays):
         if masks and array.ndim == 3 and array.shape[1] == masks[0].shape[1]:
             arrays[index] = array * masks[0][:, :, None]

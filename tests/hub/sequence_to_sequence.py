@@ -1,7 +1,4 @@
-"""Tiny models of two towers, of an encoder and a decoder or of images and text, with their inputs.
-
-They are not in `tests.hub.models`: the cross products of that dictionary stay as they are.
-"""
+"""Tiny models of two towers, of an encoder and a decoder or of images and texts; their inputs."""
 
 import functools
 from types import SimpleNamespace
@@ -9,42 +6,16 @@ from types import SimpleNamespace
 import keras
 import keras_hub
 import numpy as np
-import pytest
-from keras import ops
 
-import keras_graphattn
-from keras_graphattn.hub.families import view
-from keras_graphattn.hub.slots import attention_slots
-from tests.hub.biased_decoders import moved
-from tests.hub.models import IMAGE, VOCABULARY, WIDTHS, outputs
-from tests.numerics import BACKEND, to_numpy
+from tests.hub.models import VOCABULARY, WIDTHS, bart, clip, vit, whisper
 
 models = keras_hub.models
 AUDIO = 2431  # samples that the convolutions of Moonshine make 5 frames of
 LENGTHS = {"encoder_token_ids": 6, "encoder_input_values": AUDIO, "encoder_features": 6}
 
 
-def metaclip_2():
-    vision = {**WIDTHS, "patch_size": 4, "image_shape": IMAGE, "name": "vision_encoder"}
-    words = {"vocabulary_size": VOCABULARY, "embedding_dim": 8, "name": "text_encoder"}
-    return models.MetaCLIP2Backbone(
-        models.MetaCLIP2VisionEncoder(**vision),
-        models.MetaCLIP2TextEncoder(**words, **WIDTHS, max_sequence_length=24),
-        projection_dim=8,
-    )
-
-
 def parseq(**options):
-    encoder = models.ViTBackbone(
-        image_shape=IMAGE,
-        patch_size=(4, 4),
-        num_layers=2,
-        num_heads=2,
-        hidden_dim=8,
-        mlp_dim=16,
-        use_class_token=False,
-        name="encoder",
-    )
+    encoder = vit(use_class_token=False, name="encoder")
     return models.PARSeqBackbone(
         image_encoder=encoder,
         vocabulary_size=VOCABULARY,
@@ -61,21 +32,6 @@ def edrec(**options):
     widths = {name: WIDTHS[name] for name in ("num_heads", "hidden_dim", "intermediate_dim")}
     return models.EdRecBackbone(
         vocab_size=VOCABULARY, num_layers_enc=2, num_layers_dec=2, **widths, **options
-    )
-
-
-def bart():
-    widths = {**WIDTHS, "num_heads": 4, "hidden_dim": 16}
-    return models.BartBackbone(vocabulary_size=VOCABULARY, max_sequence_length=72, **widths)
-
-
-def whisper():
-    return models.WhisperBackbone(
-        vocabulary_size=VOCABULARY,
-        num_mels=4,
-        max_encoder_sequence_length=6,
-        max_decoder_sequence_length=72,
-        **WIDTHS,
     )
 
 
@@ -118,7 +74,7 @@ def moonshine(**options):
 
 
 MODELS = {
-    "metaclip_2": metaclip_2,
+    "metaclip_2": functools.partial(clip, "MetaCLIP2"),
     "parseq": parseq,
     "edrec": edrec,
     "bart": bart,
@@ -129,29 +85,7 @@ MODELS = {
     "moonshine": moonshine,
 }
 REPRESENTATIVE = ("t5", "moonshine")  # a shared bias, and a rotation that the model hands on
-
-
-def fast_for(names, chosen=REPRESENTATIVE):
-    """Cases of which only the chosen ones are in the fast suite."""
-    return [n if n in chosen else pytest.param(n, marks=pytest.mark.slow) for n in names]
-
-
-EACH = fast_for(MODELS)
 WHERE = {"t5_gemma_2": "^encoder"}  # the matrix of its decoder is not square
-SITES = {"parseq": 2}  # two towers of two for the others
-CLASSES = {  # of their own
-    "t5": "T5MultiHeadAttention",
-    "t5_gemma": "T5GemmaAttention",
-    "t5_gemma_2": "T5Gemma2Attention",
-    "moonshine": "MoonshineMultiHeadAttention",
-}
-# What else than a softmax makes A.
-BEYOND = {
-    "t5": ("bias of the scores",),
-    "t5_gemma": ("soft cap of the scores",),
-    "t5_gemma_2": ("soft cap of the scores",),
-    "moonshine": (),
-}
 TASKS = {
     "edrec": models.EdRecSeq2SeqLM,
     "bart": models.BartSeq2SeqLM,
@@ -170,39 +104,19 @@ SEEDS = {
 }  # with these, greedy tokens differ from each other
 
 
-def random_model(name, **options):
-    """A tiny backbone whose weights are large enough that attention is not uniform."""
-    backbone = MODELS[name](**options)
-    generator = np.random.default_rng(SEEDS.get(name, 0))
-    for variable in backbone.weights:
-        if "inv_freq" in variable.path:
-            continue  # Moonshine keeps the frequencies of its rotation as a weight
-        shape = tuple(variable.shape)
-        start = 0.0 if len(shape) > 1 else to_numpy(variable)
-        noise = spread(name, variable) * generator.standard_normal(shape)
-        variable.assign(start + noise.astype("float32"))
-    return backbone
-
-
-def spread(name, variable):
-    """The size of the noise of a weight. In BART positions have to count, or all tokens agree."""
-    if name == "bart" and "position_embedding" in variable.path:
+def size_in_bart(variable):
+    """The size of a weight's noise. Positions have to count, or all tokens agree."""
+    if "position_embedding" in variable.path:
         return 2.0
-    if name == "edrec" and "/mlp/" in variable.path:
-        return 0.15  # gates multiply: where they are large, no digit lasts in half precision
-    return 0.1 if name == "bart" and len(variable.shape) < 2 else 0.4
+    return 0.1 if len(variable.shape) < 2 else 0.4
 
 
-def reached(name, where="all"):
-    """Which layers to convert: those that can be, where the model has others."""
-    return WHERE.get(name, where)
+def size_in_edrec(variable):
+    """Gates multiply: where they are large, no digit lasts in half precision."""
+    return 0.15 if "/mlp/" in variable.path else 0.4
 
 
-def converted(name, attention="graph_filter", **options):
-    """A converted backbone; the coefficients of its filter are away from their start."""
-    if attention == "graph_filter":
-        options = {"order": 4, **options}
-    return moved(keras_graphattn.convert(random_model(name), attention, reached(name), **options))
+SIZES = {"bart": size_in_bart, "edrec": size_in_edrec}
 
 
 def task(name, backbone):
@@ -221,12 +135,6 @@ def parseq_task(backbone):
     model = models.PARSeqCausalLM(preprocessor=asked, backbone=backbone)
     model.preprocessor = None
     return model
-
-
-def attentions_of(model):
-    """The attention layers that can be converted, or are."""
-    layers = [site.layer for site in attention_slots(model)]
-    return [layer for layer in layers if view(layer).refusal_reason() is None]
 
 
 END_OF_TEXT = 2  # as MetaCLIP 2 counts
@@ -268,26 +176,3 @@ def prompts(model, length=12, given=(3, 5), seed=0):
     mask = inputs["decoder_padding_mask"].astype(bool)
     ids = np.where(mask, inputs["decoder_token_ids"], 0).astype("int32")
     return {**inputs, "decoder_token_ids": ids, "decoder_padding_mask": mask}
-
-
-def logits(model, inputs, ids):
-    """Of a full pass over decoder tokens without padding."""
-    mask = np.ones_like(inputs["decoder_padding_mask"])[:, :1].repeat(ids.shape[1], axis=1)
-    found = outputs(model, {**inputs, "decoder_token_ids": ids, "decoder_padding_mask": mask})
-    return found[0]  # of a backbone's outputs, the decoder's is the first by name
-
-
-def greedy(model, inputs):
-    """The tokens of `generate`, which decodes with two caches."""
-    model.compile(sampler="greedy", run_eagerly=BACKEND == "tensorflow")
-    found = model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=None)
-    return np.asarray(ops.convert_to_numpy(found["decoder_token_ids"]))
-
-
-def greedy_without_cache(model, inputs):
-    """The next token is the argmax of the logits of a full pass, token by token."""
-    ids, mask = inputs["decoder_token_ids"].copy(), inputs["decoder_padding_mask"].astype(bool)
-    for index in range(int(mask.sum(axis=1).min()), ids.shape[1]):
-        chosen = np.argmax(logits(model, inputs, ids)[:, index - 1], axis=-1)
-        ids[:, index] = np.where(mask[:, index], ids[:, index], chosen)
-    return ids

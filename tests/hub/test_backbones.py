@@ -1,133 +1,70 @@
-"""What a converted backbone does, over a table of backbones and attentions."""
+"""Backbones with stock attention and Llama's: all kinds of attention, files, padding."""
 
-import itertools
-
-import keras
 import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.hub.families import view
-from keras_graphattn.hub.slots import added_variables, attention_slots
-from tests.hub.models import (
-    BACKBONES,
-    LENGTH,
-    MASKED,
-    SITES,
-    assert_equal_outputs,
-    fit_one_step,
-    outputs,
-    random_backbone,
-    random_inputs,
-)
+from tests.hub.abilities import Case, keras_file, preset
+from tests.hub.families import converted, family
+from tests.hub.models import BACKBONES, LENGTH, MASKED, assert_equal_outputs, outputs, random_inputs
+from tests.hub.rotary_decoders import BACKBONES as ROTARY
 
-# Options with which a converted model computes what the original does; None: it never does.
-ATTENTIONS = {
-    "graph_filter": {"order": 4},
-    "p_laplacian": {"p": 2.0},
-    "attentive_graph_filter": None,
-    "masked_kernel": None,
-}
 REPRESENTATIVE = ("bert", "gpt2", "llama")
-# Llama's family has no class for these; tests/hub/test_families.py has their refusal.
-MISSING = list(itertools.product(("llama", "llama3"), ("attentive_graph_filter", "masked_kernel")))
+STOCK = [name for name in BACKBONES if not name.startswith("llama")]
 
 
-def combinations():
-    for attention in ATTENTIONS:
-        for name in BACKBONES:
-            if (name, attention) in MISSING:
-                continue
-            quick = attention == "graph_filter" or name in REPRESENTATIVE
-            marks = [] if quick else [pytest.mark.slow]
-            yield pytest.param((name, attention), id=f"{name}-{attention}", marks=marks)
+def cases(attentions, names):
+    """In the fast suite, some stand for all, but for graph filters."""
+    for attention in attentions:
+        for name in names:
+            is_quick = attention == "graph_filter" or name in REPRESENTATIVE
+            marks = [] if is_quick else [pytest.mark.slow]
+            yield pytest.param(name, attention, marks=marks, id=f"{name}-{attention}")
 
 
-class Case:
-    """One backbone, converted, with what the original made of its inputs."""
-
-    def __init__(self, name, attention):
-        keras.utils.set_random_seed(0)
-        self.name, self.attention = name, attention
-        self.options = ATTENTIONS[attention] or {}
-        self.backbone = random_backbone(name)
-        self.plain_class = type(self.backbone)
-        self.inputs = random_inputs(self.backbone)
-        self.before = outputs(self.backbone, self.inputs)
-        keras_graphattn.convert(self.backbone, attention, **self.options)
-        self.converted = outputs(self.backbone, self.inputs)
-
-    @property
-    def layers(self):
-        return [site.layer for site in attention_slots(self.backbone)]
+OTHERS = ("attentive_graph_filter", "masked_kernel")
+BOTH = ("graph_filter", "p_laplacian")
+ALL = [*cases(BOTH, BACKBONES), *cases(OTHERS, STOCK)]
 
 
-@pytest.fixture(scope="module", params=combinations())
-def shared_case(request):
-    return Case(*request.param)
+@pytest.mark.parametrize(("name", "attention"), list(cases(OTHERS, STOCK)))
+def test_other_kinds_compute_something_else_and_go_back(name, attention):
+    """tests/hub/test_conversion.py has those that start as the original."""
+    backbone = family(name).make()
+    plain, inputs = type(backbone), random_inputs(backbone)
+    before = outputs(backbone, inputs)
+    for _ in range(2):
+        keras_graphattn.convert(backbone, attention)
+        after = outputs(backbone, inputs)
+        assert max(np.abs(a - b).max() for a, b in zip(after, before, strict=True)) > 1e-3
+        keras_graphattn.revert(backbone)
+        assert type(backbone) is plain
+        assert_equal_outputs(outputs(backbone, inputs), before, tolerance=1e-7)
 
 
-@pytest.fixture
-def case(shared_case):
-    """The case as it was made, whatever a test before did to its weights."""
-    weights = [keras.ops.convert_to_numpy(v) for v in shared_case.backbone.weights]
-    yield shared_case
-    for variable, old in zip(shared_case.backbone.weights, weights, strict=True):
-        variable.assign(old)
+@pytest.mark.parametrize(("name", "attention"), ALL)
+def test_lasts_in_a_keras_file_and_in_a_preset(name, attention, tmp_path):
+    keras_file(Case(name, attention), tmp_path)
+    preset(Case(name, attention), tmp_path)
 
 
-def test_starts_as_the_original_and_goes_back_to_it(case):
-    assert len(keras_graphattn.inspect(case.backbone)) == SITES.get(case.name, 2)
-    if ATTENTIONS[case.attention] is None:
-        assert (
-            max(np.abs(a - b).max() for a, b in zip(case.converted, case.before, strict=True))
-            > 1e-3
-        )
-    else:
-        assert_equal_outputs(case.converted, case.before)
-    keras_graphattn.revert(case.backbone)
-    assert type(case.backbone) is case.plain_class
-    assert_equal_outputs(outputs(case.backbone, case.inputs), case.before, tolerance=1e-7)
-    keras_graphattn.convert(case.backbone, case.attention, **case.options)
-    assert all(site.is_converted for site in attention_slots(case.backbone))
+PADDED = [
+    *cases(BOTH, MASKED),
+    *cases(OTHERS, [name for name in MASKED if name in STOCK]),
+    *cases(("graph_filter",), ROTARY),
+]
 
 
-def test_one_step_of_fit_moves_what_was_added(case):
-    moving = [v for layer in case.layers for v in added_variables(layer)]
-    if case.attention in ("p_laplacian", "masked_kernel"):
-        assert not moving
-        moving = [view(x).projection_layers()["value"].kernel for x in case.layers]
-    # While theta is 0, as at the start, S has no part in the outputs.
-    moving = [v for v in moving if "/singular/" not in v.path]
-    before = [keras.ops.convert_to_numpy(v) for v in moving]
-    fit_one_step(case.backbone, case.inputs)
-    for variable, old in zip(moving, before, strict=True):
-        assert np.abs(keras.ops.convert_to_numpy(variable) - old).max() > 1e-5, variable.path
-
-
-def test_lasts_in_a_keras_file_and_in_a_preset(case, tmp_path):
-    expected = outputs(case.backbone, case.inputs)
-    case.backbone.save(tmp_path / "model.keras")
-    case.backbone.save_to_preset(str(tmp_path / "preset"))
-    for loaded in (
-        keras.saving.load_model(tmp_path / "model.keras"),
-        case.plain_class.from_preset(str(tmp_path / "preset")),
-    ):
-        assert type(loaded) is type(case.backbone)
-        assert_equal_outputs(outputs(loaded, case.inputs), expected)
-
-
-def test_other_lengths_and_padding_change_nothing(case):
-    if case.name not in MASKED:
-        pytest.skip("takes no padding mask")
-    real = [LENGTH - 2, LENGTH]
-    short = outputs(case.backbone, random_inputs(case.backbone, LENGTH, real=real))
-    inputs = random_inputs(case.backbone, LENGTH, real=real)
+@pytest.mark.parametrize(("name", "attention"), PADDED)
+def test_other_lengths_and_padding_change_nothing(name, attention):
+    backbone = converted(name, attention)
+    short = random_inputs(backbone, LENGTH, real=[LENGTH - 2, LENGTH])
     longer = {
-        name: np.pad(value, [[0, 0], [0, 4]], constant_values=0) if value.ndim == 2 else value
-        for name, value in inputs.items()
+        key: np.pad(value, [[0, 0], [0, 4]]) if value.ndim == 2 else value
+        for key, value in short.items()
     }
-    for new, old in zip(outputs(case.backbone, longer), short, strict=True):
+    for new, old in zip(outputs(backbone, longer), outputs(backbone, short), strict=True):
         if old.ndim == 3 and old.shape[1] == LENGTH:
             new = new[:, :LENGTH]
-        np.testing.assert_allclose(new, old, rtol=0, atol=3e-6 * max(1.0, np.abs(old).max()))
+        atol = (1e-5 if name in ROTARY else 3e-6) * max(1.0, np.abs(old).max())
+        np.testing.assert_allclose(new, old, rtol=0, atol=atol)

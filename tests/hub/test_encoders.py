@@ -1,63 +1,25 @@
-"""RoFormer, ESM, DeBERTaV3, VideoPrism, XLNet: what a converted layer keeps."""
+"""RoFormer, ESM, DeBERTaV3, VideoPrism, XLNet: padding, what layers refuse, and tasks."""
 
 import keras
 import keras_hub
 import numpy as np
 import pytest
-import torch
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.hub.families import parent_config
-from keras_graphattn.hub.slots import attention_slots
-from tests.hub.biased_decoders import attentions_of
-from tests.hub.encoder_twins import twin_attention
-from tests.hub.encoders import (
-    ENCODERS,
-    NAMES,
-    SEES_PADDING,
-    Case,
-    converted,
-    inputs_of,
-    random_encoder,
-)
-from tests.hub.models import outputs
-from tests.hub.twins import assert_is_twin
+from tests.hub.encoders import ENCODERS, SEES_PADDING, Case, inputs_of
+from tests.hub.families import all_but, converted, family, fast_for
+from tests.hub.models import attentions_of, moved, outputs
 from tests.numerics import to_numpy
 
-EXPONENTS = [1.5, 2.5]
-OPTIONS = {
-    "graph_filter": {"order": 4},
-    "p_laplacian": {"p": EXPONENTS},
-    "p_laplacian in blocks": {"p": EXPONENTS, "block_size": 3},
-}
-
-
-@pytest.mark.parametrize("attention", OPTIONS)
-@pytest.mark.parametrize("name", NAMES)
-def test_values_and_gradients_are_those_of_the_formulas(name, attention):
-    backbone = converted(name, attention.partition(" ")[0], **OPTIONS[attention])
-    case = Case(name)
-    layer = case.layer(backbone)
-    constants = case.arguments()
-    exponents = None if attention == "graph_filter" else EXPONENTS
-
-    def call(x, *found):
-        return case.call(layer, x, dict(zip(case.given, found, strict=True)))
-
-    def twin(weights, x, *found):
-        given = dict(zip(case.given, found, strict=True))
-        given |= {k: torch.tensor(v) for k, v in constants.items() if k == "segment_matrix"}
-        return twin_attention(case, x, weights, given, exponents)
-
-    assert_is_twin(layer, call, twin, input=case.x, **case.given)
+models = keras_hub.models
 
 
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", all_but(ENCODERS, ("esm_absolute", "video_prism")))
 def test_padding_changes_what_it_changes_in_the_original(name, attention):
     """Nothing; but tokens of RoFormer and ESM see it on TensorFlow and JAX (KerasHub 0.32)."""
-    case, backbone = Case(name), random_encoder(name)
+    case, backbone = Case(name), family(name).make()
     layer = case.layer(backbone)
     large = np.where(case.real[..., None], case.x, 1e4 * case.x)
     seen = case.real & (case.mask & case.real[:, None]).any(-1)
@@ -65,83 +27,11 @@ def test_padding_changes_what_it_changes_in_the_original(name, attention):
     for step in ("plain", "converted"):
         if step == "converted":
             options = {"p": [1.5, 2.5]} if attention == "p_laplacian" else {"order": 4}
-            moved = keras_graphattn.convert(backbone, attention, **options)
-            assert moved is backbone
+            assert keras_graphattn.convert(backbone, attention, **options) is backbone
         found, other = to_numpy(case.call(layer)), to_numpy(case.call(layer, large))
         difference[step] = np.abs(found - other)[seen].max() / np.abs(found).max()
     changes = {step: bool(size > 1e-5) for step, size in difference.items()}
     assert changes == dict.fromkeys(changes, name in SEES_PADDING), difference
-
-
-DROPOUTS = {
-    "deberta_v3": ({"dropout": 0.5}, ["_position_dropout_layer", "_attn_dropout_layer"]),
-    "video_prism": ({"attention_dropout_rate": 0.5}, ["dropout_layer"]),
-    "xlnet": ({}, ["_dropout_layer"]),
-}
-
-
-class Holder(keras.layers.Layer):
-    """A layer of one's own around XLNet's attention: KerasHub's gives it no dropout."""
-
-    def build(self, shape):
-        module = keras_hub.src.models.xlnet.relative_attention
-        self.attention = module.TwoStreamRelativeAttention(num_heads=2, key_dim=4, dropout=0.5)
-        self.attention.build(shape)
-
-
-class InTraining(keras.layers.Layer):
-    """Passes `training` on to a layer whose `call` may not take it."""
-
-    def __init__(self, layer, case):
-        super().__init__()
-        self.layer, self.case = layer, case
-
-    def call(self, x, training=None):
-        return self.case.call(self.layer, x)
-
-
-def with_dropout(name):
-    if name != "xlnet":
-        return random_encoder(name, **DROPOUTS[name][0])
-    keras_graphattn.hub.reach(Holder)
-    holder = Holder()
-    holder.build((None, None, 8))
-    return holder
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", DROPOUTS)
-def test_keeps_the_dropout_of_the_attention_matrix(name, attention):
-    """With the same random numbers, the same entries of A are dropped as in the original."""
-    backbone, case = with_dropout(name), Case(name)
-    layer = case.layer(backbone)
-    states = [getattr(layer, each).seed_generator.state for each in DROPOUTS[name][1]]
-    starts = [ops.convert_to_numpy(state).copy() for state in states]
-
-    found = []
-    for step in ("plain", "converted"):
-        if step == "converted":
-            keras_graphattn.convert(backbone, attention, **({"p": 2} if "p_" in attention else {}))
-        for state, start in zip(states, starts, strict=True):
-            state.assign(start)
-        keras.utils.set_random_seed(0)  # torch may draw from its global generator
-        found.append(to_numpy(InTraining(layer, case)(case.x, training=True)))
-    np.testing.assert_allclose(found[1], found[0], atol=1e-5 * np.abs(found[0]).max())
-    assert np.abs(found[1] - to_numpy(case.call(layer))).max() > 1e-3
-    with pytest.raises(ValueError, match="dropout of the attention matrix, which only the dense"):
-        keras_graphattn.convert(with_dropout(name), attention_path="fused")
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_a_block_is_made_again_from_its_configuration(name):
-    block = attention_slots(ENCODERS[name]())[0].parent
-    config = parent_config(type(block), block)
-    again = type(block).from_config(config)
-    again.build((None, None, 8))
-    assert parent_config(type(again), again) == config
-    shapes = [tuple(v.shape) for v in again.weights]
-    assert shapes == [tuple(v.shape) for v in block.weights]
 
 
 def test_deberta_has_no_scores_to_return():
@@ -161,7 +51,7 @@ def test_video_prism_keeps_its_pooling_and_refuses_other_keys():
 
 
 def test_video_prism_has_masks_of_two_dimensions_and_scales_of_features():
-    layer = attentions_of(random_encoder("video_prism"))[0]
+    layer = attentions_of(family("video_prism").make())[0]
     kind = type(layer)
     own = kind(num_heads=2, key_dim=4, hidden_dim=8, use_per_dim_scale=True)
     holder = keras_hub.src.models.video_prism.video_prism_layers.VideoPrismEncoderBlock(2, 8, 16)
@@ -187,7 +77,7 @@ def test_xlnet_refuses_the_query_stream_and_a_state():
 @pytest.mark.slow_on("jax")
 def test_the_original_xlnet_mixes_the_texts_of_a_batch():
     """Once this fails, KerasHub transposes what it reshapes: then the docstring can say so."""
-    backbone = random_encoder("xlnet")
+    backbone = family("xlnet").make()
     inputs = inputs_of(backbone)
     twice = {name: np.repeat(array[1:], 2, axis=0) for name, array in inputs.items()}
     (found,) = outputs(backbone, twice)
@@ -195,3 +85,40 @@ def test_the_original_xlnet_mixes_the_texts_of_a_batch():
     padding = np.array([[1, 1, 0, 0], [1, 1, 1, 1]])
     mask, _ = backbone.get_layer("encoder_block_attn_mask_layer")(padding)
     assert not np.array_equal(to_numpy(mask)[:, 0], padding)  # nor is the padding
+
+
+TASKS = {
+    "deberta_v3": (models.DebertaV3TextClassifier, models.DebertaV3MaskedLM),
+    "esm": (models.ESMProteinClassifier, models.ESMMaskedPLM),
+    "roformer_v2": (models.RoformerV2TextClassifier, models.RoformerV2MaskedLM),
+}
+
+
+@pytest.mark.slow_on("jax")
+@pytest.mark.parametrize("kind", ["classifier", "masked_lm"])
+@pytest.mark.parametrize("name", fast_for(TASKS))
+def test_tasks(name, kind, tmp_path):
+    backbone = family(name).make()
+    inputs = inputs_of(backbone)
+    if kind == "classifier":
+        task = TASKS[name][0](backbone=backbone, num_classes=3)
+    else:
+        task = TASKS[name][1](backbone=backbone)
+        inputs["mask_positions"] = np.array([[1, 2], [0, 4]])
+    before = task.predict_on_batch(inputs)
+    keras_graphattn.convert(task, order=4)
+    np.testing.assert_allclose(task.predict_on_batch(inputs), before, atol=1e-5)
+    moved(task)
+    expected = task.predict_on_batch(inputs)
+    assert np.abs(expected - before).max() > 1e-3
+    task.save(tmp_path / "task.keras")
+    task.save_to_preset(str(tmp_path / "preset"))
+    of_kind = models.TextClassifier if kind == "classifier" else models.MaskedLM
+    for loaded in (
+        keras.saving.load_model(tmp_path / "task.keras"),
+        of_kind.from_preset(str(tmp_path / "preset"), preprocessor=None),
+    ):
+        assert (
+            type(loaded).__name__ == f"GraphAttention{TASKS[name][kind != 'classifier'].__name__}"
+        )
+        np.testing.assert_allclose(loaded.predict_on_batch(inputs), expected, atol=1e-6)

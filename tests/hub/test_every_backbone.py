@@ -9,7 +9,6 @@ import keras_hub
 import pytest
 
 from keras_graphattn.hub.families import names_of, served_names
-from keras_graphattn.hub.reach import backbone_names
 from keras_graphattn.keras_internals import subclasses_of
 from tests.hub.families import FAMILIES, family
 
@@ -65,13 +64,13 @@ def backbones():
 
 
 def test_a_new_backbone_is_noticed():
-    new = backbones() - set(backbone_names()) - NOT_REACHED
+    new = backbones() - set(names_of("backbones")) - NOT_REACHED
     assert not new, (
         f"new backbone: name it in a row of families.py, or list it here with a reason: {new}"
     )
     gone = NOT_REACHED - backbones()
     assert not gone, f"KerasHub has no such backbone any more: {gone}"
-    both = NOT_REACHED & set(backbone_names())
+    both = NOT_REACHED & set(names_of("backbones"))
     assert not both, f"listed as not reached, but a row of families.py names it: {both}"
 
 
@@ -99,10 +98,10 @@ def test_a_new_class_of_attention_is_noticed():
 
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_each_reached_backbone_is_in_the_table_of_reach():
-    missing = set(backbone_names()) - {family(name).kind.__name__ for name in FAMILIES}
+    missing = set(names_of("backbones")) - {family(name).kind.__name__ for name in FAMILIES}
     assert not missing, f"no tiny model in tests/hub/families.py: {missing}"
 
 
-@pytest.mark.parametrize("name", sorted(backbone_names()))
+@pytest.mark.parametrize("name", sorted(names_of("backbones")))
 def test_what_the_rows_name_exists(name):
     assert name in backbones()

@@ -1,6 +1,7 @@
 """What each family keeps when it is converted: LoRA, int8 and its file, mixed precision."""
 
 import itertools
+import re
 
 import keras
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import keras_graphattn
 from keras_graphattn.hub.slots import added_variables, attention_slots
 from tests.hub.abilities import Case, distance, lacks, lora_targets, loss_in_int8
-from tests.hub.families import fast_families
+from tests.hub.families import FAMILIES, fast_for
 from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
 from tests.numerics import to_numpy
 
@@ -25,7 +26,7 @@ def converted_layers(backbone):
 
 
 @pytest.mark.parametrize("converted_first", [False, True])
-@pytest.mark.parametrize("name", fast_families())
+@pytest.mark.parametrize("name", fast_for(FAMILIES))
 def test_lora(name, converted_first):
     """The coefficients train beside the factors, and nothing else that LoRA freezes."""
     kind = Case(name).family
@@ -48,7 +49,7 @@ def test_lora(name, converted_first):
         assert np.abs(to_numpy(variable) - old).max() > 1e-6, variable.path
 
 
-@pytest.mark.parametrize("name", fast_families())
+@pytest.mark.parametrize("name", fast_for(FAMILIES))
 def test_a_file_of_lora_weights(name, tmp_path):
     """It has the coefficients as well. The original refuses it, and so does another conversion.
 
@@ -76,13 +77,17 @@ def test_a_file_of_lora_weights(name, tmp_path):
     ]
     assert kept
     assert all(same.all() for same in kept)
+    larger = Case(name, "graph_filter").converted()[0]
+    larger.enable_lora(3, target_layer_names=lora_targets(larger))
+    with pytest.raises(ValueError, match=re.escape(path)):
+        larger.load_lora_weights(path)
     plain.save_lora_weights(path)
     again.load_lora_weights(path)  # factors only; the coefficients stay as they are
 
 
 @pytest.mark.slow_on("tensorflow")
 @pytest.mark.parametrize("quantised_first", [False, True])
-@pytest.mark.parametrize("name", fast_families())
+@pytest.mark.parametrize("name", fast_for(FAMILIES))
 def test_int8(name, quantised_first, tmp_path):
     """Near the exact outputs; and the file is read wherever that of the original is."""
     kind = Case(name).family
@@ -125,7 +130,7 @@ def original_lasts_in_int8(kind, path):
 
 
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", fast_families())
+@pytest.mark.parametrize("name", fast_for(FAMILIES))
 def test_mixed_bfloat16(name, attention):
     """The coefficients stay in float32, whatever the layer computes in."""
     case = Case(name, attention)

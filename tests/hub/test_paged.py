@@ -4,13 +4,14 @@ import pytest
 from keras import ops
 
 import keras_graphattn
-from tests.hub import biased_decoders, rotary_decoders
-from tests.hub.abilities import OPTIONS
-from tests.hub.biased_decoders import prompts, seeded_cache
+from tests.hub import rotary_decoders
+from tests.hub.biased_decoders import GENERATING, prompts
+from tests.hub.containers import OPTIONS
+from tests.hub.decoding import seeded_cache
 from tests.hub.families import family
 from tests.hub.models import random_inputs
 
-CACHED = ("gpt2", "opt", "llama", "llama3", *rotary_decoders.TASKS, *biased_decoders.TASKS)
+CACHED = ("gpt2", "opt", "llama", "llama3", *rotary_decoders.BACKBONES, *GENERATING)
 ROUTED = ("gpt2", "opt", "llama", "llama3", "mistral", "qwen", "qwen3", "gemma", "gemma2", "gemma3")
 
 

@@ -10,17 +10,14 @@ from pathlib import Path
 import pytest
 
 import keras_graphattn
-from tests.hub.abilities import ABILITIES, OPTIONS, Case
-from tests.hub.families import family, fast_families
+from tests.hub.abilities import ABILITIES, Case
+from tests.hub.containers import OPTIONS
+from tests.hub.families import FAMILIES, all_but, family, fast_for
 from tests.hub.models import assert_equal_outputs, outputs
 
 # In the fast suite: graph filters of some families, without what takes long.
 LONG = ("SavedModel", "generate", "int8")
 OTHERS = [name for name in OPTIONS if name != "graph_filter"]
-
-
-def slow_where(names, long):
-    return [pytest.param(n, marks=pytest.mark.slow) if n in long else n for n in names]
 
 
 @functools.cache
@@ -51,9 +48,9 @@ def able(name, ability):
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("ability", slow_where(ABILITIES, LONG))
-@pytest.mark.parametrize("attention", slow_where(OPTIONS, OTHERS))
-@pytest.mark.parametrize("name", fast_families())
+@pytest.mark.parametrize("ability", all_but(ABILITIES, LONG))
+@pytest.mark.parametrize("attention", all_but(OPTIONS, OTHERS))
+@pytest.mark.parametrize("name", fast_for(FAMILIES))
 def test_reach(name, attention, ability, tmp_path, record_property):
     for key, value in (("name", name), ("attention", attention), ("ability", ability)):
         record_property(key, value)

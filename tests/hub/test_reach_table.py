@@ -5,7 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.hub.abilities import ABILITIES, OPTIONS
+from tests.hub.abilities import ABILITIES
+from tests.hub.containers import OPTIONS
 from tests.hub.families import FAMILIES
 from tests.hub.reach_table import BACKENDS, NO, OUTCOMES, TABLE, TITLES, cell, outcomes, rendered
 

@@ -13,7 +13,7 @@ import keras_graphattn
 from keras_graphattn import masks
 from keras_graphattn.hub.slots import attention_slots
 from keras_graphattn.keras_internals import walk
-from tests.hub.abilities import added_paths
+from tests.hub.abilities import added_names, added_paths
 from tests.hub.containers import (
     ATTENTIONS,
     CONTAINERS,
@@ -31,11 +31,11 @@ from tests.hub.containers import (
     classes,
     converted,
     functional,
-    moved,
 )
 from tests.hub.models import (
     BACKBONES,
     assert_equal_outputs,
+    moved,
     outputs,
     random_backbone,
     random_inputs,
@@ -79,7 +79,7 @@ def test_a_copy_computes_what_its_original_does(name, way, attention, tmp_path):
     found = answers(new, inputs)
     assert [name for _, name in classes(new)] == [name for _, name in classes(model)]
     assert [site.layer.get_config() for site in attention_slots(new)] == kept
-    assert added_paths(new) == added_paths(model)
+    assert added_names(new) == added_names(model)
     for actual, right in zip(found, expected, strict=True):
         np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
 

@@ -6,25 +6,19 @@ import pytest
 from keras import ops
 
 import keras_graphattn
-from tests.hub.biased_decoders import moved
-from tests.hub.sequence_to_sequence import (
-    DECODED,
-    TASKS,
-    attentions_of,
-    converted,
-    fast_for,
+from tests.hub.decoding import (
+    decoded_with_two_caches,
+    decoding,
+    generated,
     greedy,
     greedy_without_cache,
-    inputs_of,
     logits,
-    parseq_task,
-    prompts,
-    random_model,
-    reached,
-    task,
 )
-from tests.hub.two_caches import decoded, decoding
+from tests.hub.families import converted, family, fast_for
+from tests.hub.models import attentions_of, moved
+from tests.hub.sequence_to_sequence import DECODED, REPRESENTATIVE, inputs_of, parseq_task, prompts
 
+EACH = fast_for(DECODED, REPRESENTATIVE)
 CASES = {
     "graph_filter": ("graph_filter", "all", {"order": 4}),
     "odd": ("graph_filter", "odd", {"order": 4}),
@@ -34,12 +28,16 @@ CASES = {
 }
 
 
+def original(name):
+    """The task, or the backbone where there is none."""
+    backbone = family(name).make()
+    return backbone if name == "whisper" else family(name).make_task(backbone)
+
+
 def model_of(name, case="graph_filter"):
     attention, where, options = CASES[case]
-    where = reached(name, where)
-    backbone = random_model(name)
-    model = backbone if name == "whisper" else task(name, backbone)
-    return moved(keras_graphattn.convert(model, attention, where, **options))
+    where = family(name).where if name == "t5_gemma_2" else where
+    return moved(keras_graphattn.convert(original(name), attention, where, **options))
 
 
 def tokens_of(model, length=7, seed=2):
@@ -48,27 +46,27 @@ def tokens_of(model, length=7, seed=2):
 
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", fast_for(DECODED))
+@pytest.mark.parametrize("name", EACH)
 def test_cached_decoding_equals_the_full_pass(name, case):
     model = model_of(name, case)
     inputs, ids = inputs_of(model), tokens_of(model)
     expected = logits(model, inputs, ids)
-    found, *_ = decoded(model, inputs, ids)
+    found, *_ = decoded_with_two_caches(model, inputs, ids)
     # EdRec doubles what its norms hand on, and float32's rounding with it.
     tolerance = 5e-5 if name == "edrec" else 1e-5
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-@pytest.mark.parametrize("name", fast_for(DECODED))
+@pytest.mark.parametrize("name", EACH)
 def test_the_caches_of_cross_attention_are_those_of_the_original(name):
     """Only self-attention gets further slots. With new coefficients, all else is the same, too."""
     found = []
     for kind in ("plain", "converted"):
-        model = random_model(name) if name == "whisper" else task(name, random_model(name))
+        model = original(name)
         if kind == "converted":
-            keras_graphattn.convert(model, where=reached(name), order=4)
-        _, first, last = decoded(model, inputs_of(model), tokens_of(model))
+            keras_graphattn.convert(model, where=family(name).where, order=4)
+        _, first, last = decoded_with_two_caches(model, inputs_of(model), tokens_of(model))
         found.append([np.asarray(ops.convert_to_numpy(x.cross)) for x in (first, last)])
         found[-1].append(np.asarray(ops.convert_to_numpy(last.own)))
     (plain, _, own), (first, last, wider) = found
@@ -84,54 +82,21 @@ def test_the_caches_of_cross_attention_are_those_of_the_original(name):
     np.testing.assert_allclose(wider[:, :, :2], own, rtol=0, atol=1e-5 * np.abs(own).max())
 
 
-def given(name):
-    return (1, 1) if name == "edrec" else (3, 5)  # EdRec seeds its cache with one token only
-
-
-@pytest.mark.parametrize("name", fast_for(TASKS))
-def test_greedy_generation_gives_the_tokens_of_the_full_pass(name):
-    model = model_of(name)
-    inputs = prompts(model, 12, given(name))
-    expected = greedy_without_cache(model, inputs)
-    np.testing.assert_array_equal(greedy(model, inputs), expected)
-    assert len(np.unique(expected[:, 5:])) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TASKS)
-def test_64_greedy_tokens_with_and_without_cache(name):
-    model = model_of(name)
-    inputs = prompts(model, 69, given(name))
-    np.testing.assert_array_equal(greedy(model, inputs), greedy_without_cache(model, inputs))
-
-
 @pytest.mark.slow
 def test_64_tokens_of_whisper_with_and_without_cache():
     """Whisper has no task: its decoder is called as the tasks call theirs."""
-    model = moved(keras_graphattn.convert(random_model("whisper"), order=4))
+    model = moved(keras_graphattn.convert(original("whisper"), order=4))
     inputs, ids = inputs_of(model), tokens_of(model, 68)
     expected = logits(model, inputs, ids)
-    found, *_ = decoded(model, inputs, ids)
+    found, *_ = decoded_with_two_caches(model, inputs, ids)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", fast_for(TASKS))
-def test_a_new_conversion_generates_as_the_original(name, attention):
-    model = task(name, random_model(name))
-    inputs = prompts(model, 12, given(name))
-    expected = greedy(model, inputs)
-    options = {"p": 2} if attention == "p_laplacian" else {}
-    keras_graphattn.convert(model, attention, reached(name), **options)
-    np.testing.assert_array_equal(greedy(model, inputs), expected)
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_a_position_bias_passes_between_converted_layers_and_others():
     """In T5, the first layer of a stack makes the bias and the mask of all."""
     for where in ([0, 2], [1, 3]):
-        model = task("t5", random_model("t5"))
+        model = original("t5")
         inputs = prompts(model)
         expected = greedy(model, inputs)
         keras_graphattn.convert(model, where=where)
@@ -141,7 +106,7 @@ def test_a_position_bias_passes_between_converted_layers_and_others():
 
 @pytest.mark.slow_on("jax", "tensorflow")
 def test_parseq_reads_with_a_converted_encoder():
-    model = parseq_task(random_model("parseq"))
+    model = parseq_task(family("parseq").make())
     model.compile(sampler="greedy", loss=None, run_eagerly=True)
     inputs = {
         "images": inputs_of(model)["images"],
@@ -178,13 +143,10 @@ def test_beams_and_stop_tokens():
     model = model_of("t5")
     inputs = prompts(model, 12, (3, 3))
     expected = greedy_without_cache(model, inputs)
-    model.compile(sampler=keras_hub.samplers.BeamSampler(num_beams=1), run_eagerly=True)
-    found = model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=None)
+    found = generated(model, inputs, keras_hub.samplers.BeamSampler(num_beams=1))
     np.testing.assert_array_equal(found["decoder_token_ids"], expected)
-    model.compile(sampler="greedy", run_eagerly=True)
     stop = int(expected[0, 6])
-    found = model.generate({k: v.copy() for k, v in inputs.items()}, stop_token_ids=[stop])
-    mask = np.asarray(ops.convert_to_numpy(found["decoder_padding_mask"]))
+    mask = generated(model, inputs, stop_token_ids=[stop])["decoder_padding_mask"]
     at = 3 + int(np.flatnonzero(expected[0, 3:] == stop)[0])
     np.testing.assert_array_equal(mask[0], np.arange(12) <= at)
     assert decoding(model).name == "t5"

@@ -5,15 +5,10 @@ import pytest
 from keras import ops
 
 import keras_graphattn
-from tests.hub.models import outputs
-from tests.hub.sequence_to_sequence import (
-    MODELS,
-    attentions_of,
-    converted,
-    inputs_of,
-    parseq_task,
-)
-from tests.hub.test_sequence_to_sequence import variables
+from tests.hub.families import converted
+from tests.hub.models import attentions_of, outputs
+from tests.hub.sequence_to_sequence import MODELS, inputs_of, parseq_task
+from tests.hub.test_refusals import state_of
 from tests.numerics import to_numpy
 
 
@@ -47,13 +42,13 @@ def test_a_converted_layer_of_t5_refuses_cross_attention():
 def test_the_decoder_of_t5_gemma_2_is_refused_by_name():
     """Its tokens look at those of the encoder, too, in the same softmax."""
     backbone = MODELS["t5_gemma_2"]()
-    before = variables(backbone)
+    before = state_of(backbone)
     message = r"decoder_layer_0/.*decoder_layer_1/.*not square.*where=\[0, 1\]"
     with pytest.raises(ValueError, match=f"(?s){message}"):
         keras_graphattn.convert(backbone)
     with pytest.raises(ValueError, match=r"T5Gemma2MergedAttention.*not square"):
         keras_graphattn.convert(backbone.decoder_layers[0])
-    assert variables(backbone) == before
+    assert state_of(backbone) == before
 
 
 def test_the_two_streams_of_parseq_stay_as_they_are():

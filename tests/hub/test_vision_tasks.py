@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from tests.hub.models import assert_equal_outputs
-from tests.hub.vision_models import (
-    BASES,
-    TASKS,
-    answers,
+from tests.hub.families import WHERE, family, fast_for
+from tests.hub.models import (
+    assert_equal_outputs,
     attentions_of,
-    convert,
-    images,
+    by_fan_in,
     moved,
-    random_vision,
+    outputs,
     randomised,
 )
+from tests.hub.vision_models import BASES, TASK_WHERE, TASKS, images
 from tests.numerics import BACKEND, to_numpy
 
-BOTH = ["graph_filter", pytest.param("p_laplacian", marks=pytest.mark.slow)]
-# In the fast suite, one model stands for all.
-KINDS = ("swin", "dinov3", "vit_det", "mit", "d_fine")
-NAMES = [name if name == "swin" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
-CASES = [
-    name if name == "segformer" else pytest.param(name, marks=pytest.mark.slow) for name in TASKS
-]
+CASES = fast_for(TASKS, ("segformer",))  # in the fast suite, one model stands for all
+
+
+def random_task(name):
+    return randomised(TASKS[name](), size=by_fan_in)
+
+
+def convert(model, name):
+    return keras_graphattn.convert(model, where={**WHERE, **TASK_WHERE}.get(name, "all"), order=4)
 
 
 def kinds(model):
@@ -36,28 +36,28 @@ def kinds(model):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_starts_with_the_outputs_of_the_original(name):
-    task = randomised(TASKS[name]())
+    task = random_task(name)
     inputs = images(task)
-    before = answers(task, inputs)
+    before = outputs(task, inputs)
     plain = [type(layer) for layer in attentions_of(task.backbone)]
     convert(task, name)
     layers = attentions_of(task.backbone)
     assert layers == attentions_of(task)
     assert all(layer.coefficients for layer in layers)
-    assert_equal_outputs(answers(task, inputs), before, tolerance=1e-5)
+    assert_equal_outputs(outputs(task, inputs), before, tolerance=1e-5)
     moved(task)
-    differences = zip(answers(task, inputs), before, strict=True)
+    differences = zip(outputs(task, inputs), before, strict=True)
     assert max(np.abs(new - old).max() for new, old in differences) > 1e-3
     keras_graphattn.revert(task)
     assert [type(layer) for layer in attentions_of(task.backbone)] == plain
-    assert_equal_outputs(answers(task, inputs), before, tolerance=0)
+    assert_equal_outputs(outputs(task, inputs), before, tolerance=0)
 
 
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize("name", [x for x in CASES if x == "segformer" or x.values[0] != "sam"])
 def test_a_task_trains(name):
     """SAM's task does not: KerasHub refuses it."""
-    task = convert(randomised(TASKS[name]()), name)
+    task = convert(random_task(name), name)
     way = {"run_eagerly": BACKEND != "jax", "jit_compile": BACKEND == "jax"}
     coefficients = [v for layer in attentions_of(task) for v in layer.coefficients]
     before = [to_numpy(variable) for variable in coefficients]
@@ -76,9 +76,9 @@ def test_a_task_trains(name):
 @pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("name", CASES)
 def test_files_and_presets_of_a_task(name, tmp_path):
-    task = moved(convert(randomised(TASKS[name]()), name))
+    task = moved(convert(random_task(name), name))
     inputs = images(task)
-    expected = answers(task, inputs)
+    expected = outputs(task, inputs)
     task.save(tmp_path / "task.keras")
     task.save_to_preset(str(tmp_path / "preset"))
     loaded = keras.saving.load_model(tmp_path / "task.keras")
@@ -86,19 +86,19 @@ def test_files_and_presets_of_a_task(name, tmp_path):
     for each in (loaded, preset):
         assert type(each) is type(task)
         assert kinds(each) == kinds(task)
-        assert_equal_outputs(answers(each, inputs), expected)
+        assert_equal_outputs(outputs(each, inputs), expected)
     if name == "sam":
         return  # KerasHub does not load the backbone of a task's preset: a decoder is not built
     backbone = keras_hub.models.Backbone.from_preset(str(tmp_path / "preset"))
     assert type(backbone) is type(task.backbone)
-    assert_equal_outputs(answers(backbone, inputs), answers(task.backbone, inputs))
+    assert_equal_outputs(outputs(backbone, inputs), outputs(task.backbone, inputs))
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
 @pytest.mark.parametrize("name", ["dinov3", "mit", "mit_square"])
 def test_a_feature_pyramid(name, tmp_path):
     """A model of the pyramid, made before the conversion, has it, and keeps it in a file."""
-    backbone = random_vision(name)
+    backbone = family(name).make()
     pyramid = keras.Model(backbone.inputs, backbone.pyramid_outputs)
     (images_of_all,) = images(backbone).values()
 

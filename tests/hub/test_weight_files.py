@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from tests.hub.containers import moved
 from tests.hub.families import FAMILIES, family
+from tests.hub.models import moved
 from tests.numerics import to_numpy
 
 

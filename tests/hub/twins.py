@@ -1,5 +1,8 @@
 """A converted layer against its formulas, in values and in all gradients."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import keras
 
 from tests.numerics import (
@@ -9,6 +12,25 @@ from tests.numerics import (
     to_numpy,
     value_and_gradients,
 )
+
+
+class LayerCase(NamedTuple):
+    """One attention layer of a model, how it is called, and its formulas.
+
+    Attributes:
+        layer: The layer.
+        arrays: What is differentiated beside the weights, by name.
+        call: The function of `arrays`, in their order, that calls the layer.
+        twin: The function of the exponents of p-LaT, which are `None` for a graph filter, of the
+            weights by name, and of `arrays`: tensors of torch, float64.
+        names: The weights as the twin calls them; by default their paths in the layer.
+    """
+
+    layer: keras.Layer
+    arrays: dict[str, Any]
+    call: Callable[..., Any]
+    twin: Callable[..., Any]
+    names: list[str] | None = None
 
 
 def paths_of_weights(layer):

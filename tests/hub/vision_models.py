@@ -1,19 +1,12 @@
 """Tiny vision models whose attention has a class of its own, and tasks around them.
 
-Side lengths are odd, so that windows at the border are filled up. They are not in
-`tests.hub.models`: the cross products of that dictionary stay as they are.
+Side lengths are odd, so that windows at the border are filled up.
 """
 
-import keras
 import keras_hub
 import numpy as np
 
-import keras_graphattn
-from keras_graphattn.hub.families import view
-from keras_graphattn.hub.slots import attention_slots
-from tests.hub.biased_decoders import moved
 from tests.hub.models import WIDTHS
-from tests.numerics import BACKEND, to_numpy
 
 models = keras_hub.models
 
@@ -125,16 +118,6 @@ VISION = {
     "d_fine": d_fine,
 }
 WHERE = {"mit": "hierarchical_encoder_1"}  # the first stage is not square
-CONVERTED = {"swin": 3, "mit_square": 3, "d_fine": 3}  # layers; two of the others
-CLASSES = {
-    "swin": "WindowAttention",
-    "swin_padded": "WindowAttention",
-    "dinov3": "DINOV3Attention",
-    "vit_det": "MultiHeadAttentionWithRelativePE",
-    "mit": "SegFormerMultiheadAttention",
-    "mit_square": "SegFormerMultiheadAttention",
-    "d_fine": "DFineMultiheadAttention",
-}
 
 
 def segformer_backbone():
@@ -211,44 +194,6 @@ BASES = {
 }
 
 
-def randomised(model):
-    """The model with weights that are large enough that attention is not uniform.
-
-    They are the same on all backends: matrices are random, norms and biases near their start.
-    """
-    generator = np.random.default_rng(0)
-    for variable in model.weights:
-        shape = tuple(variable.shape)
-        if "moving_" in variable.path or "position_embeddings" in variable.path:
-            continue  # DINOv2 keeps two of the latter, one interpolated from the other
-        start = 0.0 if len(shape) > 1 else to_numpy(variable)
-        fan_in = np.prod(shape[:-1]) if len(shape) > 2 else 6.0
-        noise = fan_in**-0.5 * generator.standard_normal(shape)
-        variable.assign((start + noise).astype("float32"))
-    return model
-
-
-def random_vision(name, **options):
-    return randomised(VISION[name](**options))
-
-
-def converted(name, attention="graph_filter", **options):
-    """A converted backbone; the coefficients of its filter are away from their start."""
-    return moved(convert(random_vision(name), name, attention, **options))
-
-
-def convert(backbone, name, attention="graph_filter", **options):
-    where = {**WHERE, **TASK_WHERE}.get(name, "all")
-    options = {"order": 4, **options} if attention == "graph_filter" else options
-    return keras_graphattn.convert(backbone, attention, where, **options)
-
-
-def attentions_of(model):
-    """The attention layers that can be converted, or are."""
-    layers = [site.layer for site in attention_slots(model)]
-    return [layer for layer in layers if view(layer).refusal_reason() is None]
-
-
 def images(model, batch=2, seed=1):
     """Random inputs by name; prompts, too, where the model takes them."""
     generator = np.random.default_rng(seed)
@@ -264,13 +209,3 @@ def images(model, batch=2, seed=1):
     if "labels" in found:
         found["labels"] = np.ones_like(found["labels"])
     return found
-
-
-def answers(model, inputs):
-    """All outputs as one list of arrays."""
-    given = inputs if isinstance(model.input, dict) else inputs["images"]
-    if BACKEND == "jax" and not isinstance(model, models.SAMImageSegmenter):
-        found = model.predict_on_batch(given)  # compiled once; SAM's task has a way of its own
-    else:
-        found = model(given, training=False)
-    return [to_numpy(x) for x in keras.tree.flatten(found)]

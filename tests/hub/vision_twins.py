@@ -2,12 +2,19 @@
 formed and every bias summed entry by entry.
 """
 
+import functools
 import math
+from itertools import pairwise
 
+import numpy as np
 import torch
+from keras import ops
 
 from keras_graphattn.hub.families import view
-from tests.hub.decoder_twins import applied
+from tests.hub.decoder_twins import applied, normalised
+from tests.hub.image_towers import PLACES, REAL
+from tests.hub.models import attentions_of
+from tests.hub.twins import LayerCase
 
 
 def names_of_weights(layer):
@@ -127,3 +134,164 @@ def turned_in_two_dimensions(x, height, width, prefix, theta=100.0):
     first, second = x[:, prefix:, : size // 2], x[:, prefix:, size // 2 :]
     patches = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
     return torch.cat([x[:, :prefix], patches], dim=1)
+
+
+# A layer of each kind: which one, the shape of its input, and what it must be equal to.
+
+
+def swin_call(backbone, layer, x):
+    mask = shift_bias(6, 3, 1).numpy().astype("float32")
+    return layer(x, mask=ops.convert_to_tensor(mask))
+
+
+def swin_twin(exponents, weights, x):
+    mask = shift_bias(6, 3, 1).repeat(2, 1, 1)  # for two images
+
+    def bias(head, query):
+        return window_bias(weights["relative_position_bias_table"], 3, head) + mask
+
+    return attention(weights, x, 2, exponents, bias)
+
+
+def dinov3_call(backbone, layer, x):
+    angles = backbone.rope_embedding(np.zeros((1, 8, 12, 3), "float32"))
+    return layer(x, position_embeddings=angles, num_prefix_tokens=3)
+
+
+def dinov3_twin(exponents, weights, x):
+    return attention(
+        weights, x, 2, exponents, turned=lambda y: turned_in_two_dimensions(y, 2, 3, 3)
+    )
+
+
+def vit_det_twin(exponents, weights, x):
+    height, width = x.shape[1:3]
+
+    def bias(head, query):
+        return decomposed_bias(query, weights["rel_pos_h"], weights["rel_pos_w"], height, width)
+
+    found = attention(weights, x.flatten(1, 2), 2, exponents, bias)
+    return found.reshape(x.shape)
+
+
+PLACED = np.random.default_rng(8).standard_normal((1, 6, 8)).astype("float32")
+HIDDEN = np.triu(np.ones((6, 6), "float32"))
+
+
+def d_fine_call(backbone, layer, x):
+    return layer(x, position_embeddings=PLACED, attention_mask=HIDDEN)
+
+
+def d_fine_twin(exponents, weights, x):
+    placed = x + torch.tensor(PLACED, dtype=x.dtype)
+    mask = torch.tensor(HIDDEN, dtype=x.dtype)
+    tokens = {"query": placed, "key": placed, "value": x}
+    return attention(weights, tokens, 2, exponents, lambda head, query: mask)
+
+
+def plain_call(backbone, layer, x):
+    return layer(x)
+
+
+# Towers of models that read images and texts.
+BIAS = np.random.default_rng(8).standard_normal((2, 1, 6, 6)).astype("float32")
+VISIBLE = np.arange(9) < REAL[:, None]  # (B, T)
+ENDS = [0, 4, 9]  # of two frames
+ANGLES = np.tile(np.random.default_rng(8).standard_normal((9, 2)), (1, 2)).astype("float32")
+
+
+def biased_call(tower, layer, x):
+    return layer(x, attention_mask=BIAS)[0]
+
+
+def biased_twin(exponents, weights, x):
+    bias = torch.tensor(BIAS[:, 0], dtype=x.dtype)
+    return attention(weights, x, 2, exponents, lambda head, query: bias)
+
+
+def gemma4_call(tower, layer, x):
+    return layer(x, attention_mask=VISIBLE, position_ids=np.tile(PLACES, (2, 1, 1)))[0]
+
+
+def turned_by(x, angles):
+    """Rotates x (..., T, H), the first half of its features with the second."""
+    first, second = x.chunk(2, dim=-1)
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+def gemma4_twin(exponents, weights, x):
+    visible = torch.tensor(VISIBLE)[:, None]  # (B, 1, S)
+    places = torch.tensor(PLACES, dtype=x.dtype)
+    found = []
+    for head in range(4):
+        query = x @ weights["query/kernel"][head]
+        key, value = (x @ weights[f"{name}/kernel"][head // 2] for name in ("key", "value"))
+        query = normalised(query, weights["query_norm/scale"])
+        key, value = normalised(key, weights["key_norm/scale"]), normalised(value)
+        # Two of the four features are turned by the row, two by the column; each by one angle.
+        query, key = (
+            torch.cat(
+                [
+                    turned_by(y[..., :2], places[:, :1]),
+                    turned_by(y[..., 2:], places[:, 1:]),
+                ],
+                dim=-1,
+            )
+            for y in (query, key)
+        )
+        scores = (query @ key.transpose(1, 2)).masked_fill(~visible, -torch.inf)
+        found.append(applied(torch.softmax(scores, -1), value, weights, head, exponents))
+    joined = torch.cat(found, dim=-1)
+    return joined @ weights["attention_output/kernel"].reshape(joined.shape[-1], -1)
+
+
+def qwen3_5_call(tower, layer, x):
+    angles = ops.convert_to_tensor(ANGLES)
+    return layer.call(x, (ops.cos(angles), ops.sin(angles)), np.array(ENDS))  # read while it runs
+
+
+def qwen3_5_twin(exponents, weights, x):
+    frames = []
+    for start, end in pairwise(ENDS):
+        angles = torch.tensor(ANGLES[start:end, :2], dtype=x.dtype)
+        frames.append(
+            attention(
+                weights,
+                x[None, start:end],
+                2,
+                exponents,
+                turned=lambda y, angles=angles: turned_by(y, angles),
+            )[0]
+        )
+    return torch.cat(frames)
+
+
+LAYERS = {
+    "swin": (1, (8, 9, 8), swin_call, swin_twin),
+    "dinov3": (0, (2, 9, 16), dinov3_call, dinov3_twin),
+    "vit_det": (0, (2, 3, 3, 8), plain_call, vit_det_twin),
+    "vit_det in full": (1, (1, 5, 5, 8), plain_call, vit_det_twin),
+    "mit": (0, (2, 9, 12), plain_call, lambda p, w, x: attention(w, x, 2, p)),
+    "mit_square": (0, (2, 9, 8), plain_call, lambda p, w, x: attention(w, x, 2, p)),
+    "d_fine": (0, (2, 6, 8), d_fine_call, d_fine_twin),
+    "pali_gemma_tower": (0, (2, 6, 8), biased_call, biased_twin),
+    "gemma3_tower": (0, (2, 6, 8), biased_call, biased_twin),
+    "gemma4_tower": (0, (2, 9, 16), gemma4_call, gemma4_twin),
+    "qwen3_5_tower": (0, (9, 8), qwen3_5_call, qwen3_5_twin),
+}
+
+
+def vision_case(name, backbone):
+    """One layer of a backbone."""
+    which, shape, call, twin = LAYERS[name]
+    layer = attentions_of(backbone)[which]
+    x = np.random.default_rng(5).standard_normal(shape).astype("float32")
+
+    def call_it(x):
+        return call(backbone, layer, x)
+
+    return LayerCase(layer, {"input": x}, call_it, twin, names_of_weights(layer))
+
+
+VISION_CASES = {name: functools.partial(vision_case, name) for name in LAYERS}

@@ -1,5 +1,6 @@
-"""Decoding from a cache of the past and one of the encoder, as KerasHub's tasks do it."""
+"""Decoding with caches, and without: of causal models, and of an encoder and a decoder."""
 
+import inspect
 from typing import NamedTuple
 
 import keras
@@ -7,9 +8,86 @@ import keras_hub
 import numpy as np
 from keras import ops
 
+from tests.hub import biased_decoders, sequence_to_sequence
+from tests.hub.families import family
+from tests.hub.models import outputs, wanted_by
 from tests.hub.sequence_to_sequence import TASKS
+from tests.numerics import BACKEND
 
 models = keras_hub.models
+
+
+def prompts_of(name, model, length=12):
+    """Inputs of a task: short prompts on the left; the rest is to be generated."""
+    wanted = wanted_by(model.backbone)
+    if "encoder_padding_mask" in wanted:
+        given = (1, 1) if name == "edrec" else (3, 5)  # EdRec seeds its cache with one token only
+        return sequence_to_sequence.prompts(model.backbone, length, given)
+    inputs = {**family(name).inputs(model.backbone), **biased_decoders.prompts(length)}
+    inputs.pop("position_ids", None)  # of fewer tokens
+    if "response_mask" in inputs:  # the tokens of the prompt see each other
+        inputs["response_mask"] = 1 - inputs["padding_mask"]
+    return {key: value for key, value in inputs.items() if key in wanted}
+
+
+def of_decoder(inputs):
+    """How the names of the decoder's inputs begin."""
+    return "decoder_" if "decoder_token_ids" in inputs else ""
+
+
+def logits(model, inputs, ids):
+    """Of a full pass over tokens without padding."""
+    of = of_decoder(inputs)
+    mask = np.ones(ids.shape, inputs[f"{of}padding_mask"].dtype)
+    # Of a backbone's outputs, the decoder's is the first by name.
+    return outputs(model, {**inputs, f"{of}token_ids": ids, f"{of}padding_mask": mask})[0]
+
+
+def generated(model, inputs, sampler="greedy", **options):
+    """What `generate` returns, which decodes with a cache."""
+    inputs = {name: value.copy() for name, value in inputs.items()}
+    if isinstance(model, models.Gemma3CausalLM):  # it returns them, and cannot return `None`
+        inputs["images"] = np.zeros((len(inputs["token_ids"]), 0, 16, 16, 3), "float32")
+    model.compile(sampler=sampler, run_eagerly=BACKEND == "tensorflow")
+    found = model.generate(inputs, **{"stop_token_ids": None, **options})
+    return {name: np.asarray(ops.convert_to_numpy(x)) for name, x in found.items()}
+
+
+def greedy(model, inputs):
+    """The tokens of `generate`."""
+    return generated(model, inputs)[f"{of_decoder(inputs)}token_ids"]
+
+
+def greedy_without_cache(model, inputs):
+    """The next token is the argmax of the logits of a full pass, token by token."""
+    of = of_decoder(inputs)
+    ids, mask = inputs[f"{of}token_ids"].copy(), inputs[f"{of}padding_mask"].astype(bool)
+    for index in range(int(mask.sum(axis=1).min()), ids.shape[1]):
+        chosen = np.argmax(logits(model, inputs, ids)[:, index - 1], axis=-1)
+        ids[:, index] = np.where(mask[:, index], ids[:, index], chosen)
+    return ids
+
+
+def seeded_cache(model, ids):
+    """The cache of a causal model after a first pass over `ids`."""
+    _, *further = inspect.signature(model._build_cache).parameters.values()
+    required = [each for each in further if each.default is inspect.Parameter.empty]
+    return model._build_cache(ids, *(None,) * len(required))[1]
+
+
+def decoded(model, ids):
+    """Logits of every position, from a cache that is filled one token at a time."""
+    ids = ops.convert_to_tensor(ids)
+    cache = seeded_cache(model, ops.zeros_like(ids))
+    found = []
+    for index in range(ids.shape[1]):
+        place = ops.convert_to_tensor(index, "int32")  # SmolLM3 takes no number
+        step, _, cache = model.call_with_cache(ids[:, index : index + 1], cache, place)
+        found.append(np.asarray(ops.convert_to_numpy(step), "float64"))
+    return np.concatenate(found, axis=1)
+
+
+# Decoding from a cache of the past and one of the encoder, as KerasHub's tasks do it.
 
 
 class Caches(NamedTuple):
@@ -103,7 +181,7 @@ def decoding(model):
     return Whisper(model) if isinstance(model, models.WhisperBackbone) else Task(model)
 
 
-def decoded(model, inputs, ids):
+def decoded_with_two_caches(model, inputs, ids):
     """Logits of every position, one token at a time; the caches at the start and at the end."""
     decoder, ids = decoding(model), ops.convert_to_tensor(ids)
     _, caches = decoder.start(inputs, ops.zeros_like(ids))
