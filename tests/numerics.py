@@ -26,6 +26,16 @@ def float64_on_jax():
         yield
 
 
+@contextmanager
+def dtype_policy(name):
+    """The policy of layers and masks that are made without one."""
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
 def relative_rms(actual, expected, floor=0.0):
     """Root mean square of the difference, relative to that of `expected` (at least `floor`)."""
     actual, expected = (np.asarray(a, dtype="float64") for a in (actual, expected))

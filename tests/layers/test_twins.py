@@ -17,6 +17,7 @@ from tests.numerics import (
     assert_close,
     called_with,
     cotangent,
+    dtype_policy,
     float64_on_jax,
     layer_reference,
     layer_value_and_gradients,
@@ -86,20 +87,26 @@ def test_under_masks(name, data, length):
 @pytest.mark.parametrize("name", FORMS)
 def test_gradients_are_differences_in_float64(name):
     """Along one direction of the tokens and of all weights at once, without a twin."""
-    form, step = FORMS[name], 1e-5
-    with float64_on_jax():
-        layer = built(form.make, dtype="float64")
+    form, step = FORMS[name], 1e-6
+    with float64_on_jax(), dtype_policy("float64"):  # the mask, too
+        layer = built(form.make)
         arrays = [tokens(), *map(to_numpy, layer.trainable_variables)]
         generator = np.random.default_rng(3)
         lines = [(array.astype("float64"), generator.normal(size=array.shape)) for array in arrays]
 
         def outputs(distance):
             distance = ops.convert_to_tensor(distance, "float64")
-            x, *weights = (ops.convert_to_tensor(a) + distance * b for a, b in lines)
+            x, *weights = (
+                ops.convert_to_tensor(start, "float64")
+                + distance * ops.convert_to_tensor(way, "float64")
+                for start, way in lines
+            )
             return called_with(layer, weights, x, x, **form.call)
 
         value, gradients = value_and_gradients(outputs, 0.0, dtype="float64")
-        after, before = (np.asarray(ops.convert_to_numpy(outputs(s))) for s in (step, -step))
+        after, before = (
+            np.asarray(ops.convert_to_numpy(ops.stop_gradient(outputs(s)))) for s in (step, -step)
+        )
     difference = np.sum((after - before) / (2 * step) * cotangent(value.shape))
     np.testing.assert_allclose(gradients[0], difference, rtol=1e-6, atol=1e-6)
 
