@@ -121,7 +121,6 @@ BUDGETS = {
 }
 TARGETS = {
     "p-Laplacian": (8, None, None),
-    "AGF": (8, None, None),
     "AGF, causal": (10, None, 60),
     "kernel, GraphDiffusion": (14, None, 60),
 }
