@@ -7,6 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keras_graphattn.feature_maps.favor import (
+    favor_key_features,
+    favor_query_features,
+    orthogonal_features,
+)
 from keras_graphattn.layers import MaskedKernelAttention
 from keras_graphattn.masks import (
     BlockToeplitz,
@@ -19,7 +24,6 @@ from keras_graphattn.masks import (
     StochasticPositions,
     Toeplitz,
 )
-from keras_graphattn.ops import favor_key_features, favor_query_features, orthogonal_features
 from tests import reference_kernel
 from tests.masks.sequence_cases import (
     CASES,
