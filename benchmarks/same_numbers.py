@@ -677,7 +677,9 @@ OPS: dict[str, tuple[Any, ...]] = {  # a function, and the arrays that it takes
         *(Q, K, V),
     ),
     "orthogonality_penalty": (
-        lambda k: F.orthogonality_penalty(ops.softmax(k, axis=1) * PADDED[..., None, None], PADDED),
+        lambda k: F.orthogonality_penalty(
+            ops.where(PADDED[..., None, None], ops.softmax(k, axis=1), 0.0), PADDED
+        ),
         K,
     ),
     "causal_singular_value_attention": (

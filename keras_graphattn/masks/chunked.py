@@ -181,6 +181,8 @@ def chunked_attention(
     >>> sums = chunked_attention(ones, ones, ones, causal=True, segment_ids=ids)
     >>> keras.ops.convert_to_numpy(sums).ravel().tolist()
     [1.0, 2.0, 1.0, 2.0]
+
+    Source: ours.
     """
     query, key, x = (ops.convert_to_tensor(t) for t in (query, key, x))
     if decay is not None:

@@ -107,6 +107,8 @@ def attention_matrix(
     >>> query, key = keras.random.normal((2, 5, 4, 8)), keras.random.normal((2, 7, 4, 8))
     >>> tuple(attention_matrix(query, key).shape)
     (2, 4, 5, 7)
+
+    Source: Vaswani et al., "Attention Is All You Need", arXiv 1706.03762, Eq. 1.
     """
     scores = softmax.scores_of(query, key, scale)
     return softmax.SoftmaxOperator(scores, mask, dtype=query.dtype).matrix()
@@ -361,8 +363,9 @@ def causal_singular_value_attention(
     Raises:
         ValueError: If `chunk_size` is not an integer of at least 1.
 
-    Time O(T H D), memory O(T (H + D)) per head. Our addition to Wi et al., arXiv 2505.08516,
-    whose V is normalised over the whole sequence.
+    Time O(T H D), memory O(T (H + D)) per head.
+
+    Source: ours. V of Wi et al., arXiv 2505.08516, is normalised over the whole sequence.
 
     Example:
 
@@ -431,6 +434,8 @@ def unmasked_attention(
     >>> outputs, sums = (unmasked_attention(query, key, signal) for signal in (x, x[..., :1]))
     >>> keras.ops.convert_to_numpy(outputs / sums)[0, 0, 0].tolist()
     [1.0, 1.0]
+
+    Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, Section 3.2.
     """
     return of_features.unmasked_attention(query, key, x)
 

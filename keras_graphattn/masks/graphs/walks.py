@@ -371,6 +371,9 @@ def random_walks(
     >>> graph = Graph([[0, 1]]).adjacency()
     >>> random_walks(graph, walks=1, length=3, seed=0).tolist()
     [[[0, 1, 0]], [[1, 0, 1]]]
+
+    Source: Choromanski et al., arXiv 2107.07999, Section 4.2; weights and halts as in Reid et al.,
+    arXiv 2310.04859.
     """
     generator = np.random.default_rng(seed)
     steps, count = transition_matrix(adjacency), adjacency.shape[0]
