@@ -29,6 +29,7 @@ from keras_graphattn.checks import (
     flag,
     integers,
     optional,
+    size,
     tensor,
     whole,
 )
@@ -438,6 +439,7 @@ class ChunkedMask(Mask):
     ) -> Signal:
         return attention_by_form(query_features, key_features, x, self.form(parameters, inputs))
 
+    @checked(batch_size=size(0), num_heads=whole(), features=whole(), width=whole())
     def get_initial_state(
         self, batch_size: int, num_heads: int, features: int, width: int
     ) -> ChunkedState:
