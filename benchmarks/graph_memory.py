@@ -61,8 +61,8 @@ def case_of(name, kind, count, options):
     import keras
     from keras import ops
 
+    from keras_graphattn.feature_maps import Relu
     from keras_graphattn.operators import KernelOperator
-    from keras_graphattn.ops import relu_features
 
     mask = mask_of(name, count, options)
     path = "dense" if kind == "dense product" else mask.paths[-1]
@@ -73,7 +73,7 @@ def case_of(name, kind, count, options):
         with keras.StatelessScope(state_mapping=list(pairs)):
             if kind != "attention":
                 return mask.apply(x, path)
-            query, key = map(relu_features, others[:2])
+            query, key = map(Relu(), others[:2])
             chunk = options.feature_chunk
             return KernelOperator(query, key, mask, path=path, feature_chunk=chunk)(x)
 

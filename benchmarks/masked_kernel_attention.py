@@ -34,14 +34,14 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
     """Kernel attention under a mask as a function of query, key and value."""
     from keras import ops
 
+    from keras_graphattn.feature_maps import Relu
     from keras_graphattn.masks import Mask
     from keras_graphattn.operators.kernel import KernelOperator
-    from keras_graphattn.ops import relu_features
 
     def function(query, key, value):
         operator = KernelOperator(
-            relu_features(query),
-            relu_features(key),
+            Relu()(query),
+            Relu()(key),
             mask,
             inputs,
             path=path,

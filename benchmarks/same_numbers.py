@@ -640,13 +640,18 @@ F = keras_graphattn.ops
 Q, K, V = heads("query"), heads("key"), heads("values", WIDTH)
 PHI_Q, PHI_K, PER_HEAD = np.abs(Q), np.abs(K), [noise(name, (HEADS,)) for name in "abc"]
 SEEN, IDS = PAIRS[None, None] & PADDED[:, None, None], PER_EXAMPLE["segment_ids"]
-DIRECTIONS = noise("directions", (HEADS, SIZE, 6))
 LENGTHS = np.linspace(0.2, 2.0, LENGTH)
+
+
+def attention(q: Any, k: Any) -> Callable[[Any], Any]:
+    """Plain attention as an operator."""
+    matrix = F.attention_matrix(q, k)
+    return lambda x: ops.einsum("bnts,bsnd->btnd", matrix, x)
 
 
 def polynomial_of(basis: str) -> Callable[..., Any]:
     return lambda q, k, v, weights: F.polynomial_filter(
-        F.softmax_operator(q, k), v, weights, F.recurrence(basis, 3)
+        attention(q, k), v, weights, F.recurrence(basis, 3)
     )
 
 
@@ -657,11 +662,9 @@ def chunked(causal: bool) -> Callable[..., Any]:
 
 
 OPS: dict[str, tuple[Any, ...]] = {  # a function, and the arrays that it takes
-    "masked_softmax": (lambda x: F.masked_softmax(x, SEEN), noise("x", (BATCH, HEADS, 16, 16))),
     "attention_matrix": (lambda q, k: F.attention_matrix(q, k, SEEN), Q, K),
-    "softmax_operator": (lambda q, k, v: F.softmax_operator(q, k, SEEN)(v), Q, K, V),
     "first_order_filter": (
-        lambda q, k, v, *w: F.first_order_filter(F.softmax_operator(q, k), v, *w, 3),
+        lambda q, k, v, *w: F.first_order_filter(attention(q, k), v, *w, 3),
         *(Q, K, V, *(weight[:, None] for weight in PER_HEAD)),
     ),
     **{
@@ -669,38 +672,25 @@ OPS: dict[str, tuple[Any, ...]] = {  # a function, and the arrays that it takes
         for basis in ("monomial", "chebyshev", "legendre")
     },
     "p_laplacian": (lambda q, k, v: F.p_laplacian_attention(q, k, v, [1.5, 2.5]), Q, K, V),
-    "squared_distances": (lambda x, y: F.squared_distances(x, y), Q, K),
     "singular_value_attention": (
-        lambda q, k, v: F.singular_value_attention(
-            F.left_singular_vectors(q, PADDED), F.right_singular_vectors(k, PADDED), v
-        ),
+        lambda q, k, v: F.singular_value_attention(ops.softmax(q), ops.softmax(k, axis=1), v),
         *(Q, K, V),
     ),
-    "singular_value_matrix": (
-        lambda q, k: F.singular_value_matrix(
-            F.left_singular_vectors(q), F.right_singular_vectors(k)
-        ),
-        *(Q, K),
-    ),
     "orthogonality_penalty": (
-        lambda k: F.orthogonality_penalty(F.right_singular_vectors(k, PADDED), PADDED),
+        lambda k: F.orthogonality_penalty(
+            ops.where(PADDED[..., None, None], ops.softmax(k, axis=1), 0.0), PADDED
+        ),
         K,
     ),
     "causal_singular_value_attention": (
         lambda q, k, v: F.causal_singular_value_attention(
-            F.left_singular_vectors(q), k, v, PADDED, chunk_size=5
+            ops.softmax(q), k, v, PADDED, chunk_size=5
         )[0],
         *(Q, K, V),
     ),
     "unmasked_attention": (lambda q, k, v: F.unmasked_attention(q, k, v), PHI_Q, PHI_K, V),
     "chunked_attention": (chunked(causal=False), PHI_Q, PHI_K, V),
     "chunked_attention, causal": (chunked(causal=True), PHI_Q, PHI_K, V),
-    "relu_features": (lambda x: F.relu_features(x), Q),
-    "squared_relu_features": (lambda x: F.squared_relu_features(x), Q),
-    "elu_features": (lambda x: F.elu_features(x), Q),
-    "favor_query_features": (lambda x, w: F.favor_query_features(x, w), Q, DIRECTIONS),
-    "favor_key_features": (lambda x, w: F.favor_key_features(x, w, PADDED), K, DIRECTIONS),
-    "orthogonal_features": (lambda: F.orthogonal_features(HEADS, SIZE, 6, 0),),
     "toeplitz_product": (lambda t, x: F.toeplitz_product(t, x), noise("t", (HEADS, 31)), V),
     "toeplitz_product, grid": (
         lambda t, x: F.toeplitz_product(t, x, (4, 4)),
@@ -717,7 +707,6 @@ OPS: dict[str, tuple[Any, ...]] = {  # a function, and the arrays that it takes
         lambda x, t: F.table_tree_product(x, t, F.forest_from_parents(PARENTS)),
         *(V[0], noise("t", (7, HEADS))),
     ),
-    "forest_distances": (lambda: F.forest_distances(F.forest_from_parents(PARENTS, LENGTHS)),),
 }
 for _name, (_function, *_arrays) in OPS.items():
     CASES[f"ops/{_name}"] = lambda function=_function, arrays=_arrays: Run(function, arrays)

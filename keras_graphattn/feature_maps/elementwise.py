@@ -16,8 +16,9 @@ class Relu(FeatureMap):
 
     Example:
 
-    >>> Relu().num_features(num_heads=2, key_dim=8)
-    8
+    >>> features = keras.ops.convert_to_numpy(Relu()(np.array([-1.0, 1.0], "float32")))
+    >>> features.astype(float).round(3).tolist()
+    [0.001, 1.001]
     """
 
     def __call__(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -30,8 +31,9 @@ class SquaredRelu(FeatureMap):
 
     Example:
 
-    >>> SquaredRelu()(np.array([-1.0, 1.0], "float32")).shape[0]
-    2
+    >>> features = keras.ops.convert_to_numpy(SquaredRelu()(np.array([-1.0, 2.0], "float32")))
+    >>> features.astype(float).round(3).tolist()
+    [0.001, 4.001]
     """
 
     def __call__(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -44,8 +46,8 @@ class Elu(FeatureMap):
 
     Example:
 
-    >>> Elu()(np.array([-1.0, 1.0], "float32")).shape[0]
-    2
+    >>> keras.ops.convert_to_numpy(Elu()(np.array([0.0, 1.0], "float32"))).tolist()
+    [1.0, 2.0]
 
     Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, Eq. 7.
     """

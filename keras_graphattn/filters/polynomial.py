@@ -139,11 +139,7 @@ def polynomial_filter(
     coefficients: Float[Tensor, "..."],
     steps: Sequence[Step],
 ) -> Float[Tensor, "..."]:
-    """`sum_k coefficients[k] P_k(A) values`, by the recurrence on the signal.
-
-    P_k(A) V = (a_k A + b_k) P_{k-1}(A) V - c_k P_{k-2}(A) V: K applications of A, and no product of
-    matrices. The recurrence and the sum use float32.
-    """
+    """`sum_k coefficients[k] P_k(A) values`, by the recurrence on the signal, in float32."""
     values, coefficients = ops.convert_to_tensor(values), at_least_float32(coefficients)
     # `signal` is P_{k-1}(A) V in the caller's dtype, `current` the same in float32
     signal, current = values, at_least_float32(values)

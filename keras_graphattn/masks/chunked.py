@@ -126,13 +126,7 @@ class Form(NamedTuple):
 
 
 class ChunkedState(NamedTuple):
-    """A summary of the earlier tokens, of a size that does not depend on their number.
-
-    Example:
-
-    >>> tuple(initial_chunked_state(1, num_heads=2, features=3, width=4).sums.shape)
-    (1, 2, 3, 4)
-    """
+    """A summary of the earlier tokens, of a size that does not depend on their number."""
 
     sums: Float[Tensor, "B N _ D"]  # (B, N, R m, D): sum_j exp(-a_r (last - j)) phi(k_j) x_j^T
     segment: Int[Tensor, " B"]  # id of the last token; not used without segments
@@ -147,45 +141,6 @@ def _a_decay(name: str, value: Any, sizes: Sizes) -> Decay:
     return Decay(rates, weights)
 
 
-def _a_state(name: str, value: Any, sizes: Sizes) -> ChunkedState:
-    """The rule of a `ChunkedState`."""
-    if not isinstance(value, ChunkedState):
-        raise ValueError(
-            f"`{name}` must be a ChunkedState, from `initial_chunked_state` or "
-            f"`advanced_state`. Received: {name}={value!r}"
-        )
-    sums = tensor("B N _ D")(f"{name}.sums", value.sums, sizes)
-    return ChunkedState(sums, integers("B")(f"{name}.segment", value.segment, sizes))
-
-
-@checked(batch_size=size(0), num_heads=whole(), features=whole(), width=whole(), decays=whole())
-def initial_chunked_state(
-    batch_size: int, num_heads: int, features: int, width: int, decays: int = 1
-) -> ChunkedState:
-    """Returns the state before the first token.
-
-    Args:
-        batch_size: Number of sequences B.
-        num_heads: Number of heads N.
-        features: Number of features m.
-        width: Size D of the signal.
-        decays: Number R of exponentials.
-
-    Returns:
-        A `ChunkedState` of zeros. Its segment is -1, to which no token belongs.
-
-    Example:
-
-    >>> state = initial_chunked_state(1, num_heads=2, features=3, width=4, decays=2)
-    >>> tuple(state.sums.shape)
-    (1, 2, 6, 4)
-    """
-    return ChunkedState(
-        ops.zeros((batch_size, num_heads, decays * features, width)),
-        ops.full((batch_size,), -1, "int32"),
-    )
-
-
 @checked(
     query=tensor("B T N m"),
     key=tensor("B T N m"),
@@ -193,7 +148,6 @@ def initial_chunked_state(
     causal=flag,
     decay=optional(_a_decay),
     segment_ids=optional(integers("B T")),
-    state=optional(_a_state),
     chunk_size=optional(whole()),
 )
 def chunked_attention(
@@ -204,7 +158,6 @@ def chunked_attention(
     causal: bool,
     decay: Decay | None = None,
     segment_ids: Int[Tensor, "B T"] | None = None,
-    state: ChunkedState | None = None,
     chunk_size: int | None = None,
 ) -> Signal:
     """Returns [(phi(Q) phi(K)^T) o M] x for the masks of this file, in the dtype of `x`.
@@ -217,7 +170,6 @@ def chunked_attention(
         decay: Exponentials per head; none by default.
         segment_ids: Optional integer tensor of shape (B, T). Tokens see each other within a run of
             equal ids. A negative id marks padding, which sees no token and which no token sees.
-        state: The state of earlier tokens, for causal attention.
         chunk_size: Tokens in a chunk; by default 64, or 128 unless causal.
 
     Returns:
@@ -230,47 +182,17 @@ def chunked_attention(
     >>> sums = chunked_attention(ones, ones, ones, causal=True, segment_ids=ids)
     >>> keras.ops.convert_to_numpy(sums).ravel().tolist()
     [1.0, 2.0, 1.0, 2.0]
+
+    Source: ours.
     """
     query, key, x = (ops.convert_to_tensor(t) for t in (query, key, x))
-    form = Form(causal, _of_dtype(decay, x.dtype), segment_ids)
-    return _attention(query, key, x, form, state, chunk_size)
+    if decay is not None:
+        decay = Decay(*(None if part is None else ops.cast(part, x.dtype) for part in decay))
+    form = Form(causal, decay, segment_ids)
+    return attention_by_form(query, key, x, form, chunk_size=chunk_size)
 
 
-@checked(
-    state=_a_state,
-    key=tensor("B T N m"),
-    x=tensor("B T N D"),
-    decay=optional(_a_decay),
-    segment_ids=optional(integers("B T")),
-)
-def advanced_state(
-    state: ChunkedState,
-    key: Features,
-    x: Signal,
-    *,
-    decay: Decay | None = None,
-    segment_ids: Int[Tensor, "B T"] | None = None,
-) -> ChunkedState:
-    """Returns the state after new tokens. The arguments are those of `chunked_attention`.
-
-    Example:
-
-    >>> ones = np.ones((1, 4, 1, 1), "float32")
-    >>> state = initial_chunked_state(1, num_heads=1, features=1, width=1)
-    >>> state = advanced_state(state, ones, ones)
-    >>> sums = chunked_attention(ones, ones, ones, causal=True, state=state)
-    >>> keras.ops.convert_to_numpy(sums).ravel().tolist()
-    [5.0, 6.0, 7.0, 8.0]
-    """
-    key, x = ops.convert_to_tensor(key), ops.convert_to_tensor(x)
-    return _advanced(state, key, x, Form(True, _of_dtype(decay, x.dtype), segment_ids))
-
-
-def _of_dtype(decay: Decay | None, dtype: Any) -> Decay | None:
-    return decay and Decay(*(None if part is None else ops.cast(part, dtype) for part in decay))
-
-
-def _attention(
+def attention_by_form(
     query: Features,
     key: Features,
     x: Signal,
@@ -278,7 +200,7 @@ def _attention(
     state: ChunkedState | None = None,
     chunk_size: int | None = None,
 ) -> Signal:
-    """`chunked_attention` for tensors of one dtype."""
+    """`chunked_attention` for tensors of one dtype, after the tokens of `state`."""
     if state is not None:
         _check_sums(state, key, form.decay)
     if chunk_size is None:
@@ -308,8 +230,8 @@ def _attention(
     return ops.transpose(outputs, (0, 2, 1, 3))
 
 
-def _advanced(state: ChunkedState, key: Features, x: Signal, form: Form) -> ChunkedState:
-    """`advanced_state` for tensors of one dtype."""
+def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) -> ChunkedState:
+    """The state after new tokens, for tensors of one dtype."""
     _check_sums(state, key, form.decay)
     keep, segment = 1.0, state.segment
     if form.segment_ids is not None:
@@ -515,14 +437,18 @@ class ChunkedMask(Mask):
         inputs: Tensors,
         feature_chunk: int | None,
     ) -> Signal:
-        return _attention(query_features, key_features, x, self.form(parameters, inputs))
+        return attention_by_form(query_features, key_features, x, self.form(parameters, inputs))
 
+    @checked(batch_size=size(0), num_heads=whole(), features=whole(), width=whole())
     def get_initial_state(
         self, batch_size: int, num_heads: int, features: int, width: int
     ) -> ChunkedState:
         if not self.has_state:
             raise self._no_state()
-        return initial_chunked_state(batch_size, num_heads, features, width, self.num_decays)
+        return ChunkedState(
+            ops.zeros((batch_size, num_heads, self.num_decays * features, width)),
+            ops.full((batch_size,), -1, "int32"),  # an id of padding: no token belongs to it
+        )
 
     @checked(query_features=tensor("B T N m"), key_features=tensor("B T N m"), x=tensor("B T N D"))
     def step(
@@ -542,8 +468,8 @@ class ChunkedMask(Mask):
         )
         form = self.form(parameters, tensors)
         state = state._replace(sums=ops.cast(state.sums, x.dtype))
-        outputs = _attention(query, key, x, form, state)  # (B, t, N, D)
-        state = _advanced(state, key, x, form)
+        outputs = attention_by_form(query, key, x, form, state)  # (B, t, N, D)
+        state = advanced_state(state, key, x, form)
         state = state._replace(sums=marked(state.sums, wrong))
         return ops.cast(marked(outputs, wrong), dtype), state
 

@@ -19,16 +19,8 @@ class CachedOperator(Operator):
     """The rows of A for new tokens, as an operator that keeps its signals in the cache.
 
     Its k-th call writes the new tokens' signal into slot k of the cache and applies the rows to
-    the whole slot. Each step must make its calls in the same order, as a filter does.
-
-    Args:
-        matrix: Attention weights of the new tokens, of shape (B, N, t, L).
-        signals: The cache's signals, of shape (B, num_signals, L, N, D).
-        index: Position of the first new token.
-        visible: Optional booleans that broadcast to the matrix: what is not hidden.
-
-    Attributes:
-        signals: The cache's signals, with those of the new tokens written.
+    the whole slot. Each step must make its calls in the same order, as a filter does. `index` is
+    the position of the first new token; `signals` has the signals of the new tokens after a call.
     """
 
     def __init__(

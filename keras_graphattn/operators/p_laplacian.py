@@ -142,16 +142,7 @@ class PLaplacianOperator(Operator):
 class CachedPLaplacianOperator(CachedOperator):
     """Rows of the re-weighted matrix for new tokens, against the values in the cache.
 
-    Args:
-        query: Queries of the new tokens, (B, t, N, H).
-        key: Keys of all tokens, (B, L, N, H).
-        value: Values of the new tokens, (B, t, N, D).
-        numbers: The exponents and the smoothing.
-        signals: The cache's signals, of shape (B, 1, L, N, D): the values.
-        index: Position of the first new token.
-        visible: Booleans that broadcast to (B, N, t, L).
-        scale: Factor of the scores; 1 / sqrt(H) by default.
-        logits: What becomes of the scores before the softmax; nothing by default.
+    The signals in the cache are the values. `index` is the position of the first new token.
     """
 
     def __init__(

@@ -143,12 +143,7 @@ def orthogonality_penalty(
     visible: Num[Tensor, "B T"] | None = None,
     scaling: str = "mean",
 ) -> Float[Tensor, ""]:
-    """How far the columns of U or V are from orthonormal: the mean over examples with a token.
-
-    `"mean"` is the mean over heads and entries of |X^T X - I|, the scale that the released code
-    trains with; `"squared_length"` is the Frobenius norm of X^T X - I over n^2, averaged over
-    heads, where n is the number of tokens that are not padding (Eq. 11).
-    """
+    """How far the columns of U or V are from orthonormal: the mean over examples with a token."""
     vectors = ops.transpose(at_least_float32(vectors), (0, 2, 1, 3))
     gram = ops.einsum("bnth,bntg->bnhg", vectors, vectors)  # (B, N, H, H)
     excess = gram - ops.eye(gram.shape[-1], dtype=gram.dtype)

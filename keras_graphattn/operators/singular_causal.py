@@ -52,12 +52,6 @@ class RunningSum(NamedTuple):
     """Sums of exp(l_s - maximum) and exp(l_s - maximum) values_s over tokens seen so far.
 
     The leading axes are (B, N), and between chunks also one axis for the chunk.
-
-    Example:
-
-    >>> state = empty_running_sum(batch_size=1, num_heads=2, key_dim=3, value_dim=4)
-    >>> tuple(state.normaliser.shape), tuple(state.context.shape)
-    ((1, 2, 3), (1, 2, 3, 4))
     """
 
     maximum: Float[Tensor, "... H"]
@@ -68,25 +62,7 @@ class RunningSum(NamedTuple):
 def empty_running_sum(
     batch_size: int, num_heads: int, key_dim: int, value_dim: int, dtype: str = "float32"
 ) -> RunningSum:
-    """The sums before the first token.
-
-    Args:
-        batch_size: Number of sequences B.
-        num_heads: Number of heads N.
-        key_dim: Size H of each head for U, V and S.
-        value_dim: Size D of each head for the values.
-        dtype: Dtype of the sums, at least float32.
-
-    Returns:
-        A `RunningSum` of shapes (B, N, H), (B, N, H) and (B, N, H, D). `decode` keeps nothing
-        else, at any length.
-
-    Example:
-
-    >>> state = empty_running_sum(batch_size=1, num_heads=2, key_dim=3, value_dim=4)
-    >>> float(keras.ops.sum(state.normaliser))
-    0.0
-    """
+    """The sums before the first token, of shapes (B, N, H), (B, N, H) and (B, N, H, D)."""
     lowest, shape = hidden_logit(dtype), (batch_size, num_heads, key_dim)
     return RunningSum(
         ops.full(shape, lowest, dtype),
@@ -232,19 +208,8 @@ def causal_product(
 ) -> tuple[Float[Tensor, "B T N D"], RunningSum]:
     """`left_t @ (V_t^T values)`, where V_t is the softmax of the logits over the tokens up to t.
 
-    Args:
-        left: U * g(S).
-        logits: Logits of V.
-        values: The signal.
-        visible: `False` marks padding, which no token sees.
-        state: Sums over earlier tokens, from `empty_running_sum` or from an earlier call.
-        chunk_size: Number of tokens in a chunk. It is rounded up to a power of two.
-
-    Returns:
-        The product in the dtype of `values`, and the sums over all tokens so far. Sums use float32,
-        or float64 if an argument is float64. A query that sees no token gives exactly 0. No bit of
-        an output depends on later tokens, as long as those are finite. NaN and inf spread to
-        earlier tokens, as in `keras.layers.MultiHeadAttention`.
+    Also the sums over all tokens so far. A chunk has `chunk_size` tokens, rounded up to a power of
+    two.
     """
     chunk_size = _power_of_two(chunk_size, logits.shape[1])
     if state is None:
@@ -327,13 +292,8 @@ def sums_before_and_after(
 ) -> tuple[RunningSum, RunningSum]:
     """The sums over all tokens before each chunk, and over all tokens.
 
-    Args:
-        logits: Logits in chunks; those of padding are `hidden_logit`.
-        values: Values in chunks.
-        state: The sums over the tokens before the first chunk.
-
-    Returns:
-        The first sums with shapes (B, N, C, H) and (B, N, C, H, D), the second without the axis C.
+    The state has the sums before the first chunk. The first sums have the shapes (B, N, C, H) and
+    (B, N, C, H, D), the second no axis C.
     """
     least = ops.cast(least_logit(logits.dtype), logits.dtype)
     maximum = largest(ops.stop_gradient(logits), axis=3, keepdims=True)

@@ -22,14 +22,9 @@ _NUMBERS = 2**18  # of the rows that are worked on at a time: 1 MiB of float32
 def twice(
     plain: Callable[..., Tensors], query: Tensor, key: Tensor, x: Tensor, mask: Tensor | None
 ) -> Tensors:
-    """A x and A A x; `plain(query, key, x)` gives them where nothing can be done in place.
+    """A x and A A x of queries and keys (B, T, N, H), x (B, T, N, D) and a mask (B, N, T, T).
 
-    Args:
-        plain: Differentiable function of the next three.
-        query: Tensor of shape (B, T, N, H).
-        key: Tensor of shape (B, T, N, H).
-        x: Tensor of shape (B, T, N, D).
-        mask: Optional boolean tensor that broadcasts to (B, N, T, T).
+    The differentiable `plain(query, key, x)` gives them where nothing can be done in place.
     """
     masks = () if mask is None else (mask,)
     return in_place(

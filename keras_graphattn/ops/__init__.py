@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_graphattn import feature_maps
 from keras_graphattn.checks import (
     Sizes,
     check_broadcast,
@@ -23,37 +22,18 @@ from keras_graphattn.checks import (
     one_of,
     optional,
     scale_of_scores,
-    size,
     tensor,
     whole,
 )
-from keras_graphattn.feature_maps import favor
 from keras_graphattn.filters import FirstOrder, Step
 from keras_graphattn.filters import polynomial as polynomials
 from keras_graphattn.filters.polynomial import recurrence
-from keras_graphattn.masks.chunked import (
-    ChunkedState,
-    Decay,
-    advanced_state,
-    chunked_attention,
-    initial_chunked_state,
-)
-from keras_graphattn.masks.graphs.edges import read_graph
-from keras_graphattn.masks.graphs.random_features import (
-    graph_random_features,
-    graph_random_product,
-    modulation_of_series,
-)
-from keras_graphattn.masks.graphs.sparse import sum_rows
+from keras_graphattn.masks.chunked import Decay, chunked_attention
+from keras_graphattn.masks.graphs.random_features import graph_random_features
 from keras_graphattn.masks.graphs.walks import kernel_of_steps, random_walks
 from keras_graphattn.masks.hypercube import hypercube_product
 from keras_graphattn.masks.toeplitz import toeplitz_product
-from keras_graphattn.masks.trees.forest import (
-    Forest,
-    forest_distances,
-    forest_from_graph,
-    forest_from_parents,
-)
+from keras_graphattn.masks.trees.forest import Forest, forest_from_graph, forest_from_parents
 from keras_graphattn.masks.trees.sweeps import exponential_tree_product
 from keras_graphattn.masks.trees.tables import table_tree_product
 from keras_graphattn.numerics import precision
@@ -64,7 +44,6 @@ from keras_graphattn.operators.singular import SCALINGS
 from keras_graphattn.operators.singular_causal import RunningSum
 from keras_graphattn.types import Float, Num, Tensor
 
-LEAST_SHARE = 1.0 / 64.0  # of |v_i|^2 + |v_j|^2; the Gram form is right to 4e-6 from there on
 CHUNK = singular_causal.CHUNK
 Operator = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
 
@@ -95,7 +74,7 @@ def running_sum(name: str, value: object, sizes: Sizes) -> RunningSum:
     """The rule of a state: a `RunningSum` that fits the logits and the values."""
     if not isinstance(value, RunningSum):
         raise ValueError(
-            f"`{name}` must be a RunningSum, from `empty_running_sum` or an earlier call. "
+            f"`{name}` must be a RunningSum, which an earlier call returned. "
             f"Received: {name}={value!r}"
         )
     shapes = {"maximum": "B N H", "normaliser": "B N H", "context": "B N H D"}
@@ -103,41 +82,6 @@ def running_sum(name: str, value: object, sizes: Sizes) -> RunningSum:
     return RunningSum(
         *(tensor(shapes[part])(f"{name}.{part}", x, sizes) for part, x in parts.items())
     )
-
-
-@checked(mask=optional(mask()))
-def masked_softmax(
-    scores: Float[Tensor, "..."],
-    mask: Num[Tensor, "..."] | None = None,
-    axis: int | tuple[int, ...] = -1,
-) -> Float[Tensor, "..."]:
-    """Softmax over the entries that a mask keeps, in float32 inside.
-
-    Args:
-        scores: Tensor of logits, any shape.
-        mask: Optional boolean tensor that broadcasts to `scores`; `True` keeps an entry.
-        axis: The axis, or tuple of axes, that sums to one.
-
-    Returns:
-        A tensor of the shape and dtype of `scores`. Masked entries are exactly 0. If a whole
-        slice is masked, all of it is 0.
-
-    Example:
-
-    >>> weights = masked_softmax(np.zeros((1, 4)), np.array([[True, True, False, False]]))
-    >>> keras.ops.convert_to_numpy(weights).tolist()
-    [[0.5, 0.5, 0.0, 0.0]]
-    """
-    scores = ops.convert_to_tensor(scores)
-    rank, axes = len(scores.shape), axis if isinstance(axis, (tuple, list)) else (axis,)
-    valid = (isinstance(a, int) and not isinstance(a, bool) and -rank <= a < rank for a in axes)
-    if not axes or not all(valid):
-        raise ValueError(
-            f"`axis` must be one or more of the {rank} axes of `scores`. Received: axis={axis!r}"
-        )
-    if mask is not None:
-        check_broadcast("mask", mask, "scores", scores)
-    return precision.masked_softmax(scores, mask, axis)
 
 
 @checked(mask=optional(mask("B? N? T? S?")), scale=optional(scale_of_scores))
@@ -163,6 +107,8 @@ def attention_matrix(
     >>> query, key = keras.random.normal((2, 5, 4, 8)), keras.random.normal((2, 7, 4, 8))
     >>> tuple(attention_matrix(query, key).shape)
     (2, 4, 5, 7)
+
+    Source: Vaswani et al., "Attention Is All You Need", arXiv 1706.03762, Eq. 1.
     """
     scores = softmax.scores_of(query, key, scale)
     return softmax.SoftmaxOperator(scores, mask, dtype=query.dtype).matrix()
@@ -255,28 +201,6 @@ def p_laplacian_attention(
         query, key, values, numbers, mask, scale=scale, block_size=block_size
     )
     return operator.finished(operator(values))
-
-
-@checked()
-def squared_distances(
-    rows: Float[Tensor, "B T N D"], columns: Float[Tensor, "B S N D"]
-) -> Float[Tensor, "B N T S"]:
-    """|v_i - v_j|^2 in at least float32, with a relative error below 1e-5 for every pair.
-
-    Args:
-        rows: Values of shape (B, T, N, D).
-        columns: Values of shape (B, S, N, D).
-
-    Returns:
-        A tensor of shape (B, N, T, S). Two equal tokens have distance 0.
-
-    Example:
-
-    >>> values = np.array([1.0, 3.0], "float32").reshape((1, 2, 1, 1))
-    >>> keras.ops.convert_to_numpy(squared_distances(values, values))[0, 0].tolist()
-    [[0.0, 4.0], [4.0, 0.0]]
-    """
-    return ops.maximum(p_laplacian.pair_distances(rows, columns, LEAST_SHARE), 0.0)
 
 
 @checked(apply=function)
@@ -380,36 +304,6 @@ def polynomial_filter(
     return polynomials.polynomial_filter(apply, values, coefficients, steps)
 
 
-@checked(steps=basis_steps)
-def polynomial(
-    x: Float[Tensor, "..."], coefficients: Float[Tensor, " _"], steps: list[Step]
-) -> Float[Tensor, "..."]:
-    """Evaluates `sum_k coefficients[k] P_k(x)` element by element, by Clenshaw's method.
-
-    Args:
-        x: Tensor of any shape.
-        coefficients: Tensor of shape (K + 1,): the weights of P_0 ... P_K.
-        steps: The basis, from `recurrence(basis, K, ...)`.
-
-    Returns:
-        A tensor of the shape of `x`.
-
-    Example:
-
-    >>> steps = recurrence("monomial", 2)
-    >>> value = polynomial(np.array([2.0]), np.array([1.0, 0.0, 3.0]), steps)
-    >>> keras.ops.convert_to_numpy(value).tolist()
-    [13.0]
-    """
-    x, coefficients = ops.convert_to_tensor(x), ops.convert_to_tensor(coefficients)
-    if coefficients.shape[0] != len(steps) + 1:
-        raise ValueError(
-            f"A polynomial of degree {len(steps)} has {len(steps) + 1} coefficients. Received: "
-            f"coefficients.shape={tuple(coefficients.shape)}"
-        )
-    return polynomials.polynomial(x, coefficients, steps)
-
-
 @checked()
 def singular_value_attention(
     left: Float[Tensor, "B T N H"],
@@ -420,8 +314,7 @@ def singular_value_attention(
 
     Args:
         left: U * g(S), of shape (B, T, N, H).
-        right: V, of shape (B, S, N, H). If you have its logits, `attend_to_context` with
-            `singular_value_context` costs less.
+        right: V, of shape (B, S, N, H).
         values: Token values, of shape (B, S, N, D).
 
     Returns:
@@ -458,7 +351,7 @@ def causal_singular_value_attention(
         logits: Logits of V, of shape (B, T, N, H).
         values: Token values, of shape (B, T, N, D).
         mask: Optional boolean tensor of shape (B, T); `False` marks padding, which no token sees.
-        state: Sums over earlier tokens, from `empty_running_sum` or from an earlier call.
+        state: Sums over earlier tokens, from an earlier call.
         chunk_size: Number of tokens in a chunk, at least 1. It is rounded up to a power of two.
 
     Returns:
@@ -470,8 +363,9 @@ def causal_singular_value_attention(
     Raises:
         ValueError: If `chunk_size` is not an integer of at least 1.
 
-    Time O(T H D), memory O(T (H + D)) per head. Our addition to Wi et al., arXiv 2505.08516,
-    whose V is normalised over the whole sequence.
+    Time O(T H D), memory O(T (H + D)) per head.
+
+    Source: ours. V of Wi et al., arXiv 2505.08516, is normalised over the whole sequence.
 
     Example:
 
@@ -483,38 +377,6 @@ def causal_singular_value_attention(
     """
     left, logits, values = (ops.convert_to_tensor(x) for x in (left, logits, values))
     return singular_causal.causal_product(left, logits, values, mask, state, chunk_size)
-
-
-@checked(
-    batch_size=size(0),
-    num_heads=whole(),
-    key_dim=whole(),
-    value_dim=whole(),
-    dtype=one_of("float32", "float64"),
-)
-def empty_running_sum(
-    batch_size: int, num_heads: int, key_dim: int, value_dim: int, dtype: str = "float32"
-) -> RunningSum:
-    """The sums before the first token.
-
-    Args:
-        batch_size: Number of sequences B.
-        num_heads: Number of heads N.
-        key_dim: Size H of each head for U, V and S.
-        value_dim: Size D of each head for the values.
-        dtype: Dtype of the sums, at least float32.
-
-    Returns:
-        A `RunningSum` of shapes (B, N, H), (B, N, H) and (B, N, H, D). `decode` keeps nothing
-        else, at any length.
-
-    Example:
-
-    >>> state = empty_running_sum(batch_size=1, num_heads=2, key_dim=3, value_dim=4)
-    >>> float(keras.ops.sum(state.normaliser))
-    0.0
-    """
-    return singular_causal.empty_running_sum(batch_size, num_heads, key_dim, value_dim, dtype)
 
 
 @checked(mask=optional(mask("B T")), scaling=one_of(*SCALINGS))
@@ -566,179 +428,39 @@ def unmasked_attention(
 
     Example:
 
-    >>> query, key = relu_features(np.ones((2, 1, 5, 1, 3), "float32"))
+    >>> from keras_graphattn.feature_maps import Relu
+    >>> query, key = (Relu()(np.ones((1, 5, 1, 3), "float32")) for _ in range(2))
     >>> x = np.ones((1, 5, 1, 2), "float32")
     >>> outputs, sums = (unmasked_attention(query, key, signal) for signal in (x, x[..., :1]))
     >>> keras.ops.convert_to_numpy(outputs / sums)[0, 0, 0].tolist()
     [1.0, 1.0]
+
+    Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, Section 3.2.
     """
     return of_features.unmasked_attention(query, key, x)
 
 
-@checked()
-def relu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """relu(x) + 0.001, in at least float32.
-
-    Example:
-
-    >>> features = keras.ops.convert_to_numpy(relu_features(np.array([-1.0, 1.0])))
-    >>> features.astype(float).round(3).tolist()
-    [0.001, 1.001]
-    """
-    return feature_maps.Relu()(x)
-
-
-@checked()
-def squared_relu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """relu(x)^2 + 0.001, in at least float32.
-
-    Example:
-
-    >>> features = keras.ops.convert_to_numpy(squared_relu_features(np.array([-1.0, 2.0])))
-    >>> features.astype(float).round(3).tolist()
-    [0.001, 4.001]
-    """
-    return feature_maps.SquaredRelu()(x)
-
-
-@checked()
-def elu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """elu(x) + 1, in at least float32.
-
-    Example:
-
-    >>> keras.ops.convert_to_numpy(elu_features(np.array([0.0, 1.0]))).tolist()
-    [1.0, 2.0]
-
-    Source: Katharopoulos et al., "Transformers are RNNs", arXiv 2006.16236, Eq. 7.
-    """
-    return feature_maps.Elu()(x)
-
-
-@checked(num_heads=whole(), key_dim=whole(), num_features=whole(), seed=optional(whole(0, 2**63)))
-def orthogonal_features(
-    num_heads: int, key_dim: int, num_features: int, seed: int | None = None
-) -> np.ndarray:
-    """Draws the directions of FAVOR+: Gaussian vectors, orthogonal in blocks of `key_dim`.
-
-    Args:
-        num_heads: Number of heads N. Each has its own directions.
-        key_dim: Size H of a head.
-        num_features: Number m of directions.
-        seed: Seed of the draw. By default it is drawn and follows `keras.utils.set_random_seed`.
-
-    Returns:
-        A float32 array of shape (N, H, m). Each direction is distributed as N(0, I).
-
-    Example:
-
-    >>> directions = orthogonal_features(num_heads=1, key_dim=4, num_features=4, seed=0)
-    >>> products = directions[0].T @ directions[0]
-    >>> bool(np.abs(products - np.diag(np.diag(products))).max() < 1e-5)
-    True
-
-    Source: Choromanski et al., "Rethinking Attention with Performers", arXiv 2009.14794, Sec. 2.4.
-    """
-    return favor.orthogonal_features(num_heads, key_dim, num_features, seed)
-
-
-@checked()
-def favor_query_features(
-    query: Float[Tensor, "B T N H"], directions: Float[Tensor, "N H m"]
-) -> Float[Tensor, "B T N m"]:
-    """Returns FAVOR+ features of the queries. The largest feature of each query is 1.
-
-    Args:
-        query: Tensor of shape (B, T, N, H).
-        directions: Tensor of shape (N, H, m), from `orthogonal_features`.
-
-    Returns:
-        A positive tensor of shape (B, T, N, m), at least float32.
-
-    Example:
-
-    >>> directions = orthogonal_features(num_heads=2, key_dim=4, num_features=8, seed=0)
-    >>> features = favor_query_features(keras.random.normal((1, 5, 2, 4)), directions)
-    >>> tuple(features.shape), float(keras.ops.max(features))
-    ((1, 5, 2, 8), 1.0)
-
-    Source: Choromanski et al., arXiv 2009.14794, Lemma 1 and Eq. 8.
-    """
-    return favor.favor_query_features(query, directions)
-
-
-@checked(mask=optional(mask("B S")), fixed_scale=flag)
-def favor_key_features(
-    key: Float[Tensor, "B S N H"],
-    directions: Float[Tensor, "N H m"],
-    mask: Num[Tensor, "B S"] | None = None,
-    fixed_scale: bool = False,
-) -> Float[Tensor, "B S N m"]:
-    """Returns FAVOR+ features of the keys, all with the same scale.
-
-    Args:
-        key: Tensor of shape (B, S, N, H).
-        directions: Tensor of shape (N, H, m), from `orthogonal_features`.
-        mask: Optional boolean tensor of shape (B, S): the keys that count for the scale. Do not
-            use the features of the other keys.
-        fixed_scale: Whether the scale is `favor_shift`, which does not depend on keys, instead of
-            the largest feature of all keys. It is needed if a mask hides some keys.
-
-    Returns:
-        A positive tensor of shape (B, S, N, m), at least float32.
-
-    Example:
-
-    >>> directions = orthogonal_features(num_heads=1, key_dim=4, num_features=4096, seed=0)
-    >>> x = np.array([0.5, 0.25, 0.0, -0.5], "float32").reshape((1, 1, 1, 4))
-    >>> features = favor_key_features(x, directions, fixed_scale=True)
-    >>> kernel = keras.ops.mean(features * features)  # of exp(x . x / sqrt(4))
-    >>> bool(abs(float(kernel) / np.exp(0.5625 / 2) - 1) < 0.1)
-    True
-    """
-    return favor.favor_key_features(key, directions, mask, fixed_scale)
-
-
 __all__ = [
-    "ChunkedState",
     "Decay",
     "Forest",
-    "RunningSum",
     "Visibility",
     "additive_scores",
-    "advanced_state",
     "attention_matrix",
     "causal_singular_value_attention",
     "chunked_attention",
-    "elu_features",
-    "empty_running_sum",
     "exponential_tree_product",
-    "favor_key_features",
-    "favor_query_features",
     "first_order_filter",
-    "forest_distances",
     "forest_from_graph",
     "forest_from_parents",
     "graph_random_features",
-    "graph_random_product",
     "hypercube_product",
-    "initial_chunked_state",
     "kernel_of_steps",
-    "masked_softmax",
-    "modulation_of_series",
-    "orthogonal_features",
     "orthogonality_penalty",
     "p_laplacian_attention",
-    "polynomial",
     "polynomial_filter",
     "random_walks",
-    "read_graph",
     "recurrence",
-    "relu_features",
     "singular_value_attention",
-    "squared_distances",
-    "squared_relu_features",
-    "sum_rows",
     "table_tree_product",
     "toeplitz_product",
     "unmasked_attention",

@@ -3,12 +3,14 @@
 import numpy as np
 
 from keras_graphattn import ops
+from keras_graphattn.graphs import Graph
+from keras_graphattn.masks.trees.forest import forest_distances
+from keras_graphattn.operators.singular_causal import RunningSum, empty_running_sum
 
 B, T, S, N, H, D, C = 2, 4, 3, 2, 4, 3, 2
 STEPS = ops.recurrence("monomial", 2)
 FOREST = ops.forest_from_parents([-1, 0, 0, 1])
-GRAPH = ops.read_graph([[0, 1], [1, 2], [2, 3]])
-RANDOM_FEATURES = ops.graph_random_features(GRAPH, walks=2, length=3, seed=0)
+GRAPH = Graph([[0, 1], [1, 2], [2, 3]]).adjacency()
 
 
 def normal(*shape):
@@ -33,7 +35,6 @@ def halved(x):
 
 TREE = {"x": normal(4, N, C)}
 DECAY = {"rates": np.abs(normal(N, 2)), "weights": normal(N, 2)}
-STATE = {"sums": normal(B, N, 2 * C, D), "segment": np.array([0, 1])}
 CHUNKED = {
     "key": normal(B, T, N, C),
     "x": normal(B, T, N, D),
@@ -41,35 +42,31 @@ CHUNKED = {
     "segment_ids": np.array([[0, 0, 1, 1], [1, 1, 1, -1]]),
 }
 KERNEL = {"left": normal(B, T, N, H), "logits": normal(B, T, N, H), "values": normal(B, T, N, D)}
-SIZES = {"batch_size": B, "num_heads": N, "key_dim": H, "value_dim": D}
 
 # What makes the call that a test changes, where that is not the function itself
 CALLS = {
     "Visibility": lambda **kw: ops.p_laplacian_attention(
         **queries(), values=normal(B, T, N, D), p=[1.5, 2.5], mask=ops.Visibility(**kw)
     ),
-    "ChunkedState": lambda **kw: ops.advanced_state(ops.ChunkedState(**kw), **CHUNKED),
     "Decay": lambda **kw: ops.chunked_attention(
         **{**CHUNKED, "decay": ops.Decay(**kw)}, query=normal(B, T, N, C), causal=True
     ),
-    "Forest": lambda **kw: ops.forest_distances(ops.Forest(**kw)),
-    "RunningSum": lambda **kw: ops.causal_singular_value_attention(
-        **KERNEL, state=ops.RunningSum(**kw)
+    "Forest": lambda **kw: forest_distances(ops.Forest(**kw)),
+    "causal_singular_value_attention, state": lambda **kw: ops.causal_singular_value_attention(
+        **KERNEL, state=RunningSum(**kw)
     ),
     "graph_random_features": lambda **kw: ops.graph_random_features(**kw)[0].steps[0],
 }
 # Right arguments by name
 ARGUMENTS = {
     "Visibility": mask_of_all()._asdict(),
-    "ChunkedState": STATE,
     "Decay": DECAY,
     "Forest": {"parents": np.array([-1, 0, 1]), "edge_weights": np.ones(3)},
-    "RunningSum": {
+    "causal_singular_value_attention, state": {
         "maximum": normal(B, N, H),
         "normaliser": np.abs(normal(B, N, H)),
         "context": normal(B, N, H, D),
     },
-    "advanced_state": {**CHUNKED, "state": ops.ChunkedState(**STATE)},
     "additive_scores": {
         **queries(T, S),
         "query_vector": normal(N, H),
@@ -86,18 +83,15 @@ ARGUMENTS = {
     "causal_singular_value_attention": {
         **KERNEL,
         "mask": boolean(B, T),
-        "state": ops.empty_running_sum(B, N, H, D),
+        "state": empty_running_sum(B, N, H, D),
         "chunk_size": 2,
     },
     "chunked_attention": {
         **CHUNKED,
         "query": normal(B, T, N, C),
         "causal": True,
-        "state": ops.ChunkedState(**STATE),
         "chunk_size": 2,
     },
-    "elu_features": {"x": normal(T)},
-    "empty_running_sum": {**SIZES, "dtype": "float32"},
     "exponential_tree_product": {
         **TREE,
         "rate": normal(N),
@@ -105,20 +99,12 @@ ARGUMENTS = {
         "forest": FOREST,
         "path": "scan",
     },
-    "favor_key_features": {
-        "key": normal(B, S, N, H),
-        "directions": normal(N, H, 5),
-        "mask": boolean(B, S),
-        "fixed_scale": False,
-    },
-    "favor_query_features": {"query": normal(B, T, N, H), "directions": normal(N, H, 5)},
     "first_order_filter": {
         "apply": halved,
         "values": normal(B, T, N, D),
         **{name: normal(N, 1) for name in ("identity", "linear", "power")},
         "order": 3,
     },
-    "forest_distances": {"forest": FOREST},
     "forest_from_graph": {
         "graph": np.array([[0, 1], [1, 2]]),
         "num_nodes": 4,
@@ -133,23 +119,7 @@ ARGUMENTS = {
         "halt_probability": 0.5,
         "operator": "adjacency",
     },
-    "graph_random_product": {
-        **TREE,
-        "modulation": normal(3, N),
-        "left": RANDOM_FEATURES[0],
-        "right": RANDOM_FEATURES[1],
-    },
     "hypercube_product": {"x": normal(B, 4, N, D), "time": normal(N)},
-    "initial_chunked_state": {
-        "batch_size": B,
-        "num_heads": N,
-        "features": C,
-        "width": D,
-        "decays": 2,
-    },
-    "masked_softmax": {"scores": normal(B, N, T, S), "mask": boolean(B, 1, T, S), "axis": -1},
-    "modulation_of_series": {"coefficients": [1.0, 2.0]},
-    "orthogonal_features": {"num_heads": N, "key_dim": H, "num_features": 5, "seed": 0},
     "orthogonality_penalty": {
         "vectors": normal(B, T, N, H),
         "mask": boolean(B, T),
@@ -165,7 +135,6 @@ ARGUMENTS = {
         "scale": 0.5,
         "block_size": 2,
     },
-    "polynomial": {"x": normal(T), "coefficients": normal(3), "steps": STEPS},
     "polynomial_filter": {
         "apply": halved,
         "values": normal(B, T, N, D),
@@ -179,17 +148,12 @@ ARGUMENTS = {
         "seed": 0,
         "halt_probability": 0.5,
     },
-    "read_graph": {"graph": np.array([[0, 1], [1, 2]]), "num_nodes": 3, "edge_weights": [1.0, 2.0]},
     "recurrence": {"basis": "jacobi", "order": 2, "alpha": 0.5, "beta": 0.5},
-    "relu_features": {"x": normal(T)},
     "singular_value_attention": {
         "left": normal(B, T, N, H),
         "right": normal(B, S, N, H),
         "values": normal(B, S, N, D),
     },
-    "squared_relu_features": {"x": normal(T)},
-    "squared_distances": {"rows": normal(B, T, N, D), "columns": normal(B, S, N, D)},
-    "sum_rows": {"x": normal(3, C), "targets": [0, 1, 1], "count": 2},
     "table_tree_product": {**TREE, "table": normal(4, N), "forest": FOREST, "path": "centroids"},
     "toeplitz_product": {"table": normal(N, 3, 3), "x": normal(B, 4, N, D), "grid_shape": [2, 2]},
     "unmasked_attention": {

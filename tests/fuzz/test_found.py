@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from keras_graphattn import feature_maps, filters, layers, masks, ops
+from keras_graphattn import feature_maps, filters, graphs, layers, masks, ops
 from tests.fuzz.attacks import REFUSALS, names_argument
 from tests.fuzz.cases_of_classes import GRAPH, SIGNAL, WIDTH, B, T
 
@@ -55,7 +55,7 @@ OPTIONS = [
     ("GraphDiffusion", "graph", LOOPS, {}),
     ("GraphDiffusion", "graph", LOOPS * 1j, {}),
     ("GraphDiffusion", "graph", scipy.sparse.coo_array(np.ones(4)), {}),
-    ("GraphDiffusion", "num_nodes", PAIR, {"graph": ops.read_graph(GRAPH)}),
+    ("GraphDiffusion", "num_nodes", PAIR, {"graph": graphs.Graph(GRAPH).adjacency()}),
 ]
 
 

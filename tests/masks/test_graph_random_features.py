@@ -9,15 +9,14 @@ from keras import ops
 
 from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
 from keras_graphattn.masks import GraphRandomFeatures
-from keras_graphattn.masks.graphs.random_features import loads_of_walks, read_modulation
-from keras_graphattn.masks.graphs.walks import features_of_loads
-from keras_graphattn.ops import (
-    graph_random_features,
-    graph_random_product,
+from keras_graphattn.masks.graphs.edges import read_graph
+from keras_graphattn.masks.graphs.random_features import (
+    loads_of_walks,
     modulation_of_series,
-    random_walks,
-    read_graph,
+    read_modulation,
 )
+from keras_graphattn.masks.graphs.walks import features_of_loads
+from keras_graphattn.ops import graph_random_features, random_walks
 from tests.numerics import assert_close, to_numpy
 
 COUNT = 8  # nodes 6 and 7 are another component
@@ -87,7 +86,7 @@ def test_the_variance_falls_as_the_number_of_walks():
 @given(st.lists(st.floats(-2.0, 2.0), max_size=6), st.floats(0.1, 3.0))
 def test_the_modulation_squared_is_the_series(others, first):
     series = [first, *others]
-    found = modulation_of_series(series)
+    found = modulation_of_series(np.array(series))
     product = np.convolve(found, found)[: len(series)]
     np.testing.assert_allclose(product, series, atol=1e-9 * (1.0 + np.abs(found).max()) ** 2)
 
@@ -162,8 +161,10 @@ def test_pairs_whose_walks_do_not_meet_are_unseen():
 
 def test_series_with_negative_coefficients_are_products_only():
     features = GraphRandomFeatures(EDGES, WEIGHTS, COUNT, num_walks=4000, walk_length=2, seed=3)
-    x = np.eye(COUNT, dtype="float32")[:, None]
-    found = graph_random_product(x, [[1.0], [-0.5]], features._left, features._right)
+    x = ops.eye(COUNT)[:, None]
+    modulation = ops.convert_to_tensor([[1.0], [-0.5]])
+    found = features._right.transposed_product(x, modulation)
+    found = features._left.product(found, modulation)
     right = function_of(matrix_of("normalized_adjacency"), lambda x: (1.0 - 0.5 * x) ** 2)
     assert np.abs(to_numpy(found)[:, 0] - right).max() < 0.05
 
@@ -174,7 +175,7 @@ def test_series_with_negative_coefficients_are_products_only():
         ({"graph": None}, "GraphDiffusion"),
         ({"series": "heat"}, "series"),
         ({"series": [1.0, 1.0, 0.0]}, "no negative factors"),
-        ({"series": [0.0, 1.0]}, "the first of them positive"),
+        ({"series": [0.0, 1.0]}, "first coefficient of `series` must be positive"),
         ({"series": [1.0, 1.0], "strength": 2.0}, "Leave `strength`"),
         ({"series": [1.0, 1.0], "walk_length": 3}, "Leave `strength`"),
         ({"series": "random_walk", "strength": 1.0}, "below 1"),

@@ -7,6 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keras_graphattn.feature_maps.favor import (
+    favor_key_features,
+    favor_query_features,
+    orthogonal_features,
+)
 from keras_graphattn.layers import MaskedKernelAttention
 from keras_graphattn.masks import (
     BlockToeplitz,
@@ -19,7 +24,6 @@ from keras_graphattn.masks import (
     StochasticPositions,
     Toeplitz,
 )
-from keras_graphattn.ops import favor_key_features, favor_query_features, orthogonal_features
 from tests import reference_kernel
 from tests.masks.sequence_cases import (
     CASES,
@@ -398,6 +402,8 @@ REFUSED = [
     (lambda: Causal().dense(), "any length"),
     (lambda: Exponential().dense(3), "no weights yet"),
     (lambda: Exponential().get_initial_state(1, 2, 3, 4), "not causal"),
+    (lambda: Causal().get_initial_state(1, 0, 3, 4), "`num_heads`"),
+    (lambda: Causal().step(Causal().get_initial_state(2, 2, 99, 3), X, X, X), "`state.sums` must"),
     (lambda: Entries().dense(entries=np.ones(3)), "must have shape"),
     (lambda: Toeplitz(0), "max_length"),
     (lambda: Toeplitz(4, causal="no"), "causal"),

@@ -6,7 +6,8 @@ import scipy.sparse
 import torch
 
 from keras_graphattn.masks import RandomWalk
-from keras_graphattn.ops import random_walks, read_graph
+from keras_graphattn.masks.graphs.edges import read_graph
+from keras_graphattn.ops import random_walks
 from tests import reference_topology as reference
 from tests.numerics import to_numpy
 

@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as hnp
 from keras import ops
 
 from keras_graphattn.operators import SingularOperator
-from keras_graphattn.ops import causal_singular_value_attention, empty_running_sum
+from keras_graphattn.operators.singular_causal import empty_running_sum
+from keras_graphattn.ops import causal_singular_value_attention
 from tests import reference
 from tests.numerics import (
     BACKEND,

@@ -9,10 +9,12 @@ from keras import ops
 
 from keras_graphattn.masks import chunked
 from keras_graphattn.masks.chunked import (
+    ChunkedState,
     Decay,
+    Form,
     advanced_state,
+    attention_by_form,
     chunked_attention,
-    initial_chunked_state,
 )
 from tests import reference_kernel as reference
 from tests.masks.sequence_cases import random_ids, signals
@@ -102,16 +104,17 @@ def test_gradients_through_groups(causal):
 def test_pieces_with_a_state_equal_the_whole(sizes, seed):
     query, key, x = (ops.convert_to_tensor(t) for t in signals(7, seed=seed))
     ids = np.random.default_rng(seed).integers(-1, 2, (2, 7)).astype("int32")
-    options = {"causal": True, "decay": decay(2), "chunk_size": 2}
-    whole = chunked_attention(query, key, x, segment_ids=ids, **options)
-    state, start = initial_chunked_state(2, HEADS, 3, 4, 2), 0
+    whole = chunked_attention(
+        query, key, x, causal=True, decay=decay(2), segment_ids=ids, chunk_size=2
+    )
+    state, start = ChunkedState(ops.zeros((2, HEADS, 2 * 3, 4)), ops.full((2,), -1, "int32")), 0
     for size in sizes:
         part = slice(start, start + size)
         piece = [t[:, part] for t in (query, key, x)]
-        outputs = chunked_attention(*piece, segment_ids=ids[:, part], state=state, **options)
+        form = Form(True, decay(2), ops.convert_to_tensor(ids[:, part]))
+        outputs = attention_by_form(*piece, form, state, chunk_size=2)
         np.testing.assert_allclose(to_numpy(outputs), to_numpy(whole)[:, part], atol=1e-5)
-        new = ops.convert_to_tensor(ids[:, part])
-        state = advanced_state(state, *piece[1:], decay=options["decay"], segment_ids=new)
+        state = advanced_state(state, *piece[1:], form)
         start += size
 
 

@@ -12,7 +12,6 @@ from keras_graphattn.masks.graphs.sparse import (
     RowNumbers,
     SparseMatrix,
     TorchConstants,
-    sum_rows,
 )
 from tests import reference_topology as reference
 from tests.numerics import BACKEND, to_numpy
@@ -61,8 +60,3 @@ def test_copies_leave_the_tensors_behind():
         assert not again._constants
         np.testing.assert_array_equal(to_numpy(again.of(X[0, :, 0])), right)
     assert not copy.deepcopy(matrix)._constants
-
-
-def test_row_numbers_are_below_the_count():
-    with pytest.raises(ValueError, match="below `count`"):
-        sum_rows(np.ones((2, 1), "float32"), [0, 2], 2)

@@ -7,13 +7,13 @@ import torch
 from keras import ops
 
 from keras_graphattn.feature_maps import FEATURE_MAPS
-from keras_graphattn.masks import Causal, Exponential
-from keras_graphattn.operators.kernel import KernelOperator
-from keras_graphattn.ops import (
+from keras_graphattn.feature_maps.favor import (
     favor_key_features,
     favor_query_features,
     orthogonal_features,
 )
+from keras_graphattn.masks import Causal, Exponential
+from keras_graphattn.operators.kernel import KernelOperator
 from tests import reference, reference_kernel
 from tests.numerics import (
     assert_all_close,

@@ -9,8 +9,8 @@ import torch
 from keras import ops
 
 from keras_graphattn.operators import Visibility
-from keras_graphattn.operators.p_laplacian import PLaplacian, re_weighted
-from keras_graphattn.ops import p_laplacian_attention, squared_distances
+from keras_graphattn.operators.p_laplacian import PLaplacian, pair_distances, re_weighted
+from keras_graphattn.ops import p_laplacian_attention
 from tests import reference
 from tests.numerics import (
     assert_close,
@@ -62,7 +62,7 @@ def test_every_distance_is_right(tokens, scale):
     _, _, values = arrays(tokens, scale)
     exact = values.astype("float64").transpose(0, 2, 1, 3)
     exact = ((exact[:, :, :, None] - exact[:, :, None]) ** 2).sum(-1)
-    distances = to_numpy(squared_distances(values, values))
+    distances = to_numpy(pair_distances(values, values, 1.0 / 64.0))
     np.testing.assert_allclose(distances, exact, rtol=1e-5)
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from keras import ops
 
 from keras_graphattn.filters import Jacobi
-from keras_graphattn.filters.polynomial import BASES, plain_attention_coefficients
+from keras_graphattn.filters.polynomial import BASES, plain_attention_coefficients, polynomial
 from keras_graphattn.operators import MatrixOperator
 from keras_graphattn.operators.softmax import OnIdentity
-from keras_graphattn.ops import first_order_filter, polynomial, polynomial_filter, recurrence
+from keras_graphattn.ops import first_order_filter, polynomial_filter, recurrence
 from tests import reference
 from tests.filters import reference as filters
 from tests.numerics import (
@@ -48,7 +48,8 @@ def test_jacobi_basis_equals_scipy(order, alpha, beta):
         expected = scipy.special.eval_jacobi(k, alpha, beta, x)
         np.testing.assert_allclose(current, expected, rtol=1e-6, atol=1e-9)
     coefficients = np.eye(order + 1)[order]  # P_order alone, by Clenshaw, in float32
-    value = to_numpy(polynomial(x.astype("float32"), coefficients.astype("float32"), steps))
+    arrays = (ops.convert_to_tensor(a.astype("float32")) for a in (x, coefficients))
+    value = to_numpy(polynomial(*arrays, steps))
     scale = np.abs(expected).max()
     np.testing.assert_allclose(value / scale, expected / scale, atol=1e-5)
 
@@ -142,8 +143,6 @@ def test_refuses_parameters_that_divide_by_zero_and_no_others(alpha, beta, degre
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match=r"degree 2 has 3 coefficients.*\(2,\)"):
-        polynomial(np.ones(3, "float32"), np.ones(2, "float32"), recurrence("monomial", 2))
     steps, values = recurrence("monomial", 3), np.ones((2, 3, HEADS, 4), "float32")
     with pytest.raises(ValueError, match=r"degree 3 has 4 coefficients.*\(3, 1, 1\)"):
         polynomial_filter(lambda x: x, values, np.ones((3, 1, 1)), steps)

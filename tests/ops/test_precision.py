@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from keras_graphattn.numerics.precision import zero_where_masked
-from keras_graphattn.ops import masked_softmax
+from keras_graphattn.numerics.precision import masked_softmax, zero_where_masked
 from tests import reference
 from tests.numerics import (
     assert_close,

@@ -22,19 +22,18 @@ from keras_graphattn.masks.graphs.diffusion import (
     positive_operator,
     series_sizes,
 )
+from keras_graphattn.masks.graphs.edges import read_graph
 from keras_graphattn.masks.graphs.sparse import SparseMatrix
 from keras_graphattn.masks.graphs.walks import ExampleWalks
 from keras_graphattn.masks.trees.sweeps import exponential_product_of_batch
 from keras_graphattn.masks.trees.tables import table_product_of_batch
 from keras_graphattn.operators import BlockwiseOperator, Visibility
+from keras_graphattn.operators.p_laplacian import pair_distances
 from keras_graphattn.ops import (
     exponential_tree_product,
     forest_from_parents,
     graph_random_features,
-    graph_random_product,
     p_laplacian_attention,
-    read_graph,
-    squared_distances,
     table_tree_product,
 )
 from tests import reference
@@ -145,7 +144,7 @@ def distances():
     columns[:, 2] = rows[:, 4]
 
     def squares(rows, columns):
-        return squared_distances(rows, columns) ** 2
+        return pair_distances(rows, columns, 1.0 / 64.0) ** 2
 
     def twin(rows, columns):
         return ((rows[:, :, None] - columns[:, None]) ** 2).sum(-1).permute(0, 3, 1, 2) ** 2
@@ -162,7 +161,7 @@ POSITIVE, SHIFT, RADIUS = positive_operator(CYCLE, "laplacian")
 SIZES = [series_sizes(RADIUS, 1.0, 1e-6, longest) for longest in (32.0, 1.0)]
 HEAT = Heat(POSITIVE, SHIFT, *SIZES)
 WALKS = RANDOM.integers(-1, 7, (2, 7, 2, 3)).astype("int32")
-FEATURES = graph_random_features(CYCLE, 2, 4, 0)
+LEFT, RIGHT = graph_random_features(CYCLE, 2, 4, 0)
 
 CASES = {
     "twice": Case(twice(), attention_arrays(), ("operators.blockwise._twice",)),
@@ -197,7 +196,7 @@ CASES = {
     ),
     "diffusion, matrix": Case(HEAT.matrix, (np.array([0.4, 0.9], "float32"),)),
     "random features": Case(
-        lambda x, modulation: graph_random_product(x, modulation, *FEATURES),
+        lambda x, modulation: LEFT.product(RIGHT.transposed_product(x, modulation), modulation),
         (NODES[0], TABLE),
     ),
     "walks of a batch": Case(

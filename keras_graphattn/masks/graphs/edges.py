@@ -24,32 +24,11 @@ WIDEST_KEY = 46340  # the largest number whose square is below 2^31
 
 
 def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = None) -> Graph:
-    """Reads an undirected weighted graph as a symmetric scipy.sparse matrix.
+    """The symmetric matrix (n, n) of edge weights, float64 with sorted indices and no diagonal.
 
-    Args:
-        graph: One of three forms. An integer array of shape (E, 2), one edge per row in either
-            direction; an edge that is given several times, or in both directions, counts once. A
-            symmetric scipy.sparse matrix of edge weights, with one entry in each place. An object
-            like a networkx graph, with `nodes` and `edges`: its nodes are numbered in the order of
-            `nodes`, and the edge attribute "weight" is the weight, 1 by default. A directed graph
-            must have every edge in both directions. In all forms, an edge of weight 0 is an error,
-            which an entry of 0 in a scipy.sparse matrix is, too.
-        num_nodes: Number of nodes n; by default the number that the edges or the matrix show.
-        edge_weights: Optional numbers, one per row of an edge array; 1 by default.
-
-    Returns:
-        A float64 `scipy.sparse.csr_array` of shape (n, n) with sorted indices and no diagonal.
-
-    Raises:
-        ValueError: For nodes out of range, loops, edges with two weights, weights that are not
-            positive finite numbers, matrices that are not square and symmetric, and directed graphs
-            with an edge in one direction only.
-        TypeError: For any other object.
-
-    Example:
-
-    >>> read_graph([[0, 1], [1, 2]]).toarray().tolist()
-    [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    The graph is edges (E, 2), a scipy.sparse matrix of edge weights, or an object like a networkx
+    graph, whose nodes are numbered in the order of `nodes` and whose edge attribute "weight" is 1
+    by default. `edge_weights` are numbers, one per row of an edge array.
     """
     num_nodes = optional(whole(0))("num_nodes", num_nodes, {})
     if scipy.sparse.issparse(graph):
@@ -90,9 +69,12 @@ def graph_config(adjacency: Graph) -> dict[str, Any]:
 
 
 def adjacency_rule(name: str, value: Any, sizes: Sizes | None = None) -> Graph:
-    """The rule for a graph from `read_graph`: a square scipy.sparse matrix."""
+    """The rule of `adjacency`: a square scipy.sparse matrix."""
     if not scipy.sparse.issparse(value) or value.ndim != 2 or value.shape[0] != value.shape[1]:
-        raise ValueError(f"`{name}` must be a graph from `read_graph`. Received: {name}={value!r}")
+        raise ValueError(
+            f"`{name}` must be a square scipy.sparse matrix of edge weights, such as "
+            f"`keras_graphattn.graphs.Graph(edges).adjacency()`. Received: {name}={value!r}"
+        )
     return value
 
 

@@ -25,22 +25,18 @@ from numpy.typing import ArrayLike
 
 from keras_graphattn.checks import (
     Array,
-    Rule,
     checked,
     flag,
-    instance,
     number,
     numpy_of,
     one_of,
     seed_of,
-    tensor,
     whole,
 )
 from keras_graphattn.masks.graphs.edges import (
     Graph,
     adjacency_rule,
     graph_config,
-    numbers_of,
     read_graph,
 )
 from keras_graphattn.masks.graphs.walks import WalkFeatures, features_of_loads, random_walks
@@ -273,7 +269,8 @@ def graph_random_features(
     """Draws two independent sets of walks from every node, and returns their features F and G.
 
     Args:
-        adjacency: The graph A from `keras_graphattn.ops.read_graph`.
+        adjacency: The graph A, a symmetric scipy.sparse matrix of edge weights such as that of
+            `keras_graphattn.graphs.Graph.adjacency`.
         walks: Number of walks from each node, in each set.
         length: Largest number of nodes of a walk, including its start.
         seed: Seed of NumPy's generator. The features are the same on every backend.
@@ -281,13 +278,14 @@ def graph_random_features(
         operator: W: `"normalized_adjacency"` (D^-1/2 A D^-1/2) or `"adjacency"` (A).
 
     Returns:
-        F and G, for `graph_random_product`.
+        F and G. For a modulation f of shape (L, N) and x of shape (n, N, C), M x is
+        `F.product(G.transposed_product(x, f), f)`. `F.steps` are the sparse matrices F_k.
 
     Example:
 
-    >>> from keras_graphattn.ops import read_graph
-    >>> features, _ = graph_random_features(read_graph([[0, 1]]), walks=1, length=2, seed=0,
-    ...     halt_probability=0.0)
+    >>> from keras_graphattn.graphs import Graph
+    >>> graph = Graph([[0, 1]]).adjacency()
+    >>> features, _ = graph_random_features(graph, walks=1, length=2, seed=0, halt_probability=0.0)
     >>> [step.toarray().tolist() for step in features.steps]
     [[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]]
 
@@ -325,58 +323,6 @@ def loads_of_walks(
         carried = carried / (1.0 - halt_probability)
         if operator == "adjacency":
             carried[going] *= degrees[here[going]]
-
-
-def _features_rule(letter: str) -> Rule:
-    made_by = "features from `graph_random_features`"
-    return instance(WalkFeatures, made_by, letter, lambda features: features.count)
-
-
-@checked(
-    x=tensor("n N C"),
-    modulation=tensor("L N"),
-    left=_features_rule("n"),
-    right=_features_rule("n"),
-)
-def graph_random_product(
-    x: Float[Tensor, "n N C"],
-    modulation: Float[Tensor, "L N"],
-    left: WalkFeatures,
-    right: WalkFeatures,
-) -> Float[Tensor, "n N C"]:
-    """M x for M = F G^T, with F = sum_k f_k F_k and G = sum_k f_k G_k.
-
-    Args:
-        x: float32 tensor of shape (n, N, C): nodes, heads, columns.
-        modulation: f, a tensor of shape (L, N) for walks of up to L nodes. It may have any sign.
-        left: F.
-        right: G.
-
-    Returns:
-        A tensor of shape (n, N, C), with gradients for `x` and `modulation`.
-
-    Raises:
-        ValueError: If the features have another number of steps than the modulation.
-
-    Example:
-
-    >>> from keras_graphattn.ops import read_graph
-    >>> features = graph_random_features(read_graph([[0, 1]]), walks=1, length=2, seed=0,
-    ...     halt_probability=0.0)
-    >>> x = np.array([1.0, 0.0], "float32").reshape((2, 1, 1))
-    >>> y = graph_random_product(x, np.array([[1.0], [0.5]], "float32"), *features)  # (1 + W / 2)^2
-    >>> keras.ops.convert_to_numpy(y).ravel().tolist()
-    [1.25, 1.0]
-
-    Source: Reid et al., arXiv 2310.04859, Section 2.
-    """
-    for name, features in (("left", left), ("right", right)):
-        if features.length != modulation.shape[0]:
-            raise ValueError(
-                f"`modulation` must have one row for each of the {features.length} steps of "
-                f"`{name}`. Received: modulation.shape={tuple(modulation.shape)}"
-            )
-    return left.product(right.transposed_product(x, modulation), modulation)
 
 
 class Modulation(NamedTuple):
@@ -430,44 +376,28 @@ def _of_coefficients(series: Any, strength: Any, walk_length: int | None) -> Mod
             f"{len(rows)} coefficients, strength={strength!r}, walk_length={walk_length!r}. Leave "
             "`strength` and `walk_length` out."
         )
+    if (rows[0] <= 0.0).any():
+        raise ValueError(
+            "The first coefficient of `series` must be positive, for every head. Received: "
+            f"series={series!r}"
+        )
     f = np.stack([modulation_of_series(column) for column in rows.T], axis=1)
     if (f < 0.0).any():
         step, head = np.argwhere(f < 0.0)[0]
         raise ValueError(
             "A mask has no negative factors, so the modulation f with f * f = `series` must not be "
             f"negative. Received: series={series!r}, whose f is {f[step, head]:g} at step "
-            f"{step}. Use another series, or `ops.graph_random_product` for products only."
+            f"{step}. Use another series."
         )
     return Modulation(numbers, None, f)
 
 
-def modulation_of_series(coefficients: Any) -> Array:
-    """Returns f with f * f = alpha, for the first coefficients of a power series.
+def modulation_of_series(alpha: Array) -> Array:
+    """f (K,) with f * f = alpha, for the first coefficients (K,) of a series, alpha_0 positive.
 
     f_0 is the positive square root of alpha_0. f_k follows from alpha_k and from f_0 ... f_{k-1}.
-
-    Args:
-        coefficients: alpha_0, alpha_1, ..., of shape (K,); alpha_0 is positive.
-
-    Returns:
-        float64 numbers of shape (K,). Some may be negative.
-
-    Raises:
-        ValueError: For coefficients that are not finite, or alpha_0 that is not positive.
-
-    Example:
-
-    >>> modulation_of_series([1.0, 2.0, 3.0, 4.0]).tolist()  # (1 + x + x^2 + ...)^2
-    [1.0, 1.0, 1.0, 1.0]
-
     Source: Reid et al., arXiv 2310.04859, Section 2.
     """
-    alpha: Array = numbers_of("coefficients", coefficients).astype("float64")
-    if alpha.ndim != 1 or not alpha.size or not np.isfinite(alpha).all() or alpha[0] <= 0.0:
-        raise ValueError(
-            "`coefficients` must be finite numbers of shape (K,), the first of them positive. "
-            f"Received: coefficients={coefficients!r}"
-        )
     f: Array = np.sqrt(alpha[:1])
     for k in range(1, len(alpha)):
         crossed = f[1:] @ f[:0:-1]  # the sum of f_p f_{k-p} for 0 < p < k

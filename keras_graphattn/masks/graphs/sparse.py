@@ -17,16 +17,7 @@ import numpy as np
 import scipy.sparse
 from keras import ops
 
-from keras_graphattn.checks import (
-    PLAIN,
-    Array,
-    Sizes,
-    checked,
-    integers,
-    size,
-    tensor,
-    traced_by_torch,
-)
+from keras_graphattn.checks import Array, traced_by_torch
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
 from keras_graphattn.numerics.precision import constant, take
 from keras_graphattn.types import Float, Int, Tensor
@@ -87,52 +78,10 @@ def _torch_numbers(numbers: Array, like: Tensor) -> Int[Tensor, " rows"]:
     return torch.tensor(numbers, dtype=torch.int64, device=like.device)
 
 
-def _targets(name: str, value: Any, sizes: Sizes) -> Any:
-    """The rule for targets: integers, as an array if they are no tensor."""
-    targets = integers("rows")(name, value, sizes)
-    return np.asarray(value) if isinstance(value, PLAIN) else targets
-
-
-@checked(x=tensor("rows ..."), targets=_targets, count=size(0))
-def sum_rows(
-    x: Float[Tensor, "rows ..."],
-    targets: Array | Int[Tensor, " rows"],
-    count: int,
-    ordered: bool = False,
-) -> Float[Tensor, "count ..."]:
-    """Sums the rows of `x` that have the same target.
-
-    Args:
-        x: Tensor of shape (rows, ...).
-        targets: Integers of shape (rows,), not negative and below `count`.
-        count: Number of rows of the result.
-        ordered: Whether the targets never decrease. This is faster on some backends.
-
-    Returns:
-        A tensor of shape (count, ...). Rows that are no target are 0.
-
-    Raises:
-        ValueError: For targets out of range, if they are no tensor.
-
-    Example:
-
-    >>> keras.ops.convert_to_numpy(sum_rows(np.array([[1.0], [2.0], [4.0]]), [0, 2, 2], 3)).tolist()
-    [[1.0], [0.0], [6.0]]
-    """
-    if isinstance(targets, np.ndarray):
-        low, high = targets.min(initial=0), targets.max(initial=-1)
-        if low < 0 or (isinstance(count, int) and high >= count):
-            raise ValueError(
-                "`targets` must not be negative and below `count`. Received: targets from "
-                f"{low} to {high}, count={count}"
-            )
-    return add_rows(x, ops.convert_to_tensor(targets, dtype="int32"), count, ordered)
-
-
 def add_rows(
     x: Float[Tensor, "rows ..."], targets: Int[Tensor, " rows"], count: Any, ordered: bool = False
 ) -> Float[Tensor, "count ..."]:
-    """`sum_rows` for tensors, without checks.
+    """The sums of the rows of `x` that have the same target; `ordered` targets never decrease.
 
     `keras.ops.segment_sum` on torch is 12 to 64 times slower than torch's own sums.
     """

@@ -354,7 +354,8 @@ def random_walks(
     """Draws walks from every node. The probability of a step is proportional to the edge's weight.
 
     Args:
-        adjacency: The graph from `keras_graphattn.ops.read_graph`.
+        adjacency: The graph, a symmetric scipy.sparse matrix of edge weights such as that of
+            `keras_graphattn.graphs.Graph.adjacency`.
         walks: Number of walks from each node.
         length: Number of nodes of a walk, including its start.
         seed: Seed of NumPy's generator. The walks are the same on every backend.
@@ -366,9 +367,13 @@ def random_walks(
 
     Example:
 
-    >>> from keras_graphattn.ops import read_graph
-    >>> random_walks(read_graph([[0, 1]]), walks=1, length=3, seed=0).tolist()
+    >>> from keras_graphattn.graphs import Graph
+    >>> graph = Graph([[0, 1]]).adjacency()
+    >>> random_walks(graph, walks=1, length=3, seed=0).tolist()
     [[[0, 1, 0]], [[1, 0, 1]]]
+
+    Source: Choromanski et al., arXiv 2107.07999, Section 4.2; weights and halts as in Reid et al.,
+    arXiv 2310.04859.
     """
     generator = np.random.default_rng(seed)
     steps, count = transition_matrix(adjacency), adjacency.shape[0]

@@ -12,7 +12,6 @@ import scipy.sparse
 from keras import ops
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
-from keras_graphattn.checks import checked, instance
 from keras_graphattn.masks.graphs.edges import graph_edges, numbers_of, read_graph
 from keras_graphattn.numerics.precision import at_least_float32, pad, size_tensor, take
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
@@ -110,12 +109,17 @@ def forest_from_parents(parents: Any, edge_weights: Any = None) -> Forest:
 
 
 def forest_from_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = None) -> Forest:
-    """Returns a forest, from its edges. The arguments are those of `read_graph`.
+    """Returns a forest, from its edges.
 
-    Edges have positive lengths. Only `forest_from_parents` takes a length of 0.
+    Args:
+        graph: An integer array of edges of shape (E, 2), a symmetric scipy.sparse matrix of edge
+            lengths, or an object like a networkx graph.
+        num_nodes: Number of nodes, if the edges do not name them all.
+        edge_weights: Positive lengths, one per edge of an array; 1 by default. Only
+            `forest_from_parents` takes a length of 0.
 
     Raises:
-        ValueError: For a graph with a cycle, and as `read_graph`.
+        ValueError: For a graph with a cycle, and for graphs that cannot be read.
 
     Example:
 
@@ -139,17 +143,8 @@ def forest_from_graph(graph: Any, num_nodes: int | None = None, edge_weights: An
     return Forest(parents[position], weights[position])
 
 
-@checked(forest=instance(Forest, "a Forest"))
 def forest_distances(forest: Forest) -> Float[np.ndarray, "n n"]:
-    """Returns all distances in the user's order, (n, n) float64, in O(n^2).
-
-    Distances across trees are infinite.
-
-    Example:
-
-    >>> forest_distances(forest_from_parents([-1, 0, -1])).tolist()
-    [[0.0, 1.0, inf], [1.0, 0.0, inf], [inf, inf, 0.0]]
-    """
+    """All distances in the user's order, (n, n) float64, in O(n^2); infinite across trees."""
     distances = np.full((forest.size, forest.size), np.inf)
     roots = np.arange(forest.starts[1])
     distances[roots, roots] = 0.0

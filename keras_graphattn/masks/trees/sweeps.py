@@ -332,6 +332,8 @@ def exponential_tree_product(
     >>> y = exponential_tree_product(x, rate, np.zeros(1, "float32"), forest)
     >>> keras.ops.convert_to_numpy(y).ravel().astype(float).round(4).tolist()
     [1.0, 0.5, 0.25]
+
+    Source: Choromanski et al., arXiv 2107.07999, Lemmas 3.5 and 6.1. Forests are ours.
     """
     return kept_with(forest, SWEEPS[path or sweep_path(forest)])(x, rate, offset)
 

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from keras_graphattn.ops import sum_rows
+from keras_graphattn.masks.graphs.sparse import add_rows
 
 Tensor = Any
 
@@ -66,9 +66,9 @@ class GraphConvolution(_OnEdges):
 
     def passed(self, x: Tensor, source: Tensor, target: Tensor, count: Any) -> Tensor:
         ones = ops.ones_like(source, dtype="float32")[:, None]
-        degrees = 1.0 + sum_rows(ones, target, count + 1)[:count]  # (B T, 1)
+        degrees = 1.0 + add_rows(ones, target, count + 1)[:count]  # (B T, 1)
         x = x * ops.rsqrt(degrees)
-        sums = sum_rows(ops.take(x, source, axis=0), target, count + 1)[:count]
+        sums = add_rows(ops.take(x, source, axis=0), target, count + 1)[:count]
         return (x + sums) * ops.rsqrt(degrees)
 
     def get_config(self) -> dict[str, Any]:
@@ -116,8 +116,8 @@ class GraphAttention(_OnEdges):
         most = ops.stop_gradient(ops.maximum(most, own))
         weights = ops.exp(scores - ops.take(most, at_target, axis=0))[..., None]  # (2 B E, N, 1)
         own = ops.exp(own - most)[..., None]
-        total = own + sum_rows(weights, target, count + 1)[:count]
-        sums = sum_rows(weights * ops.take(x, source, axis=0), target, count + 1)[:count]
+        total = own + add_rows(weights, target, count + 1)[:count]
+        sums = add_rows(weights * ops.take(x, source, axis=0), target, count + 1)[:count]
         return (own * x + sums) / total
 
     def get_config(self) -> dict[str, Any]:
