@@ -254,10 +254,12 @@ class Pass:
     def _operators(
         self, current: Call, arguments: dict[str, Any], call: Callable[..., object]
     ) -> Operators | str | None:
-        length = current.tokens.shape[1]
+        tokens, value = current.tokens, arguments.get("value")
+        length = tokens.shape[1]
         if self.sequences < 1:
             return None
-        if _is_cross(arguments, current.tokens):
+        is_self = value is None or value is tokens  # or equal to them, as a copy is
+        if not (is_self or np.array_equal(to_numpy(value), to_numpy(tokens), equal_nan=True)):
             return "it attends to other tokens than those of its queries"
         if length > self.max_tokens:
             return f"its sequences have {length} tokens, more than {self.max_tokens}"
@@ -281,14 +283,6 @@ class Pass:
         if self.calls and self.calls[-1].has_shape_of(outputs):
             self._last = outputs
         return results
-
-
-def _is_cross(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> bool:
-    """Whether a layer that is called with a query and a value has others as values."""
-    value = arguments.get("value")
-    if value is None or value is tokens:
-        return False
-    return not np.array_equal(to_numpy(value), to_numpy(tokens), equal_nan=True)
 
 
 def _valid_tokens(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> Bool[Array, "B T"]:
