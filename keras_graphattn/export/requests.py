@@ -184,7 +184,7 @@ def _checked_batch(inputs: Batch, specs: Specs, owner: str) -> dict[str, Array]:
         raise ValueError(f"{owner} takes a dictionary of {sorted(specs)}. Received: {names}")
     arrays = {}
     for name, (shape, dtype) in specs.items():
-        array = arrays[name] = _cast(_array(inputs[name], name, dtype), dtype, name, owner)
+        array = arrays[name] = _cast(inputs[name], dtype, name, owner)
         if len(array.shape) != len(shape) or any(
             expected not in (None, size) for size, expected in zip(array.shape, shape, strict=True)
         ):
@@ -199,22 +199,19 @@ def _checked_batch(inputs: Batch, specs: Specs, owner: str) -> dict[str, Array]:
     return arrays
 
 
-def _array(value: ArrayLike, name: str, dtype: str) -> Array:
+def _cast(value: ArrayLike, dtype: str, name: str, owner: str) -> Array:
+    """An array of one input. Floats may lose digits and integers may change width, nothing else."""
     if keras.ops.is_tensor(value):
         value = keras.ops.convert_to_numpy(value)
     try:
         # NumPy's string types drop zero bytes at the end, so text is kept as Python objects.
         is_text = dtype == "string" and isinstance(value, (list, tuple, str, bytes))
-        return np.asarray(value, object if is_text else None)
+        array = np.asarray(value, object if is_text else None)
     except Exception as error:  # an object may raise anything
         raise ValueError(
             f"The input '{name}' must be an array, a tensor or a nested list. Received a "
             f"{type(value).__name__}: {error} Pad rows of different lengths."
         ) from error
-
-
-def _cast(array: Array, dtype: str, name: str, owner: str) -> Array:
-    """Casts an array. Floats may lose digits and integers may change width, nothing else."""
     if dtype == "string":
         cast = array.astype(object)
         fits = all(isinstance(value, (str, bytes)) for value in cast.flat)

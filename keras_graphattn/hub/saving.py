@@ -193,13 +193,12 @@ def settle_classes(layers: Iterable[keras.Layer]) -> None:
 
     for layer in layers:
         plain, waiting = plain_class(type(layer)), waiting_in(layer)
-        if not plain.__module__.startswith("keras."):
-            is_carrier = carries(layer) or (waiting is not None and bool(waiting.entries))
-            change_class(layer, _carrier_of(plain) if is_carrier else plain)
-
-
-def _carrier_of(plain: type[keras.Layer]) -> type:
-    return task_carrier(plain) if is_task_class(plain) else carrier(plain)
+        if plain.__module__.startswith("keras."):
+            continue
+        new: type = plain
+        if carries(layer) or (waiting is not None and waiting.entries):
+            new = task_carrier(plain) if is_task_class(plain) else carrier(plain)
+        change_class(layer, new)
 
 
 def _subclass(plain: type[keras.Layer], name: str) -> type:
@@ -236,7 +235,7 @@ def _subclass(plain: type[keras.Layer], name: str) -> type:
     @functools.wraps(plain.__call__)
     def __call__(self: keras.Layer, *args: object, **kwargs: object) -> object:
         outputs = plain.__call__(self, *args, **kwargs)
-        waiting = getattr(self, "_graph_attention", None)
+        waiting = waiting_in(self)
         if waiting is None:
             return outputs
         # The sublayers have been built by this very call, with their original attention.

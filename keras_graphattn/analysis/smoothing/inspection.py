@@ -68,17 +68,14 @@ def inspect_smoothing(
     at the input of the next attention layer with tokens of the same shape; that of the last one
     ends at the last output of any layer that has the shape of its tokens.
 
-    For each head, it has the attention matrix A and the operator H that the layer applies to its
-    values: their response to the frequencies of the Fourier basis, the entropy of A, its sink, and
-    the filter's coefficients. No layer has to form a matrix: H is read by probing, which applies
-    the layer to unit signals. The report has it only if H times the layer's values is what the
-    layer has computed from them, and if no token sees padding. Where an operator cannot be read,
-    the report says why.
+    For each head, it has the attention matrix A, the operator H that the layer applies to its
+    values, and their response to the frequencies of the Fourier basis. No layer has to form a
+    matrix: H is read by probing, which applies the layer to unit signals. The report has it only if
+    H times the layer's values is what the layer has computed from them, and if no token sees
+    padding. Where an operator cannot be read, the report says why.
 
-    Padding is left out. Its mask is the one that the attention layers get.
-
-    Memory does not grow with the number of batches. All sequences count in the similarity and the
-    constant component; the first `max_sequences` in all else, which takes more time.
+    Padding is left out. Its mask is the one that the attention layers get. Memory does not grow
+    with the number of batches.
 
     Args:
         model: A `keras.Model`, or a layer that contains attention layers.
@@ -87,8 +84,8 @@ def inspect_smoothing(
             `tf.data.Dataset`, with or without targets. Inputs of KerasHub tasks must be
             preprocessed.
         batch_size: Number of sequences in a batch, for arrays.
-        max_sequences: Number of sequences whose operators and ranks are measured, the first of the
-            data. At least 1.
+        max_sequences: Number of sequences whose operators and ranks are measured, which takes more
+            time: the first of the data. At least 1.
         max_tokens: Operators of longer sequences are not measured.
 
     Returns:
@@ -254,10 +251,12 @@ class Pass:
     def _operators(
         self, current: Call, arguments: dict[str, Any], call: Callable[..., object]
     ) -> Operators | str | None:
-        length = current.tokens.shape[1]
+        tokens, value = current.tokens, arguments.get("value")
+        length = tokens.shape[1]
         if self.sequences < 1:
             return None
-        if _is_cross(arguments, current.tokens):
+        is_self = value is None or value is tokens  # or equal to them, as a copy is
+        if not (is_self or np.array_equal(to_numpy(value), to_numpy(tokens), equal_nan=True)):
             return "it attends to other tokens than those of its queries"
         if length > self.max_tokens:
             return f"its sequences have {length} tokens, more than {self.max_tokens}"
@@ -281,14 +280,6 @@ class Pass:
         if self.calls and self.calls[-1].has_shape_of(outputs):
             self._last = outputs
         return results
-
-
-def _is_cross(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> bool:
-    """Whether a layer that is called with a query and a value has others as values."""
-    value = arguments.get("value")
-    if value is None or value is tokens:
-        return False
-    return not np.array_equal(to_numpy(value), to_numpy(tokens), equal_nan=True)
 
 
 def _valid_tokens(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> Bool[Array, "B T"]:
@@ -321,7 +312,8 @@ class LayerFigures:
         self.layer, self.path = layer, path
         # Sums of the figures of `TokenMeasures`, and the numbers of sequences in them
         self.places = {name: np.zeros((2, 3)) for name in ("before", "after", "block")}
-        self.responses: list[dict[str, Array]] = []  # of A and H in each sequence that was read
+        # Of A and H in each sequence that was read: frequencies (F,) and gains (N, F)
+        self.responses: dict[str, list[tuple[Array, Array]]] = {}
         self.maps: Operators | None = None  # A and H in the first
         self.reason: str | None = None
         self.not_finite = 0  # sequences with tokens that are NaN or infinite
@@ -345,18 +337,23 @@ class LayerFigures:
     def _add_sequence(self, maps: Operators) -> None:
         self.maps = self.maps or maps
         length = maps.operator.shape[-1]
-        responses = {"frequencies": np.arange(length // 2 + 1) / length}
-        for name, matrix in (("operator", maps.operator), ("attention", maps.attention)):
+        frequencies = np.arange(length // 2 + 1) / length
+        for name, matrix in maps._asdict().items():
             if matrix is not None:
-                responses[f"{name}_fourier"] = measures.fourier_response(matrix)
-        self.responses.append(responses)
+                response = (frequencies, measures.fourier_response(matrix))
+                self.responses.setdefault(name, []).append(response)
 
     def report(self) -> LayerReport:
-        """The figures of all calls so far."""
+        """The figures of all calls so far: NaN where nothing was added."""
+        with np.errstate(invalid="ignore"):
+            places = {
+                name: TokenMeasures(*map(float, sums / counts)) if counts.any() else None
+                for name, (sums, counts) in self.places.items()
+            }
         return LayerReport(
             path=self.path,
             kind=type(self.layer).__name__,
-            **{name: _means(*sums) for name, sums in self.places.items()},
+            **places,
             heads=None if self.maps is None or self.reason else self._heads(self.maps),
             reason=self.reason,
             not_finite=self.not_finite,
@@ -365,20 +362,16 @@ class LayerFigures:
 
     def _heads(self, maps: Operators) -> HeadMeasures:
         """Means over sequences; responses of shorter ones at the frequencies of the longest."""
-        frequencies = min((x["frequencies"] for x in self.responses), key=lambda f: float(f[1]))
+        frequencies = min((x for x, _ in self.responses["operator"]), key=lambda x: float(x[1]))
         means = {
             name: np.mean(
-                [
-                    [np.interp(frequencies, x["frequencies"], gains) for gains in x[name]]
-                    for x in self.responses
-                ],
+                [[np.interp(frequencies, x, gains) for gains in heads] for x, heads in responses],
                 axis=0,
             )
-            for name in self.responses[0]
-            if name != "frequencies"
+            for name, responses in self.responses.items()
         }
         return HeadMeasures(
-            frequencies, operator_map=maps.operator, attention_map=maps.attention, **means
+            frequencies, means["operator"], maps.operator, means.get("attention"), maps.attention
         )
 
 
@@ -396,14 +389,6 @@ def _token_figures(
         if index < sampled:
             rows[index, 2] = measures.effective_rank(tokens[index][kept[index]])
     return rows, finite
-
-
-def _means(sums: Float[Array, " 3"], counts: Float[Array, " 3"]) -> TokenMeasures | None:
-    """The means, NaN where nothing was added; `None` where nothing at all was."""
-    if not counts.any():
-        return None
-    with np.errstate(invalid="ignore"):
-        return TokenMeasures(*map(float, sums / counts))
 
 
 def check_data(data: object) -> None:

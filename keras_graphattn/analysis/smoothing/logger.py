@@ -1,11 +1,8 @@
 """A callback that writes the smoothing report during training."""
 
 import csv
-import math
-import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -16,7 +13,7 @@ from keras_graphattn.files import whole_file
 
 
 class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
-    """Writes what attention does to the tokens, every few epochs, to a CSV file and TensorBoard.
+    """Writes what attention does to the tokens, every few epochs, to a CSV file.
 
     Each time, the file gets one row for each attention layer: the epoch (from 1), the depth, the
     path and the figures of `LayerReport.summary`. The file is whole at any time: each report
@@ -27,16 +24,13 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
             validation. It must be the same each time: no generator, which is empty after one pass.
         path: The CSV file.
         every: Number of epochs between two reports. The first is after so many epochs.
-        log_dir: A folder for TensorBoard, or `None`. It needs the package `tensorboard`.
         **options: Further arguments of `inspect_smoothing`. Few sequences make a report cheap.
 
     Attributes:
         report: The last report, or `None`.
-        cost: Time of the reports relative to that of the epochs; 0 before the first report.
 
     Raises:
         ValueError: For an `every` below 1, and for data that can be read only once.
-        ImportError: If `log_dir` is given and tensorboard is not installed.
 
     Example:
 
@@ -51,15 +45,7 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
     3
     """
 
-    def __init__(
-        self,
-        data: Data,
-        path: str | Path,
-        *,
-        every: int = 1,
-        log_dir: str | Path | None = None,
-        **options: int,
-    ) -> None:
+    def __init__(self, data: Data, path: str | Path, *, every: int = 1, **options: int) -> None:
         super().__init__()
         if hasattr(data, "__next__"):
             raise ValueError(
@@ -72,55 +58,24 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
         self.data, self.path, self.options = data, Path(path), options
         self.report: SmoothingReport | None = None
         self._rows: list[dict[str, str | float]] = []
-        self._seconds = {"reports": 0.0, "epochs": 0.0}
-        self._start = 0.0
-        self._writer = None if log_dir is None else _tensorboard_writer(log_dir)
-
-    @property
-    def cost(self) -> float:
-        """Time of the reports relative to the time of the epochs."""
-        return self._seconds["reports"] / max(self._seconds["epochs"], 1e-9)
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        self._start = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        start = time.perf_counter()
-        self._seconds["epochs"] += start - self._start
         if (epoch + 1) % self.every:
             return
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()  # on JAX, `fit` keeps the weights outside the model
         self.report = inspect_smoothing(self.model, self.data, **self.options)
-        self._write(epoch + 1, self.report)
-        self._seconds["reports"] += time.perf_counter() - start
-
-    def _write(self, epoch: int, report: SmoothingReport) -> None:
-        if not report.layers:
-            reasons = "; ".join(f"'{path}': {why}" for path, why in report.not_measured.items())
+        if not self.report.layers:
+            missing = self.report.not_measured.items()
+            reasons = "; ".join(f"'{path}': {why}" for path, why in missing)
             warnings.warn(f"There is nothing to write to {self.path}: {reasons}", stacklevel=2)
             return
-        for depth, layer in enumerate(report.layers):
-            figures = layer.summary()
-            self._rows.append({"epoch": epoch, "depth": depth, "path": layer.path, **figures})
-            for name, value in figures.items():
-                if self._writer is not None and math.isfinite(value):
-                    self._writer.add_scalar(f"smoothing/{name}/layer_{depth:02d}", value, epoch)
-        if self._writer is not None:
-            self._writer.flush()
+        self._rows += [
+            {"epoch": epoch + 1, "depth": depth, "path": layer.path, **layer.summary()}
+            for depth, layer in enumerate(self.report.layers)
+        ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(self.path) as path, path.open("w", encoding="utf-8", newline="") as opened:
             writer = csv.DictWriter(opened, list(self._rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(self._rows)
-
-
-def _tensorboard_writer(log_dir: str | Path) -> Any:
-    try:
-        from tensorboard.summary import Writer  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError(
-            "`log_dir` needs tensorboard, which is not installed. Run `pip install tensorboard`, "
-            "or leave `log_dir` out."
-        ) from error
-    return Writer(str(log_dir))

@@ -75,11 +75,23 @@ def read_operators(
     attention: Array | None = matrix
     if "operator" in arguments:  # it is filtered, or weighted by distances
         attention = _attention_of(arguments["operator"], values, sequences)
-    in_heads = to_numpy(outputs[:sequences])  # (B, T, N, D)
+    if not np.isfinite(matrix).all():
+        raise NotReadable("its operator has entries that are not finite")
+    valid, tolerance = valid[:sequences], TOLERANCE.get(layer.compute_dtype, 1e-3)
+    in_heads = to_numpy(outputs[:sequences]).astype("float64")  # (B, T, N, D)
     repeats = in_heads.shape[2] // values.shape[2]
-    of_heads = np.repeat(to_numpy(values[:sequences]), repeats, axis=2)
-    tolerance = TOLERANCE.get(layer.compute_dtype, 1e-3)
-    _check(matrix, of_heads, in_heads, valid[:sequences], tolerance)
+    of_heads = np.repeat(to_numpy(values[:sequences]).astype("float64"), repeats, axis=2)
+    of_heads = np.where(np.isfinite(of_heads), of_heads, 0.0)  # padding may be NaN
+    product = np.einsum("bnts,bsnd->btnd", matrix.astype("float64"), of_heads)
+    difference = np.sqrt(np.mean((product - in_heads)[valid] ** 2)) if valid.any() else 0.0
+    size = np.sqrt(np.mean(in_heads[valid] ** 2)) if valid.any() else 0.0
+    if not difference <= tolerance * size + 1e-6:
+        raise NotReadable(
+            "its outputs are not the product of one matrix for each head and its values"
+        )
+    to_padding = valid[:, None, :, None] & ~valid[:, None, None, :]  # (B, 1, T, T)
+    if np.max(np.abs(matrix), where=to_padding, initial=0.0) > tolerance:
+        raise NotReadable("its tokens see padding")
     return Operators(matrix, attention)
 
 
@@ -160,26 +172,3 @@ def _matrix(
         answers.append(to_numpy(operator(ops.cast(signals, values.dtype))[:sequences]))
     matrix = np.concatenate(answers, axis=-1)[..., :length]  # (B, T, N, T)
     return np.moveaxis(matrix, 2, 1)
-
-
-def _check(
-    operator: Float[Array, "B N T T"],
-    values: Float[Array, "B T N D"],
-    outputs: Float[Array, "B T N D"],
-    valid: Bool[Array, "B T"],
-    tolerance: float,
-) -> None:
-    """Raises `NotReadable` unless H times the values is the outputs, and 0 from padding."""
-    if not np.isfinite(operator).all():
-        raise NotReadable("its operator has entries that are not finite")
-    finite = np.where(np.isfinite(values), values, 0.0).astype("float64")  # not so in padding
-    product = np.einsum("bnts,bsnd->btnd", operator.astype("float64"), finite)
-    difference = np.sqrt(np.mean((product - outputs)[valid] ** 2)) if valid.any() else 0.0
-    size = np.sqrt(np.mean(outputs[valid].astype("float64") ** 2)) if valid.any() else 0.0
-    if not difference <= tolerance * size + 1e-6:
-        raise NotReadable(
-            "its outputs are not the product of one matrix for each head and its values"
-        )
-    to_padding = valid[:, None, :, None] & ~valid[:, None, None, :]  # (B, 1, T, T)
-    if np.max(np.abs(operator), where=to_padding, initial=0.0) > tolerance:
-        raise NotReadable("its tokens see padding")

@@ -1,4 +1,4 @@
-"""The smoothing report: what was measured, as a table and as pictures, and beside another."""
+"""The smoothing report: what was measured, as a table and as pictures."""
 
 import math
 from collections.abc import Sequence
@@ -161,8 +161,10 @@ class SmoothingReport:
     def __str__(self) -> str:
         lines = [("depth", *COLUMNS, "attention")]
         for depth, layer in enumerate(self.layers):
-            row = layer.summary()
-            lines.append((str(depth), *(_number(row[x]) for x in COLUMNS.values()), layer.kind))
+            figures = [layer.summary()[name] for name in COLUMNS.values()]
+            cells = ["-" if math.isnan(figure) else f"{figure:.3f}" for figure in figures]
+            lines.append((str(depth), *cells, layer.kind))
+        *widths, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
         missing = {layer.path: layer.reason for layer in self.layers if layer.heads is None}
         missing |= self.not_measured
         left_out = {layer.path: layer.not_finite for layer in self.layers if layer.not_finite}
@@ -170,7 +172,7 @@ class SmoothingReport:
             [
                 f"Smoothing of '{self.model}': {self.sequences} sequences, the operators and ranks "
                 f"of {self.sampled}",
-                *_aligned(lines),
+                *("  ".join([*map(str.rjust, line, widths), line[-1]]) for line in lines),
                 *NOTES,
                 *(f"not measured at '{p}': {r}" for p, r in missing.items()),
                 *(
@@ -179,41 +181,6 @@ class SmoothingReport:
                 ),
             ]
         )
-
-    def compare(self, other: "SmoothingReport") -> str:
-        """A table of similarity, rank and high-frequency gain of two reports, layer by layer.
-
-        Args:
-            other: A report, such as that of the same model with another attention.
-
-        Raises:
-            ValueError: If `other` is not a report.
-        """
-        if not isinstance(other, SmoothingReport):
-            raise ValueError(f"`other` must be a SmoothingReport. Received: other={other!r}")
-        names = ("block", "rank", "high H")
-        lines = [("depth", *(f"{name} {n}" for name in names for n in (1, 2)), "attention 1, 2")]
-        for depth in range(max(len(self.layers), len(other.layers))):
-            pair = [dict(enumerate(x.layers)).get(depth) for x in (self, other)]
-            rows = [{} if layer is None else layer.summary() for layer in pair]
-            cells = [_number(row.get(COLUMNS[name], math.nan)) for name in names for row in rows]
-            kinds = ", ".join("-" if layer is None else layer.kind for layer in pair)
-            lines.append((str(depth), *cells, kinds))
-        return "\n".join([f"1: '{self.model}', 2: '{other.model}'", *_aligned(lines)])
-
-
-def _number(value: float) -> str:
-    """A number for a table; a dash for NaN."""
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, each column as wide as its widest entry; the last is left-aligned."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join([*(x.rjust(w) for x, w in zip(line[:-1], widths, strict=False)), line[-1]])
-        for line in lines
-    ]
 
 
 def plot_similarity(

@@ -69,17 +69,6 @@ def test_high_gain_is_the_mean_of_the_upper_frequencies(report):
     assert report.layers[0].summary()["operator_high_gain"] == heads.high_gain()
 
 
-def test_two_reports_side_by_side(report, plain):
-    text = report.compare(plain).splitlines()
-    assert len(text) == 2 + 3
-    first, second = report.layers[0].block.cosine, plain.layers[0].block.cosine
-    assert text[2].split()[1:3] == [f"{first:.3f}", f"{second:.3f}"]
-    assert text[2].endswith("GraphFilterAttention, MultiHeadAttention")
-    assert text[4].endswith("-, MultiHeadAttention")
-    with pytest.raises(ValueError, match="SmoothingReport"):
-        report.compare("other")
-
-
 def lines(axis):
     return [line.get_ydata() for line in axis.get_lines()]
 
@@ -153,7 +142,6 @@ def test_the_callback_writes_every_few_epochs(tmp_path):
     assert float(rows[1]["block_cosine"]) == pytest.approx(again.block.cosine, abs=1e-6)
     assert float(rows[0]["block_cosine"]) != float(rows[1]["block_cosine"])
     assert logger.report.sampled == 2
-    assert 0.0 < logger.cost < np.inf
 
 
 class MapAttention(keras.layers.Layer):
@@ -197,19 +185,6 @@ def test_training_goes_on_as_without_the_callback(tmp_path):
         weights.append(trained(callback, epochs=2).get_weights())
     for actual, expected in zip(*weights, strict=True):
         np.testing.assert_array_equal(actual, expected)
-
-
-def test_the_callback_writes_to_tensorboard(tmp_path, monkeypatch):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    trained(SmoothingLogger(TOKENS, tmp_path / "x.csv", log_dir=tmp_path / "board"), epochs=2)
-    events = EventAccumulator(str(tmp_path / "board"))
-    events.Reload()
-    tag = "smoothing/block_cosine/layer_00"
-    assert tag in events.Tags()["tensors"] + events.Tags()["scalars"]
-    monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
-    with pytest.raises(ImportError, match="pip install tensorboard"):
-        SmoothingLogger(TOKENS, tmp_path / "x.csv", log_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
