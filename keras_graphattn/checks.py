@@ -164,7 +164,7 @@ def _matched(
 
 
 def plain_name(name: str) -> str:
-    """A name without what writers differ in: case, spaces, hyphens and underscores."""
+    """A name in lower case, without spaces, hyphens and underscores."""
     return "".join(letter for letter in name.lower() if letter not in " -_")
 
 
@@ -276,10 +276,7 @@ def whole(least: int = 1, below: int = 2**31) -> Rule:
 
 
 def seed_of(seed: int | None) -> int:
-    """The seed, or one that is drawn as Keras' initializers draw theirs.
-
-    `keras.utils.set_random_seed` sets what is drawn.
-    """
+    """The seed, or a random one if it is `None`, which `keras.utils.set_random_seed` fixes."""
     return random.randint(1, 10**9) if seed is None else whole(0, 2**63)("seed", seed, {})
 
 

@@ -1,7 +1,7 @@
 """The private attributes of Keras and KerasHub that conversion needs. They are only in here.
 
 Keras has no public way to replace a sublayer of a built layer (keras#18601). Each function names
-what it relies on; tests/hub/test_internals.py tells which of them a new release has broken.
+what it relies on; tests/hub/test_internals.py shows which of them a new release has broken.
 """
 
 import gc
@@ -103,7 +103,7 @@ def growing(layer: keras.Layer, trains: bool) -> Iterator[None]:
 
 
 def remove_attribute(layer: keras.Layer, name: str) -> None:
-    """Takes an attribute of a layer away, and what Keras and the backend know of a weight in it."""
+    """Removes an attribute of a layer, also from what Keras and the backend track."""
     value = getattr(layer, name)
     if isinstance(value, keras.Variable):
         layer._untrack_variable(value)
@@ -188,7 +188,7 @@ def makes_distributed() -> bool:
 
 
 def layouts_of(distribution: object) -> keras.distribution.LayoutMap | None:
-    """The layout map of a `keras.distribution.ModelParallel`; None of another distribution."""
+    """The layout map of a `keras.distribution.ModelParallel`; `None` for other distributions."""
     return getattr(distribution, "_layout_map", None)
 
 
@@ -214,9 +214,9 @@ def subclasses_of(cls: type) -> list[type]:
 
 @contextmanager
 def replaced_attributes(replacements: Iterable[tuple[object, str, object]]) -> Iterator[None]:
-    """Replaces attributes of instances, by their names, and gives them back afterwards.
+    """Replaces attributes of instances, by name, and restores them afterwards.
 
-    Keras and the backend do not learn of it: nothing is tracked or untracked.
+    Keras and the backend do not notice it: nothing is tracked or untracked.
     """
     missing = object()
     done: list[tuple[dict[str, object], str, object]] = []
@@ -235,7 +235,7 @@ def replaced_attributes(replacements: Iterable[tuple[object, str, object]]) -> I
 
 
 def without_rematerialisation(layer: keras.Layer) -> list[tuple[object, str, object]]:
-    """What `replaced_attributes` hides so that a layer runs its `call` once, and not traced."""
+    """The attributes to hide so that a layer runs its `call` once, without tracing."""
     is_rematerialised = getattr(layer, "_remat_mode", None) is not None
     return [(layer, "_remat_mode", None)] if is_rematerialised else []
 

@@ -1,4 +1,4 @@
-"""Pictures, which need matplotlib and are shown in no window; and those of masks."""
+"""Draws pictures of masks, and makes figures without a window; needs matplotlib."""
 
 from typing import TYPE_CHECKING
 

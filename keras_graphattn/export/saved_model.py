@@ -171,7 +171,7 @@ def _scratch_folder(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Waits for other exports to the folder, and removes what killed ones have left.
+    """Waits for other exports to the folder, and removes unfinished folders of killed exports.
 
     The operating system releases the lock when a process ends, even if it is killed.
     """
@@ -379,7 +379,7 @@ def _write_by_tensorflow_process(model: keras.Model, path: Path, signature: Want
 
 
 def _plain(value: Any) -> object:
-    """Converts what JSON does not know: NumPy's integers, and mappings that are no dicts."""
+    """Converts what JSON does not know: NumPy's integers, and mappings that are not dicts."""
     return int(value) if isinstance(value, np.integer) else dict(value)
 
 

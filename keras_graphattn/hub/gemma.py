@@ -100,7 +100,7 @@ class Gemma3nAttention(Decoder):
     """Gemma 3n's text decoder: heads before tokens, unscaled scores, norms, windows.
 
     The cache is [B, 2, Nkv, S, H] with rotated keys, and `call` returns outputs, A and the cache; a
-    converted layer returns `None` in the place of A.
+    converted layer returns `None` in place of A.
 
     The last layers of the model borrow keys and values of an earlier layer, and are refused. The
     audio tower attends in blocks with a context before and after them, so that A is not square: it
@@ -188,7 +188,7 @@ class Gemma4Attention(GemmaAttention):
     """
 
     def is_of_assistant(self) -> bool:
-        """Whether the layer borrows, but was made to have keys and values of its own."""
+        """Whether the layer borrows keys and values, although it was built with its own."""
         return self.is_kv_shared_layer and self.key_dense is not None
 
     def refusal_reason(self) -> str | None:
@@ -339,8 +339,8 @@ class GemmaVisionAttention(AttentionFamily):
 
     Both have the same class under two names, without a method that attends but `call`. The layer
     drops entries of A. A mask of the call is added to the scores; the towers give none. The
-    original always returns A beside its outputs; a converted layer does so with
-    `return_attention_scores` only, and it is the matrix that the filter is one of.
+    original always returns A beside its outputs; a converted layer does so only with
+    `return_attention_scores`: the A to which the filter is applied.
     """
 
     spelling = Spelling(

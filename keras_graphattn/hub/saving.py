@@ -1,9 +1,9 @@
-"""What a converted model saves, and how it comes back: the carriers of conversions.
+"""Saves and loads converted models: the carriers of conversions.
 
-A configuration in Keras holds the arguments of the constructor. A layer that makes its attention
-by itself would come back from it with its original attention. So `convert` changes the class of
+A configuration in Keras holds the arguments of the constructor. A layer that makes its own
+attention would be restored from it with the original attention. So `convert` changes the class of
 every layer that has a converted attention layer in it, in place, to a subclass of its class, its
-carrier: `get_config` tells the conversions, and `from_config` makes them again. Keras' own models
+carrier: `get_config` lists the conversions, and `from_config` makes them again. Keras' own models
 and wrappers save the layers in them as objects, and need no carrier.
 
 A carrier also writes the coefficients into files of LoRA weights, marks its files of weights, names
@@ -157,7 +157,7 @@ def task_carrier(plain: type[keras.Layer]) -> type:
 
 
 def register(plain: type[keras.Layer], new: type, name: str | None = None) -> None:
-    """Makes a class, registered with Keras, the one of instances of `plain` while converted."""
+    """Registers a class as the carrier of `plain`: converted instances of `plain` get it."""
     _CARRIERS[plain] = keras.saving.register_keras_serializable(PACKAGE, name)(new)
     _PLAIN[new] = plain
 
@@ -168,7 +168,7 @@ def is_known(plain: type[keras.Layer]) -> bool:
 
 
 def plain_class(cls: type) -> type:
-    """The class that a carrier stands for; any other as it is."""
+    """The plain class of a carrier; any other class unchanged."""
     return _PLAIN.get(cls, cls)
 
 
@@ -239,7 +239,7 @@ def _subclass(plain: type[keras.Layer], name: str) -> type:
         waiting = getattr(self, "_graph_attention", None)
         if waiting is None:
             return outputs
-        # The sublayers have been built by this very call, with their original attention.
+        # The sublayers have been built by this call, with their original attention.
         apply_conversions(self)
         if waiting_in(self) is not None:
             raise ValueError(
@@ -313,7 +313,7 @@ def _carrier_named(identity: dict[str, str]) -> type:
 
 
 class Part(Plain):  # type: ignore[misc]
-    """Base of what a carrier does beside its configuration; the class after it is the plain one."""
+    """Base of the other duties of carriers; the next class in their order is the plain one."""
 
 
 class Compiled(Part):
@@ -348,8 +348,9 @@ def settle_optimizer(model: keras.Model) -> None:
 class Weighted(Part):
     """The original cannot read the file of weights of a converted model.
 
-    Keras reports no weights that do not fit where it meets a layer a second time, which it does in
-    many backbones. So a converted model saves one number more, which only a converted one takes.
+    Keras does not report weights that do not fit when it meets a layer a second time, which it does
+    in many backbones. So a converted model saves one more number, which only a converted model can
+    load.
     """
 
     def save_own_variables(self, store: MutableMapping[str, object]) -> None:
@@ -376,7 +377,7 @@ FACTORS, COEFFICIENTS = "lora", "coefficients"  # the first is KerasHub's name
 
 
 class AdaptedFiles(Part):
-    """Files of LoRA weights have the coefficients beside the factors.
+    """Files of LoRA weights have the coefficients in addition to the factors.
 
     Both stand in a group of the file that the original does not know, so that it refuses the file.
     """
@@ -426,7 +427,7 @@ class AdaptedFiles(Part):
 
 
 def _numbered_variables(backbone: keras.Layer) -> dict[str, keras.Variable]:
-    """The weights that the conversion added, by the number of their slot and their own."""
+    """The weights that the conversion added, by the number of the slot and of the weight."""
     return {
         f"{index}/{number}": variable
         for index, slot in enumerate(attention_slots(backbone))

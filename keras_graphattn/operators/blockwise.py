@@ -98,7 +98,7 @@ class BlockwiseOperator(Operator):
 
 
 class _Blocks(NamedTuple):
-    """What is known of an operator without its tensors: equal ones share compiled code."""
+    """The settings of an operator, without its tensors: equal ones share compiled code."""
 
     by_row: tuple[str, ...]
     whole: tuple[str, ...]

@@ -301,7 +301,7 @@ def finite_products(
 
 
 class _Blocks(NamedTuple):
-    """What is known of an operator without its tensors: equal ones share compiled code."""
+    """The settings of an operator, without its tensors: equal ones share compiled code."""
 
     names: tuple[str, ...]  # of the tensors: entries, queries, keys, bias, sink
     visibility: Visibility  # causality and window only

@@ -1,4 +1,4 @@
-"""Graphs with a class: TU data from files, or random graphs of three kinds made by definition.
+"""Graphs with a class: TU data from files, or generated graphs of three kinds.
 
 The graphs that are made have 15 to 40 nodes and a mean degree of 4: rings of nodes joined to the 4
 nearest, with a tenth of the edges moved (Watts and Strogatz); graphs that grow by nodes that prefer
@@ -56,7 +56,7 @@ class Folds:
 
 
 def load(options: argparse.Namespace) -> Folds:
-    """The data set that the options ask for, if there is something to learn in it.
+    """The data set that the options select; refuses one from which nothing can be learned.
 
     Raises:
         UsageError: When it cannot be read, has one class, or too few graphs.

@@ -64,7 +64,7 @@ def build(trial: Trial) -> keras.Model:
 
     Its inputs are `nodes` (B, T, F), `node_mask` (B, T) and, for plain attention and GFSA,
     `distances` (B, T, T) and `paths` (B, T, T, hops), as `precompute` and `bonds_on_paths` give
-    them. Any other attention has those of `inputs_of`. What lies at padded nodes has no influence.
+    them. Any other attention has those of `inputs_of`. Values at padded nodes have no influence.
     The F features of a node are its type and its degree, as zeros and ones.
     """
     options = trial.options

@@ -1,6 +1,6 @@
 """`python -m recipes.image_classification`: its options, published settings, what it reports.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Images of digits, of tensorflow-datasets or of a folder, in three parts. Imports no Keras."""
+"""Images of digits, of tensorflow-datasets or of a folder. Does not import Keras."""
 
 import argparse
 import dataclasses
@@ -88,7 +88,7 @@ class Problem:
 
 
 def load(options: argparse.Namespace) -> Problem:
-    """The data that the options ask for.
+    """The data that the options select.
 
     Raises:
         UsageError: When data cannot be found, read or downloaded, has one class, or lacks classes.

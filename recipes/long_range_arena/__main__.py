@@ -1,6 +1,6 @@
 """`python -m recipes.long_range_arena`: its options, the published settings, what it reports.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 
 AGF's K, gamma, a, b and the learning rate of each task are those of the paper (arXiv 2505.08516).
 The batch sizes, warm-ups and numbers of steps are those of the public comparison that its models

@@ -1,4 +1,4 @@
-"""The data of each task, read or made; what is made is kept on disk. Imports no Keras."""
+"""The data of each task, read or made; what is made is kept on disk. Does not import Keras."""
 
 import argparse
 import csv
@@ -27,7 +27,7 @@ BYTES = 257  # 256 values and padding
 
 
 def load(options: argparse.Namespace) -> Problem:
-    """The data that the options ask for.
+    """The data that the options select.
 
     Raises:
         UsageError: When data cannot be made, found, read or downloaded, or has one class.

@@ -1,9 +1,9 @@
 """The encoder of the arena, and what a run trains.
 
-Token and position embeddings, blocks, mean over the tokens, classes. Core Keras layers and layers
-of `keras_graphattn` only: a saved model loads with nothing but
-`import keras_graphattn`, under Keras' safe mode. It takes sequences of any length up to the
-longest in the data; 0 is padding.
+Token and position embeddings, blocks, mean over the tokens, classes. The model has only core Keras
+layers and layers of this package: a saved model loads with nothing but `import keras_graphattn`,
+under Keras' safe mode. It takes sequences of any length up to the longest in the data; 0 is
+padding.
 """
 
 import argparse

@@ -73,7 +73,7 @@ class NodeProblem:
 
 
 def load(options: argparse.Namespace) -> NodeProblem:
-    """The data set that the options ask for, if there is something to learn in it.
+    """The data set that the options select; refuses one from which nothing can be learned.
 
     Raises:
         UsageError: When it cannot be read, or its training nodes have one class.

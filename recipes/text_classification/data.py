@@ -1,7 +1,7 @@
 """The nine tasks of GLUE: their texts, from TSV files or TFDS, as a model's inputs.
 
 Source: Wang et al., "GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language
-Understanding", arXiv 1804.07461. Imports no Keras by itself.
+Understanding", arXiv 1804.07461. Does not import Keras itself.
 """
 
 import argparse

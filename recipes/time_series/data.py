@@ -1,4 +1,4 @@
-"""Time series of the UEA archive as padded arrays. Imports no Keras."""
+"""Time series of the UEA archive as padded arrays. Does not import Keras."""
 
 import argparse
 import dataclasses
@@ -66,7 +66,7 @@ class Problem:
 
 
 def load(options: argparse.Namespace) -> Problem:
-    """The data set that the options ask for, if there is something to learn in it.
+    """The data set that the options select; refuses one from which nothing can be learned.
 
     Raises:
         UsageError: When it cannot be read, has one class, or too few series to validate on.

@@ -1,7 +1,7 @@
 """The transformer classifier, and what a run trains and measures of it.
 
-Core Keras layers and layers of `keras_graphattn` only: a saved model loads with nothing but
-`import keras_graphattn`, under Keras' safe mode.
+The model has only core Keras layers and layers of this package: a saved model loads with nothing
+but `import keras_graphattn`, under Keras' safe mode.
 """
 
 from typing import Any
@@ -55,7 +55,7 @@ def build(trial: Trial) -> keras.Model:
     """A Functional classifier of series of one length, that of the longest in the data.
 
     Its inputs are `series` (B, L, C), raw values, and `padding_mask` (B, L), `True` at the
-    steps of the series. What lies at padded steps, NaN included, has no influence; missing
+    steps of the series. Values at padded steps, NaN included, have no influence; missing
     values (NaN) count as the channel's mean. Its output is `probabilities` (B, classes).
     Mean and variance of the training series standardise the values.
     """

@@ -1,7 +1,7 @@
 """`inspect_smoothing`: what each attention layer of a model does to its tokens.
 
-A model runs over the data with hooks around its layers. The hooks see the tokens at three places
-of each attention layer, and `reading` its operators. What they saw becomes figures at once.
+A model runs over the data with hooks around its layers. The hooks see the tokens at three places of
+each attention layer, and `reading` reads its operators. Figures are computed at once.
 """
 
 import functools
@@ -58,8 +58,8 @@ def inspect_smoothing(
 
     The model may be any Keras or KerasHub model: functional or subclassed, converted or not. It
     runs once over the data, not compiled, with `training=False`. For the time of each batch,
-    hooks around its layers see what goes in and out. They are then gone, also after an error, and
-    the model is as it was.
+    hooks around its layers see what goes in and out. They are removed after it, also after an
+    error, and the model does not change.
 
     For each attention layer, the report has the similarity of the tokens, their constant component
     and their effective rank, at three places: before the attention, after it (before any residual
@@ -77,8 +77,8 @@ def inspect_smoothing(
 
     Padding is left out. Its mask is the one that the attention layers get.
 
-    Memory does not grow with the number of batches. All sequences count in the similarity and the
-    constant component; the first `max_sequences` in all else, which takes more time.
+    Memory does not grow with the number of batches. The similarity and the constant component use
+    all sequences. All else takes more time and uses the first `max_sequences`.
 
     Args:
         model: A `keras.Model`, or a layer that contains attention layers.
@@ -140,7 +140,7 @@ def inspect_smoothing(
 
 
 def attention_layers(model: keras.Layer, inputs: Inputs) -> list[keras.Layer]:
-    """The attention layers in a model, those that hold others left out.
+    """The attention layers in a model, without those that contain other attention layers.
 
     These are Keras' and KerasHub's multi-head and grouped attention, the layers of this package,
     converted layers, and all layers with "Attention" in the name of their class.
@@ -185,7 +185,7 @@ class Call:
 
 
 class Pass:
-    """One pass of a built model with hooks around its layers, which are gone after it.
+    """One pass of a built model with hooks around its layers, which are removed after it.
 
     Operators are read from the first `sequences` of the batch, if they have `max_tokens` at most.
     """
@@ -296,7 +296,8 @@ def _valid_tokens(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> 
 
     These are the layer's masks of tokens, the mask that Keras attached to them if the values have
     no other, and masks of pairs (B, T, T) or (B, N, T, T), in which no token sees padding. Masks of
-    numbers that are added to the scores tell nothing, nor do masks of other tokens.
+    numbers that are added to the scores say nothing about padding, and masks of other tokens do not
+    either.
     """
     batch, length = tokens.shape[:2]
     masks = [arguments.get(name) for name in TOKEN_MASKS]

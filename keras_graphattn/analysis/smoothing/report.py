@@ -1,4 +1,4 @@
-"""The smoothing report: what was measured, as a table and as pictures, and beside another."""
+"""The smoothing report: its table, its pictures, and a comparison of two reports."""
 
 import math
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ class HeadMeasures:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What was measured at one attention layer.
+    """The measures of one attention layer.
 
     Attributes:
         path: The layer's path. A layer that is called several times has a number at its end.
@@ -137,7 +137,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class SmoothingReport:
-    """What `inspect_smoothing` has measured. `print(report)` is a table of it.
+    """The result of `inspect_smoothing`. `print(report)` prints it as a table.
 
     Attributes:
         model: The model's name.

@@ -1,13 +1,13 @@
-"""Image models in the sizes that papers published, with their published parameters and costs.
+"""Published sizes of image models, with their parameters and costs.
 
-Imports no Keras.
+Does not import Keras.
 """
 
 from typing import NamedTuple
 
 
 class Size(NamedTuple):
-    """How large an image model is.
+    """The size of an image model.
 
     Swin doubles its width, its heads and its feed-forward layers from stage to stage: the numbers
     here are those of the first stage.

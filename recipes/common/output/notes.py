@@ -1,4 +1,4 @@
-"""Sentences under a table: on differences, on coefficients, and on what is a paper's."""
+"""Sentences under a table: differences, coefficients, and deviations from a paper."""
 
 import math
 import statistics
@@ -9,7 +9,7 @@ from recipes.common.attentions import DISTANCE, POWER, label
 
 
 def settings_note(paper: str, deviations: Sequence[str]) -> str:
-    """Says that the settings are a paper's, and which of them are not."""
+    """Says that the settings are those of a paper, and names the exceptions."""
     changed = f"except for {', '.join(deviations)}" if deviations else "without changes"
     return f"settings: those of {paper}, {changed}; what is left open there is ours."
 

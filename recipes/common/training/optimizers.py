@@ -16,7 +16,7 @@ from recipes.common.attentions import DISTANCE, POWER
 def averaged(momentum: float) -> dict[str, Any]:
     """Arguments of an optimizer that averages the weights with this momentum; 0: it does not.
 
-    The averages are validated, tested and kept; training goes on from the weights themselves.
+    The averages are validated, tested and kept; training continues from the weights themselves.
     """
     return {"use_ema": momentum > 0, "ema_momentum": momentum or None}
 

@@ -1,4 +1,4 @@
-"""The records of a comparison's runs, each in a folder of its own. Imports no Keras."""
+"""The records of a comparison's runs, each in a folder of its own. Does not import Keras."""
 
 import dataclasses
 import math
@@ -15,9 +15,9 @@ Metrics = dict[str, float | None]  # those of one epoch
 
 
 class Criterion(NamedTuple):
-    """The metric that the table reports, and what chooses an epoch on validation data.
+    """The metric in the table, and the metrics that choose an epoch on validation data.
 
-    Where the last epoch is taken, the metrics rank runs only.
+    If the last epoch is used, the metrics only rank runs.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Criterion(NamedTuple):
 
     @property
     def order(self) -> tuple[str, str]:
-        """The two metrics; the one that chooses comes first."""
+        """The two metrics; the first one chooses the epoch."""
         return (self.ties, self.name) if self.choose_by == self.ties else (self.name, self.ties)
 
     @property
@@ -47,7 +47,7 @@ class Criterion(NamedTuple):
         return rank(first), rank(second)
 
     def is_better(self, metrics: Metrics, best: Metrics) -> bool:
-        """Whether an epoch takes the place of the best one before it."""
+        """Whether an epoch replaces the best one before it."""
         return self.last_epoch or self.score(metrics) > self.score(best)
 
 
@@ -180,7 +180,7 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
     """One row per attention: the criterion on test data over its seeds, at the epochs chosen.
 
     Metrics of the best epoch under the criterion's name, and the best test epoch where the test was
-    taken after every epoch, stand beside.
+    taken after every epoch, are in it, too.
     """
     name = runs[0].criterion.name
     rows = []
