@@ -81,7 +81,7 @@ def traced_by_torch() -> bool:
 
 
 def cached(function: Function) -> Function:
-    """`functools.lru_cache`, but torch, which warns of it, compiles the function itself."""
+    """`functools.lru_cache`; under torch.compile, which warns of it, the function itself."""
     kept: Any = functools.lru_cache(maxsize=256)(function)
     if keras.backend.backend() != "torch":
         return cast("Function", kept)
@@ -390,7 +390,7 @@ def folder(name: str, value: object, sizes: Sizes | None = None) -> Path:
 def instance(
     kind: type, made_by: str, letter: str = "", size_of: Callable[[Any], int | None] | None = None
 ) -> Rule:
-    """An object of a class, in words, whose size by `size_of` is that of a letter."""
+    """An object of a class, described in words; `size_of` gives its size for a letter."""
 
     def check(name: str, value: object, sizes: Sizes) -> object:
         if not isinstance(value, kind):

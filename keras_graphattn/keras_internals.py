@@ -37,8 +37,8 @@ def walk(layer: keras.Layer) -> list[Any]:
 
 
 def living_layers_above(held: set[int], inside: set[int]) -> list[Any]:
-    """The layers of this process that hold a layer, by ids; the nearest first, without `inside`."""
-    # `type`: an object that stands in for another may load a module when asked for its class
+    """The layers of this process that contain a layer, by id; the nearest first, not `inside`."""
+    # `type`, because a stand-in object may load a module if code reads its `__class__`
     living = [x for x in gc.get_objects() if issubclass(type(x), keras.Layer)]
     children = {}
     for layer in living:
@@ -115,7 +115,7 @@ _BOUND = ("build", "quantize")  # Keras wraps them in each instance, bound to th
 
 
 def exchange(first: keras.Layer, second: keras.Layer) -> None:
-    """Two built layers change bodies: class, weights, sublayers, settings.
+    """Exchanges the contents of two built layers: class, weights, sublayers, settings.
 
     So the class of `first` changes in place, and everything that points at it stays valid. A
     second exchange takes the first one back.
@@ -193,14 +193,14 @@ def layouts_of(distribution: object) -> keras.distribution.LayoutMap | None:
 
 
 def place_again(variable: keras.Variable, distribution: keras.distribution.ModelParallel) -> None:
-    """Gives a variable the layout that it would have been made with: Keras sets it only then."""
+    """Gives a variable the layout that Keras would have set when it made the variable."""
     variable._layout = None
     variable._layout = distribution.get_variable_layout(variable)
     variable.assign(variable.value)
 
 
 def compiled_metrics(model: keras.Layer) -> list[keras.metrics.Metric]:
-    """The metrics given to `compile`: before they have seen data, the model does not list them."""
+    """The metrics of `compile`: the model does not list them before they have seen data."""
     compiled = getattr(model, "_compile_metrics", None)
     names = ("_user_metrics", "_user_weighted_metrics")
     return [m for name in names for m in keras.tree.flatten(getattr(compiled, name, None))]

@@ -281,13 +281,13 @@ def _write_from_jax(model: keras.Model, signatures: dict[str, Signature], path: 
 def _graph_from_jax(
     model: keras.Model, signature: Signature, variables: list[Any]
 ) -> tuple[Any, Any]:
-    """Returns a TensorFlow function and its graph, with the first names of sizes that work."""
+    """Returns a TensorFlow function and its graph, with the first choice of names that works."""
     *others, last = (
         _function_from_jax(model, signature, shapes, variables)
         for shapes in _symbolic_shapes(signature)
     )
     for function in others:
-        # Keras logs a traceback of what jax refuses; `last` does so where it fails, too.
+        # Keras logs a traceback if jax refuses a choice; only that of `last` is shown.
         silent = replaced_attributes([(logging.getLogger("absl"), "disabled", True)])
         with suppress(Exception), silent:
             return function, function.get_concrete_function()

@@ -295,7 +295,7 @@ def _chosen(inputs: dict[str, _Input], names: Sequence[str] | None) -> dict[str,
 
 
 def _sizes(counts: Array, num_buckets: int, sizes: Sequence[int] | None) -> list[int]:
-    """Numbers of nodes to pad to; by default each takes about as many of the graphs."""
+    """Numbers of nodes to pad to; by default, all buckets have about equally many graphs."""
     if sizes is None:
         shares = np.arange(1, num_buckets + 1) / num_buckets
         return sorted({int(size) for size in np.quantile(counts, shares, method="higher")})

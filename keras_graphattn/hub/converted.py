@@ -367,7 +367,8 @@ class AttentionFamily:
             return bool(self._use_fused_attention_op())
         return bool(keras_hub_utilities().fused_attention_op_available())
 
-    # The way of tokens through a converted layer. `attend` and `attend_rows` are of the attention.
+    # The way of tokens through a converted layer. `attend` and `attend_rows` belong to the
+    # attention.
 
     def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
         """Queries (B, t, N, H), keys and values (B, t, Nkv, H) of new tokens, as they are cached.
@@ -402,7 +403,7 @@ class AttentionFamily:
         return query, key
 
     def cached_keys(self, keys: Heads) -> Heads:
-        """Keys of the cache, (B, S, Nkv, H), as queries are multiplied by them."""
+        """Keys of the cache, (B, S, Nkv, H), in the form for products with queries."""
         return keys
 
     def score_logits(self, length: Index, bias: Bias | None = None) -> Logits:
@@ -675,9 +676,9 @@ class GroupedOperator:
     Query heads share keys and values in the cache [B, slots, S, Nkv, H]. What a filter keeps beyond
     the values, such as A V, is one signal for each query head, and takes Nq / Nkv slots.
 
-    The first call must be to the values, which the cache holds already. Each further call writes
-    the new tokens' signal into the next slots and applies the rows to the whole signal. Calls must
-    come in the same order at each step, as a filter makes them.
+    The first call must apply the rows to the values, which are already in the cache. Each further
+    call writes the new tokens' signal into the next slots and applies the rows to the whole signal.
+    Calls must come in the same order at each step, as a filter makes them.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class Decoder(AttentionFamily):
         cache_update_index: Index | None = None,
         training: bool | None = None,
     ) -> Heads:
-        # The position of the first query, under either name, is that of a step; `call` decodes.
+        # With the position of the first query, under either name, `call` decodes a step.
         return self.attend(query, key, value, attention_mask, training)
 
     def _compute_vllm_attention(self, *arguments: object) -> None:
@@ -294,8 +294,8 @@ class GptOssDecoder(Decoder):
 class BloomDecoder(Decoder):
     """Bloom: a bias of the scores (ALiBi); dropout of A, and of the result.
 
-    The bias, a slope of each head times the position of the key, differs between lengths by a
-    number per head, which the softmax does not see.
+    The bias, a slope of each head times the position of the key, differs between lengths only by a
+    number per head, which does not change the softmax.
     """
 
     spelling = Spelling(

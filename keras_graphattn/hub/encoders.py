@@ -166,7 +166,7 @@ class RoformerAttention(AttentionFamily):
 
 
 class EsmAttention(RoformerAttention):
-    """ESM and ESM-2: as RoFormer's, with another rotary embedding, and none in ESM-1."""
+    """ESM and ESM-2: like RoFormer, with another rotary embedding, and none in ESM-1."""
 
     def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
         if not self.use_rotary:

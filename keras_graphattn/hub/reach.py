@@ -103,8 +103,8 @@ def reached_names() -> list[str]:
 def _reach_preprocessing(plain: type[keras.Layer]) -> None:
     """Lets `from_preset` find a tokenizer, preprocessor or image converter of a converted backbone.
 
-    KerasHub looks for one that names exactly the class of the backbone. The one that it finds here
-    is never made: presets hold the plain one, and that is what is loaded.
+    KerasHub looks for one that names exactly the class of the backbone. The class that it finds
+    here is never instantiated: presets contain the plain class, which is loaded.
     """
 
     def load_plain(cls: type, /, loader: Any, arguments: Config) -> dict[str, object]:
@@ -154,8 +154,8 @@ class _Arrival(importlib.abc.MetaPathFinder):
 
     Presets name the subclasses, and KerasHub looks for them among those that exist, before any code
     of this package runs. This package does not import KerasHub itself, and scripts import the two
-    in either order. So there is nothing simpler: tests/hub/test_lasting.py loads presets in a
-    process that has done nothing else.
+    in either order. tests/hub/test_lasting.py shows that this is needed: it loads presets in a
+    fresh process.
     """
 
     def find_spec(

@@ -178,7 +178,7 @@ def is_reachable(layer: keras.Layer) -> bool:
 
 
 def settle_classes(layers: Iterable[keras.Layer]) -> None:
-    """Makes carriers of the layers that have converted attention in them, and plain ones of others.
+    """Gives carrier classes to layers with converted attention in them, plain classes to others.
 
     Keras' own containers save the layers in them as objects and stay as they are.
     """
@@ -205,7 +205,7 @@ def _carrier_of(plain: type[keras.Layer]) -> type:
 def _subclass(plain: type[keras.Layer], name: str) -> type:
     """A subclass that carries conversions in its configuration."""
 
-    # Keras looks at a mark on the method to tell whether a class has its own: `wraps` keeps it.
+    # A mark on the method tells Keras whether a class has its own method: `wraps` keeps it.
     @functools.wraps(plain.get_config)
     def get_config(self: keras.Layer) -> Config:
         carried = {"of": _identity(plain), **conversions_of(self).get_config()}

@@ -24,10 +24,10 @@ from keras_graphattn.keras_internals import (
     walk,
 )
 
-# Layers whose queries are not the tokens that they attend to. Its matrix may be square, but
+# Layers whose queries are not the tokens that they attend to. The matrix may be square, but
 # row i and column i are not the same token, so that its powers mean nothing.
-# SigLIP, VideoPrism, PaliGemma's tower: learned probes. PARSeq: positions to be read, which look at
-# the characters before them. There the square of the matrix would even show a position its own
+# SigLIP, VideoPrism, PaliGemma's tower: learned probes. PARSeq: positions that look at the
+# characters before them. There the square of the matrix would even show a position its own
 # character in training.
 OTHER_TOKENS = (
     *("SigLIPMultiHeadAttentionPooling", "VideoPrismAttenTokenPoolingLayer"),

@@ -282,9 +282,9 @@ def _owners(model: keras.Layer, refuses: bool = True) -> list[Owner]:
 
 
 def _settle(model: keras.Layer, owners: list[Owner], parents: list[keras.Layer]) -> None:
-    """Brings caches, classes, compiled functions, optimizers and torch's lists up to date.
+    """Updates caches, classes, compiled functions, optimizers and torch's lists.
 
-    Those of the model, of all layers in it, and of the models and layers that hold it.
+    These belong to the model, to its layers, and to the models and layers that contain it.
     """
     for owner in owners:
         align_caches(owner.layer, owner.slots)

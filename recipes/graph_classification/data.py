@@ -1,6 +1,6 @@
 """Graphs with a class: TU data from files, or generated graphs of three kinds.
 
-The graphs that are made have 15 to 40 nodes and a mean degree of 4: rings of nodes joined to the 4
+The generated graphs have 15 to 40 nodes and a mean degree of 4: rings of nodes joined to the 4
 nearest, with a tenth of the edges moved (Watts and Strogatz); graphs that grow by nodes that prefer
 nodes of high degree (Barabasi and Albert); and pairs of random places in a square that are near to
 each other.
@@ -28,7 +28,7 @@ Edges = np.ndarray  # (E, 2)
 
 @dataclasses.dataclass
 class Folds:
-    """All graphs of a data set, and which of them are trained and tested on in each fold."""
+    """All graphs of a data set, with the training and test graphs of each fold."""
 
     name: str
     classes: list[str]
@@ -80,8 +80,8 @@ def fold(
 ) -> GraphProblem:
     """The fold `seed` modulo the number of folds, with an inner hold-out to validate on.
 
-    The seed also draws what is held out. In a search, a fifth of the training graphs is the test
-    part, and that of the fold is not touched.
+    The seed also draws the held-out graphs. In a search, a fifth of the training graphs is the test
+    part, and the test part of the fold is not used.
     """
     train, test = problem.folds[seed % len(problem.folds)]
     random = np.random.default_rng(seed + SEARCH_SEED if search else seed)
@@ -97,14 +97,14 @@ def fold(
 def _hold_out(
     problem: Folds, places: np.ndarray, share: float, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The places that are left, and a share of them drawn class by class."""
+    """Splits indices into the rest and a share that is drawn class by class."""
     labels = labels_of([problem.graphs[place] for place in places])
     rest, held = held_out(labels, share, random)
     return places[rest], places[held]
 
 
 def stratified_folds(labels: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Ten parts with about equal shares of each class; each is tested on once."""
+    """Ten parts with about equal shares of each class; each is the test part once."""
     random = np.random.default_rng(seed)
     order = np.concatenate(
         [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]

@@ -17,7 +17,7 @@ TASKS = ("caveman", "circle", "grid", "ladder", "circular_ladder", "induced_cycl
 
 
 class MotifDetection(ClassifierOfGraphs):
-    """Attention layers that are to find a motif in random graphs."""
+    """Attention layers that detect a motif in random graphs."""
 
     name = "motif_detection"
     description = (

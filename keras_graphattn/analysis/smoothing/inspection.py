@@ -64,9 +64,9 @@ def inspect_smoothing(
     For each attention layer, the report has the similarity of the tokens, their constant component
     and their effective rank, at three places: before the attention, after it (before any residual
     connection), and after its block. The block is the largest layer around this attention only,
-    such as a `TransformerEncoder`. Without one with outputs of the tokens' shape, it ends
-    at the input of the next attention layer with tokens of the same shape; that of the last one
-    ends at the last output of any layer that has the shape of its tokens.
+    such as a `TransformerEncoder`. If no such layer has outputs of the tokens' shape, the block
+    ends at the input of the next attention layer with tokens of this shape. The last block then
+    ends at the last output of this shape.
 
     For each head, it has the attention matrix A and the operator H that the layer applies to its
     values: their response to the frequencies of the Fourier basis, the entropy of A, its sink, and
@@ -284,7 +284,7 @@ class Pass:
 
 
 def _is_cross(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> bool:
-    """Whether a layer that is called with a query and a value has others as values."""
+    """Whether a layer attends from its query to a value of other tokens (cross-attention)."""
     value = arguments.get("value")
     if value is None or value is tokens:
         return False
@@ -328,7 +328,7 @@ class LayerFigures:
         self.not_finite = 0  # sequences with tokens that are NaN or infinite
 
     def add(self, call: Call, sampled: int) -> None:
-        """Adds one call; of its first `sampled` sequences, ranks and operators too."""
+        """Adds one call, with ranks and operators of its first `sampled` sequences."""
         finite = np.ones(len(call.valid), bool)
         for name, x in (("before", call.tokens), ("after", call.outputs), ("block", call.block)):
             if x is not None and x.shape[:-1] == call.tokens.shape[:-1]:
@@ -365,7 +365,7 @@ class LayerFigures:
         )
 
     def _heads(self, maps: Operators) -> HeadMeasures:
-        """Means over sequences; responses of shorter ones at the frequencies of the longest."""
+        """Means over sequences, with all responses at the frequencies of the longest one."""
         frequencies = min((x["frequencies"] for x in self.responses), key=lambda f: float(f[1]))
         means = {
             name: np.mean(
@@ -400,7 +400,7 @@ def _token_figures(
 
 
 def _means(sums: Float[Array, " 3"], counts: Float[Array, " 3"]) -> TokenMeasures | None:
-    """The means, NaN where nothing was added; `None` where nothing at all was."""
+    """The means; NaN where no number was added, and `None` if none was added anywhere."""
     if not counts.any():
         return None
     with np.errstate(invalid="ignore"):

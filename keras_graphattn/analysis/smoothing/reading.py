@@ -86,7 +86,7 @@ def read_operators(
 def _watched(
     layer: keras.Layer, call: Callable[..., object]
 ) -> tuple[dict[str, Any], Float[Tensor, "B T N D"], Apply]:
-    """What the layer attends with, as `values` and perhaps `operator`; its outputs; and H.
+    """The watched values and perhaps the operator of the layer, its outputs, and H.
 
     H is a function of signals like the values, (B, T, N, D), in which heads may share values. The
     watched method is `attended(operator, values, ...)` of this package's layers, which filters the

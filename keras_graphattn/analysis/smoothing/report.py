@@ -224,8 +224,8 @@ def plot_similarity(
 ) -> "Axes":
     """Draws the similarity of tokens by depth: each line starts at the input of the first layer.
 
-    One report shows the tokens after each block, and dashed those after each attention; several
-    reports show the tokens after each block.
+    Solid lines are the tokens after each block. For a single report, a dashed line shows the tokens
+    after each attention.
 
     Args:
         reports: A report of `inspect_smoothing`, or several.

@@ -35,7 +35,7 @@ class Criterion(NamedTuple):
         return self.choose_by == LAST_EPOCH
 
     def score(self, metrics: Metrics) -> tuple[float, float]:
-        """What makes an epoch the best on validation data, for the metrics in their order."""
+        """The rank of an epoch by its validation metrics, in their order: the highest is the best."""
 
         def rank(name: str) -> float:
             value = metrics[f"val_{name}"]
@@ -134,7 +134,7 @@ def weights_file(folder: Path, epoch: int) -> Path:
 def read_run(
     output: Path, attention: str, seed: int, criterion: Criterion = ACCURACY
 ) -> tuple[RunState, Run | None]:
-    """The state of a run, begun or not, and the run itself if it is finished."""
+    """The state of a run, and the run itself if it is finished."""
     folder = output / "runs" / run_name(attention, seed)
     try:
         record, state = (read_json(folder / name) for name in ("run.json", "state.json"))
@@ -172,7 +172,7 @@ def finished_runs(
 
 
 def best_run(runs: list[Run]) -> Run:
-    """The run of the best criterion on validation data, ties by its second metric there."""
+    """The run with the best criterion on validation data; its second metric decides ties."""
     return max(runs, key=lambda run: run.criterion.score(run.state.best))
 
 

@@ -97,8 +97,7 @@ def train_run(
 class KeepRun(keras.callbacks.Callback):
     """Keeps a run in its folder after every epoch, and ends it when the metric no longer improves.
 
-    The test batches are evaluated after every epoch into `test_*` metrics, for the record only:
-    nothing is chosen by them.
+    The test batches are evaluated after every epoch into `test_*` metrics, which choose nothing.
     """
 
     def __init__(
