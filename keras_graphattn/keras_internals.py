@@ -147,7 +147,7 @@ def forget_compiled(model: keras.Layer) -> None:
 
 
 def fresh_optimizer(model: keras.Layer) -> keras.optimizers.Optimizer | None:
-    """A new optimizer like the model's, if that is built: its slots fit the old weights."""
+    """A new optimizer like the model's, if that is built: the slots of that fit the old weights."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return None

@@ -209,7 +209,7 @@ def applies_coefficient_rates(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def _inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer that takes the steps: that inside a `LossScaleOptimizer`."""
+    """The optimizer that takes the steps: the inner one of a `LossScaleOptimizer`."""
     is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if is_scaling else optimizer
 

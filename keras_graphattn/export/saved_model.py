@@ -261,7 +261,7 @@ def _write_from_tensorflow(
 
 
 def _write_from_jax(model: keras.Model, signatures: dict[str, Signature], path: Path) -> None:
-    """Writes like `keras.export.ExportArchive`, but calls of the graph assign no variables.
+    """A `keras.export.ExportArchive` whose graph assigns no variables when it is called.
 
     The archive's graph writes all state back at each request, also metrics and random seeds.
     """

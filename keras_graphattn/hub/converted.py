@@ -178,7 +178,7 @@ def dropped(
 
 
 def keras_hub_utilities() -> ModuleType:
-    """KerasHub's module that knows the device; KerasHub is imported where its layers are."""
+    """KerasHub's utility module, which is imported if there are layers of KerasHub."""
     return sys.modules["keras_hub.src.utils.keras_utils"]
 
 
@@ -547,7 +547,7 @@ def class_with(plain: type, family: type, attention: type | None = None) -> type
 
 
 def shown_as(layer: keras.Layer, cls: type) -> Any:
-    """A view: an object of another class with the very attributes of a layer."""
+    """A view: an object of another class with the attributes of a layer."""
     view: Any = object.__new__(cls)
     object.__setattr__(view, "__dict__", vars(layer))
     return view

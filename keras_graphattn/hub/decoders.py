@@ -1,9 +1,9 @@
 """The families of decoders: rotary embedding, ALiBi, sinks, and T5's shared bias.
 
 Their caches are [B, 2, S, Nkv, H]. Most have the method `_compute_attention(query, key, value,
-mask)`, which attends for the full pass. Where KerasHub applies something on some backends only, a
-converted layer does what the original does on the same backend and device: its outputs are the
-original's at the start.
+mask)`, which attends for the full pass. If KerasHub applies a step only on some backends, a
+converted layer applies it on the same backends and devices, so its outputs at the start are those
+of the original.
 """
 
 import functools
@@ -168,7 +168,7 @@ class Qwen35Decoder(QwenDecoder):
 
 @functools.cache
 def passing_on(plain: type) -> type:
-    """A class of decoder layers without attention, which passes on slots of the others' caches.
+    """A class of decoder layers without attention, which passes on the cache slots of other layers.
 
     The method `call_and_update_cache` of the class `plain` gets the caches of all kinds.
     """

@@ -135,8 +135,8 @@ class RoformerAttention(AttentionFamily):
     The mask (B, T) says which tokens are not padding. On PyTorch, no token sees padding. On
     TensorFlow and JAX (KerasHub 0.32) the mask has the shape (B, 1, T, 1): it hides everything from
     padding, and nothing from the other tokens. A softmax over hidden tokens only is uniform: this
-    is what scores of 0 in the rows of padding give. A converted layer does the same, so that there
-    padding takes part in A and in its powers.
+    is what scores of 0 in the rows of padding give. A converted layer does the same, so padding
+    takes part in its A and in the powers of A.
     """
 
     spelling = Spelling(

@@ -155,7 +155,7 @@ def mit_config(block: keras.Layer) -> Config:
 
 
 def by_constructor(*names: str) -> dict[str, Callable[[keras.Layer], Config]]:
-    """The parents of these names, whose configuration is that of their constructors."""
+    """Parents with these names, whose configurations are the arguments of their constructors."""
     return dict.fromkeys(names, constructor_config)
 
 

@@ -289,7 +289,7 @@ def reducer(plain: Any) -> Callable[[keras.Layer], tuple[object, ...]]:
 
 
 def _call_of_class(plain: type[keras.Layer], name: str, *arguments: object) -> object:
-    """Calls a class method; to unpickle this function is to import this package."""
+    """Calls a class method; unpickling this function imports this package."""
     return getattr(plain, name)(*arguments)
 
 
@@ -313,7 +313,7 @@ def _carrier_named(identity: dict[str, str]) -> type:
 
 
 class Part(Plain):  # type: ignore[misc]
-    """Base of the other duties of carriers; the next class in their order is the plain one."""
+    """Base of the methods of carriers other than `get_config`; the plain class follows it."""
 
 
 class Compiled(Part):

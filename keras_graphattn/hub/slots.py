@@ -42,7 +42,7 @@ class Request(NamedTuple):
     options: Options
 
     def own_options(self) -> Options:
-        """The options in objects of their own: a mask with weights is not shared by layers."""
+        """A copy of the options, so that layers do not share a mask with weights."""
         config = _unshared(keras.saving.serialize_keras_object(dict(self.options)))
         options: Options = keras.saving.deserialize_keras_object(config)
         return options

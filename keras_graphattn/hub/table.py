@@ -95,7 +95,7 @@ def coefficients_of(layer: keras.Layer) -> dict[str, Coefficient]:
 
 
 def note_on_optimizer(model: keras.Layer, rows: Iterable[Row]) -> str:
-    """One line where a compiled model trains coefficients at the rate of all other weights."""
+    """A note, if a compiled model trains coefficients at the rate of all other weights."""
     optimizer = getattr(model, "optimizer", None)
     wanted = {row.coefficient_learning_rate_multiplier for row in rows}
     wanted |= {one.multiplier for row in rows for one in row.coefficients.values()}

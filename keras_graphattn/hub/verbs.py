@@ -90,8 +90,8 @@ def convert(
     All errors are raised before anything has changed.
 
     Coefficients are numbers of the order of 1: at the rates of fine-tuning they would not leave
-    their start. So a converted backbone or task, however it is compiled, trains them at 100 times
-    the rate of its optimizer: at a rate of 5e-5, by about 5e-3 in a step. Set
+    their start. So a converted backbone or task trains them at 100 times the rate of its optimizer,
+    however it is compiled. At a rate of 5e-5, they move by about 5e-3 in a step. Set
     `coefficient_learning_rate_multiplier` to 10, for a mask to 30, where the rate itself is 1e-3,
     as in training from scratch. Any other model that holds converted layers, such as one composed
     of a converted backbone's tensors, is compiled with

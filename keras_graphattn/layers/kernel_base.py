@@ -136,9 +136,9 @@ class KernelLayer(AttentionLayer):
     ) -> tuple[
         Mask | None, dict[str, Tensor], Bool[Tensor, "B T"] | None, Bool[Tensor, "B S"] | None
     ]:
-        """The layer's mask with causality and with the `attention_mask` of the call; its inputs.
+        """The layer's mask with causality and the `attention_mask` of the call, and its inputs.
 
-        Then the queries and the keys that are not padding.
+        It also returns which queries and which keys are not padding.
         """
         entries, queries, keys, causal, _ = call.visibility
         inputs = dict(call.mask_inputs or {})

@@ -265,7 +265,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         return self.choose_path(length, features, width)
 
     def _of_heads(self, name: str, number: ArrayLike, *shape: int) -> np.ndarray:
-        """A start value as an array of this shape, that of the heads by default."""
+        """A start value as an array of this shape; by default, one number per head."""
         shape = shape or (self.num_heads,)
         try:
             return np.broadcast_to(np.asarray(number, "float64"), shape)

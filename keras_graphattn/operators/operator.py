@@ -103,7 +103,7 @@ class Visibility(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether some row may not see some column."""
+        """Whether any row has a hidden column."""
         entries, queries, keys, causal, window = self
         is_given = entries is not None or queries is not None or keys is not None
         return is_given or causal or window is not None

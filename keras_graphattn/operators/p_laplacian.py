@@ -3,7 +3,7 @@
     out_i = sum_j softmax_j(q_i . k_j * scale) (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2) x_j
 
 In float32 inside. Keys that a row may not see change nothing in it: neither its weights nor its
-rounding. All steps entry by entry, from the softmax to the re-weighted matrix, have one custom
+rounding. All element-wise steps, from the softmax to the re-weighted matrix, have one custom
 gradient. They are most of the work, and this halves the passes over n x n numbers.
 
 Squared distances come from the Gram form |v_i|^2 + |v_j|^2 - 2 v_i . v_j, one product of matrices.

@@ -157,7 +157,7 @@ def geometric(random: np.random.Generator, nodes: int) -> Edges:
 
 
 def with_degrees(graph: Graph, *, beside: bool = False) -> Graph:
-    """The graph with the degree of each node, up to 20, as its features: zeros and a one.
+    """The graph with the degree of each node, up to 20, as its features: a one-hot vector.
 
     With `beside=True`, they stand beside the features that the graph has; else they replace them.
     """

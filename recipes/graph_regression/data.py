@@ -61,7 +61,7 @@ def load(options: argparse.Namespace) -> GraphProblem:
 
 
 def graph_of(molecule: Molecule, atom_types: int) -> Graph:
-    """The graph: a node's features are its type and its degree, each as zeros and a one."""
+    """The graph: a node's features are its type and its degree, each as a one-hot vector."""
     atoms, bonds = (np.asarray(array).astype("int64") for array in molecule[:2])
     if not 0 <= atoms.min() <= atoms.max() < atom_types or not 0 <= bonds.min() <= bonds.max():
         raise ValueError(f"types of atoms must be from 0 to {atom_types - 1}")

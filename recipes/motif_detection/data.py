@@ -5,7 +5,7 @@ random edges. A graph without a motif has as many nodes and edges, drawn with eq
 In a tree with a long cycle, the two leaves that are farthest apart are joined. In the same tree
 without a long cycle, two random leaves are joined whose distance is at most half of that. So
 numbers of nodes and edges do not distinguish the classes, and in trees degrees do not either. The
-only feature of a node is its degree, as a row of zeros and a one.
+only feature of a node is its degree, as a one-hot row.
 
 Source: Choromanski et al., arXiv 2107.07999, Section 5.2; the sizes are ours.
 """

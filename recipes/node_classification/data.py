@@ -58,7 +58,7 @@ class NodeProblem:
         return Graph(graph.edges, graph.edge_weights, graph.node_features, None, label)
 
     def labels(self, part: str) -> np.ndarray:
-        """The known classes of a part."""
+        """The known labels of the nodes of one part."""
         labels = self.graph.label[self.parts[part]]
         return labels[labels >= 0]
 

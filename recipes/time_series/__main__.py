@@ -85,7 +85,7 @@ class TimeSeries(Recipe):
         return PUBLISHED_TRAINING
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
-        """The published settings of AGF; theta_0 is learned only with `--published`, as there."""
+        """The published settings of AGF, but only `--published` learns theta_0."""
         filter = PUBLISHED_AGF.get(options.dataset, ELSEWHERE)
         if not options.published:
             filter = filter._replace(learned_constant=False)

@@ -1,4 +1,4 @@
-"""Training on several devices, over which batches are shared out.
+"""Training on several devices, which share the rows of each batch.
 
 On JAX this is `keras.distribution`, on TensorFlow `tf.distribute.MirroredStrategy`; Keras' `fit`
 has no such feature on torch. Does not import Keras itself.

@@ -1,7 +1,7 @@
 """The options that recipes share, and which of them are not a paper's.
 
 This file has the name and the type of each option; the recipe has its default. Does not import
-Keras, except to check or to show a name that is one of the package's.
+Keras, except to check or to show names of the package.
 """
 
 import argparse

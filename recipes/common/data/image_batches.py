@@ -32,7 +32,7 @@ class Augmentation(NamedTuple):
 
 
 class Seeds(keras.random.SeedGenerator):
-    """Gives layers seeds that are a function of one tensor and of how many were given before.
+    """Seeds for layers, as a function of one tensor and of the number of earlier seeds.
 
     A generator of Keras holds a state, which parallel calls would change in any order.
     """
@@ -82,7 +82,7 @@ class ImageBatches(keras.utils.PyDataset):
         return -(-len(self.images) // self.batch_size)
 
     def start_epoch(self, epoch: int) -> None:
-        """Begins anew, with the order and the changes of `epoch`, which counts from 0."""
+        """Starts again, with the order and the changes of `epoch`, which counts from 0."""
         self.epoch = epoch
         self._dataset: Any = None
         self._rows: Any = None  # what comes after `_row`, which is that of `_index`

@@ -48,7 +48,8 @@ def classifier(
     of a block from its number (from 0), the number of heads, their width and the layer's name. The
     layer gets the tokens twice, as query and value. `drop_path` is the share of the examples that
     lose a branch in the last block; it grows from 0 in the first. With `post_norm`, a branch is
-    added first and the sum normalised, as in the first transformer, and not the branch's input.
+    added first and the sum normalised, as in the first transformer; the branch's input is not
+    normalised.
 
     Raises `ValueError` if the patches do not fill the image.
     """

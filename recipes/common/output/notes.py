@@ -43,8 +43,9 @@ def paired_difference(
     """By how much one attention is above another, over the seeds that both have.
 
     Runs with one seed share their data and the order of it. Their difference varies less than
-    either. It is the mean, its standard error, and in how many seeds the attention is above the
-    other; `None` where no seed has both. `runs` are those of `results.json`.
+    either. The result has the mean difference, its standard error, and the number of seeds in which
+    the attention is above the other. It is `None` if no seed has both. `runs` are those of
+    `results.json`.
     """
     first, second = (
         {run["seed"]: run[metric] for run in runs if run["attention"] == name}

@@ -1,4 +1,4 @@
-"""Several finished comparisons in one table and one picture: one model at several depths, say.
+"""Several finished comparisons in one table and one picture: such as one model at several depths.
 
     python -m recipes.common.output.together results/depth/* --output results/depth-together
 

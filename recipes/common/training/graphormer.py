@@ -29,7 +29,7 @@ class StructuralBias(layers.Layer):
 
     b is a learned number for each distance (Eq. 6), for nodes without a path, and for pairs with
     the virtual node. c is the mean, over the edges of a shortest path, of a learned number for the
-    edge's type and its place on the path (Eq. 7, with types as zeros and a one).
+    edge's type and its place on the path (Eq. 7, with types as a one-hot vector).
 
     Args:
         num_heads: Number of heads.

@@ -53,7 +53,7 @@ def one_hot_loss_and_metrics(classes: int, label_smoothing: float = 0.0) -> dict
 
 
 def absolute_error_and_metrics() -> dict[str, Any]:
-    """Arguments of `compile`: the absolute error as the loss; it and the squared error as metrics.
+    """Arguments of `compile`: the absolute error as the loss; both errors as metrics.
 
     Labels have the shape (B,), predictions (B, 1).
     """

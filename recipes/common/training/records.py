@@ -35,7 +35,7 @@ class Criterion(NamedTuple):
         return self.choose_by == LAST_EPOCH
 
     def score(self, metrics: Metrics) -> tuple[float, float]:
-        """The rank of an epoch by its validation metrics, in their order: the highest is the best."""
+        """The rank of an epoch by its validation metrics, in their order; the highest is best."""
 
         def rank(name: str) -> float:
             value = metrics[f"val_{name}"]
@@ -179,8 +179,8 @@ def best_run(runs: list[Run]) -> Run:
 def table(runs: list[Run]) -> list[dict[str, Any]]:
     """One row per attention: the criterion on test data over its seeds, at the epochs chosen.
 
-    Metrics of the best epoch under the criterion's name, and the best test epoch where the test was
-    taken after every epoch, are in it, too.
+    A row also has the metrics of the best epoch under the criterion's name and, if the test data
+    were evaluated after every epoch, the best test epoch.
     """
     name = runs[0].criterion.name
     rows = []

@@ -129,7 +129,7 @@ class KeepRun(keras.callbacks.Callback):
         """Puts the training examples in this epoch's order.
 
         On torch, dropout without a seed of its own draws from a generator that belongs to no
-        model: it is set anew, as a function of the seed and the epoch.
+        model: it is set again, as a function of the seed and the epoch.
         """
         self.batches.start_epoch(epoch)
         if keras.backend.backend() == "torch" and self.batches.seed is not None:
