@@ -132,7 +132,7 @@ def exchange(first: keras.Layer, second: keras.Layer) -> None:
             vars(layer)[name] = getattr(new_class, name).__get__(layer)
 
 
-# A model may also keep the sampler and the function of generation with an assistant (Gemma 4).
+# Gemma 4 also keeps the sampler and the function for generation with an assistant.
 COMPILED = (
     *("train_function", "test_function", "predict_function", "generate_function"),
     *("_cached_spec_sampler", "_cached_spec_generate_fn"),
@@ -162,7 +162,7 @@ def forget_slots(model: keras.Layer) -> None:
 
 
 def track_again(model: keras.Layer) -> None:
-    """On torch, gathers the parameters of every layer anew, as Keras does after quantising."""
+    """On torch, gathers the parameters of every layer again, as Keras does after quantising."""
     if keras.backend.backend() == "torch":
         for layer in model._flatten_layers():
             if layer.built:
@@ -207,7 +207,7 @@ def compiled_metrics(model: keras.Layer) -> list[keras.metrics.Metric]:
 
 
 def subclasses_of(cls: type) -> list[type]:
-    """All classes that are derived from a class now, directly or not."""
+    """All direct and indirect subclasses of a class that exist now."""
     children: list[type] = list(cls.__subclasses__())
     return children + [below for child in children for below in subclasses_of(child)]
 

@@ -86,7 +86,7 @@ def resolve(
 
 
 def _object_of(cls: type, name: str, registry: Mapping[str, type]) -> str:
-    """Says which object to give in place of a class."""
+    """The part of an error message that says which object to give instead of a class."""
     classes = list(registry.values())
     names = ", ".join(dict.fromkeys(c.__name__ for c in classes if issubclass(c, cls)))
     if names and cls not in classes:  # a base, of which there is no object

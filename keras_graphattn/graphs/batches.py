@@ -27,8 +27,8 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
     little is compiled. Every row of a batch is another graph. All batches but one have `batch_size`
     rows: graphs that do not fill a batch of their bucket go to the next larger bucket, and what is
     left at the end makes a smaller batch. With a seed, graphs are shuffled within their buckets
-    and batches among each other, anew for each epoch of `fit`, in the same way whenever the program
-    runs.
+    and batches among each other, again for each epoch of `fit`, in the same way whenever the
+    program runs.
 
     A batch is `(inputs, labels, weights)`, or `(inputs,)` if the graphs have no labels. The weights
     of graphs are 1. So the loss of a batch is the mean over its graphs, and the loss and metrics of
@@ -309,7 +309,7 @@ def _sizes(counts: Array, num_buckets: int, sizes: Sequence[int] | None) -> list
 
 
 def _edge_sizes(most: Sequence[int], edge_sizes: Sequence[int] | None) -> list[int]:
-    """Numbers of edges to pad to. By default they ascend: two buckets differ in both sizes."""
+    """Numbers of edges to pad to. By default they ascend, so two buckets differ in both sizes."""
     least: list[int] = []
     for number in most:
         least.append(max(int(number), least[-1] + 1 if least else 1))

@@ -252,7 +252,7 @@ class Gemma4Attention(GemmaAttention):
     ) -> tuple[Heads, ...]:
         """Queries, keys and values of new tokens; borrowed ones are in the cache already.
 
-        Positions (B, t) are those of all new tokens, where they do not follow one another.
+        Positions (B, t) are given if the new tokens do not follow one another.
         """
         query = self.query_norm(self.query_dense(inputs))
         query = self._apply_rope(query, index, positions=positions)
@@ -339,7 +339,7 @@ class GemmaVisionAttention(AttentionFamily):
 
     Both have the same class under two names, which attends in `call` itself. The layer
     drops entries of A. A mask of the call is added to the scores; the towers give none. The
-    original always returns A beside its outputs; a converted layer does so only with
+    original always returns A in addition to its outputs; a converted layer does so only with
     `return_attention_scores`: the A to which the filter is applied.
     """
 

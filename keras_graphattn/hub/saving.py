@@ -1,8 +1,8 @@
 """Saves and loads converted models: the carriers of conversions.
 
 A configuration in Keras holds the arguments of the constructor. A layer that makes its own
-attention would be restored from it with the original attention. So `convert` changes the class of
-every layer that has a converted attention layer in it, in place, to a subclass of its class, its
+attention would be restored from it with the original attention. So `convert` changes, in place, the
+class of every layer that contains a converted attention layer. The new class is a subclass, its
 carrier: `get_config` lists the conversions, and `from_config` makes them again. Keras' own models
 and wrappers save the layers in them as objects, and need no carrier.
 
@@ -83,7 +83,7 @@ def waiting_in(layer: keras.Layer) -> Conversions | None:
 
 
 def conversions_of(owner: keras.Layer) -> Conversions:
-    """The conversions in a layer: those that are made, or those that wait until it is built."""
+    """The conversions in a layer, or those that wait until it is built."""
     waiting = waiting_in(owner)
     if waiting is not None:
         return waiting
@@ -163,7 +163,7 @@ def register(plain: type[keras.Layer], new: type, name: str | None = None) -> No
 
 
 def is_known(plain: type[keras.Layer]) -> bool:
-    """Whether there is a carrier for this class, or whether it is one."""
+    """Whether this class has a carrier, or is one."""
     return plain in _CARRIERS or plain in _PLAIN
 
 
@@ -379,7 +379,7 @@ FACTORS, COEFFICIENTS = "lora", "coefficients"  # the first is KerasHub's name
 class AdaptedFiles(Part):
     """Files of LoRA weights have the coefficients in addition to the factors.
 
-    Both stand in a group of the file that the original does not know, so that it refuses the file.
+    Both are in a group of the file that the original model does not know, so it refuses the file.
     """
 
     def save_lora_weights(self, filepath: str | os.PathLike[str]) -> None:

@@ -46,7 +46,7 @@ class Row:
 
 
 class Table(list[Row]):
-    """A list of rows; `str` lays it out, with a note below where there is one."""
+    """A list of rows; `str` gives a table, with a note below it if there is one."""
 
     def __init__(self, rows: Iterable[Row] = (), note: str = "") -> None:
         super().__init__(rows)

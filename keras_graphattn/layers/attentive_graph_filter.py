@@ -337,7 +337,7 @@ class AttentiveGraphFilter(AttentionLayer):
     def _checked_state(
         self, state: object, key: Float[Tensor, "B T N H"], value: Float[Tensor, "B T N D"]
     ) -> RunningSum:
-        """The state, if it fits the logits and the values."""
+        """Returns the state; raises an error if it does not fit the logits and the values."""
         if not isinstance(state, RunningSum):
             raise ValueError(
                 "`state` must be a RunningSum, from `get_initial_state` or an earlier call. "

@@ -330,7 +330,7 @@ def _advanced(state: ChunkedState, key: Features, x: Signal, form: Form) -> Chun
 
 
 def _check_sums(state: ChunkedState, key: Features, decay: Decay | None) -> None:
-    """Raises a `ValueError` if the state is of another number of features or exponentials."""
+    """Raises a `ValueError` if the state has another number of features or exponentials."""
     exponentials = 1 if decay is None else decay.rates.shape[1]
     expected = exponentials * key.shape[-1]
     if state.sums.shape[2] != expected:

@@ -143,7 +143,7 @@ class _Blocks(NamedTuple):
         Float[Tensor, "_ B _ N H"],
         Float[Tensor, "B N S H"],
     ]:
-        """A function of a block's number that returns its rows of A; blocks of queries; keys."""
+        """Returns a function from block numbers to rows of A, the query blocks, and the keys."""
         by_row, whole = self.named(tensors)
         cut = {name: cut_into_blocks(x, self.block_size) for name, x in by_row.items()}
         rows = cut_rows(ops.shape(query)[1], self.block_size)

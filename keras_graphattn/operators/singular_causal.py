@@ -380,7 +380,7 @@ def _sums_over_chunks(sums: RunningSum) -> RunningSum:
 
 
 def _add(first: RunningSum, second: RunningSum) -> RunningSum:
-    """The sums over the tokens of both."""
+    """The sums over the tokens of both summaries."""
     maximum = larger(first.maximum, second.maximum)
     scales = (ops.exp(first.maximum - maximum), ops.exp(second.maximum - maximum))
     return RunningSum(

@@ -57,7 +57,7 @@ _OF_THE_FILES = {"data_dir", "cache_dir", "tensorboard", "skip_saved_model", "ba
 class Recipe(abc.ABC):
     """The declaration of a recipe; its methods are in the order in which they are called.
 
-    Beside the declaration, the recipe's folder has two modules, which may import Keras:
+    Besides the declaration, the recipe's folder has two modules, which may import Keras:
 
     * `data`, with `load(options)`: the recipe's data in a form of its own, with a `digest()` and,
       where there is one, a `chance()`: the criterion's level without looking at the inputs;
@@ -78,7 +78,7 @@ class Recipe(abc.ABC):
     without: tuple[str, ...] = ()  # options of its attentions that it does not have
     saved_model: bool = True  # whether it writes a SavedModel
     data_files: str = ""  # what --data-dir is, for recipes that read data
-    packages: tuple[str, ...] = ()  # whose versions count, beside Keras, its backend and NumPy
+    packages: tuple[str, ...] = ()  # whose versions count, besides Keras, its backend and NumPy
     open_in_paper: tuple[str, ...] = ()  # options that the published settings leave to the user
 
     def add_options(self, add: Callable[..., Any]) -> None:  # noqa: B027
@@ -290,5 +290,5 @@ class ClassifierOfGraphs(Recipe):
             raise UsageError("--patience: with --choose-by last_epoch all epochs are trained")
 
     def criterion(self, problem: Any, options: argparse.Namespace) -> Criterion:
-        """Accuracy in the table, and what `--choose-by` names to choose the epoch."""
+        """Accuracy in the table; `--choose-by` names the metric that chooses the epoch."""
         return ACCURACY._replace(choose_by=options.choose_by)

@@ -159,7 +159,7 @@ def geometric(random: np.random.Generator, nodes: int) -> Edges:
 def with_degrees(graph: Graph, *, beside: bool = False) -> Graph:
     """The graph with the degree of each node, up to 20, as its features: a one-hot vector.
 
-    With `beside=True`, they stand beside the features that the graph has; else they replace them.
+    With `beside=True`, they are added to the features of the graph; else they replace them.
     """
     degrees = np.bincount(graph.edges.ravel(), minlength=graph.num_nodes)
     features = np.eye(LARGEST_DEGREE + 1)[np.minimum(degrees, LARGEST_DEGREE)]
@@ -173,7 +173,7 @@ def _pair(u: int, v: int) -> tuple[int, int]:
 
 
 def _read(options: argparse.Namespace) -> Folds:
-    """TU data; degrees are the features where all nodes have the same tag, or beside the tags."""
+    """TU data; degrees replace the tags if all nodes have the same tag, or are added to them."""
     if options.data_dir is None:
         raise UsageError(
             f"--dataset {options.dataset} needs --data-dir, with {options.dataset}.txt or "

@@ -138,7 +138,7 @@ class ImageClassification(Recipe):
         add("--label-smoothing", type=share, default=0.0, help="share that all classes get")
         accumulate = "batches of one update of the weights"
         add("--accumulate", type=at_least(1), default=1, help=accumulate)
-        # of changes of training images
+        # changes of training images
         least = "least share of the area that is cut out at random and resized; 1: none is"
         some = number_in(0.0, 1.0 + 1e-9, open_low=True)
         add("--crop", type=some, default=1.0, help=least)

@@ -120,7 +120,7 @@ class Encoded:
 
     @property
     def mean_lengths(self) -> np.ndarray:
-        """Tokens of each example: each is one sequence."""
+        """The number of tokens of each example, which is one sequence."""
         return self.lengths
 
     def inputs(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:

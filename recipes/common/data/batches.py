@@ -131,7 +131,7 @@ class Buckets(keras.utils.PyDataset):
     """Batches of `batch_size` rows, each padded to the least of `lengths` that holds its bucket.
 
     One shape per bucket: nothing more is compiled. With a seed, examples are shuffled within their
-    buckets and the batches among each other, anew for each epoch. The examples, `split`, have
+    buckets and the batches among each other, again for each epoch. The examples, `split`, have
     `labels`, `lengths` and `mean_lengths` of shape (N,), and `inputs(indices, length)`: the model's
     inputs for some of them, padded to a length.
     """

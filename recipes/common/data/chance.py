@@ -16,7 +16,7 @@ class Chance(NamedTuple):
 
 
 def of_accuracy(**labels: np.ndarray) -> Chance:
-    """The accuracy of the most frequent class, by the name of the data; labels (N,) of each."""
+    """The accuracy of the most frequent class, for the labels (N,) of each named data set."""
     shares = {name: float(np.bincount(one).max() / len(one)) for name, one in labels.items()}
     return Chance("always the most frequent class", shares)
 

@@ -78,7 +78,7 @@ def of_tfds(builder: Any, split: str, classes: Sequence[int] | None = None) -> I
     """Images of a split of tensorflow-datasets, read when they are needed, not kept in memory.
 
     With a seed, the order of the files is drawn, then the examples change places within a buffer
-    of 10,000. Where only some classes are kept, they are numbered anew.
+    of 10,000. Where only some classes are kept, they are numbered again from 0.
     """
     import tensorflow_datasets as tfds
 

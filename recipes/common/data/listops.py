@@ -50,7 +50,7 @@ class _Level(NamedTuple):
 def generate(count: int, rules: Rules, seed: int) -> Split:
     """Makes `count` different examples, as numbers into `TOKENS`, with labels 0 to 9.
 
-    Raises `ValueError` if the rules do not allow so many different trees.
+    Raises `ValueError` if the rules allow fewer different trees.
     """
     random = np.random.default_rng(seed)
     sequences: list[np.ndarray] = []

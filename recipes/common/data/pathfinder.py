@@ -118,7 +118,7 @@ class _Canvas:
             self.taken[rows, around[..., 0], around[..., 1]] = True
 
     def grow(self, tail: np.ndarray, length: int, curve: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws a curve of so many dashes from `tail` (images, 2) where there is room for it.
+        """Draws a curve of `length` dashes from `tail` (images, 2) where there is room for it.
 
         Returns the curve's other end, (images, 2), and in which images it was drawn.
         """

@@ -86,8 +86,8 @@ def classifier(
 
     `attention` makes the attention of a block of patches from its number (from 0), the number of
     heads, their width and the layer's name. The layer gets the tokens twice, as query and value.
-    The class layers always have plain attention. They drop nothing; `drop_path` is the same in all
-    other blocks.
+    The class layers always have plain attention. They have no dropout and no drop path; `drop_path`
+    is the same in all other blocks.
 
     Raises `ValueError` if the patches do not fill the image, or the size has no class layers.
     """

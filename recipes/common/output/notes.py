@@ -15,7 +15,7 @@ def settings_note(paper: str, deviations: Sequence[str]) -> str:
 
 
 def absent_note(paper: str, reported: Iterable[str], results: dict[str, Any]) -> list[str]:
-    """Names the attentions of a table that a paper does not have; nothing where it has all."""
+    """Names the attentions in a table that a paper does not have; empty if it has all."""
     attentions = dict.fromkeys(row["attention"] for row in results["table"])
     absent = [label(name) for name in attentions if name not in set(reported)]
     return [f"not in {paper}: {', '.join(absent)}."] if absent else []
@@ -62,7 +62,7 @@ def paired_difference(
 
 
 def data_line(facts: dict[str, Any], lengths: str) -> str:
-    """One line on the data, before the training: how much of it, how long, how much padding."""
+    """One line on the data, before the training: its size, its lengths, its share of padding."""
     counts = ", ".join(f"{count:,} {name}" for name, count in facts["examples"].items())
     return (
         f"{facts['task']}: {counts} examples of {facts['length']['mean']:.0f} tokens on average, "

@@ -1,4 +1,4 @@
-"""GCN and GAT as Keras layers on the edges of graphs, to compare with."""
+"""GCN and GAT as Keras layers on the edges of graphs, for comparison."""
 
 from typing import Any
 

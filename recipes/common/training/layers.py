@@ -128,7 +128,7 @@ def plain_attention(**arguments: Any) -> layers.MultiHeadAttention:
 
 
 def is_float16_of_jax_on_cpu(dtype: str) -> bool:
-    """Whether JAX may say "The precision 'F16_F16_F32' is not supported"."""
+    """Whether JAX may raise "The precision 'F16_F16_F32' is not supported"."""
     if backend.backend() != "jax" or dtype != "float16":
         return False
     import jax
@@ -162,7 +162,7 @@ def linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
 def served_inputs(task: Any, length: int) -> dict[str, Any]:
     """Inputs of open length, which is `length` where jax writes the SavedModel.
 
-    KerasHub's position embeddings cannot leave JAX at an open length.
+    On JAX, KerasHub's position embeddings cannot be exported with an open length.
     """
     size = length if backend.backend() == "jax" else None
     return {

@@ -78,7 +78,7 @@ class RunState:
 
 @dataclasses.dataclass
 class Run:
-    """One finished training: an attention with a seed. Kept as `run.json`, beside its state."""
+    """One finished training: an attention with a seed. Kept as `run.json`, next to its state."""
 
     attention: str
     seed: int
