@@ -201,7 +201,7 @@ def class_passing_slots(plain: type, **methods: Callable[..., Any]) -> type:
 
 
 class CacheSlots:
-    """Base of layers that decode: their caches are stacked, so the widest one counts."""
+    """Base of layers that decode: their caches are stacked, so the largest one sets the size."""
 
     cache_slots: int = 2  # of all layers of the model
 

@@ -2,7 +2,7 @@
 
 The layer becomes an instance of a layer class of this package, `GraphFilterAttention` for example:
 it stays the same object and gets the body of a new layer, made around its own projections. The new
-layer keeps what it was for `revert`.
+layer keeps its old contents for `revert`.
 
 KerasHub's cache of one layer is [B, 2, S, N, H]: keys and values. A polynomial filter needs A V
 (and, of higher exact orders, A^2 V ...) of past tokens as well: one slot for each. The first pass,

@@ -284,7 +284,7 @@ def _owners(model: keras.Layer, refuses: bool = True) -> list[Owner]:
 def _settle(model: keras.Layer, owners: list[Owner], parents: list[keras.Layer]) -> None:
     """Updates caches, classes, compiled functions, optimizers and torch's lists.
 
-    These belong to the model, to its layers, and to the models and layers that contain it.
+    They belong to the model, to its layers, and to the models and layers that contain it.
     """
     for owner in owners:
         align_caches(owner.layer, owner.slots)

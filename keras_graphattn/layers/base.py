@@ -261,7 +261,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     ) -> Tokens:
         """Queries, keys and values of all heads, (B, ..., T, N, H) each, in one dtype.
 
-        A `DTypePolicyMap` may give each projection a dtype of its own. Values are 0 in padding: a
+        A `DTypePolicyMap` may give each projection its own dtype. Values are 0 in padding: a
         bias would change that.
         """
         queries, keys = self.query_dense(query), self.key_dense(key)

@@ -59,9 +59,8 @@ def best_model(trial: Trial, weights: Path) -> keras.Model:
 def build(trial: Trial) -> keras.Model:
     """A causal language model; logits (B, T, vocabulary) of the token after each.
 
-    Its inputs are `token_ids` (B, T) and `padding_mask` (B, T); T is at most the context. A model
-    of one seed starts with the same weights whatever its attention, except those that the attention
-    adds.
+    Its inputs are `token_ids` (B, T) and `padding_mask` (B, T); T is at most the context. With one
+    seed, all models start with the same weights, except those that an attention adds.
 
     Raises:
         UsageError: If there is no such preset, or it cannot be converted so.

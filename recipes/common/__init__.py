@@ -7,5 +7,5 @@
 * `training`: layers, metrics, learning rates, runs that can be killed and continued.
 * `images`: image models in published sizes.
 * `output`: table, notes, plot, the best model.
-* `recipe`: the outline of every recipe's command, and what a recipe declares.
+* `recipe`: the outline of every recipe: its command and its declaration.
 """

@@ -83,7 +83,7 @@ ATTENTIONS = {attention.name: attention for attention in _ALL}
 # For filters and masks of recipes: at 1e-3, Adam moves a coefficient by about 5e-2 in a step. The
 # defaults of layers and masks are 10 and 30; the results of the recipes were made with 50.
 MULTIPLIER = 50.0
-# In the report of a run: how far its coefficients have moved, and the mean |w_K|.
+# Names in the report of a run: how far its coefficients have moved, and the mean |w_K|.
 DISTANCE, POWER = "coefficient_distance", "mean_absolute_power_coefficient"
 
 

@@ -39,7 +39,7 @@ ATTENTIONS = (*BY_DEFAULT[:2], "gfsa_high_pass", *BY_DEFAULT[2:])
 
 
 class Model(NamedTuple):
-    """The choices that belong to one `--model`."""
+    """The sizes and the attentions of one `--model`."""
 
     family: str  # whose sizes in `SIZES` it has
     size: str  # that is taken beyond digits

@@ -148,7 +148,7 @@ def number_in(low: float, high: float, *, open_low: bool = False) -> Callable[[s
 
 
 def choose_backend(name: str | None) -> None:
-    """Sets KERAS_BACKEND to `name`, where given, and checks that the backend is installed."""
+    """Sets KERAS_BACKEND to `name`, if there is one, and checks that the backend is installed."""
     name = name or os.environ.get("KERAS_BACKEND")
     if name is not None:
         if name not in BACKENDS:

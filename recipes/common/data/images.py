@@ -53,12 +53,12 @@ def tensorflow() -> Any:
 
 
 def in_memory(images: np.ndarray, labels: np.ndarray) -> Images:
-    """Images (N, h, w, C) in memory, from 0 to 255, of classes (N,)."""
+    """Images (N, h, w, C) in memory, from 0 to 255, with classes (N,)."""
     return _stored(images, labels, lambda image: image)
 
 
 def of_files(paths: Sequence[Path], labels: np.ndarray, channels: int = 3) -> Images:
-    """Images in files, of classes (N,): JPEG, PNG, GIF (its first picture) or BMP."""
+    """Images in files, with classes (N,): JPEG, PNG, GIF (its first picture) or BMP."""
     names = np.array([str(path) for path in paths])
 
     def decode(path: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class Curves(NamedTuple):
 
 
 def generate(count: int, rules: Rules, seed: int) -> Split:
-    """Makes `count` images as `size * size` grey values plus 1, half of each class, 0 and 1."""
+    """Makes `count` images as `size * size` grey values plus 1, equally many of both classes."""
     images, labels, _ = make_images(count, rules, seed)
     tokens = images.reshape(count, -1).astype("uint16") + 1
     return Split({"tokens": Ragged.of(tokens)}, labels)

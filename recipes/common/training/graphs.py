@@ -87,7 +87,7 @@ def inputs_of(attention: str) -> tuple[str, ...]:
 
 
 def symbolic_inputs(trial: Trial) -> dict[str, Tensor]:
-    """The inputs of a Functional model, of open numbers of nodes and edges."""
+    """The inputs of a Functional model, with open numbers of nodes and edges."""
     shapes = {
         "nodes": ((None, trial.problem.features), "float32"),
         "node_mask": ((None,), "bool"),

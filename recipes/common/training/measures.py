@@ -12,7 +12,7 @@ from keras import metrics
 
 
 class RealRows:
-    """Counts rows of positive weight once, the others not at all."""
+    """Counts each row of positive weight once, and no other row."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if sample_weight is not None:
