@@ -117,8 +117,8 @@ _BOUND = ("build", "quantize")  # Keras wraps them in each instance, bound to th
 def exchange(first: keras.Layer, second: keras.Layer) -> None:
     """Exchanges the contents of two built layers: class, weights, sublayers, settings.
 
-    So the class of `first` changes in place, and everything that points at it stays valid. A
-    second exchange takes the first one back.
+    So the class of `first` changes in place, and everything that points at it stays valid. A second
+    exchange undoes the first one.
     """
     bodies = vars(first), vars(second)
     classes = type(first), type(second)

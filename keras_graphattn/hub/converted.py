@@ -215,8 +215,9 @@ class AttentionFamily:
     """Base of the families. A family is a class of methods of a converted layer.
 
     A family sets `spelling`, and overrides the methods in which its layers differ. It overrides the
-    method of the original that attends, with the same arguments: that calls `self.attend(query,
-    key, value, mask)`; and `call`, where there is a cache: that calls `self.attend_cached(...)`.
+    method of the original that attends, with the same arguments, and calls `self.attend(query, key,
+    value, mask)` in it. If there is a cache, it also overrides `call`, and calls
+    `self.attend_cached(...)` in it.
 
     Attributes:
         spelling: The names of projections and sizes.

@@ -1,7 +1,7 @@
 """The table of all families of attention layers, and of the models that have them.
 
-`convert` knows attention by these rows only. A further family is one class of methods, a subclass
-of `AttentionFamily`, and one row; `register_family` adds your own rows.
+`convert` only knows the attention in these rows. A further family is one class of methods, a
+subclass of `AttentionFamily`, and one row; `register_family` adds your own rows.
 """
 
 import inspect

@@ -84,8 +84,8 @@ def convert(
     the pretrained projections: the model has to be fine-tuned before it is of use.
 
     The model can be saved, loaded (where `keras_graphattn` and KerasHub are imported), cloned,
-    copied, pickled, quantised and trained like any other, and so can models that are made of its
-    layers or of its tensors later; `generate` decodes with a cache. Compiled functions are
+    copied, pickled, quantised and trained like any other. The same holds for models that are made
+    later from its layers or tensors. `generate` decodes with a cache. Compiled functions are
     dropped, and an optimizer that has taken steps is replaced by a new one of the same settings.
     All errors are raised before anything has changed.
 

@@ -271,7 +271,7 @@ class WalkFeatures:
         self._joined = SparseMatrix(scipy.sparse.vstack([step.T for step in self.steps]))
 
     def summed(self, coefficients: Array) -> "WalkFeatures":
-        """F for fixed coefficients (L,), as features of one step."""
+        """The features F for fixed coefficients (L,), with a single step."""
         pairs = zip(coefficients, self.steps, strict=True)
         return WalkFeatures([scipy.sparse.csr_array(sum(c * step for c, step in pairs))])
 

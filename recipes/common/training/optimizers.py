@@ -24,7 +24,7 @@ def averaged(momentum: float) -> dict[str, Any]:
 def with_rates(
     optimizer: keras.optimizers.Optimizer, model: keras.Model, multiplier: float | None = None
 ) -> keras.optimizers.Optimizer:
-    """The optimizer; under it, coefficients have their own rate, if the model has any."""
+    """The optimizer, which gives coefficients their own rate if the model has any."""
     coefficients = _coefficients(model)
     if multiplier is None and all(learning_rate_multiplier(one) == 1.0 for one in coefficients):
         return optimizer
