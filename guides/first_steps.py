@@ -17,9 +17,9 @@ polynomial of A there instead; the coefficients are learned, one set per head.
 ## A transformer for waves
 
 Each signal has 64 readings of a wave, with noise: a sequence of eight windows of eight readings.
-The model tells the form of the wave. Keras reads the backend's name when it is imported, so this
-comes first. The splits make whole batches, as JAX and TensorFlow compile each step anew for a batch
-of another size.
+The model recognises the form of the wave. Keras reads the backend's name when it is imported, so
+this comes first. The splits make whole batches, as JAX and TensorFlow compile each step again for a
+batch of another size.
 """
 
 import os
@@ -85,7 +85,7 @@ for label, attention in choices.items():
 ## What the filters learned
 
 The power coefficient of a head says how much its filter leans on neighbours of neighbours. The
-similarity of tokens after each block tells how far smoothing went.
+similarity of tokens after each block shows how far smoothing went.
 """
 
 filtered = models["graph filter"]
@@ -119,7 +119,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 """
 A SavedModel needs nothing of Python: TensorFlow Serving loads it. It is written from any backend;
-beside JAX or PyTorch, this needs the extra `serving`.
+with JAX or PyTorch, this needs the extra `serving`.
 """
 
 with tempfile.TemporaryDirectory() as folder:

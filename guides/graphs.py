@@ -181,10 +181,10 @@ else:
 ## From graphs to a trained model
 
 Each node has one of three colours. In half of the graphs, each group has a colour of its own; in
-the other half, the same colours are shuffled. Counting colours does not tell the two apart: a model
-has to see who is joined to whom. `precompute` draws walks once, and `GraphBatches` makes batches of
-about equal sizes, padded, with the mask of the nodes. Training and test have the same sizes here,
-so that the backend compiles one step for each size.
+the other half, the same colours are shuffled. Counting colours does not distinguish the two: a
+model has to see who is joined to whom. `precompute` draws walks once, and `GraphBatches` makes
+batches of about equal sizes, padded, with the mask of the nodes. Training and test have the same
+sizes here, so that the backend compiles one step for each size.
 """
 
 

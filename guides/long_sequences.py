@@ -68,7 +68,7 @@ for name, attention in attentions.items():
 ## Training on 1024 tokens
 
 Each sequence has eight kinds of tokens. One of two kinds comes a little more often than the other:
-which one? No single place tells, so the model has to sum over the whole sequence.
+which one? No single place shows it, so the model has to sum over the whole sequence.
 """
 
 LENGTH, KINDS = 1024, 8

@@ -78,7 +78,7 @@ print(f"test accuracy {accuracy:.3f}")
 """
 ## Export: names, lengths, warm-up
 
-A server batches requests only where their lengths are equal, and an accelerator compiles anew for
+A server batches requests only where their lengths are equal, and an accelerator compiles again for
 each length. So give it a few: a signature for each, by which clients ask. All share the weights.
 (`jax` cannot export every layer at an open length either; the error says so.)
 

@@ -8,7 +8,7 @@ Accelerator: None
 """
 
 """
-All layers take the place of `keras.layers.MultiHeadAttention`, so it costs little to try them. This
+All layers replace `keras.layers.MultiHeadAttention`, so it costs little to try them. This
 guide measures what a training step takes on your machine, and trains the same small model with
 three of them. The numbers of your own problem count, so replace the data by yours.
 """

@@ -81,7 +81,7 @@ def traced_by_torch() -> bool:
 
 
 def cached(function: Function) -> Function:
-    """`functools.lru_cache`, but torch, which warns of it, compiles the function itself."""
+    """`functools.lru_cache`; under torch.compile, which warns of it, the function itself."""
     kept: Any = functools.lru_cache(maxsize=256)(function)
     if keras.backend.backend() != "torch":
         return cast("Function", kept)
@@ -164,7 +164,7 @@ def _matched(
 
 
 def plain_name(name: str) -> str:
-    """A name without what writers differ in: case, spaces, hyphens and underscores."""
+    """A name in lower case, without spaces, hyphens and underscores."""
     return "".join(letter for letter in name.lower() if letter not in " -_")
 
 
@@ -276,10 +276,7 @@ def whole(least: int = 1, below: int = 2**31) -> Rule:
 
 
 def seed_of(seed: int | None) -> int:
-    """The seed, or one that is drawn as Keras' initializers draw theirs.
-
-    `keras.utils.set_random_seed` sets what is drawn.
-    """
+    """The seed, or a random one if it is `None`, which `keras.utils.set_random_seed` fixes."""
     return random.randint(1, 10**9) if seed is None else whole(0, 2**63)("seed", seed, {})
 
 
@@ -393,7 +390,7 @@ def folder(name: str, value: object, sizes: Sizes | None = None) -> Path:
 def instance(
     kind: type, made_by: str, letter: str = "", size_of: Callable[[Any], int | None] | None = None
 ) -> Rule:
-    """An object of a class, in words, whose size by `size_of` is that of a letter."""
+    """An object of a class, described in words; `size_of` gives its size for a letter."""
 
     def check(name: str, value: object, sizes: Sizes) -> object:
         if not isinstance(value, kind):

@@ -1,4 +1,4 @@
-"""How fast coefficients learn: a base of our layers, of converted ones and of masks."""
+"""The learning rate of coefficients: a base of layers, converted layers and masks."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
@@ -73,7 +73,7 @@ class CoefficientRate:
         return [variable for variable in self.weights if hasattr(variable, MARK)]
 
     def __getattr__(self, name: str) -> Any:
-        """Says "build first" of a weight that does not exist yet. torch keeps sublayers there."""
+        """Raises a "build first" error for a missing weight. torch keeps sublayers there."""
         try:
             return super().__getattr__(name)  # type: ignore[misc]
         except AttributeError:

@@ -157,7 +157,7 @@ def _heads(equation: str) -> int | None:
     are always the first of the two.
     """
     inputs, kernel, outputs = re.split(",|->", equation.replace(".", "").replace(" ", ""))
-    # For example "abc,cde->abde": made are d and e, and c is summed.
+    # For example "abc,cde->abde": d and e are new, and c is summed.
     made = [letter for letter in outputs if letter in kernel and letter not in inputs]
     summed = [letter for letter in inputs if letter in kernel and letter not in outputs]
     pair = {(2, 1): made, (1, 2): summed}.get((len(made), len(summed)))

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Writes files that are complete or do not exist."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A path to write to in place of `path`, which it replaces at the end; not after an error."""
+    """Yields a path to write to; at the end its file replaces `path`, unless there was an error."""
     writing = path.with_name(f".writing-{os.getpid()}-{path.name}")
     try:
         yield writing

@@ -1,7 +1,7 @@
 """The private attributes of Keras and KerasHub that conversion needs. They are only in here.
 
 Keras has no public way to replace a sublayer of a built layer (keras#18601). Each function names
-what it relies on; tests/hub/test_internals.py tells which of them a new release has broken.
+what it relies on; tests/hub/test_internals.py shows which of them a new release has broken.
 """
 
 import gc
@@ -37,8 +37,8 @@ def walk(layer: keras.Layer) -> list[Any]:
 
 
 def living_layers_above(held: set[int], inside: set[int]) -> list[Any]:
-    """The layers of this process that hold a layer, by ids; the nearest first, without `inside`."""
-    # `type`: an object that stands in for another may load a module when asked for its class
+    """The layers of this process that contain a layer, by id; the nearest first, not `inside`."""
+    # `type`, because a stand-in object may load a module if code reads its `__class__`
     living = [x for x in gc.get_objects() if issubclass(type(x), keras.Layer)]
     children = {}
     for layer in living:
@@ -103,7 +103,7 @@ def growing(layer: keras.Layer, trains: bool) -> Iterator[None]:
 
 
 def remove_attribute(layer: keras.Layer, name: str) -> None:
-    """Takes an attribute of a layer away, and what Keras and the backend know of a weight in it."""
+    """Removes an attribute of a layer, also from what Keras and the backend track."""
     value = getattr(layer, name)
     if isinstance(value, keras.Variable):
         layer._untrack_variable(value)
@@ -115,10 +115,10 @@ _BOUND = ("build", "quantize")  # Keras wraps them in each instance, bound to th
 
 
 def exchange(first: keras.Layer, second: keras.Layer) -> None:
-    """Two built layers change bodies: class, weights, sublayers, settings.
+    """Exchanges the contents of two built layers: class, weights, sublayers, settings.
 
-    So the class of `first` changes in place, and everything that points at it stays valid. A
-    second exchange takes the first one back.
+    So the class of `first` changes in place, and everything that points at it stays valid. A second
+    exchange undoes the first one.
     """
     bodies = vars(first), vars(second)
     classes = type(first), type(second)
@@ -132,7 +132,7 @@ def exchange(first: keras.Layer, second: keras.Layer) -> None:
             vars(layer)[name] = getattr(new_class, name).__get__(layer)
 
 
-# A model may also keep the sampler and the function of generation with an assistant (Gemma 4).
+# Gemma 4 also keeps the sampler and the function for generation with an assistant.
 COMPILED = (
     *("train_function", "test_function", "predict_function", "generate_function"),
     *("_cached_spec_sampler", "_cached_spec_generate_fn"),
@@ -147,7 +147,7 @@ def forget_compiled(model: keras.Layer) -> None:
 
 
 def fresh_optimizer(model: keras.Layer) -> keras.optimizers.Optimizer | None:
-    """A new optimizer like the model's, if that is built: its slots fit the old weights."""
+    """A new optimizer like the model's, if that is built: the slots of that fit the old weights."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return None
@@ -162,7 +162,7 @@ def forget_slots(model: keras.Layer) -> None:
 
 
 def track_again(model: keras.Layer) -> None:
-    """On torch, gathers the parameters of every layer anew, as Keras does after quantising."""
+    """On torch, gathers the parameters of every layer again, as Keras does after quantising."""
     if keras.backend.backend() == "torch":
         for layer in model._flatten_layers():
             if layer.built:
@@ -188,35 +188,35 @@ def makes_distributed() -> bool:
 
 
 def layouts_of(distribution: object) -> keras.distribution.LayoutMap | None:
-    """The layout map of a `keras.distribution.ModelParallel`; None of another distribution."""
+    """The layout map of a `keras.distribution.ModelParallel`; `None` for other distributions."""
     return getattr(distribution, "_layout_map", None)
 
 
 def place_again(variable: keras.Variable, distribution: keras.distribution.ModelParallel) -> None:
-    """Gives a variable the layout that it would have been made with: Keras sets it only then."""
+    """Gives a variable the layout that Keras would have set when it made the variable."""
     variable._layout = None
     variable._layout = distribution.get_variable_layout(variable)
     variable.assign(variable.value)
 
 
 def compiled_metrics(model: keras.Layer) -> list[keras.metrics.Metric]:
-    """The metrics given to `compile`: before they have seen data, the model does not list them."""
+    """The metrics of `compile`: the model does not list them before they have seen data."""
     compiled = getattr(model, "_compile_metrics", None)
     names = ("_user_metrics", "_user_weighted_metrics")
     return [m for name in names for m in keras.tree.flatten(getattr(compiled, name, None))]
 
 
 def subclasses_of(cls: type) -> list[type]:
-    """All classes that are derived from a class now, directly or not."""
+    """All direct and indirect subclasses of a class that exist now."""
     children: list[type] = list(cls.__subclasses__())
     return children + [below for child in children for below in subclasses_of(child)]
 
 
 @contextmanager
 def replaced_attributes(replacements: Iterable[tuple[object, str, object]]) -> Iterator[None]:
-    """Replaces attributes of instances, by their names, and gives them back afterwards.
+    """Replaces attributes of instances, by name, and restores them afterwards.
 
-    Keras and the backend do not learn of it: nothing is tracked or untracked.
+    Keras and the backend do not notice it: nothing is tracked or untracked.
     """
     missing = object()
     done: list[tuple[dict[str, object], str, object]] = []
@@ -235,7 +235,7 @@ def replaced_attributes(replacements: Iterable[tuple[object, str, object]]) -> I
 
 
 def without_rematerialisation(layer: keras.Layer) -> list[tuple[object, str, object]]:
-    """What `replaced_attributes` hides so that a layer runs its `call` once, and not traced."""
+    """The attributes to hide so that a layer runs its `call` once, without tracing."""
     is_rematerialised = getattr(layer, "_remat_mode", None) is not None
     return [(layer, "_remat_mode", None)] if is_rematerialised else []
 

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def learning_rate_multiplier(variable: keras.Variable) -> float:
-    """How many times as fast as other weights a variable learns; 1.0 if it is no coefficient.
+    """How many times as fast as other weights a variable learns; 1.0 if it is not a coefficient.
 
     Example:
 
@@ -39,7 +39,7 @@ def learning_rate_multiplier(variable: keras.Variable) -> float:
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class CoefficientRates:
-    """The part of an optimizer that gives coefficients their own rate; `with_coefficient_rates`.
+    """The part of an optimizer that gives coefficients their own rate.
 
     It is mixed into the class of any Keras optimizer. Each update step of a coefficient gets the
     learning rate times the coefficient's multiplier. All other features of the optimizer stay the
@@ -77,7 +77,7 @@ class CoefficientRates:
         variables: Sequence[object],
         learning_rate: Float[Tensor, ""] | float,
     ) -> None:
-        """Updates many variables: at once those of the most frequent rate, the others one by one.
+        """Updates variables: those with the most frequent rate at once, the others one by one.
 
         Keras calls it on torch, once for each step: Nadam counts the calls.
         """
@@ -167,7 +167,7 @@ def with_coefficient_rates(
 def apply_rates(
     optimizer: keras.optimizers.Optimizer, multiplier: float | None = None
 ) -> keras.optimizers.Optimizer:
-    """Does to an optimizer, in place, what `with_coefficient_rates` does, without its warning."""
+    """Changes an optimizer in place as `with_coefficient_rates` does, without the warning."""
     inner = _inner(optimizer)
     if not isinstance(inner, CoefficientRates):
         plain: Any = type(inner)
@@ -209,7 +209,7 @@ def applies_coefficient_rates(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def _inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer that takes the steps: that inside a `LossScaleOptimizer`."""
+    """The optimizer that takes the steps: the inner one of a `LossScaleOptimizer`."""
     is_scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if is_scaling else optimizer
 

@@ -12,7 +12,7 @@ Base = TypeVar("Base")
 
 
 class Configured:
-    """Base of objects that are their configuration: they are equal if it is equal."""
+    """Base of objects that are equal if their configurations are equal."""
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -57,7 +57,8 @@ def resolve(
 ) -> Base:
     """The instance of `base` for an argument: a key of `registry`, an instance or a configuration.
 
-    Options are arguments of the class, for an argument that is a name; `None` counts as left out.
+    If the argument is a name, the options are the arguments of the class; `None` counts as left
+    out.
     """
     options = {key: option for key, option in options.items() if option is not None}
     if isinstance(value, str) and value in registry and not _needed(registry[value]):
@@ -85,7 +86,7 @@ def resolve(
 
 
 def _object_of(cls: type, name: str, registry: Mapping[str, type]) -> str:
-    """Says which object to give in place of a class."""
+    """The part of an error message that says which object to give instead of a class."""
     classes = list(registry.values())
     names = ", ".join(dict.fromkeys(c.__name__ for c in classes if issubclass(c, cls)))
     if names and cls not in classes:  # a base, of which there is no object

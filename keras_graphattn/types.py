@@ -3,7 +3,7 @@
 The letters are those of `keras_graphattn.checks`: B examples, T tokens or query rows, S keys, N
 heads, H channels of a head, D channels of a value, m features. "..." is any number of axes, "_" any
 size, and "T?" is T or 1. A shape of one letter starts with a space (`Float[Tensor, " T"]`), because
-linters take a single word for a name. The tests check these shapes while they run.
+linters read a single word as a name. The tests check these shapes while they run.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple

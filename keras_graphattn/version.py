@@ -1,4 +1,4 @@
-"""What is true of this release: its version, read by the build too, and how to install it."""
+"""The version of this release, which the build also reads, and how to install it."""
 
 __version__ = "0.1.0"
 

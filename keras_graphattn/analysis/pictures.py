@@ -1,4 +1,4 @@
-"""Pictures, which need matplotlib and are shown in no window; and those of masks."""
+"""Draws pictures of masks, and makes figures without a window; needs matplotlib."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """A figure of so many inches.
+    """A new figure of this size in inches.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -28,7 +28,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def own_or_new_axis(axis: "Axes | None", width: float, height: float) -> "Axes":
-    """The axis, or that of a new figure of so many inches if it is `None`."""
+    """The axis, or that of a new figure of this size if it is `None`."""
     return new_figure(width, height).add_subplot() if axis is None else axis
 
 

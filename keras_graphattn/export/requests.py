@@ -153,7 +153,7 @@ class PredictRequests:
 
 
 def serving_messages(name: str) -> Any:
-    """The module of these messages of TensorFlow Serving; an `ImportError` without them."""
+    """The module of TensorFlow Serving's messages; an `ImportError` if it is missing."""
     try:
         return importlib.import_module(f"tensorflow_serving.apis.{name}_pb2")
     except ImportError as error:

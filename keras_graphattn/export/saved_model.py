@@ -171,7 +171,7 @@ def _scratch_folder(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Waits for other exports to the folder, and removes what killed ones have left.
+    """Waits for other exports to the folder, and removes unfinished folders of killed exports.
 
     The operating system releases the lock when a process ends, even if it is killed.
     """
@@ -261,7 +261,7 @@ def _write_from_tensorflow(
 
 
 def _write_from_jax(model: keras.Model, signatures: dict[str, Signature], path: Path) -> None:
-    """Writes like `keras.export.ExportArchive`, but calls of the graph assign no variables.
+    """A `keras.export.ExportArchive` whose graph assigns no variables when it is called.
 
     The archive's graph writes all state back at each request, also metrics and random seeds.
     """
@@ -281,13 +281,13 @@ def _write_from_jax(model: keras.Model, signatures: dict[str, Signature], path: 
 def _graph_from_jax(
     model: keras.Model, signature: Signature, variables: list[Any]
 ) -> tuple[Any, Any]:
-    """Returns a TensorFlow function and its graph, with the first names of sizes that work."""
+    """Returns a TensorFlow function and its graph, with the first choice of names that works."""
     *others, last = (
         _function_from_jax(model, signature, shapes, variables)
         for shapes in _symbolic_shapes(signature)
     )
     for function in others:
-        # Keras logs a traceback of what jax refuses; `last` does so where it fails, too.
+        # Keras logs a traceback if jax refuses a choice; only that of `last` is shown.
         silent = replaced_attributes([(logging.getLogger("absl"), "disabled", True)])
         with suppress(Exception), silent:
             return function, function.get_concrete_function()
@@ -379,7 +379,7 @@ def _write_by_tensorflow_process(model: keras.Model, path: Path, signature: Want
 
 
 def _plain(value: Any) -> object:
-    """Converts what JSON does not know: NumPy's integers, and mappings that are no dicts."""
+    """Converts what JSON does not know: NumPy's integers, and mappings that are not dicts."""
     return int(value) if isinstance(value, np.integer) else dict(value)
 
 

@@ -71,7 +71,7 @@ def model_signature(model: keras.Model) -> Signature:
 
 
 def served_signatures(model: keras.Model, signature: Wanted = DEFAULT) -> dict[str, Signature]:
-    """The signatures to export, by name; without a `serving_default`, the first is that, too.
+    """The signatures to export, by name; the first one also becomes a missing `serving_default`.
 
     Raises:
         ValueError: If the model or a name cannot be served, or a shape does not match the input's.

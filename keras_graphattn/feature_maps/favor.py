@@ -54,7 +54,7 @@ def favor_shift(directions: Float[Tensor, "N H m"]) -> Float[Tensor, "N 1"]:
 def favor_query_features(
     query: Float[Tensor, "B T N H"], directions: Float[Tensor, "N H m"]
 ) -> Float[Tensor, "B T N m"]:
-    """Features of the queries, the largest of each query 1; Lemma 1 and Eq. 8."""
+    """Features of the queries, scaled to a largest feature of 1 per query; Lemma 1 and Eq. 8."""
     exponents = _exponents(query, directions)
     return ops.exp(exponents - ops.stop_gradient(largest(exponents, axis=-1, keepdims=True)))
 

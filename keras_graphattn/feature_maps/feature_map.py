@@ -42,7 +42,7 @@ class FeatureMap(Configured):
             num_heads: Number of heads N.
             key_dim: Size H of a head.
         """
-        # found by a trial, so that a subclass need not say it
+        # found by a trial, so that a subclass need not define it
         return int(self(ops.zeros((1, 1, num_heads, key_dim), "float32")).shape[-1])
 
     def weights(

@@ -68,7 +68,8 @@ class FirstOrder(NamedFilter):
         else:
             once = apply(values)
             second = apply(once) if self.order > 1 else None
-        # `once` and `second` lie alike in memory, often unlike `values`: these two come first
+        # `once` and `second` have the same memory layout, `values` often another: add these two
+        # first
         result = (linear + power * float(2 - self.order)) * at_least_float32(once)
         if second is not None:
             result += (power * float(self.order - 1)) * at_least_float32(second)

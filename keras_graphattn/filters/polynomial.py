@@ -84,7 +84,7 @@ def recurrence(
 
 
 def check_jacobi(alpha: float, beta: float) -> tuple[float, float]:
-    """The parameters of Jacobi polynomials as floats that float32 holds."""
+    """Checks that the parameters of Jacobi polynomials fit float32; returns them."""
     rule = number(least=-LARGEST_PARAMETER, below=LARGEST_PARAMETER)
     return rule("alpha", alpha, {}), rule("beta", beta, {})
 

@@ -19,9 +19,9 @@ class Resolvent(NamedFilter):
         H = A (I + b A)^-1 = A - b A^2 + b^2 A^3 - ...,    b = bound * tanh(w)
 
     An eigenvalue s of A becomes s / (1 + b s). With b > 0, the filter weakens what all tokens have
-    in common the most. With b < 0, a token also attends to what the tokens that it attends to have
-    received, over any number of steps. Each row of H sums to 1 / (1 + b) if each row of A sums
-    to 1. The weight w starts at 0, so the filter starts as plain attention.
+    in common the most. With b < 0, a token also receives what the tokens that it attends to have
+    received, over any number of steps. If each row of A sums to 1, each row of H sums to 1 / (1 +
+    b). The weight w starts at 0, so the filter starts as plain attention.
 
     The filter applies A K times: H_K is the series up to A^K. The entries of (H_K - H) x are at
     most |b|^K / (1 - |b|) max|x|: 0.008 max|x| for K = 8 and |b| = 0.5.

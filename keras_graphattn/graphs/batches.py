@@ -27,8 +27,8 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
     little is compiled. Every row of a batch is another graph. All batches but one have `batch_size`
     rows: graphs that do not fill a batch of their bucket go to the next larger bucket, and what is
     left at the end makes a smaller batch. With a seed, graphs are shuffled within their buckets
-    and batches among each other, anew for each epoch of `fit`, in the same way whenever the program
-    runs.
+    and batches among each other, again for each epoch of `fit`, in the same way whenever the
+    program runs.
 
     A batch is `(inputs, labels, weights)`, or `(inputs,)` if the graphs have no labels. The weights
     of graphs are 1. So the loss of a batch is the mean over its graphs, and the loss and metrics of
@@ -36,8 +36,8 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
 
     * `nodes`: float32 (B, T, F), node features; 0 at padding.
     * `node_mask`: bool (B, T), `True` at the nodes of the graph: `query_mask` of the layers.
-    * `edges`: int32 (B, E, 2), each edge once; (-1, -1) at padding. `mask_inputs` of
-      `GraphDiffusion()` has it as `edges`.
+    * `edges`: int32 (B, E, 2), each edge once; (-1, -1) at padding. It is the entry `edges` in the
+      `mask_inputs` of `GraphDiffusion()`.
     * `edge_weights`: float32 (B, E), 1 at padding, if some graph has another weight than 1, or if
       `inputs` names it. `mask_inputs` of `GraphDiffusion(edge_weights=True)`.
     * `edge_features`: float32 (B, E, G), 0 at padding, if the graphs have them.
@@ -131,7 +131,8 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
     def start_epoch(self, epoch: int) -> None:
         """Orders graphs and batches for `epoch`, which counts from 0: a function of (seed, epoch).
 
-        `fit` goes on by itself. To continue a training, call this at the beginning of each epoch.
+        `fit` continues with the next epoch. To continue a training, call this at the beginning of
+        each epoch.
         """
         self.epoch = whole(0)("epoch", epoch, {})
         random = None if self.seed is None else np.random.default_rng([self.seed, epoch])
@@ -161,7 +162,7 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
         return len(self._batches)  # Keras reads it as `num_batches`
 
     def graphs_of(self, index: int) -> list[int]:
-        """The places in `graphs` of the rows of a batch."""
+        """The indices into `graphs` of the rows of a batch."""
         return [int(place) for place in self._batches[index][1]]
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
@@ -214,7 +215,7 @@ def _check_alike(graphs: list[Graph], node_labels: bool) -> None:
 
 
 def _own_inputs(graphs: list[Graph], names: Sequence[str] | None) -> dict[str, _Input]:
-    """What the graphs themselves give, by the name of the input."""
+    """The inputs that come from the graphs themselves, by name."""
     inputs = {
         "nodes": _Input([graph.node_features for graph in graphs], "n", 0),
         "node_mask": _Input([np.ones(graph.num_nodes, "bool") for graph in graphs], "n", 0),
@@ -294,7 +295,7 @@ def _chosen(inputs: dict[str, _Input], names: Sequence[str] | None) -> dict[str,
 
 
 def _sizes(counts: Array, num_buckets: int, sizes: Sequence[int] | None) -> list[int]:
-    """Numbers of nodes to pad to; by default each takes about as many of the graphs."""
+    """Numbers of nodes to pad to; by default, all buckets have about equally many graphs."""
     if sizes is None:
         shares = np.arange(1, num_buckets + 1) / num_buckets
         return sorted({int(size) for size in np.quantile(counts, shares, method="higher")})
@@ -308,7 +309,7 @@ def _sizes(counts: Array, num_buckets: int, sizes: Sequence[int] | None) -> list
 
 
 def _edge_sizes(most: Sequence[int], edge_sizes: Sequence[int] | None) -> list[int]:
-    """Numbers of edges to pad to. By default they ascend: two buckets differ in both sizes."""
+    """Numbers of edges to pad to. By default they ascend, so two buckets differ in both sizes."""
     least: list[int] = []
     for number in most:
         least.append(max(int(number), least[-1] + 1 if least else 1))

@@ -149,7 +149,7 @@ def _finite(name: str, value: ArrayLike) -> Array:
 
 
 def _first(name: str, array: Array, wrong: Bool[Array, "..."]) -> str:
-    """The first wrong number, where it stands, and how many there are."""
+    """The first wrong number, its position, and how many there are."""
     place = np.argwhere(wrong)[0].tolist()
     return f"{array[tuple(place)]} at {name}{place}, and {wrong.sum()} such in all"
 

@@ -70,8 +70,8 @@ def read_planetoid(folder: str | os.PathLike[str], name: str) -> PlanetoidData:
     `test.index`.
 
     An edge counts once, even if it is listed several times. Links from a node to itself are left
-    out. Test nodes that `test.index` skips (in Citeseer) have features of 0 and the label -1. So
-    has a node without a class the label -1.
+    out. Test nodes that `test.index` skips (in Citeseer) have features of 0 and the label -1. A
+    node without a class also has the label -1.
 
     Args:
         folder: The folder with the files.
@@ -157,7 +157,7 @@ def _read(file: Path) -> Any:
 
 
 class RestrictedUnpickler(pickle.Unpickler):
-    """Makes only what is allowed, by module and name as the pickle tells them."""
+    """Makes only allowed objects, by the module and the name in the pickle."""
 
     def __init__(
         self,

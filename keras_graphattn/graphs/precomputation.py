@@ -1,6 +1,6 @@
-"""What is computed of graphs once, before training: walks, distances, paths, spectra.
+"""Data computed from graphs once, before training: walks, distances, paths, spectra.
 
-The results are kept in a folder if one is given. A file there is whole or it is not there.
+The results are kept in a folder if one is given. A file in it is always complete.
 """
 
 import hashlib

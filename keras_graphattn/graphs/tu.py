@@ -41,8 +41,8 @@ class TUData(NamedTuple):
     """Graphs with the number of their class as label.
 
     Attributes:
-        graphs: The graphs. Node features are the node's label (its tag) as a row of zeros and a
-            one, then attributes. Where nodes have no label, all have the same. Edge features are
+        graphs: The graphs. Node features are the node's label (its tag) as a one-hot row, then
+        attributes. Where nodes have no label, all have the same. Edge features are
             the same of edges, if there are any.
         classes: The labels in the file, in the order of the class numbers.
         folds: Pairs (training, test) of numbers of graphs; empty where none are given.
@@ -229,7 +229,7 @@ def _read_text(file: Path) -> _Parts:
 
 
 def _one_hot(rows: Int[Array, "_ _"]) -> Float[Array, "_ _"]:
-    """Each column of integers as rows of zeros and a one, in ascending order of the integers."""
+    """Each column of integers as one-hot rows, in ascending order of the integers."""
     places = [np.unique(column, return_inverse=True) for column in rows.T]
     return np.concatenate([np.eye(len(values))[place] for values, place in places], axis=1)
 

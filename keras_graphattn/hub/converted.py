@@ -1,4 +1,4 @@
-"""A layer of another package that is converted: what its family says of it, and what attends in it.
+"""Converted layers of other packages: the base of their families, and the attentions in them.
 
 A converted layer is an instance of a class of three bases: one that attends, one that is its family
 (`ConvertedAttention`, `AttentionFamily`), and the layer's own class. The family says where the
@@ -7,8 +7,8 @@ it overrides the one method of the original that attends. Before the conversion,
 `keras_graphattn.hub.families.view` shows a layer with the methods of its family.
 
 Names of methods here are two words or a verb of attending (`head_sizes`, `attend_cached`), because
-layers of other packages have attributes such as `output`, `window`, `scale` and `projection`. No
-attribute of theirs may have the name of a method here: tests/hub/test_families.py looks.
+layers of other packages have attributes such as `output`, `window`, `scale` and `projection`. None
+of these attributes may have the name of a method here: tests/hub/test_families.py checks it.
 """
 
 import functools
@@ -48,8 +48,8 @@ PATHS = ("dense", "blockwise", "fused")
 Options = dict[str, Any]  # of `convert`, by name
 Index = int | Int[Tensor, ""]  # a position in the cache, or a length
 Tokens = Float[Tensor, "B _ _"]
-Heads = Float[Tensor, "B _ _ _"]  # (B, T, N, H), where not said otherwise
-Cache = Float[Tensor, "B _ _ _ _"]  # (B, slots, S, Nkv, H), where not said otherwise
+Heads = Float[Tensor, "B _ _ _"]  # (B, T, N, H), unless stated otherwise
+Cache = Float[Tensor, "B _ _ _ _"]  # (B, slots, S, Nkv, H), unless stated otherwise
 Mask = Num[Tensor, "..."]  # true where a token is seen
 Bias = Num[Tensor, "..."]  # what is added to the scores (B, N, T, S)
 Result = Float[Tensor, "..."] | tuple[Num[Tensor, "..."] | None, ...]  # of `call`
@@ -72,7 +72,7 @@ class HeadSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Spelling:
-    """The names of a class for what all families have; an underscore before them is found, too.
+    """The names that a class uses for common attributes, with or without a leading underscore.
 
     Attributes:
         query: The projection of the queries, as `key`, `value` and `output` are the others. A
@@ -173,12 +173,12 @@ def part(layer: keras.Layer, name: str) -> Any:
 def dropped(
     dropout: keras.Layer, x: Float[Tensor, "..."], training: bool | None
 ) -> Float[Tensor, "..."]:
-    """Some entries of x are 0 in training. Without `training`, Keras knows whether this is that."""
+    """Sets some entries of x to 0 in training; Keras decides it if `training` is `None`."""
     return dropout(x) if training is None else dropout(x, training=training)
 
 
 def keras_hub_utilities() -> ModuleType:
-    """KerasHub's module that knows the device; KerasHub is imported where its layers are."""
+    """KerasHub's utility module, which is imported if there are layers of KerasHub."""
     return sys.modules["keras_hub.src.utils.keras_utils"]
 
 
@@ -195,13 +195,13 @@ def refuse_paged_attention(layer: keras.Layer) -> None:
 
 
 def class_passing_slots(plain: type, **methods: Callable[..., Any]) -> type:
-    """A class of layers that are not converted, whose methods pass on slots of others' caches."""
+    """The class of an unconverted layer that passes on the cache slots of other layers."""
     namespace = {"cache_slots": 2, "plain_class": plain, "__module__": plain.__module__}
     return type(plain.__name__, (plain,), {**methods, **namespace})
 
 
 class CacheSlots:
-    """Base of layers that decode: their caches are stacked, so the widest one counts."""
+    """Base of layers that decode: their caches are stacked, so the largest one sets the size."""
 
     cache_slots: int = 2  # of all layers of the model
 
@@ -214,9 +214,10 @@ class CacheSlots:
 class AttentionFamily:
     """Base of the families. A family is a class of methods of a converted layer.
 
-    A family sets `spelling`, and overrides what its layers do otherwise. It overrides the method of
-    the original that attends, with the same arguments: that calls `self.attend(query, key, value,
-    mask)`; and `call`, where there is a cache: that calls `self.attend_cached(...)`.
+    A family sets `spelling`, and overrides the methods in which its layers differ. It overrides the
+    method of the original that attends, with the same arguments, and calls `self.attend(query, key,
+    value, mask)` in it. If there is a cache, it also overrides `call`, and calls
+    `self.attend_cached(...)` in it.
 
     Attributes:
         spelling: The names of projections and sizes.
@@ -246,12 +247,12 @@ class AttentionFamily:
 
     @classmethod
     def has_class(cls, plain: type, module: str) -> bool:
-        """Whether a class with a name of this family is the class that is meant."""
+        """Whether a class, which has a name of this family, belongs to the family."""
         return plain.__module__.startswith(module)
 
     @classmethod
     def check_replacement(cls, replacement: object, classes: str) -> None:
-        """Refuses what cannot attend in layers of these classes."""
+        """Refuses attentions that cannot be used in layers of these classes."""
         if not isinstance(replacement, type) or not issubclass(replacement, ConvertedAttention):
             raise ValueError(
                 f"`replacement` of {classes} must be a subclass of "
@@ -262,9 +263,9 @@ class AttentionFamily:
     def prepared_change(
         self, replacement: type["ConvertedAttention"], parent: keras.Layer, options: Options
     ) -> Callable[[keras.Layer], Callable[[keras.Layer], None]]:
-        """What changes the layer, and returns what takes that back. It is called on a view.
+        """A function that changes the layer and returns a function that undoes it.
 
-        Whatever can be refused is refused here, before anything changes.
+        It is called on a view. All errors are raised here, before anything changes.
         """
         plain = self.plain_class
         multiplier = positive(NAME, options.pop(NAME, FINE_TUNING_MULTIPLIER), {})
@@ -341,11 +342,11 @@ class AttentionFamily:
         return self.attends_causally
 
     def refusal_reason(self) -> str | None:
-        """Why no attention can take the place of this very layer; `None` where one can."""
+        """The reason why this layer cannot be converted; `None` if it can be."""
         return None
 
     def beyond_softmax(self) -> tuple[str, ...]:
-        """What else than a softmax makes A. Only a path that forms A keeps it."""
+        """The steps other than a softmax that make A. Only a path that forms A keeps them."""
         names = self.spelling
         terms = {
             "soft cap of the scores": names.soft_cap and getattr(self, names.soft_cap) is not None,
@@ -367,7 +368,8 @@ class AttentionFamily:
             return bool(self._use_fused_attention_op())
         return bool(keras_hub_utilities().fused_attention_op_available())
 
-    # The way of tokens through a converted layer. `attend` and `attend_rows` are of the attention.
+    # The way of tokens through a converted layer. `attend` and `attend_rows` belong to the
+    # attention.
 
     def projected_heads(self, inputs: Tokens, index: Index) -> tuple[Heads, ...]:
         """Queries (B, t, N, H), keys and values (B, t, Nkv, H) of new tokens, as they are cached.
@@ -402,11 +404,11 @@ class AttentionFamily:
         return query, key
 
     def cached_keys(self, keys: Heads) -> Heads:
-        """Keys of the cache, (B, S, Nkv, H), as queries are multiplied by them."""
+        """Keys of the cache, (B, S, Nkv, H), in the form for products with queries."""
         return keys
 
     def score_logits(self, length: Index, bias: Bias | None = None) -> Logits:
-        """What the layer does to its scaled scores for `length` keys.
+        """The changes that the layer makes to its scaled scores for `length` keys.
 
         The method that attends hands on the bias (B or 1, N, T or 1, S), if there is one.
         """
@@ -442,7 +444,7 @@ class AttentionFamily:
         training: bool | None = None,
         bias: Bias | None = None,
     ) -> Float[Tensor, "B T _"]:
-        """The result for all tokens, where the original has no method that attends but `call`.
+        """The result for all tokens, if the original attends in `call` itself.
 
         `index` is `cache_update_index`, which needs a cache: it must be `None`.
         """
@@ -546,7 +548,7 @@ def class_with(plain: type, family: type, attention: type | None = None) -> type
 
 
 def shown_as(layer: keras.Layer, cls: type) -> Any:
-    """A view: an object of another class with the very attributes of a layer."""
+    """A view: an object of another class with the attributes of a layer."""
     view: Any = object.__new__(cls)
     object.__setattr__(view, "__dict__", vars(layer))
     return view
@@ -555,9 +557,8 @@ def shown_as(layer: keras.Layer, cls: type) -> Any:
 class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionFamily):
     """Base of the classes that attend in a converted layer.
 
-    A subclass writes `settings_from`, `operator_of` and `attend_rows`; `add_coefficients` and
-    `attended` where it has weights; and `num_signals` where it keeps more than the values
-    of past tokens.
+    A subclass implements `settings_from`, `operator_of` and `attend_rows`; `add_coefficients` and
+    `attended` if it has weights; and `num_signals` if it keeps more than the values of past tokens.
 
     Attributes:
         settings: What `settings_from` returned, and `sizes`, the `HeadSizes` of the layer.
@@ -630,7 +631,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
 
     @property
     def num_signals(self) -> int:
-        """How many signals of past tokens the layer keeps, their values among them."""
+        """How many signals of past tokens the layer keeps, including their values."""
         return 1
 
     @property
@@ -648,7 +649,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
         self.add_coefficients()
 
     def stop(self) -> None:
-        """Takes settings and new weights away again."""
+        """Removes the settings and the new weights again."""
         added = {id(variable) for variable in self.coefficients}
         ours = ("settings", "converted_from", "cache_slots", "_multiplier", "_coefficient_names")
         for name, value in list(vars(self).items()):
@@ -656,7 +657,7 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
                 remove_attribute(self, name)
 
     def get_config(self) -> Options:
-        """What the layer is; to look at, since a converted layer is not made from it."""
+        """The configuration of the layer, for display: a converted layer is not made from it."""
         config = keras.Layer.get_config(self)
         options = self.converted_from.request.options
         return {**config, NAME: self._multiplier, **keras.saving.serialize_keras_object(options)}
@@ -676,9 +677,9 @@ class GroupedOperator:
     Query heads share keys and values in the cache [B, slots, S, Nkv, H]. What a filter keeps beyond
     the values, such as A V, is one signal for each query head, and takes Nq / Nkv slots.
 
-    The first call must be to the values, which the cache holds already. Each further call writes
-    the new tokens' signal into the next slots and applies the rows to the whole signal. Calls must
-    come in the same order at each step, as a filter makes them.
+    The first call must apply the rows to the values, which are already in the cache. Each further
+    call writes the new tokens' signal into the next slots and applies the rows to the whole signal.
+    Calls must come in the same order at each step, as a filter makes them.
     """
 
     def __init__(

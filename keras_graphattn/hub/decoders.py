@@ -1,9 +1,9 @@
 """The families of decoders: rotary embedding, ALiBi, sinks, and T5's shared bias.
 
 Their caches are [B, 2, S, Nkv, H]. Most have the method `_compute_attention(query, key, value,
-mask)`, which attends for the full pass. Where KerasHub applies something on some backends only, a
-converted layer does what the original does on the same backend and device: its outputs are the
-original's at the start.
+mask)`, which attends for the full pass. If KerasHub applies a step only on some backends, a
+converted layer applies it on the same backends and devices, so its outputs at the start are those
+of the original.
 """
 
 import functools
@@ -36,7 +36,7 @@ HIDDEN = -1e9  # what KerasHub adds to the score of a pair that the mask hides
 
 
 def visible_where(added: Mask | None) -> Bool[Tensor, "..."] | None:
-    """The boolean mask that numbers to add to the scores, (..., t, S), stand for."""
+    """The boolean mask from numbers (..., t, S) that are added to the scores."""
     return None if added is None else added > 0.5 * HIDDEN
 
 
@@ -59,7 +59,7 @@ class Decoder(AttentionFamily):
         cache_update_index: Index | None = None,
         training: bool | None = None,
     ) -> Heads:
-        # The position of the first query, under either name, is that of a step; `call` decodes.
+        # With the position of the first query, under either name, `call` decodes a step.
         return self.attend(query, key, value, attention_mask, training)
 
     def _compute_vllm_attention(self, *arguments: object) -> None:
@@ -87,7 +87,7 @@ class Decoder(AttentionFamily):
         cache_update_index: Index | None = None,
         training: bool | None = None,
     ) -> Result:
-        """What `call` returns with a cache."""
+        """The result of `call` with a cache."""
         return self.attend_cached(inputs, mask, cache, cache_update_index, training)
 
 
@@ -98,7 +98,7 @@ class RotaryDecoder(Decoder):
     So A has the window, and a filter of order K sees K windows back.
 
     Phi-3's rotation `"su"` chooses its factors by the position of the last token of a call: beyond
-    the length of pretraining it rotates some tokens otherwise than in a full pass.
+    the length of pretraining it rotates some tokens differently from a full pass.
     """
 
     spelling = replace(Decoder.spelling, rotary="rotary_embedding_layer")
@@ -131,7 +131,7 @@ class Qwen35Decoder(QwenDecoder):
     """The full attention of Qwen3.5, also with experts: norms, some features rotated, a gate.
 
     The projection of the queries also yields a gate: the outputs of the heads are multiplied by its
-    sigmoid before the output projection. A filter acts on A, and the gate on what comes out of it.
+    sigmoid before the output projection. A filter acts on A, and the gate acts on the outputs.
 
     Most layers of these models are of class `Qwen3_5GatedDeltaNet`, a recurrence without a matrix
     A. They stay as they are, and pass on the slots that a filter needs (`passing_on`): the caches
@@ -168,7 +168,7 @@ class Qwen35Decoder(QwenDecoder):
 
 @functools.cache
 def passing_on(plain: type) -> type:
-    """A class of decoder layers without attention, which passes on slots of the others' caches.
+    """A class of decoder layers without attention, which passes on the cache slots of other layers.
 
     The method `call_and_update_cache` of the class `plain` gets the caches of all kinds.
     """
@@ -186,7 +186,7 @@ def passing_on(plain: type) -> type:
 
 
 def recurrence_beside(layer: keras.Layer, slots: int) -> type | None:
-    """The class of a recurrent layer of Qwen3.5 beside caches of so many slots."""
+    """The class of a recurrent layer of Qwen3.5 for caches with this number of slots."""
     if getattr(layer, "layer_type", None) != "linear_attention":
         return None
     plain: type = getattr(type(layer), "plain_class", type(layer))
@@ -194,7 +194,7 @@ def recurrence_beside(layer: keras.Layer, slots: int) -> type | None:
 
 
 class SmolLM3Decoder(Decoder):
-    """SmolLM3: `rope_layer_enabled_list` tells which layers rotate.
+    """SmolLM3: `rope_layer_enabled_list` says which layers rotate.
 
     The original ignores its `attention_dropout`, and so does a converted layer.
     """
@@ -240,7 +240,7 @@ class GPTNeoXDecoder(Decoder):
 
     The original rotates each decoded query as if it stood at position 0 (keras-hub#2870, open in
     KerasHub 0.32). A converted layer rotates it at its own position, so that decoding equals the
-    full pass: `generate` may give other tokens than that of the original.
+    full pass: so `generate` may give other tokens than the original does.
     """
 
     spelling = Spelling(
@@ -267,10 +267,10 @@ class GptOssDecoder(Decoder):
     """GPT-OSS: a learned sink, YaRN, a window, heads in groups.
 
     Each head has a learned logit that takes part in the softmax and is dropped after it. So a row
-    of A sums to less than 1: what is missing went to the sink. Think of the sink as one more token,
-    with value 0, that sees only itself: the matrix of this larger graph is [[A, 1 - A 1], [0, 1]],
-    its powers have A^k in the place of A, and H(A) V is the same filter of it, read off at the
-    tokens. With each further application of A, more goes to the sink.
+    of A sums to less than 1: the rest is the share of the sink. Think of the sink as one more
+    token, with value 0, that sees only itself: the matrix of this larger graph is [[A, 1 - A 1],
+    [0, 1]], its powers have A^k in place of A, and H(A) V is the same filter of it, read off at the
+    tokens. With each further application of A, the share of the sink grows.
 
     In KerasHub 0.32 a token sees itself and `sliding_window` tokens before it, in layers with a
     window. A converted layer keeps that.
@@ -294,8 +294,8 @@ class GptOssDecoder(Decoder):
 class BloomDecoder(Decoder):
     """Bloom: a bias of the scores (ALiBi); dropout of A, and of the result.
 
-    The bias, a slope of each head times the position of the key, differs between lengths by a
-    number per head, which the softmax does not see.
+    The bias, a slope of each head times the position of the key, differs between lengths only by a
+    number per head, which does not change the softmax.
     """
 
     spelling = Spelling(

@@ -67,12 +67,12 @@ class XLNetAttention(AttentionFamily):
     it, and with whether it is in the same segment. Each has a bias of the query. All are scaled by
     1 / sqrt(H). So A is a softmax of scaled scores Q K^T with a bias (B, N, T, T).
 
-    The backbone has the content stream only. A query stream would apply its rows of A to values of
-    the content stream, so that there is no A^2 for it, and with a state of earlier segments there
-    are more keys than queries: a converted layer refuses both.
+    The backbone has the content stream only. A query stream applies its rows of A to values of the
+    content stream, so A^2 has no meaning there. With a state of earlier segments there are more
+    keys than queries. A converted layer refuses both.
 
     KerasHub 0.32 reshapes the padding mask and the encodings of distances where it means to
-    transpose them: in a batch, a text is given the padding and distances of others.
+    transpose them: in a batch, a text gets the padding and the distances of other texts.
     """
 
     spelling = Spelling(matrix_dropout="dropout_layer")
@@ -130,13 +130,13 @@ class XLNetAttention(AttentionFamily):
 
 
 class RoformerAttention(AttentionFamily):
-    """RoFormer V2: rotary embedding, and padding by the backend. `call` is all that attends.
+    """RoFormer V2: rotary embedding, and padding by the backend. Only `call` attends.
 
     The mask (B, T) says which tokens are not padding. On PyTorch, no token sees padding. On
     TensorFlow and JAX (KerasHub 0.32) the mask has the shape (B, 1, T, 1): it hides everything from
     padding, and nothing from the other tokens. A softmax over hidden tokens only is uniform: this
-    is what scores of 0 in the rows of padding give. A converted layer does the same, so that there
-    padding takes part in A and in its powers.
+    is what scores of 0 in the rows of padding give. A converted layer does the same, so padding
+    takes part in its A and in the powers of A.
     """
 
     spelling = Spelling(
@@ -166,7 +166,7 @@ class RoformerAttention(AttentionFamily):
 
 
 class EsmAttention(RoformerAttention):
-    """ESM and ESM-2: as RoFormer's, with another rotary embedding, and none in ESM-1."""
+    """ESM and ESM-2: like RoFormer, with another rotary embedding, and none in ESM-1."""
 
     def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
         if not self.use_rotary:

@@ -1,7 +1,7 @@
-"""All families of attention layers, and where KerasHub has them: one row each.
+"""The table of all families of attention layers, and of the models that have them.
 
-`convert` knows attention by these rows only. A further family is one class of methods, a subclass
-of `AttentionFamily`, and one row; `register_family` adds rows of one's own.
+`convert` only knows the attention in these rows. A further family is one class of methods, a
+subclass of `AttentionFamily`, and one row; `register_family` adds your own rows.
 """
 
 import inspect
@@ -71,7 +71,9 @@ IN_PLACE: dict[str, type] = {
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Classes of attention of one family, and what holds them. Names are separated by spaces.
+    """The attention classes of one family, and the classes that contain them.
+
+    Names are separated by spaces.
 
     Attributes:
         family: The methods of a converted layer.
@@ -79,7 +81,7 @@ class Row:
         backbones: Names in `keras_hub.models` of the backbones that hold such layers.
         inner_layers: Names of layers inside of those backbones, which have no public names.
         layers: Names in `keras_hub.layers` of the layers that hold such layers.
-        attentions: What can take the place of these layers, by name.
+        attentions: What can replace these layers, by name.
         has_cache: Whether the layers have caches that are stacked, if the family does not say so.
         cache_argument: The name of the argument of `call` that is the cache.
         class_beside: What tells the class of a layer without attention beside such layers, from
@@ -115,7 +117,7 @@ class Row:
         return self.attentions[attention]
 
     def named(self) -> str:
-        """The names of the classes as a message has them."""
+        """The names of the classes, for an error message."""
         return " or ".join(self.classes.split())
 
 
@@ -134,14 +136,14 @@ def constructor_config(layer: keras.Layer) -> Config:
 
 
 def t5_gemma2_config(layer: keras.Layer) -> Config:
-    """The arguments of a `T5Gemma2EncoderLayer`, the factor of its rotation among them."""
+    """The arguments of a `T5Gemma2EncoderLayer`, including the factor of its rotation."""
     module = sys.modules["keras_hub.src.models.t5gemma2.t5gemma2_encoder"]
     config: Config = module.T5Gemma2EncoderLayer.get_config(layer)
     return {**config, "rope_scaling_factor": layer.rope_scaling_factor}
 
 
 def mit_config(block: keras.Layer) -> Config:
-    """The arguments of a `HierarchicalTransformerEncoder`, whose `get_config` tells others."""
+    """The arguments of a `HierarchicalTransformerEncoder`, whose `get_config` returns others."""
     return {
         **keras.Layer.get_config(block),
         "project_dim": block.project_dim,
@@ -153,7 +155,7 @@ def mit_config(block: keras.Layer) -> Config:
 
 
 def by_constructor(*names: str) -> dict[str, Callable[[keras.Layer], Config]]:
-    """The parents of these names, whose configuration is that of their constructors."""
+    """Parents with these names, whose configurations are the arguments of their constructors."""
     return dict.fromkeys(names, constructor_config)
 
 
@@ -344,7 +346,7 @@ def register_family(
     attentions: Mapping[str, type] | None = None,
     **places: Any,
 ) -> None:
-    """Makes classes of attention layers known to `convert`.
+    """Registers classes of attention layers for `convert`.
 
     What holds such layers is made known by `keras_graphattn.hub.reach`.
 
@@ -431,7 +433,7 @@ def served_names() -> list[str]:
 
 
 def parent_config(plain: type, layer: keras.Layer) -> Config:
-    """The configuration of a layer that holds attention: its own, or what a row tells.
+    """The configuration of a layer that contains attention: its own, or that of its row.
 
     `plain` is the class of the layer while it is not converted.
     """
@@ -466,7 +468,7 @@ HINTS = {
 
 
 def register_attention(attention: str, replaced: str, replacement: type) -> None:
-    """Makes an attention known to `convert`.
+    """Registers an attention for `convert`.
 
     Args:
         attention: The name that `convert` takes.
@@ -528,7 +530,7 @@ def attention_name(attention: object) -> str:
 
 
 def is_reached(layer: keras.Layer) -> bool:
-    """Whether some attention can take the place of this layer."""
+    """Whether this layer can be converted to any attention."""
     return not is_ours(layer) and row_of(layer) is not None
 
 
@@ -538,6 +540,6 @@ def is_ours(layer: keras.Layer) -> bool:
 
 
 def is_attention(layer: keras.Layer) -> bool:
-    """Whether this is an attention layer itself, in which no other is looked for."""
+    """Whether this is an attention layer, in which no other attention is searched for."""
     is_stock = isinstance(layer, keras.layers.MultiHeadAttention)
     return is_stock or is_ours(layer) or is_reached(layer)

@@ -100,11 +100,11 @@ class Gemma3nAttention(Decoder):
     """Gemma 3n's text decoder: heads before tokens, unscaled scores, norms, windows.
 
     The cache is [B, 2, Nkv, S, H] with rotated keys, and `call` returns outputs, A and the cache; a
-    converted layer returns `None` in the place of A.
+    converted layer returns `None` in place of A.
 
     The last layers of the model borrow keys and values of an earlier layer, and are refused. The
-    audio tower attends in blocks with a context before and after them, so that A is not square: it
-    stays as it is.
+    audio tower attends in blocks with a context before and after them, so A is not square and the
+    tower stays as it is.
     """
 
     spelling = Spelling(
@@ -175,8 +175,8 @@ class Gemma4Attention(GemmaAttention):
 
     Some layers use their keys as values, before norm and rotation. Layers that see all tokens may
     have another number and another size of heads than those with a window, and rotate part of the
-    features only. The window is in the mask of the decoder. The audio tower's A is not square: it
-    stays as it is.
+    features only. The window is in the mask of the decoder. The A of the audio tower is not square,
+    so the tower stays as it is.
 
     The last layers of some models borrow keys and values: they get those of an earlier layer as
     `shared_kv`, and have projections of queries only. A filter of their A is applied to the
@@ -188,7 +188,7 @@ class Gemma4Attention(GemmaAttention):
     """
 
     def is_of_assistant(self) -> bool:
-        """Whether the layer borrows, but was made to have keys and values of its own."""
+        """Whether the layer borrows keys and values, although it was built with its own."""
         return self.is_kv_shared_layer and self.key_dense is not None
 
     def refusal_reason(self) -> str | None:
@@ -252,7 +252,7 @@ class Gemma4Attention(GemmaAttention):
     ) -> tuple[Heads, ...]:
         """Queries, keys and values of new tokens; borrowed ones are in the cache already.
 
-        Positions (B, t) are those of all new tokens, where they do not follow one another.
+        Positions (B, t) are given if the new tokens do not follow one another.
         """
         query = self.query_norm(self.query_dense(inputs))
         query = self._apply_rope(query, index, positions=positions)
@@ -310,7 +310,7 @@ MERGED = "T5Gemma2MergedAttention"
 
 
 class T5Gemma2Attention(T5GemmaAttention):
-    """T5Gemma 2's encoder: as T5Gemma's, with norms; the window is in the mask of the encoder.
+    """T5Gemma 2's encoder: like T5Gemma's, with norms; the window is in the mask of the encoder.
 
     The decoder has one attention for its own tokens and those of the encoder: T decoder tokens look
     at T + S others in one softmax. This matrix is not square, and a filter of it is undefined. So
@@ -337,10 +337,10 @@ class T5Gemma2Attention(T5GemmaAttention):
 class GemmaVisionAttention(AttentionFamily):
     """The vision towers of PaliGemma and Gemma 3: all patches of an image see each other.
 
-    Both have the same class under two names, without a method that attends but `call`. The layer
+    Both have the same class under two names, which attends in `call` itself. The layer
     drops entries of A. A mask of the call is added to the scores; the towers give none. The
-    original always returns A beside its outputs; a converted layer does so with
-    `return_attention_scores` only, and it is the matrix that the filter is one of.
+    original always returns A in addition to its outputs; a converted layer does so only with
+    `return_attention_scores`: the A to which the filter is applied.
     """
 
     spelling = Spelling(

@@ -1,4 +1,4 @@
-"""Which classes can be converted, and what their subclasses are registered as."""
+"""Registers the classes of layers that `convert` can change, and their subclasses."""
 
 import importlib.abc
 import importlib.machinery
@@ -31,9 +31,9 @@ from keras_graphattn.keras_internals import subclasses_of
 def reach(plain: type) -> type:
     """Makes a class of backbones or layers convertible.
 
-    `convert` takes the attention in attributes of such a layer for self-attention, where it is of a
-    family that is known. What is in an instance shows when `convert` sees it: an instance that
-    holds no such attention is refused then.
+    `convert` treats the attention in attributes of such a layer as self-attention, if it knows its
+    family. Only `convert` can see the layers of an instance: it refuses an instance without such
+    attention.
 
     Args:
         plain: A subclass of `keras_hub.models.Backbone`, or of `keras.layers.Layer`, whose
@@ -103,8 +103,8 @@ def reached_names() -> list[str]:
 def _reach_preprocessing(plain: type[keras.Layer]) -> None:
     """Lets `from_preset` find a tokenizer, preprocessor or image converter of a converted backbone.
 
-    KerasHub looks for a class of the backbone's very class. The one that it finds here is never
-    made: presets hold the plain one, and that is what is loaded.
+    KerasHub looks for one that names exactly the class of the backbone. The class that it finds
+    here is never instantiated: presets contain the plain class, which is loaded.
     """
 
     def load_plain(cls: type, /, loader: Any, arguments: Config) -> dict[str, object]:
@@ -154,8 +154,8 @@ class _Arrival(importlib.abc.MetaPathFinder):
 
     Presets name the subclasses, and KerasHub looks for them among those that exist, before any code
     of this package runs. This package does not import KerasHub itself, and scripts import the two
-    in either order. So there is nothing simpler: tests/hub/test_lasting.py loads presets in a
-    process that has done nothing else.
+    in either order. tests/hub/test_lasting.py shows that this is needed: it loads presets in a
+    fresh process.
     """
 
     def find_spec(

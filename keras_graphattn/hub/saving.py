@@ -1,9 +1,9 @@
-"""What a converted model saves, and how it comes back: the carriers of conversions.
+"""Saves and loads converted models: the carriers of conversions.
 
-A configuration in Keras holds the arguments of the constructor. A layer that makes its attention
-by itself would come back from it with its original attention. So `convert` changes the class of
-every layer that has a converted attention layer in it, in place, to a subclass of its class, its
-carrier: `get_config` tells the conversions, and `from_config` makes them again. Keras' own models
+A configuration in Keras holds the arguments of the constructor. A layer that makes its own
+attention would be restored from it with the original attention. So `convert` changes, in place, the
+class of every layer that contains a converted attention layer. The new class is a subclass, its
+carrier: `get_config` lists the conversions, and `from_config` makes them again. Keras' own models
 and wrappers save the layers in them as objects, and need no carrier.
 
 A carrier also writes the coefficients into files of LoRA weights, marks its files of weights, names
@@ -83,7 +83,7 @@ def waiting_in(layer: keras.Layer) -> Conversions | None:
 
 
 def conversions_of(owner: keras.Layer) -> Conversions:
-    """The conversions in a layer: those that are made, or those that wait until it is built."""
+    """The conversions in a layer, or those that wait until it is built."""
     waiting = waiting_in(owner)
     if waiting is not None:
         return waiting
@@ -157,18 +157,18 @@ def task_carrier(plain: type[keras.Layer]) -> type:
 
 
 def register(plain: type[keras.Layer], new: type, name: str | None = None) -> None:
-    """Makes a class, registered with Keras, the one of instances of `plain` while converted."""
+    """Registers a class as the carrier of `plain`: converted instances of `plain` get it."""
     _CARRIERS[plain] = keras.saving.register_keras_serializable(PACKAGE, name)(new)
     _PLAIN[new] = plain
 
 
 def is_known(plain: type[keras.Layer]) -> bool:
-    """Whether there is a carrier for this class, or whether it is one."""
+    """Whether this class has a carrier, or is one."""
     return plain in _CARRIERS or plain in _PLAIN
 
 
 def plain_class(cls: type) -> type:
-    """The class that a carrier stands for; any other as it is."""
+    """The plain class of a carrier; any other class unchanged."""
     return _PLAIN.get(cls, cls)
 
 
@@ -178,7 +178,7 @@ def is_reachable(layer: keras.Layer) -> bool:
 
 
 def settle_classes(layers: Iterable[keras.Layer]) -> None:
-    """Makes carriers of the layers that have converted attention in them, and plain ones of others.
+    """Gives carrier classes to layers with converted attention in them, plain classes to others.
 
     Keras' own containers save the layers in them as objects and stay as they are.
     """
@@ -204,7 +204,7 @@ def settle_classes(layers: Iterable[keras.Layer]) -> None:
 def _subclass(plain: type[keras.Layer], name: str) -> type:
     """A subclass that carries conversions in its configuration."""
 
-    # Keras looks at a mark on the method to tell whether a class has its own: `wraps` keeps it.
+    # A mark on the method tells Keras whether a class has its own method: `wraps` keeps it.
     @functools.wraps(plain.get_config)
     def get_config(self: keras.Layer) -> Config:
         carried = {"of": _identity(plain), **conversions_of(self).get_config()}
@@ -238,7 +238,7 @@ def _subclass(plain: type[keras.Layer], name: str) -> type:
         waiting = waiting_in(self)
         if waiting is None:
             return outputs
-        # The sublayers have been built by this very call, with their original attention.
+        # The sublayers have been built by this call, with their original attention.
         apply_conversions(self)
         if waiting_in(self) is not None:
             raise ValueError(
@@ -288,7 +288,7 @@ def reducer(plain: Any) -> Callable[[keras.Layer], tuple[object, ...]]:
 
 
 def _call_of_class(plain: type[keras.Layer], name: str, *arguments: object) -> object:
-    """Calls a class method; to unpickle this function is to import this package."""
+    """Calls a class method; unpickling this function imports this package."""
     return getattr(plain, name)(*arguments)
 
 
@@ -312,7 +312,7 @@ def _carrier_named(identity: dict[str, str]) -> type:
 
 
 class Part(Plain):  # type: ignore[misc]
-    """Base of what a carrier does beside its configuration; the class after it is the plain one."""
+    """Base of the methods of carriers other than `get_config`; the plain class follows it."""
 
 
 class Compiled(Part):
@@ -347,8 +347,9 @@ def settle_optimizer(model: keras.Model) -> None:
 class Weighted(Part):
     """The original cannot read the file of weights of a converted model.
 
-    Keras reports no weights that do not fit where it meets a layer a second time, which it does in
-    many backbones. So a converted model saves one number more, which only a converted one takes.
+    Keras does not report weights that do not fit when it meets a layer a second time, which it does
+    in many backbones. So a converted model saves one more number, which only a converted model can
+    load.
     """
 
     def save_own_variables(self, store: MutableMapping[str, object]) -> None:
@@ -375,9 +376,9 @@ FACTORS, COEFFICIENTS = "lora", "coefficients"  # the first is KerasHub's name
 
 
 class AdaptedFiles(Part):
-    """Files of LoRA weights have the coefficients beside the factors.
+    """Files of LoRA weights have the coefficients in addition to the factors.
 
-    Both stand in a group of the file that the original does not know, so that it refuses the file.
+    Both are in a group of the file that the original model does not know, so it refuses the file.
     """
 
     def save_lora_weights(self, filepath: str | os.PathLike[str]) -> None:
@@ -425,7 +426,7 @@ class AdaptedFiles(Part):
 
 
 def _numbered_variables(backbone: keras.Layer) -> dict[str, keras.Variable]:
-    """The weights that the conversion added, by the number of their slot and their own."""
+    """The weights that the conversion added, by the number of the slot and of the weight."""
     return {
         f"{index}/{number}": variable
         for index, slot in enumerate(attention_slots(backbone))

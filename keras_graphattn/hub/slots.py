@@ -1,4 +1,4 @@
-"""Where attention is in a model, and the change of it: the slots that `convert` can select.
+"""Finds and changes attention layers in a model: the slots that `convert` can select.
 
 A slot is a self-attention layer in an attribute of its parent. Cross-attention is in no slot: the
 filter of a matrix that is not square is undefined. In every case the projections stay the very same
@@ -24,10 +24,10 @@ from keras_graphattn.keras_internals import (
     walk,
 )
 
-# Layers whose attention looks at other tokens than it answers for. Its matrix may be square, but
+# Layers whose queries are not the tokens that they attend to. The matrix may be square, but
 # row i and column i are not the same token, so that its powers mean nothing.
-# SigLIP, VideoPrism, PaliGemma's tower: learned probes. PARSeq: positions to be read, which look at
-# the characters before them. There the square of the matrix would even show a position its own
+# SigLIP, VideoPrism, PaliGemma's tower: learned probes. PARSeq: positions that look at the
+# characters before them. There the square of the matrix would even show a position its own
 # character in training.
 OTHER_TOKENS = (
     *("SigLIPMultiHeadAttentionPooling", "VideoPrismAttenTokenPoolingLayer"),
@@ -36,20 +36,20 @@ OTHER_TOKENS = (
 
 
 class Request(NamedTuple):
-    """What one call of `convert` asks for."""
+    """The options of one call of `convert`."""
 
     attention: str
     options: Options
 
     def own_options(self) -> Options:
-        """The options in objects of their own: a mask with weights is not shared by layers."""
+        """A copy of the options, so that layers do not share a mask with weights."""
         config = _unshared(keras.saving.serialize_keras_object(dict(self.options)))
         options: Options = keras.saving.deserialize_keras_object(config)
         return options
 
 
 def _unshared(config: object) -> object:
-    """A configuration without the marks by which Keras makes an object of a file only once."""
+    """A configuration without the marks of objects that Keras shares within a file."""
     if isinstance(config, dict):
         return {key: _unshared(x) for key, x in config.items() if key != "shared_object_id"}
     return [_unshared(x) for x in config] if isinstance(config, list) else config
@@ -57,7 +57,7 @@ def _unshared(config: object) -> object:
 
 @dataclass(frozen=True, eq=False)
 class ConversionRecord:
-    """What a converted layer keeps for `revert` and for files. Keras tracks nothing in here."""
+    """Data that a converted layer keeps for `revert` and for files. Keras does not track it."""
 
     row: Row
     request: Request
@@ -82,16 +82,16 @@ class AttentionSlot(NamedTuple):
 
     @property
     def is_converted(self) -> bool:
-        """Whether the layer there is one of ours."""
+        """Whether this layer is attention of this package."""
         return hasattr(self.layer, "converted_from")
 
     @property
     def refusal_reason(self) -> str | None:
-        """Why the layer there cannot be converted; `None` where it can, or is."""
+        """Why the layer cannot be converted; `None` if it can be, or already is."""
         return None if is_ours(self.layer) else view(self.layer).refusal_reason()
 
     def prepared(self, request: Request) -> Callable[[], None]:
-        """What converts the layer. Whatever can be refused is refused here.
+        """A function that converts the layer. All errors are raised here.
 
         Raises:
             ValueError: For options that the layer refuses, for a layer that is not built, and for
@@ -115,7 +115,7 @@ class AttentionSlot(NamedTuple):
         return convert
 
     def revert(self) -> None:
-        """Takes the conversion back; all weights but the added ones stay as they are."""
+        """Undoes the conversion; all weights except the added ones stay as they are."""
         self.layer.converted_from.take_back(self.layer)
 
 
@@ -152,7 +152,7 @@ def convert_slots(slots: Sequence[AttentionSlot], request: Request) -> None:
 
 
 def direct_slots(layer: keras.Layer) -> list[AttentionSlot]:
-    """The slots that are attributes of this very layer."""
+    """The slots that are attributes of this layer itself."""
     # BLIP-2 keeps its cross-attention in a layer around it, of this name.
     looks_elsewhere = type(layer).__name__ in OTHER_TOKENS or layer.name.startswith(
         "cross_attention"
@@ -211,11 +211,11 @@ def _pass_on(layer: keras.Layer, new: type, count: int) -> None:
 
 
 def parents_of(model: keras.Layer) -> list[keras.Layer]:
-    """All layers of this process that hold attention of a model, but are no part of the model.
+    """All layers of this process that contain attention of a model, but do not belong to it.
 
     A model that was composed of the same layers must carry the conversion when it is saved or
-    cloned, and must not go on with functions that it compiled before. Keras does not keep the way
-    upwards. The nearest come first: those that hold the model, then those that hold them.
+    cloned, and must drop the functions that it compiled before. Keras does not know which layers
+    contain a layer. The nearest come first: those that hold the model, then those that hold them.
     """
     held = {id(model), *(id(slot.parent) for slot in attention_slots(model))}
     return living_layers_above(held, {id(layer) for layer in walk(model)})

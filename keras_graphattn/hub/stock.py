@@ -2,13 +2,13 @@
 
 The layer becomes an instance of a layer class of this package, `GraphFilterAttention` for example:
 it stays the same object and gets the body of a new layer, made around its own projections. The new
-layer keeps what it was for `revert`.
+layer keeps its old contents for `revert`.
 
 KerasHub's cache of one layer is [B, 2, S, N, H]: keys and values. A polynomial filter needs A V
-(and, of higher exact orders, A^2 V ...) of past tokens as well: one slot for each. The slots open
-by themselves in the first pass, which seeds the cache: a layer that is given two and wants three
-returns three. The caches of all layers are stacked, so layers left as they were pass on slots that
-they do not use (`widened`).
+(and, of higher exact orders, A^2 V ...) of past tokens as well: one slot for each. The first pass,
+which seeds the cache, adds the slots: a layer that gets two and needs three returns three. The
+caches of all layers are stacked, so layers left as they were pass on slots that they do not use
+(`widened`).
 """
 
 import functools
@@ -198,7 +198,7 @@ class CachedCall(CacheSlots):
     def _attend_cached(
         self, query: Inputs, key: Inputs, value: Inputs, cache: Cache, mask: Mask, index: Index
     ) -> tuple[Heads, Cache]:
-        """Outputs of the heads for new tokens, and the cache with theirs written."""
+        """Outputs of the heads for new tokens, and the cache with their keys and values."""
         keys = write_slot(cache[:, 0], self.key_dense(key), index)
         queries, values = ops.cast(self.query_dense(query), keys.dtype), self.value_dense(value)
         signals = {"signals": cache[:, 1:]}
@@ -221,7 +221,7 @@ class CachedPLaplacianAttention(CachedCall, PLaplacianAttention):  # type: ignor
 class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ignore[misc]
     """`AttentiveGraphFilter` that replaces KerasHub's `CachedMultiHeadAttention`.
 
-    The decoder's mask joins padding and causality; the causal form knows the second by itself,
+    The decoder's mask joins padding and causality; the causal form needs no mask for the second,
     and reads the first off the mask's last row, which sees all tokens but padding.
 
     KerasHub's cache holds one row for each token, and rows are written again where prompts differ

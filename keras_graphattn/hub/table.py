@@ -14,7 +14,7 @@ SHOWN = 8  # numbers of a coefficient that are printed one by one
 
 
 class Coefficient(NamedTuple):
-    """One weight of a layer that learns at a rate of its own; `str` is its numbers, or a summary.
+    """One weight with its own learning rate; `str` gives its numbers, or a summary.
 
     Example:
 
@@ -46,7 +46,7 @@ class Row:
 
 
 class Table(list[Row]):
-    """A list of rows; `str` lays it out, with a note below where there is one."""
+    """A list of rows; `str` gives a table, with a note below it if there is one."""
 
     def __init__(self, rows: Iterable[Row] = (), note: str = "") -> None:
         super().__init__(rows)
@@ -77,7 +77,7 @@ def _rate(multiplier: float | None) -> str:
 
 
 def multiplier_of(layer: keras.Layer) -> float | None:
-    """The multiplier of all coefficients, or the layer's if they differ; `None` without any."""
+    """The multiplier of all coefficients; if they differ, that of the layer. `None` without any."""
     multipliers = {learning_rate_multiplier(one) for one in getattr(layer, "coefficients", ())}
     if len(multipliers) == 1:
         return multipliers.pop()
@@ -85,7 +85,7 @@ def multiplier_of(layer: keras.Layer) -> float | None:
 
 
 def coefficients_of(layer: keras.Layer) -> dict[str, Coefficient]:
-    """The coefficients of a layer, its mask's weights among them, by their paths in the layer."""
+    """The coefficients of a layer, including those of its mask, by their paths in the layer."""
     return {
         variable.path.removeprefix(f"{layer.path}/"): Coefficient(
             keras.ops.convert_to_numpy(variable.value), learning_rate_multiplier(variable)
@@ -95,7 +95,7 @@ def coefficients_of(layer: keras.Layer) -> dict[str, Coefficient]:
 
 
 def note_on_optimizer(model: keras.Layer, rows: Iterable[Row]) -> str:
-    """One line where a compiled model trains coefficients at the rate of all other weights."""
+    """A note, if a compiled model trains coefficients at the rate of all other weights."""
     optimizer = getattr(model, "optimizer", None)
     wanted = {row.coefficient_learning_rate_multiplier for row in rows}
     wanted |= {one.multiplier for row in rows for one in row.coefficients.values()}

@@ -67,7 +67,7 @@ _EXPECTED = (
 
 
 class Owner(NamedTuple):
-    """What is saved as one object: a backbone, or a layer of your own model, and its slots."""
+    """An object that is saved as a whole, and its slots: a backbone, or a layer of your model."""
 
     layer: keras.Layer
     slots: list[AttentionSlot]
@@ -78,20 +78,20 @@ def convert(
 ) -> keras.Layer:
     """Replaces a model's self-attention by graph attention, in place.
 
-    All weights stay what and where they are. With `"graph_filter"`, and with `"p_laplacian"` and
-    `p=2`, the converted model starts with the outputs of the original. `"p_laplacian"` with other
-    exponents, `"attentive_graph_filter"` and `"masked_kernel"` compute something else with the
-    pretrained projections: the model has to be fine-tuned before it is of use.
+    All weights keep their values and their places. With `"graph_filter"`, and with `"p_laplacian"`
+    and `p=2`, the converted model starts with the outputs of the original. `"p_laplacian"` with
+    other exponents, `"attentive_graph_filter"` and `"masked_kernel"` compute something else with
+    the pretrained projections: the model has to be fine-tuned before it is of use.
 
     The model can be saved, loaded (where `keras_graphattn` and KerasHub are imported), cloned,
-    copied, pickled, quantised and trained like any other, and so can models that are made of its
-    layers or of its tensors later; `generate` decodes with a cache. Compiled functions are
+    copied, pickled, quantised and trained like any other. The same holds for models that are made
+    later from its layers or tensors. `generate` decodes with a cache. Compiled functions are
     dropped, and an optimizer that has taken steps is replaced by a new one of the same settings.
-    What is refused, is refused before anything has changed.
+    All errors are raised before anything has changed.
 
     Coefficients are numbers of the order of 1: at the rates of fine-tuning they would not leave
-    their start. So a converted backbone or task, however it is compiled, trains them at 100 times
-    the rate of its optimizer, whichever that is: at 5e-5, by about 5e-3 in a step. Set
+    their start. So a converted backbone or task trains them at 100 times the rate of its optimizer,
+    however it is compiled. At a rate of 5e-5, they move by about 5e-3 in a step. Set
     `coefficient_learning_rate_multiplier` to 10, for a mask to 30, where the rate itself is 1e-3,
     as in training from scratch. Any other model that holds converted layers, such as one composed
     of a converted backbone's tensors, is compiled with
@@ -117,7 +117,7 @@ def convert(
     Raises:
         ValueError: If `where` matches no attention layer, one that is converted already, or one
             that cannot be, such as one whose matrix is not square; for models without
-            self-attention that is reached; for an attention that cannot take the place of the
+            self-attention that is reached; for an attention that cannot replace the
             model's layers; for options that the new layers refuse, or that are the model's to
             decide.
 
@@ -162,7 +162,7 @@ def convert(
 
 
 def revert(model: keras.Layer) -> keras.Layer:
-    """Puts the original attention back, in place; all weights but the added ones are kept.
+    """Puts the original attention back, in place; all weights except the added ones are kept.
 
     Args:
         model: A model that `convert` was called on, or one loaded from what it was saved to.
@@ -282,9 +282,9 @@ def _owners(model: keras.Layer, refuses: bool = True) -> list[Owner]:
 
 
 def _settle(model: keras.Layer, owners: list[Owner], parents: list[keras.Layer]) -> None:
-    """Brings caches, classes, compiled functions, optimizers and torch's lists up to date.
+    """Updates caches, classes, compiled functions, optimizers and torch's lists.
 
-    Those of the model, of all layers in it, and of the models and layers that hold it.
+    They belong to the model, to its layers, and to the models and layers that contain it.
     """
     for owner in owners:
         align_caches(owner.layer, owner.slots)
@@ -311,7 +311,7 @@ def _check_options(options: Mapping[str, object]) -> None:
 
 
 def _refusal(layer: keras.Layer) -> str:
-    """Why a layer cannot be converted, and what can."""
+    """The error for a layer that cannot be converted, with what can be."""
     name, reached = type(layer).__name__, ", ".join(reached_names())
     if is_backbone_class(type(layer)):
         kinds = {type(x).__name__ for x in walk(layer)} - set(served_names())
@@ -340,7 +340,7 @@ def _refusal(layer: keras.Layer) -> str:
 
 
 def _nothing_to_convert(model: keras.Layer) -> str:
-    """That there is no self-attention in a model, and what to do instead."""
+    """The error for a model without self-attention, with what to do instead."""
     name = f"{type(model).__name__} '{model.name}'"
     if not model.built or any(not layer.built for layer in walk(model)):
         return (
@@ -355,7 +355,7 @@ def _nothing_to_convert(model: keras.Layer) -> str:
 
 
 def _check_selected(slots: Sequence[AttentionSlot], selected: Sequence[int], where: Where) -> None:
-    """Refuses selected layers that no attention can take the place of, all of them in one error.
+    """Refuses selected layers that cannot be converted, all of them in one error.
 
     Args:
         slots: All slots of the model.

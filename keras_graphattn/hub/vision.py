@@ -1,4 +1,4 @@
-"""The families of vision towers. Most have no method that attends but `call`.
+"""The families of vision towers. Most attend in `call` itself.
 
 KerasHub 0.32 fills windows at the border of an image with zeros, and tokens see them: in Swin and
 ViTDet, converted or not.
@@ -99,7 +99,7 @@ class ViTDetAttention(FusedTower):
 
     @property
     def adds_bias(self) -> bool:  # type: ignore[override]
-        """Whether this very layer has the embeddings."""
+        """Whether this layer has the embeddings."""
         return bool(self.use_rel_pos)
 
     def call(self, x: Map) -> Map:
@@ -111,7 +111,7 @@ class ViTDetAttention(FusedTower):
         return ops.reshape(outputs, (batch, height, width, channels))
 
     def _bias_of(self, query: Heads, size: tuple[Index, Index]) -> Bias:
-        """What is added to the scores of queries (B, T, N, H) on a map: (B, N, T, T)."""
+        """The bias (B, N, T, T) of the scores of queries (B, T, N, H) on a map."""
         batch, length, num_heads, key_dim = ops.shape(query)
         rows = ops.transpose(query, (0, 2, 1, 3))
         rows = ops.reshape(rows, (batch * num_heads, length, key_dim))
@@ -229,8 +229,8 @@ class DFineAttention(AttentionFamily):
     """D-FINE: image features in the encoder, queries of objects in the decoder.
 
     Position embeddings are added before queries and keys are projected. In both places the layer is
-    self-attention, and A is square. With `output_attentions` it also returns A: the matrix that the
-    filter is one of. The deformable cross-attention of the decoder stays as it is.
+    self-attention, and A is square. With `output_attentions` it also returns A, to which the filter
+    is applied. The deformable cross-attention of the decoder stays as it is.
 
     KerasHub 0.32 adds the mask of the denoising queries to the scores as it is: 1 where a query is
     to be hidden. So does a converted layer.
@@ -277,7 +277,7 @@ class VideoPrismAttention(AttentionFamily):
     it has a learned scale of each feature of the queries. The layer drops entries of A.
 
     The layer that pools a video into one vector has the same class of attention with one query, for
-    which A is no square. It stays as it is.
+    which A is not square. It stays as it is.
     """
 
     spelling = Spelling(

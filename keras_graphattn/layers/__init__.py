@@ -1,7 +1,7 @@
 """Attention layers, each a one-line replacement for `keras.layers.MultiHeadAttention`.
 
-`ContraNorm` normalises tokens, and the pooling layers make one vector of a graph's nodes. One file
-for each public layer, and one for the pooling layers. `base.py` has the call of all attention.
+`ContraNorm` normalises tokens, and the pooling layers turn a graph's nodes into one vector. One
+file for each public layer, and one for the pooling layers. `base.py` has the call of all attention.
 """
 
 from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter

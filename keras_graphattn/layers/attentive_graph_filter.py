@@ -59,9 +59,9 @@ class AttentiveGraphFilter(AttentionLayer):
         out = (U * g(S)) @ (V^T values),   g(S) = P_0(S) + sum_{k=1..K} tanh(theta_k) P_k(S)
 
     No T x S matrix is formed: time O(n d^2), memory O(n d + d^2). `theta` starts at 0, so a new
-    layer is efficient (softmax-softmax) attention. The causal form normalises V, at each token,
-    over the tokens up to it. It uses sums in chunks, so it is linear as well. It decodes token by
-    token with a state of fixed size (`get_initial_state`, `decode`).
+    layer is efficient (softmax-softmax) attention. The causal form normalises V at each token over
+    this token and those before it. It uses sums in chunks, so it is linear as well. It decodes
+    token by token with a state of fixed size (`get_initial_state`, `decode`).
 
     Args:
         num_heads: Number of heads.
@@ -337,7 +337,7 @@ class AttentiveGraphFilter(AttentionLayer):
     def _checked_state(
         self, state: object, key: Float[Tensor, "B T N H"], value: Float[Tensor, "B T N D"]
     ) -> RunningSum:
-        """The state, if it fits the logits and the values."""
+        """Returns the state; raises an error if it does not fit the logits and the values."""
         if not isinstance(state, RunningSum):
             raise ValueError(
                 "`state` must be a RunningSum, from `get_initial_state` or an earlier call. "

@@ -1,8 +1,8 @@
 """The base of all attention layers: the arguments and the call of Keras' own attention.
 
 A call reads downwards: check the arguments, put zeros in padding, project, make the operator,
-filter the values with it, project out. A subclass says how its operator is made, and has its
-weights and its configuration: nothing else.
+filter the values with it, project out. A subclass only makes its operator, its weights and its
+configuration.
 """
 
 import functools
@@ -49,7 +49,7 @@ Shape = Sequence[int | None]
 
 
 class Call(NamedTuple):
-    """What one call brings besides its tokens, with all masks of Keras joined.
+    """The arguments of one call other than its tokens, with all masks of Keras joined.
 
     Attributes:
         visibility: Which queries see which keys, by padding, causality, a window and the caller's
@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """The tokens of a call, and what their projections make of them, in one dtype."""
+    """The tokens of a call and their projections, in one dtype."""
 
     inputs: Float[Tensor, "B T _"]
     query: Float[Tensor, "B T N H"]
@@ -129,7 +129,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     def without_non_finite(
         self, *tensors: Float[Tensor, "B ..."]
     ) -> tuple[tuple[Float[Tensor, "B ..."], ...], Bool[Tensor, "B ..."] | None]:
-        """The inputs, and which tokens of them held NaN or infinity and are zeros now, if asked."""
+        """The inputs, and, if asked for, which tokens held NaN or infinity and are zeros now."""
         return tensors, None
 
     # The call
@@ -209,7 +209,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         return_attention_scores: bool,
         return_filter_matrix: bool,
     ) -> tuple[Float[Tensor, "..."], ...]:
-        """The outputs, A if it is asked for, and H if it is asked for."""
+        """The outputs, and A and H if they are asked for."""
         scores = operator.matrix()  # (B, N, T, S)
         matrices = [scores] if return_attention_scores else []
         if return_filter_matrix:
@@ -234,7 +234,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         keys: Num[Tensor, "B ..."] | None,
         causal: bool,
     ) -> Visibility:
-        """All masks of one call in pieces, the sliding window among them."""
+        """All masks of one call in pieces, including the sliding window."""
         window = self.sliding_window
         if axes is None:
             return Visibility(entries, queries, keys, causal, window)
@@ -261,7 +261,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     ) -> Tokens:
         """Queries, keys and values of all heads, (B, ..., T, N, H) each, in one dtype.
 
-        A `DTypePolicyMap` may give each projection a dtype of its own. Values are 0 in padding: a
+        A `DTypePolicyMap` may give each projection its own dtype. Values are 0 in padding: a
         bias would change that.
         """
         queries, keys = self.query_dense(query), self.key_dense(key)
@@ -350,7 +350,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         variables, paths, quantisation and LoRA factors.
         """
         projections = projections_of(source)
-        # set for the time of `build` only, which then takes the projections instead of making them
+        # set only during `build`, which then uses these projections instead of new ones
         self._adopted = Adopted(projections)
         try:
             self.build(*input_shapes(projections))

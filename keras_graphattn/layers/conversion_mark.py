@@ -19,7 +19,7 @@ class ConversionMark:
         return type(self).__name__.removeprefix("Cached")
 
     def _is_told_by_weights(self, store: Any) -> bool:
-        """Whether the layer's own weights in a file tell it from that of the original layer."""
+        """Whether the layer's own weights already show in a file that it is converted."""
         return bool(list(store.keys()))
 
     def save_own_variables(self, store: Any) -> None:

@@ -225,7 +225,7 @@ class GraphKernelAttention(KernelLayer):
         visible: Bool[Tensor, "B? N? T? T?"] | None,
         call: Call,
     ) -> tuple[Float[Tensor, "B? N? T T"], Bool[Tensor, "B N? T"] | None]:
-        """M, and which nodes depend on a token that is not finite, or `None` if none can."""
+        """M, and which nodes depend on a non-finite token, or `None` if no node can."""
         inputs = dict(call.mask_inputs or {})
         non_finite = None if call.non_finite is None else call.non_finite[:, None]  # (B, 1, T)
         if not self.dynamic_walks:
@@ -242,12 +242,12 @@ class GraphKernelAttention(KernelLayer):
         walk: Any = self.mask
         edges = ops.cast(walk.edge_matrix(ops.shape(scores)[-1], **inputs), scores.dtype)
         seen = ops.logical_or(edges > 0.0, ops.isnan(edges))  # (1 or B, 1, T, T)
-        # the weight of an edge is a factor of the probability of its step
+        # the weight of an edge is a factor in the probability of its step
         logits = scores + ops.log(ops.where(seen, edges, ops.cast(1.0, edges.dtype)))
         seen = seen if visible is None else ops.logical_and(seen, visible)
         steps, length = masked_softmax(logits, seen), walk.length_of_walks(inputs)
         kernel = kernel_of_steps(steps, walk.parameters()["decay"], length, walk.normalization)
-        # what is too small to invert counts as 0
+        # a number that is too small to invert counts as 0
         is_large = ops.logical_or(kernel >= SMALLEST, ops.isnan(kernel))
         kernel = ops.where(is_large, kernel, ops.cast(0.0, kernel.dtype))
         if non_finite is not None:

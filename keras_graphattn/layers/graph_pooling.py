@@ -38,7 +38,7 @@ class GraphPooling(TokenLayer):
     def compute_mask(
         self, inputs: Num[Tensor, "B T d"], previous_mask: Num[Tensor, "B T"] | None = None
     ) -> None:
-        """Graphs have no mask, as they have no nodes anymore."""
+        """No mask: the output has one vector for each graph, without nodes."""
         return None
 
     def compute_output_shape(self, inputs_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -86,7 +86,7 @@ class GraphMeanPooling(GraphPooling):
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
 class GraphSumPooling(GraphPooling):
-    """The sum of a graph's nodes. It tells graphs of different sizes apart; a mean does not.
+    """The sum of a graph's nodes. It distinguishes graphs of different sizes; a mean does not.
 
     Args:
         **kwargs: `name`, `dtype`.

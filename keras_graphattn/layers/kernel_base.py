@@ -18,8 +18,8 @@ from keras_graphattn.types import Bool, Float, Tensor
 class KernelLayer(AttentionLayer):
     """Base of the layers whose attention is D^-1 [(phi(Q) phi(K)^T) o M].
 
-    A `feature_map` of `None` has no weights. The seed of a map that draws is the map's own, else
-    the layer's.
+    A `feature_map` of `None` has no weights. The seed of a random map is the map's own, or else
+    that of the layer.
     """
 
     max_rank = 3
@@ -44,8 +44,8 @@ class KernelLayer(AttentionLayer):
             self.mask.build_in(self, (*query_shape[:2], self.num_heads, self.value_dim))
 
     def _add_feature_weights(self, feature_map: FeatureMap) -> None:
-        """Makes the weights of the feature map. They are not trained; each is an attribute."""
-        # a seed of the map's own goes before the layer's
+        """Makes the weights of the feature map, which are attributes and are not trained."""
+        # the map's own seed has priority over the layer's
         seed = self.seed if getattr(feature_map, "seed", None) is None else None
         drawn = feature_map.weights(self.num_heads, self.key_dim, seed)  # {} for most maps
         self._feature_weight_names = tuple(drawn)
@@ -89,7 +89,7 @@ class KernelLayer(AttentionLayer):
         """The inputs with zeros for tokens that hold NaN or infinity, and which tokens these are.
 
         A mask separates segments, components and the future by factors of 0, and 0 times NaN is
-        NaN. So such tokens are taken out here. Rows that see one become NaN at the end.
+        NaN. So this sets such tokens to zero. Rows that see one become NaN at the end.
         """
         if self.mask is None or not self.mask.hides_keys:
             return tensors, None
@@ -136,9 +136,9 @@ class KernelLayer(AttentionLayer):
     ) -> tuple[
         Mask | None, dict[str, Tensor], Bool[Tensor, "B T"] | None, Bool[Tensor, "B S"] | None
     ]:
-        """The layer's mask with causality and with the `attention_mask` of the call; its inputs.
+        """The layer's mask with causality and the `attention_mask` of the call, and its inputs.
 
-        Then the queries and the keys that are not padding.
+        It also returns which queries and which keys are not padding.
         """
         entries, queries, keys, causal, _ = call.visibility
         inputs = dict(call.mask_inputs or {})

@@ -3,7 +3,7 @@
     out_i = sum_j M[i, j] (phi(q_i) . phi(k_j)) x_j
     M[i, j] = [j <= i if causal] [same segment] sum_r c_r exp(-a_r |i - j|)
 
-Inside a chunk, a small matrix holds all pairs of tokens. The tokens outside the chunk enter as one
+Inside a chunk, a small matrix has all pairs of tokens. The tokens outside the chunk enter as one
 m x D sum per chunk and exponential. The time is O(n (chunk + m) D), and there is never an (n, m, D)
 tensor. The sums over all chunks before one are
 
@@ -117,7 +117,7 @@ class Form(NamedTuple):
     segment_ids: Int[Tensor, "B T"] | None = None
 
     def times(self, other: "Form") -> "Form":
-        """The form of the product of two masks, of which one at most has segments."""
+        """The form of the product of two masks, at most one of which has segments."""
         decay = other.decay if self.decay is None else self.decay
         if self.decay is not None and other.decay is not None:
             decay = self.decay.product(other.decay)
@@ -236,7 +236,7 @@ def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) ->
     keep, segment = 1.0, state.segment
     if form.segment_ids is not None:
         runs, kept = _runs(form.segment_ids, state.segment)
-        # only the last run can go on in later tokens
+        # only the last run can continue in later tokens
         last = ops.logical_and(ops.equal(runs, runs[:, -1:]), kept)
         key, x = (zero_where_masked(t, last[:, :, None, None]) for t in (key, x))
         keep = ops.cast(ops.equal(runs[:, -1], 0), x.dtype)[:, None, None, None]
@@ -252,7 +252,7 @@ def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) ->
 
 
 def _check_sums(state: ChunkedState, key: Features, decay: Decay | None) -> None:
-    """Raises a `ValueError` if the state is of another number of features or exponentials."""
+    """Raises a `ValueError` if the state has another number of features or exponentials."""
     exponentials = 1 if decay is None else decay.rates.shape[1]
     expected = exponentials * key.shape[-1]
     if state.sums.shape[2] != expected:
@@ -268,7 +268,7 @@ def _runs(
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """The number of each token's run of equal ids, and which tokens are not padding.
 
-    It is 0 in the run of `before`, the id of the token before the first one.
+    The run that continues `before`, the id of the token before the first one, has number 0.
     """
     ids = ops.cast(ids, "int32")
     first = ids[:, :1] if before is None else ops.cast(before, "int32")[:, None]

@@ -49,7 +49,7 @@ class CallInput:
         return True
 
     def bounded(self, inputs: Tensors, length: Length, max_depth: int | None) -> Bounded:
-        """The tensors with bounded entries, and where an entry was wrong."""
+        """The tensors with bounded entries, and flags of the wrong entries."""
         return {}, []
 
 
@@ -272,7 +272,7 @@ def check_values(inputs: Arrays, length: int | None, max_depth: int | None) -> b
     """Raises a `ValueError` that names the first wrong example and entry.
 
     Returns `True` if the arrays can be used as they are, `False` if an edge is given twice.
-    `max_depth` is the most ancestors that a node of a tree may have, if there is a limit.
+    `max_depth` is the largest allowed number of ancestors of a tree node, if there is a limit.
     """
     rules = [rule for name, rule in INPUTS.items() if name in inputs]
     if not rules:  # also in a graph that torch compiles, which cannot have the next line
@@ -370,7 +370,7 @@ def _outside(ids: Array, low: int, high: int) -> Array:
 
 
 def _ancestors(parents: Array) -> Array:
-    """The number of ancestors of each node, (B, T); -1 where a cycle makes them endless."""
+    """The number of ancestors of each node, (B, T); -1 for a node that leads to a cycle."""
     batch, count = parents.shape
     nodes = np.arange(batch * count).reshape((batch, count))
     has_parent = parents >= 0
@@ -433,5 +433,5 @@ def bounded_ids(
 
 
 def example_flags(flags: Bool[Tensor, " B"], like: Tensor) -> Bool[Tensor, "B ..."]:
-    """Flags of examples, with axes of size 1 so that they broadcast with `like`, (B, ...)."""
+    """Flags of examples with more axes of size 1, to broadcast with `like`, (B, ...)."""
     return ops.reshape(flags, (-1, *[1] * (len(like.shape) - 1)))

@@ -68,7 +68,7 @@ MASKS: dict[str, type["Mask"]] = {}  # by name; filled by `keras_graphattn.masks
 
 
 class MaskOptions(TypedDict, total=False):
-    """What every mask accepts besides its own arguments."""
+    """The arguments that all masks share."""
 
     name: str | None
     trainable: bool
@@ -159,7 +159,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         self.num_heads = int(input_shape[2])
 
     def parameters(self) -> Tensors:
-        """The differentiable tensors that define M, at least float32, by name; after `build`.
+        """The differentiable tensors that define M after `build`, by name, in at least float32.
 
         By default these are the weights that `_add_parameter` has made.
         """
@@ -224,7 +224,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         return None
 
     def _known_length(self, inputs: Tensors) -> Length:
-        """The number of tokens, if the mask or its inputs know it."""
+        """The number of tokens, if the mask or its inputs determine it."""
         for length in (number_of_tokens(inputs), self._own_length):
             if length is not None:
                 return length
@@ -261,11 +261,11 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     def choose_causal_path(
         self, length: int | None, features: int | None = None, width: int | None = None
     ) -> str:
-        """The same for the product with a causal mask, for masks with `_causal_signal`."""
+        """The path of the product with a causal mask, for masks with `_causal_signal`."""
         return self.choose_path(length, features, width)
 
     def _of_heads(self, name: str, number: ArrayLike, *shape: int) -> np.ndarray:
-        """A start value as an array of this shape, that of the heads by default."""
+        """A start value as an array of this shape; by default, one number per head."""
         shape = shape or (self.num_heads,)
         try:
             return np.broadcast_to(np.asarray(number, "float64"), shape)
@@ -550,7 +550,7 @@ are numbered within the example, from 0; -1 marks a root.
         )
 
     def _call_hint(self) -> str:
-        """How a layer is given the tensors that the mask needs at each call."""
+        """The way to pass the tensors that the mask needs at each call, for an error message."""
         if not self.inputs_at_call:
             return "no `mask_inputs`"
         names = ", ".join(f'"{name}": ...' for name in self.inputs_at_call)
@@ -734,7 +734,7 @@ class TopologyMask(Mask):
     def _transposed_columns(
         self, columns: Float[Tensor, "T R"], length: Length, parameters: Tensors, inputs: Tensors
     ) -> Float[Tensor, "B? T N R"]:
-        """M^T times the same columns for every sequence and head; M is symmetric by default."""
+        """M^T times columns that all sequences and heads share. By default, M is symmetric."""
         batch = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
         shape = (batch, length, self.num_heads, ops.shape(columns)[1])
         signal = ops.broadcast_to(columns[None, :, None, :], shape)

@@ -94,7 +94,7 @@ class Product(ChunkedMask):
         chunked = [mask for mask in self.masks if isinstance(mask, ChunkedMask)]
         self._some_chunked = bool(chunked)
         self.has_state = self.is_causal and len(chunked) == len(self.masks)
-        # one exponential of the product for each choice of one per factor
+        # the product has one exponential for each combination of one exponential per factor
         self.num_decays = math.prod(mask.num_decays for mask in chunked)
         self.paths = (*FORMED_PATHS, *self._own_paths(chunked))
 
@@ -222,7 +222,7 @@ class Product(ChunkedMask):
 
     def get_config(self) -> dict[str, object]:
         first = [self.masks.index(mask) for mask in self.masks]
-        # a factor that stands here twice is one mask: its second place holds the index of the first
+        # a factor that appears twice is one mask: its second place has the index of the first
         masks = [
             keras.saving.serialize_keras_object(mask) if place == index else place
             for index, (mask, place) in enumerate(zip(self.masks, first, strict=True))

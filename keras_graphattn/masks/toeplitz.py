@@ -1,8 +1,8 @@
 """Toeplitz masks: the factor of two tokens depends only on their relative position.
 
-An entry of a Toeplitz matrix depends on the offset i - j along a sequence, one of a block-Toeplitz
-matrix on one offset per axis of a grid. A *table* has one number per offset. A sequence is a grid
-with one axis. There are three ways to multiply with such a matrix.
+An entry of a Toeplitz matrix depends on the offset i - j along a sequence. An entry of a
+block-Toeplitz matrix depends on one offset per axis of a grid. A *table* has one number per offset.
+A sequence is a grid with one axis. There are three ways to multiply with such a matrix.
 
 *One transform* (`toeplitz_product`). Suppose that the rows of a grid, of length s, are stored
 2 s - 1 places apart. Then every offset has its own distance in memory. So the table of the grid,
@@ -13,8 +13,8 @@ cheaper than one transform for each axis.
 *Tiles* (`tiled_toeplitz_product`). One long FFT mixes all tokens, with an error of 1e-7 of the
 largest. In a causal product this error leaks from the future into the past. In any product it
 changes rows that are much smaller than the largest row, which happens with kernel features. So the
-sequence is split into tiles. Tiles that are equal or neighbours use a matrix product, and so do
-tiles that see each other in part. All other pairs of tiles use the product of their spectra,
+sequence is split into tiles. A matrix product is used for equal and for neighbouring tiles, and for
+tiles that see only a part of each other. All other pairs of tiles use the product of their spectra,
 frequency by frequency. Then zeros of the table stay exact zeros, and the error of a row is relative
 to the tokens that the row sees. The cost is O(n^1.5).
 
@@ -166,7 +166,7 @@ def _by_one_transform(table: Table, x: Signal, grid_shape: Grid) -> Signal:
     signal = ops.rfft(columns, fft_length=length)
     real = signal[0] * kernel[0] - signal[1] * kernel[1]
     imaginary = signal[0] * kernel[1] + signal[1] * kernel[0]
-    # the product of two transforms is the convolution, of which the tokens' places are kept
+    # the product of two transforms is the convolution; keep the places of the tokens
     product = ops.irfft((real, imaginary), fft_length=length)[..., : math.prod(wide)]
     product = ops.reshape(product, (*others, *wide))
     product = product[(..., *(slice(size) for size in grid_shape))]
@@ -183,7 +183,7 @@ def tiled_toeplitz_product(
     """`y_i = sum_j table[i - j] x_j` for a sequence, exact row by row, in tiles of `size` tokens.
 
     `limits` are the first and the last offset that is seen, if the table is 0 at all others.
-    Without them, the factors of offsets of one sign are all seen, or none is.
+    Without limits, either all offsets of one sign are seen, or none of them.
     """
     table, x = at_least_float32(table), ops.convert_to_tensor(x)
     batch, length, heads, width = ops.shape(x)
@@ -208,7 +208,7 @@ Tiles = Float[Tensor, "B N D tiles size"]
 
 
 def _seen_in_part(limits: tuple[int, int] | None, count: int, size: int) -> set[int]:
-    """The distances of two tiles at which some of their offsets are within the limits, not all."""
+    """The distances of two tiles at which some of their offsets, but not all, are in the limits."""
     first, last = limits or (-count * size, count * size)
     seen = set()
     for apart in range(-(count - 1), count):

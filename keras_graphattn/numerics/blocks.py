@@ -24,7 +24,7 @@ def map_query_blocks(
 
     The intermediate tensors of a block are not kept for the backward pass but computed again,
     so nothing of size n x n is ever alive. `function` must not capture tensors that need a
-    gradient (TensorFlow's rematerialisation drops it in silence): they come as arguments.
+    gradient (TensorFlow's rematerialisation silently drops it): pass them as arguments.
 
     Args:
         function: Callable of `rows`, an integer tensor of shape (block,) with the positions of
@@ -156,8 +156,8 @@ def where_needed(
 def fits_one_block(length: Size, block_size: int) -> bool:
     """Whether there is nothing to cut.
 
-    A length that is not known before the run may be longer. But torch unrolls its loops, so there
-    such a length is one block.
+    A length that is not known before the run is cut. But torch unrolls loops, so it uses one block
+    for such a length.
     """
     if isinstance(length, int):
         return length <= block_size
@@ -167,9 +167,9 @@ def fits_one_block(length: Size, block_size: int) -> bool:
 def number_of_blocks(length: Size, block_size: int) -> Size:
     """How many blocks hold `length` rows: an integer, or a tensor if `length` is one.
 
-    JAX and torch can derive shapes of an open length, as exports have it, only from other forms.
-    That of JAX has one block too many at multiples of `block_size`, that of torch always: a
-    number of blocks that may be 1 would stay 1.
+    JAX and torch can derive shapes of an open length, as in exports, only from other formulas. The
+    formula for JAX has one block too many at multiples of `block_size`. That for torch always has
+    one too many: a number of blocks that may be 1 would stay 1.
     """
     if not isinstance(length, int) and keras.backend.backend() == "jax":
         return length // block_size + 1
@@ -224,7 +224,7 @@ def cut_into_chunks(
 
 
 def first_of(x: Num[Tensor, "..."], count: Size, axis: int) -> Num[Tensor, "..."]:
-    """The first entries of an axis; torch cannot derive if a slice of open length changes `x`."""
+    """The first entries of an axis; for open lengths, torch cannot know if a slice changes `x`."""
     if keras.backend.backend() == "torch" and not isinstance(count, int):
         return take(x, ops.arange(count, dtype="int32"), axis=axis)
     return x[(*[slice(None)] * axis, slice(count))]

@@ -32,7 +32,7 @@ def compiled_once(function: Callable[..., Result], *settings: Hashable) -> Calla
     """`function(*settings, ...)` as a function of tensors; on jax, equal settings compile once.
 
     Without it, jax compiles loops over closures at each call that it does not trace. The function
-    is kept forever, so it must be one at module level.
+    is kept forever, so it must be defined at module level.
     """
     if keras.backend.backend() != "jax":
         return lambda *tensors: function(*settings, *tensors)
@@ -52,7 +52,7 @@ def _compiled(
 def kept_with(owner: object, make: Callable[..., Any]) -> Any:
     """The result of the first `make(owner)`, kept as long as `owner` lives.
 
-    What torch makes while it traces is not kept.
+    Results that torch makes while it traces are not kept.
     """
     kept = owner.__dict__.get("_kept", {})
     if make in kept:

@@ -7,7 +7,7 @@ uniform average nor NaN.
 If `keras.config.floatx()` is float32, some functions of `keras.ops` convert float64 to float32:
 `maximum`, `minimum`, `matmul` and `cumsum` on torch, `tanh` on jax. `max` does not accept an empty
 tensor on torch and tensorflow. On torch, `take` calls `ravel`, which PyTorch does not export to
-ONNX, `cast` of an open size and `take_along_axis` make open sizes constants of an export, and
+ONNX. `cast` of an open size and `take_along_axis` turn open sizes into constants of an export.
 `max`, `pad` and `convert_to_tensor` of an array do not compile in one graph.
 """
 
@@ -122,7 +122,7 @@ def in_one_dtype(*tensors: Num[Tensor, "..."]) -> tuple[Num[Tensor, "..."], ...]
 
 
 def finite_scores(scores: Num[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Scores in at least float32; float16 scores that overflowed become its largest number.
+    """Scores in at least float32; overflowed float16 scores become the largest float16 number.
 
     A product of a query and a key can be infinite in float16, and a softmax of two infinite
     scores is NaN. With the largest number of the dtype instead, the two keys share the row.

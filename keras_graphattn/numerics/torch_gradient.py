@@ -1,7 +1,7 @@
 """Functions with a custom gradient on torch.
 
 `in_place` is for those that have a second form, quicker on a CPU: it works on few numbers at a
-time and overwrites them, so nothing can differentiate what it does.
+time and overwrites them, so it cannot be differentiated.
 """
 
 from collections.abc import Callable
@@ -116,7 +116,7 @@ def _gradients_of(
 
 
 def _in_forward_mode(tensors: Tensors) -> bool:
-    """Whether torch carries tangents along: it takes them through every step of `value` then."""
+    """Whether torch computes tangents: then it differentiates every step of `value`."""
     return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
@@ -133,7 +133,7 @@ class _WithGradient(torch.autograd.Function):  # type: ignore[misc]
         saved = ctx.saved_tensors  # once: under rematerialisation they are computed for this
         tensors, kept = saved[: ctx.count], saved[ctx.count :]
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            # this gradient will be differentiated: what was kept must be known as a function of
+            # this gradient will be differentiated, so the kept values must be a function of
             # the arguments
             _, kept = ctx.value(*tensors)
         return None, None, *ctx.gradient(tensors, kept, upstream)

@@ -1,8 +1,9 @@
 """Softmax attention by blocks of query rows, each against all keys: no n x n tensor.
 
-No online softmax is needed. The backward pass forms each block of A again in place of keeping
-it. A filter that applies A twice in a row pays for that once: `BlockwiseOperator.twice` has a
-custom gradient, in which both applications share one gradient of the scores.
+No online softmax is needed. The backward pass forms each block of A again instead of keeping it. A
+filter that applies A twice in a row forms the blocks only once in the backward pass:
+`BlockwiseOperator.twice` has a custom gradient, in which both applications share one gradient of
+the scores.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,8 +71,8 @@ class BlockwiseOperator(Operator):
     ) -> tuple[Float[Tensor, "B T N D"], Float[Tensor, "B T N D"]]:
         """A x and A A x, with one backward pass for both.
 
-        Forward and backward, two applications cost 14 products with n x n matrices; here two are
-        spared, those that take the gradient of the scores to queries and keys a second time.
+        Forward and backward, two applications cost 14 products with n x n matrices. This saves two
+        of them: those that take the gradient of the scores to queries and keys a second time.
         """
         length = ops.shape(self.query)[1]
         if fits_one_block(length, self.block_size):
@@ -98,7 +99,7 @@ class BlockwiseOperator(Operator):
 
 
 class _Blocks(NamedTuple):
-    """What is known of an operator without its tensors: equal ones share compiled code."""
+    """The settings of an operator, without its tensors: equal ones share compiled code."""
 
     by_row: tuple[str, ...]
     whole: tuple[str, ...]
@@ -142,7 +143,7 @@ class _Blocks(NamedTuple):
         Float[Tensor, "_ B _ N H"],
         Float[Tensor, "B N S H"],
     ]:
-        """A function of a block's number that returns its rows of A; blocks of queries; keys."""
+        """Returns a function from block numbers to rows of A, the query blocks, and the keys."""
         by_row, whole = self.named(tensors)
         cut = {name: cut_into_blocks(x, self.block_size) for name, x in by_row.items()}
         rows = cut_rows(ops.shape(query)[1], self.block_size)
@@ -213,7 +214,7 @@ def _value_of_twice(
 def _gradient_of_twice(
     blocks: _Blocks, inputs: Tensors, outputs: Tensors, upstream: Tensors
 ) -> tuple[Tensor | None, ...]:
-    """Gradients for query, key and x of once = A x and second = A once, given theirs.
+    """Gradients for query, key and x, from those of once = A x and second = A once.
 
     The gradient of `once` gathers A^T of the gradient of `second` first. Then, for both at once,
     dA = d(second) once^T + d(once) x^T, and dS = A o (dA - rowsum(A o dA)), where the row sums are
@@ -266,7 +267,7 @@ def _gradient_of_twice(
 
 
 def heads_first(x: Float[Tensor, "B T N H"]) -> Float[Tensor, "B N T H"]:
-    """Tokens after heads, as products with a block of A want them, and back."""
+    """Moves tokens after heads, as products with a block of A need them, or back."""
     return ops.transpose(x, (0, 2, 1, 3))
 
 

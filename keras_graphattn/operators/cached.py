@@ -47,6 +47,6 @@ class CachedOperator(Operator):
 def updated_booleans(
     whole: Bool[Tensor, "B L"], part: Bool[Tensor, "B t"], index: int | Int[Tensor, ""]
 ) -> Bool[Tensor, "B L"]:
-    """The booleans with a part of them written at `index`."""
+    """Writes a part into the booleans, at `index`."""
     updated = ops.slice_update(ops.cast(whole, "int32"), (0, index), ops.cast(part, "int32"))
     return ops.cast(updated, "bool")

@@ -19,17 +19,17 @@ BLOCK = 512  # query rows whose pairs are formed at a time on torch
 class FusedOperator(Operator):
     """Attention through `keras.ops.dot_product_attention`: A is never formed by this package.
 
-    A visibility that is causal, or of keys only, is handed on without an n x n tensor. What joins
-    both, or has a window, says something of each pair of positions. On torch it is formed, as are
-    the pairs of the caller's `entries`, for 512 query rows at a time, and again for the backward
-    pass. On tensorflow and on jax without a flash kernel, pairs are formed by B n^2 booleans beside
-    the B N n^2 scores that these backends form themselves; flash kernels of jax take B n^2 booleans
-    for a window and for `entries`, and no pairs for keys under a causal mask.
+    A visibility that is causal, or of keys only, is handed on without an n x n tensor. A visibility
+    with both, or with a window, depends on each pair of positions. On torch these pairs, and those
+    of the caller's `entries`, are formed for 512 query rows at a time, and again for the backward
+    pass. On tensorflow and on jax without a flash kernel, the pairs are B n^2 booleans; these
+    backends form B N n^2 scores themselves anyway. Flash kernels of jax take B n^2 booleans for a
+    window and for `entries`, and no pairs for keys under a causal mask.
 
     Kernels average over a row that sees nothing; here such a row is 0, as on every other path.
     float16 becomes float32 where it could not hold scores, or the difference that hides a key, or
     where there is no kernel for it: on tensorflow, on torch under a visibility other than causal,
-    and on jax on a CPU. Kernels make float32 of float64: there the matrix is formed.
+    and on jax on a CPU. Kernels compute float64 in float32, so the matrix is formed for float64.
 
     Args:
         query: Tensor of shape (B, T, N, H).
@@ -133,7 +133,7 @@ class FusedOperator(Operator):
 
 
 def _needs_float32(is_masked: bool) -> bool:
-    """Whether the backend's attention goes wrong in float16."""
+    """Whether the backend's attention is not safe in float16."""
     if keras.backend.backend() == "jax":
         import jax
 

@@ -19,7 +19,7 @@ SMALLEST = 2.0**-126  # smallest normal float32: the inverse of a smaller number
 
 
 class Factors(Protocol):
-    """What the operator needs of a mask: `keras_graphattn.masks.Mask` has it."""
+    """The methods of a mask that the operator needs; `keras_graphattn.masks.Mask` has them."""
 
     def prepare(self, x: Float[Tensor, "B T N D"], **inputs: Tensor) -> object:
         """Checks the tensors that come with a call, once for several products."""
@@ -46,8 +46,8 @@ class KernelOperator(Operator):
     positive numbers. If a path returns 0 for it, a negative number by rounding, or a number too
     small to invert, then the row is 0. A row that sees NaN or inf is not finite.
 
-    A token that held NaN or inf has a signal of 0 now. Such tokens are one more column of the
-    signal, which shows whether a row sees one of them.
+    A token that held NaN or inf has a signal of 0 now. One more column of the signal marks such
+    tokens, and shows whether a row sees one of them.
 
     Args:
         query_features: phi(Q), of shape (B, T, N, m).

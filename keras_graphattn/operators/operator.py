@@ -57,8 +57,8 @@ class Visibility(NamedTuple):
     """All reasons why a query position (row) may not see a key position (column), in pieces.
 
     There is one boolean for each reason (padding, causality, a window, the caller's mask). The
-    dense operator joins them once, operators in blocks join them for a few query rows at a time:
-    no n x n booleans unless the caller gives them.
+    dense operator joins them once. Operators in blocks join them for a few query rows at a time,
+    without n x n booleans unless the caller gives them.
 
     Attributes:
         entries: Boolean tensor of shape (T, S), (B, T, S) or (B, N, T, S); `True` is visible.
@@ -103,7 +103,7 @@ class Visibility(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether some row may not see some column."""
+        """Whether any row has a hidden column."""
         entries, queries, keys, causal, window = self
         is_given = entries is not None or queries is not None or keys is not None
         return is_given or causal or window is not None
@@ -118,7 +118,7 @@ class Visibility(NamedTuple):
     def block(
         self, rows: Int[Tensor, " T"], columns: Int[Tensor, " S"]
     ) -> Bool[Tensor, "B? N? T? S?"] | None:
-        """The same for some rows and columns; `entries`, `queries` and `keys` must be theirs."""
+        """The joined booleans of some rows and columns, for which this object has the parts."""
         parts = []
         if self.entries is not None:
             parts.append(four_dimensional(self.entries))  # (B, N, T, S)

@@ -2,15 +2,15 @@
 
     out_i = sum_j softmax_j(q_i . k_j * scale) (|v_i - v_j|^2 + epsilon^2)^((p - 2) / 2) x_j
 
-In float32 inside. A row depends on nothing that it may not see: neither its weights nor its
-rounding. What is done entry by entry has a custom gradient, from softmax to re-weighted matrix in
-one: it is most of the work, and that way it takes half the passes over n x n numbers.
+In float32 inside. Keys that a row may not see change nothing in it: neither its weights nor its
+rounding. All element-wise steps, from the softmax to the re-weighted matrix, have one custom
+gradient. They are most of the work, and this halves the passes over n x n numbers.
 
 Squared distances come from the Gram form |v_i|^2 + |v_j|^2 - 2 v_i . v_j, one product of matrices.
-It is wrong by the rounding of |v_i|^2 + |v_j|^2, which drowns the distance of equal or nearly equal
-tokens. Where a distance is small next to that, it is the sum of the squared differences instead.
-That takes much longer, so it is done only if a call has such a pair. Which of the two a pair gets
-depends only on its own two tokens.
+It is wrong by the rounding of |v_i|^2 + |v_j|^2, which is larger than the distance of equal or
+nearly equal tokens. Where a distance is small next to that, it is the sum of the squared
+differences instead. That takes much longer, so it is done only if a call has such a pair. The
+choice for a pair depends only on its own two tokens.
 
 Source: Nguyen et al., "p-Laplacian Transformer", arXiv 2311.03235, Eq. 11-12. Ours: epsilon.
 """
@@ -292,7 +292,7 @@ def finite_products(
 
 
 class _Blocks(NamedTuple):
-    """What is known of an operator without its tensors: equal ones share compiled code."""
+    """The settings of an operator, without its tensors: equal ones share compiled code."""
 
     names: tuple[str, ...]  # of the tensors: entries, queries, keys, bias, sink
     visibility: Visibility  # causality and window only
@@ -375,7 +375,7 @@ def _in_blocks(
 
 
 class _Rows(NamedTuple):
-    """What is known of some rows of the outputs without their tensors."""
+    """The settings of some rows of the outputs, without their tensors."""
 
     numbers: PLaplacian
     has_centre: bool
@@ -387,8 +387,8 @@ def _rows_of_output(
 ) -> Float[Tensor, "B T N D"]:
     """Rows of the outputs W V.
 
-    The tensors are queries, keys, values of rows and of columns, and, if there are such, the
-    centre and the booleans of visible pairs.
+    The tensors are queries, keys, values of rows and of columns, and, if there are any, the centre
+    and the booleans of visible pairs.
     """
 
     def plain(rows: Tensor, *tensors: Tensor) -> Tensor:
@@ -415,7 +415,7 @@ def _rows_of_output(
 def _common_centre(
     values: Float[Tensor, "B T N D"], visibility: Visibility
 ) -> Float[Tensor, "B 1 N D"] | None:
-    """The mean of the values where all rows see the same of them; else `None`."""
+    """The mean of the values if all rows see the same values; else `None`."""
     if visibility.entries is not None or visibility.causal or visibility.window is not None:
         return None
     values = at_least_float32(values)
@@ -437,8 +437,8 @@ def pair_distances(
     """Squared distances plus `smoothing`; those of pairs that are not `relevant` may be wrong.
 
     The Gram form is kept where it comes to at least `least_share` of |v_i|^2 + |v_j|^2. With a
-    centre that every row may see, it is that of values minus the centre: exact, and so quick, for
-    values far from 0.
+    centre that every row may see, it is the Gram form of the values minus the centre, which is
+    exact for values far from 0.
     """
     rows, columns = at_least_float32(rows), at_least_float32(columns)
     if traced_by_torch():  # whether a pair is near is not known, and blocks would be unrolled
@@ -486,7 +486,8 @@ def _sums_by_channels(
     return total
 
 
-# Three sums over differences of pairs, a few rows at a time. Each is in the gradients of others.
+# Three sums over differences of pairs, a few rows at a time. Each one appears in the gradients of
+# the others.
 
 
 def _value_of_sums(
@@ -556,7 +557,7 @@ def _by_rows(
     columns: Float[Tensor, "B S N D"],
     *by_row: Float[Tensor, "B T N _"],
 ) -> Float[Tensor, "B T N _"]:
-    """`function` of the differences (B, t, N, S, D) of a few rows at a time, and of `by_row`."""
+    """Applies `function` to the differences (B, t, N, S, D) of a few rows, and to `by_row`."""
     columns = ops.transpose(columns, (0, 2, 1, 3))[:, None]
     length, count = ops.shape(rows)[1], max(1, DIFFERENCES_OF_A_ROW // rows.shape[-1])
 

@@ -29,7 +29,7 @@ SCALINGS = ("mean", "squared_length")
 class SingularOperator(Operator):
     """`x -> (U * g(S)) (V^T x)`: time O(n d^2), memory O(n d + d^2).
 
-    The causal form normalises V, at each token, over the tokens up to it.
+    The causal form normalises V at each token over this token and those before it.
 
     Args:
         left: U * g(S), of shape (B, T, N, H).
@@ -91,7 +91,7 @@ class SingularOperator(Operator):
 
 
 class SingularValues(Operator):
-    """The diagonal operator x -> S * x, of which a filter is g(S) x."""
+    """The diagonal operator x -> S * x; a filter of it is g(S) x."""
 
     def __init__(self, values: Float[Tensor, "B T N H"]) -> None:
         self.values = values

@@ -13,8 +13,8 @@ its tokens, so that it cannot overflow. Inside a chunk, a chunk x chunk matrix h
 
 This is a product of matrices if each exponential is split at a reference r:
 exp(l[s] - r) / (z[t] exp(-r)). A row must not depend on later tokens, so r comes from before the
-chunk. The split is exact if no logit is above r by more than `LIMIT`, which learned logits rarely
-are. Rows after such a logit are computed in another way. The chunk is halved repeatedly, and the
+chunk. The split is exact if no logit is above r by more than `LIMIT`, which is rare for learned
+logits. Rows after such a logit are computed in another way. The chunk is halved repeatedly, and the
 later half sees the earlier half relative to the largest logit at the border. Then no exponent is
 positive, for any logits. This takes several times as long, so it runs only if it is needed.
 """
@@ -340,7 +340,7 @@ def _sums_over_chunks(sums: RunningSum) -> RunningSum:
 
 
 def _add(first: RunningSum, second: RunningSum) -> RunningSum:
-    """The sums over the tokens of both."""
+    """The sums over the tokens of both summaries."""
     maximum = larger(first.maximum, second.maximum)
     scales = (ops.exp(first.maximum - maximum), ops.exp(second.maximum - maximum))
     return RunningSum(

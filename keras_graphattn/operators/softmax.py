@@ -18,7 +18,7 @@ from keras_graphattn.types import Bool, Float, Num, Tensor
 
 
 class Logits(NamedTuple):
-    """What a layer does to its scores Q K^T * scale before the softmax, in this order.
+    """The changes of the scores Q K^T * scale before the softmax, in this order.
 
     Attributes:
         soft_cap: If given, a score s becomes soft_cap * tanh(s / soft_cap).
@@ -198,7 +198,7 @@ class WeightedSoftmaxOperator(SoftmaxOperator):
 
 
 class OnIdentity(Operator):
-    """Products of a matrix A (..., n, n) with matrices; that with the identity costs nothing."""
+    """Products of a matrix A (..., n, n) with matrices; a product with the identity is free."""
 
     def __init__(self, matrix: Float[Tensor, "... n n"]) -> None:
         self.applied = matrix
@@ -214,8 +214,8 @@ def score_operands(
 ) -> tuple[Float[Tensor, "B T N H"], Float[Tensor, "B S N H"]]:
     """Queries times `scale`, and keys, whose products are the scores: finite in every precision.
 
-    float16 becomes float32, and with it the scores. A score may be larger than float16 holds, and
-    where partial sums are of float16 too, as in TensorFlow on a CPU, it becomes NaN.
+    float16 becomes float32, and so do the scores. A score may be too large for float16. It becomes
+    NaN if partial sums are float16 too, as in TensorFlow on a CPU.
     """
     query, key = ops.convert_to_tensor(query), ops.convert_to_tensor(key)
     if "float16" in (dtype_name(query.dtype), dtype_name(key.dtype)):

@@ -1,7 +1,7 @@
 """Two applications of attention in a row on torch and a CPU: one head at a time, in place.
 
-One head's matrix takes no more memory than a block of rows of all heads. So it is formed once
-for both applications, in place of twice. The formulas are those of
+One head's matrix takes no more memory than a block of rows of all heads. So it is formed once for
+both applications, instead of twice. The formulas are those of
 `keras_graphattn.operators.blockwise`.
 """
 
@@ -33,7 +33,7 @@ def twice(
 
 
 class _Head(NamedTuple):
-    """What one head takes: (T, H), (T, H), (T, D), and the mask (T, T) if there is one."""
+    """The tensors of one head: (T, H), (T, H), (T, D), and the mask (T, T) if there is one."""
 
     query: Tensor
     key: Tensor

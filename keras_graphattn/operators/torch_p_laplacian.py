@@ -21,7 +21,7 @@ _PAIRS = 2**12  # whose differences are formed at a time
 
 
 class Settings(NamedTuple):
-    """What is known of the attention without its tensors."""
+    """The settings of the attention, without its tensors."""
 
     p: tuple[float, ...]
     least: float  # what is added to every squared distance
@@ -117,7 +117,7 @@ def _value(
 
 
 def _joined(near: list[Tensor | None], groups: list[slice], shape: tuple[int, int]) -> Tensors:
-    """Which pairs of all heads are near; nothing where no pair is."""
+    """Which pairs of all heads are near; nothing if no pair is near."""
     if all(x is None for x in near):
         return ()
     sizes = [part.stop - part.start for part in groups]
@@ -145,7 +145,7 @@ def _softmax(heads: _Heads, visible: Tensor | None, out: Tensor) -> None:
 
 
 class _Gram(NamedTuple):
-    """left right^T is the Gram form; it is too wrong where it is below `rows` + `columns`^T."""
+    """left right^T is the Gram form; it is too inaccurate if it is below `rows` + `columns`^T."""
 
     left: Tensor
     right: Tensor
@@ -231,7 +231,7 @@ class _Gradients(NamedTuple):
 
 
 def _empty_gradients(heads: _Heads) -> _Gradients:
-    """Those of columns lie transposed: x^T A is quicker than A^T x."""
+    """The gradients of columns are transposed: x^T A is quicker than A^T x."""
 
     def transposed(x: Tensor) -> Tensor:
         return torch.empty_like(x.mT, memory_format=torch.contiguous_format).mT
@@ -264,7 +264,7 @@ def _gradient_of_heads(
 def _through_distances(
     heads: _Heads, slopes: Tensor, near: list[Tensor], gradients: _Gradients
 ) -> None:
-    """sum_j s_ij (v_i - v_j) for the rows: the sum of s_ij, and sum_j s_ij v_j less near pairs."""
+    """sum_j s_ij (v_i - v_j) of rows: the sum of s_ij, and sum_j s_ij v_j without near pairs."""
     pairs = [
         (places, difference * slopes[places][:, None])
         for which in near

@@ -1,6 +1,6 @@
 """`python -m recipes.causal_lm`: its options, the published settings, what it reports.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from recipes.common.training.records import Criterion
 
 PAPERS = {"gfsa": "arXiv 2312.04234", "p_laplacian": "arXiv 2311.03235"}
 
-# the option's value where nothing is given: of a small model from scratch, and of a preset
+# default of the option: for a small model from scratch, and for a preset
 SIZES = {"layers": 4, "d_model": 128, "heads": 4, "feed_forward": 512, "dropout": 0.1}
 SCRATCH = {**SIZES, "context": 128, "batch_size": 16, "learning_rate": 1e-3, "warm_up": 100}
 PRESET = {"context": 1024, "batch_size": 4, "learning_rate": 5e-5, "warm_up": 0}
 HINT = "{:g}; with --preset {:g}"
-# the rate of coefficients, over that of other weights: as of a layer and of a mask from scratch
+# the rate of coefficients, relative to other weights: the defaults of layers and masks
 MULTIPLIERS = {"gfsa": 10.0, "masked_kernel": 30.0}
 
 # Choi et al., arXiv 2312.04234: GPT-2 with GFSA, (epochs, K) by data set
@@ -44,7 +44,7 @@ PUBLISHED_P_LAPLACIAN = {
 
 
 def published(paper: str, dataset: str) -> dict[str, Any]:
-    """The options that `--published` stands for.
+    """The settings that `--published` selects.
 
     Raises:
         UsageError: If the paper has no such data set.

@@ -1,7 +1,7 @@
 """Texts in three parts, as token numbers: WikiText, PTB, tiny Shakespeare, or any text file.
 
 Tokens are bytes, words, or the pieces of a preset's tokenizer. Each vocabulary has a `start`: the
-token before a text, which nothing predicts. Imports no Keras by itself.
+token before a text, which nothing predicts. Does not import Keras itself.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LEVELS = ("byte", "word", "preset")
 
 
 class Corpus(NamedTuple):
-    """A text to train on, one to choose by and one to report."""
+    """A text in three parts: training, validation and test."""
 
     train: str
     validation: str
@@ -61,13 +61,13 @@ def read(dataset: str, place: Path | None, *, raw: bool = False) -> Corpus:
 
 
 def split(text: str) -> Corpus:
-    """The first nine tenths to train on; the rest halved into validation and test."""
+    """Splits a text: nine tenths to train on, half of the rest each to validate and test on."""
     first, second = len(text) * 9 // 10, len(text) * 19 // 20
     return Corpus(text[:first], text[first:second], text[second:])
 
 
 def count_words(text: str) -> int:
-    """Words between blanks, and ends of lines: what a perplexity per word is taken over."""
+    """Counts words and ends of lines, to which a perplexity per word refers."""
     return len(text.split()) + text.count("\n")
 
 
@@ -86,7 +86,7 @@ class Bytes:
         return np.frombuffer(text.encode(), "uint8").astype("int32")
 
     def decode(self, numbers: np.ndarray) -> str:
-        """The text of token numbers; bytes that are no UTF-8 are replaced."""
+        """The text of token numbers; bytes that are not UTF-8 are replaced."""
         return np.asarray(numbers).astype("uint8").tobytes().decode(errors="replace")
 
 
@@ -118,7 +118,7 @@ class Words:
         return np.asarray(numbers, "int32")
 
     def decode(self, numbers: np.ndarray) -> str:
-        """The words with blanks between them, lines where they ended."""
+        """The words with blanks between them, and the ends of lines."""
         words = (self.words[number] for number in numbers)
         return " ".join("\n" if word == END_OF_LINE else word for word in words)
 
@@ -153,7 +153,7 @@ Vocabulary = Bytes | Words | Pieces
 
 
 class Problem(NamedTuple):
-    """A corpus as token numbers; each part begins with the token that nothing predicts."""
+    """A corpus as token numbers; each part begins with the start token, which is not predicted."""
 
     corpus: Corpus
     vocabulary: Vocabulary
@@ -163,12 +163,12 @@ class Problem(NamedTuple):
         return self.corpus.digest()
 
     def words(self, part: str) -> int:
-        """Number of words of a part, ends of lines among them."""
+        """Number of words of a part, including the ends of lines."""
         return count_words(getattr(self.corpus, part))
 
 
 def load(options: argparse.Namespace) -> Problem:
-    """The corpus that the options ask for, as tokens; refuses a text shorter than a window."""
+    """The corpus that the options select, as tokens; refuses a text shorter than a window."""
     corpus = read(options.dataset, options.data_dir, raw=options.tokens == "preset")
     vocabulary: Vocabulary
     if options.tokens == "preset":

@@ -1,4 +1,4 @@
-"""GPT-2, from scratch or from a preset, with another attention put in by `convert`; its training.
+"""GPT-2, from scratch or from a preset, with another attention through `convert`, and its training.
 
 Perplexity is the exponential of the mean cross-entropy over all tokens that are counted.
 """
@@ -59,9 +59,8 @@ def best_model(trial: Trial, weights: Path) -> keras.Model:
 def build(trial: Trial) -> keras.Model:
     """A causal language model; logits (B, T, vocabulary) of the token after each.
 
-    Its inputs are `token_ids` (B, T) and `padding_mask` (B, T); T is at most the context. A model
-    of one seed starts with the same weights whatever its attention, but for those that the
-    attention adds.
+    Its inputs are `token_ids` (B, T) and `padding_mask` (B, T); T is at most the context. With one
+    seed, all models start with the same weights, except those that an attention adds.
 
     Raises:
         UsageError: If there is no such preset, or it cannot be converted so.
@@ -132,7 +131,7 @@ def _from_preset(options: argparse.Namespace) -> keras.Model:
 
 
 def prompt_tokens(problem: Problem, options: argparse.Namespace) -> np.ndarray:
-    """The tokens that a sample goes on from; refuses those that leave no room in the context."""
+    """The tokens of the prompt of a sample; refuses a prompt that fills the context."""
     tokens = problem.tokens["test"][: 1 + min(PROMPT_TOKENS, options.context // 2)]
     if options.prompt is not None:
         tokens = np.append(tokens[:1], problem.vocabulary.encode(options.prompt))
@@ -145,7 +144,7 @@ def prompt_tokens(problem: Problem, options: argparse.Namespace) -> np.ndarray:
 
 
 def sample(task: keras.Model, problem: Problem, options: argparse.Namespace, seed: int) -> str:
-    """The prompt, and what `generate()` makes of it: drawn from the 10 most likely tokens."""
+    """The prompt and its continuation by `generate()`, drawn from the 10 most likely tokens."""
     prompt = prompt_tokens(problem, options)
     length = min(len(prompt) + options.sample_tokens, options.context)
     tokens = np.zeros((1, length), "int32")

@@ -1,8 +1,8 @@
-"""All attentions that the recipes compare: the one place for their names, looks and options.
+"""All attentions that the recipes compare: the one place for their names, colours and options.
 
-What a recipe's `--attention` takes, what its models are made of, and what its tables and plots
-show is read here. A new attention is one entry here, named in the recipes that have it.
-Imports no Keras by itself: it must come after the choice of the backend.
+A recipe reads here the values of `--attention`, the layers of its models, and the names in its
+tables and plots. A new attention is one entry here, named in the recipes that have it.
+Does not import Keras itself: it must come after the choice of the backend.
 """
 
 import argparse
@@ -13,7 +13,7 @@ Settings = dict[str, Any]  # of one attention, as numbers and names that go into
 
 
 class Trial(NamedTuple):
-    """One training that is asked for: a problem, an attention and a seed."""
+    """The settings of one training: a problem, an attention and a seed."""
 
     problem: Any  # what the recipe's `data.load` returns
     attention: str
@@ -38,8 +38,8 @@ class Attention(NamedTuple):
 JACOBI = ("alpha", "beta")  # options of one filter only
 FILTER = ("filter", "order", "start", *JACOBI)
 RATE = "coefficient_learning_rate_multiplier"
-# H = I / 2 + A - P / 2, with P near a power of A: 1 where A is 1, for what tokens have in common,
-# and 1 / 2 where A is 0, for their differences
+# H = I / 2 + A - P / 2, with P near a power of A: H is 1 where A is 1 (what tokens have in common)
+# and 1 / 2 where A is 0 (their differences)
 HIGH_PASS = {"identity": 0.5, "linear": 1.0, "power": -0.5}
 GFSA = "keras_graphattn.layers:GraphFilterAttention"
 KERNEL = "keras_graphattn.layers:MaskedKernelAttention"
@@ -83,7 +83,7 @@ ATTENTIONS = {attention.name: attention for attention in _ALL}
 # For filters and masks of recipes: at 1e-3, Adam moves a coefficient by about 5e-2 in a step. The
 # defaults of layers and masks are 10 and 30; the results of the recipes were made with 50.
 MULTIPLIER = 50.0
-# In the report of a run: how far its coefficients have moved, and the mean |w_K|.
+# Names in the report of a run: how far its coefficients have moved, and the mean |w_K|.
 DISTANCE, POWER = "coefficient_distance", "mean_absolute_power_coefficient"
 
 
@@ -97,7 +97,7 @@ class PublishedFilter(NamedTuple):
     learned_constant: bool = False
 
     def defaults(self, *, one_rate: bool) -> dict[str, Settings]:
-        """The options of GFSA and AGF where they are not given.
+        """The default options of GFSA and AGF.
 
         Args:
             one_rate: Whether coefficients learn as fast as all other weights, as in the papers.
@@ -114,12 +114,12 @@ OF_FILTER = {
 
 
 def option_names() -> list[str]:
-    """The names of all options that some attention has."""
+    """The names of the options of all attentions."""
     return list(dict.fromkeys(name for one in ATTENTIONS.values() for name in one.options))
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of attentions that have a value."""
+    """The options of attentions that are set."""
     values = {name: getattr(options, name, None) for name in option_names()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -134,7 +134,7 @@ def filter_name(attention: str, options: argparse.Namespace) -> str | None:
 def settings_of(
     attention: str, options: argparse.Namespace, defaults: Mapping[str, Any]
 ) -> Settings:
-    """The settings of an attention; `defaults` are values of options that are not given."""
+    """The settings of an attention; `defaults` are the values of missing options."""
     own, asked = ATTENTIONS[attention], given_options(options)
     filter = filter_name(attention, options)
     values = {name: value for name, value in defaults.items() if value is not None}

@@ -1,8 +1,8 @@
-"""The outline of every recipe: what it declares, and what its command does with that.
+"""The outline of every recipe: its declaration, and its command.
 
-`Recipe.run` is the command, from top to bottom: it checks what was asked for, trains, reports.
-Keras is imported only after the backend is chosen; whatever can be checked without it comes first,
-so that a wrong option fails at once. A recipe's own methods that need Keras import it inside.
+`Recipe.run` is the command, from top to bottom: it checks the options, trains, reports.
+Keras is imported only after the backend is chosen; all checks that do not need it come first, so
+that a wrong option fails at once. A recipe's own methods that need Keras import it inside.
 """
 
 import abc
@@ -49,15 +49,15 @@ from recipes.common.training.records import (
 if TYPE_CHECKING:
     import keras
 
-# options that no number of a run depends on
+# options that do not change the numbers of a run
 _OF_THE_COMMAND = {"attention", "seeds", "output", "overwrite", "verbose", "published", "released"}
 _OF_THE_FILES = {"data_dir", "cache_dir", "tensorboard", "skip_saved_model", "backend"}
 
 
 class Recipe(abc.ABC):
-    """What a recipe declares; methods stand in the order in which they are called.
+    """The declaration of a recipe; its methods are in the order in which they are called.
 
-    Beside the declaration, the recipe's folder has two modules, which may import Keras:
+    Besides the declaration, the recipe's folder has two modules, which may import Keras:
 
     * `data`, with `load(options)`: the recipe's data in a form of its own, with a `digest()` and,
       where there is one, a `chance()`: the criterion's level without looking at the inputs;
@@ -78,14 +78,14 @@ class Recipe(abc.ABC):
     without: tuple[str, ...] = ()  # options of its attentions that it does not have
     saved_model: bool = True  # whether it writes a SavedModel
     data_files: str = ""  # what --data-dir is, for recipes that read data
-    packages: tuple[str, ...] = ()  # whose versions count, beside Keras, its backend and NumPy
+    packages: tuple[str, ...] = ()  # whose versions count, besides Keras, its backend and NumPy
     open_in_paper: tuple[str, ...] = ()  # options that the published settings leave to the user
 
     def add_options(self, add: Callable[..., Any]) -> None:  # noqa: B027
         """Adds the recipe's own options by `add`, which is `ArgumentParser.add_argument`."""
 
     def published(self, options: argparse.Namespace) -> dict[str, Any]:
-        """Published settings that were asked for, by option: defaults in place of the usual ones.
+        """The selected published settings, by option: they replace the usual defaults.
 
         Raises:
             UsageError: If there are none.
@@ -93,29 +93,29 @@ class Recipe(abc.ABC):
         return {}
 
     def refuse(self, options: argparse.Namespace) -> None:  # noqa: B027
-        """Raises `UsageError` for options that were given and have no use."""
+        """Raises `UsageError` for options that have no effect."""
 
     def defaults(self, options: argparse.Namespace) -> dict[str, Any]:
-        """The value of each option that has none yet and depends on others."""
+        """The values of unset options that depend on other options."""
         return {}
 
     def finish(self, options: argparse.Namespace) -> None:  # noqa: B027
-        """Sets what is left; raises `UsageError` for options that do not go together."""
+        """Sets the remaining options; raises `UsageError` for options that do not fit together."""
 
     def folder(self, options: argparse.Namespace) -> str:
         """The name of the folder of results in `results/<name>`."""
         return re.sub(r"<(\w+)>", lambda part: str(getattr(options, part[1])), self.results)
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
-        """By attention, the options that have another default than the layer's."""
+        """The options whose defaults differ from the layer's, for each attention."""
         return {"gfsa": {"order": 3, RATE: MULTIPLIER}}
 
     def load(self, options: argparse.Namespace) -> Any:
-        """The problem; raises `UsageError` where its data cannot be had or used."""
+        """The problem; raises `UsageError` if its data cannot be read or used."""
         return self.data.load(options)
 
     def complete(self, problem: Any, options: argparse.Namespace) -> argparse.Namespace:
-        """The options, with those set that only the data can tell."""
+        """The options, including those that depend on the data."""
         return options
 
     @abc.abstractmethod
@@ -123,12 +123,12 @@ class Recipe(abc.ABC):
         """Facts on the data; they come first in `results.json`."""
 
     def criterion(self, problem: Any, options: argparse.Namespace) -> Criterion:
-        """The metric that stands in the table, and what chooses an epoch."""
+        """The metric in the table, and the one that chooses an epoch."""
         return ACCURACY
 
     @abc.abstractmethod
     def title(self, problem: Any, options: argparse.Namespace) -> str:
-        """The words over the table and the picture."""
+        """The title of the table and the picture."""
 
     def best_model(self, trial: Trial, weights: Path) -> "keras.Model":
         """The model of a finished run with the weights of its chosen epoch, not compiled."""
@@ -150,10 +150,10 @@ class Recipe(abc.ABC):
     def write_more(  # noqa: B027
         self, output: Path, runs: Sequence[Run], best: "keras.Model", problem: Any, options: Any
     ) -> None:
-        """Writes what only this recipe writes, of all runs, to the folder `output`."""
+        """Writes the files of this recipe only, for all runs, to the folder `output`."""
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
-        """The lines under the table; the first one is on the column of best test epochs."""
+        """The lines under the table; the first one explains the column of best test epochs."""
         best = "at best test epoch: the best epoch on the test data; nothing is chosen by it."
         return [best, *coefficient_notes(results)]
 
@@ -166,7 +166,7 @@ class Recipe(abc.ABC):
         return importlib.import_module(f"recipes.{self.name}.model")
 
     def parse(self, arguments: list[str] | None = None) -> argparse.Namespace:
-        """The options; raises `UsageError` with one line for what cannot be honoured."""
+        """The options; raises `UsageError` with one line for options that cannot be used."""
         parser = Parser(self.description, f"python -m recipes.{self.name}")
         self.add_options(parser.add_argument)
         folder = f"{self.name}/{self.results}"
@@ -196,7 +196,7 @@ class Recipe(abc.ABC):
         return options
 
     def settings(self, options: argparse.Namespace) -> dict[str, Settings]:
-        """The settings of each attention, whether it is asked for or not."""
+        """The settings of each attention, selected or not."""
         defaults = self.attention_defaults(options)
         return {
             name: settings_of(name, options, defaults.get(name, {})) for name in self.attentions
@@ -209,7 +209,7 @@ class Recipe(abc.ABC):
         return Trial(problem, attention, self.settings(options)[attention], options, seed)
 
     def deviations(self, options: argparse.Namespace) -> list[str]:
-        """The options in which a run with published settings is not the published one."""
+        """The options in which a run with published settings differs from the paper."""
         return deviations(options, self.published(options), self.open_in_paper)
 
     def main(self, arguments: list[str] | None = None) -> int:
@@ -233,7 +233,7 @@ class Recipe(abc.ABC):
             self._train_and_report(problem, settings, self.complete(problem, options))
 
     def _all_settings(self, problem: Any, options: argparse.Namespace) -> Settings:
-        """All that the numbers of one run depend on, whichever runs are asked for."""
+        """All settings that the numbers of one run depend on, whichever other runs there are."""
         import keras
 
         apart = {*_OF_THE_COMMAND, *_OF_THE_FILES, *option_names()}
@@ -278,7 +278,7 @@ class Recipe(abc.ABC):
 
 
 class ClassifierOfGraphs(Recipe):
-    """What the recipes share that classify graphs."""
+    """The common part of the recipes that classify graphs."""
 
     attentions = GRAPH_ATTENTIONS
     by_default = ("softmax", "gcn", "gat", "graph_kernel", "graph_masked_kernel")
@@ -290,5 +290,5 @@ class ClassifierOfGraphs(Recipe):
             raise UsageError("--patience: with --choose-by last_epoch all epochs are trained")
 
     def criterion(self, problem: Any, options: argparse.Namespace) -> Criterion:
-        """Accuracy in the table, and what `--choose-by` names to choose the epoch."""
+        """Accuracy in the table; `--choose-by` names the metric that chooses the epoch."""
         return ACCURACY._replace(choose_by=options.choose_by)

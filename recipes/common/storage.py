@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and folders that one run writes to at a time."""
+"""Files that are always complete, and folders that only one run writes to at a time."""
 
 import csv
 import io
@@ -20,15 +20,15 @@ class InUseError(Exception):
 
 
 class DamagedFileError(Exception):
-    """A file is there, but its content is not whole; the message names it."""
+    """A file exists, but its content is damaged; the message names it."""
 
 
 @contextmanager
 def locked(path: Path, waiting: str | None = None) -> Iterator[None]:
     """Holds the lock of the file `path`, whose folder must exist.
 
-    The system takes the lock back from a process that ends, however it ends. Where another process
-    holds it, `waiting` is printed and the process waits; without `waiting` it raises `InUseError`.
+    The system releases the lock when a process ends, however it ends. If another process holds it,
+    `waiting` is printed and the process waits; without `waiting` it raises `InUseError`.
     """
     lock = FileLock(path)
     try:
@@ -46,7 +46,7 @@ def locked(path: Path, waiting: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """Yields a name beside `path` to write a file or a folder to; then replaces `path` by it."""
+    """Yields a temporary path for a file or a folder, which then replaces `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writing = path.with_name(f".writing-{path.name}")
     remove(writing)
@@ -65,7 +65,7 @@ def atomically(path: Path) -> Iterator[Path]:
 def check_room(path: Path, size: int) -> None:
     """Raises an `OSError` unless `size` bytes can be written to `path`, which is removed again.
 
-    HDF5 ends the whole process where a full disk stops it from closing a file.
+    HDF5 ends the whole process if a full disk stops it from closing a file.
     """
     if not hasattr(os, "posix_fallocate"):
         return

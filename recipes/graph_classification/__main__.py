@@ -1,6 +1,6 @@
 """`python -m recipes.graph_classification`: its options, what it reports.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Graphs with a class: TU data from files, or random graphs of three kinds made by definition.
+"""Graphs with a class: TU data from files, or generated graphs of three kinds.
 
-The graphs that are made have 15 to 40 nodes and a mean degree of 4: rings of nodes joined to the 4
+The generated graphs have 15 to 40 nodes and a mean degree of 4: rings of nodes joined to the 4
 nearest, with a tenth of the edges moved (Watts and Strogatz); graphs that grow by nodes that prefer
 nodes of high degree (Barabasi and Albert); and pairs of random places in a square that are near to
 each other.
@@ -28,7 +28,7 @@ Edges = np.ndarray  # (E, 2)
 
 @dataclasses.dataclass
 class Folds:
-    """All graphs of a data set, and which of them are trained and tested on in each fold."""
+    """All graphs of a data set, with the training and test graphs of each fold."""
 
     name: str
     classes: list[str]
@@ -56,7 +56,7 @@ class Folds:
 
 
 def load(options: argparse.Namespace) -> Folds:
-    """The data set that the options ask for, if there is something to learn in it.
+    """The data set that the options select; refuses one from which nothing can be learned.
 
     Raises:
         UsageError: When it cannot be read, has one class, or too few graphs.
@@ -80,8 +80,8 @@ def fold(
 ) -> GraphProblem:
     """The fold `seed` modulo the number of folds, with an inner hold-out to validate on.
 
-    The seed also draws what is held out. In a search, a fifth of the training graphs is the test
-    part, and that of the fold is not touched.
+    The seed also draws the held-out graphs. In a search, a fifth of the training graphs is the test
+    part, and the test part of the fold is not used.
     """
     train, test = problem.folds[seed % len(problem.folds)]
     random = np.random.default_rng(seed + SEARCH_SEED if search else seed)
@@ -97,14 +97,14 @@ def fold(
 def _hold_out(
     problem: Folds, places: np.ndarray, share: float, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The places that are left, and a share of them drawn class by class."""
+    """Splits indices into the rest and a share that is drawn class by class."""
     labels = labels_of([problem.graphs[place] for place in places])
     rest, held = held_out(labels, share, random)
     return places[rest], places[held]
 
 
 def stratified_folds(labels: np.ndarray, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Ten parts with about equal shares of each class; each is tested on once."""
+    """Ten parts with about equal shares of each class; each is the test part once."""
     random = np.random.default_rng(seed)
     order = np.concatenate(
         [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
@@ -157,9 +157,9 @@ def geometric(random: np.random.Generator, nodes: int) -> Edges:
 
 
 def with_degrees(graph: Graph, *, beside: bool = False) -> Graph:
-    """The graph with the degree of each node, up to 20, as its features: zeros and a one.
+    """The graph with the degree of each node, up to 20, as its features: a one-hot vector.
 
-    With `beside=True`, they stand beside the features that the graph has; else they replace them.
+    With `beside=True`, they are added to the features of the graph; else they replace them.
     """
     degrees = np.bincount(graph.edges.ravel(), minlength=graph.num_nodes)
     features = np.eye(LARGEST_DEGREE + 1)[np.minimum(degrees, LARGEST_DEGREE)]
@@ -173,7 +173,7 @@ def _pair(u: int, v: int) -> tuple[int, int]:
 
 
 def _read(options: argparse.Namespace) -> Folds:
-    """TU data; degrees are the features where all nodes have the same tag, or beside the tags."""
+    """TU data; degrees replace the tags if all nodes have the same tag, or are added to them."""
     if options.data_dir is None:
         raise UsageError(
             f"--dataset {options.dataset} needs --data-dir, with {options.dataset}.txt or "

@@ -1,4 +1,4 @@
-"""The classifier of graphs, and what a run trains: each seed has its fold."""
+"""The classifier of graphs, and the training of one run: each seed has its fold."""
 
 from recipes.common.attentions import Trial
 from recipes.common.training import graphs

@@ -1,6 +1,6 @@
 """`python -m recipes.graph_regression`: its options, the published settings, what it reports.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 """
 
 import argparse

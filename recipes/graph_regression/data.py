@@ -1,10 +1,10 @@
-"""Molecules with a number to predict: ZINC from files, or molecule-like graphs by definition.
+"""Molecules with a number to predict: ZINC from files, or generated graphs like molecules.
 
-A molecule that is made is a random tree of 10 to 24 atoms, in which up to three rings are closed.
+A generated molecule is a random tree of 10 to 24 atoms, with up to three rings.
 No two rings share a bond. Then atoms get types, and some bonds become double or triple; no atom has
 more bonds than its valence. Its property is `penalised_property`.
 
-What Graphormer sees of a molecule is here, too: the types of the bonds along shortest paths.
+The input of Graphormer is here, too: the types of the bonds along shortest paths.
 """
 
 import argparse
@@ -23,7 +23,7 @@ MADE, SUBSET, FULL = "made", "zinc", "zinc_full"  # data sets
 BONDS = 3  # types of bonds: single, double, triple
 ZINC_ATOMS, LARGEST_DEGREE = 28, 6
 
-# types of atoms that are made: carbon, nitrogen, oxygen, sulphur, fluorine
+# types of generated atoms: carbon, nitrogen, oxygen, sulphur, fluorine
 VALENCES = np.array([4, 3, 2, 2, 1])
 SHARES = np.array([0.65, 0.14, 0.12, 0.04, 0.05])
 CONTRIBUTIONS = np.array([0.3, -0.5, -0.4, 0.2, 0.4])
@@ -61,7 +61,7 @@ def load(options: argparse.Namespace) -> GraphProblem:
 
 
 def graph_of(molecule: Molecule, atom_types: int) -> Graph:
-    """The graph: a node's features are its type and its degree, each as zeros and a one."""
+    """The graph: a node's features are its type and its degree, each as a one-hot vector."""
     atoms, bonds = (np.asarray(array).astype("int64") for array in molecule[:2])
     if not 0 <= atoms.min() <= atoms.max() < atom_types or not 0 <= bonds.min() <= bonds.max():
         raise ValueError(f"types of atoms must be from 0 to {atom_types - 1}")
@@ -103,7 +103,7 @@ def make(random: np.random.Generator) -> Graph:
 
 
 def penalised_property(atoms: np.ndarray, bonds: np.ndarray, rings: Sequence[int]) -> float:
-    """The sum of what atoms contribute, less 0.3 for each bond above a single one, less penalties.
+    """The sum of the atoms' numbers, minus 0.3 for each bond above a single one, minus penalties.
 
     The penalty of a ring is the number of its atoms above six. Atoms (n,) and bonds (n, n) are
     types; 0 is no bond. Rings are numbers of atoms.

@@ -1,9 +1,9 @@
-"""Graphormer and models like it: transformer blocks on the nodes of a graph, and what a run trains.
+"""Graphormer and models like it: transformer blocks on the nodes of a graph.
 
 A model with plain attention or GFSA is Graphormer: each node sees all others, the scores get a
-learned bias for distances and for bonds on paths, and a virtual node reads the graph out. GCN, GAT
-and the attentions with a graph kernel stand in the same blocks, see the graph in their own way, and
-the mean over the nodes reads it out.
+learned bias for distances and for bonds on paths, and the prediction is read from a virtual node.
+GCN, GAT and the attentions with a graph kernel are in the same blocks and see the graph in their
+own way. Their prediction is read from the mean over the nodes.
 
 Source: Ying et al., "Do Transformers Really Perform Bad for Graph Representation?",
 arXiv 2106.05234 (NeurIPS 2021).
@@ -64,7 +64,7 @@ def build(trial: Trial) -> keras.Model:
 
     Its inputs are `nodes` (B, T, F), `node_mask` (B, T) and, for plain attention and GFSA,
     `distances` (B, T, T) and `paths` (B, T, T, hops), as `precompute` and `bonds_on_paths` give
-    them. Any other attention has those of `inputs_of`. What lies at padded nodes has no influence.
+    them. Any other attention has those of `inputs_of`. Values at padded nodes have no influence.
     The F features of a node are its type and its degree, as zeros and ones.
     """
     options = trial.options
@@ -112,7 +112,7 @@ def _attention_on_pairs(
 
 
 def batches_for(trial: Trial) -> list[GraphBatches]:
-    """Batches with what Graphormer sees of pairs of nodes, or what the other attentions see."""
+    """Batches with the inputs of Graphormer for pairs of nodes, or those of other attentions."""
     options, inputs = trial.options, inputs_of(trial.attention)
     if trial.attention in NEEDED:
         return batches_of_parts(trial.problem, inputs, options, trial.seed)

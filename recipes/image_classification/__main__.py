@@ -1,6 +1,6 @@
 """`python -m recipes.image_classification`: its options, published settings, what it reports.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 """
 
 import argparse
@@ -39,7 +39,7 @@ ATTENTIONS = (*BY_DEFAULT[:2], "gfsa_high_pass", *BY_DEFAULT[2:])
 
 
 class Model(NamedTuple):
-    """What one `--model` may be."""
+    """The sizes and the attentions of one `--model`."""
 
     family: str  # whose sizes in `SIZES` it has
     size: str  # that is taken beyond digits
@@ -65,13 +65,13 @@ HINTS = {
 }
 WHERE = ("all", "even", "first-half", "last-half")
 WIDTHS = ("layers", "d_model", "heads", "feed_forward")
-# what a preset has already
+# options that a preset decides
 SET_BY_PRESET = (
     *("model", "size", "image_size", "patch", *WIDTHS),
     *("dropout", "drop_path", "start_from", "post_norm"),
 )
 
-# Touvron et al., arXiv 2012.12877, Table 9: what GFSA and p-LaT were trained with.
+# Touvron et al., arXiv 2012.12877, Table 9: the training of GFSA and p-LaT.
 PUBLISHED = {
     "epochs": 300,
     "batch_size": 1024,
@@ -90,7 +90,7 @@ PUBLISHED = {
     "drop_path": 0.1,
     "dropout": 0.0,
 }
-# what GFSA's released code sets otherwise
+# the settings that differ in GFSA's released code
 RELEASED = {**PUBLISHED, "epochs": 500}
 ORDERS = {"deit": 3, "cait": 4, "swin": 3}  # K of GFSA; arXiv 2312.04234, Section 5.4
 AGF = PublishedFilter(4, 0.01, -0.5, 0.0)  # a and b of arXiv 2505.08516; K and gamma are ours
@@ -138,7 +138,7 @@ class ImageClassification(Recipe):
         add("--label-smoothing", type=share, default=0.0, help="share that all classes get")
         accumulate = "batches of one update of the weights"
         add("--accumulate", type=at_least(1), default=1, help=accumulate)
-        # of changes of training images
+        # changes of training images
         least = "least share of the area that is cut out at random and resized; 1: none is"
         some = number_in(0.0, 1.0 + 1e-9, open_low=True)
         add("--crop", type=some, default=1.0, help=least)
@@ -307,7 +307,7 @@ class ImageClassification(Recipe):
             write_offsets(output / "masks.png", title, tables)
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
-        """There is no best test epoch: the test is taken once, after training."""
+        """No note on the best test epoch: the test data are used once, after training."""
         notes = coefficient_notes(results)
         pair = ("topological", "performer")
         difference = paired_difference(results["runs"], "test_accuracy", *pair)

@@ -1,4 +1,4 @@
-"""Images of digits, of tensorflow-datasets or of a folder, in three parts. Imports no Keras."""
+"""Images of digits, of tensorflow-datasets or of a folder. Does not import Keras."""
 
 import argparse
 import dataclasses
@@ -77,7 +77,7 @@ class Problem:
         return {"training": self.train, "validation": self.validation, "test": self.test}
 
     def chance(self) -> Chance | None:
-        """The accuracy of the most frequent class, where labels are at hand."""
+        """The accuracy of the most frequent class, if the labels are known."""
         labels = {
             name: part.labels for name, part in self.splits.items() if part.labels is not None
         }
@@ -88,7 +88,7 @@ class Problem:
 
 
 def load(options: argparse.Namespace) -> Problem:
-    """The data that the options ask for.
+    """The data that the options select.
 
     Raises:
         UsageError: When data cannot be found, read or downloaded, has one class, or lacks classes.
@@ -112,7 +112,7 @@ def _digits(options: argparse.Namespace) -> Problem:
     except ImportError as error:
         raise UsageError("--dataset digits is in scikit-learn: pip install scikit-learn") from error
     digits = load_digits()
-    # from 0 to 16 there
+    # the pixels are from 0 to 16
     images = np.round(digits.images[..., None] * (255 / 16)).astype("uint8")
     labels = digits.target.astype("int32")
     parts = [in_memory(images[rows], labels[rows]) for rows in _three_parts(labels, options)]
@@ -197,7 +197,7 @@ def _listed(
 
 
 def _checked(paths: np.ndarray, root: Path) -> bytes:
-    """A digest of all files, in their order, each of which shows an image."""
+    """Checks that each file is an image; returns a digest of all files in their order."""
     tf = tensorflow()
 
     def digest(path: Path) -> tuple[bytes, str]:

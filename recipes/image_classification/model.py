@@ -1,4 +1,4 @@
-"""The model of images and what a run trains and measures of it.
+"""The model of images and the training and the measures of one run.
 
 Its inputs are `images` (B, size, size, C), raw values from 0 to 255; its output is `probabilities`
 (B, classes).
@@ -71,7 +71,7 @@ def prepare(trial: Trial) -> Training:
 def compile_model(
     model: keras.Model, classes: int, steps: int, options: argparse.Namespace
 ) -> None:
-    """Compiles for AdamW: a linear warm-up, then half a cosine; matrices only decay."""
+    """Compiles for AdamW: a linear warm-up, then half a cosine; weight decay only for matrices."""
     all_steps = options.epochs * steps  # Keras counts those that only accumulate too
     warm_up = min(round(options.warm_up_epochs * steps), all_steps - 1)
     peak = options.learning_rate
@@ -136,7 +136,7 @@ def check_preset(trial: Trial) -> None:
 
 
 def size_of(options: argparse.Namespace) -> Size:
-    """How large the model is."""
+    """The size of the model."""
     own = {
         "layers": options.layers,
         "width": options.d_model,
@@ -149,7 +149,7 @@ def size_of(options: argparse.Namespace) -> Size:
 
 
 def replaced_layers(options: argparse.Namespace) -> list[int]:
-    """The numbers of the blocks that have the attention asked for; the others have softmax.
+    """The numbers of the blocks with the selected attention; the others have softmax.
 
     They count from 0, as in `keras_graphattn.convert`; "even" are 0, 2, 4 and so on.
     """
@@ -165,7 +165,7 @@ def replaced_layers(options: argparse.Namespace) -> list[int]:
 def similarities(model: keras.Model, trial: Trial) -> list[float]:
     """Mean token similarity over test images, before the blocks and after each.
 
-    Of a preset, around the blocks that `similarity_by_depth` finds.
+    For a preset, around the blocks that `similarity_by_depth` finds.
     """
     problem, options = trial.problem, trial.options
     if options.preset is not None:
@@ -192,7 +192,7 @@ def test_images(problem: Problem, count: int, options: argparse.Namespace) -> di
 
 
 def tables_of_masks(model: keras.Model) -> dict[str, np.ndarray]:
-    """By block, the logarithms of its mask's factors, (N, 2 h - 1, 2 w - 1)."""
+    """The logarithms of the factors of each block's mask, (N, 2 h - 1, 2 w - 1)."""
     tables = {}
     for row in keras_graphattn.inspect(model.get_layer("network")):
         block = row.path.removesuffix("_attention").replace("_", " ")
@@ -244,7 +244,7 @@ def _network(trial: Trial) -> keras.Model:
 
 
 def _maker(trial: Trial, prefix: int) -> Callable[[int, int, int, str], layers.Layer]:
-    """What makes the attention of each block; `prefix` tokens come before the patches."""
+    """The function that makes the attention of a block; `prefix` tokens precede the patches."""
     attention, options = trial.attention, trial.options
     side = options.image_size // options.patch
     replaced = replaced_layers(options)

@@ -1,6 +1,6 @@
 """`python -m recipes.long_range_arena`: its options, the published settings, what it reports.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 
 AGF's K, gamma, a, b and the learning rate of each task are those of the paper (arXiv 2505.08516).
 The batch sizes, warm-ups and numbers of steps are those of the public comparison that its models
@@ -62,7 +62,7 @@ SMOKE_TRAINING = {"epochs": 3, "batch_size": 32, "warm_up": 50, "learning_rate":
 
 
 def preset(task: str, name: str) -> dict[str, Any]:
-    """The options that `--preset` stands for; `epochs` is None where the steps set it."""
+    """The options that `--preset` selects; `epochs` is None if the number of steps sets it."""
     published = TASKS[task]._asdict()
     del published["filter"], published["source"]
     smoke = {**SMOKE_TRAINING, **SMOKE[task]} if name == "smoke" else {}
@@ -142,7 +142,7 @@ class LongRangeArena(Recipe):
         return options
 
     def deviations(self, options: argparse.Namespace, epochs: int | None = None) -> list[str]:
-        """Those from `--preset paper`, with `epochs` as many as hold the published steps."""
+        """The deviations from `--preset paper`, whose `epochs` follow from the published steps."""
         published = {**preset(options.task, "paper"), "epochs": epochs}
         published = {name: value for name, value in published.items() if value is not None}
         return deviations(options, published)
@@ -170,7 +170,7 @@ class LongRangeArena(Recipe):
         return f"{problem.task} ({options.preset})"
 
     def notes(self, results: dict[str, Any], options: argparse.Namespace) -> list[str]:
-        """Among them, the levels of answers that look at no input."""
+        """The notes under the table, with the levels of constant answers."""
         best, *coefficients = super().notes(results, options)
         level = results["majority"]["test"]
         notes = [

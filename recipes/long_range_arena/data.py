@@ -1,4 +1,4 @@
-"""The data of each task, read or made; what is made is kept on disk. Imports no Keras."""
+"""The data of each task, read, or generated and kept on disk. Does not import Keras."""
 
 import argparse
 import csv
@@ -27,7 +27,7 @@ BYTES = 257  # 256 values and padding
 
 
 def load(options: argparse.Namespace) -> Problem:
-    """The data that the options ask for.
+    """The data that the options select.
 
     Raises:
         UsageError: When data cannot be made, found, read or downloaded, or has one class.
@@ -45,14 +45,14 @@ def load(options: argparse.Namespace) -> Problem:
 
 
 def listops_rules(options: argparse.Namespace) -> listops.Rules:
-    """The published trees; for smaller lengths shallower ones."""
+    """The rules of the published trees; shallower trees for smaller lengths."""
     if options.preset == "paper":
         return listops.Rules(max_length=options.max_length)
     return listops.Rules(6, 10, options.max_length // 8, options.max_length)
 
 
 def pathfinder_rules(options: argparse.Namespace) -> pathfinder.Rules:
-    """The published curves; small images with short curves for a smoke run."""
+    """The rules of the published curves; short curves in small images for a smoke run."""
     if options.preset == "paper":
         return pathfinder.Rules()
     return pathfinder.Rules(size=16, contour_length=5, distractor_length=2, distractors=2)
@@ -71,7 +71,7 @@ def _pathfinder(options: argparse.Namespace) -> Problem:
 def _made(
     options: argparse.Namespace, rules: Any, generate: Callable[[int, Any, int], Split]
 ) -> list[Split]:
-    """Training, validation and test examples, out of one draw of different examples."""
+    """Training, validation and test examples that are generated together, all different."""
     counts = [options.train_examples] + 2 * [options.evaluation_examples]
     key = f"{VERSION} {options.task} {rules!r} {counts} {options.data_seed}"
     name = f"{options.task}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
@@ -131,7 +131,7 @@ def _from_tfds(
     classes: list[str],
     tokens: Callable[[dict[str, Any]], np.ndarray],
 ) -> Problem:
-    """A tenth of the training examples is for validation; the limits of the options hold."""
+    """A data set of TFDS, with a tenth of the training examples for validation."""
 
     def read(split: str) -> Split:
         examples = load_tfds(name, split, options.data_dir)
@@ -190,5 +190,5 @@ def _read_pairs(path: Path, max_length: int, limit: int | None) -> Split:
 
 
 def _bytes(text: bytes, max_length: int) -> np.ndarray:
-    """The bytes plus 1; a text without any is one blank."""
+    """The bytes plus 1; an empty text becomes one blank."""
     return np.frombuffer((text or b" ")[:max_length], "uint8").astype("uint16") + 1

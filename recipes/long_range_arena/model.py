@@ -1,9 +1,9 @@
 """The encoder of the arena, and what a run trains.
 
-Token and position embeddings, blocks, mean over the tokens, classes. Core Keras layers and layers
-of `keras_graphattn` only: a saved model loads with nothing but
-`import keras_graphattn`, under Keras' safe mode. It takes sequences of any length up to the
-longest in the data; 0 is padding.
+Token and position embeddings, blocks, mean over the tokens, classes. The model has only core Keras
+layers and layers of this package: a saved model loads with nothing but `import keras_graphattn`,
+under Keras' safe mode. It takes sequences of any length up to the longest in the data; 0 is
+padding.
 """
 
 import argparse
@@ -44,13 +44,13 @@ def prepare(trial: Trial) -> Training:
 
 
 def training_batches(problem: Problem, options: argparse.Namespace, seed: int = 0) -> Buckets:
-    """The training examples in batches, in an order that the seed and the epoch set."""
+    """The training examples in batches, in an order that depends on the seed and the epoch."""
     lengths = bucket_lengths(problem.train.lengths, problem.length)
     return Buckets(problem.train, lengths, options.batch_size, seed)
 
 
 def published_epochs(batches: Buckets) -> int:
-    """As many as hold the published number of steps."""
+    """The number of epochs that has the published number of steps."""
     return -(-STEPS // batches.num_batches)
 
 
@@ -58,7 +58,7 @@ def build(trial: Trial) -> keras.Model:
     """A Functional classifier.
 
     Its inputs are `tokens` (B, L), numbers from 1 with 0 for padding, or for pairs of documents
-    `tokens_1` and `tokens_2`, which one and the same encoder reads. Its output is
+    `tokens_1` and `tokens_2`, which the same encoder reads. Its output is
     `probabilities` (B, classes).
     """
     problem, width = trial.problem, trial.options.feed_forward

@@ -1,6 +1,6 @@
 """`python -m recipes.motif_detection`: its options, what it reports.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 """
 
 import argparse
@@ -17,7 +17,7 @@ TASKS = ("caveman", "circle", "grid", "ladder", "circular_ladder", "induced_cycl
 
 
 class MotifDetection(ClassifierOfGraphs):
-    """Attention layers that are to find a motif in random graphs."""
+    """Attention layers that detect a motif in random graphs."""
 
     name = "motif_detection"
     description = (

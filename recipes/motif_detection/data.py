@@ -1,11 +1,11 @@
-"""Random graphs with and without a motif, and trees with a long or a short cycle, by definition.
+"""Random graphs with and without a motif, and trees with a long or a short cycle.
 
 A graph with a motif is an Erdos-Renyi graph of 100 nodes and the motif, of 20 nodes, joined by 30
-random edges. A graph without has as many nodes and as many edges, drawn with equal probabilities.
-A tree with a long cycle has its farthest two nodes joined, which are leaves. The tree without is
-the same, with two random leaves joined whose distance is at most half of that. So numbers of nodes
-and edges do not tell the classes apart, and in trees degrees do not either. The only feature of a
-node is its degree, as a row of zeros and a one.
+random edges. A graph without a motif has as many nodes and edges, drawn with equal probabilities.
+In a tree with a long cycle, the two leaves that are farthest apart are joined. In the same tree
+without a long cycle, two random leaves are joined whose distance is at most half of that. So
+numbers of nodes and edges do not distinguish the classes, and in trees degrees do not either. The
+only feature of a node is its degree, as a one-hot row.
 
 Source: Choromanski et al., arXiv 2107.07999, Section 5.2; the sizes are ours.
 """
@@ -27,7 +27,7 @@ Edges = list[tuple[int, int]]
 
 
 def load(options: argparse.Namespace) -> GraphProblem:
-    """The three splits of a task, each with as many graphs of either class."""
+    """The three splits of a task, each with equally many graphs of both classes."""
     sizes = (options.train_examples, options.evaluation_examples, options.evaluation_examples)
     if any(size % 2 for size in sizes):
         raise UsageError(
@@ -43,7 +43,7 @@ def load(options: argparse.Namespace) -> GraphProblem:
 
 
 def generate(task: str, count: int, seed: int | list[int]) -> list[Graph]:
-    """Makes graphs of a task from a seed; those of odd numbers have the motif.
+    """Makes graphs of a task from a seed; graphs with odd numbers have the motif.
 
     The number of graphs is even: each pair has as many nodes and edges.
     """
@@ -74,13 +74,13 @@ def planted(random: np.random.Generator, motif: Edges) -> Edges:
 
 
 def uniform_edges(random: np.random.Generator, nodes: int, count: int) -> Edges:
-    """So many different edges, drawn with equal probabilities."""
+    """Draws different edges with equal probabilities."""
     pairs = np.stack(np.triu_indices(nodes, 1), axis=1)
     return [*map(tuple, pairs[random.choice(len(pairs), count, replace=False)].tolist())]
 
 
 def cycles_in_tree(random: np.random.Generator, nodes: int) -> tuple[Edges, Edges, int]:
-    """A random binary tree with a short cycle, the same with the longest one, and its size."""
+    """A random binary tree with a short cycle, the same with the longest cycle, and its size."""
     while True:
         open_places = [0, 0]  # each node may get two children
         tree: Edges = []
@@ -108,7 +108,7 @@ def grid(rows: int) -> Edges:
 
 
 def caveman(size: int = 5) -> Edges:
-    """Cliques in a ring: in each, one edge goes to the one before instead."""
+    """Cliques in a ring: each replaces one of its edges by an edge to the clique before."""
     edges = []
     for first in range(0, MOTIF_NODES, size):
         inside = [(first + i, first + j) for i in range(size) for j in range(i + 1, size)]

@@ -1,4 +1,4 @@
-"""The classifier of graphs, and what a run trains: as for all graphs in three splits."""
+"""The classifier of graphs, and the training of one run."""
 
 from recipes.common.training.graphs import build, prepare
 

@@ -1,7 +1,8 @@
-"""One graph with classes of its nodes, and which of them are trained, validated and tested on.
+"""One graph with classes of its nodes, and its training, validation and test nodes.
 
 Citation networks come from Planetoid files, with the public split. Zachary's karate club is here as
-it was published: 34 members, who knows whom outside the club, and whom each followed when it split.
+it was published: 34 members, their contacts outside the club, and the leader that each followed
+when it split.
 
 Source: Yang et al., arXiv 1603.08861; Zachary, "An information flow model for conflict and fission
 in small groups", Journal of Anthropological Research 33 (1977).
@@ -19,7 +20,7 @@ from recipes.common.data.chance import Chance, of_accuracy, refuse_one_class
 
 KARATE = "karate"
 MEMBERS = 34
-# who knows which members of higher numbers
+# the contacts of each member with a higher number
 _FRIENDS = """
     0: 1 2 3 4 5 6 7 8 10 11 12 13 17 19 21 31; 1: 2 3 7 13 17 19 21 30; 2: 3 7 8 9 13 27 28
     32; 3: 7 12 13; 4: 6 10; 5: 6 10 16; 6: 16; 8: 30 32 33; 9: 33; 13: 33; 14: 32 33; 15: 32
@@ -38,7 +39,7 @@ VALIDATED = (1, 2, 3, 31, 32, 29)
 
 @dataclasses.dataclass
 class NodeProblem:
-    """One graph; its label is the class of each node, -1 where none is known."""
+    """One graph; its label is the class of each node, -1 if it is unknown."""
 
     name: str
     classes: list[str]
@@ -57,7 +58,7 @@ class NodeProblem:
         return Graph(graph.edges, graph.edge_weights, graph.node_features, None, label)
 
     def labels(self, part: str) -> np.ndarray:
-        """The known classes of a part."""
+        """The known labels of the nodes of one part."""
         labels = self.graph.label[self.parts[part]]
         return labels[labels >= 0]
 
@@ -73,7 +74,7 @@ class NodeProblem:
 
 
 def load(options: argparse.Namespace) -> NodeProblem:
-    """The data set that the options ask for, if there is something to learn in it.
+    """The data set that the options select; refuses one from which nothing can be learned.
 
     Raises:
         UsageError: When it cannot be read, or its training nodes have one class.
@@ -87,7 +88,7 @@ def load(options: argparse.Namespace) -> NodeProblem:
 
 
 def karate_club() -> NodeProblem:
-    """The club. The feature of a member is who it is; the two leaders have a label to train on."""
+    """The karate club. A member's feature is its number; the two leaders have training labels."""
     label = np.isin(np.arange(MEMBERS), OFFICER).astype("int64")
     graph = Graph(FRIENDS, node_features=np.eye(MEMBERS), label=label)
     parts = {"train": np.array(TRAINED), "validation": np.array(VALIDATED)}

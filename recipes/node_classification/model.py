@@ -1,4 +1,4 @@
-"""The classifier of nodes, and what a run trains: one graph, with the labels of one part."""
+"""The classifier of nodes, and the training of one run."""
 
 import keras
 
@@ -17,7 +17,7 @@ def prepare(trial: Trial) -> Training:
     model = build(trial)
     penalise(model, trial.options.penalty)
     optimizer = keras.optimizers.Adam(trial.options.learning_rate)
-    # the mean over the nodes that have a label in this part: the penalty stands beside it
+    # the mean over the nodes that have a label in this part: the penalty is added to it
     loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
     model.compile(optimizer=with_rates(optimizer, model), **{**loss_and_metrics(), "loss": loss})
     parts = {"train": trial.seed, "validation": None, "test": None}

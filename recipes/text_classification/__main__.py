@@ -1,6 +1,6 @@
 """`python -m recipes.text_classification`: its options, published settings, what it reports.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 """
 
 import argparse
@@ -26,7 +26,7 @@ REPORTED = ("softmax", "gfsa")
 SMALL = {"vocabulary": 4000, "layers": 2, "d_model": 64, "heads": 2, "feed_forward": 128}
 
 # Choi et al., arXiv 2312.04234: the training of its GLUE experiments. The authors' runs train w_K
-# only and hold w_0 at a constant, known for CoLA; K is chosen from 2 to 10 for each task there.
+# only, with a constant w_0, which is known for CoLA; they choose K from 2 to 10 for each task.
 PUBLISHED_TRAINING = {
     "epochs": 5,
     "batch_size": 32,
@@ -127,7 +127,7 @@ class TextClassification(Recipe):
         return problem
 
     def criterion(self, problem: Problem, options: argparse.Namespace) -> Criterion:
-        """The first metric of the task, ties by the loss."""
+        """The first metric of the task; the loss decides ties."""
         ties = "cross_entropy" if problem.task.classes else "squared_error"
         return Criterion(problem.task.metrics[0], ties=ties)
 

@@ -1,7 +1,7 @@
 """The nine tasks of GLUE: their texts, from TSV files or TFDS, as a model's inputs.
 
 Source: Wang et al., "GLUE: A Multi-Task Benchmark and Analysis Platform for Natural Language
-Understanding", arXiv 1804.07461. Imports no Keras by itself.
+Understanding", arXiv 1804.07461. Does not import Keras itself.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Task(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """Of labels: numbers of classes, or values."""
+        """The dtype of labels: numbers of classes, or values."""
         return "int32" if self.classes else "float32"
 
 
@@ -83,7 +83,7 @@ class Texts(NamedTuple):
 
 
 def read_texts(options: argparse.Namespace) -> tuple[Texts, dict[str, Texts]]:
-    """The training examples, and the dev sets by name; that of the table has the name "".
+    """The training examples, and the dev sets by name; the one in the table has the name "".
 
     Raises:
         UsageError: When the files or the data set cannot be found, read or downloaded.
@@ -120,7 +120,7 @@ class Encoded:
 
     @property
     def mean_lengths(self) -> np.ndarray:
-        """Tokens of each example: each is one sequence."""
+        """The number of tokens of each example, which is one sequence."""
         return self.lengths
 
     def inputs(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
@@ -134,7 +134,7 @@ class Encoded:
 
 @dataclasses.dataclass
 class Problem:
-    """A task's data; the dev sets take no part in training or in choosing."""
+    """A task's data; the dev sets are not used in training or to choose the epoch."""
 
     name: str
     task: Task
@@ -147,7 +147,7 @@ class Problem:
         return int(max(one.lengths.max() for one in (self.train, *self.evaluations.values())))
 
     def chance(self) -> Chance | None:
-        """That of the most frequent class, or a correlation of 0; not known of F1."""
+        """The level of the most frequent class, or a correlation of 0; unknown for F1."""
         metric, train = self.task.metrics[0], self.train.labels
         if metric == "accuracy":
             return of_accuracy(validation=train, training=train)
@@ -165,7 +165,7 @@ class Problem:
 
 
 def load(options: argparse.Namespace) -> Problem:
-    """The task's data, tokenised for the model that the options ask for.
+    """The task's data, tokenised for the model that the options select.
 
     Raises:
         UsageError: When data or preset cannot be found, read or downloaded, and for data that
@@ -217,7 +217,7 @@ def preset_name(preset: str) -> str:
 
 
 def encode(preprocessor: Any, examples: Texts) -> Encoded:
-    """Tokenises examples; nothing longer than the longest of them is kept."""
+    """Tokenises examples; the arrays are as long as the longest example."""
     chunks = []
     for start in range(0, len(examples.labels), CHUNK):
         texts = tuple(one[start : start + CHUNK] for one in examples.texts)

@@ -1,4 +1,4 @@
-"""The classifier, and what a run trains and measures of it.
+"""The classifier, and the training and the measures of one run.
 
 A KerasHub task, from a preset or small and from scratch, converted.
 """
@@ -100,9 +100,9 @@ def batches_of(
 
 
 def padded_lengths(problem: Problem) -> list[int]:
-    """The lengths that batches are padded to: 8, 12, 16, 24, 32, 48, ... up to the longest.
+    """The lengths to which batches are padded: 8, 12, 16, 24, 32, 48, ... up to the longest.
 
-    Those that fewer than one in fifty of the training examples would be padded to are left out.
+    A length is left out if fewer than one in fifty of the training examples would be padded to it.
     """
     steps = [8 * 2**octave + part for octave in range(16) for part in (0, 4 * 2**octave)]
     bounds = [step for step in steps if step < problem.length]
@@ -113,7 +113,7 @@ def padded_lengths(problem: Problem) -> list[int]:
 
 
 def build(trial: Trial) -> Any:
-    """A text classifier without its preprocessor, its attention converted as asked for.
+    """A text classifier without its preprocessor, with its attention converted by the options.
 
     The head is drawn before the conversion, which draws nothing: all attentions start with the
     same weights for the same Keras seed.
@@ -192,8 +192,8 @@ def _small(problem: Problem, options: argparse.Namespace) -> Any:
 class Moments(keras.metrics.Metric):
     """Pearson's correlation of labels and predictions, from their moments over real rows.
 
-    Of two classes, 0 and 1, it is the correlation of Matthews. 0 where either is constant. From
-    logits, the class of the highest score counts.
+    For two classes, 0 and 1, it is the Matthews correlation. It is 0 if either is constant. Of
+    logits, the class with the highest score counts.
     """
 
     def __init__(self, from_logits: bool, name: str, **kwargs: Any) -> None:
@@ -223,7 +223,7 @@ class Moments(keras.metrics.Metric):
 
 
 class F1(Moments):
-    """Twice the true positives, over the positives of the labels and those of the predictions."""
+    """The F1 score: 2 true positives / (positive labels + positive predictions)."""
 
     def result(self) -> Any:
         _, true, chosen, _, _, true_chosen = ops.unstack(ops.convert_to_tensor(self.sums), 6)
@@ -260,7 +260,7 @@ def measures(task: Task, labels: np.ndarray, outputs: np.ndarray) -> dict[str, f
 
 
 def _correlation(correlate: Any, labels: np.ndarray, chosen: np.ndarray) -> float:
-    """A correlation; 0 where either side is constant, where it is not defined."""
+    """A correlation; 0 if either side is constant, because it is undefined then."""
     if np.ptp(labels) == 0 or np.ptp(chosen) == 0:
         return 0.0
     return correlate(labels, chosen)[0]

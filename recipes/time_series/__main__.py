@@ -1,6 +1,6 @@
 """`python -m recipes.time_series`: its options, the published settings, what it reports.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PUBLISHED_AGF = {
 }
 ELSEWHERE = PublishedFilter(4, 0.01, 0.0, 0.0)
 
-# the training of the same experiments; 8 heads of 64; every epoch runs, none ends it early
+# the training of the same experiments; 8 heads of 64; all epochs run, without early stopping
 PUBLISHED_TRAINING = {
     "attention": ["softmax", "linear", "gfsa", "agf"],
     "epochs": 100,
@@ -85,7 +85,7 @@ class TimeSeries(Recipe):
         return PUBLISHED_TRAINING
 
     def attention_defaults(self, options: argparse.Namespace) -> dict[str, Settings]:
-        """AGF's are the published ones; theta_0 is learned, as there, with `--published` only."""
+        """The published settings of AGF, but only `--published` learns theta_0."""
         filter = PUBLISHED_AGF.get(options.dataset, ELSEWHERE)
         if not options.published:
             filter = filter._replace(learned_constant=False)

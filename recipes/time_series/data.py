@@ -1,4 +1,4 @@
-"""Time series of the UEA archive as padded arrays. Imports no Keras."""
+"""Time series of the UEA archive as padded arrays. Does not import Keras."""
 
 import argparse
 import dataclasses
@@ -14,7 +14,7 @@ from recipes.common.data.chance import Chance, held_out, of_accuracy, refuse_one
 
 @dataclasses.dataclass
 class Split:
-    """Series padded to one length, with what is not padding, and their classes."""
+    """Series padded to one length, with their padding masks and their classes."""
 
     series: np.ndarray  # (N, L, C) float32, 0 at padding, NaN where a value is missing
     padding_mask: np.ndarray  # (N, L) bool, True at the series' own steps
@@ -31,14 +31,14 @@ class Split:
         """The arrays under the names of the model's inputs.
 
         The mask goes as integers: on several replicas of TensorFlow, Keras takes the mean of a
-        first batch over them, which there is not for booleans.
+        first batch over them, which is not defined for booleans.
         """
         return {"series": self.series, "padding_mask": self.padding_mask.astype("int8")}
 
 
 @dataclasses.dataclass
 class Problem:
-    """A classification data set as its archive splits it."""
+    """A classification data set with the split of its archive."""
 
     name: str
     classes: list[str]
@@ -66,7 +66,7 @@ class Problem:
 
 
 def load(options: argparse.Namespace) -> Problem:
-    """The data set that the options ask for, if there is something to learn in it.
+    """The data set that the options select; refuses one from which nothing can be learned.
 
     Raises:
         UsageError: When it cannot be read, has one class, or too few series to validate on.
@@ -80,9 +80,9 @@ def load(options: argparse.Namespace) -> Problem:
 def read(name: str, folder: Path | None = None) -> Problem:
     """Reads a data set through aeon.
 
-    Its files lie in `folder`, or in a folder of its name there. Without a folder, aeon looks in its
-    package, then in its cache, then on the archive's site. Raises `UsageError` when the data set is
-    unknown, cannot be reached, or is not for classification.
+    Its files are in `folder`, or in a sub-folder with the name of the data set. Without a folder,
+    aeon looks in its package, then in its cache, then on the archive's site. Raises `UsageError`
+    when the data set is unknown, cannot be reached, or is not for classification.
     """
     try:
         from aeon.datasets import load_classification, load_from_ts_file
@@ -108,7 +108,7 @@ def read(name: str, folder: Path | None = None) -> Problem:
 
 
 def validation_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Indices (training, validation), drawn class by class; each class keeps one to train on."""
+    """Indices (training, validation), drawn class by class; each class keeps a training example."""
     training, validation = held_out(labels, fraction, np.random.default_rng(seed))
     if not len(validation):
         raise UsageError("no class has two training series: nothing is left to validate on")

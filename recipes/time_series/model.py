@@ -1,7 +1,7 @@
-"""The transformer classifier, and what a run trains and measures of it.
+"""The transformer classifier, and the training and the measures of one run.
 
-Core Keras layers and layers of `keras_graphattn` only: a saved model loads with nothing but
-`import keras_graphattn`, under Keras' safe mode.
+The model has only core Keras layers and layers of this package: a saved model loads with nothing
+but `import keras_graphattn`, under Keras' safe mode.
 """
 
 from typing import Any
@@ -45,17 +45,17 @@ def prepare(trial: Trial) -> Training:
 
 
 def parts(trial: Trial) -> tuple[Split, Split]:
-    """The series that are trained and validated on, drawn by the seed."""
+    """The series for training and for validation, drawn by the seed."""
     train = trial.problem.train
     indices = validation_split(train.labels, trial.options.validation_fraction, trial.seed)
     return train.take(indices[0]), train.take(indices[1])
 
 
 def build(trial: Trial) -> keras.Model:
-    """A Functional classifier of series of one length, that of the longest in the data.
+    """A Functional classifier of series with the length of the longest in the data.
 
     Its inputs are `series` (B, L, C), raw values, and `padding_mask` (B, L), `True` at the
-    steps of the series. What lies at padded steps, NaN included, has no influence; missing
+    steps of the series. Values at padded steps, NaN included, have no influence; missing
     values (NaN) count as the channel's mean. Its output is `probabilities` (B, classes).
     Mean and variance of the training series standardise the values.
     """
@@ -90,7 +90,7 @@ def _embed(
 
 
 def _block(trial: Trial, tokens: Tensor, mask: Tensor, name: str) -> Tensor:
-    """Attention, then a feed-forward network, each added and normalised after."""
+    """Attention, then a feed-forward network, each followed by a sum and a normalisation."""
     options = trial.options
 
     def drop(x: Tensor, part: str) -> Tensor:

@@ -1,7 +1,7 @@
 """`inspect_smoothing`: what each attention layer of a model does to its tokens.
 
-A model runs over the data with hooks around its layers. The hooks see the tokens at three places
-of each attention layer, and `reading` its operators. What they saw becomes figures at once.
+A model runs over the data with hooks around its layers. The hooks see the tokens at three places of
+each attention layer, and `reading` reads its operators. Figures are computed at once.
 """
 
 import functools
@@ -58,15 +58,15 @@ def inspect_smoothing(
 
     The model may be any Keras or KerasHub model: functional or subclassed, converted or not. It
     runs once over the data, not compiled, with `training=False`. For the time of each batch,
-    hooks around its layers see what goes in and out. They are then gone, also after an error, and
-    the model is as it was.
+    hooks around its layers see what goes in and out. They are removed after it, also after an
+    error, and the model does not change.
 
     For each attention layer, the report has the similarity of the tokens, their constant component
     and their effective rank, at three places: before the attention, after it (before any residual
     connection), and after its block. The block is the largest layer around this attention only,
-    such as a `TransformerEncoder`. Without one with outputs of the tokens' shape, it ends
-    at the input of the next attention layer with tokens of the same shape; that of the last one
-    ends at the last output of any layer that has the shape of its tokens.
+    such as a `TransformerEncoder`. If no such layer has outputs of the tokens' shape, the block
+    ends at the input of the next attention layer with tokens of this shape. The last block then
+    ends at the last output of this shape.
 
     For each head, it has the attention matrix A, the operator H that the layer applies to its
     values, and their response to the frequencies of the Fourier basis. No layer has to form a
@@ -74,8 +74,10 @@ def inspect_smoothing(
     H times the layer's values is what the layer has computed from them, and if no token sees
     padding. Where an operator cannot be read, the report says why.
 
-    Padding is left out. Its mask is the one that the attention layers get. Memory does not grow
-    with the number of batches.
+    Padding is left out. Its mask is the one that the attention layers get.
+
+    Memory does not grow with the number of batches. The similarity and the constant component use
+    all sequences. All else takes more time and uses the first `max_sequences`.
 
     Args:
         model: A `keras.Model`, or a layer that contains attention layers.
@@ -137,7 +139,7 @@ def inspect_smoothing(
 
 
 def attention_layers(model: keras.Layer, inputs: Inputs) -> list[keras.Layer]:
-    """The attention layers in a model, those that hold others left out.
+    """The attention layers in a model, without those that contain other attention layers.
 
     These are Keras' and KerasHub's multi-head and grouped attention, the layers of this package,
     converted layers, and all layers with "Attention" in the name of their class.
@@ -182,7 +184,7 @@ class Call:
 
 
 class Pass:
-    """One pass of a built model with hooks around its layers, which are gone after it.
+    """One pass of a built model with hooks around its layers, which are removed after it.
 
     Operators are read from the first `sequences` of the batch, if they have `max_tokens` at most.
     """
@@ -287,7 +289,8 @@ def _valid_tokens(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> 
 
     These are the layer's masks of tokens, the mask that Keras attached to them if the values have
     no other, and masks of pairs (B, T, T) or (B, N, T, T), in which no token sees padding. Masks of
-    numbers that are added to the scores tell nothing, nor do masks of other tokens.
+    numbers that are added to the scores say nothing about padding, and masks of other tokens do not
+    either.
     """
     batch, length = tokens.shape[:2]
     masks = [arguments.get(name) for name in TOKEN_MASKS]
@@ -319,7 +322,7 @@ class LayerFigures:
         self.not_finite = 0  # sequences with tokens that are NaN or infinite
 
     def add(self, call: Call, sampled: int) -> None:
-        """Adds one call; of its first `sampled` sequences, ranks and operators too."""
+        """Adds one call, with ranks and operators of its first `sampled` sequences."""
         finite = np.ones(len(call.valid), bool)
         for name, x in (("before", call.tokens), ("after", call.outputs), ("block", call.block)):
             if x is not None and x.shape[:-1] == call.tokens.shape[:-1]:
@@ -361,7 +364,7 @@ class LayerFigures:
         )
 
     def _heads(self, maps: Operators) -> HeadMeasures:
-        """Means over sequences; responses of shorter ones at the frequencies of the longest."""
+        """Means over sequences, with all responses at the frequencies of the longest one."""
         frequencies = min((x for x, _ in self.responses["operator"]), key=lambda x: float(x[1]))
         means = {
             name: np.mean(

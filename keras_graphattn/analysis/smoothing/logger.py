@@ -16,8 +16,8 @@ class SmoothingLogger(keras.callbacks.Callback):  # type: ignore[misc]
     """Writes what attention does to the tokens, every few epochs, to a CSV file.
 
     Each time, the file gets one row for each attention layer: the epoch (from 1), the depth, the
-    path and the figures of `LayerReport.summary`. The file is whole at any time: each report
-    replaces it.
+    path and the figures of `LayerReport.summary`. The file is always complete: each report replaces
+    it.
 
     Args:
         data: The data to measure, as for `inspect_smoothing`, such as a few batches for

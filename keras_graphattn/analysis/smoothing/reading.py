@@ -3,9 +3,9 @@
 The call runs once more, watched at the one place where the values of the heads meet the attention:
 `apply(operator, values)` of this package's layers, or Keras' extension point `_compute_attention`.
 H is read from the answers to unit signals, which are its columns: so no layer has to form a matrix.
-It is checked against what the layer made of its own values.
+The layer's own outputs check it: H times its values must equal them.
 
-What the report relies on in layers is in here.
+Only this file knows how layers work inside.
 """
 
 import inspect
@@ -45,7 +45,7 @@ class Operators(NamedTuple):
     attention: Float[Array, "B N T T"] | None  # A
 
     def between(self, index: int, tokens: Int[Array, " n"]) -> "Operators":
-        """Those of one sequence between some of its tokens, (N, n, n)."""
+        """The operators of one sequence between some of its tokens, (N, n, n)."""
         square = np.ix_(np.arange(self.operator.shape[1]), tokens, tokens)
         attention = None if self.attention is None else self.attention[index][square]
         return Operators(self.operator[index][square], attention)
@@ -61,8 +61,8 @@ def read_operators(
 ) -> Operators:
     """The operators of a layer for its first sequences; `call` calls it again on its tokens.
 
-    They cannot be read if H times the values is not what the layer made of them, or if tokens see
-    padding: the report is of the part between valid tokens.
+    They cannot be read if H times the values does not equal the outputs of the layer, or if tokens
+    see padding: the report shows only the part between valid tokens.
     """
     arguments, outputs, operator = _watched(layer, call)
     values = arguments["values"]
@@ -98,7 +98,7 @@ def read_operators(
 def _watched(
     layer: keras.Layer, call: Callable[..., object]
 ) -> tuple[dict[str, Any], Float[Tensor, "B T N D"], Apply]:
-    """What the layer attends with, as `values` and perhaps `operator`; its outputs; and H.
+    """The watched values and perhaps the operator of the layer, its outputs, and H.
 
     H is a function of signals like the values, (B, T, N, D), in which heads may share values. The
     watched method is `attended(operator, values, ...)` of this package's layers, which filters the

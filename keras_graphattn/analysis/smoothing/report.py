@@ -92,7 +92,7 @@ class HeadMeasures:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What was measured at one attention layer.
+    """The measures of one attention layer.
 
     Attributes:
         path: The layer's path. A layer that is called several times has a number at its end.
@@ -137,7 +137,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class SmoothingReport:
-    """What `inspect_smoothing` has measured. `print(report)` is a table of it.
+    """The result of `inspect_smoothing`. `print(report)` prints it as a table.
 
     Attributes:
         model: The model's name.
@@ -191,8 +191,8 @@ def plot_similarity(
 ) -> "Axes":
     """Draws the similarity of tokens by depth: each line starts at the input of the first layer.
 
-    One report shows the tokens after each block, and dashed those after each attention; several
-    reports show the tokens after each block.
+    Solid lines are the tokens after each block. For a single report, a dashed line shows the tokens
+    after each attention.
 
     Args:
         reports: A report of `inspect_smoothing`, or several.

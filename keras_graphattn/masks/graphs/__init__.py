@@ -1,1 +1,1 @@
-"""Masks over graphs: diffusion, random walks and random features, and what they are made of."""
+"""Masks over graphs: diffusion, random walks and random features, and their parts."""

@@ -280,7 +280,7 @@ class GraphDiffusion(TopologyMask):
 
 
 class SeriesSizes(NamedTuple):
-    """The numbers of terms of each part and of parts (a power of 2), and the longest time."""
+    """The number of terms per part, the number of parts (a power of 2), and the longest time."""
 
     terms: int
     parts: int

@@ -113,7 +113,7 @@ def transition_matrix(adjacency: Graph) -> Graph:
     """The matrix of one step of a random walk. Rows sum to 1, or to 0 at isolated nodes."""
     degrees = np.asarray(adjacency.sum(axis=1)).ravel()
     matrix = _sorted(adjacency)
-    # a division of each entry: the inverse of a degree of 1e-310 would be infinite
+    # divide each entry: the inverse of a degree of 1e-310 would be infinite
     matrix.data /= np.repeat(np.where(degrees > 0, degrees, 1.0), np.diff(matrix.indptr))
     return matrix
 
@@ -144,7 +144,7 @@ def _from_matrix(graph: Any, num_nodes: int | None, edge_weights: Any) -> Graph:
         _check_entries(graph.tocoo())
     matrix = _sorted(graph)
     matrix.eliminate_zeros()
-    # by entry: beside a weight of 1e12, an edge of weight 1 in one direction only is not rounding
+    # by entry: next to a weight of 1e12, an edge of weight 1 in only one direction is not rounding
     if (abs(matrix - matrix.T) - 1e-9 * abs(matrix).maximum(abs(matrix.T))).max() > 0.0:
         raise ValueError(
             "The matrix of a `graph` must be symmetric. Received: a matrix that is not. To ignore "
@@ -291,9 +291,10 @@ def edges_once(
 ) -> tuple[Int[Tensor, "B E 2"], Float[Tensor, "B E"] | None, Bool[Tensor, " B"]]:
     """Each edge of a batch once, even if it is given several times or in both directions.
 
-    Returns the sorted edges, smaller node first, where repeated edges are padding (-1). Then their
-    weights: the mean of the given weights of an edge, so that each of these gets its part of the
-    gradient. And which examples give one edge two different weights.
+    Returns three tensors. The first has the sorted edges, smaller node first; repeated edges are
+    padding (-1). The second has their weights: the mean of the weights of an edge, so that each of
+    these gets its part of the gradient. The third says which examples have an edge with two
+    different weights.
     """
     last = size_tensor(length, "int32")
     is_edge = ops.all(edges >= 0, axis=-1)

@@ -2,7 +2,7 @@
 
 A constant matrix is split into classes of rows with a similar number of entries. Each class takes
 a few gathers and one weighted sum, with no scatter. On a CPU this is two to six times faster than a
-segment sum on jax and TensorFlow, also under XLA. On torch its own CSR product is even faster. The
+segment sum on jax and TensorFlow, also under XLA. torch's own CSR product is even faster. The
 gradient of a product is the product with the transpose, so it has no scatters either.
 """
 
@@ -35,7 +35,7 @@ class TorchConstants:
         return {**self.__dict__, "_constants": {}}
 
     def _stored(self, key: Any, make: Callable[[], Tensor]) -> Tensor:
-        """The constant of a key. A tensor of inference mode is not kept: it takes no gradient."""
+        """The constant of a key. Tensors of inference mode are not kept: they have no gradient."""
         import torch
 
         stored = self._constants.get(key)
@@ -163,7 +163,7 @@ class SparseMatrix(TorchConstants):
 
     @cached_property
     def _classes(self) -> tuple[list[tuple[Array, Array]], Array | None]:
-        """Column indices and values (rows, entries) of each class, and the place of each row."""
+        """Column indices and values (rows, entries) of each class, and the position of each row."""
         counts = np.diff(self.matrix.indptr)
         sizes = np.concatenate([[0], _class_sizes(int(counts.max(initial=1)))])
         kind = np.searchsorted(sizes, counts)

@@ -4,7 +4,7 @@
     M[v, w] = f_v . f_w / (|f_v|^a |f_w|^a)
 
 f_v = sum_l decay^l F_l[v], where F_l[v, i] is the fraction of walks from v that are at node i at
-step l. |f_v|^2 is a polynomial of the decay with constant coefficients per node. So
+step l. For each node, |f_v|^2 is a polynomial of the decay with constant coefficients. So
 
     M x = S F F^T S x,      F = sum_l decay^l F_l,      S = diag(1 / |f_v|^a)
 
@@ -238,7 +238,7 @@ class RandomWalk(TopologyMask):
         return marked(ExampleWalks(walks).edges()[:, None], wrong)
 
     def length_of_walks(self, inputs: Tensors) -> int:
-        """The number of nodes of a walk, its start included, of the mask or of a call's walks."""
+        """The number of nodes of a walk with its start, from the mask or from a call's walks."""
         if self._adjacency is not None:
             return self.walk_length
         walks = self._given_walks if self._given_walks is not None else inputs["walks"]
@@ -271,7 +271,7 @@ class WalkFeatures:
         self._joined = SparseMatrix(scipy.sparse.vstack([step.T for step in self.steps]))
 
     def summed(self, coefficients: Array) -> "WalkFeatures":
-        """F for fixed coefficients (L,), as features of one step."""
+        """The features F for fixed coefficients (L,), with a single step."""
         pairs = zip(coefficients, self.steps, strict=True)
         return WalkFeatures([scipy.sparse.csr_array(sum(c * step for c, step in pairs))])
 
@@ -309,8 +309,8 @@ class WalkFeatures:
     def meetings(self) -> Array:
         """Coefficients of f_v . f_w as a polynomial of the decay, (2 L - 1, n, n).
 
-        Coefficient s is the sum of F_k F_l^T over all k + l = s. They are computed once; then a
-        matrix of the kernel takes no product of n x n matrices.
+        Coefficient s is the sum of F_k F_l^T over all k + l = s. They are computed once, so a
+        matrix of the kernel needs no product of n x n matrices.
         """
         meetings = np.zeros((2 * self.length - 1, self.count, self.count))
         for k, one in enumerate(self.steps):
@@ -416,7 +416,7 @@ def features_of_walks(walks: Any) -> WalkFeatures:
 
 
 def features_of_loads(walks: Array, loads: Iterable[Array]) -> WalkFeatures:
-    """Features whose F_k[v, i] is the sum of the loads of the walks from v at i at step k.
+    """Features: F_k[v, i] is the sum of the loads of the walks from v that are at i at step k.
 
     There are loads of shape (n walks,) for each step of walks (n, walks, L).
     """

@@ -2,7 +2,7 @@
 
 The tensor code needs nodes level by level, with the children of one node next to each other.
 Distances in a tree do not depend on the root, so each tree gets its centre as root. This halves the
-levels of a path, and no way over a root is longer than the tree's diameter.
+levels of a path, and no path through a root is longer than the tree's diameter.
 """
 
 from typing import Any
@@ -64,7 +64,7 @@ class Forest:
                 f"`parents` must lead each node to a root (-1). Received: {count - len(order)} "
                 "nodes on or below a cycle. Give one node of each cycle the parent -1."
             )
-        # the middle of a longest path: from one of its ends, half of the way back from the other
+        # the middle of a longest path: half of the way from one of its ends to the other
         depth, root = _to_roots(places, places != np.arange(count))
         order, places, _ = _hung(links, lengths, order[_farthest(depth, root)], count)
         depth, root = _to_roots(places, places != np.arange(count))
@@ -231,7 +231,7 @@ def _inverse(order: Nodes, count: int | None = None) -> Int[np.ndarray, " c"]:
 
 
 def _to_roots(parents: Nodes, lengths: Num[np.ndarray, " n"]) -> tuple[np.ndarray, Nodes]:
-    """The length of the way from each node to its root, and the root; lengths are 0 at roots."""
+    """The length of the path from each node to its root, and the root; lengths are 0 at roots."""
     lengths = lengths * 1
     while (parents[parents] != parents).any():
         lengths, parents = lengths + lengths[parents], parents[parents]
@@ -249,7 +249,7 @@ def _farthest(distance: Num[np.ndarray, " n"], root: Nodes) -> Int[np.ndarray, "
 
 
 def flat_parents(parents: Int[Tensor, "B T"]) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
-    """The row of each node's parent among all examples, itself at a root, and who has a parent."""
+    """The row of each node's parent among all examples (a root's own row), and who has a parent."""
     batch, length = ops.shape(parents)
     parents = ops.cast(parents, "int32")
     nodes = ops.reshape(ops.arange(batch * length, dtype="int32"), (batch, length))
@@ -275,8 +275,8 @@ def trees_without_root(
     A node that still has a parent after 2^k > T steps up leads to a cycle. The test takes
     ceil(log2(T)) gathers of one integer per node.
 
-    `depth` is the most ancestors that a node can have, T - 1 or `max_depth`; `None` if it is not
-    known.
+    `depth` is the largest possible number of ancestors, T - 1 or `max_depth`; `None` if it is
+    unknown.
     """
     jump, has_parent = flat_parents(parents)
     ancestors = ops.cast(has_parent, "int32")
@@ -297,11 +297,11 @@ def distances_of_batch(
     """All distances, 0 across trees, and which nodes share a tree, in O(T^2 log depth).
 
     Let N[i, parent(i)] = 1 and L = (I - N)^-1. Then L[i, j] = 1 if j is an ancestor of i, or i
-    itself. The way from i up to the first node above j, too, has the length
-    (L diag(w) (1 - L^T))[i, j]: each edge above i counts that is not above j. The distance of i and
-    j is this length plus that from j. It has no differences of lengths, which would lose the short
-    ones of two nodes far from the root. Each factor L is a sweep down the trees by pointer
-    doubling, over all columns at once. `depth` is the most ancestors of any node.
+    itself. The path from i up to the first node that is also above j has the length
+    (L diag(w) (1 - L^T))[i, j]: it counts the edges above i that are not above j. The distance of i
+    and j is this length plus that from j. It has no differences of lengths, which would lose the
+    short ones of two nodes far from the root. Each factor L is a sweep down the trees by pointer
+    doubling, over all columns at once. `depth` is the largest number of ancestors of a node.
     """
     batch, length = ops.shape(parents)
     roots, has_parent = flat_parents(parents)

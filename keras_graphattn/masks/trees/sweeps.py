@@ -134,7 +134,7 @@ class Sweeps:
         count = ops.shape(x)[0]
         places = ops.arange(count, dtype="int32")
         parents = ops.cast(topology[0], "int32")
-        # a root has a family of its own
+        # each root is the only member of its family
         family = ops.where(ops.not_equal(parents, places), parents, count + places)
         order = ops.argsort(family)
         in_order = take(x, order, axis=0), take(family, order, axis=0)
@@ -348,7 +348,7 @@ def exponential_product_of_batch(
 ) -> Signal:
     """`exponential_tree_product` for one forest per example, n = B T, by pointer doubling.
 
-    `depth` is the most ancestors of any node.
+    `depth` is the largest number of ancestors of a node.
     """
     rows, has_parent = flat_parents(parents)
     weights = flat_lengths(has_parent, edge_weights)
@@ -375,8 +375,8 @@ def _moved(x: Tensor, rows: RowNumbers | None) -> Tensor:
 def _sums_of_others(x: Rows, family: Int[Tensor, " rows"], most: int | None) -> Rows:
     """The sum over the other rows of the same family, which has at most `most` rows.
 
-    Rows of a family are consecutive. There is one sum over those before a row and one over those
-    after it; each step doubles their reach.
+    Rows of a family are consecutive. There is one sum over the rows before a row and one over the
+    rows after it; each step doubles their reach.
     """
     count = ops.shape(x)[0]
     places, last = ops.arange(count, dtype="int32"), size_tensor(count - 1, "int32")

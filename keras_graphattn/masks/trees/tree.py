@@ -43,11 +43,11 @@ class Tree(TopologyMask):
     forest. With `function="table"`, f is any function of the number of edges: one learned positive
     value per distance and head.
 
-    "auto" takes what is fastest by measurements (benchmarks/tree_and_graph_masks.py). For few nodes
-    it is the matrix. For exponentials it is `levels` for bushy trees; for deep ones it is `scan` on
-    jax and under XLA, else `doubling`. For a table it is `depths`, a pass over the nodes for each
-    distance, for diameters up to about half of log2(n), else `centroids`. For a single path,
-    `Toeplitz` is the faster mask.
+    "auto" takes the path that is fastest by measurements (benchmarks/tree_and_graph_masks.py). For
+    few nodes it is "dense". For exponentials it is `levels` for bushy trees; for deep ones it is
+    `scan` on jax and under XLA, else `doubling`. For a table it is `depths`, a pass over the nodes
+    for each distance, for diameters up to about half of log2(n), else `centroids`. For a single
+    path, `Toeplitz` is the faster mask.
 
     For a table, the error of a row is about 1e-7 of the largest factor times the largest sum of
     tokens of its tree, except on the path "dense", where it is 1e-7 of the row. A node beyond the
@@ -286,7 +286,7 @@ class Tree(TopologyMask):
         return ops.convert_to_tensor(distances, dtype=dtype), ops.convert_to_tensor(same_tree)
 
     def _depth(self, parents: Int[Tensor, "B T"]) -> int:
-        """The most ancestors that a node can have."""
+        """The largest possible number of ancestors of a node."""
         length = parents.shape[1]
         if isinstance(length, int):
             return length - 1 if self.max_depth is None else min(self.max_depth, length - 1)

@@ -1,6 +1,6 @@
-"""What the commands of all recipes check and set up before they train.
+"""Checks and preparations of all recipes, before the training.
 
-Imports no Keras by itself: functions that need it come after the backend is chosen.
+Does not import Keras itself: functions that need it come after the backend is chosen.
 """
 
 import argparse
@@ -30,7 +30,7 @@ WRITTEN = (
 
 
 def check_installed(options: argparse.Namespace) -> None:
-    """Refuses what needs a package that is not installed."""
+    """Refuses options that need a package that is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("the plot needs matplotlib: pip install matplotlib")
     missing = importlib.util.find_spec("tensorflow") is None
@@ -97,7 +97,7 @@ def check_settings(output: Path, settings: Settings, overwrite: bool) -> None:
 
 @contextmanager
 def only_run_in(output: Path) -> Iterator[None]:
-    """Makes the folder; refuses a second run into it as long as the first one is under way."""
+    """Makes the folder; refuses a second run that writes to it at the same time."""
     with ExitStack() as stack:
         try:
             output.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def only_run_in(output: Path) -> Iterator[None]:
 
 @contextmanager
 def keras_configured(precision: str) -> Iterator[None]:
-    """Sets Keras' precision, and puts the one before back at the end."""
+    """Sets Keras' precision, and restores the earlier one at the end."""
     import keras
 
     policy = keras.config.dtype_policy()

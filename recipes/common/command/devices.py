@@ -1,7 +1,7 @@
-"""Training on several devices, over which batches are shared out.
+"""Training on several devices, which share the rows of each batch.
 
 On JAX this is `keras.distribution`, on TensorFlow `tf.distribute.MirroredStrategy`; Keras' `fit`
-knows nothing of the kind on torch. Imports no Keras by itself.
+has no such feature on torch. Does not import Keras itself.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from recipes.common.command.parsing import UsageError
 
 
 def check_devices(options: argparse.Namespace) -> None:
-    """Refuses what the backend or the batch size does not allow."""
+    """Refuses devices that the backend or the batch size does not allow."""
     if not options.distribute:
         return
     import keras
@@ -40,7 +40,7 @@ def check_rows(rows: int, batch: str, options: argparse.Namespace) -> None:
 
 @contextmanager
 def on_devices(options: argparse.Namespace) -> Iterator[None]:
-    """Models that are made and trained in here are made for, and trained on, all devices."""
+    """A context in which models are made for, and trained on, all devices."""
     if not options.distribute:
         yield
         return

@@ -1,7 +1,7 @@
 """The options that recipes share, and which of them are not a paper's.
 
-What an option is called and what it takes stands here, its default in the recipe. Imports no Keras,
-except to check or to show a name that is one of the package's.
+This file has the name and the type of each option; the recipe has its default. Does not import
+Keras, except to check or to show names of the package.
 """
 
 import argparse
@@ -40,7 +40,7 @@ CLASSIFIER = {"choose_by": "accuracy", "graph_size": False, "buckets": 4, "decay
 
 
 class NamesIn:
-    """The names in a dictionary of the package, read when they are needed: that imports Keras."""
+    """The names in a dictionary of the package, read only when needed: this imports Keras."""
 
     def __init__(self, module: str, dictionary: str) -> None:
         self.module, self.dictionary = module, dictionary
@@ -60,7 +60,7 @@ _ABOVE_0 = number_in(0.0, math.inf, open_low=True)
 _SHARE = number_in(0.0, 1.0)
 _YES_OR_NO = argparse.BooleanOptionalAction
 
-# What `add_argument` takes, but for the default.
+# The arguments of `add_argument`, except the default.
 OPTIONS: dict[str, dict[str, Any]] = {
     # of training
     "epochs": {"type": at_least(1), "help": "at most"},
@@ -92,7 +92,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "skip": {
         "action": _YES_OR_NO,
-        "help": "add a dense layer of the nodes to what each attention finds",
+        "help": "add a dense layer of the nodes to the output of each attention",
     },
     "normalise": {"action": _YES_OR_NO, "help": "normalise what each layer finds over a batch"},
     "walks": {"type": at_least(1), "help": "walks from each node"},
@@ -159,7 +159,7 @@ def add_shared(
     defaults: Mapping[str, Any],
     hints: Mapping[str, str] | None = None,
 ) -> None:
-    """Adds options of `OPTIONS` by their defaults; hints take the place of defaults in the help."""
+    """Adds options of `OPTIONS` by their defaults; hints replace defaults in the help."""
     for name, default in defaults.items():
         entry = dict(OPTIONS[name])
         if hints and name in hints:
@@ -177,7 +177,7 @@ def add_run_options(
     folder: str,
     saved_model: bool,
 ) -> None:
-    """Adds the options of every recipe: which runs, where to, on what."""
+    """Adds the options of every recipe: runs, output and devices."""
     add = parser.add_argument
     add(
         "--attention",
@@ -204,7 +204,7 @@ def add_run_options(
 
 
 def attention_options(attentions: Sequence[str], without: Sequence[str]) -> dict[str, None]:
-    """The options that any of some attentions has, but for those of `without`."""
+    """The options of these attentions, except those in `without`."""
     wanted = {option for name in attentions for option in ATTENTIONS[name].options}
     return {name: None for name in OPTIONS if name in wanted and name not in without}
 
@@ -212,9 +212,9 @@ def attention_options(attentions: Sequence[str], without: Sequence[str]) -> dict
 def refuse_unused(
     options: argparse.Namespace, attentions: Sequence[str], published: Mapping[str, Any]
 ) -> None:
-    """Refuses an option that no attention asked for has, and two options for one number.
+    """Refuses an option that no selected attention has, and two options for one number.
 
-    Published settings may be of attentions that are not asked for.
+    Published settings may belong to attentions that are not selected.
     """
     for name, value in given_options(options).items():
         if name in published and value == published[name]:
@@ -249,7 +249,7 @@ def check_heads(options: argparse.Namespace) -> None:
 def deviations(
     options: argparse.Namespace, published: Mapping[str, Any], free: Sequence[str] = ()
 ) -> list[str]:
-    """The options in which a run is not the published one; the paper leaves `free` ones open."""
+    """The options that differ from the published ones; the paper leaves `free` ones open."""
     changed = [
         f"{name} {getattr(options, name)} (published: {value})"
         for name, value in published.items()

@@ -1,6 +1,6 @@
-"""What every recipe's command line has in common: one-line errors, Ctrl-C, lists, the backend.
+"""The common part of the recipes' command lines: one-line errors, Ctrl-C, lists, the backend.
 
-Imports no Keras: the backend must be chosen before Keras is first imported.
+Does not import Keras: the backend must be chosen before Keras is first imported.
 """
 
 import argparse
@@ -19,13 +19,13 @@ CONTINUES = "interrupted: the same command continues after the last epoch"
 
 
 class UsageError(Exception):
-    """Something that the user asked for cannot be done: shown as one line, exit code 2."""
+    """A request of the user that cannot be done: shown as one line, exit code 2."""
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, like all others of a recipe.
 
-    `--backend` is heeded before any other option: checking one may import Keras.
+    `--backend` is read before any other option, because checking an option may import Keras.
     """
 
     def __init__(self, description: str, prog: str | None = None) -> None:
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults in brackets, where there are any and the help does not show them itself."""
+    """Shows defaults in brackets, unless the help text shows them itself."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default = action.help or "", action.default
@@ -58,9 +58,9 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
 def run_program(program: Callable[[], int | None], line: str = CONTINUES) -> NoReturn:
     """Runs a function without arguments and ends the process with the exit code that it returns.
 
-    Ctrl-C ends the process with a line on standard error, between any two steps of Python. Nothing
-    is raised: a `KeyboardInterrupt` gets lost in callbacks of C code and in imports that forgive
-    every error. The recipes write their files so that a program may end at any moment.
+    Ctrl-C ends the process with a line on standard error, between any two steps of Python. No
+    exception is raised: a `KeyboardInterrupt` gets lost in callbacks of C code and in imports that
+    catch every error. The recipes write their files so that a program may end at any moment.
 
     Args:
         program: The function. What takes seconds to import, it imports itself.
@@ -148,7 +148,7 @@ def number_in(low: float, high: float, *, open_low: bool = False) -> Callable[[s
 
 
 def choose_backend(name: str | None) -> None:
-    """Sets KERAS_BACKEND to `name`, where given, and checks that the backend is installed."""
+    """Sets KERAS_BACKEND to `name`, if there is one, and checks that the backend is installed."""
     name = name or os.environ.get("KERAS_BACKEND")
     if name is not None:
         if name not in BACKENDS:
@@ -168,7 +168,7 @@ def choose_backend(name: str | None) -> None:
 
 
 def flags(names: Iterable[str]) -> str:
-    """Options as the command line names them."""
+    """The names of options on the command line."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 

@@ -1,1 +1,1 @@
-"""Data: padded and ragged sequences, batches of constant shapes, what is made or downloaded."""
+"""Data: padded and ragged sequences, batches of constant shapes, generated and downloaded data."""

@@ -1,8 +1,8 @@
 """Batches of constant shapes, in an order that depends on the seed and the epoch only.
 
 `Batches` of arrays of one length, `Windows` over one long row of tokens, and `Buckets` of sequences
-of about the same length. Training that was interrupted goes on with the batches that it would have
-seen. The last batch is filled up with rows of weight 0: nothing is compiled twice.
+of about the same length. Interrupted training continues with the same batches as without the
+interruption. The last batch is filled up with rows of weight 0: nothing is compiled twice.
 """
 
 from typing import Any
@@ -68,9 +68,9 @@ class Windows(Batches):
     """Batches of windows of `context` tokens; every token but the first is counted once.
 
     Window k begins at token k * stride and predicts the token after each of its own; the last one
-    is moved back to end with the text. Only what no window before has predicted has weight 1: with
-    a stride below the context, all counted tokens but those of the first window have at least
-    context - stride tokens before them.
+    is moved back to end with the text. A token has weight 1 only if no earlier window has predicted
+    it: with a stride below the context, all counted tokens but those of the first window have at
+    least context - stride tokens before them.
 
     Args:
         tokens: Token numbers of shape (T,), T > context. The first one is context only.
@@ -131,7 +131,7 @@ class Buckets(keras.utils.PyDataset):
     """Batches of `batch_size` rows, each padded to the least of `lengths` that holds its bucket.
 
     One shape per bucket: nothing more is compiled. With a seed, examples are shuffled within their
-    buckets and the batches among each other, anew for each epoch. The examples, `split`, have
+    buckets and the batches among each other, again for each epoch. The examples, `split`, have
     `labels`, `lengths` and `mean_lengths` of shape (N,), and `inputs(indices, length)`: the model's
     inputs for some of them, padded to a length.
     """

@@ -1,4 +1,4 @@
-"""The level of answers that look at no input, and divisions of data class by class."""
+"""The level of constant answers, and divisions of data class by class."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,14 +9,14 @@ from recipes.common.command.parsing import UsageError
 
 
 class Chance(NamedTuple):
-    """A metric's level for answers that look at no input: a curve has to rise above it."""
+    """A metric's level for constant answers: a curve has to rise above it."""
 
     label: str  # as the legend names it
     levels: dict[str, float]  # by the name of the data: validation, test, training
 
 
 def of_accuracy(**labels: np.ndarray) -> Chance:
-    """The accuracy of the most frequent class, by the name of the data; labels (N,) of each."""
+    """The accuracy of the most frequent class, for the labels (N,) of each named data set."""
     shares = {name: float(np.bincount(one).max() / len(one)) for name, one in labels.items()}
     return Chance("always the most frequent class", shares)
 
@@ -34,7 +34,7 @@ def refuse_one_class(labels: np.ndarray, classes: Sequence[str], data: str) -> N
 def held_out(
     labels: np.ndarray, share: float, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the rest and of a share, drawn class by class; the rest has one of each class."""
+    """Indices of the rest and of a share, drawn class by class; the rest has some of each class."""
     taken = []
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))

@@ -17,7 +17,7 @@ from recipes.common.data.chance import Chance, of_accuracy
 class GraphProblem:
     """A task on whole graphs. The label of a graph is the number of its class.
 
-    Without classes it is the number to predict.
+    Without classes, the label is the number to predict.
     """
 
     task: str
@@ -37,8 +37,8 @@ class GraphProblem:
     def sizes(self, count: int = 4) -> list[int]:
         """Up to `count` numbers of nodes to pad to; the last one holds every graph.
 
-        Each one but the last leaves out a quarter of the graphs that the one before has left out:
-        few graphs are padded to the size of the largest.
+        Each size except the last is too small for a quarter of the graphs that the size before is
+        too small for: so few graphs are padded to the largest size.
         """
         nodes = [graph.num_nodes for graphs in self.splits.values() for graph in graphs]
         shares = [*(1.0 - 0.25 ** np.arange(1, count)), 1.0]

@@ -1,4 +1,4 @@
-"""Batches of images for `fit`, whose changes depend only on the seed, the epoch and the place.
+"""Batches of images for `fit`, whose changes depend only on the seed, the epoch and the index.
 
 The changes are layers of Keras, called in `tf.data`. Their random numbers are stateless: two runs
 with one seed see the same images, on any number of cores, even if one of them was interrupted.
@@ -20,7 +20,7 @@ RATIO = (3 / 4, 4 / 3)  # of the sides of a part that is cut out at random
 
 
 class Augmentation(NamedTuple):
-    """What is changed in training images; nothing by default."""
+    """The changes of training images; none by default."""
 
     crop: float = 1.0  # least share of the area that is cut out, then resized; 1: nothing is
     flip: bool = False  # left and right, every second one
@@ -32,7 +32,7 @@ class Augmentation(NamedTuple):
 
 
 class Seeds(keras.random.SeedGenerator):
-    """Gives layers seeds that are a function of one tensor and of how many were given before.
+    """Seeds for layers, as a function of one tensor and of the number of earlier seeds.
 
     A generator of Keras holds a state, which parallel calls would change in any order.
     """
@@ -73,7 +73,7 @@ class ImageBatches(keras.utils.PyDataset):
 
     @property
     def labels(self) -> np.ndarray:
-        """One entry for each image: its class, or 0 where the classes are not at hand."""
+        """One entry for each image: its class, or 0 if the classes are unknown."""
         labels = self.images.labels
         return np.zeros(len(self.images)) if labels is None else labels
 
@@ -82,7 +82,7 @@ class ImageBatches(keras.utils.PyDataset):
         return -(-len(self.images) // self.batch_size)
 
     def start_epoch(self, epoch: int) -> None:
-        """Begins anew, with the order and the changes of `epoch`, which counts from 0."""
+        """Starts again, with the order and the changes of `epoch`, which counts from 0."""
         self.epoch = epoch
         self._dataset: Any = None
         self._rows: Any = None  # what comes after `_row`, which is that of `_index`
@@ -148,8 +148,8 @@ class ImageBatches(keras.utils.PyDataset):
 def _cut(image: Tensor, size: int, least: float, seed: Tensor) -> Tensor:
     """A part of an image (h, w, C) as a float32 image (size, size, C).
 
-    With `least` below 1, a random part of at least this share of the area; otherwise all of an
-    image of this size, or the middle of any other.
+    With `least` below 1, it is a random part of at least this share of the area. Otherwise it is
+    the whole image if it has this size, or else its middle.
     """
     tf, channels = tensorflow(), image.shape[-1]
     shape = tf.shape(image)
@@ -183,7 +183,7 @@ Change = Callable[..., Any]  # of tensors, with the seeds last
 
 
 def _one_by_one(augmentation: Augmentation) -> Change:
-    """What changes one image (h, w, C)."""
+    """The function that changes one image (h, w, C)."""
     made: list[layers.Layer] = []
     if augmentation.rand_augment:
         made.append(layers.RandAugment(factor=augmentation.rand_augment, dtype="float32"))
@@ -203,7 +203,7 @@ def _one_by_one(augmentation: Augmentation) -> Change:
 
 
 def _by_batch(augmentation: Augmentation) -> Change:
-    """What mixes the images of a batch and their classes.
+    """The function that mixes the images of a batch and their classes.
 
     With both kinds, each batch gets one of them, at random and equally often.
     """

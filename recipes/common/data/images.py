@@ -1,4 +1,4 @@
-"""Labelled images: where they lie, and how `tf.data` reads them, on every backend.
+"""Labelled images in memory, in files or in data sets, read by `tf.data` on every backend.
 
 The order of the examples is a function of a seed. TensorFlow is imported when it is first needed,
 and then uses no accelerator that belongs to another backend.
@@ -38,7 +38,7 @@ class Images:
 
 @functools.cache
 def tensorflow() -> Any:
-    """TensorFlow, on the CPU only if Keras runs on another backend."""
+    """Imports TensorFlow, only for the CPU if Keras runs on another backend."""
     try:
         import tensorflow
     except ImportError as error:
@@ -53,12 +53,12 @@ def tensorflow() -> Any:
 
 
 def in_memory(images: np.ndarray, labels: np.ndarray) -> Images:
-    """Images (N, h, w, C) in memory, from 0 to 255, of classes (N,)."""
+    """Images (N, h, w, C) in memory, from 0 to 255, with classes (N,)."""
     return _stored(images, labels, lambda image: image)
 
 
 def of_files(paths: Sequence[Path], labels: np.ndarray, channels: int = 3) -> Images:
-    """Images in files, of classes (N,): JPEG, PNG, GIF (its first picture) or BMP."""
+    """Images in files, with classes (N,): JPEG, PNG, GIF (its first picture) or BMP."""
     names = np.array([str(path) for path in paths])
 
     def decode(path: Tensor) -> Tensor:
@@ -75,10 +75,10 @@ def decoded(content: Tensor, channels: int = 3) -> Tensor:
 
 
 def of_tfds(builder: Any, split: str, classes: Sequence[int] | None = None) -> Images:
-    """Images of a split of tensorflow-datasets, read as they are needed, not held in memory.
+    """Images of a split of tensorflow-datasets, read when they are needed, not kept in memory.
 
     With a seed, the order of the files is drawn, then the examples change places within a buffer
-    of 10,000. Where only some classes are kept, they are numbered anew.
+    of 10,000. Where only some classes are kept, they are numbered again from 0.
     """
     import tensorflow_datasets as tfds
 

@@ -1,4 +1,4 @@
-"""ListOps: nested lists of digits under MAX, MIN, MED and SUM_MOD, made by definition.
+"""ListOps: nested lists of digits under MAX, MIN, MED and SUM_MOD; generated.
 
     [MAX 2 9 [MIN 4 7 ] 0 ]   ->   9
 
@@ -30,7 +30,7 @@ OPERATOR_PROBABILITY = 0.25
 
 
 class Rules(NamedTuple):
-    """What the trees look like. Depth counts nodes from the root to a digit, both included."""
+    """The rules for the trees. Depth counts nodes from the root to a digit, both included."""
 
     max_depth: int = 10
     max_arguments: int = 10
@@ -50,7 +50,7 @@ class _Level(NamedTuple):
 def generate(count: int, rules: Rules, seed: int) -> Split:
     """Makes `count` different examples, as numbers into `TOKENS`, with labels 0 to 9.
 
-    Raises `ValueError` if the rules do not allow so many different trees.
+    Raises `ValueError` if the rules allow fewer different trees.
     """
     random = np.random.default_rng(seed)
     sequences: list[np.ndarray] = []
@@ -115,7 +115,7 @@ def _levels(random: np.random.Generator, trees: int, rules: Rules) -> list[_Leve
 
 
 def _up(levels: list[_Level], combine) -> list[np.ndarray]:
-    """Per level, what `combine` makes of each node and its arguments, from the last level up."""
+    """For each level, from the last one up, `combine` of each node and its arguments."""
     results: list[np.ndarray] = [np.zeros(0, "int64")]
     for level in reversed(levels):
         results.insert(0, combine(level, results[0]))
@@ -123,7 +123,7 @@ def _up(levels: list[_Level], combine) -> list[np.ndarray]:
 
 
 def _lengths(level: _Level, below: np.ndarray) -> np.ndarray:
-    """A digit is one token; an operator and its closing bracket are two beside the arguments."""
+    """A digit is one token; an operator adds two to its arguments, with its closing bracket."""
     result = np.ones(len(level.tree), "int64")
     inner = level.arguments > 0
     if inner.any():

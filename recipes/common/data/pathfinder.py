@@ -1,4 +1,4 @@
-"""Pathfinder: are the two dots the ends of one dashed curve? Images made by definition.
+"""Pathfinder: are the two dots the ends of one dashed curve? Generates the images.
 
 Two curves of dashes start near each other and wander; shorter curves distract. One dot marks the
 start of one curve; the other marks its end (class 1) or the end of the other curve (class 0).
@@ -6,13 +6,14 @@ The pixels, row by row, are the tokens.
 
 The rules are those of the published generator: dashes are joined with gaps, the next direction is
 drawn with weight cos^2(continuity * turn), turns of more than 90 degrees / continuity are not
-made, no curve comes near another one, distractors that find no place are left out, and the class
-is drawn independently of the curves. Ours: directions that soon lead to a wall are less likely, and
-sizes are in pixels of the small image that is made, in place of a large one that is shrunk.
-Dashes of one curve are always nearer to each other than to any other curve (`gap` < `clearance`),
-so that the class can be seen in the picture.
+made, no curve comes near another one, distractors without a free place are left out, and the class
+is drawn independently of the curves. Different here: directions that soon lead to a wall are less
+likely, and sizes are in pixels of the small image that is made, in place of a large one that is
+shrunk. Dashes of one curve are always nearer to each other than to any other curve (`gap` <
+`clearance`), so that the class can be seen in the picture.
 
-Many images grow at once, dash by dash. What is taken is kept on a grid finer than the pixels.
+Many images grow at once, dash by dash. A grid that is finer than the pixels marks the occupied
+places.
 
 Source: Linsley et al., "Learning long-range spatial dependencies with horizontal gated recurrent
 units", arXiv 1805.08315; Tay et al., "Long Range Arena", arXiv 2011.04006.
@@ -30,7 +31,7 @@ AHEAD, DETOUR = (1.5, 3.0), 0.01  # dashes looked ahead; weight of a direction t
 
 
 class Rules(NamedTuple):
-    """What the images look like; lengths in pixels."""
+    """The rules for the images; lengths are in pixels."""
 
     size: int = 32
     contour_length: int = 14  # dashes of the two curves
@@ -56,7 +57,7 @@ class Curves(NamedTuple):
 
 
 def generate(count: int, rules: Rules, seed: int) -> Split:
-    """Makes `count` images as `size * size` grey values plus 1, half of each class, 0 and 1."""
+    """Makes `count` images as `size * size` grey values plus 1, equally many of both classes."""
     images, labels, _ = make_images(count, rules, seed)
     tokens = images.reshape(count, -1).astype("uint16") + 1
     return Split({"tokens": Ragged.of(tokens)}, labels)
@@ -87,7 +88,7 @@ def make_images(
 
 
 class _Canvas:
-    """Many images at once: what is taken of each, and the dashes laid so far."""
+    """Many images at once: the occupied places of each, and its dashes so far."""
 
     def __init__(self, random: np.random.Generator, images: int, rules: Rules) -> None:
         self.random, self.rules, self.images = random, rules, images
@@ -117,7 +118,7 @@ class _Canvas:
             self.taken[rows, around[..., 0], around[..., 1]] = True
 
     def grow(self, tail: np.ndarray, length: int, curve: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws a curve of so many dashes from `tail` (images, 2) where there is room for it.
+        """Draws a curve of `length` dashes from `tail` (images, 2) where there is room for it.
 
         Returns the curve's other end, (images, 2), and in which images it was drawn.
         """
@@ -202,7 +203,7 @@ def _free_place(canvas: _Canvas) -> np.ndarray:
 
 
 def _dots(ends: np.ndarray, labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Of each image's four ends, a start and an end: of one curve, or of both; (N, 2, 2)."""
+    """The two marked ends of each image, of one curve or of both: (N, 2, 2)."""
     origin = random.integers(0, 2, len(labels))
     terminal = 2 + np.where(labels == 1, origin, 1 - origin)
     return ends[np.arange(len(labels))[:, None], np.stack([origin, terminal], axis=-1)]

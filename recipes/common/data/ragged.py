@@ -1,4 +1,4 @@
-"""Token sequences of different lengths, and labelled splits of them. Imports no Keras."""
+"""Token sequences of different lengths, and labelled splits of them. Does not import Keras."""
 
 import dataclasses
 import hashlib

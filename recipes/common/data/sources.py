@@ -1,6 +1,6 @@
 """Data of tensorflow-datasets and presets of KerasHub, whose errors become one line.
 
-Imports no Keras by itself.
+Does not import Keras itself.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def load_tfds(name: str, split: str, folder: Path | None = None) -> list[dict[st
 
 @contextmanager
 def tfds_for(name: str) -> Iterator[ModuleType]:
-    """The package tensorflow-datasets; what it raises on a data set becomes a `UsageError`."""
+    """The package tensorflow-datasets; its errors for a data set become a `UsageError`."""
     try:
         import tensorflow_datasets
     except ImportError as error:
@@ -50,7 +50,7 @@ def tfds_for(name: str) -> Iterator[ModuleType]:
 
 
 def refuse_beside_preset(options: argparse.Namespace, names: Sequence[str]) -> None:
-    """Refuses options of models that are made from scratch, and a preset without KerasHub."""
+    """Refuses options for models from scratch, and a preset without KerasHub."""
     for name in names:
         if getattr(options, name) not in (None, False):
             raise UsageError(
@@ -63,7 +63,7 @@ def refuse_beside_preset(options: argparse.Namespace, names: Sequence[str]) -> N
 
 @contextmanager
 def loading_preset(preset: str | None, form: str = "") -> Iterator[None]:
-    """What KerasHub raises in here, on loading a preset, becomes a `UsageError`."""
+    """A context in which errors of KerasHub for a preset become a `UsageError`."""
     try:
         yield
     except UsageError:
@@ -78,6 +78,6 @@ def loading_preset(preset: str | None, form: str = "") -> Iterator[None]:
 
 
 def refuse_converted(preset: str | None, backbone: Any) -> None:
-    """Raises `UsageError` for a backbone in which some attention is converted."""
+    """Raises `UsageError` for a backbone that is converted already."""
     if type(backbone).__name__.startswith("GraphAttention"):
         raise UsageError(f"--preset {preset} {CONVERTED}")

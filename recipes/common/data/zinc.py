@@ -1,4 +1,4 @@
-"""ZINC's molecules from the published files of the benchmark of graph networks, by NumPy only.
+"""Reads ZINC's molecules, with NumPy only, from the files of the benchmark of graph networks.
 
 `train.pickle`, `val.pickle` and `test.pickle` are pickled lists of dictionaries with tensors of
 PyTorch; `train.index` and so on name the 12,000 molecules of the subset. A pickle can run any code,
@@ -31,7 +31,7 @@ _STORAGES = {
 
 
 class Molecule(NamedTuple):
-    """One molecule as it stands in the files."""
+    """One molecule of the files."""
 
     atoms: np.ndarray  # (n,) types, from 0
     bonds: np.ndarray  # (n, n) symmetric; 0 where there is no bond, else its type, from 1
@@ -41,8 +41,8 @@ class Molecule(NamedTuple):
 def read_zinc(folder: Path, subset: bool) -> dict[str, list[Molecule]]:
     """The molecules of the three parts, from a folder or from the folder `raw` in it.
 
-    Of the subset, those that `train.index` and so on name. Raises `OSError` if a file is missing,
-    `ValueError` for a file that is not of this form.
+    The subset has the molecules that `train.index` and so on name. Raises `OSError` if a file is
+    missing, `ValueError` for a file that is not of this form.
     """
     folder = folder / "raw" if (folder / "raw").is_dir() else folder
     parts = {}

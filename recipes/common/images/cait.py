@@ -36,8 +36,8 @@ class TalkingHeadsAttention(MatrixAttention):
         A = mix_after(softmax(mix_before(Q K^T / sqrt(key_dim)))),   outputs A V, or H(A) V
 
     Both mixes are affine maps of the N numbers that the heads have for a pair of tokens, in
-    float32. The filter is one of the mixed matrix, as in GFSA's released code; rows of it need not
-    sum to 1. The arguments are those of `MatrixAttention`.
+    float32. The filter is applied to the mixed matrix, as in GFSA's released code. Its rows need
+    not sum to 1. The arguments are those of `MatrixAttention`.
 
     Call arguments:
         tokens: Tensor of shape (B, T, d).
@@ -84,10 +84,10 @@ def classifier(
 ) -> keras.Model:
     """A CaiT that maps images (B, image_size, image_size, channels) to logits (B, classes).
 
-    `attention` makes the attention of a block of patches from its number, which counts from 0, the
-    number of heads, their width and the layer's name; the layer is called with the tokens twice.
-    The class layers always have plain attention. They drop nothing; `drop_path` is the same in all
-    other blocks.
+    `attention` makes the attention of a block of patches from its number (from 0), the number of
+    heads, their width and the layer's name. The layer gets the tokens twice, as query and value.
+    The class layers always have plain attention. They have no dropout and no drop path; `drop_path`
+    is the same in all other blocks.
 
     Raises `ValueError` if the patches do not fill the image, or the size has no class layers.
     """

@@ -1,4 +1,4 @@
-"""A KerasHub preset as an image classifier: what it takes, a head of its own, another attention."""
+"""A KerasHub preset as an image classifier, with a new head and another attention."""
 
 import functools
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Number = float | list[float]  # of all channels, or of each
 
 
 class Preset(NamedTuple):
-    """What a preset takes, and how large it is."""
+    """The inputs of a preset, and its size."""
 
     image_size: int
     channels: int
@@ -108,7 +108,7 @@ def check_precision(network: keras.Model) -> None:
 
 
 def _with_head(preset: str, classes: int, load_weights: bool) -> keras.Model:
-    """KerasHub's classifier; of a family that has none, a dense layer on the class token."""
+    """KerasHub's classifier, or a dense layer on the class token if the family has none."""
     arguments = {"activation": None, "preprocessor": None, "head_dtype": "float32"}
     try:
         return keras_hub.models.ImageClassifier.from_preset(
@@ -125,7 +125,7 @@ def _with_head(preset: str, classes: int, load_weights: bool) -> keras.Model:
 
 
 def _grid(backbone: Any, image_size: int) -> tuple[int | None, int]:
-    """Patches of a side and the number of tokens before them; (None, 0) of other backbones."""
+    """Patches of a side and the number of tokens before them; (None, 0) for other backbones."""
     patch, shape = getattr(backbone, "patch_size", None), getattr(backbone.output, "shape", ())
     patch = patch[0] if isinstance(patch, list | tuple) else patch
     if patch is None or len(shape) != 3 or shape[1] is None:

@@ -1,13 +1,13 @@
-"""Image models in the sizes that papers published, with their published parameters and costs.
+"""Published sizes of image models, with their parameters and costs.
 
-Imports no Keras.
+Does not import Keras.
 """
 
 from typing import NamedTuple
 
 
 class Size(NamedTuple):
-    """How large an image model is.
+    """The size of an image model.
 
     Swin doubles its width, its heads and its feed-forward layers from stage to stage: the numbers
     here are those of the first stage.
@@ -34,7 +34,7 @@ class Size(NamedTuple):
 
 
 def _deit(layers: int, heads: int, *published: float | None) -> Size:
-    """arXiv 2012.12877, Table 1; the counts with the digits of timm's cards of these models."""
+    """arXiv 2012.12877, Table 1; the counts with more digits from timm's cards of these models."""
     width = 64 * heads
     return Size("deit", layers, width, heads, 4 * width, *published)
 
@@ -47,7 +47,7 @@ def _cait(layers: int, heads: int, *published: float) -> Size:
 
 
 def _swin(width: int, third: int, *published: float) -> Size:
-    """arXiv 2103.14030, Section 3.3 and Table 1; parameters with the digits of timm's cards."""
+    """arXiv 2103.14030, Section 3.3 and Table 1; parameters with more digits from timm's cards."""
     depths, heads = (2, 2, third, 2), width // 32
     more = {"patch": 4, "depths": depths, "window": 7}
     return Size("swin", sum(depths), width, heads, 4 * width, *published, **more)

@@ -1,4 +1,4 @@
-"""What image models are made of beside attention: patches, positions, LayerScale, drop path."""
+"""Parts of image models other than attention: patches, positions, LayerScale, drop path."""
 
 from typing import Any
 

@@ -45,11 +45,11 @@ def classifier(
 
     The outputs of the layers `positions` and `block_1`, `block_2`, ... are the tokens before the
     blocks and after each, (B, 1 + T, width), the class token first. `attention` makes the attention
-    of a block from its number, which counts from 0, the number of heads, their width and the
-    layer's name; the layer is called with the tokens twice. `drop_path` is the share of the
-    examples that lose a branch in the last block; it grows from 0 in the first. With `post_norm`, a
-    branch is added first and the sum normalised, as in the first transformer, and not the branch's
-    input.
+    of a block from its number (from 0), the number of heads, their width and the layer's name. The
+    layer gets the tokens twice, as query and value. `drop_path` is the share of the examples that
+    lose a branch in the last block; it grows from 0 in the first. With `post_norm`, a branch is
+    added first and the sum normalised, as in the first transformer; the branch's input is not
+    normalised.
 
     Raises `ValueError` if the patches do not fill the image.
     """

@@ -1,1 +1,1 @@
-"""What a finished comparison shows: table, notes under it, plot, the best model."""
+"""The output of a finished comparison: table, notes under it, plot, the best model."""

@@ -1,4 +1,4 @@
-"""Pictures of image models: the factors of their masks, and images with what was predicted."""
+"""Pictures of image models: the factors of their masks, and images with their predicted classes."""
 
 from collections.abc import Sequence
 from pathlib import Path

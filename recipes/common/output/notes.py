@@ -1,4 +1,4 @@
-"""Sentences under a table: on differences, on coefficients, and on what is a paper's."""
+"""Sentences under a table: differences, coefficients, and deviations from a paper."""
 
 import math
 import statistics
@@ -9,13 +9,13 @@ from recipes.common.attentions import DISTANCE, POWER, label
 
 
 def settings_note(paper: str, deviations: Sequence[str]) -> str:
-    """Says that the settings are a paper's, and which of them are not."""
+    """Says that the settings are those of a paper, and names the exceptions."""
     changed = f"except for {', '.join(deviations)}" if deviations else "without changes"
     return f"settings: those of {paper}, {changed}; what is left open there is ours."
 
 
 def absent_note(paper: str, reported: Iterable[str], results: dict[str, Any]) -> list[str]:
-    """Names the attentions of a table that a paper does not have; nothing where it has all."""
+    """Names the attentions in a table that a paper does not have; empty if it has all."""
     attentions = dict.fromkeys(row["attention"] for row in results["table"])
     absent = [label(name) for name in attentions if name not in set(reported)]
     return [f"not in {paper}: {', '.join(absent)}."] if absent else []
@@ -43,8 +43,9 @@ def paired_difference(
     """By how much one attention is above another, over the seeds that both have.
 
     Runs with one seed share their data and the order of it. Their difference varies less than
-    either. It is the mean, its standard error, and in how many seeds the attention is above the
-    other; `None` where no seed has both. `runs` are those of `results.json`.
+    either. The result has the mean difference, its standard error, and the number of seeds in which
+    the attention is above the other. It is `None` if no seed has both. `runs` are those of
+    `results.json`.
     """
     first, second = (
         {run["seed"]: run[metric] for run in runs if run["attention"] == name}
@@ -61,7 +62,7 @@ def paired_difference(
 
 
 def data_line(facts: dict[str, Any], lengths: str) -> str:
-    """One line on the data, before the training: how much of it, how long, how much padding."""
+    """One line on the data, before the training: its size, its lengths, its share of padding."""
     counts = ", ".join(f"{count:,} {name}" for name, count in facts["examples"].items())
     return (
         f"{facts['task']}: {counts} examples of {facts['length']['mean']:.0f} tokens on average, "

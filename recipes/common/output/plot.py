@@ -33,7 +33,7 @@ def draw(title: str, runs: list[Run], chance: Chance | None = None) -> plt.Figur
     """Draws all runs: one colour for each attention, a thin line for each seed, a thick one for
     their mean, a dot at each chosen epoch.
 
-    Beside validation stands the test, where it was taken after every epoch, else training. Where
+    The second panel shows the test if it was evaluated after every epoch, else the training. Where
     token similarity was measured, a third panel shows it over the layers. The level of chance is
     a dashed line.
     """
@@ -101,7 +101,7 @@ def _draw_curves(
     first: int,
     marker: str | None = None,
 ) -> None:
-    """A line of the values of each run, and of their mean as far as all runs go."""
+    """Draws a line for each run, and one for their mean over the epochs that all runs have."""
     for attention, own in _by_attention(runs):
         curves = [np.array(values_of(run), "float") for run in own]
         wide, several = _width(attention), len(own) > 1
@@ -127,7 +127,7 @@ def _width(attention: str) -> float:
 
 
 def _legend(runs: list[Run], chance: Chance | None) -> list[Line2D]:
-    """The meaning of each line."""
+    """The legend: the meaning of each line."""
     groups = _by_attention(runs)
     entries = []
     for name, own in groups:

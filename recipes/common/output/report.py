@@ -47,7 +47,7 @@ def write_results(
 
 
 def write_model(output: Path, model: keras.Model, served: keras.Model | Literal[False]) -> None:
-    """Writes `model.keras` and, where there is something to be served, `saved_model/1`."""
+    """Writes `model.keras` and, if the model can be served, `saved_model/1`."""
     with atomically(output / "model.keras") as writing:
         model.save(writing)
     if served:

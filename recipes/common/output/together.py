@@ -1,10 +1,10 @@
-"""Several finished comparisons in one table and one picture: one model at several depths, say.
+"""Several finished comparisons in one table and one picture: such as one model at several depths.
 
     python -m recipes.common.output.together results/depth/* --output results/depth-together
 
 Reads each folder's `results.json`, trains nothing, and writes `together.md` and `together.png`. The
-table has each attention's test metric, its paired difference from softmax, and how alike tokens
-are: the mean cosine of pairs of them, after the middle block and after the last.
+table has each attention's test metric, its paired difference from softmax, and the similarity of
+tokens: the mean cosine of pairs of them, after the middle block and after the last.
 """
 
 import statistics
@@ -66,7 +66,7 @@ def read(folder: Path) -> Comparison:
 
 
 def have_one_metric(comparisons: Sequence[Comparison]) -> bool:
-    """Whether the numbers of all comparisons can stand on one scale."""
+    """Whether one scale fits the numbers of all comparisons."""
     return len({one.metric for one in comparisons}) == 1
 
 

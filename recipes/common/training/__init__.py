@@ -1,1 +1,1 @@
-"""Training: layers and metrics, learning rates, runs that go on after they were killed."""
+"""Training: layers and metrics, learning rates, runs that continue after they were killed."""

@@ -1,4 +1,4 @@
-"""GCN and GAT as Keras layers on the edges of graphs, to compare with."""
+"""GCN and GAT as Keras layers on the edges of graphs, for comparison."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Tensor = Any
 class _OnEdges(layers.Layer):
     """A layer on nodes (B, T, d) and undirected edges (B, E, 2); (-1, -1) is padding.
 
-    All B T nodes are in one row, and the target of padding is one too many: sums go nowhere.
+    All B T nodes are in one row. The target of padding is an extra row, which is not used.
     """
 
     def __init__(self, units: int, **kwargs: Any) -> None:
@@ -42,7 +42,7 @@ class _OnEdges(layers.Layer):
         return ops.cast(outputs, self.compute_dtype) + self.bias
 
     def passed(self, x: Tensor, source: Tensor, target: Tensor, count: Any) -> Tensor:
-        """What nodes x (B T, width), float32, get along edges (2 B E,) of numbers of nodes."""
+        """Weighted sums over neighbours of nodes x (B T, width), along edges (2 B E,); float32."""
         raise NotImplementedError
 
     def compute_output_shape(self, nodes_shape: Any, edges_shape: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""What Graphormer adds to a transformer: a virtual node, and a bias of the scores from the graph.
+"""Graphormer's additions to a transformer: a virtual node, and a bias of the scores.
 
 Source: Ying et al., "Do Transformers Really Perform Bad for Graph Representation?",
 arXiv 2106.05234 (NeurIPS 2021), Section 3.
@@ -25,11 +25,11 @@ class VirtualNode(FirstToken):
 
 @keras.saving.register_keras_serializable(package="keras_graphattn_recipes")
 class StructuralBias(layers.Layer):
-    """What attention scores get for pairs of nodes: b_distance + c_path, per head.
+    """The bias of attention scores for pairs of nodes: b_distance + c_path, per head.
 
     b is a learned number for each distance (Eq. 6), for nodes without a path, and for pairs with
     the virtual node. c is the mean, over the edges of a shortest path, of a learned number for the
-    edge's type and its place on the path (Eq. 7, with types as zeros and a one).
+    edge's type and its place on the path (Eq. 7, with types as a one-hot vector).
 
     Args:
         num_heads: Number of heads.

@@ -1,7 +1,7 @@
-"""What the recipes on graphs share: the attentions on graphs, the encoder, the model of a graph.
+"""The common part of the recipes on graphs: the attentions, the encoder, the model of a graph.
 
-Everything but the attention is the same for all attentions. Each sees the nodes, their mask, and of
-the graph what it needs: edges, or walks.
+Everything except the attention is the same. Each attention gets the nodes, their mask, and what it
+needs of the graph: edges, or walks.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def inputs_of(attention: str) -> tuple[str, ...]:
 
 
 def symbolic_inputs(trial: Trial) -> dict[str, Tensor]:
-    """The inputs of a Functional model, of open numbers of nodes and edges."""
+    """The inputs of a Functional model, with open numbers of nodes and edges."""
     shapes = {
         "nodes": ((None, trial.problem.features), "float32"),
         "node_mask": ((None,), "bool"),
@@ -101,13 +101,14 @@ def symbolic_inputs(trial: Trial) -> dict[str, Tensor]:
 
 
 def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-    """The nodes before the first layer and after each, (B, T, d); d may be other before the first.
+    """The nodes before the first layer and after each, (B, T, d); d may differ before the first.
 
     With `options.embedding`, a dense layer brings the features to the width of the model before
     the first layer. Each layer is the attention, then ELU. With `options.skip`, a dense layer of
-    the nodes is added to what the attention finds; with `options.normalise`, the sum is normalised
-    over the nodes of a batch. All layers but the last one have `options.heads` heads; the last one
-    has one head of the same width. There is dropout on the features and between the layers.
+    the nodes is added to the output of the attention; with `options.normalise`, the sum is
+    normalised over the nodes of a batch. All layers but the last one have `options.heads` heads;
+    the last one has one head of the same width. There is dropout on the features and between the
+    layers.
     """
     options = trial.options
     width = options.heads * options.key_dim
@@ -131,7 +132,7 @@ def encodings(trial: Trial, inputs: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _normalise(options: argparse.Namespace, name: str) -> layers.Layer:
-    """Normalises over a batch; where weights are averaged, its means are, over as many steps."""
+    """Normalises over a batch; its moving averages are over as many steps as those of weights."""
     momentum = max(MOMENTUM, getattr(options, "ema", 0.0))
     return layers.BatchNormalization(momentum=momentum, name=f"{name}_normalisation")
 
@@ -152,12 +153,12 @@ def attend_nodes(
 
 
 def gcn(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
-    """Graph convolution; its weights are one matrix, so heads have no meaning."""
+    """Graph convolution; its weights are one matrix without heads."""
     return GraphConvolution(_width(arguments), name=arguments["name"])(nodes, graph["edges"])
 
 
 def gat(nodes: Tensor, graph: Mapping[str, Tensor], arguments: dict[str, Any]) -> Tensor:
-    """Graph attention with additive scores; the heads stand side by side."""
+    """Graph attention with additive scores; the outputs of the heads are concatenated."""
     return GraphAttention(**arguments)(nodes, graph["edges"])
 
 

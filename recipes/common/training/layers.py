@@ -1,7 +1,7 @@
 """The attention layers that the recipes compare, each called in the same way; token similarity.
 
-Made of core Keras layers and layers of `keras_graphattn` only, so that a saved model loads with
-nothing but `import keras_graphattn`, under Keras' safe mode.
+The layers are core Keras layers and layers of `keras_graphattn` only, so that a saved model loads
+with nothing but `import keras_graphattn`, under Keras' safe mode.
 """
 
 import pkgutil
@@ -29,7 +29,7 @@ def attend(trial: Trial, tokens: Tensor, mask: Tensor, name: str, **sizes: int) 
     Heads and their width are those of the options, and the width of the output is d; `sizes` are
     other numbers for `num_heads`, `key_dim` and `output_shape`.
 
-    Raises `UsageError` if the backend cannot compute it in the precision asked for.
+    Raises `UsageError` if the backend cannot compute it in the chosen precision.
     """
     arguments = {"num_heads": trial.options.heads, "key_dim": trial.options.key_dim, "name": name}
     arguments |= {**sizes, **layer_arguments(trial.settings)}
@@ -42,7 +42,7 @@ def attend(trial: Trial, tokens: Tensor, mask: Tensor, name: str, **sizes: int) 
 def named_seed(seed: int, name: str) -> int:
     """A seed for the layer of a name: the same in each process, different for each layer.
 
-    Without a seed, torch would drop by a random generator that is no part of the model, and
+    Without a seed, torch would use a random generator outside of the model for dropout, and
     resumed training would differ.
     """
     return zlib.crc32(f"{seed} {name}".encode()) & 0x7FFFFFFF
@@ -120,7 +120,7 @@ def softmax(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
 
 
 def plain_attention(**arguments: Any) -> layers.MultiHeadAttention:
-    """Keras' own attention layer, where the backend can compute it in the precision asked for."""
+    """Keras' own attention layer, where the backend can compute it in the chosen precision."""
     layer = layers.MultiHeadAttention(**arguments)
     if is_float16_of_jax_on_cpu(layer.compute_dtype):
         raise UsageError(NO_FLOAT16)
@@ -128,7 +128,7 @@ def plain_attention(**arguments: Any) -> layers.MultiHeadAttention:
 
 
 def is_float16_of_jax_on_cpu(dtype: str) -> bool:
-    """Whether JAX may say "The precision 'F16_F16_F32' is not supported"."""
+    """Whether JAX may raise "The precision 'F16_F16_F32' is not supported"."""
     if backend.backend() != "jax" or dtype != "float16":
         return False
     import jax
@@ -162,7 +162,7 @@ def linear(tokens: Tensor, mask: Tensor, arguments: dict[str, Any]) -> Tensor:
 def served_inputs(task: Any, length: int) -> dict[str, Any]:
     """Inputs of open length, which is `length` where jax writes the SavedModel.
 
-    KerasHub's position embeddings cannot leave JAX at an open length.
+    On JAX, KerasHub's position embeddings cannot be exported with an open length.
     """
     size = length if backend.backend() == "jax" else None
     return {

@@ -1,4 +1,4 @@
-"""Attention that forms its matrix in a way of its own, with a filter of it where one is wanted."""
+"""Base of attention layers that form their own matrix, with an optional filter of it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -12,7 +12,7 @@ from keras import metrics
 
 
 class RealRows:
-    """Counts rows of positive weight once, the others not at all."""
+    """Counts each row of positive weight once, and no other row."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if sample_weight is not None:
@@ -53,7 +53,7 @@ def one_hot_loss_and_metrics(classes: int, label_smoothing: float = 0.0) -> dict
 
 
 def absolute_error_and_metrics() -> dict[str, Any]:
-    """Arguments of `compile`: the absolute error as the loss; it and the squared error as metrics.
+    """Arguments of `compile`: the absolute error as the loss; both errors as metrics.
 
     Labels have the shape (B,), predictions (B, 1).
     """

@@ -14,9 +14,9 @@ from recipes.common.attentions import DISTANCE, POWER
 
 
 def averaged(momentum: float) -> dict[str, Any]:
-    """Arguments of an optimizer that averages the weights with this momentum; 0: it does not.
+    """Arguments of an optimizer that averages the weights with this momentum; none for 0.
 
-    The averages are validated, tested and kept; training goes on from the weights themselves.
+    The averages are validated, tested and kept; training continues from the weights themselves.
     """
     return {"use_ema": momentum > 0, "ema_momentum": momentum or None}
 
@@ -24,7 +24,7 @@ def averaged(momentum: float) -> dict[str, Any]:
 def with_rates(
     optimizer: keras.optimizers.Optimizer, model: keras.Model, multiplier: float | None = None
 ) -> keras.optimizers.Optimizer:
-    """The optimizer; under it, coefficients have their own rate, if the model has any."""
+    """The optimizer, which gives coefficients their own rate if the model has any."""
     coefficients = _coefficients(model)
     if multiplier is None and all(learning_rate_multiplier(one) == 1.0 for one in coefficients):
         return optimizer
@@ -32,7 +32,7 @@ def with_rates(
 
 
 def coefficient_report(model: keras.Model) -> Callable[[], dict[str, float]]:
-    """A function that measures, after training, how far coefficients have moved from now on.
+    """A function that measures after training how far the coefficients have moved since now.
 
     It returns, for a model with filters, the mean |c - start| over all trained coefficients, and
     for GFSA the mean |w_K|; an empty dictionary for other models.
@@ -71,7 +71,7 @@ class RectifiedLearningRate(keras.optimizers.schedules.LearningRateSchedule):
         r_t   = sqrt((rho_t - 4) (rho_t - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho_t))
 
     r_t rises from 0 to 1 like a warm-up. While rho_t <= 4 (the first four steps for the usual
-    beta_2) r_t is 0 and nothing moves; the paper takes steps of plain momentum there.
+    beta_2) r_t is 0 and no weight changes; the paper uses plain momentum in these steps.
 
     Args:
         learning_rate: The rate that is reached, a positive number.

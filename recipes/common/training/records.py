@@ -1,4 +1,4 @@
-"""The records of a comparison's runs, each in a folder of its own. Imports no Keras."""
+"""The records of a comparison's runs, each in a folder of its own. Does not import Keras."""
 
 import dataclasses
 import math
@@ -15,9 +15,9 @@ Metrics = dict[str, float | None]  # those of one epoch
 
 
 class Criterion(NamedTuple):
-    """The metric that the table reports, and what chooses an epoch on validation data.
+    """The metric in the table, and the metrics that choose an epoch on validation data.
 
-    Where the last epoch is taken, the metrics rank runs only.
+    If the last epoch is used, the metrics only rank runs.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Criterion(NamedTuple):
 
     @property
     def order(self) -> tuple[str, str]:
-        """The two metrics; the one that chooses comes first."""
+        """The two metrics; the first one chooses the epoch."""
         return (self.ties, self.name) if self.choose_by == self.ties else (self.name, self.ties)
 
     @property
@@ -35,7 +35,7 @@ class Criterion(NamedTuple):
         return self.choose_by == LAST_EPOCH
 
     def score(self, metrics: Metrics) -> tuple[float, float]:
-        """What makes an epoch the best on validation data, for the metrics in their order."""
+        """The rank of an epoch by its validation metrics, in their order; the highest is best."""
 
         def rank(name: str) -> float:
             value = metrics[f"val_{name}"]
@@ -47,7 +47,7 @@ class Criterion(NamedTuple):
         return rank(first), rank(second)
 
     def is_better(self, metrics: Metrics, best: Metrics) -> bool:
-        """Whether an epoch takes the place of the best one before it."""
+        """Whether an epoch replaces the best one before it."""
         return self.last_epoch or self.score(metrics) > self.score(best)
 
 
@@ -78,7 +78,7 @@ class RunState:
 
 @dataclasses.dataclass
 class Run:
-    """One finished training: an attention with a seed. Kept as `run.json`, beside its state."""
+    """One finished training: an attention with a seed. Kept as `run.json`, next to its state."""
 
     attention: str
     seed: int
@@ -134,7 +134,7 @@ def weights_file(folder: Path, epoch: int) -> Path:
 def read_run(
     output: Path, attention: str, seed: int, criterion: Criterion = ACCURACY
 ) -> tuple[RunState, Run | None]:
-    """The state of a run, begun or not, and the run itself if it is finished."""
+    """The state of a run, and the run itself if it is finished."""
     folder = output / "runs" / run_name(attention, seed)
     try:
         record, state = (read_json(folder / name) for name in ("run.json", "state.json"))
@@ -172,15 +172,15 @@ def finished_runs(
 
 
 def best_run(runs: list[Run]) -> Run:
-    """The run of the best criterion on validation data, ties by its second metric there."""
+    """The run with the best criterion on validation data; its second metric decides ties."""
     return max(runs, key=lambda run: run.criterion.score(run.state.best))
 
 
 def table(runs: list[Run]) -> list[dict[str, Any]]:
     """One row per attention: the criterion on test data over its seeds, at the epochs chosen.
 
-    Metrics of the best epoch under the criterion's name, and the best test epoch where the test was
-    taken after every epoch, stand beside.
+    A row also has the metrics of the best epoch under the criterion's name and, if the test data
+    were evaluated after every epoch, the best test epoch.
     """
     name = runs[0].criterion.name
     rows = []

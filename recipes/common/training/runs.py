@@ -1,9 +1,9 @@
-"""Training that can be killed at any moment and goes on after its last finished epoch.
+"""Training that can be killed at any moment and continues after its last finished epoch.
 
-A run lives in a folder: one weights file per epoch worth keeping (the last and the best, with
+A run is a folder: one weights file per epoch worth keeping (the last and the best, with
 the optimiser) and `state.json`, with the metrics and the states of the random generators, which
 Keras' weights files leave out. All are written under another name and moved, the weights first:
-whatever epoch `state.json` speaks of, its weights are there.
+the weights of the epoch that `state.json` names always exist.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from recipes.common.training.records import (
 
 
 class Training(NamedTuple):
-    """What one run trains and on what."""
+    """The model of one run, and its data."""
 
     model: keras.Model  # compiled
     batches: Batches
@@ -49,7 +49,7 @@ def train_run(
     prepare: Callable[[Trial], Training],
     criterion: Criterion = ACCURACY,
 ) -> Run:
-    """Trains one attention with one seed, or goes on with it, or finds it finished.
+    """Trains one attention with one seed, or continues an unfinished training.
 
     Raises `FloatingPointError` if the loss is not finite, with the step and the layer.
     """
@@ -95,10 +95,9 @@ def train_run(
 
 
 class KeepRun(keras.callbacks.Callback):
-    """Keeps a run in its folder after every epoch, and ends it when nothing improves.
+    """Keeps a run in its folder after every epoch, and ends it when the metric no longer improves.
 
-    The test batches are evaluated after every epoch into `test_*` metrics, for the record only:
-    nothing is chosen by them.
+    The test batches are evaluated after every epoch into `test_*` metrics, which choose nothing.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class KeepRun(keras.callbacks.Callback):
         """Puts the training examples in this epoch's order.
 
         On torch, dropout without a seed of its own draws from a generator that belongs to no
-        model: it is set anew, as a function of the seed and the epoch.
+        model: it is set again, as a function of the seed and the epoch.
         """
         self.batches.start_epoch(epoch)
         if keras.backend.backend() == "torch" and self.batches.seed is not None:
@@ -158,7 +157,7 @@ class KeepRun(keras.callbacks.Callback):
         ]
         with atomically(weights_file(self.folder, epoch + 1)) as writing:
             variables = [*self.model.variables, *self.model.optimizer.variables]
-            # the numbers, and what HDF5 says of each tensor
+            # the numbers, and the data that HDF5 adds for each tensor
             check_room(writing, sum(math.prod(v.shape) * 8 + 4096 for v in variables))
             self.model.save_weights(writing)
         self.save_state()
