@@ -4,13 +4,10 @@ import importlib.util
 import runpy
 from pathlib import Path
 
-# All recipes need these; a recipe that needs more says so itself.
-_MISSING = [
-    name for name in ("filelock", "matplotlib", "sklearn") if importlib.util.find_spec(name) is None
-]
-if _MISSING:
-    _VERSION = Path(__file__).parents[1] / "keras_graphattn" / "version.py"  # without Keras
+# Every recipe locks its folder. A recipe that needs more than that says so itself.
+if importlib.util.find_spec("filelock") is None:
+    _version = runpy.run_path(str(Path(__file__).parents[1] / "keras_graphattn" / "version.py"))
     raise SystemExit(
-        f"The recipes need packages that are not installed: {', '.join(_MISSING)}. Run, in this "
-        f"checkout: {runpy.run_path(str(_VERSION))['INSTALL_EXTRA'].format('recipes')}"
+        "The recipes need the package filelock, which is not installed. Run, in this checkout: "
+        f"{_version['INSTALL_EXTRA'].format('recipes')}"
     )
