@@ -120,7 +120,8 @@ def test_a_layer_at_two_places_and_a_mask_twice_in_a_product(tmp_path):
 
 def test_a_mask_in_a_product_and_in_another_layer_is_refused():
     mask = masks.Exponential()
-    KERNEL(HEADS, SIZE, mask=masks.Product([mask, masks.Causal()]), name="one").build(TOKENS.shape)
+    one = KERNEL(HEADS, SIZE, mask=masks.Product([mask, masks.Causal()]), name="one")  # stays
+    one.build(TOKENS.shape)
     for again in (mask, masks.Product([masks.Segments(), mask])):
         with pytest.raises(ValueError, match="belongs to 'one'"):
             KERNEL(HEADS, SIZE, mask=again).build(TOKENS.shape)
