@@ -828,8 +828,8 @@ def position(name: str, value: object, sizes: Sizes) -> int | Int[Tensor, ""]:
     """
     if is_whole(value) or isinstance(value, (bool, float)) or not hasattr(value, "shape"):
         return whole(0)(name, value, sizes)
-    scalar, number_now = integers("")(name, value, sizes), known_value(value)
-    return scalar if number_now is None else whole(0)(name, int(number_now), sizes)
+    scalar, array = integers("")(name, value, sizes), known_value(value)
+    return scalar if array is None else whole(0)(name, int(array), sizes)
 
 
 # Checks of options and calls

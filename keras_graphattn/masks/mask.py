@@ -133,10 +133,14 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     def __init__(self, *args: object, **kwargs: Unpack[MaskOptions]) -> None:
         of_calls = sorted(set(self.inputs_at_call) & set(kwargs))
         if args or of_calls:
-            received = f"`{of_calls[0]}`" if of_calls else f"a {type(args[0]).__name__}"
+            kind = type(args[0]).__name__ if args else ""
+            received = f"a value of type {kind}" if args else f"`{of_calls[0]}`"
+            fix = (
+                f"Call a layer with {self._call_hint()}" if self.inputs_at_call else "Leave it out"
+            )
             raise ValueError(
-                f"{type(self).__name__} takes no tensors where it is made. Received: {received}. "
-                f"Call a layer with {self._call_hint()}."
+                f"{type(self).__name__} takes no such argument where it is made. Received: "
+                f"{received}. {fix}."
             )
         check_dtype_policy(kwargs.get("dtype"))
         super().__init__(**kwargs)

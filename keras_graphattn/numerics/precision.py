@@ -184,7 +184,7 @@ def zero_where_masked(x: Num[Tensor, "..."], mask: Num[Tensor, "..."] | None) ->
 def without_padding(
     x: Num[Tensor, "B ..."], visible: Num[Tensor, "B? ..."] | None
 ) -> Num[Tensor, "B ..."]:
-    """Zeros where the booleans, whose axes are the first of `x`, are `False`."""
+    """`x` with zeros where the booleans are `False`. Their axes are the first axes of `x`."""
     if visible is None:
         return x
     return zero_where_masked(x, visible[(..., *[None] * (len(x.shape) - len(visible.shape)))])

@@ -12,7 +12,7 @@ from keras_graphattn.hub.slots import added_variables, attention_slots
 from tests.hub.abilities import Case, distance, lacks, lora_targets, loss_in_int8
 from tests.hub.families import FAMILIES, fast_for
 from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
-from tests.numerics import to_numpy
+from tests.numerics import dtype_policy, to_numpy
 
 pytestmark = pytest.mark.slow_on("jax")
 
@@ -144,9 +144,8 @@ def test_mixed_bfloat16(name, attention):
 
 def in_mixed_bfloat16(case):
     """A new backbone of this policy, with the weights of the shared one."""
-    keras.config.set_dtype_policy("mixed_bfloat16")  # some models take no other way to set it
-    backbone, _ = case.converted()
-    keras.config.set_dtype_policy("float32")
+    with dtype_policy("mixed_bfloat16"):  # some models take no other way to set it
+        backbone, _ = case.converted()
     backbone.set_weights([to_numpy(v) for v in case.shared()[0].weights])
     return backbone
 

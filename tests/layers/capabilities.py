@@ -25,7 +25,7 @@ from tests.layers.unseen_cases import (
     mask_of,
     scene,
 )
-from tests.numerics import randomise, relative_rms, to_numpy
+from tests.numerics import dtype_policy, randomise, relative_rms, to_numpy
 
 TOKENS = np.random.default_rng(1).standard_normal((BATCH, LENGTH, CHANNELS)).astype("float32")
 # How far half precision may be from float32, as relative root mean square
@@ -179,9 +179,8 @@ def decode(row: Row, folder: Any) -> None:
 def _half(row: Row, dtype: str) -> None:
     layer, call = row.built()
     exact = to_numpy(layer(TOKENS, **call))
-    keras.config.set_dtype_policy(f"mixed_{dtype}")
-    rounded, _ = row.built()
-    keras.config.set_dtype_policy("float32")
+    with dtype_policy(f"mixed_{dtype}"):
+        rounded, _ = row.built()
     rounded.set_weights(layer.get_weights())
     found = rounded(TOKENS, **call)
     assert keras.backend.standardize_dtype(found.dtype) == dtype

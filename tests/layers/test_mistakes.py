@@ -103,10 +103,10 @@ def test_edges_in_columns_hear_of_the_transpose(read):
             lambda: GraphFilterAttention(2, 4, dropout=0.1, attention_path="blockwise"),
             'Use attention_path="dense", or dropout=0.0',
         ),
-        (lambda: masks.Entries(np.eye(4)), 'a ndarray.*mask_inputs={"entries": ...}'),
+        (lambda: masks.Entries(np.eye(4)), 'type ndarray.*mask_inputs={"entries": ...}'),
         (lambda: masks.Entries(entries=np.eye(4)), '`entries`.*mask_inputs={"entries": ...}'),
-        (lambda: masks.Segments([0, 1]), 'a list.*mask_inputs={"segment_ids": ...}'),
-        (lambda: masks.Causal(4), "takes no tensors"),
+        (lambda: masks.Segments([0, 1]), 'type list.*mask_inputs={"segment_ids": ...}'),
+        (lambda: masks.Causal(4), "value of type int. Leave it out"),
         (
             lambda: MaskedKernelAttention(2, 4, mask="entries")(np.ones((1, 5, 8))),
             'mask_inputs={"entries": ...}',

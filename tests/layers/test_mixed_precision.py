@@ -1,7 +1,5 @@
 """Every layer in half precision: close to float32, finite at its limits, loss scaling in `fit`."""
 
-from contextlib import contextmanager
-
 import keras
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from tests.fuzz.cases_of_classes import TOKEN_LAYERS
 from tests.layers.capabilities import LAYERS, TOKENS
 from tests.layers.decoding import decoded
 from tests.layers.unseen_cases import CASES as LARGE
-from tests.numerics import BACKEND, assert_close, to_numpy
+from tests.numerics import BACKEND, assert_close, dtype_policy, to_numpy
 
 OURS = [name for name in CASES if "Keras" not in name]
 ON_JAX = ("graph filter, dense", "AGF", "kernel, Toeplitz by FFT")  # compiling takes seconds each
@@ -55,7 +53,7 @@ EXTREMES = [
 
 def with_large_scores(make, largest, x):
     """A float16 layer whose largest score for these tokens is about this number."""
-    with _policy("mixed_float16"):
+    with dtype_policy("mixed_float16"):
         layer = make()
         layer.build(x.shape)
     kernels = [layer.query_dense.kernel, layer.key_dense.kernel]
@@ -114,7 +112,7 @@ def test_4096_tokens_in_float16(name):
 
 @pytest.mark.slow_on("jax")
 def test_loss_scaling_is_set_up_by_compile_and_training_moves_every_weight():
-    with _policy("mixed_float16"):
+    with dtype_policy("mixed_float16"):
         inputs = keras.Input((12, 16))
         x = GraphFilterAttention(2, 8, order=3, name="filter")(inputs)
         x = AttentiveGraphFilter(2, 8, order=2, name="singular_filter")(x)
@@ -158,14 +156,6 @@ def test_converted_keras_hub_model(attention, precision):
     assert np.isfinite(found).all()
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
     assert error < TOLERANCE[precision][0]
-
-
-@contextmanager
-def _policy(name):
-    """The dtype policy of layers made in here."""
-    keras.config.set_dtype_policy(name)
-    yield
-    keras.config.set_dtype_policy("float32")
 
 
 def test_the_cases_reach_all_layers():

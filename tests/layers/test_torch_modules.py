@@ -8,9 +8,19 @@ from tests.layers.capabilities import ROWS
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "torch", reason="torch only")
 
 
+class Model(keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.first, self.layer = keras.layers.Dense(4), layer
+
+
 @pytest.mark.parametrize("name", ROWS)
-def test_torch_applies_a_function_to_every_module(name):
+def test_torch_applies_a_function_to_every_module_of_a_model(name):
     layer, _ = ROWS[name].built()
-    visited = []
-    assert layer.apply(visited.append) is layer
-    assert {id(module) for module in visited} == {id(module) for module in layer.modules()}
+    for whole in (layer, Model(layer)):
+        visited = []
+        assert whole.apply(visited.append) is whole
+        assert {id(module) for module in visited} == {id(module) for module in whole.modules()}
+        # a mask, too, is an attribute of its layer
+        parts = {id(part) for part in (layer, getattr(layer, "mask", None)) if part is not None}
+        assert parts <= {id(module) for module in visited}

@@ -22,7 +22,14 @@ from tests.layers.unseen_cases import (
     mask_of,
     scene,
 )
-from tests.numerics import BACKEND, called_with, differentiated, randomise, to_numpy
+from tests.numerics import (
+    BACKEND,
+    called_with,
+    differentiated,
+    dtype_policy,
+    randomise,
+    to_numpy,
+)
 
 SIZES = {"float32": (1e4, 1e15), "bfloat16": (1e4, 1e15), "float16": (30.0,)}
 WEIGHTS = {"float32": 2e-5, "bfloat16": 0.1, "float16": 0.1}  # beside their largest gradient
@@ -53,9 +60,8 @@ if BACKEND != "jax":
 def prepared(name, kind, dtype):
     """(x, *weights) -> the rows that may not see the unseen tokens; these arguments; the scene."""
     keras.utils.set_random_seed(0)
-    keras.config.set_dtype_policy(dtype if dtype == "float32" else f"mixed_{dtype}")
-    layer = CASES[name].make()
-    keras.config.set_dtype_policy("float32")
+    with dtype_policy(dtype if dtype == "float32" else f"mixed_{dtype}"):
+        layer = CASES[name].make()
     found = scene(name, kind, layer)
     x = np.random.default_rng(1).standard_normal((BATCH, LENGTH, CHANNELS)).astype("float32")
     layer.build(x.shape)

@@ -1,6 +1,6 @@
 """Masks compute in float64 on every path if their weights or signals are float64."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from keras import ops
 
 from tests.masks.registry import CASES, HEADS
 from tests.masks.test_path_equality import check_paths
-from tests.numerics import BACKEND
+from tests.numerics import BACKEND, dtype_policy, float64_on_jax
 
 EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]
 LENGTH = 12
@@ -19,19 +19,11 @@ pytestmark = [pytest.mark.slow] if BACKEND == "jax" else []  # JAX compiles ever
 @contextmanager
 def float64(floatx):
     """Sets the policy float64, `set_floatx` optionally, and float64 on JAX."""
-    if BACKEND == "jax":
-        import jax
-
-        bits = jax.enable_x64(True)
-    else:
-        bits = nullcontext()
     before = keras.config.floatx()
-    with bits:
+    with float64_on_jax(), dtype_policy("float64"):
         keras.config.set_floatx(floatx)
-        keras.config.set_dtype_policy("float64")
         yield
         keras.config.set_floatx(before)
-        keras.config.set_dtype_policy("float32")
 
 
 def numpy64(x):

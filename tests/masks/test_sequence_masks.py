@@ -275,32 +275,6 @@ def test_joined_masks_are_kept_and_share_weights():
     assert [id(w) for w in both.weights] == [id(w) for w in mask.weights]
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="torch's modules have a method `apply`")
-def test_torch_applies_a_function_to_every_module_of_a_model():
-    class Masked(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.mask, self.other = Exponential(), Toeplitz(9)
-
-        def call(self, x):
-            return self.other.apply(self.mask.apply(x))
-
-    class Model(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = keras.layers.Dense(WIDTH), Masked()
-
-        def call(self, x):
-            return self.second(self.first(x))
-
-    model, reached = Model(), []
-    model(signals(7)[2])
-    assert model.apply(reached.append) is model
-    assert {id(module) for module in reached} == {id(module) for module in model.modules()}
-    kinds = {type(module) for module in reached}
-    assert kinds >= {Model, Masked, Exponential, Toeplitz, keras.layers.Dense}
-
-
 def test_stochastic_positions_are_not_negative_and_reach_any_length():
     mask = StochasticPositions(8, seed=1)
     mask.build((None, None, HEADS, WIDTH))
