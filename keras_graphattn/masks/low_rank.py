@@ -19,7 +19,7 @@ from keras_graphattn.masks.mask import (
     Signal,
 )
 from keras_graphattn.numerics.blocks import first_of
-from keras_graphattn.numerics.precision import pad, take
+from keras_graphattn.numerics.precision import cosine_and_sine, pad, take
 from keras_graphattn.operators.kernel import unmasked_attention
 from keras_graphattn.types import Float, Tensor
 
@@ -199,8 +199,9 @@ class StochasticPositions(Factored):
         angles = 2.0 * math.pi * turns
         phased = angles + parameters["phases"][:, None, :]
         ones = ops.ones_like(angles[..., :1])
-        left = ops.concatenate([ones, gains * ops.cos(phased), gains * ops.sin(phased)], axis=-1)
-        right = ops.concatenate([ones, ops.cos(angles), ops.sin(angles)], axis=-1)
+        cosines, sines = cosine_and_sine(phased)
+        left = ops.concatenate([ones, gains * cosines, gains * sines], axis=-1)
+        right = ops.concatenate([ones, *cosine_and_sine(angles)], axis=-1)
         return left, right  # (N, T, 2 K + 1) each
 
     def get_config(self) -> dict[str, object]:

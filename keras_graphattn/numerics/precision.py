@@ -5,10 +5,10 @@ boolean and are applied with `where`. A row that may see nothing is exactly zero
 uniform average nor NaN.
 
 If `keras.config.floatx()` is float32, some functions of `keras.ops` convert float64 to float32:
-`maximum`, `minimum`, `matmul` and `cumsum` on torch, `tanh` on jax. `max` does not accept an empty
-tensor on torch and tensorflow. On torch, `take` calls `ravel`, which PyTorch does not export to
-ONNX. `cast` of an open size and `take_along_axis` turn open sizes into constants of an export.
-`max`, `pad` and `convert_to_tensor` of an array do not compile in one graph.
+`maximum`, `minimum`, `matmul` and `cumsum` on torch, `tanh`, `cos` and `sin` on jax. `max` does not
+accept an empty tensor on torch and tensorflow. On torch, `take` calls `ravel`, which PyTorch does
+not export to ONNX. `cast` of an open size and `take_along_axis` turn open sizes into constants of
+an export. `max`, `pad` and `convert_to_tensor` of an array do not compile in one graph.
 """
 
 from collections.abc import Sequence
@@ -62,6 +62,15 @@ def matmul(first: Num[Tensor, "... i j"], second: Num[Tensor, "... j k"]) -> Num
 def tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The hyperbolic tangent."""
     return 2.0 * ops.sigmoid(2.0 * x) - 1.0 if is_float64(x) else ops.tanh(x)
+
+
+def cosine_and_sine(angles: Float[Tensor, "..."]) -> tuple[Float[Tensor, "..."], ...]:
+    """The cosines and the sines of angles."""
+    if is_float64(angles) and backend.backend() == "jax":
+        from jax import numpy
+
+        return numpy.cos(angles), numpy.sin(angles)
+    return ops.cos(angles), ops.sin(angles)
 
 
 def take(x: Num[Tensor, "..."], indices: Int[Tensor, "..."] | int, axis: int) -> Num[Tensor, "..."]:
