@@ -1,6 +1,5 @@
 """Tools to measure what attention does to tokens, and to draw masks."""
 
-from keras_graphattn.analysis.non_finite import StopAtNonFiniteLoss
 from keras_graphattn.analysis.pictures import plot_mask
 from keras_graphattn.analysis.similarity import token_similarity
 from keras_graphattn.analysis.smoothing.inspection import inspect_smoothing
@@ -20,7 +19,6 @@ __all__ = [
     "LayerReport",
     "SmoothingLogger",
     "SmoothingReport",
-    "StopAtNonFiniteLoss",
     "TokenMeasures",
     "inspect_smoothing",
     "plot_attention_maps",

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -71,6 +72,19 @@ def test_killed_training_continues_to_the_same_end(tiny_arguments, tmp_path):
     assert run["token_similarity"] == similarity
     pairs = zip(history_of(broken, run), history_of(whole, run), strict=True)
     assert all(row == pytest.approx(expected, rel=1e-4) for row, expected in pairs)
+
+
+# In one step of an epoch only the weights break: its loss is that of the weights before it.
+@pytest.mark.parametrize(("batch_size", "steps"), [(4, 2), (30, 1)])
+def test_a_loss_that_is_not_finite_ends_the_run_with_one_error(
+    batch_size, steps, tiny_arguments, tmp_path, capsys
+):
+    arguments = [*tiny_arguments, "--attention", "agf", "--batch-size", str(batch_size)]
+    arguments += ["--learning-rate", "1e39", "--output", str(tmp_path)]
+    assert RECIPE.main(arguments) == 1
+    (line,) = re.findall(r"^error: .*", capsys.readouterr().err, re.M)
+    assert re.search(f"agf-seed0: .* in epoch 1, after {steps} steps.* --learning-rate .*", line)
+    assert files(tmp_path) == ["settings.json"]
 
 
 def test_early_stopping_counts_over_interruptions():

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_graphattn.analysis import StopAtNonFiniteLoss
 from recipes.common.attentions import Trial
 from recipes.common.command.devices import on_devices
 from recipes.common.data.batches import Batches
@@ -51,7 +50,7 @@ def train_run(
 ) -> Run:
     """Trains one attention with one seed, or continues an unfinished training.
 
-    Raises `FloatingPointError` if the loss is not finite, with the step and the layer.
+    Raises `FloatingPointError` in an epoch that leaves a loss or a weight that is not finite.
     """
     name, options = run_name(trial.attention, trial.seed), trial.options
     state, run = read_run(output, trial.attention, trial.seed, criterion)
@@ -66,7 +65,7 @@ def train_run(
         counts = (len(batches.labels), len(training.validation_batches.labels))
         print(f"{name}: {counts[0]} training, {counts[1]} validation examples", flush=True)
         keeper = KeepRun(name, output, state, training, options, criterion)
-        callbacks = [StopAtNonFiniteLoss(batches), *_with_averages(model), keeper]
+        callbacks = [keras.callbacks.TerminateOnNaN(), *_with_averages(model), keeper]
         if options.tensorboard:
             logs = str(output / "tensorboard" / name)
             callbacks.append(keras.callbacks.TensorBoard(logs, write_graph=False))
@@ -138,6 +137,14 @@ class KeepRun(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict) -> None:
         """Records the metrics, saves the weights, then the state that names them."""
+        weights = map(keras.ops.convert_to_numpy, self.model.weights)
+        if not math.isfinite(logs["loss"]) or not all(np.isfinite(x).all() for x in weights):
+            steps = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+            raise FloatingPointError(
+                f"{self.folder.name}: a loss or weight is NaN or infinite in epoch {epoch + 1}, "
+                f"after {steps} steps in all. Use a lower --learning-rate or --precision float32, "
+                "and --overwrite to begin anew"
+            )
         if self.test_batches is not None:
             test = self.model.evaluate(
                 self.test_batches,
