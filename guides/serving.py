@@ -2,15 +2,15 @@
 Title: Serving with TensorFlow Serving
 Author: The keras_graphattn authors
 Date created: 2026/11/21
-Last modified: 2026/11/22
-Description: Export from any backend, fix lengths, warm up, configure the server, write clients.
+Last modified: 2026/11/26
+Description: Export from any backend, fix lengths, configure the server, ask it.
 Accelerator: None
 Environment: KERAS_BACKEND=tensorflow
 """
 
 """
 TensorFlow Serving loads a SavedModel and needs neither Python nor Keras nor the backend that
-trained the model. The extra `serving` brings what the exporting side and a Python client need.
+trained the model. The extra `serving` brings TensorFlow, which the export needs.
 """
 
 """
@@ -25,19 +25,16 @@ import os
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")  # or "jax", "torch"
 
 import json
-import subprocess
-import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 
 import keras
 import numpy as np
+import tensorflow as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import keras_graphattn
-from keras_graphattn.export import PredictRequests
 from keras_graphattn.layers import GraphFilterAttention
 
 LENGTHS = {"short": 24, "long": 48}
@@ -76,26 +73,17 @@ _, accuracy = model.evaluate(sequences(test, 48), y_test, verbose=0)
 print(f"test accuracy {accuracy:.3f}")
 
 """
-## Export: names, lengths, warm-up
+## Export: names, lengths
 
 A server batches requests only where their lengths are equal, and an accelerator compiles again for
 each length. So give it a few: a signature for each, by which clients ask. All share the weights.
 (`jax` cannot export every layer at an open length either; the error says so.)
-
-`warmup` takes example batches. The server runs them when it loads a version, before it moves the
-traffic to it, so that no client waits for compilation. Each (batch size, length) is a shape of its
-own: give those that the server will see.
 """
 
 folder = tempfile.TemporaryDirectory()
 served = Path(folder.name) / "digits"
-warmup = [sequences(test[:size], length) for size in (1, 8, 32) for length in LENGTHS.values()]
-version = keras_graphattn.export_saved_model(
-    model,
-    served,
-    signature={name: {"tokens": (length,)} for name, length in LENGTHS.items()},
-    warmup=warmup,
-)
+signatures = {name: {"tokens": (length,)} for name, length in LENGTHS.items()}
+version = keras_graphattn.export_saved_model(model, served, signature=signatures)
 files = sorted(str(file.relative_to(served)) for file in version.rglob("*") if file.is_file())
 print(f"in {served}, a temporary folder that is removed at the end:")
 print("\n".join(files))
@@ -126,8 +114,8 @@ model_config_list {
 
 """
 The batching parameters. The largest batch of a request must not exceed `max_batch_size`; batches
-are filled up to one of `allowed_batch_sizes`, so those are the sizes to warm up.
-`pad_variable_length_inputs` stays off: padding is for the client, who knows what padding means.
+are filled up to one of `allowed_batch_sizes`. `pad_variable_length_inputs` stays off: padding is
+for the client, who knows what padding means.
 `num_batch_threads` is about the number of cores, or a small number for one accelerator.
 """
 
@@ -154,82 +142,58 @@ With Docker and the image at hand:
 Pin the image: its release of TensorFlow must not be older than the one that wrote the graph
 (`tensorflow.__version__` where you export, with any backend), which older servers may not
 understand. Pin `jax` with it if you export from jax: its graphs carry a version of their own.
-Clients need `tensorflow-serving-api` of any release since 2.21; the messages hardly change.
 
-Here a stand-in answers: TensorFlow and the serving messages, no Keras. It is enough to try a
-client or to test one where there is no image.
+A first request of a shape may wait for compilation. The server can run requests before it moves
+the traffic to a version: TensorFlow's page on
+[warm-up](https://www.tensorflow.org/tfx/serving/saved_model_warmup) says how to write them, with
+the package `tensorflow-serving-api`. A gRPC client in Python needs this package, too.
+
+## A request without a server
+
+A server runs this graph. It casts nothing: names, types and shapes must be those of the signature.
 """
 
-guide = Path(__file__) if "__file__" in globals() else Path("guides/serving.py")
-stand_in = subprocess.Popen(
-    [sys.executable, str(guide.with_suffix("") / "stand_in.py"), str(served)],
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.DEVNULL,
-    text=True,
-)
-server = json.loads(stand_in.stdout.readline())  # with a server: localhost:8500 and :8501
-print(f"version {server['version']}, {server['warmed_up']} warm-up requests")
-
-"""
-## A gRPC client
-
-Preprocessing stays here. What it gives seldom has the very types that the graph takes, and a
-server casts nothing. `PredictRequests` asks the server for a signature, checks and casts each
-batch (arrays, lists or tensors of any backend), and makes the message.
-"""
-
-import grpc
-import tensorflow as tf
-from tensorflow_serving.apis import predict_pb2
-from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
-
+graphs = tf.saved_model.load(str(version)).signatures
 expected = model.predict(sequences(test, 48), verbose=0)
-channel = grpc.insecure_channel(server["grpc"])
-stub = PredictionServiceStub(channel)
-requests = {name: PredictRequests.of_server(stub, "digits", name) for name in LENGTHS}
 
 
 def ask(images):
-    """Probabilities (N, 10) of at most 32 images, by the shortest signature that holds them."""
+    """Probabilities (N, 10) of images, by the shortest signature that holds them."""
     longest = (images >= 8).sum(axis=(1, 2)).max()
     name = next(name for name, length in LENGTHS.items() if longest <= length)
-    message = requests[name].grpc({"tokens": sequences(images, LENGTHS[name])})
-    response = stub.Predict(message, timeout=10.0)
-    return tf.make_ndarray(response.outputs["digit"])
+    graph = graphs[name]
+    return graph(tokens=tf.constant(sequences(images, LENGTHS[name]), tf.int32))["digit"].numpy()
 
 
 answers = np.concatenate([ask(test[start : start + 8]) for start in range(0, 96, 8)])
-print(f"gRPC: largest difference {np.abs(answers - expected[:96]).max():.1e}")
+print("the inputs of 'long':", graphs["long"].structured_input_signature[1])
+print(f"largest difference {np.abs(answers - expected[:96]).max():.1e}")
 
 """
-A client without this package writes the message itself. The types must be right.
+## A request to the server
+
+The same in JSON, from any language: `signature_name`, and one array for each input in `inputs`. The
+server reads the numbers as the types of the signature, but `true` is no integer: preprocessing
+often gives a boolean padding mask, so cast it. With one output the answer's `outputs` is its
+values, with several a dictionary.
 """
 
-message = predict_pb2.PredictRequest()
-message.model_spec.name = "digits"
-message.model_spec.signature_name = "long"
-batch = sequences(test[:8], LENGTHS["long"])
-message.inputs["tokens"].CopyFrom(tf.make_tensor_proto(batch, tf.int32))
-answer = tf.make_ndarray(stub.Predict(message, timeout=10.0).outputs["digit"])
-print(f"plain messages: largest difference {np.abs(answer - expected[:8]).max():.1e}")
-channel.close()
+request = {"signature_name": "long", "inputs": {"tokens": sequences(test[:1], 48).tolist()}}
+print(json.dumps(request))
 
 """
-## A REST client
+Save it as `request.json`, and send it:
 
-The same signature, in JSON, from any language. Requests in columns (`inputs`) are compact; with one
-output the answer's `outputs` is its values, with several a dictionary.
+    curl -d @request.json http://localhost:8501/v1/models/digits:predict
+
+or in Python, with `urllib.request`:
+
+    address = "http://localhost:8501/v1/models/digits:predict"
+    body = json.dumps(request).encode()
+    with urllib.request.urlopen(address, body, timeout=10.0) as answer:
+        probabilities = np.array(json.load(answer)["outputs"])
 """
 
-body = requests["long"].json({"tokens": batch})
-address = server["rest"] + "/v1/models/digits:predict"
-with urllib.request.urlopen(address, body.encode(), timeout=10.0) as answer:
-    outputs = np.array(json.load(answer)["outputs"])
-print(f"REST: largest difference {np.abs(outputs - expected[:8]).max():.1e}")
-
-stand_in.stdin.close()
-stand_in.wait(timeout=30)
 folder.cleanup()
 
 """
@@ -245,6 +209,7 @@ The client needs the preset's JSON files and assets, not its `*.weights.h5`, and
 installed (with `keras_graphattn` imported, if the task was converted):
 
     preprocessor = keras_hub.models.TextClassifierPreprocessor.from_preset("reviews_preset")
-    requests = PredictRequests.of_server(stub, "reviews")
-    response = stub.Predict(requests.grpc(preprocessor(["a fine film"])), timeout=10.0)
+    arrays = preprocessor(["a fine film"])
+    inputs = {name: np.array(array).astype("int32").tolist() for name, array in arrays.items()}
+    body = json.dumps({"inputs": inputs}).encode()
 """

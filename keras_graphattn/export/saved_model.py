@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ import keras
 import numpy as np
 
 from keras_graphattn.checks import checked, folder, optional, whole
-from keras_graphattn.export.requests import Batch, warmup_requests, write_warmup
 from keras_graphattn.export.signature import DEFAULT, Signature, Wanted, served_signatures
 from keras_graphattn.keras_internals import replaced_attributes, walk
 from keras_graphattn.types import Tensor
@@ -50,7 +49,6 @@ def export_saved_model(
     directory: str | os.PathLike[str],
     version: int | None = None,
     signature: Wanted = DEFAULT,
-    warmup: Batch | Sequence[Batch] | None = None,
 ) -> Path:
     """Writes a model as `directory/<version>`, ready for TensorFlow Serving.
 
@@ -81,24 +79,18 @@ def export_saved_model(
             the shapes keeps those of the model. All signatures share the weights. A server uses
             `serving_default` for requests that name no signature. If no signature has this name,
             the first one is exported under it as well.
-        warmup: Batches that a server runs before it answers with this version. Without them, the
-            first requests wait for this. Give one batch or a list of batches, each a dictionary
-            from inputs to arrays of shape (B, ...). If the model has only one input, a batch may
-            be the array itself. Each batch is written to `assets.extra`, once for every signature
-            that accepts its shapes. The export first runs the model on each batch, because a
-            server refuses a version whose warm-up fails. By default, there is no warm-up.
 
     Returns:
         The path of the version's folder.
 
     Raises:
         ValueError: If the inputs of the model are not known, a name cannot be served, a length
-            cannot stay open, a shape in `signature` does not match the model, a batch of `warmup`
-            fits no signature, or a class of the model is defined in `__main__`. Also if
-            `directory` is not a local folder, or `version` is not a valid number.
+            cannot stay open, a shape in `signature` does not match the model, or a class of the
+            model is defined in `__main__`. Also if `directory` is not a local folder, or `version`
+            is not a valid number.
         FileExistsError: If `version` already exists: versions are never overwritten.
         OSError: If `directory` is not writable.
-        ImportError: If TensorFlow is not installed, or tensorflow-serving-api for `warmup`.
+        ImportError: If TensorFlow is not installed.
         RuntimeError: If the TensorFlow process for another backend fails.
 
     Example:
@@ -114,15 +106,12 @@ def export_saved_model(
             "`export_saved_model` writes a TensorFlow graph, which needs TensorFlow. "
             f"Install the extra `serving` in a checkout: {INSTALL_EXTRA.format('serving')}"
         )
-    signatures = served_signatures(model, signature)  # before anything is written
+    served_signatures(model, signature)  # refuses what is wrong before anything is written
     directory = Path(directory)
-    requests = [] if warmup is None else warmup_requests(model, signatures, warmup)
     with _scratch_folder(directory) as scratch:
         _free_version(directory, version)
         written = scratch / "saved_model"
         write_graph(model, written, signature)
-        if requests:
-            write_warmup(requests, written, directory.resolve().name)
         return written.rename(directory / str(_free_version(directory, version)))
 
 

@@ -54,4 +54,3 @@ def test_batching_parameters():
     sizes = list(parameters.allowed_batch_sizes)
     assert sizes == sorted(sizes)  # as the server demands, and the last the largest
     assert sizes[-1] == parameters.max_batch_size.value == 32
-    assert f"for size in {tuple(sizes)}" in GUIDE  # warmed up
