@@ -6,7 +6,6 @@ it. All of it is NumPy and scipy; only `GraphBatches` uses Keras.
 
 from keras_graphattn.graphs.batches import GraphBatches
 from keras_graphattn.graphs.graph import Graph
-from keras_graphattn.graphs.objects import from_networkx, from_pyg, from_scipy
 from keras_graphattn.graphs.planetoid import PlanetoidData, read_planetoid
 from keras_graphattn.graphs.precomputation import precompute
 from keras_graphattn.graphs.tu import TUData, read_tu
@@ -16,9 +15,6 @@ __all__ = [
     "GraphBatches",
     "PlanetoidData",
     "TUData",
-    "from_networkx",
-    "from_pyg",
-    "from_scipy",
     "precompute",
     "read_planetoid",
     "read_tu",

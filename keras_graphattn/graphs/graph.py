@@ -50,6 +50,11 @@ class Graph:
     >>> graph = Graph([[1, 0], [1, 2], [2, 1]], node_features=np.eye(3), label=1)
     >>> graph.edges.tolist(), graph.edge_weights.tolist(), graph.num_nodes
     ([[0, 1], [1, 2]], [1.0, 1.0], 3)
+    >>> matrix = scipy.sparse.csr_array([[0.0, 2.0], [2.0, 0.0]])  # symmetric, no diagonal
+    >>> entries = matrix.tocoo()  # or networkx.to_scipy_sparse_array(graph).tocoo()
+    >>> edges = np.stack([entries.row, entries.col], axis=1)
+    >>> Graph(edges, entries.data, num_nodes=matrix.shape[0])
+    Graph(2 nodes, 1 edges, 0 node features)
     >>> Graph([[0, 5]], num_nodes=3)
     Traceback (most recent call last):
     ValueError: The nodes of `graph` must be numbered from 0 to num_nodes - 1. Received: nodes 0 \
@@ -75,7 +80,7 @@ to 5, num_nodes=3
         if scipy.sparse.issparse(edges) or hasattr(edges, "nodes"):
             raise TypeError(
                 "`edges` must be an integer array of shape (E, 2). Received: "
-                f"{type(edges).__name__}. Use `from_scipy` or `from_networkx`."
+                f"{type(edges).__name__}. The docstring of `Graph` shows how to take them from it."
             )
         rows = numpy_of(edges)
         features = None if node_features is None else _features("node_features", node_features)

@@ -70,8 +70,6 @@ def readers():
     every = ("edges", "networkx", "scipy")
     found = {
         "Graph": (lambda edges, weights, n: graphs.Graph(edges, weights, num_nodes=n), every[:1]),
-        "from_networkx": (graphs.from_networkx, every[1:2]),
-        "from_scipy": (graphs.from_scipy, every[2:]),
         "read_graph": (lambda graph, *rest: read_graph(graph, *rest[::-1]), every),
     }
     for name in masks.__all__:

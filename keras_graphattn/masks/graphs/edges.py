@@ -34,7 +34,7 @@ def read_graph(graph: Any, num_nodes: int | None = None, edge_weights: Any = Non
     if scipy.sparse.issparse(graph):
         return _from_matrix(graph, num_nodes, edge_weights)
     if hasattr(graph, "nodes") and hasattr(graph, "edges"):
-        graph, num_nodes, edge_weights = edges_of_networkx(graph, num_nodes, edge_weights)
+        graph, num_nodes, edge_weights = _from_networkx(graph, num_nodes, edge_weights)
     edges = _edge_array(graph)
     num_nodes = _checked_count(edges, num_nodes)
     weights = _checked_weights(edge_weights, len(edges))
@@ -179,8 +179,8 @@ def _check_entries(entries: scipy.sparse.coo_array) -> None:
         )
 
 
-def edges_of_networkx(
-    graph: Any, num_nodes: int | None = None, edge_weights: Any = None
+def _from_networkx(
+    graph: Any, num_nodes: int | None, edge_weights: Any
 ) -> tuple[Array, int, list[float]]:
     """The edges (E, 2) of a networkx-like object, its number of nodes, and the edges' weights."""
     numbers = {name: i for i, name in enumerate(graph.nodes)}
