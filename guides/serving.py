@@ -30,7 +30,6 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import tensorflow as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -152,6 +151,8 @@ the package `tensorflow-serving-api`. A gRPC client in Python needs this package
 
 A server runs this graph. It casts nothing: names, types and shapes must be those of the signature.
 """
+
+import tensorflow as tf
 
 graphs = tf.saved_model.load(str(version)).signatures
 expected = model.predict(sequences(test, 48), verbose=0)
