@@ -140,14 +140,13 @@ def test_what_is_refused():
 def _size_after(batches):
     model = one_layer(attention("graph_filter"), attention("plain"))
     tokens = random.normal(size=(2, 4, 8)).astype("float32")
-    layers = attention_layers(model, tokens)
-    layer_figures = [LayerFigures(layer, "") for layer in layers]
+    layers, all_figures = attention_layers(model, tokens), {}
     for number in range(batches):
         one = Pass(model, layers, 2 * (number < 3), 8)
         one.run(tokens)
-        for figures, call in zip(layer_figures, one.calls, strict=True):
-            figures.add(call, 2 * (number < 3))
-    kept = [{k: v for k, v in vars(figures).items() if k != "layer"} for figures in layer_figures]
+        for call in one.calls:
+            all_figures.setdefault(call.path, LayerFigures(call)).add(call, 2 * (number < 3))
+    kept = [{k: v for k, v in vars(x).items() if k != "layer"} for x in all_figures.values()]
     return len(pickle.dumps(kept))
 
 
