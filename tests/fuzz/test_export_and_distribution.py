@@ -18,14 +18,7 @@ from keras_graphattn.export import PredictRequests, export_saved_model, saved_mo
 from keras_graphattn.export.requests import WARMUP_FILE
 from keras_graphattn.export.saved_model import _plain
 from keras_graphattn.export.signature import served_signatures
-from tests.fuzz.attacks import (
-    HOW_OFTEN,
-    ODD,
-    REFUSALS,
-    answer_or_refusal,
-    one_wrong,
-    tried,
-)
+from tests.fuzz.attacks import HOW_OFTEN, ODD, REFUSALS, answer_or_refusal, one_wrong, tried
 from tests.numerics import BACKEND
 
 ON_JAX = BACKEND == "jax"
