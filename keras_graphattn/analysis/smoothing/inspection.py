@@ -187,7 +187,6 @@ class Pass:
         self.sequences, self.max_tokens = sequences, max_tokens
         self.calls: list[Call] = []  # of attention layers, in their order
         self.not_measured: dict[str, str] = {}  # attention layers without tokens: why, by path
-        self._is_attending = False
         self._around: list[list[Call]] = []  # for each other layer under way: the calls within
         # the last output with the shape of the last call's tokens
         self._last: Float[Tensor, "B T d"] | None = None
@@ -206,11 +205,12 @@ class Pass:
 
     def _hooks(self) -> Iterator[tuple[object, str, object]]:
         attending = {id(layer) for layer in self.layers}
+        parts = {id(part) for layer in self.layers for part in walk(layer)}
         for layer in walk(self.model):
             yield from without_rematerialisation(layer)
             if id(layer) in attending:
                 yield layer, "call", functools.partial(self._attend, layer, layer.call)
-            elif layer is not self.model:
+            elif id(layer) not in parts and layer is not self.model:
                 yield layer, "call", functools.partial(self._other, layer.call)
 
     def _attend(
@@ -225,7 +225,7 @@ class Pass:
             reason = f"{type(layer).__name__} got no tokens of the shape (B, T, d)"
             self.not_measured[path] = reason
             return call(*args, **kwargs)
-        number = 1 + sum(other.layer is layer for other in self.calls)
+        number = 1 + sum((x.layer.path or x.layer.name) == path for x in self.calls)
         path = path if number == 1 else f"{path} ({number})"
         current = Call(layer, path, tokens, _valid_tokens(arguments, tokens))
         for other in self.calls:
@@ -233,14 +233,11 @@ class Pass:
                 other.block = tokens
         for calls in (self.calls, *self._around):
             calls.append(current)
-        self._last, self._is_attending = None, True
-        try:
-            results = call(*args, **kwargs)
-            if self.sequences > 0:
-                again = functools.partial(call, *args, **kwargs)
-                current.operators = self._operators(current, arguments.get("value"), again)
-        finally:
-            self._is_attending = False
+        self._last = None
+        results = call(*args, **kwargs)
+        if self.sequences > 0:
+            again = functools.partial(call, *args, **kwargs)
+            current.operators = self._operators(current, arguments.get("value"), again)
         current.after = keras.tree.flatten(results)[0]
         return results
 
@@ -260,13 +257,9 @@ class Pass:
 
     def _other(self, call: Callable[..., object], *args: object, **kwargs: object) -> object:
         """A call of another layer, which may be a block."""
-        if self._is_attending:  # a part of an attention layer
-            return call(*args, **kwargs)
         self._around.append([])
-        try:
-            results = call(*args, **kwargs)
-        finally:
-            within = self._around.pop()
+        results = call(*args, **kwargs)
+        within = self._around.pop()
         outputs = next(iter(keras.tree.flatten(results)), None)
         if len(within) == 1 and within[0].has_shape_of(outputs):
             within[0].block = outputs
