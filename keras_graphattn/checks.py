@@ -59,8 +59,7 @@ def known_value(value: Num[Tensor, "..."] | ArrayLike) -> Array | None:
 
     # While Keras infers shapes, it fills every tensor with ones: those numbers mean nothing.
     with keras.SymbolicScope() as scope:
-        is_traced = scope.original_scope is not None
-    is_traced = is_traced or traced_by_torch()
+        is_traced = scope.original_scope is not None or traced_by_torch()
     if is_traced or not isinstance(value, torch.Tensor) or value.device.type == "meta":
         return None
     value = value.detach()
@@ -246,19 +245,19 @@ def optional(rule: Rule) -> Rule:
     return lambda name, value, sizes: None if value is None else rule(name, value, sizes)
 
 
-def tensor(*shapes: str) -> Rule:
-    """A tensor of numbers, of one of the shapes; of any shape if none is given."""
-    return _rule_of_tensor(shapes, "number")
+def tensor(*shapes: str, kind: str = "number") -> Rule:
+    """A tensor of one of the shapes; of any shape if none is given."""
+
+    def check(name: str, value: object, sizes: Sizes) -> Tensor:
+        tensor = as_tensor(name, value, kind)
+        check_shape(name, tensor, shapes, sizes)
+        return tensor
+
+    return check
 
 
-def integers(*shapes: str) -> Rule:
-    """A tensor of integers, of one of the shapes."""
-    return _rule_of_tensor(shapes, "integer")
-
-
-def mask(*shapes: str) -> Rule:
-    """A tensor of booleans, or of zeros and ones of any dtype, of one of the shapes."""
-    return _rule_of_tensor(shapes, "boolean")
+integers = functools.partial(tensor, kind="integer")
+mask = functools.partial(tensor, kind="boolean")  # or of zeros and ones of any dtype
 
 
 def whole(least: int = 1, below: int = 2**31) -> Rule:
@@ -460,12 +459,3 @@ def _as_array(name: str, value: object) -> Array:
     # as everywhere in Keras, a list of Python numbers has the backend's default dtype
     is_list = not isinstance(value, (np.ndarray, np.generic))
     return array.astype("float32") if is_list and array.dtype == "float64" else array
-
-
-def _rule_of_tensor(shapes: tuple[str, ...], kind: str) -> Rule:
-    def check(name: str, value: object, sizes: Sizes) -> Tensor:
-        tensor = as_tensor(name, value, kind)
-        check_shape(name, tensor, shapes, sizes)
-        return tensor
-
-    return check

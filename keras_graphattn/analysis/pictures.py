@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """A new figure of this size in inches.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-    """
+    """A new figure of this size in inches; an `ImportError` without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -25,11 +21,6 @@ def new_figure(width: float, height: float) -> "Figure":
             "Pictures need matplotlib, which is not installed. Run `pip install matplotlib`."
         ) from error
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def own_or_new_axis(axis: "Axes | None", width: float, height: float) -> "Axes":
-    """The axis, or that of a new figure of this size if it is `None`."""
-    return new_figure(width, height).add_subplot() if axis is None else axis
 
 
 def plot_mask(
@@ -76,7 +67,7 @@ def plot_mask(
     heads = getattr(mask, "num_heads", len(matrix))
     if not 0 <= head < heads:
         raise ValueError(f"`head` must be from 0 to {heads - 1}. Received: head={head}")
-    axis = own_or_new_axis(axis, 4.8, 4.0)
+    axis = axis or new_figure(4.8, 4.0).add_subplot()
     from matplotlib.ticker import MaxNLocator
 
     factors = matrix[head if len(matrix) > 1 else 0]  # (T, T); one matrix may serve all heads

@@ -18,10 +18,8 @@ The text form of the published 10 folds is one file, `<name>.txt`:
 With either, the folder may have `10fold_idx/train_idx-1.txt`, `test_idx-1.txt` and so on, one
 number of a graph per line, from 0.
 
-Source: the archive is TUDataset, chrsmrrs.github.io/datasets; Kersting et al., "Benchmark data sets
-for graph kernels" (2016). The text form and the folds are those of the repository
-weihua916/powerful-gnns on GitHub; Xu et al., "How powerful are graph neural networks?", arXiv
-1810.00826.
+Source: Kersting et al., "Benchmark data sets for graph kernels" (2016); Xu et al., "How powerful
+are graph neural networks?", arXiv 1810.00826.
 """
 
 import os

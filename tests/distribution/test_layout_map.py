@@ -81,8 +81,6 @@ def test_weights_can_be_left_whole():
     built = model(heads=6)
     rules = layout_map(built, mesh((1, 4)), replicate=["attention", "filter"], large=128)
     assert all("query" not in rule for rule in rules)
-    with pytest.raises(ValueError, match=r"'nowhere', which matches no weight"):
-        layout_map(built, mesh(), replicate=["nowhere"])
 
 
 @on_jax
@@ -93,8 +91,6 @@ def test_rules_that_match_nothing_are_an_error():
     rules = layout_map(unnamed(), mesh((1, 2)), large=1)
     with pytest.raises(ValueError, match=r"match no weight .*dense"):
         check_layout_map(unnamed(), rules)
-    with pytest.raises(ValueError, match="`axis` must be an axis of the mesh"):
-        layout_map(unnamed(), mesh(), axis="heads")
     with pytest.raises(ValueError, match="must be a built Keras model"):
         layout_map(GraphFilterAttention(2, 4), mesh())
 
@@ -130,8 +126,6 @@ def test_layouts_of_sequences():
     assert parallel.num_model_replicas == 2
     with pytest.raises(ValueError, match=r"4 devices .* 258 tokens.*\(8, 258\)"):
         parallel.get_data_layout((8, 258))
-    with pytest.raises(ValueError, match=r"`sequence_axis` must be an axis .*'tokens'"):
-        SequenceParallel(mesh(), sequence_axis="tokens")
 
 
 @on_jax

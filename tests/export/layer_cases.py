@@ -46,13 +46,18 @@ def kernel(length, mask, *inputs, **options):
     )
 
 
+def gkat(*arguments, **options):
+    """GraphKernelAttention with a mask, on padded series."""
+    return kernel(*arguments, **options)._replace(kind=layers.GraphKernelAttention, padded=True)
+
+
 def filtered(length, kind, call=None, **options):
     """A layer without a mask object, on padded series."""
     return Case(kind, length, lambda: dict(options), (), True, call or {})
 
 
 GFA, AGF = layers.GraphFilterAttention, layers.AttentiveGraphFilter
-P_LAPLACIAN, GKAT = layers.PLaplacianAttention, layers.GraphKernelAttention
+P_LAPLACIAN = layers.PLaplacianAttention
 CAUSAL = {"use_causal_mask": True}
 
 CASES = {
@@ -106,30 +111,12 @@ CASES = {
     "kernel_random_features": kernel(
         "bound", lambda: masks.GraphRandomFeatures(EDGES, num_nodes=LENGTH)
     ),
-    "gkat": Case(
-        GKAT, "bound", lambda: {"mask": masks.RandomWalk(EDGES, num_nodes=LENGTH)}, (), True
-    ),
-    "gkat_walks_per_example": Case(
-        GKAT, "open", lambda: {"mask": masks.RandomWalk()}, ("walks",), True
-    ),
-    "gkat_factored": Case(
-        GKAT,
-        "open",
-        lambda: {"mask": masks.RandomWalk(), "feature_map": "favor"},
-        ("walks",),
-        True,
-    ),
-    "gkat_dynamic_walks": Case(
-        GKAT,
-        "open",
-        lambda: {"mask": masks.RandomWalk(), "dynamic_walks": True},
-        ("walks",),
-        True,
-    ),
-    "gkat_additive": Case(
-        GKAT, "open", lambda: {"mask": masks.Exponential(), "score": "additive"}, (), True
-    ),
-    "gkat_exponential": Case(GKAT, "open", lambda: {"mask": masks.Exponential()}, (), True),
+    "gkat": gkat("bound", lambda: masks.RandomWalk(EDGES, num_nodes=LENGTH)),
+    "gkat_walks_per_example": gkat("open", masks.RandomWalk, "walks"),
+    "gkat_factored": gkat("open", masks.RandomWalk, "walks", feature_map="favor"),
+    "gkat_dynamic_walks": gkat("open", masks.RandomWalk, "walks", dynamic_walks=True),
+    "gkat_additive": gkat("open", masks.Exponential, score="additive"),
+    "gkat_exponential": gkat("open", masks.Exponential),
 }
 # The first case of each layer, and further ways to serve. The fast tests run only these.
 FIRST = {case.kind: name for name, case in reversed(CASES.items())}

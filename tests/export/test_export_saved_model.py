@@ -82,27 +82,17 @@ def test_trained_model_with_a_dict_of_inputs(tmp_path):
 
 
 @pytest.mark.slow_on("jax", "torch")
-def test_list_of_inputs_with_open_length(tmp_path):
+@pytest.mark.parametrize(("policy", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 0.1)])
+def test_list_of_inputs_with_open_length_leaves_as_float32(policy, tolerance, tmp_path):
     series, padding_mask = masked_inputs(length=None)
-    outputs = keras.layers.Dense(3, name="classes")(attention(series, padding_mask))
-    model = keras.Model([series, padding_mask], outputs)
-    path = export_saved_model(model, tmp_path / "served", version=20260101)
-    assert path.name == "20260101"
-    batches = [arrays(batch, length) for batch, length in zip(BATCHES, (1, 31, 12), strict=True)]
-    assert_served_like_predicted(model, path, batches, tmp_path, ["classes"])
-
-
-@pytest.mark.slow_on("jax", "torch")
-def test_mixed_precision_leaves_as_float32(tmp_path):
-    series, padding_mask = masked_inputs()
-    policy = keras.DTypePolicy("mixed_bfloat16")
     x = attention(series, padding_mask, dtype=policy)
     outputs = keras.layers.Dense(3, name="classes", dtype=policy)(x)
     model = keras.Model([series, padding_mask], outputs)
-    assert keras.backend.standardize_dtype(model.output.dtype) == "bfloat16"
-    path = export_saved_model(model, tmp_path / "served")
-    batches = [arrays(7)]
-    assert_served_like_predicted(model, path, batches, tmp_path, ["classes"], tolerance=0.1)
+    assert keras.backend.standardize_dtype(model.output.dtype) == policy.removeprefix("mixed_")
+    path = export_saved_model(model, tmp_path / "served", version=20260101)
+    assert path.name == "20260101"
+    batches = [arrays(batch, length) for batch, length in zip(BATCHES, (1, 31, 12), strict=True)]
+    assert_served_like_predicted(model, path, batches, tmp_path, ["classes"], tolerance)
 
 
 @pytest.mark.slow_on("torch")

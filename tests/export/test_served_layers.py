@@ -30,19 +30,14 @@ def names_served(how, names=CASES):
     return [name for name in names if CASES[name].served == how]
 
 
-def check_open(names, batches, lengths, folder):
-    model = model_of(names, None)
-    path = export_saved_model(model, folder / "served")
-    arrays = [batch_for(model, batch, n) for batch in batches for n in lengths]
-    check(model, path, arrays, folder)
-
-
-def check_fixed(names, batches, lengths, folder):
-    model = model_of(names, None)
-    signature = {f"length_{n}": shapes_of(model, n) for n in lengths}
+def check_lengths(how, names, batches, lengths, folder):
+    """Serves all lengths by one graph, or "fixed", each by a signature of its own."""
+    model, signature = model_of(names, None), "serving_default"
+    if how == "fixed":
+        signature = {f"length_{n}": shapes_of(model, n) for n in lengths}
     path = export_saved_model(model, folder / "served", signature=signature)
     arrays = [batch_for(model, batch, n) for batch in batches for n in lengths]
-    check(model, path, arrays, folder, list(signature) * len(batches))
+    check(model, path, arrays, folder, how == "fixed" and list(signature) * len(batches))
 
 
 def shapes_of(model, length):
@@ -63,25 +58,21 @@ def test_every_layer_and_mask_has_a_case():
 
 
 @pytest.mark.slow_on("torch")
-def test_one_case_of_each_layer_at_open_lengths(tmp_path):
-    check_open(names_served("open", CORE), [3], [13], tmp_path)
-
-
-@pytest.mark.slow_on("torch")
-def test_one_case_of_each_way_at_fixed_lengths(tmp_path):
-    check_fixed(names_served("fixed", CORE), [3], [13], tmp_path)
+@pytest.mark.parametrize("how", ["open", "fixed"])
+def test_one_case_of_each_layer_and_way(how, tmp_path):
+    check_lengths(how, names_served(how, CORE), [3], [13], tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by_edges", [True, False])  # JAX would take edges to be as many as tokens
 def test_open_lengths(by_edges, tmp_path):
     names = [n for n in names_served("open") if ("edges" in CASES[n].inputs) == by_edges]
-    check_open(names, BATCHES, LENGTHS, tmp_path)
+    check_lengths("open", names, BATCHES, LENGTHS, tmp_path)
 
 
 @pytest.mark.slow
 def test_lengths_fixed_by_signatures(tmp_path):
-    check_fixed(names_served("fixed"), BATCHES, LENGTHS, tmp_path)
+    check_lengths("fixed", names_served("fixed"), BATCHES, LENGTHS, tmp_path)
 
 
 @pytest.mark.slow

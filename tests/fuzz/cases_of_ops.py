@@ -86,12 +86,7 @@ ARGUMENTS = {
         "state": empty_running_sum(B, N, H, D),
         "chunk_size": 2,
     },
-    "chunked_attention": {
-        **CHUNKED,
-        "query": normal(B, T, N, C),
-        "causal": True,
-        "chunk_size": 2,
-    },
+    "chunked_attention": {**CHUNKED, "query": normal(B, T, N, C), "causal": True, "chunk_size": 2},
     "exponential_tree_product": {
         **TREE,
         "rate": normal(N),

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 from keras_graphattn import layers, masks
-from tests.fuzz.attacks import (
-    HOW_OFTEN,
-    REFUSALS,
-    answer_or_refusal,
-    leaves,
-    one_wrong,
-    tried,
-)
+from tests.fuzz.attacks import HOW_OFTEN, REFUSALS, answer_or_refusal, leaves, one_wrong, tried
 from tests.fuzz.cases_of_classes import (
     AT_CALL,
     LAYERS,

@@ -14,7 +14,7 @@ MODEL = keras.Sequential([keras.Input((2, 3), name="series"), keras.layers.Dense
 TOKENS = np.random.default_rng(0).normal(size=(2, 4, 3)).astype("float32")
 REPORT = analysis.SmoothingReport("model", [], {}, 0, 0)
 RESULTS = {  # what they return: nobody else makes them
-    *("HeadMeasures", "LayerReport", "SmoothingReport", "TokenMeasures"),
+    *("HeadMeasures", "LayerReport", "SmoothingReport", "TokenMeasures")
 }
 FUNCTIONS = {
     "convert": (keras_graphattn.convert, {"model": MODEL, "where": "all"}),

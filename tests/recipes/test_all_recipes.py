@@ -267,6 +267,7 @@ WRONG_EVERYWHERE = [
     ("--distribute pipeline", ["--distribute", "data"]),
     ("--unheard-of", ["--unheard-of"]),
     (f"--backend {OTHER}", [BACKEND, OTHER]),
+    *([("--distribute", ["error: --distribute"])] if BACKEND == "torch" else []),
 ]
 
 # What one recipe refuses.
@@ -374,6 +375,7 @@ def test_wrong_options_are_one_line(name, tmp_path, capsys):
         ("graph_regression", "--dataset zinc", ["zinc", "--data-dir", "train.pickle"]),
         ("node_classification", "--dataset cora", ["cora", "--data-dir"]),
         ("image_classification", "--dataset folder", ["--data-dir", "sub-folder"]),
+        ("image_classification", "--model swin --attention softmax", ["multiple of 32"]),
         (
             "image_classification",
             "--model swin --attention gfsa --where last-half",
@@ -382,6 +384,8 @@ def test_wrong_options_are_one_line(name, tmp_path, capsys):
     ],
 )
 def test_options_that_need_others_are_one_line(name, wrong, words, tmp_path, capsys):
+    if "swin --attention softmax" in wrong:
+        pytest.importorskip("keras_hub")
     arguments = [*wrong.split(), "--output", str(tmp_path / "output")]
     assert_one_error_line(recipe_of(name).main, arguments, words, capsys)
 

@@ -10,7 +10,7 @@ from recipes.graph_classification.__main__ import RECIPE
 from recipes.graph_classification.model import build, prepare
 from tests.graphs.test_readers import write_tu
 from tests.numerics import to_numpy
-from tests.recipes.command_line import history_of, run
+from tests.recipes.command_line import assert_one_error_line, history_of, run
 
 MODEL = "--heads 2 --key-dim 2 --feed-forward 4 --walks 3 --walk-length 2 --epochs 2 --verbose 0"
 
@@ -96,9 +96,8 @@ def test_what_a_search_tests_on_is_said(tmp_path, capsys):
     assert "graph classification, made, search on" in printed
     assert "trains and tests within fold s" in printed
     # a table of folds and one of a search never mix
-    folds = asked.replace("--search ", "").split()
-    assert RECIPE.main([*MODEL.split(), *folds, "--output", str(tmp_path)]) == 2
-    assert "search" in capsys.readouterr().err
+    folds = f"{MODEL} {asked.replace('--search ', '')}".split()
+    assert_one_error_line(RECIPE.main, [*folds, "--output", tmp_path], ["search"], capsys)
 
 
 def tu_text(classes=2, graphs=24):
@@ -132,15 +131,13 @@ def test_published_folds_are_taken_and_equal_tags_give_way_to_degrees(tmp_path):
     assert both.node_features[:, 2:].argmax(axis=1).tolist() == [1, 2, 1]
 
 
-def test_files_that_are_not_tu_data_are_refused(tmp_path):
-    write_tu(tmp_path, "1\nwrong\n", ())
-    with pytest.raises(UsageError, match=r"cannot be read.*line 2"):
-        loaded("--dataset", "MADE", "--data-dir", str(tmp_path))
-
-
-def test_too_few_graphs_to_validate_on(tmp_path):
-    write_tu(tmp_path, tu_text(graphs=2), ())
-    with pytest.raises(UsageError, match="too few"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("1\nwrong\n", "cannot be read.*line 2"), (tu_text(graphs=2), "too few")],
+)
+def test_other_files_and_too_few_graphs_are_refused(text, words, tmp_path):
+    write_tu(tmp_path, text, ())
+    with pytest.raises(UsageError, match=words):
         loaded("--dataset", "MADE", "--data-dir", str(tmp_path))
 
 

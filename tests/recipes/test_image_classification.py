@@ -11,12 +11,7 @@ from recipes.image_classification.__main__ import MODELS, RECIPE
 from recipes.image_classification.data import SYNSETS, load
 from recipes.image_classification.model import build, compile_model, prepare, replaced_layers
 from tests.numerics import to_numpy
-from tests.recipes.command_line import (
-    assert_one_error_line,
-    predictions_in_another_process,
-    results_of,
-    run,
-)
+from tests.recipes.command_line import assert_one_error_line, predictions_in_another_process, run
 from tests.recipes.conftest import write_images
 
 WIDTHS = ["--layers", "2", "--d-model", "8", "--heads", "2", "--feed-forward", "8"]
@@ -25,12 +20,6 @@ TINY = [*WIDTHS, "--batch-size", "256", "--epochs", "2", "--patch", "4", "--verb
 
 def of_folder(folder, *more):
     return load(RECIPE.parse(["--dataset", "folder", "--data-dir", str(folder), *more]))
-
-
-def test_images_that_swin_cannot_take_are_one_line(tmp_path, capsys):
-    pytest.importorskip("keras_hub")
-    arguments = ["--model", "swin", "--attention", "softmax", "--output", tmp_path / "output"]
-    assert_one_error_line(RECIPE.main, arguments, ["--model swin", "multiple of 32"], capsys)
 
 
 def test_every_model_has_a_size_of_its_family_and_known_attentions():
@@ -114,22 +103,16 @@ def test_corrupt_images_are_named_in_one_line(tmp_path, capsys):
     assert_one_error_line(RECIPE.main, [*arguments, *TINY], words, capsys)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    output = tmp_path_factory.mktemp("results")
-    run(RECIPE, output, *TINY, "--attention topological --epochs 1 --skip-saved-model")
-    return output
-
-
 @pytest.mark.slow_on("jax", "tensorflow")
-def test_a_run_writes_table_pictures_and_the_best_model(trained, tmp_path):
-    (one,) = results_of(trained)["runs"]
+def test_a_run_writes_table_pictures_and_the_best_model(tmp_path):
+    output, asked = tmp_path / "results", "--attention topological --epochs 1 --skip-saved-model"
+    (one,) = run(RECIPE, output, *TINY, asked)["runs"]
     assert 0 <= one["test_accuracy"] <= one["test_accuracy_top_5"] <= 1
     assert len(one["token_similarity"]) == 3
     for name in ("masks.png", "predictions.png"):
-        assert (trained / name).read_bytes().startswith(b"\x89PNG")
+        assert (output / name).read_bytes().startswith(b"\x89PNG")
     images = np.random.default_rng(0).uniform(0, 255, (3, 8, 8, 1)).astype("float32")
-    file, module = trained / "model.keras", "recipes.common.images.tokens"
+    file, module = output / "model.keras", "recipes.common.images.tokens"
     expected = keras.saving.load_model(file).predict({"images": images}, verbose=0)
     answers = predictions_in_another_process(file, {"images": images}, tmp_path, module)
     np.testing.assert_allclose(answers, expected, atol=1e-6)

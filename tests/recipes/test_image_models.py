@@ -363,19 +363,17 @@ def test_attention_layers_are_the_formula(attention):
     assert_costs(layer, attention_cost(attention, 17, 12, 3, grid=(4, 4)), shape, shape)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_deit_is_its_formula(attention):
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [*(("vit", one) for one in ATTENTIONS), ("cait", "softmax"), ("cait", "gfsa")],
+)
+def test_deit_and_cait_are_their_formulas(family, attention):
     def make(index, num_heads, key_dim, name):
         return attention_layer(attention, num_heads, key_dim)
 
-    cost = model_cost(TINY["vit"], attention, **DATA)
-    assert_costs(made("vit", attention=make), cost, (1, 8, 8, 2))
-
-
-@pytest.mark.parametrize("attention", ["softmax", "gfsa"])
-def test_cait_is_its_formula(attention):
-    model = made("cait", attention=talking_gfsa if attention == "gfsa" else talking)
-    assert_costs(model, model_cost(TINY["cait"], attention, **DATA), (1, 8, 8, 2))
+    makers = {"vit": make, "cait": talking_gfsa if attention == "gfsa" else talking}
+    cost = model_cost(TINY[family], attention, **DATA)
+    assert_costs(made(family, attention=makers[family]), cost, (1, 8, 8, 2))
 
 
 @pytest.mark.filterwarnings("ignore:Layer 'attn'.*a mask attached")

@@ -9,6 +9,7 @@ from recipes.common.data.chance import Chance
 from recipes.common.output import plot, together
 from recipes.common.output.notes import absent_note, paired_difference, settings_note
 from recipes.common.training.records import ACCURACY, Criterion, Run, RunState
+from tests.recipes.command_line import assert_one_error_line
 from tests.recipes.models import recipe_of
 from tests.recipes.test_all_recipes import RECIPES
 
@@ -171,10 +172,8 @@ def test_other_metrics_have_scales_of_their_own(tmp_path):
 def test_folders_without_results_are_one_line(content, words, tmp_path, capsys):
     if content is not None:
         (tmp_path / "results.json").write_text(content)
-    assert together.main([str(tmp_path), "--output", str(tmp_path / "both")]) == 2
-    errors = capsys.readouterr().err
-    assert words in errors
-    assert errors.count("\n") == 1
+    arguments = [tmp_path, "--output", tmp_path / "both"]
+    assert_one_error_line(together.main, arguments, [words], capsys)
     assert not (tmp_path / "both").exists()
 
 

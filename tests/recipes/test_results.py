@@ -15,6 +15,7 @@ from recipes.time_series.__main__ import RECIPE
 from recipes.time_series.data import read
 from tests.recipes.command_line import (
     ROOT,
+    assert_one_error_line,
     assert_validation_chooses_the_epoch,
     best_run,
     predictions_in_another_process,
@@ -179,10 +180,8 @@ def test_a_damaged_run_is_one_line_that_names_its_folder(damage, output, tiny_ar
     DAMAGES[damage](folder)
     with pytest.raises(UsageError, match="Remove this folder to train the run anew"):
         read_run(output, "agf", 1)
-    assert again(tiny_arguments, output) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith(f"error: {folder}: ")
-    assert printed.count("\n") == 1
+    words = [f"error: {folder}: "]
+    assert_one_error_line(lambda _: again(tiny_arguments, output), [], words, capsys)
 
 
 def test_a_run_that_is_not_finished_is_left_out_until_it_is(output, tiny_arguments, capsys):
@@ -203,11 +202,8 @@ def test_runs_of_unknown_settings_are_refused(content, output, tiny_arguments, c
     (output / "settings.json").unlink()
     if content is not None:
         (output / "settings.json").write_text(content)
-    assert again(tiny_arguments, output) == 2
-    printed = capsys.readouterr().err
-    assert "settings.json" in printed
-    assert "--overwrite" in printed
-    assert printed.count("\n") == 1
+    words = ["settings.json", "--overwrite"]
+    assert_one_error_line(lambda _: again(tiny_arguments, output), [], words, capsys)
 
 
 def test_mixed_precision_and_overwrite(tiny_arguments, tmp_path):

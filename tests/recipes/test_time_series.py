@@ -8,7 +8,6 @@ from recipes.common.command.parsing import UsageError
 from recipes.time_series.__main__ import RECIPE
 from recipes.time_series.data import Split, read, statistics, validation_split
 from recipes.time_series.model import build, parts
-from tests.numerics import BACKEND
 from tests.recipes.command_line import assert_one_error_line
 
 
@@ -75,13 +74,6 @@ def test_damaged_data_file_is_one_line(tmp_path, tiny_folder, capsys):
     arguments = ["--dataset", "Tiny", "--data-dir", tmp_path, "--output", tmp_path / "output"]
     words = ["error: the data set Tiny cannot be loaded"]
     assert_one_error_line(RECIPE.main, arguments, words, capsys)
-
-
-@pytest.mark.skipif(BACKEND != "torch", reason="Keras trains on several devices")
-def test_distribute_needs_a_backend_that_can(tiny_arguments, tmp_path, capsys):
-    arguments = [*tiny_arguments, "--output", tmp_path / "output", "--distribute"]
-    assert_one_error_line(RECIPE.main, arguments, ["error: --distribute"], capsys)
-    assert not (tmp_path / "output").exists()
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,6 @@ from keras_graphattn.types import Bool, Float, Num, Tensor
 
 STOCK = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 TOKEN_MASKS = ("query_mask", "value_mask", "key_mask", "padding_mask", "mask")
-ARRAYS = (dict, list, tuple)  # of arrays: the inputs of one model
 Inputs = Num[Tensor, "..."] | Mapping[str, Tensor] | Sequence[Tensor]  # of a batch
 Data = Inputs | Iterable[object]
 
@@ -56,10 +55,9 @@ def inspect_smoothing(
 ) -> SmoothingReport:
     """Measures oversmoothing in a model: what each attention layer does to the tokens.
 
-    The model may be any Keras or KerasHub model: functional or subclassed, converted or not. It
-    runs once over the data, not compiled, with `training=False`. For the time of each batch,
-    hooks around its layers see what goes in and out. They are removed after it, also after an
-    error, and the model does not change.
+    The model may be any Keras or KerasHub model. It runs once over the data, not compiled, with
+    `training=False`. Hooks around its layers see what goes in and out. They are removed after each
+    batch, also after an error, and the model does not change.
 
     For each attention layer, the report has the similarity of the tokens, their constant component
     and their effective rank, at three places: before the attention, after it (before any residual
@@ -72,12 +70,9 @@ def inspect_smoothing(
     values, and their response to the frequencies of the Fourier basis. No layer has to form a
     matrix: H is read by probing, which applies the layer to unit signals. The report has it only if
     H times the layer's values is what the layer has computed from them, and if no token sees
-    padding. Where an operator cannot be read, the report says why.
+    padding. Else it says why not. Padding, by the mask that the layers get, is left out.
 
-    Padding is left out. Its mask is the one that the attention layers get.
-
-    Memory does not grow with the number of batches. The similarity and the constant component use
-    all sequences. All else takes more time and uses the first `max_sequences`.
+    Memory does not grow with the number of batches.
 
     Args:
         model: A `keras.Model`, or a layer that contains attention layers.
@@ -86,8 +81,8 @@ def inspect_smoothing(
             `tf.data.Dataset`, with or without targets. Inputs of KerasHub tasks must be
             preprocessed.
         batch_size: Number of sequences in a batch, for arrays.
-        max_sequences: Number of sequences whose operators and ranks are measured, which takes more
-            time: the first of the data. At least 1.
+        max_sequences: Number of sequences, the first of the data, whose operators and ranks are
+            measured, which takes more time. All else uses all sequences. At least 1.
         max_tokens: Operators of longer sequences are not measured.
 
     Returns:
@@ -118,23 +113,18 @@ def inspect_smoothing(
     not_measured: dict[str, str] = {}
     sequences = sampled = 0
     for inputs in _batches(data, batch_size):
-        _check_numbers(inputs)
         size = len(keras.tree.flatten(inputs)[0])
         count = min(size, max_sequences - sampled)
         layers = layers or attention_layers(model, inputs)
         this_pass = Pass(model, layers, count, max_tokens)
         this_pass.run(inputs)
         not_measured |= this_pass.not_measured
-        paths: list[str] = []
         for call in this_pass.calls:
-            path = call.layer.path or call.layer.name
-            paths.append(path)
-            name = path if paths.count(path) == 1 else f"{path} ({paths.count(path)})"
-            figures.setdefault(name, LayerFigures(call.layer, name)).add(call, count)
+            figures.setdefault(call.path, LayerFigures(call)).add(call, count)
         sequences, sampled = sequences + size, sampled + count
     if not sequences:
         raise ValueError("`data` must have at least one batch. Received none.")
-    reports = [one.report() for one in figures.values()]
+    reports = [one.report(path) for path, one in figures.items()]
     return SmoothingReport(model.name, reports, not_measured, sequences, sampled)
 
 
@@ -172,15 +162,16 @@ class Call:
     """One call of an attention layer in a pass."""
 
     layer: keras.Layer
-    tokens: Float[Tensor, "B T d"]  # what it got
+    path: str  # with a number at its end if it is not the first call
+    before: Float[Tensor, "B T d"]  # the tokens that it got
     valid: Bool[Array, "B T"]  # which tokens are not padding
-    outputs: Float[Tensor, "B T _"] | None = None
+    after: Float[Tensor, "B T _"] | None = None
     block: Float[Tensor, "B T d"] | None = None  # the tokens after its block
     operators: Operators | str | None = None  # of its first sequences, or why they are not read
 
     def has_shape_of(self, x: Tensor) -> bool:
         """Whether a tensor has the shape of the tokens."""
-        return tuple(getattr(x, "shape", ())) == tuple(self.tokens.shape)
+        return tuple(getattr(x, "shape", ())) == tuple(self.before.shape)
 
 
 class Pass:
@@ -196,7 +187,6 @@ class Pass:
         self.sequences, self.max_tokens = sequences, max_tokens
         self.calls: list[Call] = []  # of attention layers, in their order
         self.not_measured: dict[str, str] = {}  # attention layers without tokens: why, by path
-        self._is_attending = False
         self._around: list[list[Call]] = []  # for each other layer under way: the calls within
         # the last output with the shape of the last call's tokens
         self._last: Float[Tensor, "B T d"] | None = None
@@ -215,11 +205,12 @@ class Pass:
 
     def _hooks(self) -> Iterator[tuple[object, str, object]]:
         attending = {id(layer) for layer in self.layers}
+        parts = {id(part) for layer in self.layers for part in walk(layer)}
         for layer in walk(self.model):
             yield from without_rematerialisation(layer)
             if id(layer) in attending:
                 yield layer, "call", functools.partial(self._attend, layer, layer.call)
-            elif layer is not self.model:
+            elif id(layer) not in parts and layer is not self.model:
                 yield layer, "call", functools.partial(self._other, layer.call)
 
     def _attend(
@@ -229,34 +220,31 @@ class Pass:
         arguments = inspect.signature(call).bind(*args, **kwargs).arguments
         arguments |= arguments.pop("kwargs", {})
         tokens: Any = next(iter(arguments.values()), None)
+        path = layer.path or layer.name
         if len(getattr(tokens, "shape", ())) != 3:
-            self.not_measured[layer.path or layer.name] = (
-                f"{type(layer).__name__} got no tokens of the shape (B, T, d)"
-            )
+            reason = f"{type(layer).__name__} got no tokens of the shape (B, T, d)"
+            self.not_measured[path] = reason
             return call(*args, **kwargs)
-        current = Call(layer, tokens, _valid_tokens(arguments, tokens))
-        for before in self.calls:
-            if before.block is None and before.has_shape_of(tokens):
-                before.block = tokens
+        number = 1 + sum((x.layer.path or x.layer.name) == path for x in self.calls)
+        path = path if number == 1 else f"{path} ({number})"
+        current = Call(layer, path, tokens, _valid_tokens(arguments, tokens))
+        for other in self.calls:
+            if other.block is None and other.has_shape_of(tokens):
+                other.block = tokens
         for calls in (self.calls, *self._around):
             calls.append(current)
-        self._last, self._is_attending = None, True
-        try:
-            results = call(*args, **kwargs)
+        self._last = None
+        results = call(*args, **kwargs)
+        if self.sequences > 0:
             again = functools.partial(call, *args, **kwargs)
-            current.operators = self._operators(current, arguments, again)
-        finally:
-            self._is_attending = False
-        current.outputs = keras.tree.flatten(results)[0]
+            current.operators = self._operators(current, arguments.get("value"), again)
+        current.after = keras.tree.flatten(results)[0]
         return results
 
     def _operators(
-        self, current: Call, arguments: dict[str, Any], call: Callable[..., object]
-    ) -> Operators | str | None:
-        tokens, value = current.tokens, arguments.get("value")
-        length = tokens.shape[1]
-        if self.sequences < 1:
-            return None
+        self, current: Call, value: Tensor | None, call: Callable[..., object]
+    ) -> Operators | str:
+        tokens, length = current.before, current.before.shape[1]
         is_self = value is None or value is tokens  # or equal to them, as a copy is
         if not (is_self or np.array_equal(to_numpy(value), to_numpy(tokens), equal_nan=True)):
             return "it attends to other tokens than those of its queries"
@@ -269,13 +257,9 @@ class Pass:
 
     def _other(self, call: Callable[..., object], *args: object, **kwargs: object) -> object:
         """A call of another layer, which may be a block."""
-        if self._is_attending:  # a part of an attention layer
-            return call(*args, **kwargs)
         self._around.append([])
-        try:
-            results = call(*args, **kwargs)
-        finally:
-            within = self._around.pop()
+        results = call(*args, **kwargs)
+        within = self._around.pop()
         outputs = next(iter(keras.tree.flatten(results)), None)
         if len(within) == 1 and within[0].has_shape_of(outputs):
             within[0].block = outputs
@@ -311,8 +295,8 @@ def _valid_tokens(arguments: dict[str, Any], tokens: Float[Tensor, "B T d"]) -> 
 class LayerFigures:
     """The figures of one attention layer, or of one of its calls, over all batches."""
 
-    def __init__(self, layer: keras.Layer, path: str) -> None:
-        self.layer, self.path = layer, path
+    def __init__(self, call: Call) -> None:
+        self.layer = call.layer
         # Sums of the figures of `TokenMeasures`, and the numbers of sequences in them
         self.places = {name: np.zeros((2, 3)) for name in ("before", "after", "block")}
         # Of A and H in each sequence that was read: frequencies (F,) and gains (N, F)
@@ -324,29 +308,27 @@ class LayerFigures:
     def add(self, call: Call, sampled: int) -> None:
         """Adds one call, with ranks and operators of its first `sampled` sequences."""
         finite = np.ones(len(call.valid), bool)
-        for name, x in (("before", call.tokens), ("after", call.outputs), ("block", call.block)):
-            if x is not None and x.shape[:-1] == call.tokens.shape[:-1]:
+        for name, sums in self.places.items():
+            x = getattr(call, name)
+            if x is not None and x.shape[:-1] == call.before.shape[:-1]:
                 rows, is_finite = _token_figures(to_numpy(x), call.valid, sampled)
-                self.places[name] += [np.nansum(rows, axis=0), np.sum(~np.isnan(rows), axis=0)]
+                sums += [np.nansum(rows, axis=0), np.sum(~np.isnan(rows), axis=0)]
                 finite &= is_finite
         self.not_finite += int(np.sum(~finite))
         if isinstance(call.operators, str):
             self.reason = call.operators
         elif call.operators is not None:
-            for index, valid in enumerate(call.valid[:sampled]):
-                if valid.sum() > 1:
-                    self._add_sequence(call.operators.between(index, np.flatnonzero(valid)))
+            lengths = call.valid[:sampled].sum(axis=1)
+            for index in np.flatnonzero(lengths > 1):
+                maps = call.operators.between(index, np.flatnonzero(call.valid[index]))
+                self.maps = self.maps or maps
+                frequencies = np.arange(lengths[index] // 2 + 1) / lengths[index]
+                for name, matrix in maps._asdict().items():
+                    if matrix is not None:
+                        response = (frequencies, measures.fourier_response(matrix))
+                        self.responses.setdefault(name, []).append(response)
 
-    def _add_sequence(self, maps: Operators) -> None:
-        self.maps = self.maps or maps
-        length = maps.operator.shape[-1]
-        frequencies = np.arange(length // 2 + 1) / length
-        for name, matrix in maps._asdict().items():
-            if matrix is not None:
-                response = (frequencies, measures.fourier_response(matrix))
-                self.responses.setdefault(name, []).append(response)
-
-    def report(self) -> LayerReport:
+    def report(self, path: str) -> LayerReport:
         """The figures of all calls so far: NaN where nothing was added."""
         with np.errstate(invalid="ignore"):
             places = {
@@ -354,7 +336,7 @@ class LayerFigures:
                 for name, (sums, counts) in self.places.items()
             }
         return LayerReport(
-            path=self.path,
+            path=path,
             kind=type(self.layer).__name__,
             **places,
             heads=None if self.maps is None or self.reason else self._heads(self.maps),
@@ -396,7 +378,7 @@ def _token_figures(
 
 def check_data(data: object) -> None:
     """Raises a `ValueError` for data that are neither arrays nor an iterable of batches."""
-    if isinstance(data, ARRAYS):
+    if isinstance(data, (dict, list, tuple)):
         arrays = [x for x in keras.tree.flatten(data) if x is not None]
         is_data = bool(arrays) and all(len(getattr(x, "shape", ())) for x in arrays)
     else:
@@ -410,22 +392,21 @@ def check_data(data: object) -> None:
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Inputs]:
-    """The inputs of each batch, without targets."""
-    if isinstance(data, ARRAYS) or hasattr(data, "shape"):
-        inputs = data if isinstance(data, list) else keras.utils.unpack_x_y_sample_weight(data)[0]
-        for start in range(0, len(keras.tree.flatten(inputs)[0]), batch_size):
-            yield keras.tree.map_structure(lambda x, s=start: x[s : s + batch_size], inputs)
-        return
-    if isinstance(data, keras.utils.PyDataset) and data.num_batches is not None:
+    """The inputs of each batch, numbers without targets."""
+    if isinstance(data, (dict, list, tuple)) or hasattr(data, "shape"):
+        arrays = data if isinstance(data, list) else keras.utils.unpack_x_y_sample_weight(data)[0]
+        data = (
+            (keras.tree.map_structure(lambda x, s=start: x[s : s + batch_size], arrays),)
+            for start in range(0, len(keras.tree.flatten(arrays)[0]), batch_size)
+        )
+    elif isinstance(data, keras.utils.PyDataset) and data.num_batches is not None:
         data = map(data.__getitem__, range(data.num_batches))
     for batch in data:
-        yield keras.utils.unpack_x_y_sample_weight(batch)[0]
-
-
-def _check_numbers(inputs: Inputs) -> None:
-    kinds = [getattr(x.dtype, "kind", str(x.dtype)) for x in keras.tree.flatten(inputs)]
-    if any(kind in "USO" or "string" in kind for kind in kinds):
-        raise ValueError(
-            "`data` must hold numbers, not text. Run the model's preprocessor first: "
-            "`inspect_smoothing(model, model.preprocessor(texts))`."
-        )
+        inputs = keras.utils.unpack_x_y_sample_weight(batch)[0]
+        kinds = [getattr(x.dtype, "kind", str(x.dtype)) for x in keras.tree.flatten(inputs)]
+        if any(kind in "USO" or "string" in kind for kind in kinds):
+            raise ValueError(
+                "`data` must hold numbers, not text. Run the model's preprocessor first: "
+                "`inspect_smoothing(model, model.preprocessor(texts))`."
+            )
+        yield inputs

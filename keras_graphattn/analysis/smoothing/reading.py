@@ -10,7 +10,7 @@ Only this file knows how layers work inside.
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -30,7 +30,6 @@ from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 VALUES = ("values", "value", "v", "value_states")  # names of the argument
 TOLERANCE = {"float16": 2e-2, "bfloat16": 1e-1}  # of the values times the operator
 
-Arguments = TypeVar("Arguments")
 Apply = Callable[[Float[Tensor, "B T N D"]], Float[Tensor, "B T N D"]]
 
 
@@ -78,14 +77,13 @@ def read_operators(
     if not np.isfinite(matrix).all():
         raise NotReadable("its operator has entries that are not finite")
     valid, tolerance = valid[:sequences], TOLERANCE.get(layer.compute_dtype, 1e-3)
-    in_heads = to_numpy(outputs[:sequences]).astype("float64")  # (B, T, N, D)
-    repeats = in_heads.shape[2] // values.shape[2]
-    of_heads = np.repeat(to_numpy(values[:sequences]).astype("float64"), repeats, axis=2)
+    of_heads = to_numpy(values[:sequences])
     of_heads = np.where(np.isfinite(of_heads), of_heads, 0.0)  # padding may be NaN
-    product = np.einsum("bnts,bsnd->btnd", matrix.astype("float64"), of_heads)
-    difference = np.sqrt(np.mean((product - in_heads)[valid] ** 2)) if valid.any() else 0.0
-    size = np.sqrt(np.mean(in_heads[valid] ** 2)) if valid.any() else 0.0
-    if not difference <= tolerance * size + 1e-6:
+    of_heads = np.repeat(of_heads, matrix.shape[1] // values.shape[2], axis=2)  # (B, T, N, D)
+    product = np.einsum("bnts,bsnd->btnd", matrix, of_heads, dtype="float64")[valid]
+    expected = to_numpy(outputs[:sequences])[valid].astype("float64")
+    largest = tolerance * np.linalg.norm(expected) + 1e-6 * np.sqrt(expected.size)
+    if not np.linalg.norm(product - expected) <= largest:
         raise NotReadable(
             "its outputs are not the product of one matrix for each head and its values"
         )
@@ -148,12 +146,9 @@ def _attention_of(
     return _matrix(operator, values, sequences)
 
 
-def _copied(arguments: Arguments) -> Arguments:
+def _copied(arguments: Any) -> Any:
     """Copies of the tensors: KerasHub's Gemma scales its queries in place on torch."""
-    copies: Arguments = keras.tree.map_structure(
-        lambda x: ops.copy(x) if ops.is_tensor(x) else x, arguments
-    )
-    return copies
+    return keras.tree.map_structure(lambda x: ops.copy(x) if ops.is_tensor(x) else x, arguments)
 
 
 def _first(results: object) -> Float[Tensor, "..."]:

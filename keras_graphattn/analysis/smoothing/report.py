@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keras_graphattn.analysis.pictures import new_figure, own_or_new_axis
+from keras_graphattn.analysis.pictures import new_figure
 from keras_graphattn.checks import Array, is_list, is_whole
 from keras_graphattn.types import Float
 
@@ -166,21 +166,18 @@ class SmoothingReport:
             lines.append((str(depth), *cells, layer.kind))
         *widths, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
         missing = {layer.path: layer.reason for layer in self.layers if layer.heads is None}
-        missing |= self.not_measured
-        left_out = {layer.path: layer.not_finite for layer in self.layers if layer.not_finite}
-        return "\n".join(
-            [
-                f"Smoothing of '{self.model}': {self.sequences} sequences, the operators and ranks "
-                f"of {self.sampled}",
-                *("  ".join([*map(str.rjust, line, widths), line[-1]]) for line in lines),
-                *NOTES,
-                *(f"not measured at '{p}': {r}" for p, r in missing.items()),
-                *(
-                    f"left out at '{p}': tokens not finite, sequences: {n}"
-                    for p, n in left_out.items()
-                ),
-            ]
-        )
+        text = [
+            f"Smoothing of '{self.model}': {self.sequences} sequences, the operators and ranks of "
+            f"{self.sampled}",
+            *("  ".join([*map(str.rjust, line, widths), line[-1]]) for line in lines),
+            *NOTES,
+            *(f"not measured at '{p}': {r}" for p, r in (missing | self.not_measured).items()),
+        ]
+        for layer in self.layers:
+            if layer.not_finite:
+                cause = f"tokens not finite, sequences: {layer.not_finite}"
+                text.append(f"left out at '{layer.path}': {cause}")
+        return "\n".join(text)
 
 
 def plot_similarity(
@@ -228,7 +225,7 @@ def plot_similarity(
             f"`labels` must have a name for each report. Received: {len(reports)} reports, "
             f"labels={labels!r}"
         )
-    axis = own_or_new_axis(axis, WIDTH, HEIGHT)
+    axis = axis or new_figure(WIDTH, HEIGHT).add_subplot()
     for number, (report, name) in enumerate(zip(reports, names, strict=True)):
         places = [report.layers[0].before, *(layer.block for layer in report.layers)]
         similarity = [getattr(place, "cosine", math.nan) for place in places]
@@ -276,7 +273,7 @@ def plot_responses(report: SmoothingReport, depth: int, axis: "Axes | None" = No
     number, heads = _heads_at(report, depth)
     attention, operator = heads.attention_fourier, heads.operator_fourier
     is_filtered = attention is not None and not np.allclose(attention, operator, atol=1e-4)
-    axis = own_or_new_axis(axis, WIDTH, HEIGHT)
+    axis = axis or new_figure(WIDTH, HEIGHT).add_subplot()
     for head, gains in enumerate(operator):
         colour = COLOURS[head % len(COLOURS)]
         axis.plot(heads.frequencies, gains, color=colour, label=f"head {head}")

@@ -56,6 +56,13 @@ class Subclassed(keras.Model):
         return x
 
 
+class MapAttention(keras.layers.Layer):
+    """A layer whose tokens are maps (B, h, w, d)."""
+
+    def call(self, x):
+        return 2.0 * x
+
+
 def figures_of(report):
     """All figures but the maps by depth and name."""
     figures = {}
