@@ -23,16 +23,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import (
-    Sizes,
-    checked,
-    flag,
-    integers,
-    optional,
-    size,
-    tensor,
-    whole,
-)
+from keras_graphattn.checks import Sizes, checked, flag, integers, optional, size, tensor, whole
 from keras_graphattn.masks.inputs import Length, Tensors, marked
 from keras_graphattn.masks.mask import (
     Features,
@@ -46,12 +37,7 @@ from keras_graphattn.masks.mask import (
     in_one_dtype,
 )
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
-from keras_graphattn.numerics.precision import (
-    matmul,
-    size_tensor,
-    take,
-    zero_where_masked,
-)
+from keras_graphattn.numerics.precision import matmul, size_tensor, take, zero_where_masked
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 CHUNK = 64  # tokens in a chunk

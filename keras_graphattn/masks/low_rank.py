@@ -9,15 +9,7 @@ from keras import ops
 
 from keras_graphattn.checks import flag, seed_of, whole
 from keras_graphattn.masks.inputs import Length, Tensors
-from keras_graphattn.masks.mask import (
-    Features,
-    Mask,
-    MaskOptions,
-    Positions,
-    Rows,
-    Shape,
-    Signal,
-)
+from keras_graphattn.masks.mask import Features, Mask, MaskOptions, Positions, Rows, Shape, Signal
 from keras_graphattn.numerics.blocks import first_of
 from keras_graphattn.numerics.precision import cosine_and_sine, pad, take
 from keras_graphattn.operators.kernel import unmasked_attention

@@ -20,14 +20,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import (
-    Sizes,
-    check_dtype_policy,
-    dtype_name,
-    numpy_of,
-    tensor,
-    whole,
-)
+from keras_graphattn.checks import Sizes, check_dtype_policy, dtype_name, numpy_of, tensor, whole
 from keras_graphattn.coefficient_rate import MASK_MULTIPLIER, CoefficientRate
 from keras_graphattn.keras_internals import move, walk
 from keras_graphattn.masks.inputs import (
@@ -413,10 +406,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         return self._factors(None, length, inputs)
 
     def rows(
-        self,
-        positions: Positions | Sequence[int],
-        length: int | None = None,
-        **inputs: Tensor,
+        self, positions: Positions | Sequence[int], length: int | None = None, **inputs: Tensor
     ) -> Rows:
         """Returns M[positions, :]: a few query rows, without the rest of M if the mask can.
 
@@ -439,12 +429,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         raise self._no_state()
 
     def step(
-        self,
-        state: Any,
-        query_features: Tensor,
-        key_features: Tensor,
-        x: Tensor,
-        **inputs: Tensor,
+        self, state: Any, query_features: Tensor, key_features: Tensor, x: Tensor, **inputs: Tensor
     ) -> tuple[Signal, Any]:
         """Returns the rows of `attend` for one or more new tokens, and the state after them.
 
@@ -618,12 +603,7 @@ are numbered within the example, from 0; -1 marks a root.
         return result if result.dtype == x.dtype else ops.cast(result, x.dtype)
 
     def _formed_product(
-        self,
-        path: str,
-        features: list[Features],
-        x: Signal,
-        parameters: Tensors,
-        inputs: Tensors,
+        self, path: str, features: list[Features], x: Signal, parameters: Tensors, inputs: Tensors
     ) -> Signal:
         """The product by rows of M: by all of them, or by `block_size` rows at a time."""
         length = ops.shape(x)[1]

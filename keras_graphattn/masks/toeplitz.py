@@ -33,16 +33,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import (
-    cached,
-    checked,
-    flag,
-    is_list,
-    is_whole,
-    one_of,
-    tensor,
-    whole,
-)
+from keras_graphattn.checks import cached, checked, flag, is_list, is_whole, one_of, tensor, whole
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import (
     DENSE_LIMIT,

@@ -23,22 +23,8 @@ import scipy.special
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import (
-    Array,
-    checked,
-    flag,
-    number,
-    numpy_of,
-    one_of,
-    seed_of,
-    whole,
-)
-from keras_graphattn.masks.graphs.edges import (
-    Graph,
-    adjacency_rule,
-    graph_config,
-    read_graph,
-)
+from keras_graphattn.checks import Array, checked, flag, number, numpy_of, one_of, seed_of, whole
+from keras_graphattn.masks.graphs.edges import Graph, adjacency_rule, graph_config, read_graph
 from keras_graphattn.masks.graphs.walks import WalkFeatures, features_of_loads, random_walks
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import (
@@ -224,11 +210,7 @@ class GraphRandomFeatures(TopologyMask):
         return ops.einsum("nvi,nwi->nvw", left, right)[None]
 
     def _transposed_columns(
-        self,
-        columns: Float[Tensor, "T R"],
-        length: Length,
-        parameters: Tensors,
-        inputs: Tensors,
+        self, columns: Float[Tensor, "T R"], length: Length, parameters: Tensors, inputs: Tensors
     ) -> Float[Tensor, "1 T N R"]:
         modulation = parameters["modulation"]
         columns = ops.repeat(columns[:, None], self.num_heads, axis=1)  # (T, N, R)

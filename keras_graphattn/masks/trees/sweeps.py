@@ -97,10 +97,7 @@ class Sweeps:
         return (_moved(below + above, self.position),), terms
 
     def _gradient(
-        self,
-        tensors: tuple[Tensor, ...],
-        terms: tuple[Rows, ...],
-        upstream: tuple[Signal],
+        self, tensors: tuple[Tensor, ...], terms: tuple[Rows, ...], upstream: tuple[Signal]
     ) -> tuple[Tensor | None, ...]:
         (_, decay, *topology), (below, near, above) = tensors, terms
         other_terms = self._terms(upstream[0], decay[..., None], tuple(topology))
@@ -200,11 +197,7 @@ class Scan(Sweeps):
         return self._scanned(step, x, decay)
 
     def _scanned(
-        self,
-        step: Callable[..., tuple[Rows, Rows]],
-        x: Rows,
-        decay: Decays,
-        reverse: bool = False,
+        self, step: Callable[..., tuple[Rows, Rows]], x: Rows, decay: Decays, reverse: bool = False
     ) -> Rows:
         levels = self._by_level(x), self._by_level(decay), constant(self._inside)
         _, sums = ops.scan(step, ops.zeros_like(levels[0][0]), levels, reverse=reverse)
