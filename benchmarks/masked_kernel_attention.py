@@ -35,7 +35,7 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
     from keras import ops
 
     from keras_graphattn.feature_maps import Relu
-    from keras_graphattn.masks import Mask
+    from keras_graphattn.masks.mask import Mask, Operands
     from keras_graphattn.operators.kernel import KernelOperator
 
     def function(query, key, value):
@@ -48,9 +48,10 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
             feature_chunk=feature_chunk,
         )
         if path == "Algorithm 1":
+            features = operator.query_features, operator.key_features
             operator._sums = lambda x: Mask._attend(
-                *(mask, operator.query_features, operator.key_features, x, "chunked"),
-                *(mask.parameters(), inputs, feature_chunk),
+                *(mask, Operands(x, *features, feature_chunk), "chunked"),
+                *(mask.parameters(), inputs),
             )
         return operator(ops.convert_to_tensor(value))
 

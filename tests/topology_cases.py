@@ -4,13 +4,7 @@ import keras
 import numpy as np
 import torch
 
-from keras_graphattn.masks import (
-    GraphDiffusion,
-    GraphRandomFeatures,
-    Hypercube,
-    RandomWalk,
-    Tree,
-)
+from keras_graphattn.masks import GraphDiffusion, GraphRandomFeatures, Hypercube, RandomWalk, Tree
 from tests import reference_topology as reference
 from tests.numerics import (
     assert_all_close,

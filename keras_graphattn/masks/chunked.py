@@ -23,21 +23,13 @@ import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import (
-    Sizes,
-    checked,
-    flag,
-    integers,
-    optional,
-    size,
-    tensor,
-    whole,
-)
+from keras_graphattn.checks import Sizes, checked, flag, integers, optional, size, tensor, whole
 from keras_graphattn.masks.inputs import Length, Tensors, marked
 from keras_graphattn.masks.mask import (
     Features,
     Mask,
     MaskOptions,
+    Operands,
     Positions,
     Rows,
     Shape,
@@ -46,12 +38,7 @@ from keras_graphattn.masks.mask import (
     in_one_dtype,
 )
 from keras_graphattn.numerics.blocks import cut_into_chunks, first_of
-from keras_graphattn.numerics.precision import (
-    matmul,
-    size_tensor,
-    take,
-    zero_where_masked,
-)
+from keras_graphattn.numerics.precision import matmul, size_tensor, take, zero_where_masked
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 CHUNK = 64  # tokens in a chunk
@@ -202,7 +189,14 @@ def attention_by_form(
 ) -> Signal:
     """`chunked_attention` for tensors of one dtype, after the tokens of `state`."""
     if state is not None:
-        _check_sums(state, key, form.decay)
+        exponentials = 1 if form.decay is None else form.decay.rates.shape[1]
+        expected = exponentials * key.shape[-1]
+        if state.sums.shape[2] != expected:
+            raise ValueError(
+                f"`state.sums` must have {expected} rows: {exponentials} exponentials of `decay` "
+                f"times {key.shape[-1]} features of `key`. Received: "
+                f"state.sums.shape={tuple(state.sums.shape)}"
+            )
     if chunk_size is None:
         chunk_size = CHUNK if form.causal else CHUNK_TWO_SIDED
     runs = None
@@ -232,7 +226,6 @@ def attention_by_form(
 
 def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) -> ChunkedState:
     """The state after new tokens, for tensors of one dtype."""
-    _check_sums(state, key, form.decay)
     keep, segment = 1.0, state.segment
     if form.segment_ids is not None:
         runs, kept = _runs(form.segment_ids, state.segment)
@@ -249,18 +242,6 @@ def advanced_state(state: ChunkedState, key: Features, x: Signal, form: Form) ->
         keep = keep * ops.exp(-rates * size_tensor(length, rates.dtype))[:, :, None]
     sums = keep * ops.cast(state.sums, x.dtype) + ops.einsum("bnjf,bjnd->bnfd", key, x)
     return ChunkedState(sums, segment)
-
-
-def _check_sums(state: ChunkedState, key: Features, decay: Decay | None) -> None:
-    """Raises a `ValueError` if the state has another number of features or exponentials."""
-    exponentials = 1 if decay is None else decay.rates.shape[1]
-    expected = exponentials * key.shape[-1]
-    if state.sums.shape[2] != expected:
-        raise ValueError(
-            f"`state.sums` must have {expected} rows: {exponentials} exponentials of `decay` times "
-            f"{key.shape[-1]} features of `key`. Received: "
-            f"state.sums.shape={tuple(state.sums.shape)}"
-        )
 
 
 def _runs(
@@ -427,17 +408,9 @@ class ChunkedMask(Mask):
             rows = ops.where(seen[:, None], rows, ops.cast(0.0, rows.dtype))
         return rows
 
-    def _attend(
-        self,
-        query_features: Features,
-        key_features: Features,
-        x: Signal,
-        path: str,
-        parameters: Tensors,
-        inputs: Tensors,
-        feature_chunk: int | None,
-    ) -> Signal:
-        return attention_by_form(query_features, key_features, x, self.form(parameters, inputs))
+    def _attend(self, tokens: Operands, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
+        x, query, key, _ = tokens
+        return attention_by_form(query, key, x, self.form(parameters, inputs))
 
     @checked(batch_size=size(0), num_heads=whole(), features=whole(), width=whole())
     def get_initial_state(
@@ -555,6 +528,8 @@ class Exponential(ChunkedMask):
     Their bias -a |i - j| on logits is this factor on kernels.
     """
 
+    _settings = ("num_decays", "causal", "initial_rates")
+
     def __init__(
         self,
         num_decays: int = 1,
@@ -564,7 +539,8 @@ class Exponential(ChunkedMask):
     ) -> None:
         super().__init__(**kwargs)
         self.num_decays = whole()("num_decays", num_decays, {})
-        self.is_causal = self.hides_keys = self.has_state = flag("causal", causal)
+        self.causal = self.is_causal = flag("causal", causal)
+        self.hides_keys = self.has_state = self.causal
         if initial_rates is not None:
             initial_rates = finite("initial_rates", initial_rates, positive=True)
         self.initial_rates = initial_rates
@@ -585,11 +561,3 @@ class Exponential(ChunkedMask):
     def form(self, parameters: Tensors, inputs: Tensors) -> Form:
         weights = ops.exp(parameters["log_weights"]) if self.num_decays > 1 else None
         return Form(self.is_causal, Decay(ops.exp(parameters["log_rates"]), weights))
-
-    def get_config(self) -> dict[str, object]:
-        return {
-            **super().get_config(),
-            "num_decays": self.num_decays,
-            "causal": self.is_causal,
-            "initial_rates": self.initial_rates,
-        }

@@ -108,6 +108,7 @@ class Hypercube(TopologyMask):
 
     paths = ("dense", "blockwise", "butterfly")
     hides_keys = False
+    _settings = ("initial_time", "dimension")
 
     def __init__(
         self,
@@ -166,10 +167,3 @@ class Hypercube(TopologyMask):
                 "unknown length. Fix the length, or give `dimension`."
             )
         return self.num_nodes
-
-    def get_config(self) -> dict[str, object]:
-        return {
-            **super().get_config(),
-            "initial_time": self.initial_time,
-            "dimension": self.dimension,
-        }

@@ -9,15 +9,7 @@ from keras import ops
 
 from keras_graphattn.checks import flag, seed_of, whole
 from keras_graphattn.masks.inputs import Length, Tensors
-from keras_graphattn.masks.mask import (
-    Features,
-    Mask,
-    MaskOptions,
-    Positions,
-    Rows,
-    Shape,
-    Signal,
-)
+from keras_graphattn.masks.mask import Mask, MaskOptions, Operands, Positions, Rows, Shape, Signal
 from keras_graphattn.numerics.blocks import first_of
 from keras_graphattn.numerics.precision import cosine_and_sine, pad, take
 from keras_graphattn.operators.kernel import unmasked_attention
@@ -40,17 +32,16 @@ class Factored(Mask):
         """L and R."""
         raise NotImplementedError(f"{type(self).__name__} must write `factors`.")
 
-    def widened(
-        self, query_features: Features, key_features: Features, parameters: Tensors
-    ) -> tuple[Float[Tensor, "B T N _"], Float[Tensor, "B T N _"]]:
-        """phi(Q) (x) L and phi(K) (x) R, each of shape (B, T, N, m rank)."""
-        length = ops.shape(key_features)[1]
+    def widened(self, tokens: Operands, parameters: Tensors) -> Operands:
+        """The features phi(Q) (x) L and phi(K) (x) R, each of shape (B, T, N, m rank)."""
+        length = ops.shape(tokens.x)[1]
         # (N, T, rank) -> (T, N, rank)
         left, right = (ops.transpose(f, (1, 0, 2)) for f in self.factors(length, parameters))
-        return tuple(
+        query, key = (
             ops.concatenate([x * f[..., r : r + 1] for r in range(f.shape[-1])], axis=-1)
-            for x, f in ((query_features, left), (key_features, right))
+            for x, f in ((tokens.query, left), (tokens.key, right))
         )
+        return tokens._replace(query=query, key=key)
 
     def _rows(
         self, positions: Positions, length: Length, parameters: Tensors, inputs: Tensors
@@ -58,17 +49,9 @@ class Factored(Mask):
         left, right = self.factors(length, parameters)
         return ops.einsum("nir,njr->nij", take(left, positions, axis=1), right)[None]
 
-    def _attend(
-        self,
-        query_features: Features,
-        key_features: Features,
-        x: Signal,
-        path: str,
-        parameters: Tensors,
-        inputs: Tensors,
-        feature_chunk: int | None,
-    ) -> Signal:
-        return unmasked_attention(*self.widened(query_features, key_features, parameters), x)
+    def _attend(self, tokens: Operands, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
+        tokens = self.widened(tokens, parameters)
+        return unmasked_attention(tokens.query, tokens.key, tokens.x)
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -96,6 +79,9 @@ class LowRank(Factored):
     Source: Choromanski et al., arXiv 2107.07999, Section 3.4.
     """
 
+    _settings = ("rank", "length")
+    _parameter_names = ("log_left", "log_right")
+
     def __init__(self, rank: int, length: int, **kwargs: Unpack[MaskOptions]) -> None:
         super().__init__(**kwargs)
         self.rank = whole()("rank", rank, {})
@@ -107,16 +93,11 @@ class LowRank(Factored):
         shape = (self.num_heads, self.length, self.rank)
         self.log_left, self.log_right = (
             self.add_weight(name=name, shape=shape, initializer=start.clone(), autocast=False)
-            for name in ("log_left", "log_right")
+            for name in self._parameter_names
         )
-
-    def parameters(self) -> Tensors:
-        return self._weights("log_left", "log_right")
 
     def factors(self, length: Length, parameters: Tensors) -> Factors:
-        left, right = (
-            first_of(parameters[name], length, axis=1) for name in ("log_left", "log_right")
-        )
+        left, right = (first_of(x, length, axis=1) for x in parameters.values())
         return ops.exp(left), ops.exp(right)  # (N, T, rank) each
 
     def _check_length(self, length: int) -> None:
@@ -125,9 +106,6 @@ class LowRank(Factored):
                 f"This LowRank mask has {self.length} positions. Received: a sequence of {length} "
                 "tokens. Use a larger `length`."
             )
-
-    def get_config(self) -> dict[str, object]:
-        return {**super().get_config(), "rank": self.rank, "length": self.length}
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -166,6 +144,8 @@ class StochasticPositions(Factored):
     Our additions: the exact expectation and the bound on the gains.
     """
 
+    _settings = ("num_frequencies", "trainable_frequencies", "seed")
+
     def __init__(
         self,
         num_frequencies: int = 8,
@@ -203,14 +183,6 @@ class StochasticPositions(Factored):
         left = ops.concatenate([ones, gains * cosines, gains * sines], axis=-1)
         right = ops.concatenate([ones, *cosine_and_sine(angles)], axis=-1)
         return left, right  # (N, T, 2 K + 1) each
-
-    def get_config(self) -> dict[str, object]:
-        return {
-            **super().get_config(),
-            "num_frequencies": self.num_frequencies,
-            "trainable_frequencies": self.trainable_frequencies,
-            "seed": self.seed,
-        }
 
 
 def _truncated(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

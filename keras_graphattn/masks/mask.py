@@ -13,21 +13,14 @@ two ways.
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import keras
 import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import (
-    Sizes,
-    check_dtype_policy,
-    dtype_name,
-    numpy_of,
-    tensor,
-    whole,
-)
+from keras_graphattn.checks import Sizes, check_dtype_policy, dtype_name, numpy_of, tensor, whole
 from keras_graphattn.coefficient_rate import MASK_MULTIPLIER, CoefficientRate
 from keras_graphattn.keras_internals import move, walk
 from keras_graphattn.masks.inputs import (
@@ -58,6 +51,7 @@ Features = Num[Tensor, "B T N m"]
 Positions = Int[Tensor, " R"]
 Rows = Float[Tensor, "B? N? R T"]  # some rows of M, or all of them
 Nodes = Float[Tensor, "T N _"]  # all columns of a node and head: (T, N, B D)
+PerHead = Float[Tensor, " N"]  # one number for each head
 Shape = tuple[int | None, ...]
 
 FORMED_PATHS = ("dense", "blockwise")
@@ -65,6 +59,15 @@ DENSE_LIMIT = 1024  # for longer sequences, "auto" forms blocks of rows if a mas
 ROWS_FROM_MATRIX = 1024  # up to this number of nodes, `_rows` of a topology forms the whole matrix
 
 MASKS: dict[str, type["Mask"]] = {}  # by name; filled by `keras_graphattn.masks`
+
+
+class Operands(NamedTuple):
+    """The tensors of one product: M x or, with features, [(phi(Q) phi(K)^T) o M] x."""
+
+    x: Signal
+    query: Features = None  # phi(Q), of all rows or of a block of them
+    key: Features = None  # phi(K)
+    feature_chunk: int | None = None  # features at a time; all at once by default
 
 
 class MaskOptions(TypedDict, total=False):
@@ -122,6 +125,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     paths: tuple[str, ...] = FORMED_PATHS
     inputs_at_call: tuple[str, ...] = ()
     block_size: ClassVar[int] = 512
+    _settings: tuple[str, ...] = ()  # arguments that the configuration takes from attributes
     _parameter_names: tuple[str, ...] = ()
     _most_ancestors: int | None = None  # of a node of a tree that comes with a call
     _parent: "weakref.ref[keras.layers.Layer] | None" = None  # the layer with the mask's weights
@@ -150,6 +154,9 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         check_dtype_policy(config.get("dtype"))  # Keras reads it before it calls `__init__`
         mask: Mask = super().from_config(config)
         return mask
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {name: getattr(self, name) for name in self._settings}
 
     # For subclasses to write
 
@@ -199,25 +206,15 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         if type(self)._attend is Mask._attend:
             raise NotImplementedError(f"{type(self).__name__} must write `_signal` for {path!r}.")
         ones = ops.ones_like(x[..., :1])  # (B, T, N, 1)
-        return self._attend(ones, ones, x, path, parameters, inputs, None)
+        return self._attend(Operands(x, ones, ones), path, parameters, inputs)
 
     def _causal_signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         """(M o causal) x on one of the mask's own paths, if the mask has such a form."""
         raise NotImplementedError(f"{type(self).__name__} has no causal form.")
 
-    def _attend(
-        self,
-        query_features: Features,
-        key_features: Features,
-        x: Signal,
-        path: str,
-        parameters: Tensors,
-        inputs: Tensors,
-        feature_chunk: int | None,
-    ) -> Signal:
+    def _attend(self, tokens: Operands, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         """[(phi(Q) phi(K)^T) o M] x on one of the mask's own paths: Algorithm 1."""
-        features, own = (query_features, key_features), (parameters, inputs)
-        return sum_over_features(self._signal, *features, x, path, *own, feature_chunk)
+        return sum_over_features(self._signal, tokens, path, parameters, inputs)
 
     def _check_length(self, length: int) -> None:
         """Raises a `ValueError` if the mask does not exist at this length."""
@@ -328,7 +325,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         if callable(x) and keras.backend.backend() == "torch":  # `Module.apply` of a model
             return super().apply(x)
         x = tensor("B T N D")("x", x, {})
-        return self._product(path, None, None, x, self.prepare(x, **inputs), None)
+        return self._product(path, Operands(x), self.prepare(x, **inputs))
 
     def attend(
         self,
@@ -371,7 +368,8 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
             if feature_chunk is not None:
                 whole()("feature_chunk", feature_chunk, {})
             prepared = self.prepare(x, **inputs)
-        return self._product(path, query_features, key_features, x, prepared, feature_chunk)
+        tokens = Operands(x, query_features, key_features, feature_chunk)
+        return self._product(path, tokens, prepared)
 
     def prepare(self, x: Signal, **inputs: Tensor) -> Prepared:
         """Checks the inputs of a call once, for several products with `attend`.
@@ -413,10 +411,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         return self._factors(None, length, inputs)
 
     def rows(
-        self,
-        positions: Positions | Sequence[int],
-        length: int | None = None,
-        **inputs: Tensor,
+        self, positions: Positions | Sequence[int], length: int | None = None, **inputs: Tensor
     ) -> Rows:
         """Returns M[positions, :]: a few query rows, without the rest of M if the mask can.
 
@@ -439,12 +434,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         raise self._no_state()
 
     def step(
-        self,
-        state: Any,
-        query_features: Tensor,
-        key_features: Tensor,
-        x: Tensor,
-        **inputs: Tensor,
+        self, state: Any, query_features: Tensor, key_features: Tensor, x: Tensor, **inputs: Tensor
     ) -> tuple[Signal, Any]:
         """Returns the rows of `attend` for one or more new tokens, and the state after them.
 
@@ -580,16 +570,9 @@ are numbered within the example, from 0; -1 marks a root.
         tensors, wrong = self._bounded(tensors, length)
         return Prepared(tensors if wrong is None else harmless(tensors, wrong), wrong, length)
 
-    def _product(
-        self,
-        path: str,
-        query: Features | None,
-        key: Features | None,
-        x: Signal,
-        prepared: Prepared,
-        feature_chunk: int | None,
-    ) -> Signal:
-        """M x or, with features, [(phi(Q) phi(K)^T) o M] x; NaN for examples with a wrong entry."""
+    def _product(self, path: str, tokens: Operands, prepared: Prepared) -> Signal:
+        """The product by a path; NaN for examples with a wrong entry."""
+        x, query, key, feature_chunk = tokens
         features = None if query is None else query.shape[-1]
         length = x.shape[1] if isinstance(x.shape[1], int) else None
         if path == "auto":
@@ -604,48 +587,37 @@ are numbered within the example, from 0; -1 marks a root.
         if features == 0:
             return ops.zeros_like(x)  # the sum over no features
         signals = (x,) if query is None else (x, query, key)
-        (signal, *pair), parameters, inputs = in_one_dtype(
-            signals, self.parameters(), prepared.tensors
-        )
+        signals, *own = in_one_dtype(signals, self.parameters(), prepared.tensors)
+        tokens = Operands(*signals)._replace(feature_chunk=feature_chunk)
         if path in FORMED_PATHS:
-            result = self._formed_product(path, pair, signal, parameters, inputs)
+            result = self._formed_product(path, tokens, *own)
         elif query is None:
-            result = self._signal(signal, path, parameters, inputs)
+            result = self._signal(tokens.x, path, *own)
         else:
-            result = self._attend(pair[0], pair[1], signal, path, parameters, inputs, feature_chunk)
+            result = self._attend(tokens, path, *own)
         if prepared.wrong is not None:
             result = marked(result, prepared.wrong)
         return result if result.dtype == x.dtype else ops.cast(result, x.dtype)
 
     def _formed_product(
-        self,
-        path: str,
-        features: list[Features],
-        x: Signal,
-        parameters: Tensors,
-        inputs: Tensors,
+        self, path: str, tokens: Operands, parameters: Tensors, inputs: Tensors
     ) -> Signal:
         """The product by rows of M: by all of them, or by `block_size` rows at a time."""
-        length = ops.shape(x)[1]
+        length = ops.shape(tokens.x)[1]
         if path == "dense":
-            return _matrix_product(self._matrix(length, parameters, inputs), x, *features)
-        query, key = features or (None, None)
-        whole = {"signal": x} if key is None else {"signal": x, "key": key}
-        whole |= {f"parameter {name}": x for name, x in parameters.items()}
+            return _matrix_product(self._matrix(length, parameters, inputs), tokens)
+        whole = {f"parameter {name}": x for name, x in parameters.items()}
         whole |= {f"input {name}": x for name, x in inputs.items()}
+        whole |= {"x": tokens.x} if tokens.key is None else {"x": tokens.x, "key": tokens.key}
 
         def rows_of_block(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-            matrix = self._block_rows(
-                # (R,); the last block may reach past the end
-                ops.minimum(rows, size_tensor(length - 1, "int32")),
-                length,
-                {name: tensors[f"parameter {name}"] for name in parameters},
-                {name: tensors[f"input {name}"] for name in inputs},
-            )
-            pair = [tensors[name] for name in ("query", "key") if name in tensors]
-            return _matrix_product(matrix, tensors["signal"], *pair)
+            rows = ops.minimum(rows, size_tensor(length - 1, "int32"))  # (R,); not past the end
+            own = {name: tensors[f"parameter {name}"] for name in parameters}
+            of_call = {name: tensors[f"input {name}"] for name in inputs}
+            some = Operands(tensors["x"], tensors.get("query"), tensors.get("key"))
+            return _matrix_product(self._block_rows(rows, length, own, of_call), some)
 
-        by_row = {} if query is None else {"query": query}
+        by_row = {} if tokens.query is None else {"query": tokens.query}
         return map_query_blocks(rows_of_block, by_row, whole, length, self.block_size)
 
     def _factors(
@@ -732,17 +704,15 @@ class TopologyMask(Mask):
         # rows of M are columns of its transpose, which are products with unit vectors (T, R)
         nodes = ops.arange(length, dtype="int32")[:, None]
         columns = ops.cast(ops.equal(nodes, positions[None]), widest_dtype(parameters.values()))
-        rows = self._transposed_columns(columns, length, parameters, inputs)
-        return ops.transpose(rows, (0, 2, 3, 1))
-
-    def _transposed_columns(
-        self, columns: Float[Tensor, "T R"], length: Length, parameters: Tensors, inputs: Tensors
-    ) -> Float[Tensor, "B? T N R"]:
-        """M^T times columns that all sequences and heads share. By default, M is symmetric."""
         batch = ops.shape(next(iter(inputs.values())))[0] if inputs else 1
         shape = (batch, length, self.num_heads, ops.shape(columns)[1])
         signal = ops.broadcast_to(columns[None, :, None, :], shape)
-        return self._signal(signal, self._own_path(), parameters, inputs)
+        rows = self._transposed_signal(signal, parameters, inputs)  # (B, T, N, R)
+        return ops.transpose(rows, (0, 2, 3, 1))
+
+    def _transposed_signal(self, x: Signal, parameters: Tensors, inputs: Tensors) -> Signal:
+        """M^T x. By default, M is symmetric."""
+        return self._signal(x, self._own_path(), parameters, inputs)
 
     def _check_length(self, length: int) -> None:
         if self.num_nodes is not None and length != self.num_nodes:
@@ -756,6 +726,16 @@ class TopologyMask(Mask):
     @property
     def _own_length(self) -> int | None:
         return self.num_nodes
+
+    def _read_edge_weights(self, edge_weights: Any) -> tuple[str, ...]:
+        """The names of the tensors of a call: the topology and, with `True`, its weights."""
+        once, at_call = self._topology
+        if edge_weights is not None and not isinstance(edge_weights, bool):
+            raise ValueError(
+                f"Without a {once}, `edge_weights` must be True if the calls take edge weights, "
+                f"else None. Received: edge_weights={edge_weights!r}. Use True or None."
+            )
+        return (at_call, "edge_weights") if edge_weights else (at_call,)
 
     def _constant(self, start: np.ndarray) -> Float[Tensor, "..."]:
         """A start value that is not learned, as a tensor."""
@@ -819,16 +799,11 @@ def mask_of_call(causal: bool = False, entries: bool = False) -> Mask | None:
 
 
 def _times_causal(mask: Mask) -> Mask:
-    return _product_of(get("causal"), mask)
+    return MASKS["product"](["causal", mask])
 
 
 def _times_entries(mask: Mask) -> Mask:
-    return _product_of(mask, get("entries"))
-
-
-def _product_of(*masks: Mask) -> Mask:
-    product: Callable[..., Mask] = MASKS["product"]
-    return product(masks=list(masks))
+    return MASKS["product"]([mask, "entries"])
 
 
 def widest_dtype(tensors: Iterable[Tensor], policy: str = "float32") -> str:
@@ -865,34 +840,26 @@ def _has_float64() -> bool:
     return bool(jax.config.jax_enable_x64)
 
 
-def _matrix_product(
-    matrix: Rows,
-    x: Signal,
-    query: Float[Tensor, "B R N m"] | None = None,
-    key: Features | None = None,
-) -> Float[Tensor, "B R N D"]:
+def _matrix_product(matrix: Rows, tokens: Operands) -> Float[Tensor, "B R N D"]:
     """The product of some rows of M, or of the kernel times these rows, with a signal."""
-    matrix = ops.cast(matrix, x.dtype)
-    if query is not None and key is not None:
-        return masked_scores(query, key, x, matrix)
+    matrix = ops.cast(matrix, tokens.x.dtype)
+    if tokens.query is not None:
+        return masked_scores(tokens.query, tokens.key, tokens.x, matrix)
     # Axes of size 1 take no part in the contraction. Otherwise the gradient is summed over them
     # afterwards, and XLA of TensorFlow 2.21 gets this sum wrong on a CPU for more than 256 rows and
     # columns (XLA of JAX 0.10 does not).
     shared = [axis for axis in (0, 1) if matrix.shape[axis] == 1]
     letters = "".join(letter for axis, letter in enumerate("bn") if axis not in shared)
     matrix = ops.squeeze(matrix, axis=tuple(shared)) if shared else matrix  # (B?, N?, R, T)
-    return ops.einsum(f"{letters}ts,bsnd->btnd", matrix, x)
+    return ops.einsum(f"{letters}ts,bsnd->btnd", matrix, tokens.x)
 
 
 def sum_over_features(
     product: Callable[..., Signal],
-    query: Features,
-    key: Features,
-    x: Signal,
+    tokens: Operands,
     path: str,
     parameters: Tensors,
     inputs: Tensors,
-    feature_chunk: int | None,
 ) -> Signal:
     """Algorithm 1: sum_f phi_f(q_i) (M [phi_f(k_j) x_j])_i, for a product x -> M x.
 
@@ -901,6 +868,7 @@ def sum_over_features(
 
     Source: Choromanski et al., arXiv 2107.07999, Algorithm 1 and Lemma 3.1.
     """
+    x, query, key, feature_chunk = tokens
     count = len(parameters)
 
     # The mask's tensors are arguments: if they were captured, rematerialisation on TensorFlow

@@ -16,9 +16,9 @@ from keras_graphattn.masks.inputs import Arrays, Flags, Length, Tensors, either
 from keras_graphattn.masks.low_rank import Factored
 from keras_graphattn.masks.mask import (
     FORMED_PATHS,
-    Features,
     Mask,
     MaskOptions,
+    Operands,
     Positions,
     Rows,
     Shape,
@@ -146,29 +146,18 @@ class Product(ChunkedMask):
             form = form.times(mask.form(weights, tensors))
         return form
 
-    def _attend(
-        self,
-        query_features: Features,
-        key_features: Features,
-        x: Signal,
-        path: str,
-        parameters: Tensors,
-        inputs: Tensors,
-        feature_chunk: int | None,
-    ) -> Signal:
-        pair = (query_features, key_features)
+    def _attend(self, tokens: Operands, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
         for mask, weights, _ in self._each(parameters, inputs, Factored):
-            pair = mask.widened(*pair, weights)  # (B, T, N, m rank)
+            tokens = mask.widened(tokens, weights)
         if not self._others:
             if not self._some_chunked:
-                return unmasked_attention(*pair, x)
-            return super()._attend(*pair, x, path, parameters, inputs, feature_chunk)
+                return unmasked_attention(tokens.query, tokens.key, tokens.x)
+            return super()._attend(tokens, path, parameters, inputs)
         each = self._each(parameters, inputs, Mask)
         ((other, parameters, inputs),) = (one for one in each if one[0] is self._others[0])
         if not self._some_chunked:
-            return other._attend(*pair, x, path, parameters, inputs, feature_chunk)
-        causal = other._causal_signal
-        return sum_over_features(causal, *pair, x, path, parameters, inputs, feature_chunk)
+            return other._attend(tokens, path, parameters, inputs)
+        return sum_over_features(other._causal_signal, tokens, path, parameters, inputs)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         return _joined(m._matrix(length, *own) for m, *own in self._each(parameters, inputs, Mask))

@@ -33,16 +33,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import (
-    cached,
-    checked,
-    flag,
-    is_list,
-    is_whole,
-    one_of,
-    tensor,
-    whole,
-)
+from keras_graphattn.checks import cached, checked, flag, is_list, is_whole, one_of, tensor, whole
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import (
     DENSE_LIMIT,
@@ -388,6 +379,8 @@ class Toeplitz(FourierMask):
     Source: Choromanski et al., arXiv 2107.07999, Section 3.2. The product in tiles is ours.
     """
 
+    _settings = ("max_length", "causal", "initial_slopes")
+
     def __init__(
         self,
         max_length: int,
@@ -397,7 +390,7 @@ class Toeplitz(FourierMask):
     ) -> None:
         super().__init__(**kwargs)
         self.max_length: int = whole()("max_length", max_length, {})
-        self.is_causal = self.hides_keys = flag("causal", causal)
+        self.causal = self.is_causal = self.hides_keys = flag("causal", causal)
         is_alibi = isinstance(initial_slopes, str) and initial_slopes == "alibi"
         if initial_slopes is not None and not is_alibi:
             slopes = np.asarray(finite("initial_slopes", initial_slopes))
@@ -457,19 +450,23 @@ class Toeplitz(FourierMask):
         return toeplitz_rows(parameters["table"], positions[0], positions.shape[0], length)[None]
 
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        _check_fixed(x)
-        table = self._table(x.shape[1], parameters)
+        table = self._table(x, parameters)
         if self._in_tiles:
             return tiled_toeplitz_product(table, x)
         return _by_one_transform(table, x, (x.shape[1],))
 
     def _causal_signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        _check_fixed(x)
-        past = self._table(x.shape[1], parameters)[:, x.shape[1] - 1 :]  # (N, T)
+        past = self._table(x, parameters)[:, x.shape[1] - 1 :]  # (N, T)
         return tiled_toeplitz_product(pad(past, ((0, 0), (x.shape[1] - 1, 0))), x)
 
-    def _table(self, length: int, parameters: Tensors) -> Float[Tensor, "N _"]:
-        """The middle of the table, (N, 2 length - 1): all offsets of `length` tokens."""
+    def _table(self, x: Signal, parameters: Tensors) -> Float[Tensor, "N _"]:
+        """The middle of the table, (N, 2 T - 1): all offsets of T tokens."""
+        length = x.shape[1]
+        if not isinstance(length, int):
+            raise ValueError(
+                'The path "fft" of a Toeplitz mask needs a fixed length. Received: a signal of '
+                f'shape {tuple(x.shape)}. Fix the length, or use path="blockwise" or "dense".'
+            )
         beyond = self.max_length - length
         return parameters["table"][:, beyond : beyond + 2 * length - 1]
 
@@ -483,22 +480,6 @@ class Toeplitz(FourierMask):
     @property
     def _own_length(self) -> int:
         return self.max_length
-
-    def get_config(self) -> dict[str, object]:
-        return {
-            **super().get_config(),
-            "max_length": self.max_length,
-            "causal": self.is_causal,
-            "initial_slopes": self.initial_slopes,
-        }
-
-
-def _check_fixed(x: Signal) -> None:
-    if not isinstance(x.shape[1], int):
-        raise ValueError(
-            'The path "fft" of a Toeplitz mask needs a fixed length. Received: a signal of shape '
-            f'{tuple(x.shape)}. Fix the length, or use path="blockwise" or "dense".'
-        )
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")

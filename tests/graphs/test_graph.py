@@ -84,10 +84,7 @@ NAN = np.full((2, 1), np.nan)
             r"float32.*1e\+39 at node_f.*\[1, 0\]",
         ),
         ({"edges": [[0, 1]], "node_features": [[2**24 + 1], [0]]}, "float32.*16777217 at"),
-        (
-            {"edges": [[0, 1]], "node_features": [[2**62 + 1], [0]]},
-            "float32.*4611686018427387905",
-        ),
+        ({"edges": [[0, 1]], "node_features": [[2**62 + 1], [0]]}, "float32.*4611686018427387905"),
         ({"edges": [[0, 1]], "edge_features": [[-1e39]]}, "float32.*-1e.39 at edge_features"),
         ({"edges": [[0, 1]], "edge_features": NAN}, "finite"),
         ({"edges": [[0, 1]], "edge_features": np.ones((2, 1))}, r"shape \(1, features\)"),

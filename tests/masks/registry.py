@@ -272,3 +272,4 @@ CASES = {
     "GraphRandomFeatures": [random_features],
     "Product": [product],
 }
+EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]

@@ -1,5 +1,8 @@
 """Masks of sequences and grids, and their matrices in float64 as functions of their weights."""
 
+import functools
+import math
+
 import keras
 import numpy as np
 import torch
@@ -115,8 +118,20 @@ def positive(n, weights):
     return (weights["positive/level"][:, None, None] + torch.eye(n))[None]
 
 
-def packed(n, weights):
-    return causal(n, weights) * segments(n, weights) * exponential(n, weights, "exponential/")
+def factor(matrix, name):
+    """The matrix of the factor of this name."""
+    return functools.partial(matrix, name=name)
+
+
+def _product(masks, path, *matrices):
+    def matrix(n, weights):
+        return math.prod(of_factor(n, weights) for of_factor in matrices)
+
+    return lambda n: Product(masks(n)), matrix, path
+
+
+def ranked(n):
+    return LowRank(2, n + 10, name="low_rank")
 
 
 # name -> a mask for a length, its matrix, and its path for long sequences
@@ -132,67 +147,44 @@ SEQUENCES = {
     "toeplitz": (lambda n: Toeplitz(n + 3), toeplitz, "fft"),
     "one-sided toeplitz": (
         lambda n: Toeplitz(n + 3, causal=True),
-        lambda n, w: toeplitz(n, w, one_sided=True),
+        functools.partial(toeplitz, one_sided=True),
         "fft",
     ),
     "decaying toeplitz": (lambda n: Toeplitz(n + 3, initial_slopes=0.1), toeplitz, "fft"),
-    "low rank": (lambda n: LowRank(2, n + 10), lambda n, w: low_rank(n, w, ""), "low_rank"),
+    "low rank": (lambda n: LowRank(2, n + 10), factor(low_rank, ""), "low_rank"),
     "stochastic positions": (
-        lambda n: StochasticPositions(2, seed=0),
-        lambda n, w: stochastic(n, w, ""),
-        "low_rank",
+        *(lambda n: StochasticPositions(2, seed=0), factor(stochastic, ""), "low_rank"),
     ),
-    "causal segments": (
-        lambda n: Product([Causal(), Segments()]),
-        lambda n, w: causal(n, w) * segments(n, w),
-        "chunked",
+    "causal segments": _product(lambda n: [Causal(), Segments()], "chunked", causal, segments),
+    "packed, causal, exponential": _product(
+        lambda n: [Causal(), Segments(), Exponential(name="exponential")],
+        *("chunked", causal, segments, factor(exponential, "exponential/")),
     ),
-    "packed, causal, exponential": (
-        lambda n: Product([Causal(), Segments(), Exponential(name="exponential")]),
-        packed,
-        "chunked",
+    "two exponentials": _product(
+        lambda n: [Exponential(2, name="a"), Exponential(name="b"), Segments()],
+        *("chunked", factor(exponential, "a/"), factor(exponential, "b/"), segments),
     ),
-    "two exponentials": (
-        lambda n: Product([Exponential(2, name="a"), Exponential(name="b"), Segments()]),
-        lambda n, w: exponential(n, w, "a/") * exponential(n, w, "b/") * segments(n, w),
-        "chunked",
+    "two of low rank": _product(
+        lambda n: [ranked(n), StochasticPositions(2, name="stochastic", seed=0)],
+        *("low_rank", low_rank, stochastic),
     ),
-    "two of low rank": (
-        lambda n: Product(
-            [LowRank(2, n + 10, name="low_rank"), StochasticPositions(2, name="stochastic", seed=0)]
-        ),
-        lambda n, w: low_rank(n, w) * stochastic(n, w),
-        "low_rank",
+    "low rank, causal": _product(lambda n: [ranked(n), Causal()], "chunked", low_rank, causal),
+    "toeplitz, causal": _product(
+        lambda n: [Toeplitz(n + 3, name="toeplitz"), Causal()],
+        *("fft", factor(toeplitz, "toeplitz/"), causal),
     ),
-    "low rank, causal": (
-        lambda n: Product([LowRank(2, n + 10, name="low_rank"), Causal()]),
-        lambda n, w: low_rank(n, w) * causal(n, w),
-        "chunked",
+    "toeplitz, segments": _product(
+        lambda n: [Toeplitz(n + 3, name="toeplitz"), Segments()],
+        *("blockwise", factor(toeplitz, "toeplitz/"), segments),
     ),
-    "toeplitz, causal": (
-        lambda n: Product([Toeplitz(n + 3, name="toeplitz"), Causal()]),
-        lambda n, w: toeplitz(n, w, "toeplitz/") * causal(n, w),
-        "fft",
+    "causal form": _product(
+        lambda n: [Causal(), Positive(name="positive")], "sum", positive, causal
     ),
-    "toeplitz, segments": (
-        lambda n: Product([Toeplitz(n + 3, name="toeplitz"), Segments()]),
-        lambda n, w: toeplitz(n, w, "toeplitz/") * segments(n, w),
-        "blockwise",
+    "low rank and another": _product(
+        lambda n: [Positive(name="positive"), ranked(n)], "sum", positive, low_rank
     ),
-    "causal form": (
-        lambda n: Product([Causal(), Positive(name="positive")]),
-        lambda n, w: positive(n, w) * causal(n, w),
-        "sum",
-    ),
-    "low rank and another": (
-        lambda n: Product([Positive(name="positive"), LowRank(2, n + 10, name="low_rank")]),
-        lambda n, w: positive(n, w) * low_rank(n, w),
-        "sum",
-    ),
-    "nothing faster": (
-        lambda n: Product([Segments(), Positive(name="positive")]),
-        lambda n, w: segments(n, w) * positive(n, w),
-        "blockwise",
+    "nothing faster": _product(
+        lambda n: [Segments(), Positive(name="positive")], "blockwise", segments, positive
     ),
 }
 

@@ -51,10 +51,7 @@ CASES = {
         ),
         {},
     ),
-    "adjacency": (
-        lambda: GraphDiffusion(ORDER[EDGES], num_nodes=COUNT, operator="adjacency"),
-        {},
-    ),
+    "adjacency": (lambda: GraphDiffusion(ORDER[EDGES], num_nodes=COUNT, operator="adjacency"), {}),
     "graphs of examples": (
         lambda: GraphDiffusion(operator="laplacian", spectral_bound=16.0, initial_time=0.2),
         EXAMPLES,

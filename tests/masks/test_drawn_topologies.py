@@ -94,11 +94,7 @@ def test_many_graphs(count, degree, seed, data):
 @pytest.mark.slow_on("jax")
 @pytest.mark.parametrize(
     ("function", "path"),
-    [
-        ("exponential", "scan"),
-        ("exponential", "doubling"),
-        ("table", "centroids"),
-    ],
+    [("exponential", "scan"), ("exponential", "doubling"), ("table", "centroids")],
 )
 def test_large_trees_never_see_each_other(function, path):
     """Two paths of 600 and 700 nodes, one after the other: long enough for transforms."""

@@ -6,10 +6,8 @@ import pytest
 from keras import ops
 
 from keras_graphattn.masks import GraphDiffusion, Hypercube, RandomWalk, Tree
-from tests.masks.registry import CASES, HEADS
+from tests.masks.registry import CASES, EVERY, HEADS
 from tests.numerics import BACKEND, to_numpy
-
-EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]
 
 
 @pytest.mark.parametrize(("name", "k"), EVERY)

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.masks.registry import CASES, HEADS
+from tests.masks.registry import CASES, EVERY, HEADS
 from tests.masks.test_path_equality import check_paths
 from tests.numerics import BACKEND, dtype_policy, float64_on_jax
 
-EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]
 LENGTH = 12
 pytestmark = [pytest.mark.slow] if BACKEND == "jax" else []  # JAX compiles every path
 

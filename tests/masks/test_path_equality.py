@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_graphattn import masks
 from tests.compiling import jit
-from tests.masks.registry import CASES, HEADS, RELATIVE_TO_LARGEST
+from tests.masks.registry import CASES, EVERY, HEADS, RELATIVE_TO_LARGEST
 from tests.numerics import (
     BACKEND,
     assert_all_close,
@@ -21,7 +21,6 @@ from tests.numerics import (
     value_and_gradients,
 )
 
-EVERY = [(name, k) for name, makers in CASES.items() for k in range(len(makers))]
 FLOOR = 1e-36  # the smallest float32 numbers with full precision, with a margin
 
 

@@ -11,11 +11,7 @@ from keras import ops
 from scipy.sparse.csgraph import shortest_path
 
 from keras_graphattn.masks import Tree
-from keras_graphattn.masks.trees.forest import (
-    Forest,
-    forest_distances,
-    forest_from_parents,
-)
+from keras_graphattn.masks.trees.forest import Forest, forest_distances, forest_from_parents
 from keras_graphattn.masks.trees.sweeps import sweep_path
 from keras_graphattn.masks.trees.tables import centroid_incidences, table_path
 from tests import reference_topology as reference

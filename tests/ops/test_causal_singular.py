@@ -104,10 +104,7 @@ def spread(length, scale, kind):
 
 
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize(
-    ("kind", "scale"),
-    [("noise", 60.0), ("spike", 1e6), ("rises", 1e4)],
-)
+@pytest.mark.parametrize(("kind", "scale"), [("noise", 60.0), ("spike", 1e6), ("rises", 1e4)])
 @pytest.mark.parametrize(("length", "size"), [(20, 8), pytest.param(100, 64, marks=SLOW)])
 def test_exact_at_any_spread_of_the_logits(kind, scale, length, size):
     # most weights are 0 or 1: the gradient of the logits is a difference of much larger numbers

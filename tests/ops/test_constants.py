@@ -8,11 +8,7 @@ import pytest
 import torch
 
 from keras_graphattn.masks import GraphDiffusion, RandomWalk, Tree
-from keras_graphattn.masks.graphs.sparse import (
-    RowNumbers,
-    SparseMatrix,
-    TorchConstants,
-)
+from keras_graphattn.masks.graphs.sparse import RowNumbers, SparseMatrix, TorchConstants
 from tests import reference_topology as reference
 from tests.numerics import BACKEND, to_numpy
 

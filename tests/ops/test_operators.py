@@ -29,6 +29,7 @@ from tests.numerics import (
     to_numpy,
     value_and_gradients,
 )
+from tests.tensor_sizes import largest_tensor
 
 BATCH, HEADS, SIZE = 2, 3, 4
 P = [1.5, 2.0, 2.5]
@@ -264,46 +265,19 @@ def test_an_open_length_is_known_to_stay(name):
 
 @pytest.mark.skipif(BACKEND != "jax", reason="reads the traced program")
 def test_blockwise_never_holds_a_square_tensor():
-    import jax
-
     length, block_size = 256, 16
-    inputs = [x[:1, :, :1] for x in arrays(length)]
     mask = Visibility(causal=True, keys=ops.ones((1, length), "bool"))
 
-    def loss(*inputs):
-        return ops.sum(bound("blockwise", mask, block_size)(*inputs) ** 2)
+    def squares(*inputs):
+        return bound("blockwise", mask, block_size)(*inputs) ** 2
 
-    program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*inputs)
-
-    def sizes(jaxpr):
-        for equation in jaxpr.eqns:
-            yield from (v.aval.size for v in equation.outvars)
-            for parameter in equation.params.values():
-                inner = getattr(parameter, "jaxpr", parameter)
-                if hasattr(inner, "eqns"):
-                    yield from sizes(inner)
-
-    assert block_size * length <= max(sizes(program.jaxpr)) <= 2 * block_size * length
+    largest = largest_tensor(squares, [x[:1, :, :1] for x in arrays(length)])
+    assert block_size * length <= largest <= 2 * block_size * length
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the others form scores in their own kernels")
 @pytest.mark.parametrize("part", [{"causal": True}, {"window": 7}], ids=["causal", "window"])
 def test_fused_never_holds_a_square_mask(part):
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = 0
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            nonlocal largest
-            found = function(*arguments, **(options or {}))
-            for x in found if isinstance(found, (tuple, list)) else [found]:
-                largest = max(largest, x.numel() if isinstance(x, torch.Tensor) else 0)
-            return found
-
     mask = Visibility(keys=ops.ones((1, 1100), "bool"), **part)
-    query, key, values = (ops.convert_to_tensor(x[:1, :, :1]) for x in arrays(1100))
-    query.requires_grad_()
-    with Sizes():
-        torch.autograd.grad(FusedOperator(query, key, mask)(values).sum(), query)
+    largest = largest_tensor(bound("fused", mask), [x[:1, :, :1] for x in arrays(1100)])
     assert 512 * 1100 <= largest < 1100 * 1100

@@ -17,11 +17,7 @@ import torch
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.masks.graphs.diffusion import (
-    Heat,
-    positive_operator,
-    series_sizes,
-)
+from keras_graphattn.masks.graphs.diffusion import Heat, positive_operator, series_sizes
 from keras_graphattn.masks.graphs.edges import read_graph
 from keras_graphattn.masks.graphs.sparse import SparseMatrix
 from keras_graphattn.masks.graphs.walks import ExampleWalks
@@ -190,9 +186,7 @@ CASES = {
     ),
     "sparse": Case(lambda x: MATRIX(x) ** 2, (NODES[0],), ("graphs.sparse.SparseMatrix",)),
     "diffusion": Case(
-        HEAT.product,
-        (NODES[0], np.array([0.4, 0.9], "float32")),
-        ("graphs.diffusion.Heat",),
+        HEAT.product, (NODES[0], np.array([0.4, 0.9], "float32")), ("graphs.diffusion.Heat",)
     ),
     "diffusion, matrix": Case(HEAT.matrix, (np.array([0.4, 0.9], "float32"),)),
     "random features": Case(

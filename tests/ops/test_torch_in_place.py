@@ -17,8 +17,7 @@ MASKS = {
     "causal": Visibility(causal=True),
     "padding": Visibility(keys=KEYS, queries=KEYS),
     "entries": Visibility(
-        entries=np.random.default_rng(5).random((BATCH, HEADS, LENGTH, LENGTH)) > 0.7,
-        keys=KEYS,
+        entries=np.random.default_rng(5).random((BATCH, HEADS, LENGTH, LENGTH)) > 0.7, keys=KEYS
     ),
 }
 

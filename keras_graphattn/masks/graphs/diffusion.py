@@ -36,6 +36,8 @@ from keras_graphattn.masks.graphs.sparse import SparseMatrix, add_rows
 from keras_graphattn.masks.inputs import Arrays, Flags, Length, Tensors, either
 from keras_graphattn.masks.mask import (
     MaskOptions,
+    Nodes,
+    PerHead,
     Rows,
     Shape,
     Signal,
@@ -121,6 +123,10 @@ class GraphDiffusion(TopologyMask):
     """
 
     paths: tuple[str, ...] = ("dense", "series")
+    _settings = (
+        *("operator", "function", "initial_time", "max_time", "learn_time", "tolerance"),
+        "spectral_bound",
+    )
 
     def __init__(
         self,
@@ -146,6 +152,7 @@ class GraphDiffusion(TopologyMask):
                 'use `GraphRandomFeatures(graph, series="regularized_laplacian")`, an estimate of '
                 "(I + s L)^-1 for the normalised Laplacian."
             )
+        self.function = "heat"
         self.tolerance = optional(number(above=0.0, below=1.0))("tolerance", tolerance, {})
         self.initial_time = finite("initial_time", initial_time, positive=True)
         self.learn_time = flag("learn_time", learn_time)
@@ -160,8 +167,8 @@ class GraphDiffusion(TopologyMask):
         self.spectral_bound = optional(number(above=0.0))("spectral_bound", spectral_bound, {})
         self._adjacency: Graph | None = None
         if graph is None:
-            self.inputs_at_call = ("edges", "edge_weights") if edge_weights else ("edges",)
-            self._bound = self._bound_of_examples(edge_weights)
+            self.inputs_at_call = self._read_edge_weights(edge_weights)
+            self._bound = self._bound_of_examples()
             radius = 1.0 if operator == "normalized_laplacian" else self._bound
         else:
             self._adjacency = read_graph(graph, num_nodes, edge_weights)
@@ -181,14 +188,9 @@ class GraphDiffusion(TopologyMask):
             short = series_sizes(radius, self.max_time, accuracy, LONGEST_PART_OF_MATRIX)
             self._heat = Heat(positive, shift, self._sizes, short)
 
-    def _bound_of_examples(self, edge_weights: Any) -> float:
+    def _bound_of_examples(self) -> float:
         """The bound of the eigenvalues of graphs that come with each call."""
         bound = self.spectral_bound
-        if edge_weights is not None and not isinstance(edge_weights, bool):
-            raise ValueError(
-                "Without a graph, `edge_weights` must be True if the calls take edge weights, else "
-                f"None. Received: edge_weights={edge_weights!r}. Use True or None."
-            )
         if self.operator == "normalized_laplacian":
             if bound is not None and bound < 2.0:
                 raise ValueError(
@@ -237,7 +239,7 @@ class GraphDiffusion(TopologyMask):
             self.time_logit = self._add_parameter("time_logit", logit)
 
     @property
-    def time(self) -> Float[Tensor, " N"]:
+    def time(self) -> PerHead:
         """t of each head, of shape (num_heads,)."""
         if not self.learn_time:
             return self._constant(self._start)
@@ -268,15 +270,7 @@ class GraphDiffusion(TopologyMask):
             config |= {"graph": None, "edge_weights": "edge_weights" in self.inputs_at_call}
         else:
             config |= graph_config(self._adjacency)
-        return config | {
-            "operator": self.operator,
-            "function": "heat",
-            "initial_time": self.initial_time,
-            "max_time": self.max_time,
-            "learn_time": self.learn_time,
-            "tolerance": self.tolerance,
-            "spectral_bound": self.spectral_bound,
-        }
+        return config
 
 
 class SeriesSizes(NamedTuple):
@@ -386,23 +380,15 @@ class Heat:
         self._product = FunctionWithGradient(self._value, self._gradient)
         self._matrix = FunctionWithGradient(self._matrix_value, self._matrix_gradient)
 
-    def product(
-        self, x: Float[Tensor, "n N C"], time: Float[Tensor, " N"]
-    ) -> Float[Tensor, "n N C"]:
+    def product(self, x: Nodes, time: PerHead) -> Nodes:
         (product,) = self._product(x, time)
         return product
 
-    def matrix(self, time: Float[Tensor, " N"]) -> Float[Tensor, "N n n"]:
+    def matrix(self, time: PerHead) -> Float[Tensor, "N n n"]:
         (matrix,) = self._matrix(time)
         return matrix
 
-    def _series(
-        self,
-        x: Float[Tensor, "n N C"],
-        time: Float[Tensor, " N"],
-        decay: Float[Tensor, " N"],
-        sizes: SeriesSizes,
-    ) -> Float[Tensor, "n N C"]:
+    def _series(self, x: Nodes, time: PerHead, decay: PerHead, sizes: SeriesSizes) -> Nodes:
         ones = ops.ones_like(x[:1])
         time, decay = (ops.reshape(each[:, None] * ones, (1, -1)) for each in (time, decay))
         columns = ops.reshape(x, (self.positive.shape[0], -1))
@@ -499,9 +485,7 @@ class ExampleGraphs:
         shift = ops.stop_gradient(largest(diagonal, axis=1, keepdims=True))
         return shift, shift - diagonal
 
-    def heat(
-        self, x: Float[Tensor, "B T N C"], time: Float[Tensor, " N"], sizes: SeriesSizes
-    ) -> Float[Tensor, "B T N C"]:
+    def heat(self, x: Signal, time: PerHead, sizes: SeriesSizes) -> Signal:
         """exp(t S) x."""
         (shift, rest), time = self.shift(), time / sizes.parts
         shift = ops.reshape(ops.broadcast_to(shift, ops.shape(rest)), (-1, 1))
@@ -516,9 +500,7 @@ class ExampleGraphs:
         nodes = positive_series(nodes, time[None, :, None], decay, sizes, positive, unrolled)
         return ops.reshape(nodes, ops.shape(x))
 
-    def heat_matrix(
-        self, time: Float[Tensor, " N"], sizes: SeriesSizes
-    ) -> Float[Tensor, "B N T T"]:
+    def heat_matrix(self, time: PerHead, sizes: SeriesSizes) -> Rows:
         """exp(t S), from powers of B that all heads share.
 
         With the longest time u, exp(t B) = sum_k (t / u)^k (u B)^k / k!: only the first factor

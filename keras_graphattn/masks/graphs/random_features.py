@@ -23,23 +23,14 @@ import scipy.special
 from keras import ops
 from numpy.typing import ArrayLike
 
-from keras_graphattn.checks import (
-    Array,
-    checked,
-    flag,
-    number,
-    numpy_of,
-    one_of,
-    seed_of,
-    whole,
+from keras_graphattn.checks import Array, checked, flag, number, numpy_of, one_of, seed_of, whole
+from keras_graphattn.masks.graphs.edges import Graph, adjacency_rule, graph_config, read_graph
+from keras_graphattn.masks.graphs.walks import (
+    Coefficients,
+    WalkFeatures,
+    features_of_loads,
+    random_walks,
 )
-from keras_graphattn.masks.graphs.edges import (
-    Graph,
-    adjacency_rule,
-    graph_config,
-    read_graph,
-)
-from keras_graphattn.masks.graphs.walks import WalkFeatures, features_of_loads, random_walks
 from keras_graphattn.masks.inputs import Length, Tensors
 from keras_graphattn.masks.mask import (
     MaskOptions,
@@ -51,7 +42,6 @@ from keras_graphattn.masks.mask import (
     from_nodes,
     to_nodes,
 )
-from keras_graphattn.types import Float, Tensor
 
 OPERATORS = ("normalized_adjacency", "adjacency")
 SERIES = ("diffusion", "regularized_laplacian", "random_walk")
@@ -128,6 +118,10 @@ class GraphRandomFeatures(TopologyMask):
     """
 
     paths = ("dense", "features")
+    _settings = (
+        *("series", "strength", "operator", "num_walks", "walk_length", "halt_probability"),
+        *("learn_modulation", "seed"),
+    )
 
     def __init__(
         self,
@@ -215,39 +209,23 @@ class GraphRandomFeatures(TopologyMask):
         return {"modulation": ops.where(self._walked, ops.exp(logarithm), 0.0)}
 
     def _signal(self, x: Signal, path: str, parameters: Tensors, inputs: Tensors) -> Signal:
-        modulation = parameters["modulation"]
-        features = self._right.transposed_product(to_nodes(x), modulation)
-        return from_nodes(self._left.product(features, modulation), x)
+        return self._factored(self._left, self._right, x, parameters["modulation"])
+
+    def _transposed_signal(self, x: Signal, parameters: Tensors, inputs: Tensors) -> Signal:
+        return self._factored(self._right, self._left, x, parameters["modulation"])
+
+    def _factored(
+        self, left: WalkFeatures, right: WalkFeatures, x: Signal, modulation: Coefficients
+    ) -> Signal:
+        features = right.transposed_product(to_nodes(x), modulation)
+        return from_nodes(left.product(features, modulation), x)
 
     def _matrix(self, length: Length, parameters: Tensors, inputs: Tensors) -> Rows:
         left, right = (f.matrix(parameters["modulation"]) for f in (self._left, self._right))
         return ops.einsum("nvi,nwi->nvw", left, right)[None]
 
-    def _transposed_columns(
-        self,
-        columns: Float[Tensor, "T R"],
-        length: Length,
-        parameters: Tensors,
-        inputs: Tensors,
-    ) -> Float[Tensor, "1 T N R"]:
-        modulation = parameters["modulation"]
-        columns = ops.repeat(columns[:, None], self.num_heads, axis=1)  # (T, N, R)
-        features = self._left.transposed_product(columns, modulation)
-        return self._right.product(features, modulation)[None]
-
-    def get_config(self) -> dict[str, object]:
-        return {
-            **super().get_config(),
-            **graph_config(self._adjacency),
-            "series": self.series,
-            "strength": self.strength,
-            "operator": self.operator,
-            "num_walks": self.num_walks,
-            "walk_length": self.walk_length,
-            "halt_probability": self.halt_probability,
-            "learn_modulation": self.learn_modulation,
-            "seed": self.seed,
-        }
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | graph_config(self._adjacency)
 
 
 @checked(

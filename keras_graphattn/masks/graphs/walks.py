@@ -48,6 +48,8 @@ from keras_graphattn.masks.graphs.sparse import SparseMatrix, add_rows
 from keras_graphattn.masks.inputs import Length, Tensors, marked
 from keras_graphattn.masks.mask import (
     MaskOptions,
+    Nodes,
+    PerHead,
     Rows,
     Shape,
     Signal,
@@ -59,6 +61,9 @@ from keras_graphattn.masks.mask import (
 from keras_graphattn.numerics.custom_gradient import FunctionWithGradient
 from keras_graphattn.numerics.precision import at_least_float32, matmul, pad, take
 from keras_graphattn.types import Float, Int, Tensor
+
+Coefficients = Float[Tensor, "L N"]  # of each step and head
+Matrices = Float[Tensor, "N T T"]  # one for each head
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -112,6 +117,9 @@ class RandomWalk(TopologyMask):
     paths = ("dense", "features")
 
     _topology = ("graph", "walks")
+    _settings = (
+        *("num_walks", "walk_length", "exact", "decay", "learn_decay", "normalization", "seed"),
+    )
 
     def __init__(
         self,
@@ -250,15 +258,7 @@ class RandomWalk(TopologyMask):
             config |= graph_config(self._adjacency)
         if self._given_walks is not None:
             config["walks"] = self._given_walks.tolist()
-        return config | {
-            "num_walks": self.num_walks,
-            "walk_length": self.walk_length,
-            "exact": self.exact,
-            "decay": self.decay,
-            "learn_decay": self.learn_decay,
-            "normalization": self.normalization,
-            "seed": self.seed,
-        }
+        return config
 
 
 class WalkFeatures:
@@ -275,22 +275,18 @@ class WalkFeatures:
         pairs = zip(coefficients, self.steps, strict=True)
         return WalkFeatures([scipy.sparse.csr_array(sum(c * step for c, step in pairs))])
 
-    def matrix(self, coefficients: Float[Tensor, "L N"]) -> Float[Tensor, "N n n"]:
+    def matrix(self, coefficients: Coefficients) -> Matrices:
         """F of each head."""
         steps = np.stack([step.toarray() for step in self.steps])
         steps = ops.convert_to_tensor(steps, dtype=coefficients.dtype)
         return ops.einsum("lvi,ln->nvi", steps, coefficients)
 
-    def product(
-        self, x: Float[Tensor, "n N C"], coefficients: Float[Tensor, "L N"]
-    ) -> Float[Tensor, "n N C"]:
+    def product(self, x: Nodes, coefficients: Coefficients) -> Nodes:
         """F x."""
         terms = coefficients[:, None, :, None] * x[None]
         return self._joined.transpose(ops.reshape(terms, (-1, *ops.shape(x)[1:])))
 
-    def transposed_product(
-        self, x: Float[Tensor, "n N C"], coefficients: Float[Tensor, "L N"]
-    ) -> Float[Tensor, "n N C"]:
+    def transposed_product(self, x: Nodes, coefficients: Coefficients) -> Nodes:
         """F^T x."""
         terms = ops.reshape(self._joined(x), (self.length, *ops.shape(x)))
         return ops.sum(coefficients[:, None, :, None] * terms, axis=0)
@@ -318,21 +314,17 @@ class WalkFeatures:
                 meetings[k + l] += (one @ other.T).toarray()
         return meetings
 
-    def _scale(self, decay: Float[Tensor, " N"], normalization: float) -> Float[Tensor, "n N"]:
+    def _scale(self, decay: PerHead, normalization: float) -> Float[Tensor, "n N"]:
         squares = ops.convert_to_tensor(self.squares, dtype=decay.dtype)
         return scale_of_squares(squares, decay, normalization)
 
-    def kernel_product(
-        self, x: Float[Tensor, "n N C"], decay: Float[Tensor, " N"], normalization: float
-    ) -> Float[Tensor, "n N C"]:
+    def kernel_product(self, x: Nodes, decay: PerHead, normalization: float) -> Nodes:
         """M x = S F F^T S x."""
         scale = self._scale(decay, normalization)[:, :, None]
         powers = decay[None] ** ops.arange(self.length, dtype=decay.dtype)[:, None]
         return scale * self.product(self.transposed_product(scale * x, powers), powers)
 
-    def kernel_matrix(
-        self, decay: Float[Tensor, " N"], normalization: float
-    ) -> Float[Tensor, "N n n"]:
+    def kernel_matrix(self, decay: PerHead, normalization: float) -> Matrices:
         """M = s_v s_w sum_k decay^k C_k, where s_v = 1 / |f_v|^a and C_k are the `meetings`."""
         meetings = ops.convert_to_tensor(self.meetings, dtype=decay.dtype)  # (2 L - 1, n, n)
         powers = decay[None] ** ops.arange(meetings.shape[0], dtype=decay.dtype)[:, None]
@@ -440,7 +432,7 @@ def expected_features(adjacency: Graph, length: int) -> WalkFeatures:
 
 
 def scale_of_squares(
-    squares: Float[Tensor, "... K"], decay: Float[Tensor, " N"], normalization: float
+    squares: Float[Tensor, "... K"], decay: PerHead, normalization: float
 ) -> Float[Tensor, "... N"]:
     """1 / |f_v|^a, from the coefficients of |f_v|^2 as polynomials; 0 where f_v = 0."""
     if normalization == 0.0:
@@ -477,13 +469,11 @@ class ExampleWalks:
         self.walks: Int[Tensor, "B T W L"] = ops.cast(walks, "int32")
         self.number, self.length = self.walks.shape[2:]
 
-    def _powers(self, decay: Float[Tensor, " N"]) -> Float[Tensor, "L N"]:
+    def _powers(self, decay: PerHead) -> Coefficients:
         powers = decay[None] ** ops.arange(self.length, dtype=decay.dtype)[:, None]
         return powers / float(self.number)
 
-    def kernel_product(
-        self, x: Float[Tensor, "B T N C"], decay: Float[Tensor, " N"], normalization: float
-    ) -> Float[Tensor, "B T N C"]:
+    def kernel_product(self, x: Signal, decay: PerHead, normalization: float) -> Signal:
         """M x = S F F^T S x, with gradients for `x` and `decay`."""
         scale = 1.0
         if normalization != 0.0:
@@ -517,9 +507,7 @@ class ExampleWalks:
         start = ops.zeros((batch, count, 2 * self.length - 1), "int32")
         return ops.cast(ops.fori_loop(0, self.number, add, start), "float32")
 
-    def features(
-        self, decay: Float[Tensor, " N"], normalization: float
-    ) -> Float[Tensor, "B N T T"]:
+    def features(self, decay: PerHead, normalization: float) -> Rows:
         """f_v / |f_v|^a of each head; the last axes are the node v and the visited node."""
         batch, count = ops.shape(self.walks)[:2]
         nodes = ops.reshape(ops.arange(batch * count, dtype="int32"), (batch, count, 1, 1))
@@ -559,7 +547,7 @@ def _sum_of_visits(x: Tensor, places: Tensor) -> Float[Tensor, "B L T N C"]:
     return ops.reshape(total, (batch, length, count, heads, width))
 
 
-def _sum_of_met(x: Tensor, places: Tensor) -> Float[Tensor, "B T N C"]:
+def _sum_of_met(x: Tensor, places: Tensor) -> Signal:
     """The transpose of `_sum_of_visits`: sum_l F_l x_l, from x (B, L, T, N, C)."""
     batch, length, count, heads, width = ops.shape(x)
     flat = ops.reshape(x, (batch * length * count, heads, width))
@@ -599,12 +587,7 @@ _met = FunctionWithGradient(
 
 
 @checked(steps=tensor("B N T T"), decay=tensor("N"), length=whole(), normalization=number())
-def kernel_of_steps(
-    steps: Float[Tensor, "B N T T"],
-    decay: Float[Tensor, " N"],
-    length: int,
-    normalization: float = 1.0,
-) -> Float[Tensor, "B N T T"]:
+def kernel_of_steps(steps: Rows, decay: PerHead, length: int, normalization: float = 1.0) -> Rows:
     """The expected kernel of walks with given probabilities of a step.
 
     Let P[v, w] be the probability of the step from v to w. The expectation over all walks of L

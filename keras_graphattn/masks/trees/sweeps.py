@@ -35,6 +35,7 @@ from keras_graphattn.numerics.precision import constant, size_tensor, take
 from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 Signal = Float[Tensor, "n N C"]
+PerHead = Float[Tensor, " N"]
 Rows = Float[Tensor, "rows N C"]  # a signal in the layout of the sweeps
 Decays = Float[Tensor, "rows N 1"]  # g: the decay from each node to its parent, 0 at roots
 Topology = tuple[Int[Tensor, " rows"], ...]  # the rows of parents and, for `Doubling`, ancestors
@@ -67,7 +68,7 @@ class Sweeps:
         self._most_children = int(np.bincount(parents[self.has_parent], minlength=1).max())
         self.product = FunctionWithGradient(self._value, self._gradient)
 
-    def __call__(self, x: Signal, rate: Float[Tensor, " N"], offset: Float[Tensor, " N"]) -> Signal:
+    def __call__(self, x: Signal, rate: PerHead, offset: PerHead) -> Signal:
         weights, has_parent = constant(self.weights, rate.dtype), constant(self.has_parent)
         decay = _decays(rate, weights, has_parent)
         (product,) = self.product(x, decay, *self.topology(x))
@@ -97,10 +98,7 @@ class Sweeps:
         return (_moved(below + above, self.position),), terms
 
     def _gradient(
-        self,
-        tensors: tuple[Tensor, ...],
-        terms: tuple[Rows, ...],
-        upstream: tuple[Signal],
+        self, tensors: tuple[Tensor, ...], terms: tuple[Rows, ...], upstream: tuple[Signal]
     ) -> tuple[Tensor | None, ...]:
         (_, decay, *topology), (below, near, above) = tensors, terms
         other_terms = self._terms(upstream[0], decay[..., None], tuple(topology))
@@ -200,11 +198,7 @@ class Scan(Sweeps):
         return self._scanned(step, x, decay)
 
     def _scanned(
-        self,
-        step: Callable[..., tuple[Rows, Rows]],
-        x: Rows,
-        decay: Decays,
-        reverse: bool = False,
+        self, step: Callable[..., tuple[Rows, Rows]], x: Rows, decay: Decays, reverse: bool = False
     ) -> Rows:
         levels = self._by_level(x), self._by_level(decay), constant(self._inside)
         _, sums = ops.scan(step, ops.zeros_like(levels[0][0]), levels, reverse=reverse)
@@ -225,14 +219,13 @@ class Doubling(Sweeps):
     """
 
     def __init__(self, forest: Forest | None = None) -> None:
+        if forest is None:
+            self.product = FunctionWithGradient(self._value, self._gradient)
+        else:
+            super().__init__(forest, forest.order)
+            ancestors = jumps(self._parents.numbers, forest.height)
+            self._ancestors = [RowNumbers(jump) for jump in ancestors]
         self.order = self.position = None
-        self.product = FunctionWithGradient(self._value, self._gradient)
-        if forest is not None:
-            above = forest.order[forest.parents][forest.position]
-            self.has_parent = above != np.arange(forest.size)
-            self.weights = forest.weights[forest.position]
-            self._ancestors = [RowNumbers(jump) for jump in jumps(above, forest.height)]
-            self._most_children = int(np.bincount(above[self.has_parent], minlength=1).max())
 
     def topology(self, like: Tensor) -> Topology:
         return tuple(jump.tensor(like) for jump in self._ancestors)
@@ -305,11 +298,7 @@ def _under_xla() -> bool:
     path=optional(one_of(*SWEEPS)),
 )
 def exponential_tree_product(
-    x: Signal,
-    rate: Float[Tensor, " N"],
-    offset: Float[Tensor, " N"],
-    forest: Forest,
-    path: str | None = None,
+    x: Signal, rate: PerHead, offset: PerHead, forest: Forest, path: str | None = None
 ) -> Signal:
     """[exp(rate dist(i, j) + offset)] x within each tree, 0 across trees.
 
@@ -340,8 +329,8 @@ def exponential_tree_product(
 
 def exponential_product_of_batch(
     x: Signal,
-    rate: Float[Tensor, " N"],
-    offset: Float[Tensor, " N"],
+    rate: PerHead,
+    offset: PerHead,
     parents: Int[Tensor, "B T"],
     edge_weights: Float[Tensor, "B T"] | None,
     depth: int,
@@ -361,7 +350,7 @@ def exponential_product_of_batch(
 
 
 def _decays(
-    rate: Float[Tensor, " N"], weights: Float[Tensor, " rows"], has_parent: Bool[Tensor, " rows"]
+    rate: PerHead, weights: Float[Tensor, " rows"], has_parent: Bool[Tensor, " rows"]
 ) -> Float[Tensor, "rows N"]:
     """g: exp(a w) for nodes with a parent, 0 for roots."""
     return ops.where(has_parent[:, None], ops.exp(rate * weights[:, None]), 0.0)

@@ -97,6 +97,10 @@ class Tree(TopologyMask):
     """
 
     _topology = ("forest", "parents")
+    _settings = (
+        *("function", "initial_rate", "initial_offset", "initial_table"),
+        *("max_distance", "max_depth"),
+    )
     _finite_distances: tuple[np.ndarray, np.ndarray] | None = None  # kept by the first call
 
     def __init__(
@@ -135,12 +139,7 @@ class Tree(TopologyMask):
             self.paths = ("dense", *(TABLES if function == "table" else SWEEPS))
             self.hides_keys = int(self._forest.starts[1]) > 1 or function == "table"
         else:
-            if edge_weights is not None and edge_weights is not True:
-                raise ValueError(
-                    "Without a forest, `edge_weights` must be True if the calls take edge weights, "
-                    f"else None. Received: edge_weights={edge_weights!r}. Use True or None."
-                )
-            self.inputs_at_call = ("parents", "edge_weights") if edge_weights else ("parents",)
+            self.inputs_at_call = self._read_edge_weights(edge_weights)
             self.paths = ("dense", "depths" if function == "table" else "doubling")
         self._read_table(initial_table, optional(whole(0))("max_distance", max_distance, {}))
 
@@ -307,11 +306,4 @@ class Tree(TopologyMask):
             config["forest"] = parents[forest.position].tolist()
             if (forest.weights[forest.depth > 0] != 1.0).any():
                 config["edge_weights"] = forest.weights[forest.position].tolist()
-        return config | {
-            "function": self.function,
-            "initial_rate": self.initial_rate,
-            "initial_offset": self.initial_offset,
-            "initial_table": self.initial_table,
-            "max_distance": self.max_distance,
-            "max_depth": self.max_depth,
-        }
+        return config
