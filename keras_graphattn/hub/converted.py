@@ -440,14 +440,17 @@ class AttentionFamily:
         self,
         inputs: Float[Tensor, "B T _"],
         mask: Mask | None = None,
+        cache: Cache | None = None,
         index: Index | None = None,
         training: bool | None = None,
         bias: Bias | None = None,
-    ) -> Float[Tensor, "B T _"]:
-        """The result for all tokens, if the original attends in `call` itself.
+    ) -> Any:
+        """The result for all tokens, or for new ones with a cache, if `call` itself attends.
 
-        `index` is `cache_update_index`, which needs a cache: it must be `None`.
+        `index` is `cache_update_index`, which needs a cache.
         """
+        if cache is not None:
+            return self.attend_cached(inputs, mask, cache, index, training, bias=bias)
         if index is not None:
             raise ValueError(
                 "`cache_update_index` needs a `cache`. Received: cache=None, "
@@ -457,12 +460,17 @@ class AttentionFamily:
         outputs = self.attend(query, self.cached_keys(key), value, mask, training, bias)
         return self.merged_heads(outputs, training)
 
+    def matrix_of(self, query: Heads, key: Heads, bias: Bias | None) -> Float[Tensor, "B N T T"]:
+        """A, where a tower returns it beside its result."""
+        logits = self.score_logits(ops.shape(key)[1], bias)
+        return attention_matrix(query, key, None, self.settings.sizes.scale, logits)
+
     def attend_cached(
         self,
         inputs: Float[Tensor, "B T _"],
         mask: Mask | None,
         cache: Cache,
-        index: Index,
+        index: Index | None,
         training: bool | None = None,
         *,
         bias: Bias | None = None,
@@ -521,7 +529,7 @@ class AttentionFamily:
         )
         return all_of(visible, four_dimensional(within))
 
-    def check_index(self, index: Index, cache: str = "cache") -> None:
+    def check_index(self, index: Index | None, cache: str = "cache") -> None:
         """Refuses a cache without the position of the first new token."""
         if index is None:
             raise ValueError(

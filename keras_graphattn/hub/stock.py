@@ -153,7 +153,7 @@ class CachedCall(CacheSlots):
     ) -> Result:
         refuse_paged_attention(self)
         if cache is None:
-            outputs: Result = super().call(  # type: ignore[misc]
+            return super().call(  # type: ignore[misc]
                 query,
                 value,
                 key,
@@ -161,7 +161,6 @@ class CachedCall(CacheSlots):
                 return_attention_scores=return_attention_scores,
                 training=training,
             )
-            return outputs
         if cache_update_index is None or return_attention_scores:
             raise ValueError(
                 f"{type(self).__name__} decodes self-attention: with `cache` it needs "
@@ -177,18 +176,12 @@ class CachedCall(CacheSlots):
 
     def compute_output_spec(
         self,
-        query: keras.KerasTensor,
-        value: keras.KerasTensor,
-        key: keras.KerasTensor | None = None,
-        attention_mask: keras.KerasTensor | None = None,
+        *tensors: keras.KerasTensor,
         cache: keras.KerasTensor | None = None,
         cache_update_index: Index | None = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
+        **arguments: Any,
     ) -> keras.KerasTensor | tuple[keras.KerasTensor, ...]:
-        outputs = super().compute_output_spec(  # type: ignore[misc]
-            query, value, key, return_attention_scores=return_attention_scores
-        )
+        outputs = super().compute_output_spec(*tensors, **arguments)  # type: ignore[misc]
         if cache is None:
             return outputs
         slots = max(self.cache_slots, self.needed_slots, cache.shape[1])
@@ -328,8 +321,7 @@ def widened(plain: type, argument: str = "cache") -> type:
         arguments = bound.arguments if is_named else bound.arguments.get("kwargs", {})
         cache = arguments.get(argument)
         if cache is None:
-            result: Result = plain_call(self, *args, **kwargs)
-            return result
+            return plain_call(self, *args, **kwargs)
         arguments[argument] = cache[:, :2]
         results = plain_call(*bound.args, **bound.kwargs)
         rest = open_slots(cache, self.cache_slots)[:, 2:]
