@@ -205,10 +205,14 @@ class CacheSlots:
 
     cache_slots: int = 2  # of all layers of the model
 
+    if TYPE_CHECKING:  # what the class of the layer has
+
+        def __getattr__(self, name: str) -> Any: ...
+
     @property
     def needed_slots(self) -> int:
         """Slots that this layer itself needs: keys, values and what the filter keeps."""
-        return 2
+        return 1 + int(self.num_signals)
 
 
 class AttentionFamily:
@@ -480,17 +484,10 @@ class AttentionFamily:
     ) -> tuple[Float[Tensor, "B T _"], Cache]:
         """The result for new tokens, and the next cache: keys, values, further signals.
 
-        Args:
-            inputs: The new tokens.
-            mask: Optional mask of shape (B, t, S) against the whole cache.
-            cache: The cache.
-            index: Position of the first new token.
-            training: Whether to apply dropout.
-            bias: What is added to the scores.
-            update: Where it is false, the cache keeps what it has.
-            projected: Queries, keys and values, where `projected_heads` cannot make them of
-                `inputs` and `index` only.
-            gate: Optional factors of the outputs of the heads, (B, t, N, H).
+        The first new token has the position `index`. The mask, (B, t, S), is against the whole
+        cache. Where `update` is false, the cache keeps what it has. Queries, keys and values are
+        `projected` where `projected_heads` cannot make them of `inputs` and `index` only. The gate
+        has factors of the outputs of the heads, (B, t, N, H).
         """
         refuse_paged_attention(self)
         self.check_index(index)
@@ -608,15 +605,9 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
         training: bool | None = None,
         bias: Bias | None = None,
     ) -> Heads:
-        """Outputs of all tokens.
+        """Outputs of all tokens. Several query heads may share a head of keys and values.
 
-        Args:
-            query: Queries of all heads.
-            key: Keys, of as many heads or of fewer that several query heads share.
-            value: Values, of as many heads as the keys.
-            mask: Optional mask of shape (T, T), (B, T, T) or (B, N, T, T); true is visible.
-            training: Whether to apply dropout.
-            bias: What is added to the scores.
+        The mask has the shape (T, T), (B, T, T) or (B, N, T, T); true is visible.
         """
         num_heads = query.shape[2]
         key, value = in_all_heads(key, num_heads), in_all_heads(value, num_heads)

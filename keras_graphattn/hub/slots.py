@@ -90,12 +90,7 @@ class AttentionSlot(NamedTuple):
         return None if is_ours(self.layer) else view(self.layer).refusal_reason()
 
     def prepared(self, request: Request) -> Callable[[], None]:
-        """A function that converts the layer. All errors are raised here.
-
-        Raises:
-            ValueError: For options that the layer refuses, for a layer that is not built, and for
-                one built under a distribution that is not set now, or without one while one is.
-        """
+        """A function that converts the layer. All errors are raised here."""
         layer, shown = self.layer, view(self.layer)
         row = cast("Row", row_of(layer))
         replacement = row.replacement(request.attention)

@@ -14,7 +14,7 @@ caches of all layers are stacked, so layers left as they were pass on slots that
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 from keras import ops
@@ -132,14 +132,6 @@ class CachedCall(CacheSlots):
     `operator_of_rows` makes the operator of new tokens.
     """
 
-    if TYPE_CHECKING:  # what the class of the layer has
-
-        def __getattr__(self, name: str) -> Any: ...
-
-    @property
-    def needed_slots(self) -> int:
-        return 1 + int(self.num_signals)
-
     def call(
         self,
         query: Inputs,
@@ -229,7 +221,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
             call = call._replace(visibility=visibility)
         return super().operator(tokens, call)
 
-    needed_slots = 2
+    num_signals = 1
 
     def _attend_cached(
         self, query: Inputs, key: Inputs, value: Inputs, cache: Cache, mask: Mask, index: Index

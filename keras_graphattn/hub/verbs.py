@@ -247,11 +247,7 @@ def _slots_of(owners: Iterable[keras.Layer]) -> list[AttentionSlot]:
 def _owners(model: keras.Layer, refuses: bool = True) -> list[keras.Layer]:
     """The outermost backbones and reached layers of a model, in the order of its graph.
 
-    Each is saved as a whole.
-
-    Args:
-        model: Whatever `convert` accepts.
-        refuses: Whether to raise a `ValueError` for attention that cannot be converted.
+    Each is saved as a whole. Attention that cannot be converted is refused, if it `refuses`.
     """
     if not isinstance(model, keras.Layer):
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
@@ -346,13 +342,7 @@ def _nothing_to_convert(model: keras.Layer) -> str:
 
 
 def _check_selected(slots: Sequence[AttentionSlot], selected: Sequence[int], where: Where) -> None:
-    """Refuses selected layers that cannot be converted, all of them in one error.
-
-    Args:
-        slots: All slots of the model.
-        selected: Indices of those that are to be converted.
-        where: What selected them.
-    """
+    """Refuses selected slots of a model that cannot be converted, all of them in one error."""
     reasons = {i: reason for i in selected if (reason := slots[i].refusal_reason) is not None}
     if not reasons:
         return
