@@ -205,10 +205,14 @@ class CacheSlots:
 
     cache_slots: int = 2  # of all layers of the model
 
+    if TYPE_CHECKING:  # what the class of the layer has
+
+        def __getattr__(self, name: str) -> Any: ...
+
     @property
     def needed_slots(self) -> int:
         """Slots that this layer itself needs: keys, values and what the filter keeps."""
-        return 2
+        return 1 + int(self.num_signals)
 
 
 class AttentionFamily:
@@ -440,14 +444,17 @@ class AttentionFamily:
         self,
         inputs: Float[Tensor, "B T _"],
         mask: Mask | None = None,
+        cache: Cache | None = None,
         index: Index | None = None,
         training: bool | None = None,
         bias: Bias | None = None,
-    ) -> Float[Tensor, "B T _"]:
-        """The result for all tokens, if the original attends in `call` itself.
+    ) -> Any:
+        """The result for all tokens, or for new ones with a cache, if `call` itself attends.
 
-        `index` is `cache_update_index`, which needs a cache: it must be `None`.
+        `index` is `cache_update_index`, which needs a cache.
         """
+        if cache is not None:
+            return self.attend_cached(inputs, mask, cache, index, training, bias=bias)
         if index is not None:
             raise ValueError(
                 "`cache_update_index` needs a `cache`. Received: cache=None, "
@@ -457,12 +464,17 @@ class AttentionFamily:
         outputs = self.attend(query, self.cached_keys(key), value, mask, training, bias)
         return self.merged_heads(outputs, training)
 
+    def matrix_of(self, query: Heads, key: Heads, bias: Bias | None) -> Float[Tensor, "B N T T"]:
+        """A, where a tower returns it beside its result."""
+        logits = self.score_logits(ops.shape(key)[1], bias)
+        return attention_matrix(query, key, None, self.settings.sizes.scale, logits)
+
     def attend_cached(
         self,
         inputs: Float[Tensor, "B T _"],
         mask: Mask | None,
         cache: Cache,
-        index: Index,
+        index: Index | None,
         training: bool | None = None,
         *,
         bias: Bias | None = None,
@@ -472,17 +484,10 @@ class AttentionFamily:
     ) -> tuple[Float[Tensor, "B T _"], Cache]:
         """The result for new tokens, and the next cache: keys, values, further signals.
 
-        Args:
-            inputs: The new tokens.
-            mask: Optional mask of shape (B, t, S) against the whole cache.
-            cache: The cache.
-            index: Position of the first new token.
-            training: Whether to apply dropout.
-            bias: What is added to the scores.
-            update: Where it is false, the cache keeps what it has.
-            projected: Queries, keys and values, where `projected_heads` cannot make them of
-                `inputs` and `index` only.
-            gate: Optional factors of the outputs of the heads, (B, t, N, H).
+        The first new token has the position `index`. The mask, (B, t, S), is against the whole
+        cache. Where `update` is false, the cache keeps what it has. Queries, keys and values are
+        `projected` where `projected_heads` cannot make them of `inputs` and `index` only. The gate
+        has factors of the outputs of the heads, (B, t, N, H).
         """
         refuse_paged_attention(self)
         self.check_index(index)
@@ -521,7 +526,7 @@ class AttentionFamily:
         )
         return all_of(visible, four_dimensional(within))
 
-    def check_index(self, index: Index, cache: str = "cache") -> None:
+    def check_index(self, index: Index | None, cache: str = "cache") -> None:
         """Refuses a cache without the position of the first new token."""
         if index is None:
             raise ValueError(
@@ -600,15 +605,9 @@ class ConvertedAttention(CoefficientRate, ConversionMark, CacheSlots, AttentionF
         training: bool | None = None,
         bias: Bias | None = None,
     ) -> Heads:
-        """Outputs of all tokens.
+        """Outputs of all tokens. Several query heads may share a head of keys and values.
 
-        Args:
-            query: Queries of all heads.
-            key: Keys, of as many heads or of fewer that several query heads share.
-            value: Values, of as many heads as the keys.
-            mask: Optional mask of shape (T, T), (B, T, T) or (B, N, T, T); true is visible.
-            training: Whether to apply dropout.
-            bias: What is added to the scores.
+        The mask has the shape (T, T), (B, T, T) or (B, N, T, T); true is visible.
         """
         num_heads = query.shape[2]
         key, value = in_all_heads(key, num_heads), in_all_heads(value, num_heads)

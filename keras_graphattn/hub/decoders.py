@@ -26,6 +26,7 @@ from keras_graphattn.hub.converted import (
     Tokens,
     class_passing_slots,
     open_slots,
+    part,
     refuse_paged_attention,
 )
 from keras_graphattn.operators.softmax import Logits
@@ -54,12 +55,10 @@ class Decoder(AttentionFamily):
         key: Heads,
         value: Heads,
         attention_mask: Mask | None = None,
-        position: Index | None = None,
-        *,
-        cache_update_index: Index | None = None,
+        *position: Index,
         training: bool | None = None,
+        **others: Any,
     ) -> Heads:
-        # With the position of the first query, under either name, `call` decodes a step.
         return self.attend(query, key, value, attention_mask, training)
 
     def _compute_vllm_attention(self, *arguments: object) -> None:
@@ -72,23 +71,30 @@ class Decoder(AttentionFamily):
         cache: Cache | None = None,
         **arguments: Any,
     ) -> Result:
-        if cache is None:
-            result: Result = super().call(  # type: ignore[misc]
-                hidden_states, attention_mask=attention_mask, **arguments
-            )
-            return result
-        return self.decode(hidden_states, attention_mask, cache, **arguments)
+        if cache is not None:
+            return self.decode(hidden_states, attention_mask, cache, **arguments)
+        return super().call(hidden_states, attention_mask=attention_mask, **arguments)  # type: ignore[misc]
 
     def decode(
         self,
         inputs: Tokens,
         mask: Mask | None,
         cache: Cache,
+        *,
         cache_update_index: Index | None = None,
+        cache_update_mask: Mask | None = None,
         training: bool | None = None,
+        **given: Any,
     ) -> Result:
-        """The result of `call` with a cache."""
-        return self.attend_cached(inputs, mask, cache, cache_update_index, training)
+        """The result of `call` with a cache; `attend_cached` says what else may be given."""
+        index, update = cache_update_index, cache_update_mask
+        return self.attend_cached(inputs, mask, cache, index, training, update=update, **given)
+
+    def _rotated(self, x: Heads, start_index: Index) -> Heads:
+        """Queries or keys (B, t, N, H), the first `rotary_dim` features rotated."""
+        size = part(self, "rotary_dim")
+        turned = self.rotary_embedding_layer(x[..., :size], start_index=start_index)
+        return ops.concatenate([turned, x[..., size:]], axis=-1)
 
 
 class RotaryDecoder(Decoder):
@@ -144,26 +150,20 @@ class Qwen35Decoder(QwenDecoder):
         inputs: Tokens,
         mask: Mask | None,
         cache: Cache,
-        cache_update_index: Index | None = None,
-        training: bool | None = None,
+        *,
         position_ids: Num[Tensor, "..."] | None = None,
+        **arguments: Any,
     ) -> Result:
-        self.check_index(cache_update_index)
+        index = arguments.get("cache_update_index")
+        self.check_index(index)
         query, gate = ops.split(self._query_dense(inputs), 2, axis=-1)  # (B, t, N, H)
-        key = self._key_norm(self._key_dense(inputs))
         query, key = (
-            self._apply_partial_rope(x, cache_update_index, position_ids)
-            for x in (self._query_norm(query), key)
+            self._apply_partial_rope(x, index, position_ids)
+            for x in (self._query_norm(query), self._key_norm(self._key_dense(inputs)))
         )
-        return self.attend_cached(
-            inputs,
-            mask,
-            cache,
-            cache_update_index,
-            training,
-            projected=(query, key, self._value_dense(inputs)),
-            gate=ops.sigmoid(gate),
-        )
+        projected = query, key, self._value_dense(inputs)
+        gate = ops.sigmoid(gate)
+        return super().decode(inputs, mask, cache, projected=projected, gate=gate, **arguments)
 
 
 @functools.cache
@@ -179,8 +179,7 @@ def passing_on(plain: type) -> type:
         self: keras.Layer, decoder_sequence: Tokens, kv_cache: Cache, *args: Any, **kwargs: Any
     ) -> Result:
         kv_cache = open_slots(kv_cache, self.cache_slots)
-        result: Result = plain_call(self, decoder_sequence, kv_cache, *args, **kwargs)
-        return result
+        return plain_call(self, decoder_sequence, kv_cache, *args, **kwargs)
 
     return class_passing_slots(plain, call_and_update_cache=call_and_update_cache)
 
@@ -212,25 +211,22 @@ class SmolLM3Decoder(Decoder):
         training: bool = False,
         attention_mask: Mask | None = None,
         self_attention_cache: Cache | None = None,
-        self_attention_cache_update_index: Index | None = None,
         **others: Any,
     ) -> Result:
-        cache, index = self_attention_cache, self_attention_cache_update_index
-        if cache is None:
-            others |= {"training": training, "self_attention_cache_update_index": index}
-            return super().call(hidden_states, attention_mask, **others)
+        if self_attention_cache is None:
+            return super().call(hidden_states, attention_mask, training=training, **others)
+        index = others.get("self_attention_cache_update_index")
         self.check_index(index, "self_attention_cache")
-        return self.attend_cached(hidden_states, attention_mask, cache, index, training)
+        return self.attend_cached(
+            hidden_states, attention_mask, self_attention_cache, index, training
+        )
 
     def placed_heads(self, query: Heads, key: Heads, index: Index) -> tuple[Heads, Heads]:
         if not self.use_rope:
             return query, key
         cosine, sine = self.rotary_embedding(query, start_index=index)  # (B, t, H)
-        utilities = sys.modules["keras_hub.src.models.smollm3.smollm3_utils"]
-        placed: tuple[Heads, Heads] = utilities.apply_rotary_pos_emb(
-            query, key, cosine, sine, expansion_axis=2
-        )
-        return placed
+        rotate = sys.modules["keras_hub.src.models.smollm3.smollm3_utils"].apply_rotary_pos_emb
+        return rotate(query, key, cosine, sine, expansion_axis=2)  # type: ignore[no-any-return]
 
 
 class GPTNeoXDecoder(Decoder):
@@ -258,10 +254,6 @@ class GPTNeoXDecoder(Decoder):
     def cached_keys(self, keys: Heads) -> Heads:
         return self._rotated(keys, 0)
 
-    def _rotated(self, x: Heads, index: Index) -> Heads:
-        turned = self.rotary_embedding_layer(x[..., : self.rotary_dim], start_index=index)
-        return ops.concatenate([turned, x[..., self.rotary_dim :]], axis=-1)
-
 
 class GptOssDecoder(Decoder):
     """GPT-OSS: a learned sink, YaRN, a window, heads in groups.
@@ -285,11 +277,6 @@ class GptOssDecoder(Decoder):
     def window_sides(self) -> Sides:
         return (self.sliding_window, None) if self.sliding_window else None
 
-    def _rotated(self, x: Heads, start_index: Index) -> Heads:
-        size = self._rotary_dim  # an odd last feature stays
-        turned = self.rotary_embedding_layer(x[..., :size], start_index=start_index)
-        return turned if size == x.shape[-1] else ops.concatenate([turned, x[..., size:]], axis=-1)
-
 
 class BloomDecoder(Decoder):
     """Bloom: a bias of the scores (ALiBi); dropout of A, and of the result.
@@ -310,9 +297,7 @@ class BloomDecoder(Decoder):
         cache: Cache | None = None,
         cache_update_index: Index | None = None,
     ) -> Result:
-        if cache is None:
-            return self.attend_inputs(hidden_states, attention_mask, cache_update_index)
-        return self.attend_cached(hidden_states, attention_mask, cache, cache_update_index)
+        return self.attend_inputs(hidden_states, attention_mask, cache, cache_update_index)
 
     def score_logits(self, length: Index, bias: Bias | None = None) -> Logits:
         nothing = ops.zeros((1, self.settings.sizes.num_heads, 1, length), self.compute_dtype)
@@ -338,10 +323,8 @@ class FalconDecoder(Decoder):
         cache: Cache | None = None,
         cache_update_index: Index | None = None,
     ) -> Result:
-        bias, index = alibi * self.settings.sizes.scale, cache_update_index
-        if cache is None:
-            return self.attend_inputs(inputs, attention_mask, index, bias=bias)
-        return self.attend_cached(inputs, attention_mask, cache, index, bias=bias)
+        bias = alibi * self.settings.sizes.scale
+        return self.attend_inputs(inputs, attention_mask, cache, cache_update_index, bias=bias)
 
 
 class T5Attention(Decoder):
@@ -392,12 +375,10 @@ class T5Attention(Decoder):
             length = new if cache is None else ops.shape(cache)[2]
             position_bias = self._masked_bias(mask, new, length, 0 if index is None else index)
         visible = visible_where(position_bias[:, 0])  # (B or 1, t, S), the same for all heads
-        if cache is None:
-            outputs = self.attend_inputs(hidden_states, visible, index, training, position_bias)
-        else:
-            outputs, cache = self.attend_cached(
-                hidden_states, visible, cache, index, training, bias=position_bias
-            )
+        found = self.attend_inputs(
+            hidden_states, visible, cache, index, training, bias=position_bias
+        )
+        outputs, cache = (found, None) if cache is None else found
         return outputs, position_bias, cache
 
     def _masked_bias(self, mask: Mask | None, new: Index, length: Index, index: Index) -> Bias:
@@ -447,31 +428,14 @@ class MoonshineAttention(Decoder):
         rotary_embedding: Float[Tensor, "..."] | None = None,
         attention_mask: Mask | None = None,
         cache: Cache | None = None,
-        cache_update_index: Index | None = None,
-        training: bool | None = None,
-        **others: Any,
+        **arguments: Any,
     ) -> Result:
         if cache is None:
-            result: Result = super(Decoder, self).call(  # type: ignore[misc]
-                query,
-                value,
-                key,
-                rotary_embedding,
-                attention_mask,
-                cache_update_index=cache_update_index,
-                training=training,
-                **others,
-            )
-            return result
+            tensors = query, value, key, rotary_embedding, attention_mask
+            return super(Decoder, self).call(*tensors, **arguments)  # type: ignore[misc]
         queries, keys, values = self.projected_heads(query, 0)
         if rotary_embedding is not None:
             rotate = sys.modules[self.plain_class.__module__]._apply_rotary_pos_emb
             queries, keys = rotate(queries, rotary_embedding), rotate(keys, rotary_embedding)
-        return self.attend_cached(
-            query,
-            attention_mask,
-            cache,
-            cache_update_index,
-            training,
-            projected=(queries, keys, values),
-        )
+        projected = queries, keys, values
+        return self.decode(query, attention_mask, cache, projected=projected, **arguments)

@@ -8,7 +8,6 @@ from keras import ops
 
 from keras_graphattn.hub.converted import (
     AttentionFamily,
-    Bias,
     Heads,
     Index,
     Mask,
@@ -112,7 +111,10 @@ class XLNetAttention(AttentionFamily):
         segment_attention_bias: Encodings | None = None,
         attention_mask: Mask | None = None,
     ) -> Heads:
-        bias = self._scores_of_distances(query + positional_attention_bias, position)
+        # Scores (B, N, T, T), with the encodings (B, 2 T, N, H) of the distances T, ..., 1 - T.
+        bias = ops.einsum("blnh,btnh->bntl", position, query + positional_attention_bias)
+        module = sys.modules["keras_hub.src.models.xlnet.relative_attention"]
+        bias = module._rel_shift(bias, klen=ops.shape(query)[1])
         if segment_matrix is not None:
             # (B, N, T, 1) each: with the encoding of the same segment, then of another
             scores = ops.einsum("btnh,snh->bnts", query + segment_attention_bias, segment_encoding)
@@ -121,12 +123,6 @@ class XLNetAttention(AttentionFamily):
         bias = bias * self.settings.sizes.scale
         query = query + content_attention_bias
         return self.attend(query, key, value, attention_mask, None, bias)
-
-    def _scores_of_distances(self, query: Heads, position: Encodings) -> Bias:
-        """Scores (B, N, T, T) of queries with the encodings (B, 2 T, N, H) of T, ..., 1 - T."""
-        scores = ops.einsum("blnh,btnh->bntl", position, query)
-        module = sys.modules["keras_hub.src.models.xlnet.relative_attention"]
-        return module._rel_shift(scores, klen=ops.shape(query)[1])
 
 
 class RoformerAttention(AttentionFamily):

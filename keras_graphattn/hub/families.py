@@ -12,12 +12,8 @@ from typing import Any
 
 import keras
 
-import keras_graphattn.hub.decoders as decoders
-import keras_graphattn.hub.encoders as encoders
-import keras_graphattn.hub.gemma as gemma
-import keras_graphattn.hub.stock as stock
-import keras_graphattn.hub.vision as vision
 from keras_graphattn.checks import did_you_mean, plain_name
+from keras_graphattn.hub import decoders, encoders, gemma, stock, vision
 from keras_graphattn.hub.converted import (
     AttentionFamily,
     ConvertedAttention,
@@ -138,7 +134,7 @@ def constructor_config(layer: keras.Layer) -> Config:
 def t5_gemma2_config(layer: keras.Layer) -> Config:
     """The arguments of a `T5Gemma2EncoderLayer`, including the factor of its rotation."""
     module = sys.modules["keras_hub.src.models.t5gemma2.t5gemma2_encoder"]
-    config: Config = module.T5Gemma2EncoderLayer.get_config(layer)
+    config = module.T5Gemma2EncoderLayer.get_config(layer)
     return {**config, "rope_scaling_factor": layer.rope_scaling_factor}
 
 
@@ -392,10 +388,8 @@ def rows_named(name: str) -> list[Row]:
 
 def row_of(layer: keras.Layer) -> Row | None:
     """The row of an attention layer, converted or not; `None` where it has none."""
-    record = getattr(layer, "converted_from", None)
-    if record is not None:
-        row: Row = record.row
-        return row
+    if hasattr(layer, "converted_from"):
+        return layer.converted_from.row  # type: ignore[no-any-return]
     plain = type(layer)
     rows = (row for row in rows_named(plain.__name__) if row.family.has_class(plain, row.module))
     return next(rows, None)
@@ -440,8 +434,7 @@ def parent_config(plain: type, layer: keras.Layer) -> Config:
     for row in reversed(FAMILIES):
         if plain.__name__ in row.parent_configs:
             return row.parent_configs[plain.__name__](layer)
-    config: Config = plain.get_config(layer)  # type: ignore[attr-defined]
-    return config
+    return plain.get_config(layer)  # type: ignore[attr-defined,no-any-return]
 
 
 # Names in papers and in other libraries, written as `plain_name` writes them.
@@ -449,7 +442,7 @@ ALIASES = {
     **dict.fromkeys(("gfsa", "graphfilterattention"), "graph_filter"),
     **dict.fromkeys(("plat", "plaplacianattention"), "p_laplacian"),
     **dict.fromkeys(("agf", "attentivegraphfilterattention"), "attentive_graph_filter"),
-    **dict.fromkeys(("maskedkernelattention",), "masked_kernel"),
+    "maskedkernelattention": "masked_kernel",
 }
 HINTS = {
     **dict.fromkeys(

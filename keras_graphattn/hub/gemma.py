@@ -24,7 +24,6 @@ from keras_graphattn.hub.converted import (
     Result,
     Spelling,
     Tokens,
-    attention_matrix,
     open_slots,
 )
 from keras_graphattn.hub.decoders import Decoder, Sides, visible_where
@@ -40,7 +39,7 @@ class GemmaAttention(Decoder):
 
     def head_sizes(self) -> HeadSizes:
         sizes = super().head_sizes()
-        if self.query_head_dim_normalize:
+        if self.query_head_dim_normalize or self.spelling.scale:
             return sizes
         return sizes._replace(scale=float((self.hidden_dim // self.num_query_heads) ** -0.5))
 
@@ -75,19 +74,12 @@ class Gemma3Attention(GemmaAttention):
             return size - size // 2 - 1, size // 2
         return super().window_sides()
 
-    def decode(  # type: ignore[override]
-        self,
-        inputs: Tokens,
-        mask: Mask | None,
-        cache: tuple[Heads, ...],
-        cache_update_index: Index = 0,
-        cache_update_mask: Mask | None = None,
-        training: bool | None = False,
+    def decode(
+        self, inputs: Tokens, mask: Mask | None, cache: Cache | tuple[Heads, ...], **arguments: Any
     ) -> Result:
         stacked = ops.stack(cache, axis=1)  # (B, slots, S, Nkv, H)
-        outputs, stacked = self.attend_cached(
-            inputs, mask, stacked, cache_update_index, training, update=cache_update_mask
-        )
+        arguments = {"cache_update_index": 0, **arguments}
+        outputs, stacked = super().decode(inputs, mask, stacked, **arguments)
         return outputs, tuple(ops.unstack(stacked, axis=1))
 
 
@@ -138,29 +130,15 @@ class Gemma3nAttention(Decoder):
         return query, key, self.v_norm(value)
 
     def _compute_attention(  # type: ignore[override]
-        self,
-        query: Heads,
-        key: Heads,
-        value: Heads,
-        attention_mask: Mask | None,
-        training: bool | None = False,
+        self, query: Heads, key: Heads, value: Heads, mask: Mask | None, training: bool | None
     ) -> tuple[Heads, None]:
         query, key, value = (heads_swapped(x) for x in (query, key, value))
-        return self.attend(query, key, value, attention_mask, training), None
+        return self.attend(query, key, value, mask, training), None
 
-    def decode(  # type: ignore[override]
-        self,
-        inputs: Tokens,
-        mask: Mask | None,
-        cache: Cache,
-        cache_update_index: Index = 0,
-        cache_update_mask: Mask | None = None,
-        training: bool | None = False,
-    ) -> Result:
+    def decode(self, inputs: Tokens, mask: Mask | None, cache: Cache, **arguments: Any) -> Result:
+        arguments = {"cache_update_index": 0, **arguments}
         cache = heads_swapped(cache)  # (B, slots, S, Nkv, H)
-        outputs, cache = self.attend_cached(
-            inputs, mask, cache, cache_update_index, training, update=cache_update_mask
-        )
+        outputs, cache = super().decode(inputs, mask, cache, **arguments)
         return outputs, None, heads_swapped(cache)
 
 
@@ -205,13 +183,9 @@ class Gemma4Attention(GemmaAttention):
         return None
 
     def projection_layers(self) -> dict[str, keras.Layer]:
-        projections = {
-            "query": self.query_dense,
-            "key": self.key_dense,
-            "value": self.key_dense if self.attention_k_eq_v else self.value_dense,
-            "attention_output": self.output_dense,
-        }
-        return {name: layer for name, layer in projections.items() if layer is not None}
+        found = super().projection_layers()
+        found["value"] = found["value"] or found["key"]
+        return {name: layer for name, layer in found.items() if layer is not None}
 
     def call(  # type: ignore[override]
         self,
@@ -231,10 +205,9 @@ class Gemma4Attention(GemmaAttention):
             )
         index, update = cache_update_index, cache_update_mask
         if cache is None or (self.is_kv_shared_layer and shared_kv is None):  # which it refuses
-            result: Result = super(Decoder, self).call(  # type: ignore[misc]
+            return super(Decoder, self).call(  # type: ignore[misc]
                 x, attention_mask, cache, index, update, shared_kv, training, positions
             )
-            return result
         self.check_index(index)
         own = cache[:, :, :, : self.effective_num_kv_heads, : self.head_dim]
         if shared_kv is not None and self.is_kv_shared_layer:
@@ -277,22 +250,13 @@ class T5GemmaAttention(GemmaAttention):
 
     spelling = replace(GemmaAttention.spelling, rotary="rotary_embedding", scale="scaling")
 
-    def head_sizes(self) -> HeadSizes:
-        return super(GemmaAttention, self).head_sizes()
-
     def sees_past_only(self, parent: keras.Layer) -> bool:
         return type(parent).__name__ == "T5GemmaDecoderLayer"
 
     def _compute_attention(  # type: ignore[override]
-        self,
-        query_states: Heads,
-        key_states: Heads,
-        value_states: Heads,
-        attention_mask: Mask | None,
-        training: bool | None,
+        self, query: Heads, key: Heads, value: Heads, mask: Mask | None, training: bool | None
     ) -> Heads:
-        visible = visible_where(attention_mask)
-        return self.attend(query_states, key_states, value_states, visible, training)
+        return self.attend(query, key, value, visible_where(mask), training)
 
     def call(  # type: ignore[override]
         self,
@@ -365,10 +329,7 @@ class GemmaVisionAttention(AttentionFamily):
         query, key, value = self.projected_heads(x, 0)
         heads = self.attend(query, key, value, training=training, bias=bias)
         outputs = self.merged_heads(heads, training)
-        if not return_attention_scores:
-            return outputs, None
-        logits = self.score_logits(ops.shape(key)[1], bias)
-        return outputs, attention_matrix(query, key, None, self.settings.sizes.scale, logits)
+        return outputs, self.matrix_of(query, key, bias) if return_attention_scores else None
 
 
 class Gemma4VisionAttention(AttentionFamily):
@@ -391,13 +352,7 @@ class Gemma4VisionAttention(AttentionFamily):
     )
 
     def _compute_attention(
-        self,
-        q: Heads,
-        k: Heads,
-        v: Heads,
-        attention_mask: Mask | None,
-        training: bool | None = False,
+        self, query: Heads, key: Heads, value: Heads, mask: Mask | None, training: bool | None
     ) -> Heads:
-        if attention_mask is not None:
-            attention_mask = ops.expand_dims(attention_mask, 1)  # (B, 1, S)
-        return self.attend(q, k, v, attention_mask, training)
+        mask = None if mask is None else ops.expand_dims(mask, 1)  # (B, 1, S)
+        return self.attend(query, key, value, mask, training)

@@ -4,7 +4,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -19,7 +19,6 @@ from keras_graphattn.hub.saving import (
     about,
     carrier,
     is_known,
-    named_carrier,
     plain_class,
     register,
     task_carrier,
@@ -65,19 +64,8 @@ def reach(plain: type) -> type:
     if not isinstance(plain, type) or not issubclass(plain, keras.Layer):
         raise ValueError(f"`plain` must be a class of Keras layers. Received: plain={plain!r}")
     plain = plain_class(plain)
-    if plain not in REACHED:
-        _check_class(plain)
-    return _reach(plain)
-
-
-def _reach(plain: type) -> type:
-    REACHED.add(plain)
-    is_named = is_backbone_class(plain) and plain.__name__ not in names_of("inner_layers")
-    return named_carrier(plain) if is_named else carrier(plain)
-
-
-def _check_class(plain: type) -> None:
-    """Refuses classes that cannot hold attention that `convert` replaces."""
+    if plain in REACHED:
+        return _reach(plain)
     is_stock = issubclass(plain, keras.layers.MultiHeadAttention)
     if plain.__module__.startswith("keras.") or is_stock or plain.__name__ in served_names():
         raise ValueError(
@@ -89,14 +77,19 @@ def _check_class(plain: type) -> None:
             "`plain` must be a class of backbones or layers: tasks are converted with their "
             f"backbones. Received: plain={plain!r}. Call reach({plain.__name__}.backbone_cls)."
         )
+    return _reach(plain)
+
+
+def _reach(plain: type) -> type:
+    REACHED.add(plain)
+    is_named = is_backbone_class(plain) and plain.__name__ not in names_of("inner_layers")
+    return carrier(plain, is_named)
 
 
 def reached_names() -> list[str]:
     """The public names of the classes that are reached; before KerasHub is imported, of all."""
-    reached, names = (
-        {cls.__name__ for cls in REACHED},
-        [*names_of("backbones"), *names_of("layers")],
-    )
+    reached = {cls.__name__ for cls in REACHED}
+    names = [*names_of("backbones"), *names_of("layers")]
     return [name for name in names if name in reached] or names
 
 
@@ -111,7 +104,7 @@ def _reach_preprocessing(plain: type[keras.Layer]) -> None:
         return {"loaded": loader.load_preprocessor(plain, **arguments)}
 
     namespace = {
-        "backbone_cls": named_carrier(plain.backbone_cls),
+        "backbone_cls": carrier(plain.backbone_cls, is_named=True),
         "__new__": lambda cls, *, loaded: loaded,
         "_add_missing_kwargs": classmethod(load_plain),
     }
@@ -132,21 +125,19 @@ def _reach_keras_hub() -> None:
     for cls in subclasses_of(keras.Layer):
         if cls.__name__ in inner and cls.__module__.startswith("keras_hub."):
             _reach(cls)
-    registered: set[type] = set(keras.saving.get_custom_objects().values())
-    for cls in registered:
+    for cls in set(keras.saving.get_custom_objects().values()):
         if getattr(cls, "backbone_cls", None) not in REACHED or is_known(cls):
             continue
-        if issubclass(cls, keras_hub.models.Task):
+        if is_task_class(cls):
             task_carrier(cls)
         else:
             _reach_preprocessing(cls)
 
 
-def _reach_keras_cv() -> None:
-    _reach(sys.modules["keras_cv"].layers.TransformerEncoder)
-
-
-_LIBRARIES = {"keras_hub": _reach_keras_hub, "keras_cv": _reach_keras_cv}
+_LIBRARIES: dict[str, Callable[[], object]] = {
+    "keras_hub": _reach_keras_hub,
+    "keras_cv": lambda: _reach(sys.modules["keras_cv"].layers.TransformerEncoder),
+}
 
 
 class _Arrival(importlib.abc.MetaPathFinder):

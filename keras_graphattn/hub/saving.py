@@ -78,8 +78,7 @@ class Conversions:
 
 def waiting_in(layer: keras.Layer) -> Conversions | None:
     """The conversions that wait until the layer is built."""
-    waiting: Conversions | None = getattr(layer, "_graph_attention", None)
-    return waiting
+    return getattr(layer, "_graph_attention", None)
 
 
 def conversions_of(owner: keras.Layer) -> Conversions:
@@ -106,10 +105,11 @@ def forget_conversions(model: keras.Layer) -> None:
 def apply_conversions(owner: keras.Layer) -> None:
     """Makes the conversions that wait in a layer, once all its attention layers are built."""
     waiting = waiting_in(owner)
-    slots = [] if waiting is None else attention_slots(owner)
-    if waiting is None or len(slots) < waiting.num_slots:
+    if waiting is None:
         return
-    if not all(slot.is_converted or slot.layer.built for slot in slots):
+    slots = attention_slots(owner)
+    is_built = all(slot.is_converted or slot.layer.built for slot in slots)
+    if len(slots) < waiting.num_slots or not is_built:
         return
     for request, indices in waiting.entries:
         convert_slots([slots[i] for i in indices if not slots[i].is_converted], request)
@@ -123,23 +123,18 @@ _CARRIERS: dict[type, type] = {}
 _PLAIN: dict[type, type] = {}
 
 
-def carrier(plain: type[keras.Layer]) -> type:
+def carrier(plain: type[keras.Layer], is_named: bool = False) -> type:
     """The subclass of a class of layers that carries conversions.
 
-    All carriers share one registered name, and their configuration names the plain class: to
+    Most carriers share one registered name, and their configuration names the plain class: to
     load one, a program needs no more than that class and this package. They also share the
     name of their plain class, since the paths in a file of weights are made of the names of
-    classes: the files of plain and of converted layers then fit each other.
+    classes: the files of plain and of converted layers then fit each other. A carrier has a name
+    of its own where KerasHub's presets look for the class by its name (`is_named`).
     """
     if plain not in _CARRIERS:
-        register(plain, _subclass(plain, plain.__name__), SHARED_NAME)
-    return _CARRIERS[plain]
-
-
-def named_carrier(plain: type[keras.Layer]) -> type:
-    """A carrier with a name of its own: KerasHub's presets look for classes by their names."""
-    if plain not in _CARRIERS:
-        register(plain, _subclass(plain, PREFIX + plain.__name__))
+        name = PREFIX + plain.__name__ if is_named else plain.__name__
+        register(plain, _subclass(plain, name), None if is_named else SHARED_NAME)
     return _CARRIERS[plain]
 
 
@@ -148,7 +143,7 @@ def task_carrier(plain: type[keras.Layer]) -> type:
     if plain not in _CARRIERS:
         cls = plain.backbone_cls
         namespace = {
-            "backbone_cls": None if cls is None else named_carrier(cls),
+            "backbone_cls": None if cls is None else carrier(cls, is_named=True),
             "__reduce__": reducer(plain),
             **about(plain),
         }
@@ -222,15 +217,13 @@ def _subclass(plain: type[keras.Layer], name: str) -> type:
             apply_conversions(layer)
         return layer
 
-    @functools.wraps(plain.build)
-    def build(self: keras.Layer, *args: object, **kwargs: object) -> None:
-        plain.build(self, *args, **kwargs)
-        apply_conversions(self)
+    def then_converting(build: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(build)
+        def wrapped(self: keras.Layer, *args: object, **kwargs: object) -> None:
+            build(self, *args, **kwargs)
+            apply_conversions(self)
 
-    @functools.wraps(plain.build_from_config)
-    def build_from_config(self: keras.Layer, config: Config) -> None:
-        plain.build_from_config(self, config)
-        apply_conversions(self)
+        return wrapped
 
     @functools.wraps(plain.__call__)
     def __call__(self: keras.Layer, *args: object, **kwargs: object) -> object:
@@ -253,8 +246,8 @@ def _subclass(plain: type[keras.Layer], name: str) -> type:
     namespace = {
         "get_config": get_config,
         "from_config": classmethod(from_config),
-        "build": build,
-        "build_from_config": build_from_config,
+        "build": then_converting(plain.build),
+        "build_from_config": then_converting(plain.build_from_config),
         "__call__": __call__,
         "__reduce__": reducer(plain),
         **about(plain),
@@ -336,12 +329,9 @@ class Compiled(Part):
 def settle_optimizer(model: keras.Model) -> None:
     """Brings the optimizer of a compiled model up to date with the layers that it has now."""
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return
-    if any(is_ours(layer) for layer in walk(model)):
-        apply_rates(optimizer)
-    else:
-        without_coefficient_rates(optimizer)
+    if optimizer is not None:
+        is_converted = any(is_ours(layer) for layer in walk(model))
+        (apply_rates if is_converted else without_coefficient_rates)(optimizer)
 
 
 class Weighted(Part):

@@ -44,8 +44,7 @@ class Request(NamedTuple):
     def own_options(self) -> Options:
         """A copy of the options, so that layers do not share a mask with weights."""
         config = _unshared(keras.saving.serialize_keras_object(dict(self.options)))
-        options: Options = keras.saving.deserialize_keras_object(config)
-        return options
+        return keras.saving.deserialize_keras_object(config)  # type: ignore[no-any-return]
 
 
 def _unshared(config: object) -> object:
@@ -91,12 +90,7 @@ class AttentionSlot(NamedTuple):
         return None if is_ours(self.layer) else view(self.layer).refusal_reason()
 
     def prepared(self, request: Request) -> Callable[[], None]:
-        """A function that converts the layer. All errors are raised here.
-
-        Raises:
-            ValueError: For options that the layer refuses, for a layer that is not built, and for
-                one built under a distribution that is not set now, or without one while one is.
-        """
+        """A function that converts the layer. All errors are raised here."""
         layer, shown = self.layer, view(self.layer)
         row = cast("Row", row_of(layer))
         replacement = row.replacement(request.attention)
@@ -153,11 +147,9 @@ def convert_slots(slots: Sequence[AttentionSlot], request: Request) -> None:
 
 def direct_slots(layer: keras.Layer) -> list[AttentionSlot]:
     """The slots that are attributes of this layer itself."""
-    # BLIP-2 keeps its cross-attention in a layer around it, of this name.
-    looks_elsewhere = type(layer).__name__ in OTHER_TOKENS or layer.name.startswith(
-        "cross_attention"
-    )
-    if looks_elsewhere or is_attention(layer):
+    if type(layer).__name__ in OTHER_TOKENS or is_attention(layer):
+        return []
+    if layer.name.startswith("cross_attention"):  # BLIP-2 keeps its cross-attention in such a layer
         return []
     return [
         AttentionSlot(layer, name)
@@ -177,8 +169,7 @@ def attention_slots(owner: keras.Layer) -> list[AttentionSlot]:
 
 def added_variables(layer: keras.Layer) -> list[keras.Variable]:
     """The weights of a converted layer that the replaced one did not have."""
-    variables: list[keras.Variable] = view(layer).added_variables() if layer.built else []
-    return variables
+    return view(layer).added_variables() if layer.built else []
 
 
 def align_caches(owner: keras.Layer, slots: Sequence[AttentionSlot]) -> None:
@@ -191,10 +182,9 @@ def align_caches(owner: keras.Layer, slots: Sequence[AttentionSlot]) -> None:
     for layer, row in layers:
         if isinstance(layer, CacheSlots) or row is None:
             continue
-        if not row.has_cache and not row.family.stacks_caches:
-            continue
-        plain: type = getattr(type(layer), "plain_class", type(layer))
-        _pass_on(layer, widened(plain, row.cache_argument) if count > 2 else plain, count)
+        if row.has_cache or row.family.stacks_caches:
+            plain: type = getattr(type(layer), "plain_class", type(layer))
+            _pass_on(layer, widened(plain, row.cache_argument) if count > 2 else plain, count)
     besides = {row.class_beside for _, row in layers if row is not None and row.class_beside}
     for layer in walk(owner) if besides else ():
         for class_beside in besides:

@@ -14,7 +14,7 @@ caches of all layers are stacked, so layers left as they were pass on slots that
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 from keras import ops
@@ -132,14 +132,6 @@ class CachedCall(CacheSlots):
     `operator_of_rows` makes the operator of new tokens.
     """
 
-    if TYPE_CHECKING:  # what the class of the layer has
-
-        def __getattr__(self, name: str) -> Any: ...
-
-    @property
-    def needed_slots(self) -> int:
-        return 1 + int(self.num_signals)
-
     def call(
         self,
         query: Inputs,
@@ -153,7 +145,7 @@ class CachedCall(CacheSlots):
     ) -> Result:
         refuse_paged_attention(self)
         if cache is None:
-            outputs: Result = super().call(  # type: ignore[misc]
+            return super().call(  # type: ignore[misc]
                 query,
                 value,
                 key,
@@ -161,7 +153,6 @@ class CachedCall(CacheSlots):
                 return_attention_scores=return_attention_scores,
                 training=training,
             )
-            return outputs
         if cache_update_index is None or return_attention_scores:
             raise ValueError(
                 f"{type(self).__name__} decodes self-attention: with `cache` it needs "
@@ -177,18 +168,12 @@ class CachedCall(CacheSlots):
 
     def compute_output_spec(
         self,
-        query: keras.KerasTensor,
-        value: keras.KerasTensor,
-        key: keras.KerasTensor | None = None,
-        attention_mask: keras.KerasTensor | None = None,
+        *tensors: keras.KerasTensor,
         cache: keras.KerasTensor | None = None,
         cache_update_index: Index | None = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
+        **arguments: Any,
     ) -> keras.KerasTensor | tuple[keras.KerasTensor, ...]:
-        outputs = super().compute_output_spec(  # type: ignore[misc]
-            query, value, key, return_attention_scores=return_attention_scores
-        )
+        outputs = super().compute_output_spec(*tensors, **arguments)  # type: ignore[misc]
         if cache is None:
             return outputs
         slots = max(self.cache_slots, self.needed_slots, cache.shape[1])
@@ -236,7 +221,7 @@ class CachedAttentiveGraphFilter(CachedCall, AttentiveGraphFilter):  # type: ign
             call = call._replace(visibility=visibility)
         return super().operator(tokens, call)
 
-    needed_slots = 2
+    num_signals = 1
 
     def _attend_cached(
         self, query: Inputs, key: Inputs, value: Inputs, cache: Cache, mask: Mask, index: Index
@@ -328,8 +313,7 @@ def widened(plain: type, argument: str = "cache") -> type:
         arguments = bound.arguments if is_named else bound.arguments.get("kwargs", {})
         cache = arguments.get(argument)
         if cache is None:
-            result: Result = plain_call(self, *args, **kwargs)
-            return result
+            return plain_call(self, *args, **kwargs)
         arguments[argument] = cache[:, :2]
         results = plain_call(*bound.args, **bound.kwargs)
         rest = open_slots(cache, self.cache_slots)[:, 2:]

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 
@@ -51,26 +51,10 @@ GIVEN_BY_THE_MODEL = (
     *("use_gate", "num_key_value_heads", "name", "dtype", "trainable"),
 )
 
-
-INSTEAD = (
-    "In your own model, use a layer of keras_graphattn.layers where the model is built: "
-    "GraphFilterAttention takes the arguments of keras.layers.MultiHeadAttention and starts with "
-    "its outputs. If a layer class of your own holds keras.layers.MultiHeadAttention in an "
-    "attribute, call keras_graphattn.hub.reach(<the class>) first, and then convert."
-)
-
-
 _EXPECTED = (
     '"all", "even", "odd", "first:<n>", "last:<n>", an index or a list of indices, or a regular '
     "expression that is searched for in the paths"
 )
-
-
-class Owner(NamedTuple):
-    """An object that is saved as a whole, and its slots: a backbone, or a layer of your model."""
-
-    layer: keras.Layer
-    slots: list[AttentionSlot]
 
 
 def convert(
@@ -138,10 +122,15 @@ def convert(
 
     Sources: arXiv 2312.04234 (GFSA), 2311.03235 (p-LaT), 2505.08516 (AGF), 2107.07999 (masks).
     """
-    _check_options(options)
+    refused = [f"{name}={options[name]!r}" for name in options if name in GIVEN_BY_THE_MODEL]
+    if refused:
+        raise ValueError(
+            f"Received: {', '.join(refused)}. The layers that are replaced decide this: their "
+            "weights would not fit otherwise. Leave it out."
+        )
     request = Request(attention_name(attention), dict(options))
     owners = _owners(model)
-    slots = [slot for owner in owners for slot in owner.slots]
+    slots = _slots_of(owners)
     if not slots:
         raise ValueError(_nothing_to_convert(model))
     paths = [slot.path for slot in slots]
@@ -180,9 +169,9 @@ def revert(model: keras.Layer) -> keras.Layer:
     'BertBackbone'
     """
     owners = _owners(model)
-    converted = [slot for owner in owners for slot in owner.slots if slot.is_converted]
-    for slot in converted:
-        slot.revert()
+    for slot in _slots_of(owners):
+        if slot.is_converted:
+            slot.revert()
     forget_conversions(model)
     _settle(model, owners, parents_of(model))
     return model
@@ -227,7 +216,7 @@ def inspect(model: keras.Layer) -> Table:
     >>> inspect(layer)[0].coefficients["linear_coefficient"].values.tolist()
     [1.0, 1.0]
     """
-    slots = [slot for owner in _owners(model, refuses=False) for slot in owner.slots]
+    slots = _slots_of(_owners(model, refuses=False))
     reached = {id(slot.layer) for slot in slots}
     others = [
         layer
@@ -251,16 +240,18 @@ def _row(index: int | None, path: str, layer: keras.Layer, added: list[keras.Var
     return Row(index, path, name, count, multiplier_of(layer), coefficients_of(layer))
 
 
-def _owners(model: keras.Layer, refuses: bool = True) -> list[Owner]:
+def _slots_of(owners: Iterable[keras.Layer]) -> list[AttentionSlot]:
+    return [slot for owner in owners for slot in attention_slots(owner)]
+
+
+def _owners(model: keras.Layer, refuses: bool = True) -> list[keras.Layer]:
     """The outermost backbones and reached layers of a model, in the order of its graph.
 
-    Args:
-        model: Whatever `convert` accepts.
-        refuses: Whether to raise a `ValueError` for attention that cannot be converted.
+    Each is saved as a whole. Attention that cannot be converted is refused, if it `refuses`.
     """
     if not isinstance(model, keras.Layer):
         raise ValueError(f"`model` must be a Keras model or layer. Received: {model!r}")
-    owners: list[Owner] = []
+    owners: list[keras.Layer] = []
     seen: set[int] = set()
 
     def visit(layer: keras.Layer) -> None:
@@ -268,7 +259,7 @@ def _owners(model: keras.Layer, refuses: bool = True) -> list[Owner]:
             return
         seen.add(id(layer))
         if is_reachable(layer) and not is_task_class(type(layer)):
-            owners.append(Owner(layer, attention_slots(layer)))
+            owners.append(layer)
             return
         if refuses and (
             is_backbone_class(type(layer)) or direct_slots(layer) or is_attention(layer)
@@ -281,13 +272,13 @@ def _owners(model: keras.Layer, refuses: bool = True) -> list[Owner]:
     return owners
 
 
-def _settle(model: keras.Layer, owners: list[Owner], parents: list[keras.Layer]) -> None:
+def _settle(model: keras.Layer, owners: list[keras.Layer], parents: list[keras.Layer]) -> None:
     """Updates caches, classes, compiled functions, optimizers and torch's lists.
 
     They belong to the model, to its layers, and to the models and layers that contain it.
     """
     for owner in owners:
-        align_caches(owner.layer, owner.slots)
+        align_caches(owner, attention_slots(owner))
     layers = [*walk(model), *parents]
     settle_classes(layers)
     for layer in layers:
@@ -299,28 +290,17 @@ def _settle(model: keras.Layer, owners: list[Owner], parents: list[keras.Layer])
         track_again(layer)
 
 
-def _check_options(options: Mapping[str, object]) -> None:
-    """Refuses options that the replaced layers decide."""
-    refused = [name for name in options if name in GIVEN_BY_THE_MODEL]
-    if refused:
-        raise ValueError(
-            f"{refused} are taken from the layers that are replaced: their weights would not fit "
-            f"otherwise. Received: {', '.join(f'{name}={options[name]!r}' for name in refused)}. "
-            "Leave them out."
-        )
-
-
 def _refusal(layer: keras.Layer) -> str:
     """The error for a layer that cannot be converted, with what can be."""
-    name, reached = type(layer).__name__, ", ".join(reached_names())
+    name, reach = type(layer).__name__, "first call keras_graphattn.hub.reach(<its class>). "
+    reach += f"These need no call: {', '.join(reached_names())}."
     if is_backbone_class(type(layer)):
         kinds = {type(x).__name__ for x in walk(layer)} - set(served_names())
         others = sorted(kind for kind in kinds if "Attention" in kind)
         own = f" It makes attention of class {', '.join(others)}." if others else ""
         return (
             f"{name} is not among the backbones that convert reaches.{own} For a backbone with "
-            "stock or cached multi-head attention, first call "
-            f"keras_graphattn.hub.reach(<its class>). These need no call: {reached}."
+            f"stock or cached multi-head attention, {reach}"
         )
     if is_ours(layer):
         return (
@@ -328,14 +308,22 @@ def _refusal(layer: keras.Layer) -> str:
             "there is nothing to convert in it or to revert."
         )
     if is_attention(layer):
-        return (
-            f"{name} '{layer.name}' is a layer of the model itself. {INSTEAD} Without that call, "
-            f"convert replaces attention in these backbones and layers: {reached}."
-        )
+        return f"{name} '{layer.name}' is a layer of the model itself. {_instead()}"
     return (
         f"{name} '{layer.name}' holds multi-head attention, but is of no class that convert "
-        "knows. For a layer class of your own, first call keras_graphattn.hub.reach(<its class>). "
-        f"These need no call: {reached}."
+        f"knows. For a layer class of your own, {reach}"
+    )
+
+
+def _instead() -> str:
+    """What to do with attention that convert does not reach."""
+    return (
+        "In your own model, use a layer of keras_graphattn.layers where the model is built: "
+        "GraphFilterAttention takes the arguments of keras.layers.MultiHeadAttention and starts "
+        "with its outputs. If a layer class of your own holds keras.layers.MultiHeadAttention in "
+        "an attribute, call keras_graphattn.hub.reach(<the class>) first, and then convert. "
+        "Without that call, convert replaces attention in these backbones and layers: "
+        f"{', '.join(reached_names())}."
     )
 
 
@@ -349,24 +337,16 @@ def _nothing_to_convert(model: keras.Layer) -> str:
         )
     return (
         f"{name} has no layer of keras_graphattn, and no self-attention that convert reaches. "
-        f"{INSTEAD} Without that call, convert replaces attention in these backbones and layers: "
-        f"{', '.join(reached_names())}."
+        f"{_instead()}"
     )
 
 
 def _check_selected(slots: Sequence[AttentionSlot], selected: Sequence[int], where: Where) -> None:
-    """Refuses selected layers that cannot be converted, all of them in one error.
-
-    Args:
-        slots: All slots of the model.
-        selected: Indices of those that are to be converted.
-        where: What selected them.
-    """
-    reasons = {index: slots[index].refusal_reason for index in selected}
-    refused = [index for index in selected if reasons[index] is not None]
-    if not refused:
+    """Refuses selected slots of a model that cannot be converted, all of them in one error."""
+    reasons = {i: reason for i in selected if (reason := slots[i].refusal_reason) is not None}
+    if not reasons:
         return
-    lines = [f"  {index:3d}  {slots[index].path}: {reasons[index]}" for index in refused]
+    lines = [f"  {index:3d}  {slots[index].path}: {reason}" for index, reason in reasons.items()]
     plain = [index for index, slot in enumerate(slots) if is_reached(slot.layer)]
     others = [index for index in plain if slots[index].refusal_reason is None]
     hint = (
@@ -394,14 +374,16 @@ def select(where: Where, paths: Sequence[str]) -> list[int]:
     if isinstance(where, str):
         selected = _by_word(where, paths)
     else:
-        indices = _indices(where)
+        indices: list[Any] = list(where) if isinstance(where, Sequence) else [where]
+        if any(isinstance(index, bool) or not isinstance(index, int) for index in indices):
+            raise ValueError(f"`where` must be {_EXPECTED}. Received: where={where!r}")
         outside = [index for index in indices if not -count <= index < count]
         if outside:
             raise ValueError(
                 f"The model has {count} attention layers. Received: where={where!r}, with "
                 f"{outside} out of range.\n{listing(paths)}"
             )
-        selected = sorted({index % count for index in indices}) if count else []
+        selected = sorted({index % count for index in indices})
     if not selected:
         raise ValueError(
             f"No attention layer is selected by where={where!r}. Expected: {_EXPECTED}.\n"
@@ -439,10 +421,3 @@ def _by_word(where: str, paths: Sequence[str]) -> list[int]:
             f"{_EXPECTED}.\n{listing(paths)}"
         ) from error
     return [index for index in everything if pattern.search(paths[index])]
-
-
-def _indices(where: int | Sequence[int]) -> list[int]:
-    indices = list(where) if isinstance(where, Sequence) else [where]
-    if any(isinstance(index, bool) or not isinstance(index, int) for index in indices):
-        raise ValueError(f"`where` must be {_EXPECTED}. Received: where={where!r}")
-    return indices

@@ -4,6 +4,7 @@ KerasHub 0.32 fills windows at the border of an image with zeros, and tokens see
 ViTDet, converted or not.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import keras
@@ -19,13 +20,17 @@ from keras_graphattn.hub.converted import (
     Result,
     Spelling,
     Tokens,
-    attention_matrix,
     part,
 )
 from keras_graphattn.types import Float, Int, Tensor
 
 Map = Float[Tensor, "B _ _ _"]  # tokens in rows and columns
 Angles = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]  # their cosines and sines
+
+
+FUSED = Spelling(
+    *("qkv", "qkv", "qkv", "proj"), num_heads="num_heads", key_dim="head_dim", joins_heads=True
+)
 
 
 class FusedTower(AttentionFamily):
@@ -50,22 +55,16 @@ class SwinAttention(FusedTower):
     come from different parts of the image. Both are kept as they are.
     """
 
-    spelling = Spelling(
-        *("qkv", "qkv", "qkv", "proj"),
-        num_heads="num_heads",
-        key_dim="head_dim",
+    spelling = replace(
+        FUSED,
         scale="scale",
         matrix_dropout="attention_dropout_layer",
         dropout_after="proj_drop",
-        joins_heads=True,
     )
     adds_bias = True
 
     def call(
-        self,
-        x: Tokens,
-        mask: Float[Tensor, "W T T"] | None = None,
-        return_attns: bool = False,
+        self, x: Tokens, mask: Float[Tensor, "W T T"] | None = None, return_attns: bool = False
     ) -> Tokens:
         if return_attns:
             raise ValueError(
@@ -75,8 +74,8 @@ class SwinAttention(FusedTower):
         bias = self._get_rel_pos_bias()[None]  # (1, N, T, T)
         if mask is not None:
             repeats = (ops.shape(x)[0] // ops.shape(mask)[0], 1, 1, 1)
-            of_windows = ops.tile(ops.expand_dims(mask, 1), repeats)  # (B * W, 1, T, T)
-            bias = bias + ops.cast(of_windows, bias.dtype)
+            mask = ops.tile(ops.expand_dims(mask, 1), repeats)  # (B * W, 1, T, T)
+            bias = bias + ops.cast(mask, bias.dtype)
         return self.attend_inputs(x, bias=bias)
 
 
@@ -89,13 +88,7 @@ class ViTDetAttention(FusedTower):
     converted: most of it looks from prompts at the image.
     """
 
-    spelling = Spelling(
-        *("qkv", "qkv", "qkv", "projection"),
-        num_heads="num_heads",
-        key_dim="key_dim",
-        scale="scale",
-        joins_heads=True,
-    )
+    spelling = replace(FUSED, output="projection", key_dim="key_dim", scale="scale")
 
     @property
     def adds_bias(self) -> bool:  # type: ignore[override]
@@ -132,12 +125,7 @@ class Qwen35VisionAttention(FusedTower):
     with it can be compiled: it runs eagerly, as the original does.
     """
 
-    spelling = Spelling(
-        *("qkv", "qkv", "qkv", "proj"),
-        num_heads="num_heads",
-        key_dim="head_dim",
-        joins_heads=True,
-    )
+    spelling = FUSED
 
     def call(
         self,
@@ -263,10 +251,7 @@ class DFineAttention(AttentionFamily):
         value = self.heads_of("v_proj", hidden_states)
         heads = self.attend(query, key, value, training=training, bias=bias)
         outputs = self.merged_heads(heads, training)
-        if not output_attentions:
-            return outputs
-        logits = self.score_logits(ops.shape(key)[1], bias)
-        return outputs, attention_matrix(query, key, None, self.settings.sizes.scale, logits)
+        return (outputs, self.matrix_of(query, key, bias)) if output_attentions else outputs
 
 
 class VideoPrismAttention(AttentionFamily):
@@ -280,10 +265,7 @@ class VideoPrismAttention(AttentionFamily):
     which A is not square. It stays as it is.
     """
 
-    spelling = Spelling(
-        soft_cap="attention_logit_soft_cap",
-        matrix_dropout="dropout_layer",
-    )
+    spelling = Spelling(soft_cap="attention_logit_soft_cap", matrix_dropout="dropout_layer")
 
     def head_sizes(self) -> HeadSizes:
         sizes = super().head_sizes()

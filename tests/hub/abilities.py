@@ -35,12 +35,14 @@ class Case:
 
         Without an attention, the original.
         """
-        backbone = self.family.make()
+        backbone = self.convert(self.family.make())
+        return backbone, self.family.inputs(backbone)
+
+    def convert(self, backbone):
         if self.attention is not None:
-            keras_graphattn.convert(
-                backbone, self.attention, self.family.where, **OPTIONS[self.attention]
-            )
-        return moved(backbone), self.family.inputs(backbone)
+            options = OPTIONS[self.attention]
+            keras_graphattn.convert(backbone, self.attention, self.family.where, **options)
+        return moved(backbone)
 
     def shared(self):
         """The same for abilities that leave the model as it is, with its outputs."""
@@ -90,18 +92,25 @@ def generate(case, folder):
     assert behind.max() <= 1e-4 * np.abs(found).max()
 
 
-def lora(case, folder):
-    """Factors on the projections train, and the kernels under them stay."""
-    backbone, inputs = case.converted()
-    backbone.enable_lora(2, target_layer_names=lora_targets(backbone))
+def lora(case, folder, converted_first=True):
+    """Factors on the projections train beside the coefficients; the kernels under them stay."""
+    plain, backbone = case.family.make(), case.family.make()
+    steps = [case.convert, lambda x: x.enable_lora(2, target_layer_names=lora_targets(x))]
+    steps[1](plain)
+    for step in steps if converted_first else reversed(steps):
+        step(backbone)
     before = {v.path: to_numpy(v) for v in backbone.weights}
-    fit_one_step(backbone, inputs)
+    fit_one_step(backbone, case.family.inputs(backbone))
     moves = {v.path for v in backbone.weights if (to_numpy(v) != before[v.path]).any()}
     factors = [path for path in before if path.endswith("lora_kernel_b")]
     assert factors
     assert set(factors) <= moves
-    new = {v.path for s in attention_slots(backbone) for v in added_variables(s.layer)}
+    new, trained = set(added_paths(backbone)), {v.path for v in backbone.trainable_variables}
     assert not {path for path in moves - new if path.endswith("/kernel")}
+    if case.attention == "graph_filter":
+        assert new
+        assert new <= trained & moves
+        assert len(trained) == len(plain.trainable_variables) + len(new)
 
 
 def lora_targets(backbone):

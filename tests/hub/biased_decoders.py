@@ -47,31 +47,16 @@ gemma4 = functools.partial(
 )
 
 
-def gemma3n(**options):
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
-    given = {
-        "num_hidden_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "intermediate_size": [16, 16, 16, 16],
-        "sliding_window": WINDOW,
-        **options,
-    }
-    return models.Gemma3nBackbone(
-        text_vocab_size=VOCABULARY,
-        text_hidden_size=16,
-        pad_token_id=0,
-        hidden_activation="gelu_approximate",
-        rope_theta=10000.0,
-        max_position_embeddings=128,
-        vocab_size_per_layer_input=VOCABULARY,
-        hidden_size_per_layer_input=4,
-        altup_num_inputs=2,
-        laurel_rank=2,
-        **heads,
-        **given,
-    )
-
-
+gemma3n = functools.partial(
+    models.Gemma3nBackbone,
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4},
+    **{"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    **{"intermediate_size": [16, 16, 16, 16], "sliding_window": WINDOW},
+    **{"text_vocab_size": VOCABULARY, "text_hidden_size": 16, "pad_token_id": 0},
+    **{"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 4},
+    **{"max_position_embeddings": 128, "rope_theta": 10000.0, "laurel_rank": 2},
+    **{"hidden_activation": "gelu_approximate", "altup_num_inputs": 2},
+)
 QWEN3_5 = {
     "layer_types": ["full_attention"] * 2,
     "partial_rotary_factor": 0.5,
@@ -80,14 +65,12 @@ QWEN3_5 = {
 qwen3_5 = functools.partial(made, models.Qwen3_5Backbone, GROUPED, QWEN3_5)
 
 
-def qwen3_5_moe(**options):
-    given = {**GROUPED, **QWEN3_5, "num_layers": 2, "vocabulary_size": VOCABULARY}
-    experts = {"num_experts": 2, "top_k": 2, "moe_intermediate_dim": 8}
-    return models.Qwen3_5MoeBackbone(
-        shared_expert_intermediate_size=8, **{**given, **experts, **options}
-    )
-
-
+qwen3_5_moe = functools.partial(
+    models.Qwen3_5MoeBackbone,
+    **{**GROUPED, **QWEN3_5, "num_layers": 2, "vocabulary_size": VOCABULARY},
+    **{"num_experts": 2, "top_k": 2, "moe_intermediate_dim": 8},
+    shared_expert_intermediate_size=8,
+)
 KINDS = ["sliding_attention", "full_attention"] * 2
 # As published: the last two layers borrow keys and values of the first two; and in Qwen3.5, the
 # first layer is a recurrence, which stays as it is.

@@ -12,12 +12,11 @@ from tests.hub.models import VOCABULARY, WIDTHS, made, random_inputs, wanted_by
 models = keras_hub.models
 
 
-def pali_gemma(**options):
-    vision = {
-        **{"image_size": 8, "vit_patch_size": 4, "vit_num_heads": 2, "vit_hidden_dim": 8},
-        **{"vit_num_layers": 1, "vit_intermediate_dim": 16},
-    }
-    return made(models.PaliGemmaBackbone, GROUPED, vision, **options)
+VIT = {
+    **{"image_size": 8, "vit_patch_size": 4, "vit_num_heads": 2, "vit_hidden_dim": 8},
+    **{"vit_num_layers": 1, "vit_intermediate_dim": 16},
+}
+pali_gemma = functools.partial(made, models.PaliGemmaBackbone, GROUPED, VIT)
 
 
 def blip2(kind="opt"):
@@ -27,24 +26,14 @@ def blip2(kind="opt"):
     """
     queries = 3
     vision = models.BLIP2VisionEncoder(
-        image_size=8,
-        patch_size=4,
-        use_patch_bias=True,
-        use_class_token=True,
-        use_mha_bias=True,
-        use_mlp_bias=True,
-        dropout_rate=0.0,
-        layer_norm_epsilon=1e-6,
-        initializer_range=0.02,
-        **WIDTHS,
+        **dict.fromkeys(("use_patch_bias", "use_class_token"), True),
+        **dict.fromkeys(("use_mha_bias", "use_mlp_bias"), True),
+        **{"image_size": 8, "patch_size": 4, "dropout_rate": 0.0, "layer_norm_epsilon": 1e-6},
+        **{"initializer_range": 0.02, **WIDTHS},
     )
     reader = models.BLIP2QFormer(
-        num_query_tokens=queries,
-        vision_dim=8,
-        cross_attention_frequency=2,
-        dropout=0.0,
-        layer_norm_epsilon=1e-6,
-        **WIDTHS,
+        **{"num_query_tokens": queries, "vision_dim": 8, "cross_attention_frequency": 2},
+        **{"dropout": 0.0, "layer_norm_epsilon": 1e-6, **WIDTHS},
     )
     words = {"vocabulary_size": VOCABULARY, "num_query_tokens": queries, "dropout": 0.0, **WIDTHS}
     if kind == "opt":

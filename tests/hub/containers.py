@@ -1,7 +1,10 @@
 """Containers that hold converted attention, and the ways in which a model is copied."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 
 import keras
 import keras_hub
@@ -64,6 +67,20 @@ class BuiltTower(Tower):
 
 
 @register
+class Block(keras.layers.Layer):
+    """A layer of one's own with stock attention in an attribute."""
+
+    kind = keras.layers.MultiHeadAttention
+
+    def build(self, shape):
+        self.attention = self.kind(2, 4, name="attention")
+        self.attention.build(shape, shape)
+
+    def call(self, x):
+        return x + self.attention(x, x)
+
+
+@register
 class Subclassed(keras.Model):
     """A model of one's own with a backbone in it."""
 
@@ -121,21 +138,7 @@ def nested():
 
 def nested_functional():
     x = keras.Input((5, 8))
-    inner = keras.Model(x, encoder()(x), name="inner")
-    y = keras.Input((5, 8))
-    return keras.Model(y, keras.layers.Dense(2)(inner(y)))
-
-
-def task():
-    return keras_hub.models.BertTextClassifier(random_backbone("bert"), num_classes=3)
-
-
-def masked_task():
-    return keras_hub.models.GPT2CausalLM(random_backbone("gpt2"))
-
-
-def llama_task():
-    return keras_hub.models.LlamaCausalLM(random_backbone("llama"))
+    return functional(keras.Model(x, encoder()(x), name="inner"))
 
 
 def functional(layer, *shape):
@@ -153,15 +156,7 @@ def called(model, inputs):
     return model
 
 
-def time_distributed():
-    layer = keras.layers.TimeDistributed(encoder())
-    return functional(layer, 3, 5, 8)
-
-
-def without_segments():
-    return {name: INPUTS[name] for name in ("token_ids", "padding_mask")}
-
-
+WITHOUT = {name: INPUTS[name] for name in ("token_ids", "padding_mask")}  # segments
 FRAMES = np.stack([SERIES, SERIES + 1.0, 0.5 * SERIES], axis=1)
 
 # A function that makes the container, and its inputs.
@@ -171,15 +166,21 @@ CONTAINERS = {
     "cut": (lambda: cut(random_backbone("bert")), INPUTS),
     "nested_backbone": (nested, INPUTS),
     "nested_functional": (nested_functional, SERIES),
-    "task": (task, INPUTS),
-    "causal_task": (masked_task, without_segments()),
-    "llama": (lambda: random_backbone("llama"), without_segments()),
-    "llama_task": (llama_task, without_segments()),
+    "task": (
+        lambda: keras_hub.models.BertTextClassifier(random_backbone("bert"), num_classes=3),
+        INPUTS,
+    ),
+    "causal_task": (lambda: keras_hub.models.GPT2CausalLM(random_backbone("gpt2")), WITHOUT),
+    "llama": (lambda: random_backbone("llama"), WITHOUT),
+    "llama_task": (lambda: keras_hub.models.LlamaCausalLM(random_backbone("llama")), WITHOUT),
     "sequential": (
         lambda: keras.Sequential([keras.Input((5, 8)), encoder(), Tower(1)]),
         SERIES,
     ),
-    "time_distributed": (time_distributed, FRAMES),
+    "time_distributed": (
+        lambda: functional(keras.layers.TimeDistributed(encoder()), 3, 5, 8),
+        FRAMES,
+    ),
     "layer": (lambda: functional(Tower()), SERIES),
     "built_layer": (lambda: functional(BuiltTower(1)), SERIES),
     "subclassed": (lambda: called(Subclassed(), TOKENS), TOKENS),
@@ -255,6 +256,15 @@ def converted(name, attention="graph_filter"):
 def answers(model, inputs):
     found = model(inputs, training=False)
     return [np.asarray(keras.ops.convert_to_numpy(x), "float64") for x in keras.tree.flatten(found)]
+
+
+def in_a_fresh_process(program, folder=""):
+    """What a program writes that is given a folder."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
 
 
 def classes(model):

@@ -18,7 +18,7 @@ from tests.hub import rotary_decoders
 from tests.hub.models import attentions_of
 from tests.hub.rotary_decoders import window_of
 from tests.hub.t5_bias import t5_bias
-from tests.hub.twins import LayerCase
+from tests.hub.twins import LayerCase, joined, projected, rotated
 from tests.numerics import BACKEND, to_numpy
 
 ORDER = 4
@@ -55,14 +55,13 @@ NORMS = ("query_norm", "key_norm")
 NEAR = 2 if BACKEND == "tensorflow" else None  # where KerasHub applies the window on a CPU
 QWEN3_5 = Twin(key_value_heads=2, rotated=2, norms=NORMS, gated=True, before=NEAR, after=NEAR)
 DENSE = ("query_projector", "key_projector", "value_projector", "output_projector")
-T5_GEMMA = Twin(key_value_heads=2, rotated=4, soft_cap=2.0, scale=1 / 3)
 ROTARY = Twin(key_value_heads=2, rotated=4)
-QWEN3 = Twin(
-    key_value_heads=2,
-    rotated=6,
-    norms=("query_dense_layernorm", "key_dense_layernorm"),
-    norm_start=0.0,
-)
+T5_GEMMA = ROTARY._replace(soft_cap=2.0, scale=1 / 3)
+OF_QWEN3 = ("query_dense_layernorm", "key_dense_layernorm")
+QWEN3 = ROTARY._replace(rotated=6, norms=OF_QWEN3, norm_start=0.0)
+GEMMA = ROTARY._replace(features_last=False)
+UNSCALED = {"norm_start": 0.0, "value_norm": True, "scale": 1.0}
+OF_ALL_HEADS = ("query_dense", "key_dense", "value_dense", "output_dense")
 SMOLLM3 = ROTARY._replace(names=("q_proj", "k_proj", "v_proj", "o_proj"))
 LONGER = math.sqrt(1 + math.log(2, rotary_decoders.PRETRAINED))  # Phi-3 reads twice as far
 TWINS = {
@@ -76,48 +75,18 @@ TWINS = {
     "phi3 beyond its pretraining": ROTARY._replace(stretched=rotary_decoders.LONG, size=LONGER),
     "smollm3": SMOLLM3,
     "smollm3 without rotation": SMOLLM3._replace(rotated=0),
-    "gemma": Twin(key_value_heads=2, features_last=False, rotated=4),
-    "gemma2": Twin(
-        key_value_heads=2, features_last=False, rotated=4, soft_cap=2.0, before=2, after=2
-    ),
+    "gemma": GEMMA,
+    "gemma2": GEMMA._replace(soft_cap=2.0, before=2, after=2),
     "gpt_neo_x": Twin(
         fused=True, names=("query_key_value",) * 3 + ("attention_output",), rotated=2
     ),
-    "bloom": Twin(names=("query_dense", "key_dense", "value_dense", "output_dense"), alibi=1.0),
-    "falcon": Twin(names=("query_dense", "key_dense", "value_dense", "output_dense"), alibi=0.5),
-    "gemma3": Twin(
-        key_value_heads=2, features_last=False, rotated=4, norms=NORMS, before=2, after=2
-    ),
-    "gemma3_embedding": Twin(
-        key_value_heads=2,
-        features_last=False,
-        rotated=4,
-        norms=NORMS,
-        before=1,
-        after=2,
-        causal=False,
-    ),
-    "gpt_oss": Twin(key_value_heads=2, rotated=4, yarn=4.0, sink=True, before=3),
-    "gemma3n": Twin(
-        key_value_heads=2,
-        names=("q_proj", "k_proj", "v_proj", "o_proj"),
-        rotated=4,
-        norms=("q_norm", "k_norm"),
-        norm_start=0.0,
-        value_norm=True,
-        scale=1.0,
-        before=2,
-        after=2,
-    ),
-    "gemma4": Twin(  # the window is in the mask of the decoder
-        key_value_heads=2,
-        features_last=False,
-        rotated=4,
-        norms=NORMS,
-        norm_start=0.0,
-        value_norm=True,
-        scale=1.0,
-    ),
+    "bloom": Twin(names=OF_ALL_HEADS, alibi=1.0),
+    "falcon": Twin(names=OF_ALL_HEADS, alibi=0.5),
+    "gemma3": GEMMA._replace(norms=NORMS, before=2, after=2),
+    "gemma3_embedding": GEMMA._replace(norms=NORMS, before=1, after=2, causal=False),
+    "gpt_oss": ROTARY._replace(yarn=4.0, sink=True, before=3),
+    "gemma3n": SMOLLM3._replace(norms=("q_norm", "k_norm"), before=2, after=2, **UNSCALED),
+    "gemma4": GEMMA._replace(norms=NORMS, **UNSCALED),  # the window is in the mask of the decoder
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5,
     "t5": Twin(names=DENSE, scale=1.0, causal=False),
@@ -169,14 +138,7 @@ def turned(twin, x):
     """One head (B, T, H), its first features rotated by the position."""
     inverse, factor = frequencies(twin)
     angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * inverse
-    size, half = twin.rotated, twin.rotated // 2
-    cos, sin = angles.cos() * factor, angles.sin() * factor
-    if twin.interleaved:
-        first, second = x[..., 0:size:2], x[..., 1:size:2]
-        pairs = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1)
-        return torch.cat([pairs.flatten(-2), x[..., size:]], dim=-1)
-    first, second, rest = x[..., :half], x[..., half:size], x[..., size:]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
+    return rotated(x, angles, factor, twin.interleaved)
 
 
 def normalised(x, scale=1.0, epsilon=1e-6):
@@ -186,18 +148,10 @@ def normalised(x, scale=1.0, epsilon=1e-6):
 def projection(twin, weights, x, which, head):
     """Queries, keys or values of one head, (B, T, H)."""
     name = twin.names[which]
-    kernel, bias = weights[f"{name}/kernel"], weights.get(f"{name}/bias")
-    count = twin.heads if which == 0 else twin.key_value_heads
-    if len(kernel.shape) == 2:  # all heads in one
-        kernel = kernel.reshape(len(kernel), count, -1)
-    kernel = kernel[:, head] if twin.features_last else kernel[head]  # (d, H)
-    found = x @ kernel
-    if bias is not None:
-        found = found + bias.reshape(count, -1)[head]
-    if twin.fused:
-        size = found.shape[-1] // 3
-        found = found[..., which * size : (which + 1) * size]
-    return found
+    if not twin.features_last:
+        return x @ weights[f"{name}/kernel"][head]
+    found = projected(x, weights, name, head, twin.heads if which == 0 else twin.key_value_heads)
+    return found.chunk(3, dim=-1)[which] if twin.fused else found
 
 
 def twin_attention(twin, x, weights, real, exponents=None, bias=None):
@@ -239,10 +193,7 @@ def twin_attention(twin, x, weights, real, exponents=None, bias=None):
         matrix = matrix * mask
         found = applied(matrix, value, weights, head, exponents).masked_fill(blind, 0.0)
         heads.append(found * torch.sigmoid(gate) if twin.gated else found)
-    name = twin.names[3]
-    kernel = weights[f"{name}/kernel"]
-    joined = torch.cat(heads, dim=-1)  # (B, T, N H)
-    return joined @ kernel.reshape(joined.shape[-1], -1) + weights.get(f"{name}/bias", 0.0)
+    return joined(heads, weights, twin.names[3])
 
 
 def applied(matrix, value, weights, head, exponents):
@@ -280,13 +231,6 @@ def call_of(layer, name, x, mask, position_bias=None):
     return found[0] if isinstance(found, tuple) else found
 
 
-def with_heads(weights, layer):
-    """The kernels of T5's projections, (d, N * H), as (d, N, H)."""
-    shape = (-1, layer.num_heads, layer.key_value_dim)
-    flat = {f"{name}/kernel": weights[f"{name}/kernel"].reshape(shape) for name in DENSE[:3]}
-    return {**weights, **flat}
-
-
 # In T5, several distances share a bucket.
 LENGTHS = dict.fromkeys(("t5", "t5 decoder", "t5 later"), 19)
 LENGTHS["phi3 beyond its pretraining"] = rotary_decoders.PRETRAINED + 1
@@ -322,7 +266,7 @@ def decoder_case(name, backbone, is_padded=True):
     def formulas(exponents, weights, x):
         bias = None
         if is_t5:
-            weights, bias = with_heads(weights, layer), torch.tensor(added[0], dtype=torch.float64)
+            bias = torch.tensor(added[0], dtype=torch.float64)
             if name != "t5 later":
                 bias = t5_bias(weights["embeddings"], length, twin.causal)
         return twin_attention(twin, x, weights, torch.tensor(real), exponents, bias)

@@ -7,7 +7,7 @@ import torch
 
 from tests.hub.decoder_twins import applied
 from tests.hub.encoders import ENCODERS, LONGEST, SEES_PADDING, SOFT_CAP, SPAN, Case
-from tests.hub.twins import LayerCase
+from tests.hub.twins import LayerCase, joined, projected, rotated
 
 HEADS = 2
 DENSE = tuple(f"{letter}_dense_layer" for letter in "qkvo")
@@ -18,14 +18,6 @@ NAMES = {
 }
 
 
-def projected(x, weights, name, head):
-    """One head of a projection, (B, T, H), of tokens (B, T, d)."""
-    kernel = weights[f"{name}/kernel"]
-    kernel = kernel.reshape(kernel.shape[0], HEADS, -1)[:, head]  # (d, H)
-    bias = weights.get(f"{name}/bias")
-    return x @ kernel + (0.0 if bias is None else bias.reshape(HEADS, -1)[head])
-
-
 def angles_of(x):
     """Angles (T, H / 2): the position times the wave number of each pair of features."""
     size = x.shape[-1]
@@ -33,36 +25,21 @@ def angles_of(x):
     return torch.arange(x.shape[1], dtype=torch.float64)[:, None] * inverse
 
 
-def turned_in_pairs(x):
-    """RoFormer: features 2 i and 2 i + 1 are the real and the imaginary part of a number."""
-    pairs = torch.complex(x[..., ::2].contiguous(), x[..., 1::2].contiguous())
-    turned = pairs * torch.polar(torch.ones_like(angles_of(x)), angles_of(x))
-    return torch.stack([turned.real, turned.imag], dim=-1).flatten(-2)
-
-
-def turned_in_halves(x):
-    """ESM: features i and i + H / 2 are the real and the imaginary part of a number."""
-    real, imaginary = x.chunk(2, dim=-1)
-    turned = torch.complex(real.contiguous(), imaginary.contiguous()) * torch.polar(
-        torch.ones_like(angles_of(x)), angles_of(x)
-    )
-    return torch.cat([turned.real, turned.imag], dim=-1)
-
-
-def scores_roformer(query, key, weights, given, head):
-    return turned_in_pairs(query) @ turned_in_pairs(key).transpose(1, 2) / 2.0  # H = 4
-
-
-def scores_esm(query, key, weights, given, head):
-    return turned_in_halves(query) @ turned_in_halves(key).transpose(1, 2) / 2.0
-
-
 def scores_plain(query, key, weights, given, head):
-    return query @ key.transpose(1, 2) / 2.0
+    return query @ key.transpose(1, 2) / 2.0  # H = 4
 
 
-def scores_capped(query, key, weights, given, head):
-    return SOFT_CAP * torch.tanh(query @ key.transpose(1, 2) / 2.0 / SOFT_CAP)
+def scores_roformer(query, key, *others):
+    query, key = (rotated(x, angles_of(x), interleaved=True) for x in (query, key))
+    return scores_plain(query, key, *others)
+
+
+def scores_esm(query, key, *others):
+    return scores_plain(*(rotated(x, angles_of(x)) for x in (query, key)), *others)
+
+
+def scores_capped(*given):
+    return SOFT_CAP * torch.tanh(scores_plain(*given) / SOFT_CAP)
 
 
 def bucket(distance):
@@ -80,8 +57,8 @@ def scores_deberta(query, key, weights, given, head):
     length = query.shape[1]
     rows = torch.tensor([[bucket(i - j) for j in range(length)] for i in range(length)])
     positions = given["rel_embeddings"]
-    position_keys = projected(positions, weights, "key", head)[:, rows]  # (B, T, T, H)
-    position_queries = projected(positions, weights, "query", head)[:, rows]
+    position_keys = projected(positions, weights, "key", head, HEADS)[:, rows]  # (B, T, T, H)
+    position_queries = projected(positions, weights, "query", head, HEADS)[:, rows]
     total = query @ key.transpose(1, 2)
     total = total + (query[:, :, None] * position_keys).sum(-1)
     total = total + (key[:, None] * position_queries).sum(-1)
@@ -92,7 +69,7 @@ def scores_xlnet(query, key, weights, given, head):
     """(q_i + u) k_j + (q_i + v) r_(i - j) + (q_i + w) s_ij."""
     length = query.shape[1]
     distance = torch.arange(length)[:, None] - torch.arange(length)[None]
-    encodings = projected(given["relative_position_encoding"], weights, "encoding", head)
+    encodings = projected(given["relative_position_encoding"], weights, "encoding", head, HEADS)
     of_pairs = encodings[:, length - distance]  # the first is for the distance T
     segment = given["segment_encoding"][given["segment_matrix"].long(), head]  # (B, T, T, H)
     total = (query + given["content_attention_bias"][head]) @ key.transpose(1, 2)
@@ -120,18 +97,16 @@ def twin_attention(case, x, weights, given, exponents=None):
     blind = ~mask.any(-1, keepdim=True)
     heads = []
     for head in range(HEADS):
-        query, key, value = (projected(x, weights, names[which], head) for which in range(3))
+        query, key, value = (projected(x, weights, name, head, HEADS) for name in names[:3])
         scores = SCORES[case.name](query, key, weights, given, head)
         if case.name in SEES_PADDING:  # rows of padding are uniform
             scores = scores.masked_fill(~real[:, :, None], 0.0)
         scores = scores.masked_fill(~mask, -math.inf).masked_fill(blind, 0.0)
         matrix = torch.softmax(scores, dim=-1) * mask
         heads.append(applied(matrix, value, weights, head, exponents).masked_fill(blind, 0.0))
-    kernel = weights[f"{names[3]}/kernel"]
-    joined = torch.cat(heads, dim=-1)  # (B, T, N H)
     if case.name == "xlnet":  # its output projection is (d, N, H)
-        return joined @ kernel.reshape(-1, joined.shape[-1]).T
-    return joined @ kernel.reshape(joined.shape[-1], -1) + weights.get(f"{names[3]}/bias", 0.0)
+        return torch.cat(heads, dim=-1) @ weights[f"{names[3]}/kernel"].flatten(1).T
+    return joined(heads, weights, names[3])
 
 
 def encoder_case(name, backbone):

@@ -11,38 +11,33 @@ from tests.numerics import BACKEND
 models = keras_hub.models
 SPAN = 6  # of DeBERTa's buckets: tokens farther than half of it share them
 LONGEST = 12
+TEXT = {"vocabulary_size": VOCABULARY, "dropout": 0.0, **WIDTHS}
 FRAMES = 3
 SOFT_CAP = 2.0
 
 
-def text(kind, **options):
-    return kind(**{"vocabulary_size": VOCABULARY, "dropout": 0.0, **WIDTHS, **options})
-
-
-def video_prism(**options):
-    widths = {name: WIDTHS[name] for name in ("num_heads", "hidden_dim", "intermediate_dim")}
-    layers = {f"num_{kind}_layers": 1 for kind in ("spatial", "temporal", "auxiliary")}
-    shape = {"num_frames": FRAMES, "patch_size": 4, "image_shape": IMAGE}
-    return models.VideoPrismBackbone(
-        **{**shape, **widths, **layers, "attention_logit_soft_cap": SOFT_CAP, **options}
-    )
-
-
-esm = functools.partial(text, models.ESMBackbone)
+video_prism = functools.partial(
+    models.VideoPrismBackbone,
+    **{name: WIDTHS[name] for name in ("num_heads", "hidden_dim", "intermediate_dim")},
+    **{f"num_{kind}_layers": 1 for kind in ("spatial", "temporal", "auxiliary")},
+    **{"num_frames": FRAMES, "patch_size": 4, "image_shape": IMAGE},
+    attention_logit_soft_cap=SOFT_CAP,
+)
+esm = functools.partial(models.ESMBackbone, **TEXT)
 ENCODERS = {
-    "roformer_v2": functools.partial(text, models.RoformerV2Backbone, head_size=4),
+    "roformer_v2": functools.partial(models.RoformerV2Backbone, **TEXT, head_size=4),
     "esm": functools.partial(esm, use_pre_layer_norm=True),
     "esm_absolute": functools.partial(
         esm, position_embedding_type="absolute", max_sequence_length=LONGEST
     ),
     "deberta_v3": functools.partial(
-        text, models.DebertaV3Backbone, bucket_size=SPAN, max_sequence_length=LONGEST
+        models.DebertaV3Backbone, **TEXT, bucket_size=SPAN, max_sequence_length=LONGEST
     ),
     "video_prism": functools.partial(video_prism, attention_logit_soft_cap=None),
     "video_prism_with_texts": functools.partial(
         video_prism, num_text_layers=1, vocabulary_size=VOCABULARY
     ),
-    "xlnet": functools.partial(text, models.XLNetBackbone),
+    "xlnet": functools.partial(models.XLNetBackbone, **TEXT),
 }
 PLAIN = ("roformer_v2", "esm", "esm_absolute", "video_prism")  # A is a softmax of the scores
 # On these backends, the original hides everything from padding, and padding from nobody.

@@ -3,6 +3,8 @@
 They are models of their own, and parts of a backbone where it takes images.
 """
 
+import functools
+
 import keras_hub
 import numpy as np
 
@@ -16,19 +18,16 @@ def pali_gemma():
     return composed_models.pali_gemma(image_size=12, vit_num_layers=2).vit_encoder
 
 
-def gemma3():
-    return models.Gemma3VisionEncoder(
-        image_size=12, patch_size=4, pool_size=3, output_dim=8, **WIDTHS
-    )
-
-
-def gemma4():
-    """Two heads of queries for each head of keys and values."""
-    return models.Gemma4VisionEncoder(
-        **{**WIDTHS, "num_heads": 4, "num_key_value_heads": 2, "hidden_dim": 16},
-        **{"image_size": 12, "patch_size": 4, "head_dim": 4, "output_dim": 8, "pool_size": 3},
-        position_embedding_size=8,
-    )
+gemma3 = functools.partial(
+    models.Gemma3VisionEncoder, image_size=12, patch_size=4, pool_size=3, output_dim=8, **WIDTHS
+)
+# Two heads of queries for each head of keys and values.
+gemma4 = functools.partial(
+    models.Gemma4VisionEncoder,
+    **{**WIDTHS, "num_heads": 4, "num_key_value_heads": 2, "hidden_dim": 16},
+    **{"image_size": 12, "patch_size": 4, "head_dim": 4, "output_dim": 8, "pool_size": 3},
+    position_embedding_size=8,
+)
 
 
 def qwen3_5():
@@ -36,14 +35,8 @@ def qwen3_5():
     from keras_hub.src.models.qwen3_5.qwen3_5_vision_encoder import Qwen3_5VisionEncoder
 
     tower = Qwen3_5VisionEncoder(
-        depth=2,
-        hidden_size=8,
-        num_heads=2,
-        intermediate_size=16,
-        patch_size=4,
-        out_hidden_size=8,
-        num_position_embeddings=16,
-        name="tower",
+        **{"depth": 2, "num_heads": 2, "hidden_size": 8, "intermediate_size": 16},
+        **{"patch_size": 4, "out_hidden_size": 8, "num_position_embeddings": 16, "name": "tower"},
     )
     tower.build()
     return tower

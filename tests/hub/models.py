@@ -30,31 +30,22 @@ def text(kind, **options):
     return kind(**{**lengths, **WIDTHS, **options})
 
 
-def clip(kind="CLIP", **options):
-    """CLIP, or MetaCLIP 2."""
+def two_towers(kind, length=24, **options):
+    """CLIP, MetaCLIP 2 or SigLIP."""
     vision = {**WIDTHS, "patch_size": 4, "image_shape": IMAGE, "name": "vision_encoder"}
     words = {"vocabulary_size": VOCABULARY, "embedding_dim": 8, "name": "text_encoder"}
     return getattr(models, f"{kind}Backbone")(
         getattr(models, f"{kind}VisionEncoder")(**vision),
-        getattr(models, f"{kind}TextEncoder")(**words, **WIDTHS, max_sequence_length=24),
-        projection_dim=8,
+        getattr(models, f"{kind}TextEncoder")(**words, **WIDTHS, max_sequence_length=length),
         **options,
     )
 
 
-def siglip(**options):
-    vision = {**WIDTHS, "patch_size": 4, "image_shape": IMAGE, "name": "vision_encoder"}
-    words = {"vocabulary_size": VOCABULARY, "embedding_dim": 8, "name": "text_encoder"}
-    return models.SigLIPBackbone(
-        models.SigLIPVisionEncoder(**vision),
-        models.SigLIPTextEncoder(**words, **WIDTHS, max_sequence_length=LENGTH),
-        **options,
-    )
-
-
-def vit(**options):
-    widths = {name: WIDTHS[name] for name in ("num_layers", "num_heads", "hidden_dim")}
-    return models.ViTBackbone(image_shape=IMAGE, patch_size=(4, 4), mlp_dim=16, **widths, **options)
+vit = functools.partial(
+    models.ViTBackbone,
+    **{name: WIDTHS[name] for name in ("num_layers", "num_heads", "hidden_dim")},
+    **{"image_shape": IMAGE, "patch_size": (4, 4), "mlp_dim": 16},
+)
 
 
 def dinov2():
@@ -66,22 +57,14 @@ def dinov2():
     return backbone
 
 
-def bart(**options):
-    widths = {**WIDTHS, "num_heads": 4, "hidden_dim": 16}
-    return text(models.BartBackbone, max_sequence_length=72, **widths, **options)
-
-
-def whisper(**options):
-    return models.WhisperBackbone(
-        vocabulary_size=VOCABULARY,
-        num_mels=4,
-        max_encoder_sequence_length=6,
-        max_decoder_sequence_length=72,
-        **WIDTHS,
-        **options,
-    )
-
-
+bart = functools.partial(
+    text, models.BartBackbone, max_sequence_length=72, num_heads=4, hidden_dim=16
+)
+whisper = functools.partial(
+    models.WhisperBackbone,
+    **{"vocabulary_size": VOCABULARY, "num_mels": 4, **WIDTHS},
+    **{"max_encoder_sequence_length": 6, "max_decoder_sequence_length": 72},
+)
 HEADS = {"num_query_heads": 4, "num_key_value_heads": 2, "hidden_dim": 16}
 BACKBONES = {
     "bert": functools.partial(text, models.BertBackbone),
@@ -97,8 +80,8 @@ BACKBONES = {
     "bart": bart,
     "vit": vit,
     "deit": lambda: models.DeiTBackbone(image_shape=IMAGE, patch_size=(4, 4), **WIDTHS),
-    "clip": clip,
-    "siglip": siglip,
+    "clip": functools.partial(two_towers, "CLIP", projection_dim=8),
+    "siglip": functools.partial(two_towers, "SigLIP", LENGTH),
     "dinov2": dinov2,
     "gpt2": functools.partial(text, models.GPT2Backbone),
     "opt": functools.partial(text, models.OPTBackbone),

@@ -60,18 +60,11 @@ BACKBONES = {
     "smollm3": functools.partial(
         made,
         models.SmolLM3Backbone,
-        hidden_dim=16,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attention_bias=True,
-        attention_dropout=0.0,
-        rope_layer_enabled_list=ROTATES,
-        layer_types=["attention", "attention"],
-        mlp_bias=False,
+        {"hidden_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2},
+        {"attention_bias": True, "attention_dropout": 0.0, "mlp_bias": False},
+        {"layer_types": ["attention", "attention"], "rope_layer_enabled_list": ROTATES},
+        {"max_position_embeddings": 128, "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
         layer_norm_epsilon=1e-5,
-        max_position_embeddings=128,
-        rope_theta=10000.0,
-        partial_rotary_factor=1.0,
     ),
 }
 REPRESENTATIVE = "qwen3"  # norms, a window, and heads of another size

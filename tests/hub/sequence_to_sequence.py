@@ -7,38 +7,31 @@ import keras
 import keras_hub
 import numpy as np
 
-from tests.hub.models import VOCABULARY, WIDTHS, bart, clip, vit, whisper
+from tests.hub.models import VOCABULARY, WIDTHS, bart, two_towers, vit, whisper
 
 models = keras_hub.models
 AUDIO = 2431  # samples that the convolutions of Moonshine make 5 frames of
 LENGTHS = {"encoder_token_ids": 6, "encoder_input_values": AUDIO, "encoder_features": 6}
 
 
-def parseq(**options):
-    encoder = vit(use_class_token=False, name="encoder")
+def parseq():
     return models.PARSeqBackbone(
-        image_encoder=encoder,
-        vocabulary_size=VOCABULARY,
-        max_label_length=9,
-        decoder_hidden_dim=8,
-        num_decoder_layers=2,
-        num_decoder_heads=2,
-        decoder_mlp_dim=16,
-        **options,
+        image_encoder=vit(use_class_token=False, name="encoder"),
+        **{"vocabulary_size": VOCABULARY, "max_label_length": 9, "decoder_hidden_dim": 8},
+        **{"num_decoder_layers": 2, "num_decoder_heads": 2, "decoder_mlp_dim": 16},
     )
 
 
-def edrec(**options):
-    widths = {name: WIDTHS[name] for name in ("num_heads", "hidden_dim", "intermediate_dim")}
-    return models.EdRecBackbone(
-        vocab_size=VOCABULARY, num_layers_enc=2, num_layers_dec=2, **widths, **options
-    )
-
-
-def t5(**options):
-    widths = {"num_layers": 2, "num_heads": 4, "hidden_dim": 16, "intermediate_dim": 16}
-    given = {"vocabulary_size": VOCABULARY, "key_value_dim": 6, "dropout": 0.0, **options}
-    return models.T5Backbone(**{**widths, **given})
+edrec = functools.partial(
+    models.EdRecBackbone,
+    **{name: WIDTHS[name] for name in ("num_heads", "hidden_dim", "intermediate_dim")},
+    **{"vocab_size": VOCABULARY, "num_layers_enc": 2, "num_layers_dec": 2},
+)
+t5 = functools.partial(
+    models.T5Backbone,
+    **{"num_layers": 2, "num_heads": 4, "hidden_dim": 16, "intermediate_dim": 16},
+    **{"vocabulary_size": VOCABULARY, "key_value_dim": 6, "dropout": 0.0},
+)
 
 
 def t5_gemma(kind=models.T5GemmaBackbone, **options):
@@ -57,24 +50,18 @@ def t5_gemma(kind=models.T5GemmaBackbone, **options):
     )
 
 
-def moonshine(**options):
-    return models.MoonshineBackbone(
-        vocabulary_size=VOCABULARY,
-        filter_dim=24,
-        encoder_num_layers=2,
-        decoder_num_layers=2,
-        hidden_dim=24,
-        intermediate_dim=16,
-        encoder_num_heads=4,
-        decoder_num_heads=4,
-        feedforward_expansion_factor=1,
-        pad_head_dim_to_multiple_of=8,  # heads of 6 become heads of 8
-        **options,
-    )
+moonshine = functools.partial(
+    models.MoonshineBackbone,
+    **{"vocabulary_size": VOCABULARY, "feedforward_expansion_factor": 1},
+    **{"filter_dim": 24, "hidden_dim": 24, "intermediate_dim": 16},
+    **{"encoder_num_layers": 2, "decoder_num_layers": 2},
+    **{"encoder_num_heads": 4, "decoder_num_heads": 4},
+    pad_head_dim_to_multiple_of=8,  # heads of 6 become heads of 8
+)
 
 
 MODELS = {
-    "metaclip_2": functools.partial(clip, "MetaCLIP2"),
+    "metaclip_2": functools.partial(two_towers, "MetaCLIP2", projection_dim=8),
     "parseq": parseq,
     "edrec": edrec,
     "bart": bart,
@@ -95,13 +82,8 @@ TASKS = {
     "moonshine": models.MoonshineAudioToText,
 }
 DECODED = (*TASKS, "whisper")  # which have a cache
-SEEDS = {
-    "edrec": 5,
-    "t5": 3,
-    "t5_gemma": 4,
-    "t5_gemma_2": 4,
-    "moonshine": 4,
-}  # with these, greedy tokens differ from each other
+# With these, greedy tokens differ from each other.
+SEEDS = {"edrec": 5, "t5": 3, "t5_gemma": 4, "t5_gemma_2": 4, "moonshine": 4}
 
 
 def size_in_bart(variable):

@@ -25,7 +25,7 @@ from tests.hub.models import (
 )
 from tests.hub.rotary_decoders import WINDOW, window_of
 from tests.hub.test_refusals import state_of
-from tests.hub.twins import assert_is_twin
+from tests.hub.twins import assert_is_twin, rotated
 from tests.numerics import to_numpy
 
 models = keras_hub.models
@@ -98,14 +98,24 @@ def test_the_cache_of_gemma_4_is_as_wide_as_its_widest_layer():
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-@pytest.mark.parametrize("name", ["gemma4", "gemma3n"])
+@pytest.mark.parametrize("name", ["gemma4_borrowing", "gemma3n_borrowing", "gemma3"])
 def test_tokens_that_the_first_pass_wrote_are_kept(name):
-    """Where `cache_update_mask` is false, a step reads what is there."""
-    layer = attentions_of(converted(f"{name}_borrowing", order=3, filter="chebyshev"))[0]
+    """Where `cache_update_mask` is false, a step reads what is there.
+
+    Image tokens of Gemma 3 see each other in both directions: it must not write over that.
+    """
+    layer = attentions_of(converted(name, order=3, filter="chebyshev"))[0]
     x = np.random.default_rng(0).standard_normal((2, 6, 16)).astype("float32")
-    mask = np.broadcast_to(np.tril(np.ones((6, 6), bool)), (2, 6, 6))
-    empty = ops.zeros((2, 2, 2, 6, 4) if name == "gemma3n" else (2, 2, 6, 2, 8))
+    mask = np.tril(np.ones((6, 6), bool))
+    mask[1:4, 1:4] |= name == "gemma3"  # the image
+    mask = np.broadcast_to(mask, (2, 6, 6))
+    empty = ops.zeros((2, 2, 2, 6, 4) if "gemma3n" in name else (2, 2, 6, 2, 8))
+    if name == "gemma3":
+        empty = tuple(ops.zeros((2, 6, 2, 4)) for _ in range(2))
     whole, *_, cache = layer(x, attention_mask=mask, cache=empty, cache_update_index=0)
+    if name == "gemma3":
+        full = layer(x, attention_mask=mask)
+        np.testing.assert_allclose(to_numpy(whole), to_numpy(full), atol=1e-5)
     for index in range(6):
         step, *_, cache = layer(
             x[:, index : index + 1] + 1.0 * (index < 2),  # of these, only queries change
@@ -181,10 +191,12 @@ def test_a_filter_of_borrowed_values_is_that_of_the_formulas(index):
 
     def twin(weights, x, shared):
         found = []
-        wavelength = 10_000.0 if index == 2 else 1_000_000.0
+        # In layers that see all tokens, two of four pairs of features stay as they are.
+        inverse = [1.0, 0.01] if index == 2 else [1.0, 1_000_000.0**-0.25, 0.0, 0.0]
+        angles = torch.arange(7, dtype=x.dtype)[:, None] * torch.tensor(inverse, dtype=x.dtype)
         for head in range(4):
             query = normalised(x @ weights["query/kernel"][head], weights["query_norm/scale"])
-            query = turned_in_part(query, 4, wavelength)
+            query = rotated(query, angles)
             key, value = shared[:, 0, :, head * heads // 4], shared[:, 1, :, head * heads // 4]
             scores = (query @ key.transpose(1, 2)).masked_fill(~torch.tensor(mask), -torch.inf)
             matrix = torch.softmax(scores, dim=-1)
@@ -195,23 +207,6 @@ def test_a_filter_of_borrowed_values_is_that_of_the_formulas(index):
         return layer(x, attention_mask=mask, shared_kv=shared)[0]
 
     assert_is_twin(layer, call, twin, input=x, shared=shared)
-
-
-def turned_in_part(x, size, wavelength):
-    """Heads (B, T, H): the first `size` / 2 features of either half are rotated."""
-    half, turned = x.shape[-1] // 2, size // 2
-    inverse = wavelength ** (-2 * torch.arange(turned, dtype=x.dtype) / x.shape[-1])
-    angles = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * inverse
-    first, second = x[..., :turned], x[..., half : half + turned]
-    return torch.cat(
-        [
-            first * angles.cos() - second * angles.sin(),
-            x[..., turned:half],
-            second * angles.cos() + first * angles.sin(),
-            x[..., half + turned :],
-        ],
-        dim=-1,
-    )
 
 
 # Qwen3.5 as published: most layers are a recurrence, which stays as it is.

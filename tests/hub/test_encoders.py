@@ -1,6 +1,5 @@
 """RoFormer, ESM, DeBERTaV3, VideoPrism, XLNet: padding, what layers refuse, and tasks."""
 
-import keras
 import keras_hub
 import numpy as np
 import pytest
@@ -8,8 +7,8 @@ from keras import ops
 
 import keras_graphattn
 from tests.hub.encoders import ENCODERS, SEES_PADDING, Case, inputs_of
-from tests.hub.families import all_but, converted, family, fast_for
-from tests.hub.models import attentions_of, moved, outputs
+from tests.hub.families import all_but, converted, family
+from tests.hub.models import attentions_of, outputs
 from tests.numerics import to_numpy
 
 models = keras_hub.models
@@ -85,40 +84,3 @@ def test_the_original_xlnet_mixes_the_texts_of_a_batch():
     padding = np.array([[1, 1, 0, 0], [1, 1, 1, 1]])
     mask, _ = backbone.get_layer("encoder_block_attn_mask_layer")(padding)
     assert not np.array_equal(to_numpy(mask)[:, 0], padding)  # nor is the padding
-
-
-TASKS = {
-    "deberta_v3": (models.DebertaV3TextClassifier, models.DebertaV3MaskedLM),
-    "esm": (models.ESMProteinClassifier, models.ESMMaskedPLM),
-    "roformer_v2": (models.RoformerV2TextClassifier, models.RoformerV2MaskedLM),
-}
-
-
-@pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("kind", ["classifier", "masked_lm"])
-@pytest.mark.parametrize("name", fast_for(TASKS))
-def test_tasks(name, kind, tmp_path):
-    backbone = family(name).make()
-    inputs = inputs_of(backbone)
-    if kind == "classifier":
-        task = TASKS[name][0](backbone=backbone, num_classes=3)
-    else:
-        task = TASKS[name][1](backbone=backbone)
-        inputs["mask_positions"] = np.array([[1, 2], [0, 4]])
-    before = task.predict_on_batch(inputs)
-    keras_graphattn.convert(task, order=4)
-    np.testing.assert_allclose(task.predict_on_batch(inputs), before, atol=1e-5)
-    moved(task)
-    expected = task.predict_on_batch(inputs)
-    assert np.abs(expected - before).max() > 1e-3
-    task.save(tmp_path / "task.keras")
-    task.save_to_preset(str(tmp_path / "preset"))
-    of_kind = models.TextClassifier if kind == "classifier" else models.MaskedLM
-    for loaded in (
-        keras.saving.load_model(tmp_path / "task.keras"),
-        of_kind.from_preset(str(tmp_path / "preset"), preprocessor=None),
-    ):
-        assert (
-            type(loaded).__name__ == f"GraphAttention{TASKS[name][kind != 'classifier'].__name__}"
-        )
-        np.testing.assert_allclose(loaded.predict_on_batch(inputs), expected, atol=1e-6)

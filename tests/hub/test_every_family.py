@@ -1,15 +1,13 @@
 """What each family keeps when it is converted: LoRA, int8 and its file, mixed precision."""
 
-import itertools
 import re
 
 import keras
-import numpy as np
 import pytest
 
 import keras_graphattn
 from keras_graphattn.hub.slots import added_variables, attention_slots
-from tests.hub.abilities import Case, distance, lacks, lora_targets, loss_in_int8
+from tests.hub.abilities import Case, distance, lacks, lora, lora_targets, loss_in_int8
 from tests.hub.families import FAMILIES, fast_for
 from tests.hub.models import assert_equal_outputs, fit_one_step, outputs
 from tests.numerics import dtype_policy, to_numpy
@@ -25,28 +23,10 @@ def converted_layers(backbone):
     return [site.layer for site in attention_slots(backbone) if site.is_converted]
 
 
-@pytest.mark.parametrize("converted_first", [False, True])
 @pytest.mark.parametrize("name", fast_for(FAMILIES))
-def test_lora(name, converted_first):
-    """The coefficients train beside the factors, and nothing else that LoRA freezes."""
-    kind = Case(name).family
-    plain, backbone = kind.make(), kind.make()
-    if converted_first:
-        convert(backbone, kind)
-    for each in (plain, backbone):
-        each.enable_lora(2, target_layer_names=lora_targets(each))
-    if not converted_first:
-        convert(backbone, kind)
-    added = list(itertools.chain(*map(added_variables, converted_layers(backbone))))
-    trained = backbone.trainable_variables
-    assert added
-    assert len(trained) == len(plain.trainable_variables) + len(added)
-    assert {id(v) for v in added} < {id(v) for v in trained}
-    assert any("lora" in v.path for v in trained)
-    before = [to_numpy(v) for v in added]
-    fit_one_step(backbone, kind.inputs(backbone))
-    for variable, old in zip(added, before, strict=True):
-        assert np.abs(to_numpy(variable) - old).max() > 1e-6, variable.path
+def test_a_model_with_lora_is_converted(name):
+    """The table of reach has LoRA of a converted model."""
+    lora(Case(name, "graph_filter"), None, converted_first=False)
 
 
 @pytest.mark.parametrize("name", fast_for(FAMILIES))

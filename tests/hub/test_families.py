@@ -1,13 +1,11 @@
 """Families: what becomes of attention of other packages' classes, Llama's and one's own."""
 
 import keras
-import keras_hub
 import numpy as np
 import pytest
 from keras import ops
 
 import keras_graphattn
-from keras_graphattn.filters import Chebyshev
 from keras_graphattn.hub import reach, register_attention, register_family
 from keras_graphattn.hub.decoders import RotaryDecoder
 from keras_graphattn.hub.families import (
@@ -34,31 +32,6 @@ def attention_of(backbone, index=0):
 
 def variables(model):
     return {v.path: v for v in model.weights}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attention": "agf"}, "'attentive_graph_filter' cannot take the place of LlamaAttention"),
-        ({"attention": "masked_kernel"}, r"Expected one of \['graph_filter', 'p_laplacian'\]"),
-        ({"dropout": 0.1}, "out of.*'filter', 'order'.*dropout=0.1"),
-        ({"dropout_on": "filter"}, "LlamaAttention keeps its own settings"),
-        ({"attention": "p_laplacian", "p": [1.5, 2.5]}, "4 heads"),
-        ({"attention": "p_laplacian", "epsilon": 0}, "epsilon"),
-        ({"attention_path": "flash"}, "attention_path"),
-        ({"block_size": 0}, "block_size"),
-        ({"coefficient_learning_rate_multiplier": 0}, "multiplier"),
-        ({"filter": Chebyshev(1, initial_coefficients=[0.0, [1.0, 2.0]])}, "4 heads"),
-    ],
-)
-def test_refuses_options_and_leaves_the_model_alone(options, message):
-    backbone = BACKBONES["llama"]()
-    before, kept = variables(backbone), type(attention_of(backbone))
-    with pytest.raises(ValueError, match=message):
-        keras_graphattn.convert(backbone, **options)
-    assert type(backbone) is keras_hub.models.LlamaBackbone
-    assert type(attention_of(backbone)) is kept
-    assert variables(backbone) == before
 
 
 def test_a_failure_at_the_last_layer_takes_the_first_ones_back(monkeypatch):

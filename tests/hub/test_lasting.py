@@ -1,10 +1,7 @@
 """What becomes of a converted model: files, fresh processes, LoRA, int8, bfloat16, layouts."""
 
-import os
 import pickle
 import re
-import subprocess
-import sys
 
 import keras
 import keras_hub
@@ -13,12 +10,8 @@ import pytest
 
 import keras_graphattn
 from keras_graphattn.filters import FirstOrder
-from tests.hub.models import (
-    assert_equal_outputs,
-    outputs,
-    random_backbone,
-    random_inputs,
-)
+from tests.hub.containers import in_a_fresh_process
+from tests.hub.models import assert_equal_outputs, outputs, random_backbone, random_inputs
 from tests.numerics import BACKEND
 
 COEFFICIENT = "transformer_layer_0/self_attention_layer/power_coefficient"
@@ -93,19 +86,14 @@ def test_loads_in_a_fresh_process_whichever_is_imported_first(imports, tmp_path)
         task=keras.ops.convert_to_numpy(task(inputs)),
         whole=keras.ops.convert_to_numpy(task(inputs)),
     )
-    program = [sys.executable, "-c", FRESH.format(imports=imports), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
+    written = in_a_fresh_process(FRESH.format(imports=imports), tmp_path)
     names = "BertTextClassifier GraphAttentionBertBackbone GraphAttentionBertTextClassifier"
-    assert result.stdout.split() == f"GraphAttention{names}".split()
+    assert written.split() == f"GraphAttention{names}".split()
 
 
 @pytest.mark.slow_on("jax")
 def test_this_package_does_not_import_keras_hub():
-    program = "import sys, keras_graphattn; assert 'keras_hub' not in sys.modules"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    in_a_fresh_process("import sys, keras_graphattn; assert 'keras_hub' not in sys.modules")
 
 
 def test_preprocessing_comes_out_of_a_preset_as_it_was(tmp_path):
@@ -214,15 +202,3 @@ def test_jit_compiled_training():
     )
     history = task.fit(random_inputs(task.backbone), np.array([0, 1]), epochs=2, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
-
-
-@pytest.mark.slow
-def test_a_model_of_berts_size_converts_in_under_5_seconds():
-    import time
-
-    backbone = keras_hub.models.BertBackbone(
-        vocabulary_size=30522, num_layers=12, num_heads=12, hidden_dim=768, intermediate_dim=3072
-    )
-    start = time.perf_counter()
-    keras_graphattn.convert(backbone, order=4)
-    assert time.perf_counter() - start < 5.0

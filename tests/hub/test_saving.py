@@ -1,9 +1,6 @@
 """Every container of converted attention, copied in every way, keeps the conversion."""
 
 import itertools
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -31,7 +28,9 @@ from tests.hub.containers import (
     classes,
     converted,
     functional,
+    in_a_fresh_process,
 )
+from tests.hub.families import fast_for
 from tests.hub.models import (
     BACKBONES,
     assert_equal_outputs,
@@ -80,8 +79,7 @@ def test_a_copy_computes_what_its_original_does(name, way, attention, tmp_path):
     assert [name for _, name in classes(new)] == [name for _, name in classes(model)]
     assert [site.layer.get_config() for site in attention_slots(new)] == kept
     assert added_names(new) == added_names(model)
-    for actual, right in zip(found, expected, strict=True):
-        np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+    assert_equal_outputs(found, expected, 1e-5)
 
 
 @pytest.mark.parametrize("way", ["saved", "cloned", "deep_copied"])
@@ -95,18 +93,6 @@ def test_each_converted_layer_has_a_mask_of_its_own(way, tmp_path):
     assert len(added_paths(backbone)) == len(set(added_paths(backbone))) == 8
     assert added_paths(new) == added_paths(backbone)
     assert_equal_outputs(outputs(new, inputs), outputs(backbone, inputs))
-
-
-def in_a_fresh_process(program, folder):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(folder)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
 
 
 OWN_CLASS = """
@@ -172,23 +158,18 @@ def test_a_block_of_ones_own_loads_without_keras_hub(tmp_path):
 MODELS = [name for name in CONTAINERS if name not in LAYERS]
 
 
-def slow_but(fast, names):
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 @pytest.mark.parametrize("attention", ["graph_filter", "p_laplacian"])
-@pytest.mark.parametrize("name", slow_but(("composed",), MODELS))
+@pytest.mark.parametrize("name", fast_for(MODELS, ("composed",)))
 def test_weights_fit_another_conversion_of_the_same_kind(name, attention, tmp_path):
     model, inputs = converted(name, attention)
     expected = answers(model, inputs)
     model.save_weights(tmp_path / "model.weights.h5")
     other = keras_graphattn.convert(CONTAINERS[name][0](), attention, **OPTIONS[attention])
     other.load_weights(tmp_path / "model.weights.h5")
-    for actual, right in zip(answers(other, inputs), expected, strict=True):
-        np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+    assert_equal_outputs(answers(other, inputs), expected, 1e-5)
 
 
-@pytest.mark.parametrize("name", slow_but(("composed",), MODELS))
+@pytest.mark.parametrize("name", fast_for(MODELS, ("composed",)))
 def test_weights_of_the_original_fit_its_conversion_or_are_refused(name, tmp_path):
     plain, inputs = CONTAINERS[name][0](), CONTAINERS[name][1]
     expected = answers(keras_graphattn.convert(plain, "p_laplacian", p=2.0), inputs)
@@ -200,8 +181,7 @@ def test_weights_of_the_original_fit_its_conversion_or_are_refused(name, tmp_pat
             other.load_weights(tmp_path / "plain.weights.h5")
         return
     other.load_weights(tmp_path / "plain.weights.h5")
-    for actual, right in zip(answers(other, inputs), expected, strict=True):
-        np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+    assert_equal_outputs(answers(other, inputs), expected, 1e-5)
 
 
 BROKEN = ("vit", "deit")  # KerasHub 0.32 cannot load its own layers of these by configuration
@@ -231,11 +211,9 @@ def test_an_export_keeps_the_conversion(name, tmp_path):
     expected = answers(model, inputs)
     model.export(tmp_path / "exported", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "exported")
-    found = keras.tree.flatten(
-        loaded.serve(keras.tree.map_structure(tf.constant, typed(inputs, model)))
-    )
-    for actual, right in zip(found, expected, strict=True):
-        np.testing.assert_allclose(actual, right, atol=1e-5 * max(1.0, np.abs(right).max()))
+    given = keras.tree.map_structure(tf.constant, typed(inputs, model))
+    found = map(np.asarray, keras.tree.flatten(loaded.serve(given)))
+    assert_equal_outputs(list(found), expected, 1e-5)
 
 
 def typed(inputs, model):
@@ -266,8 +244,7 @@ def test_what_holds_the_part_that_was_converted_carries_the_conversion(holder, w
         model, inputs = called(Subclassed(), TOKENS), TOKENS
         part = model.tower.encoders[0]
     else:
-        x = keras.Input((5, 8))
-        model, inputs = keras.Model(x, holder(name="tower")(x)), SERIES
+        model, inputs = functional(holder(name="tower")), SERIES
         part = model.get_layer("tower").encoders[0]
     model.compile("sgd", "mse")
     before = model.predict(inputs, verbose=0)
@@ -325,8 +302,7 @@ def test_a_class_that_keras_does_not_know_is_asked_for_by_name(tmp_path):
     class Unknown(Tower):
         pass
 
-    x = keras.Input((5, 8))
-    model = keras_graphattn.convert(keras.Model(x, Unknown(1)(x)), "p_laplacian", p=1.5)
+    model = keras_graphattn.convert(functional(Unknown(1)), "p_laplacian", p=1.5)
     model.save(tmp_path / "model.keras")
     expected = answers(model, SERIES)[0]
     given = {"Unknown": Unknown}
@@ -339,7 +315,7 @@ def test_a_class_that_keras_does_not_know_is_asked_for_by_name(tmp_path):
         keras.Model.from_config(config)
 
 
-@pytest.mark.parametrize("name", slow_but(("composed", "subclassed", "layer"), CONTAINERS))
+@pytest.mark.parametrize("name", fast_for(CONTAINERS, ("composed", "subclassed", "layer")))
 def test_revert_gives_all_layers_their_classes_back(name):
     model = keras_graphattn.convert(CONTAINERS[name][0](), "p_laplacian", p=1.5)
     assert any("hub.saving" in type(layer).__module__ for layer in walk(model))

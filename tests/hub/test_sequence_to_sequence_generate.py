@@ -14,17 +14,16 @@ from tests.hub.decoding import (
     greedy_without_cache,
     logits,
 )
-from tests.hub.families import converted, family, fast_for
+from tests.hub.families import family, fast_for
 from tests.hub.models import attentions_of, moved
 from tests.hub.sequence_to_sequence import DECODED, REPRESENTATIVE, inputs_of, parseq_task, prompts
+from tests.hub.test_decoding import CASES as of_causal_models
 
-EACH = fast_for(DECODED, REPRESENTATIVE)
+EACH = [pytest.param(x) if isinstance(x, str) else x for x in fast_for(DECODED, REPRESENTATIVE)]
 CASES = {
-    "graph_filter": ("graph_filter", "all", {"order": 4}),
+    **{name: of_causal_models[name] for name in ("graph_filter", "chebyshev", "p_laplacian")},
     "odd": ("graph_filter", "odd", {"order": 4}),
     "encoder": ("graph_filter", "first:2", {"order": 4}),
-    "chebyshev": ("graph_filter", "all", {"order": 3, "filter": "chebyshev"}),
-    "p_laplacian": ("p_laplacian", "all", {}),
 }
 
 
@@ -44,12 +43,18 @@ def tokens_of(model, length=7, seed=2):
     return inputs_of(model, length, (length, length), seed)["decoder_token_ids"]
 
 
+# Whisper has no task that generates 64 tokens: its decoder is called as the tasks call theirs.
 @pytest.mark.slow_on("jax")
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", EACH)
-def test_cached_decoding_equals_the_full_pass(name, case):
+@pytest.mark.parametrize(
+    ("name", "case", "length"),
+    [
+        *(pytest.param(*x.values, case, 7, marks=x.marks) for x in EACH for case in CASES),
+        pytest.param("whisper", "graph_filter", 68, marks=pytest.mark.slow),
+    ],
+)
+def test_cached_decoding_equals_the_full_pass(name, case, length):
     model = model_of(name, case)
-    inputs, ids = inputs_of(model), tokens_of(model)
+    inputs, ids = inputs_of(model), tokens_of(model, length)
     expected = logits(model, inputs, ids)
     found, *_ = decoded_with_two_caches(model, inputs, ids)
     # EdRec doubles what its norms hand on, and float32's rounding with it.
@@ -80,16 +85,6 @@ def test_the_caches_of_cross_attention_are_those_of_the_original(name):
     further = {"t5_gemma": 2, "t5_gemma_2": 0}.get(name, 1)
     assert (own.shape[2], wider.shape[2]) == (2, 2 + further)
     np.testing.assert_allclose(wider[:, :, :2], own, rtol=0, atol=1e-5 * np.abs(own).max())
-
-
-@pytest.mark.slow
-def test_64_tokens_of_whisper_with_and_without_cache():
-    """Whisper has no task: its decoder is called as the tasks call theirs."""
-    model = moved(keras_graphattn.convert(original("whisper"), order=4))
-    inputs, ids = inputs_of(model), tokens_of(model, 68)
-    expected = logits(model, inputs, ids)
-    found, *_ = decoded_with_two_caches(model, inputs, ids)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
@@ -123,19 +118,6 @@ def test_parseq_reads_with_a_converted_encoder():
     np.testing.assert_array_equal(read(), before)
     moved(model)
     assert (read() != before).any()
-
-
-@pytest.mark.parametrize("name", ["t5", "t5_gemma", "moonshine"])
-def test_refuses_a_cache_without_an_index(name):
-    layer = attentions_of(converted(name))[2]
-    sizes = layer.head_sizes()
-    width = layer.projection_layers()["query"].kernel.shape[0]
-    x, cache = ops.ones((1, 1, width)), ops.zeros((1, 4, 1, sizes.num_key_value_heads, 4))
-    arguments = (x,) * 3 if name == "moonshine" else (x,)
-    with pytest.raises(ValueError, match="cache_update_index"):
-        layer(*arguments, cache=cache)
-    with pytest.raises(ValueError, match="cache_update_index"):
-        layer(*arguments, cache_update_index=0)
 
 
 @pytest.mark.slow_on("jax", "tensorflow")

@@ -50,7 +50,7 @@ def test_what_is_not_square_is_refused_by_name():
     assert state_of(backbone) == before
     keras_graphattn.convert(backbone, where=[1, 2])
     assert [row.parameters_added for row in keras_graphattn.inspect(backbone)] == [0, 6, 6]
-    backbone = mit((4, 2))
+    backbone = mit(layerwise_sr_ratios=[4, 2])
     with pytest.raises(ValueError, match=r"0  hierarchical_encoder_0_0/.*(?s:.)*2  hierarchical_"):
         keras_graphattn.convert(backbone)
     with pytest.raises(ValueError, match="no other attention"):

@@ -1,4 +1,4 @@
-"""Vision tasks and feature pyramids."""
+"""Tasks of images and of encoders, and feature pyramids."""
 
 import keras
 import keras_hub
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import keras_graphattn
+from tests.hub.encoders import inputs_of
 from tests.hub.families import WHERE, family, fast_for
 from tests.hub.models import (
     assert_equal_outputs,
@@ -15,14 +16,35 @@ from tests.hub.models import (
     outputs,
     randomised,
 )
-from tests.hub.vision_models import BASES, TASK_WHERE, TASKS, images
+from tests.hub.vision_models import TASK_WHERE, TASKS, images
 from tests.numerics import BACKEND, to_numpy
 
-CASES = fast_for(TASKS, ("segformer",))  # in the fast suite, one model stands for all
+models = keras_hub.models
+STAND_FOR_ALL = ("segformer", "DebertaV3TextClassifier", "DebertaV3MaskedLM")  # in the fast suite
+CASES = fast_for(TASKS, STAND_FOR_ALL)
+ENCODER_TASKS = {  # and their backbones
+    **dict.fromkeys(("DebertaV3TextClassifier", "DebertaV3MaskedLM"), "deberta_v3"),
+    **dict.fromkeys(("ESMProteinClassifier", "ESMMaskedPLM"), "esm"),
+    **dict.fromkeys(("RoformerV2TextClassifier", "RoformerV2MaskedLM"), "roformer_v2"),
+}
 
 
 def random_task(name):
-    return randomised(TASKS[name](), size=by_fan_in)
+    """A task with random weights, and its inputs."""
+    if name in TASKS:
+        task = randomised(TASKS[name](), size=by_fan_in)
+        return task, images(task)
+    backbone = family(ENCODER_TASKS[name]).make()
+    inputs = inputs_of(backbone)
+    if "Classifier" in name:
+        return getattr(models, name)(backbone=backbone, num_classes=3), inputs
+    return getattr(models, name)(backbone), {**inputs, "mask_positions": np.array([[1, 2], [0, 4]])}
+
+
+def base_of(task):
+    """The class of KerasHub's tasks of this kind."""
+    kinds = ("ImageClassifier", "ImageSegmenter", "DepthEstimator", "TextClassifier", "MaskedLM")
+    return next(kind for kind in map(vars(models).get, kinds) if isinstance(task, kind))
 
 
 def convert(model, name):
@@ -34,10 +56,11 @@ def kinds(model):
     return [row.class_name for row in keras_graphattn.inspect(model)]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name", [*TASKS, *(pytest.param(x, marks=pytest.mark.slow_on("jax")) for x in ENCODER_TASKS)]
+)
 def test_a_task_starts_with_the_outputs_of_the_original(name):
-    task = random_task(name)
-    inputs = images(task)
+    task, inputs = random_task(name)
     before = outputs(task, inputs)
     plain = [type(layer) for layer in attentions_of(task.backbone)]
     convert(task, name)
@@ -57,11 +80,12 @@ def test_a_task_starts_with_the_outputs_of_the_original(name):
 @pytest.mark.parametrize("name", [x for x in CASES if x == "segformer" or x.values[0] != "sam"])
 def test_a_task_trains(name):
     """SAM's task does not: KerasHub refuses it."""
-    task = convert(random_task(name), name)
+    task, inputs = random_task(name)
+    convert(task, name)
     way = {"run_eagerly": BACKEND != "jax", "jit_compile": BACKEND == "jax"}
     coefficients = [v for layer in attentions_of(task) for v in layer.coefficients]
     before = [to_numpy(variable) for variable in coefficients]
-    inputs = images(task)["images"]
+    inputs = inputs["images"]
     if "classifier" in name:
         task.compile(optimizer="adam", **way)  # KerasHub's own loss
         target = np.array([0, 2])
@@ -74,15 +98,15 @@ def test_a_task_trains(name):
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", fast_for([*TASKS, *ENCODER_TASKS], STAND_FOR_ALL))
 def test_files_and_presets_of_a_task(name, tmp_path):
-    task = moved(convert(random_task(name), name))
-    inputs = images(task)
+    task, inputs = random_task(name)
+    moved(convert(task, name))
     expected = outputs(task, inputs)
     task.save(tmp_path / "task.keras")
     task.save_to_preset(str(tmp_path / "preset"))
     loaded = keras.saving.load_model(tmp_path / "task.keras")
-    preset = BASES[name].from_preset(str(tmp_path / "preset"), preprocessor=None)
+    preset = base_of(task).from_preset(str(tmp_path / "preset"), preprocessor=None)
     for each in (loaded, preset):
         assert type(each) is type(task)
         assert kinds(each) == kinds(task)
@@ -91,6 +115,7 @@ def test_files_and_presets_of_a_task(name, tmp_path):
         return  # KerasHub does not load the backbone of a task's preset: a decoder is not built
     backbone = keras_hub.models.Backbone.from_preset(str(tmp_path / "preset"))
     assert type(backbone) is type(task.backbone)
+    inputs.pop("mask_positions", None)
     assert_equal_outputs(outputs(backbone, inputs), outputs(task.backbone, inputs))
 
 

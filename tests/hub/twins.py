@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
+import torch
 
 from tests.numerics import (
     assert_all_close,
@@ -31,6 +32,33 @@ class LayerCase(NamedTuple):
     call: Callable[..., Any]
     twin: Callable[..., Any]
     names: list[str] | None = None
+
+
+def rotated(x, angles, size=1.0, interleaved=False):
+    """x (..., T, H), its first 2 P features turned in pairs by angles (T, P); the others stay.
+
+    Feature i is paired with feature i + P, or with its neighbour where they are interleaved.
+    """
+    count = angles.shape[-1]
+    pairs = x[..., : 2 * count].unflatten(-1, (count, 2) if interleaved else (2, count))
+    axis = -1 if interleaved else -2
+    first, second = pairs.unbind(axis)
+    cosine, sine = angles.cos() * size, angles.sin() * size
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    return torch.cat([torch.stack(turned, axis).flatten(-2), x[..., 2 * count :]], dim=-1)
+
+
+def projected(x, weights, name, head, heads):
+    """One of the heads of a projection, (B, T, H), of tokens (B, T, d)."""
+    kernel, bias = weights[f"{name}/kernel"], weights.get(f"{name}/bias")
+    found = x @ kernel.reshape(kernel.shape[0], heads, -1)[:, head]
+    return found if bias is None else found + bias.reshape(heads, -1)[head]
+
+
+def joined(heads, weights, name):
+    """The output projection of all heads, (B, T, H) each."""
+    x, kernel = torch.cat(heads, dim=-1), weights[f"{name}/kernel"]
+    return x @ kernel.reshape(x.shape[-1], -1) + weights.get(f"{name}/bias", torch.tensor(0.0))
 
 
 def paths_of_weights(layer):

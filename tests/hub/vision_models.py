@@ -3,6 +3,8 @@
 Side lengths are odd, so that windows at the border are filled up.
 """
 
+from functools import partial
+
 import keras_hub
 import numpy as np
 
@@ -11,53 +13,36 @@ from tests.hub.models import WIDTHS
 models = keras_hub.models
 
 
-def swin(**options):
-    """Windows of 3 x 3 on maps of 6 x 6, every other one shifted, and then of 3 x 3."""
-    sizes = {"image_shape": (12, 12, 3), "depths": (2, 1), "num_heads": (2, 2)}
-    widths = {"embed_dim": 8, "window_size": 3, "patch_size": 2, "mlp_ratio": 2.0}
-    return models.SwinTransformerBackbone(**{**sizes, **widths, **options})
-
-
-def swin_padded(**options):
-    """Windows of 3 x 3 on a map of 7 x 7."""
-    sizes = {"image_shape": (14, 14, 3), "depths": (2,), "num_heads": (2,)}
-    return swin(**{**sizes, **options})
-
-
-def dinov3(**options):
-    """A class token, two registers, and 2 x 3 patches."""
-    widths = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16}
-    return models.DINOV3Backbone(
-        patch_size=4, image_shape=(8, 12, 3), num_register_tokens=2, **widths, **options
-    )
-
-
-def vit_det(**options):
-    """Windows of 3 x 3 on a map of 5 x 5, and a layer that sees all of it."""
-    sizes = {"image_shape": (10, 10, 3), "patch_size": 2, "window_size": 3}
-    widths = {"num_layers": 2, "num_heads": 2, "hidden_size": 8, "intermediate_dim": 16}
-    outputs = {"num_output_channels": 4, "global_attention_layer_indices": [1]}
-    return models.ViTDetBackbone(**{**sizes, **widths, **outputs, **options})
-
-
-def mit(sr_ratios=(2, 1), **options):
-    """Maps of 6 x 6 and 3 x 3; of the two stages, the second is square."""
-    return models.MiTBackbone(
-        image_shape=(12, 12, 3),
-        layerwise_depths=[1, 2],
-        num_layers=2,
-        layerwise_num_heads=[2, 2],
-        layerwise_sr_ratios=list(sr_ratios),
-        max_drop_path_rate=0.1,
-        layerwise_patch_sizes=[3, 3],
-        layerwise_strides=[2, 2],
-        hidden_dims=[8, 12],
-        **options,
-    )
-
-
-def mit_square(**options):
-    return mit((1, 1), **options)
+# Windows of 3 x 3 on maps of 6 x 6, every other one shifted, and then of 3 x 3.
+swin = partial(
+    models.SwinTransformerBackbone,
+    **{"image_shape": (12, 12, 3), "depths": (2, 1), "num_heads": (2, 2)},
+    **{"embed_dim": 8, "window_size": 3, "patch_size": 2, "mlp_ratio": 2.0},
+)
+# Windows of 3 x 3 on a map of 7 x 7.
+swin_padded = partial(swin, image_shape=(14, 14, 3), depths=(2,), num_heads=(2,))
+# A class token, two registers, and 2 x 3 patches.
+dinov3 = partial(
+    models.DINOV3Backbone,
+    **{"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16},
+    **{"patch_size": 4, "image_shape": (8, 12, 3), "num_register_tokens": 2},
+)
+# Windows of 3 x 3 on a map of 5 x 5, and a layer that sees all of it.
+vit_det = partial(
+    models.ViTDetBackbone,
+    **{"image_shape": (10, 10, 3), "patch_size": 2, "window_size": 3},
+    **{"num_layers": 2, "num_heads": 2, "hidden_size": 8, "intermediate_dim": 16},
+    **{"num_output_channels": 4, "global_attention_layer_indices": [1]},
+)
+# Maps of 6 x 6 and 3 x 3; of the two stages, the second is square.
+mit = partial(
+    models.MiTBackbone,
+    **{"image_shape": (12, 12, 3), "num_layers": 2, "hidden_dims": [8, 12]},
+    **{"layerwise_depths": [1, 2], "layerwise_num_heads": [2, 2]},
+    **{"layerwise_sr_ratios": [2, 1], "max_drop_path_rate": 0.1},
+    **{"layerwise_patch_sizes": [3, 3], "layerwise_strides": [2, 2]},
+)
+mit_square = partial(mit, layerwise_sr_ratios=[1, 1])
 
 
 def d_fine(**options):
@@ -75,37 +60,22 @@ def d_fine(**options):
         image_shape=(None, None, 3),
         out_features=["stage1", "stage2"],
     )
-    settings = {
-        "backbone": backbone,
-        "decoder_in_channels": [8, 8],
-        "encoder_hidden_dim": 8,
-        "num_denoising": 0,
-        "num_labels": 3,
-        "hidden_dim": 8,
-        "learn_initial_query": False,
-        "num_queries": 10,
-        "anchor_image_size": (32, 32),
-        "feat_strides": [4, 8],
-        "num_feature_levels": 2,
-        "encoder_in_channels": [8, 8],
-        "encode_proj_layers": [1],
-        "num_attention_heads": 2,
-        "encoder_ffn_dim": 16,
-        "num_encoder_layers": 1,
-        "hidden_expansion": 0.5,
-        "depth_multiplier": 0.5,
-        "eval_idx": -1,
-        "num_decoder_layers": 2,
-        "decoder_attention_heads": 2,
-        "decoder_ffn_dim": 16,
-        "decoder_n_points": [2, 2],
-        "lqe_hidden_dim": 8,
-        "num_lqe_layers": 2,
-        "out_features": ["stage1", "stage2"],
-        "image_shape": (None, None, 3),
-        "seed": 0,
+    encoder = {
+        **{"encoder_hidden_dim": 8, "encoder_in_channels": [8, 8], "encode_proj_layers": [1]},
+        **{"num_attention_heads": 2, "encoder_ffn_dim": 16, "num_encoder_layers": 1},
     }
-    return models.DFineBackbone(**{**settings, **options})
+    decoder = {
+        **{"decoder_in_channels": [8, 8], "num_decoder_layers": 2, "decoder_attention_heads": 2},
+        **{"decoder_ffn_dim": 16, "decoder_n_points": [2, 2], "eval_idx": -1},
+        **{"learn_initial_query": False, "num_queries": 10, "num_denoising": 0, "num_labels": 3},
+    }
+    settings = {
+        **{"hidden_dim": 8, "hidden_expansion": 0.5, "depth_multiplier": 0.5},
+        **{"anchor_image_size": (32, 32), "feat_strides": [4, 8], "num_feature_levels": 2},
+        **{"lqe_hidden_dim": 8, "num_lqe_layers": 2, "out_features": ["stage1", "stage2"]},
+        **{"image_shape": (None, None, 3), "seed": 0},
+    }
+    return models.DFineBackbone(backbone, **{**encoder, **decoder, **settings, **options})
 
 
 VISION = {
@@ -185,13 +155,6 @@ TASKS = {
     "depth_anything": depth_anything,
 }
 TASK_WHERE = {"mit_classifier": WHERE["mit"], "segformer": WHERE["mit"]}
-BASES = {
-    "swin_classifier": models.ImageClassifier,
-    "mit_classifier": models.ImageClassifier,
-    "segformer": models.ImageSegmenter,
-    "sam": models.ImageSegmenter,
-    "depth_anything": models.DepthEstimator,
-}
 
 
 def images(model, batch=2, seed=1):

@@ -14,7 +14,7 @@ from keras_graphattn.hub.families import view
 from tests.hub.decoder_twins import applied, normalised
 from tests.hub.image_towers import PLACES, REAL
 from tests.hub.models import attentions_of
-from tests.hub.twins import LayerCase
+from tests.hub.twins import LayerCase, joined, projected, rotated
 
 
 def names_of_weights(layer):
@@ -27,21 +27,12 @@ def names_of_weights(layer):
     ]
 
 
-def projection(weights, x, name, part=slice(None)):
-    kernel, bias = weights[f"{name}/kernel"], weights.get(f"{name}/bias")
-    kernel = kernel.reshape(kernel.shape[0], -1)[:, part]
-    return x @ kernel + (0.0 if bias is None else bias.reshape(-1)[part])
-
-
 def parts_of_head(weights, x, heads, head):
     """Query, key and value of one head, (B, T, H), of fused or separate projections."""
-    width = weights["attention_output/kernel"].shape[0]
-    size = width // heads
     if "key/kernel" in weights:
-        part = slice(head * size, (head + 1) * size)
-        return [projection(weights, x[name], name, part) for name in ("query", "key", "value")]
-    starts = [which * width + head * size for which in range(3)]
-    return [projection(weights, x["query"], "query", slice(at, at + size)) for at in starts]
+        return [projected(x[name], weights, name, head, heads) for name in x]
+    places = [which * heads + head for which in range(3)]
+    return [projected(x["query"], weights, "query", place, 3 * heads) for place in places]
 
 
 def attention(weights, x, heads, exponents=None, bias=None, turned=None):
@@ -63,7 +54,7 @@ def attention(weights, x, heads, exponents=None, bias=None, turned=None):
             scores = scores + bias(head, query)
         matrix = torch.softmax(scores, dim=-1)
         found.append(applied(matrix, value, weights, head, exponents))
-    return projection(weights, torch.cat(found, dim=-1), "attention_output")
+    return joined(found, weights, "attention_output")
 
 
 def places(height, width):
@@ -74,14 +65,10 @@ def window_bias(table, window, head):
     """Of the relative positions in a window: (T, T), out of a table ((2w - 1)^2, N)."""
     across = 2 * window - 1
     tokens = places(window, window)
-    return torch.stack(
-        [
-            torch.stack(
-                [table[(r - s + window - 1) * across + c - d + window - 1, head] for s, d in tokens]
-            )
-            for r, c in tokens
-        ]
-    )
+    rows = [
+        [(r - s + window - 1) * across + c - d + window - 1 for s, d in tokens] for r, c in tokens
+    ]
+    return table[torch.tensor(rows), head]
 
 
 def shift_bias(side, window, shift):
@@ -105,20 +92,10 @@ def shift_bias(side, window, shift):
 
 def decomposed_bias(query, rows, columns, height, width):
     """Products of queries (B, T, H) with embeddings of distances in rows and in columns."""
-    tokens = places(height, width)
-    return torch.stack(
-        [
-            torch.stack(
-                [
-                    query[:, index] @ (rows[r - s + height - 1] + columns[c - d + width - 1])
-                    for s, d in tokens
-                ],
-                dim=-1,
-            )
-            for index, (r, c) in enumerate(tokens)
-        ],
-        dim=1,
-    )
+    tokens = torch.tensor(places(height, width))
+    behind = tokens[:, None] - tokens[None] + torch.tensor([height - 1, width - 1])  # (T, T, 2)
+    embeddings = rows[behind[..., 0]] + columns[behind[..., 1]]  # (T, T, H)
+    return torch.einsum("bth,tsh->bts", query, embeddings)
 
 
 def turned_in_two_dimensions(x, height, width, prefix, theta=100.0):
@@ -127,13 +104,11 @@ def turned_in_two_dimensions(x, height, width, prefix, theta=100.0):
     inverse = theta ** (-torch.arange(0, size, 4, dtype=torch.float64) / size)  # (H / 4,)
     rows = 2 * (torch.arange(height, dtype=torch.float64) + 0.5) / height - 1
     columns = 2 * (torch.arange(width, dtype=torch.float64) + 0.5) / width - 1
-    angles = torch.stack(
-        [torch.cat([rows[r] * inverse, columns[c] * inverse]) for r, c in places(height, width)]
-    )  # (T, H / 2)
-    cosine, sine = (2 * math.pi * angles).cos(), (2 * math.pi * angles).sin()
-    first, second = x[:, prefix:, : size // 2], x[:, prefix:, size // 2 :]
-    patches = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
-    return torch.cat([x[:, :prefix], patches], dim=1)
+    angles = [
+        torch.cat([rows[r] * inverse, columns[c] * inverse]) for r, c in places(height, width)
+    ]
+    unturned = torch.zeros(prefix, size // 2, dtype=torch.float64)
+    return rotated(x, torch.cat([unturned, 2 * math.pi * torch.stack(angles)]))
 
 
 # A layer of each kind: which one, the shape of its input, and what it must be equal to.
@@ -213,13 +188,6 @@ def gemma4_call(tower, layer, x):
     return layer(x, attention_mask=VISIBLE, position_ids=np.tile(PLACES, (2, 1, 1)))[0]
 
 
-def turned_by(x, angles):
-    """Rotates x (..., T, H), the first half of its features with the second."""
-    first, second = x.chunk(2, dim=-1)
-    cosine, sine = angles.cos(), angles.sin()
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
-
-
 def gemma4_twin(exponents, weights, x):
     visible = torch.tensor(VISIBLE)[:, None]  # (B, 1, S)
     places = torch.tensor(PLACES, dtype=x.dtype)
@@ -231,19 +199,12 @@ def gemma4_twin(exponents, weights, x):
         key, value = normalised(key, weights["key_norm/scale"]), normalised(value)
         # Two of the four features are turned by the row, two by the column; each by one angle.
         query, key = (
-            torch.cat(
-                [
-                    turned_by(y[..., :2], places[:, :1]),
-                    turned_by(y[..., 2:], places[:, 1:]),
-                ],
-                dim=-1,
-            )
+            torch.cat([rotated(y[..., :2], places[:, :1]), rotated(y[..., 2:], places[:, 1:])], -1)
             for y in (query, key)
         )
         scores = (query @ key.transpose(1, 2)).masked_fill(~visible, -torch.inf)
         found.append(applied(torch.softmax(scores, -1), value, weights, head, exponents))
-    joined = torch.cat(found, dim=-1)
-    return joined @ weights["attention_output/kernel"].reshape(joined.shape[-1], -1)
+    return joined(found, weights, "attention_output")
 
 
 def qwen3_5_call(tower, layer, x):
@@ -254,16 +215,8 @@ def qwen3_5_call(tower, layer, x):
 def qwen3_5_twin(exponents, weights, x):
     frames = []
     for start, end in pairwise(ENDS):
-        angles = torch.tensor(ANGLES[start:end, :2], dtype=x.dtype)
-        frames.append(
-            attention(
-                weights,
-                x[None, start:end],
-                2,
-                exponents,
-                turned=lambda y, angles=angles: turned_by(y, angles),
-            )[0]
-        )
+        turned = functools.partial(rotated, angles=torch.tensor(ANGLES[start:end, :2]).double())
+        frames.append(attention(weights, x[None, start:end], 2, exponents, turned=turned)[0])
     return torch.cat(frames)
 
 
