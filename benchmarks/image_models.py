@@ -11,15 +11,7 @@ plain attention of CaiT, to which filters are added, is talking heads, and no ot
 """
 
 from image_costs import ATTENTIONS, model_cost
-from measure import (
-    Parser,
-    UsageError,
-    add_output,
-    check_folder,
-    positive,
-    run,
-    table,
-)
+from measure import Parser, UsageError, add_output, check_folder, positive, run, table
 
 from recipes.common.images.sizes import SIZES
 

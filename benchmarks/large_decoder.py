@@ -12,13 +12,7 @@ import math
 import time
 from pathlib import Path
 
-from measure import (
-    Parser,
-    peak_memory,
-    positive,
-    run,
-    table,
-)
+from measure import Parser, peak_memory, positive, run, table
 
 SHAPE = {
     "vocabulary_size": 262144,
@@ -31,10 +25,7 @@ SHAPE = {
     "use_sliding_window_attention": True,
     "sliding_window_size": 512,
 }
-CASES = {
-    "graph_filter": {"order": 4},
-    "p_laplacian": {"p": 2.0},
-}
+CASES = {"graph_filter": {"order": 4}, "p_laplacian": {"p": 2.0}}
 
 
 def size_in_mib(layer):

@@ -40,12 +40,7 @@ def attend_by(mask, path, feature_chunk=None, **inputs):
 
     def function(query, key, value):
         operator = KernelOperator(
-            Relu()(query),
-            Relu()(key),
-            mask,
-            inputs,
-            path=path,
-            feature_chunk=feature_chunk,
+            Relu()(query), Relu()(key), mask, inputs, path=path, feature_chunk=feature_chunk
         )
         if path == "Algorithm 1":
             features = operator.query_features, operator.key_features

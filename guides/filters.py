@@ -29,11 +29,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from keras_graphattn.filters import FILTERS, FirstOrder, Jacobi, Legendre
-from keras_graphattn.layers import (
-    AttentiveGraphFilter,
-    GraphFilterAttention,
-    MaskedKernelAttention,
-)
+from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention, MaskedKernelAttention
 
 keras.utils.set_random_seed(0)
 print("filters with a name:", ", ".join(FILTERS))

@@ -29,11 +29,7 @@ import keras
 import numpy as np
 
 from keras_graphattn.filters import FirstOrder
-from keras_graphattn.layers import (
-    AttentiveGraphFilter,
-    GraphFilterAttention,
-    MaskedKernelAttention,
-)
+from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention, MaskedKernelAttention
 from keras_graphattn.masks import Causal, Exponential, Product, Segments
 
 HEADS, SIZE, WIDTH = 4, 16, 64

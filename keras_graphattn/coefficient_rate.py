@@ -37,10 +37,7 @@ class CoefficientRate:
     _flatten_layers: Callable[[], Iterable[keras.Layer]]
 
     def __init__(
-        self,
-        *args: Any,
-        coefficient_learning_rate_multiplier: float | None = None,
-        **kwargs: Any,
+        self, *args: Any, coefficient_learning_rate_multiplier: float | None = None, **kwargs: Any
     ) -> None:
         multiplier: float | None = optional(positive)(
             NAME, coefficient_learning_rate_multiplier, {}

@@ -6,14 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn.hub.converted import (
-    AttentionFamily,
-    Heads,
-    Index,
-    Mask,
-    Spelling,
-    Tokens,
-)
+from keras_graphattn.hub.converted import AttentionFamily, Heads, Index, Mask, Spelling, Tokens
 from keras_graphattn.types import Float, Tensor
 
 Encodings = Float[Tensor, "..."]  # of distances or segments, or biases of queries

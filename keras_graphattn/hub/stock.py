@@ -277,13 +277,7 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: i
         return super().operator(tokens, call)
 
     def operator_of_rows(
-        self,
-        query: Heads,
-        key: Slot,
-        value: Heads,
-        mask: Mask,
-        cache: LayerCache,
-        index: Index,
+        self, query: Heads, key: Slot, value: Heads, mask: Mask, cache: LayerCache, index: Index
     ) -> CachedOperator:
         phi_query, phi_key = self.features(query, key, None, None, fixed_scale=True)
         rows = index + ops.arange(ops.shape(query)[1], dtype="int32")

@@ -56,10 +56,7 @@ class SwinAttention(FusedTower):
     """
 
     spelling = replace(
-        FUSED,
-        scale="scale",
-        matrix_dropout="attention_dropout_layer",
-        dropout_after="proj_drop",
+        FUSED, scale="scale", matrix_dropout="attention_dropout_layer", dropout_after="proj_drop"
     )
     adds_bias = True
 

@@ -8,11 +8,7 @@ from keras_graphattn.layers.attentive_graph_filter import AttentiveGraphFilter
 from keras_graphattn.layers.contra_norm import ContraNorm
 from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.layers.graph_kernel_attention import GraphKernelAttention
-from keras_graphattn.layers.graph_pooling import (
-    GraphMaxPooling,
-    GraphMeanPooling,
-    GraphSumPooling,
-)
+from keras_graphattn.layers.graph_pooling import GraphMaxPooling, GraphMeanPooling, GraphSumPooling
 from keras_graphattn.layers.masked_kernel_attention import MaskedKernelAttention
 from keras_graphattn.layers.p_laplacian_attention import PLaplacianAttention
 from keras_graphattn.layers.scaled_high_frequency_attention import ScaledHighFrequencyAttention

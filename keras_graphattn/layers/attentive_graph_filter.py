@@ -194,10 +194,7 @@ class AttentiveGraphFilter(AttentionLayer):
             )
 
     def build(
-        self,
-        query_shape: Shape,
-        value_shape: Shape | None = None,
-        key_shape: Shape | None = None,
+        self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
     ) -> None:
         super().build(query_shape, value_shape, key_shape)
         if self.filter != "ones":

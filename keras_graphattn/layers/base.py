@@ -308,10 +308,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
         return build_or_undo
 
     def build(
-        self,
-        query_shape: Shape,
-        value_shape: Shape | None = None,
-        key_shape: Shape | None = None,
+        self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
     ) -> None:
         value_shape = query_shape if value_shape is None else value_shape
         self._check_shapes(query_shape, value_shape, key_shape)
@@ -358,11 +355,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             self._adopted = None
 
     def _token_projection(
-        self,
-        name: str,
-        size: int,
-        num_heads: int | None = None,
-        activation: str | None = None,
+        self, name: str, size: int, num_heads: int | None = None, activation: str | None = None
     ) -> keras.Layer:
         """Makes a projection (B, T, d) -> (B, T, num_heads, size), with the options of Keras'."""
         return keras.layers.EinsumDense(
@@ -427,10 +420,7 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
     # Shapes
 
     def compute_output_shape(
-        self,
-        query_shape: Shape,
-        value_shape: Shape | None = None,
-        key_shape: Shape | None = None,
+        self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
     ) -> tuple[int | None, ...]:
         value_shape = query_shape if value_shape is None else value_shape
         shape = super().compute_output_shape(query_shape, value_shape, key_shape)

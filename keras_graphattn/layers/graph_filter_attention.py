@@ -13,12 +13,7 @@ from keras_graphattn.operators.blockwise import BlockwiseOperator
 from keras_graphattn.operators.cached import Cache, CachedOperator
 from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.operator import Operator
-from keras_graphattn.operators.softmax import (
-    MatrixOperator,
-    OnIdentity,
-    SoftmaxOperator,
-    scores_of,
-)
+from keras_graphattn.operators.softmax import MatrixOperator, OnIdentity, SoftmaxOperator, scores_of
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 

@@ -14,11 +14,7 @@ from keras_graphattn.masks.mask import Mask
 from keras_graphattn.numerics.precision import at_least_float32, masked_softmax
 from keras_graphattn.operators.kernel import SMALLEST
 from keras_graphattn.operators.operator import Operator
-from keras_graphattn.operators.softmax import (
-    WeightedSoftmaxOperator,
-    additive_scores,
-    scores_of,
-)
+from keras_graphattn.operators.softmax import WeightedSoftmaxOperator, additive_scores, scores_of
 from keras_graphattn.serialization import restored
 from keras_graphattn.types import Bool, Float, Tensor
 
@@ -189,10 +185,7 @@ class GraphKernelAttention(KernelLayer):
             )
 
     def build(
-        self,
-        query_shape: Shape,
-        value_shape: Shape | None = None,
-        key_shape: Shape | None = None,
+        self, query_shape: Shape, value_shape: Shape | None = None, key_shape: Shape | None = None
     ) -> None:
         super().build(query_shape, value_shape, key_shape)
         if self.score == "additive":

@@ -127,10 +127,7 @@ def loop_over_blocks(
 
     array = tf.TensorArray(like.dtype, count, element_shape=like.shape)
     _, carried, array = tf.while_loop(
-        lambda index, *_: index < count,
-        step,
-        (tf.constant(0), start, array),
-        parallel_iterations=1,
+        lambda index, *_: index < count, step, (tf.constant(0), start, array), parallel_iterations=1
     )
     return carried, array.stack()
 

@@ -25,12 +25,7 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
-from keras_graphattn.numerics.blocks import (
-    cut_into_chunks,
-    first_of,
-    fits_one_block,
-    where_needed,
-)
+from keras_graphattn.numerics.blocks import cut_into_chunks, first_of, fits_one_block, where_needed
 from keras_graphattn.numerics.precision import (
     at_least_float32,
     hidden_logit,

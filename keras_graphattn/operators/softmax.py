@@ -7,12 +7,7 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_graphattn.checks import dtype_name
-from keras_graphattn.numerics.precision import (
-    at_least_float32,
-    masked_softmax,
-    matmul,
-    nan_where,
-)
+from keras_graphattn.numerics.precision import at_least_float32, masked_softmax, matmul, nan_where
 from keras_graphattn.operators.operator import Operator
 from keras_graphattn.types import Bool, Float, Num, Tensor
 

@@ -66,11 +66,7 @@ def planted(random: np.random.Generator, motif: Edges) -> Edges:
     drawn = pairs[random.random(len(pairs)) < EDGE_PROBABILITY]
     joins = random.choice(NODES * MOTIF_NODES, JOINS, replace=False)
     joined = [(int(j // MOTIF_NODES), int(NODES + j % MOTIF_NODES)) for j in joins]
-    return [
-        *map(tuple, drawn.tolist()),
-        *((u + NODES, v + NODES) for u, v in motif),
-        *joined,
-    ]
+    return [*map(tuple, drawn.tolist()), *((u + NODES, v + NODES) for u, v in motif), *joined]
 
 
 def uniform_edges(random: np.random.Generator, nodes: int, count: int) -> Edges:

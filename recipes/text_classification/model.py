@@ -22,13 +22,7 @@ from recipes.common.training.layers import served_inputs, similarity_by_depth
 from recipes.common.training.measures import of_real_rows
 from recipes.common.training.optimizers import WarmUpLinearDecay, with_rates
 from recipes.common.training.runs import Training
-from recipes.text_classification.data import (
-    Encoded,
-    Problem,
-    Task,
-    preset_name,
-    validation_split,
-)
+from recipes.text_classification.data import Encoded, Problem, Task, preset_name, validation_split
 
 MIN_SHARE = 0.02
 MEASURED = 256  # texts on which the similarity of tokens is measured, at most

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 
 import keras_graphattn
-from keras_graphattn.distribution import (
-    SequenceParallel,
-    check_layout_map,
-    distribute,
-    layout_map,
-)
+from keras_graphattn.distribution import SequenceParallel, check_layout_map, distribute, layout_map
 from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention, MaskedKernelAttention
 from keras_graphattn.masks import Toeplitz
 from tests.numerics import BACKEND

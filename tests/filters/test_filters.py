@@ -18,11 +18,7 @@ from keras_graphattn.filters import (
     Resolvent,
     Step,
 )
-from keras_graphattn.layers import (
-    AttentiveGraphFilter,
-    GraphFilterAttention,
-    MaskedKernelAttention,
-)
+from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention, MaskedKernelAttention
 from keras_graphattn.masks import Causal
 from tests.filters import reference
 from tests.layers.decoding import decoded

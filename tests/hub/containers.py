@@ -173,10 +173,7 @@ CONTAINERS = {
     "causal_task": (lambda: keras_hub.models.GPT2CausalLM(random_backbone("gpt2")), WITHOUT),
     "llama": (lambda: random_backbone("llama"), WITHOUT),
     "llama_task": (lambda: keras_hub.models.LlamaCausalLM(random_backbone("llama")), WITHOUT),
-    "sequential": (
-        lambda: keras.Sequential([keras.Input((5, 8)), encoder(), Tower(1)]),
-        SERIES,
-    ),
+    "sequential": (lambda: keras.Sequential([keras.Input((5, 8)), encoder(), Tower(1)]), SERIES),
     "time_distributed": (
         lambda: functional(keras.layers.TimeDistributed(encoder()), 3, 5, 8),
         FRAMES,

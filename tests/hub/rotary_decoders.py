@@ -40,12 +40,7 @@ BACKBONES = {
         made, models.Qwen3Backbone, HEADS, head_dim=6, sliding_window_size=WINDOW
     ),
     "qwen3_moe": functools.partial(
-        made,
-        models.Qwen3MoeBackbone,
-        HEADS,
-        QWEN_EXPERTS,
-        head_dim=6,
-        sliding_window_size=WINDOW,
+        made, models.Qwen3MoeBackbone, HEADS, QWEN_EXPERTS, head_dim=6, sliding_window_size=WINDOW
     ),
     "phi3": functools.partial(
         made,

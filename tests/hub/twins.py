@@ -93,7 +93,5 @@ def assert_is_twin(layer, call, twin, names=None, **inputs):
     assert_close(value, expected, 1e-5)
     called = dict(enumerate([*inputs, *names]))
     assert_all_close(
-        {called[i]: g for i, g in gradients.items()},
-        {called[i]: g for i, g in right.items()},
-        1e-5,
+        {called[i]: g for i, g in gradients.items()}, {called[i]: g for i, g in right.items()}, 1e-5
     )

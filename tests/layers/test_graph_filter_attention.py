@@ -9,14 +9,7 @@ from keras_graphattn.filters import FirstOrder, Monomial
 from keras_graphattn.layers import GraphFilterAttention
 from tests import reference
 from tests.layers.twins import CHANNELS, HEADS, SIZE, built, jacobi, tokens
-from tests.numerics import (
-    BACKEND,
-    assert_close,
-    randomise,
-    reference_weights,
-    short_name,
-    to_numpy,
-)
+from tests.numerics import BACKEND, assert_close, randomise, reference_weights, short_name, to_numpy
 
 
 def layer_of(scale=0.3, **options):

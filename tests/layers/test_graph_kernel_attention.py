@@ -54,9 +54,7 @@ def layer_of(mask, scale=0.3, **options):
 @pytest.mark.slow_on("jax")
 @settings(max_examples=5)
 @given(
-    sizes=st.tuples(*[st.integers(1, 7)] * 5),
-    slope=st.floats(0.0, 1.0),
-    seed=st.integers(0, 1000),
+    sizes=st.tuples(*[st.integers(1, 7)] * 5), slope=st.floats(0.0, 1.0), seed=st.integers(0, 1000)
 )
 def test_additive_scores(sizes, slope, seed):
     batch, rows, columns, heads, size = sizes

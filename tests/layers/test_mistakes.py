@@ -6,11 +6,7 @@ import pytest
 
 import keras_graphattn
 from keras_graphattn import feature_maps, filters, graphs, layers, masks
-from keras_graphattn.layers import (
-    GraphFilterAttention,
-    GraphKernelAttention,
-    MaskedKernelAttention,
-)
+from keras_graphattn.layers import GraphFilterAttention, GraphKernelAttention, MaskedKernelAttention
 from keras_graphattn.optimizers import learning_rate_multiplier
 from tests.call_inputs import first_needed
 from tests.fuzz.cases_of_classes import LAYERS, MASKS, SIGNAL, WIDTH, B, T, layer, mask

@@ -7,11 +7,7 @@ import pytest
 import keras_graphattn
 from benchmarks.precision import CASES, PRECISIONS, built, compare, outputs_and_gradients, tokens
 from keras_graphattn.filters import FirstOrder
-from keras_graphattn.layers import (
-    AttentiveGraphFilter,
-    GraphFilterAttention,
-    MaskedKernelAttention,
-)
+from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention, MaskedKernelAttention
 from keras_graphattn.masks import Exponential
 from tests.fuzz.cases_of_classes import TOKEN_LAYERS
 from tests.layers.capabilities import LAYERS, TOKENS
@@ -66,8 +62,7 @@ def with_large_scores(make, largest, x):
 
 @pytest.mark.parametrize("largest", [4e4, 1.6e5, 1e6])
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n == "graph filter" else COMPILED) for n in EXTREMES],
+    "name", [pytest.param(n, marks=[] if n == "graph filter" else COMPILED) for n in EXTREMES]
 )
 def test_scores_beyond_float16_and_rows_without_keys_stay_finite(name, largest):
     layer = with_large_scores(LARGE[name].make, largest, TOKENS)

@@ -6,11 +6,7 @@ import pytest
 from keras_graphattn.filters import FILTERS, Chebyshev, Jacobi
 from keras_graphattn.filters.filter import STARTS
 from keras_graphattn.filters.polynomial import recurrence
-from keras_graphattn.layers import (
-    AttentiveGraphFilter,
-    GraphFilterAttention,
-    MaskedKernelAttention,
-)
+from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention, MaskedKernelAttention
 from tests.numerics import to_numpy
 
 random = np.random.default_rng(0)

@@ -61,10 +61,7 @@ REFUSED = {
         ({"filter": "ones", "order": 3}, r"has no polynomial. Received: order=3"),
         ({"filter": "singular_values", "learned_constant": True}, "learned_constant=True"),
         ({"filter": "first_order", "learned_constant": True}, "weight of P_0 of a polynomial"),
-        (
-            {"filter": Jacobi(start="high_pass"), "learned_constant": True},
-            "weight of P_0 is 1",
-        ),
+        ({"filter": Jacobi(start="high_pass"), "learned_constant": True}, "weight of P_0 is 1"),
         ({"filter": Jacobi(start="band_pass")}, "`start` of a filter of singular values"),
         ({"filter": Jacobi(1, initial_coefficients=[1.0, 0.0])}, "its own weights theta"),
         ({"filter": "first_ordr"}, "Did you mean"),

@@ -22,14 +22,7 @@ from tests.layers.unseen_cases import (
     mask_of,
     scene,
 )
-from tests.numerics import (
-    BACKEND,
-    called_with,
-    differentiated,
-    dtype_policy,
-    randomise,
-    to_numpy,
-)
+from tests.numerics import BACKEND, called_with, differentiated, dtype_policy, randomise, to_numpy
 
 SIZES = {"float32": (1e4, 1e15), "bfloat16": (1e4, 1e15), "float16": (30.0,)}
 WEIGHTS = {"float32": 2e-5, "bfloat16": 0.1, "float16": 0.1}  # beside their largest gradient

@@ -132,8 +132,7 @@ def test_published_folds_are_taken_and_equal_tags_give_way_to_degrees(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [("1\nwrong\n", "cannot be read.*line 2"), (tu_text(graphs=2), "too few")],
+    ("text", "words"), [("1\nwrong\n", "cannot be read.*line 2"), (tu_text(graphs=2), "too few")]
 )
 def test_other_files_and_too_few_graphs_are_refused(text, words, tmp_path):
     write_tu(tmp_path, text, ())

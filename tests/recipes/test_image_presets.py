@@ -69,11 +69,7 @@ FAMILIES = {
         layers.SwinTransformerImageConverter,
         WITH_BIASES,
     ),
-    "mit": (
-        others(models.MiTBackbone, **REDUCED),
-        layers.MiTImageConverter,
-        {"softmax"},
-    ),
+    "mit": (others(models.MiTBackbone, **REDUCED), layers.MiTImageConverter, {"softmax"}),
 }
 
 

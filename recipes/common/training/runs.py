@@ -147,10 +147,7 @@ class KeepRun(keras.callbacks.Callback):
             )
         if self.test_batches is not None:
             test = self.model.evaluate(
-                self.test_batches,
-                verbose=0,
-                return_dict=True,
-                callbacks=_with_averages(self.model),
+                self.test_batches, verbose=0, return_dict=True, callbacks=_with_averages(self.model)
             )
             logs.update({f"test_{name}": value for name, value in test.items()})
         metrics = {name: float(value) for name, value in logs.items()}

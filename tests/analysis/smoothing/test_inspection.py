@@ -189,10 +189,7 @@ def test_padding_changes_nothing(garbage):
         inspect_smoothing(model, {k: x[n : n + 1, :s] for k, x in clean.items()})
         for n, s in enumerate((5, 3, 2))
     ]
-    for report in (
-        inspect_smoothing(model, dirty),
-        inspect_smoothing(model, dirty, batch_size=1),
-    ):
+    for report in (inspect_smoothing(model, dirty), inspect_smoothing(model, dirty, batch_size=1)):
         for name, value in figures_of(report).items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
     for place in PLACES:  # the mean over sequences that have no padding at all
