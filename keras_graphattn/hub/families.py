@@ -12,8 +12,12 @@ from typing import Any
 
 import keras
 
+import keras_graphattn.hub.decoders as decoders
+import keras_graphattn.hub.encoders as encoders
+import keras_graphattn.hub.gemma as gemma
+import keras_graphattn.hub.stock as stock
+import keras_graphattn.hub.vision as vision
 from keras_graphattn.checks import did_you_mean, plain_name
-from keras_graphattn.hub import decoders, encoders, gemma, stock, vision
 from keras_graphattn.hub.converted import (
     AttentionFamily,
     ConvertedAttention,
