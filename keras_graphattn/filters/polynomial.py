@@ -123,10 +123,10 @@ def polynomial(
         step, constant = steps[k], coefficients[k]
         if later is not None and steps[k + 1].previous != 0.0:
             constant = constant - steps[k + 1].previous * later
-        if k == order - 1:
+        if step.offset == 0.0:
+            current = constant + step.slope * last * x
+        elif k == order - 1:
             current = (constant + step.offset * last) + (step.slope * last) * x
-        elif step.offset == 0.0:
-            current = constant + step.slope * x * last
         else:
             current = constant + (step.slope * x + step.offset) * last
         last, later = current, last

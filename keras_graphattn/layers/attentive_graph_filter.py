@@ -242,7 +242,7 @@ class AttentiveGraphFilter(AttentionLayer):
             return self.filtered(self.filter, SingularValues(values), left)
         theta = at_least_float32(tanh(self.theta))
         constant = at_least_float32(tanh(self.theta_constant)) if self.learned_constant else 1.0
-        coefficients = [constant, *(theta[k] for k in range(self.filter.order))]
+        coefficients = [constant, *ops.unstack(theta, self.filter.order)]
         return left * polynomial(values, coefficients, self.filter.recurrence())
 
     def _visible_keys(self, entries: Num[Tensor, "..."] | None) -> Num[Tensor, "B S"] | None:

@@ -54,9 +54,7 @@ def largest(
 
 def matmul(first: Num[Tensor, "... i j"], second: Num[Tensor, "... j k"]) -> Num[Tensor, "... i k"]:
     """The product of matrices."""
-    if is_float64(first):
-        return ops.einsum("...ij,...jk->...ik", first, second)
-    return ops.matmul(first, second)
+    return first @ second
 
 
 def tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -118,7 +116,7 @@ def pad(
 
 def at_least_float32(x: Num[Tensor, "..."]) -> Num[Tensor, "..."]:
     """Casts half precision to float32 and leaves float32 and float64 as they are."""
-    x = ops.convert_to_tensor(x)
+    x = x if ops.is_tensor(x) else ops.convert_to_tensor(x)
     return x if dtype_name(x.dtype) in ("float32", "float64") else ops.cast(x, "float32")
 
 
@@ -136,10 +134,9 @@ def finite_scores(scores: Num[Tensor, "..."]) -> Float[Tensor, "..."]:
     A product of a query and a key can be infinite in float16, and a softmax of two infinite
     scores is NaN. With the largest number of the dtype instead, the two keys share the row.
     """
-    scores = ops.convert_to_tensor(scores)
-    if dtype_name(scores.dtype) != "float16":
-        return at_least_float32(scores)
-    return ops.clip(ops.cast(scores, "float32"), -_LARGEST_FLOAT16, _LARGEST_FLOAT16)
+    is_half = dtype_name(scores.dtype) == "float16"
+    scores = at_least_float32(scores)
+    return ops.clip(scores, -_LARGEST_FLOAT16, _LARGEST_FLOAT16) if is_half else scores
 
 
 def hidden_logit(dtype: object = "float32") -> float:

@@ -92,15 +92,15 @@ class KernelOperator(Operator):
     def __call__(self, x: Float[Tensor, "B S N D"]) -> Float[Tensor, "B T N D"]:
         dtype, is_first = x.dtype, self.once is None
         x = at_least_float32(x)
-        width, columns = x.shape[-1], [x]
+        width = x.shape[-1]
         if is_first:
-            columns.append(ops.ones_like(x[..., :1]))
-            if self.non_finite is not None:
-                self.non_finite = ops.cast(self.non_finite, x.dtype) * columns[1]
+            x = ops.concatenate([x, ops.ones_like(x[..., :1])], axis=-1)
         if self.non_finite is not None:
-            columns.append(self.non_finite)
-        joint = self._sums(x if len(columns) == 1 else ops.concatenate(columns, axis=-1))
-        outputs = joint if len(columns) == 1 else joint[..., :width]  # (B, T, N, D)
+            if is_first:
+                self.non_finite = ops.cast(self.non_finite, x.dtype) * x[..., -1:]
+            x = ops.concatenate([x, self.non_finite], axis=-1)
+        joint = self._sums(x)
+        outputs = joint[..., :width]  # (B, T, N, D)
         if is_first:
             self._keep_normaliser(joint[..., width : width + 1])
         if self.non_finite is not None:
@@ -126,7 +126,7 @@ class KernelOperator(Operator):
         self.normaliser = normaliser
         # NaN counts as seen and stays NaN. `not (x < SMALLEST)` would not do: TensorFlow's graphs
         # rewrite it to `x >= SMALLEST`.
-        self.seeing = (normaliser >= SMALLEST) | ops.isnan(normaliser)
+        self.seeing = (normaliser >= SMALLEST) | (normaliser != normaliser)
         if self.rows is not None:
             self.seeing = ops.logical_and(self.seeing, self.rows[..., None])
 
@@ -161,7 +161,8 @@ def unmasked_attention(
     query: Float[Tensor, "B T N m"], key: Float[Tensor, "B S N m"], x: Float[Tensor, "B S N D"]
 ) -> Float[Tensor, "B T N D"]:
     """phi(Q) (phi(K)^T x), in linear time, not normalised: every query sees every key."""
-    return ops.einsum("btnm,bnmd->btnd", query, ops.einsum("bsnm,bsnd->bnmd", key, x))
+    context = ops.transpose(key, (0, 2, 3, 1)) @ ops.transpose(x, (0, 2, 1, 3))  # (B, N, m, D)
+    return ops.transpose(ops.transpose(query, (0, 2, 1, 3)) @ context, (0, 2, 1, 3))
 
 
 def masked_scores(

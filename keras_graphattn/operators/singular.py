@@ -125,17 +125,17 @@ def singular_value_context(
     zeros if an example has no token.
     """
     logits, x = (ops.transpose(at_least_float32(z), (0, 2, 1, 3)) for z in (logits, x))
-    if visible is not None:
-        visible = ops.cast(visible, "bool")[:, None, :, None]
+    visible = None if visible is None else visible[:, None, :, None]
     right = masked_softmax(logits, visible, axis=2)  # (B, N, S, H)
-    return ops.einsum("bnsh,bnsd->bnhd", right, zero_where_masked(x, visible))
+    return ops.swapaxes(right, -1, -2) @ zero_where_masked(x, visible)
 
 
 def attend_to_context(
     left: Float[Tensor, "B T N H"], context: Float[Tensor, "B N H D"], dtype: str
 ) -> Float[Tensor, "B T N D"]:
     """`left @ context`, head by head, in the given dtype."""
-    return ops.einsum("btnh,bnhd->btnd", ops.cast(left, dtype), ops.cast(context, dtype))
+    left = ops.transpose(ops.cast(left, dtype), (0, 2, 1, 3))  # (B, N, T, H)
+    return ops.transpose(left @ ops.cast(context, dtype), (0, 2, 1, 3))
 
 
 def orthogonality_penalty(
@@ -164,4 +164,4 @@ def orthogonality_penalty(
 
 
 def _column(visible: Bool[Tensor, "B T"] | None) -> Bool[Tensor, "B T 1 1"] | None:
-    return None if visible is None else ops.cast(visible, "bool")[:, :, None, None]
+    return None if visible is None else visible[:, :, None, None]
