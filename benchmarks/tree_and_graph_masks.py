@@ -161,14 +161,16 @@ def chosen_path(mask, options):
 
 
 def graph_rows(count, options):
+    from scipy.sparse.csgraph import laplacian
     from scipy.sparse.linalg import expm_multiply
 
     from keras_graphattn.masks import GraphDiffusion
-    from keras_graphattn.masks.graphs.edges import graph_operator, read_graph
+    from keras_graphattn.masks.graphs.edges import read_graph, spectral_radius
 
     start = time.perf_counter()
     graph = read_graph(graph_of_degree(count), count)
-    matrix, low, high = graph_operator(graph, "laplacian")
+    matrix = laplacian(graph, form="array").tocsr()
+    low, high = 0.0, spectral_radius(abs(matrix))
     longest = options.time_radius / high
     mask = GraphDiffusion(graph, initial_time=longest, learn_time=False)
     x, matrix = signal(count, options), matrix.astype("float32")

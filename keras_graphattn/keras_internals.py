@@ -140,10 +140,13 @@ COMPILED = (
 
 
 def forget_compiled(model: keras.Layer) -> None:
-    """Drops compiled train, test, predict and generate functions, which hold the old graph."""
+    """Drops compiled functions, which hold the old graph, and the slots of a built optimizer."""
     for name in COMPILED:
         if getattr(model, name, None) is not None:
             setattr(model, name, None)
+    optimizer = fresh_optimizer(model)
+    if optimizer is not None:
+        model.optimizer = optimizer
 
 
 def fresh_optimizer(model: keras.Layer) -> keras.optimizers.Optimizer | None:
@@ -152,13 +155,6 @@ def fresh_optimizer(model: keras.Layer) -> keras.optimizers.Optimizer | None:
     if optimizer is None or not optimizer.built:
         return None
     return type(optimizer).from_config(optimizer.get_config())
-
-
-def forget_slots(model: keras.Layer) -> None:
-    """Replaces a built optimizer by a new one like it."""
-    optimizer = fresh_optimizer(model)
-    if optimizer is not None:
-        model.optimizer = optimizer
 
 
 def track_again(model: keras.Layer) -> None:

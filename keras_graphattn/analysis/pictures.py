@@ -28,7 +28,6 @@ def plot_mask(
     length: int | None = None,
     head: int = 0,
     axis: "Axes | None" = None,
-    colour_bar: bool = True,
     **inputs: Tensor,
 ) -> "Axes":
     """Draws `mask.dense()` of one head: rows are queries, columns are keys, counted from 0.
@@ -41,7 +40,6 @@ def plot_mask(
         length: Number of tokens. Optional if the mask or its inputs determine it.
         head: Index of the head to draw, if the heads differ.
         axis: A matplotlib axis to draw on. By default, a new figure is created.
-        colour_bar: Whether to draw a colour bar next to the matrix.
         **inputs: The tensors that the mask needs at each call. Only the first example of a batch
             is drawn.
 
@@ -77,7 +75,5 @@ def plot_mask(
     axis.set(title=type(mask).__name__, xlabel="key", ylabel="query")
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
-    if colour_bar:
-        bar = axis.figure.colorbar(image, ax=axis, fraction=0.046, pad=0.04)
-        bar.set_label("factor")
+    axis.figure.colorbar(image, ax=axis, fraction=0.046, pad=0.04).set_label("factor")
     return axis

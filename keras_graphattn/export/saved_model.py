@@ -179,11 +179,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def write_graph(model: keras.Model, path: Path, signature: Wanted = DEFAULT) -> None:
-    """Writes the forward pass of a built model as a SavedModel.
-
-    Raises:
-        ValueError: If the model has open lengths (`None`) and the graph cannot keep them open.
-    """
+    """Writes the forward pass of a built model as a SavedModel."""
     backend = keras.backend.backend()
     if backend not in ("tensorflow", "jax"):
         _write_by_tensorflow_process(model, path, signature)

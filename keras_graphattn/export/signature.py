@@ -71,11 +71,7 @@ def model_signature(model: keras.Model) -> Signature:
 
 
 def served_signatures(model: keras.Model, signature: Wanted = DEFAULT) -> dict[str, Signature]:
-    """The signatures to export, by name; the first one also becomes a missing `serving_default`.
-
-    Raises:
-        ValueError: If the model or a name cannot be served, or a shape does not match the input's.
-    """
+    """The signatures to export, by name; the first one also becomes a missing `serving_default`."""
     plain = model_signature(model)
     by_name: object = {signature: None} if isinstance(signature, str) else signature
     if not isinstance(by_name, Mapping) or not by_name:

@@ -142,7 +142,7 @@ class Favor(FeatureMap):
         weights: Mapping[str, Float[Tensor, "N H m"]],
         fixed_scale: bool,
     ) -> Float[Tensor, "B T N m"]:
-        return favor_query_features(query, at_least_float32(weights["directions"]))
+        return favor_query_features(query, weights["directions"])
 
     def key_features(
         self,
@@ -151,8 +151,7 @@ class Favor(FeatureMap):
         mask: Bool[Tensor, "B S"] | None,
         fixed_scale: bool,
     ) -> Float[Tensor, "B S N m"]:
-        directions = at_least_float32(weights["directions"])
-        return favor_key_features(key, directions, mask, fixed_scale)
+        return favor_key_features(key, weights["directions"], mask, fixed_scale)
 
     def get_config(self) -> dict[str, int | None]:
         return {"num_features": self._num_features, "seed": self.seed}

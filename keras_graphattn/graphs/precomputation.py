@@ -1,4 +1,4 @@
-"""Data computed from graphs once, before training: walks, distances, paths, spectra.
+"""Data computed from graphs once, before training: walks, distances, paths.
 
 The results are kept in a folder if one is given. A file in it is always complete.
 """
@@ -13,16 +13,14 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import scipy.sparse
-from scipy.sparse.csgraph import connected_components, shortest_path
+from scipy.sparse.csgraph import shortest_path
 
 from keras_graphattn.checks import Array, flag, is_list, one_of, optional, whole
 from keras_graphattn.checks import folder as local_folder
 from keras_graphattn.files import whole_file
 from keras_graphattn.graphs.graph import Graph
-from keras_graphattn.masks.graphs.edges import graph_operator
 from keras_graphattn.masks.graphs.walks import random_walks
-from keras_graphattn.types import Float, Int
+from keras_graphattn.types import Int
 
 FORM_OF_FILES = 2  # counts up if the same call computes something else
 
@@ -35,13 +33,13 @@ def precompute(
     verbose: bool = True,
     **options: int,
 ) -> list[Array]:
-    """Computes walks, distances, paths or spectra of graphs, with a progress bar.
+    """Computes walks, distances or paths of graphs, with a progress bar.
 
     `GraphBatches` takes the results as `node_arrays`, or as `pair_arrays` for distances and paths.
 
     Args:
         graphs: The graphs.
-        kind: `"walks"`, `"distances"`, `"paths"` or `"spectrum"`.
+        kind: `"walks"`, `"distances"` or `"paths"`.
             `"walks"`: integers (n, num_walks, walk_length), random walks from each node with
             probabilities proportional to edge weights, and -1 after the end of a walk. Options
             `num_walks=50`, `walk_length=4`, `seed=0`. Every graph has its own seed, from `seed` and
@@ -52,11 +50,6 @@ def precompute(
             to node, rows of `graph.edges`, and -1 after the end of the path. Where several paths
             are shortest, it is one of them. Option `hops=5`: how many edges of a path count, the
             first ones.
-            `"spectrum"`: float32 (n, count, 2) for the `count` smallest eigenvalues of the
-            normalised Laplacian: the eigenvalue, the same for all nodes, and the node's entry of
-            the eigenvector. Each eigenvector has length 1, is 0 outside one component, and its
-            largest entry is positive. Zeros fill up graphs of fewer nodes. This is O(n^3) time for
-            the largest component. Option `count=8`.
         cache_dir: A folder where results are kept and found again. The file's name depends on the
             graphs and on all options. A damaged file is computed again. If the folder cannot be
             written to, there is a warning, and the results are returned.
@@ -75,9 +68,8 @@ def precompute(
     >>> precompute([path], "distances", verbose=False)[0].tolist()
     [[0, 1, 2, -1], [1, 0, 1, -1], [2, 1, 0, -1], [-1, -1, -1, 0]]
 
-    Source: walks: Choromanski et al., arXiv 2107.07999, Section 4.2. Pairs of eigenvalues and
-    entries of eigenvectors: Kreuzer et al., arXiv 2106.03893, Section 3. Edges on paths: Ying et
-    al., arXiv 2106.05234, Section 3.1.3.
+    Source: walks: Choromanski et al., arXiv 2107.07999, Section 4.2. Edges on paths:
+    Ying et al., arXiv 2106.05234, Section 3.1.3.
     """
     graphs = checked_graphs(graphs)
     compute, defaults = _KINDS[one_of(*_KINDS)("kind", kind, {})]
@@ -148,40 +140,11 @@ def _paths(place: int, graph: Graph, hops: int) -> Int[Array, "n n hops"]:
     return paths
 
 
-def _spectrum(place: int, graph: Graph, count: int) -> Float[Array, "n count 2"]:
-    laplacian = graph_operator(graph.adjacency(), "normalized_laplacian")[0]
-    values, vectors = _spectrum_by_component(laplacian)
-    # rounded: of components with the same eigenvalue, the first ones count
-    order = np.argsort(values.round(9), kind="stable")[:count]
-    values, vectors = values[order], vectors[:, order]
-    peaks = np.abs(vectors).argmax(axis=0)
-    pairs = np.zeros((graph.num_nodes, count, 2), "float32")
-    pairs[:, : len(order), 0] = values
-    pairs[:, : len(order), 1] = vectors * np.sign(vectors[peaks, np.arange(len(order))])
-    return pairs
-
-
-def _spectrum_by_component(matrix: scipy.sparse.csr_array) -> tuple[Array, Array]:
-    """Eigenvalues (n,) and eigenvectors (n, n) of a symmetric matrix, by component.
-
-    Each eigenvector is exactly 0 outside one component.
-    """
-    _, component = connected_components(matrix, directed=False)
-    values, vectors = matrix.diagonal(), np.eye(matrix.shape[0])
-    order = np.argsort(component, kind="stable")
-    for nodes in np.split(order, np.flatnonzero(np.diff(component[order])) + 1):
-        if len(nodes) > 1:
-            block = np.ix_(nodes, nodes)
-            values[nodes], vectors[block] = np.linalg.eigh(matrix[nodes][:, nodes].toarray())
-    return values, vectors
-
-
 # The function of each kind, and its options with their defaults.
 _KINDS: dict[str, tuple[Callable[..., Array], dict[str, int]]] = {
     "walks": (_walks, {"num_walks": 50, "walk_length": 4, "seed": 0}),
     "distances": (_distances, {}),
     "paths": (_paths, {"hops": 5}),
-    "spectrum": (_spectrum, {"count": 8}),
 }
 
 

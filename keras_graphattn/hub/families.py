@@ -508,11 +508,7 @@ def register_attention(attention: str, replaced: str, replacement: type) -> None
 
 
 def attention_name(attention: object) -> str:
-    """The name that an attention is registered under, from that name or from another one for it.
-
-    Raises:
-        ValueError: If there is no such attention. The message says what is meant, if it can.
-    """
+    """The name that an attention is registered under, from that name or from another one for it."""
     names = sorted({name for row in FAMILIES for name in row.attentions})
     if attention in names:
         return str(attention)

@@ -36,7 +36,6 @@ from keras_graphattn.hub.slots import (
 from keras_graphattn.hub.table import Row, Table, coefficients_of, multiplier_of, note_on_optimizer
 from keras_graphattn.keras_internals import (
     forget_compiled,
-    forget_slots,
     fresh_optimizer,
     sublayers,
     track_again,
@@ -284,7 +283,6 @@ def _settle(model: keras.Layer, owners: list[keras.Layer], parents: list[keras.L
     for layer in layers:
         if isinstance(layer, keras.Model):
             forget_compiled(layer)
-            forget_slots(layer)
             settle_optimizer(layer)
     for layer in (model, *parents):
         track_again(layer)
@@ -358,10 +356,6 @@ def _check_selected(slots: Sequence[AttentionSlot], selected: Sequence[int], whe
 
 def select(where: Where, paths: Sequence[str]) -> list[int]:
     """The indices, in order, of the paths that the `where` of `convert` selects.
-
-    Raises:
-        ValueError: If nothing is selected, or for anything else than the above. The message lists
-            the paths there are.
 
     Example:
 

@@ -2,10 +2,9 @@ import os
 
 import numpy as np
 import pytest
-from scipy.sparse.csgraph import connected_components
 
 from keras_graphattn.graphs import Graph, precomputation, precompute
-from keras_graphattn.masks.graphs.edges import graph_operator, transition_matrix
+from keras_graphattn.masks.graphs.edges import transition_matrix
 from tests.reference_topology import random_edges, shortest_paths
 
 GRAPHS = [
@@ -72,53 +71,14 @@ def test_paths_are_edges_that_lead_to_the_other_node(hops):
                 assert far[here, end] == far[start, end] - hop - 1
 
 
-def grid(rows, columns):
-    places = np.arange(rows * columns).reshape((rows, columns))
-    ends = (places[:, :-1], places[:, 1:]), (places[:-1], places[1:])
-    return np.concatenate([np.stack([one.ravel(), other.ravel()], axis=1) for one, other in ends])
-
-
-# Eigenvalues that occur several times, lie far apart, or belong to several components.
-SPECTRA = {
-    "random": Graph(random_edges(30, seed=3)),
-    "weights": Graph(grid(5, 7), 10.0 ** np.linspace(-3, 3, len(grid(5, 7)))),
-    "star": Graph([[0, node] for node in range(1, 40)]),
-    "components": Graph(
-        np.concatenate([grid(2, 3) + 6 * part for part in range(20)]), num_nodes=130
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SPECTRA)
-def test_spectra_are_eigenpairs_of_the_normalised_laplacian(name):
-    graph = SPECTRA[name]
-    matrix = graph_operator(graph.adjacency(), "normalized_laplacian")[0].toarray()
-    for count in (1, 4, 12):
-        (results,) = precompute([graph], "spectrum", count=count, **QUIET)
-        values, vectors = results[0, :, 0], results[:, :, 1]
-        np.testing.assert_allclose(values, np.linalg.eigvalsh(matrix)[:count], atol=1e-6)
-        np.testing.assert_allclose(matrix @ vectors, values * vectors, atol=1e-6)
-        np.testing.assert_allclose(vectors.T @ vectors, np.eye(count), atol=1e-6)
-        assert (results[:, :, 0] == values).all()
-        assert (vectors.max(axis=0) == np.abs(vectors).max(axis=0)).all()
-        _, component = connected_components(graph.adjacency())
-        assert all(len(set(component[vector != 0])) == 1 for vector in vectors.T)
-
-
-def test_spectra_of_small_graphs_are_filled_up():
-    (results,) = precompute([GRAPHS[0]], "spectrum", count=6, **QUIET)
-    assert results.shape == (4, 6, 2)
-    assert not results[:, 4:].any()
-
-
 def test_results_are_kept_and_found(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "new" / "cache"
     expected = {
         kind: precompute(GRAPHS, kind, cache_dir=folder, verbose=True)
-        for kind in ("walks", "distances", "paths", "spectrum")
+        for kind in ("walks", "distances", "paths")
     }
     assert "3/3" in capsys.readouterr().out
-    assert len(list(folder.iterdir())) == 4
+    assert len(list(folder.iterdir())) == 3
     nothing = {kind: (None, options) for kind, (_, options) in precomputation._KINDS.items()}
     monkeypatch.setattr(precomputation, "_KINDS", nothing)  # nothing is computed from here on
     for kind, arrays in expected.items():

@@ -59,7 +59,6 @@ def test_compiled_functions_and_slots_are_dropped():
     assert model.predict_function is not None, "Model.predict_function has another name now"
     model.optimizer.build(model.trainable_variables)
     internals.forget_compiled(model)
-    internals.forget_slots(model)
     assert model.predict_function is None
     assert not model.optimizer.built
     internals.track_again(model)

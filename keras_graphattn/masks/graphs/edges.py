@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.sparse
 from keras import ops
-from scipy.sparse.csgraph import laplacian
 
 from keras_graphattn.checks import Array, Sizes, numpy_of, optional, whole
 from keras_graphattn.masks.graphs.sparse import add_rows
@@ -76,21 +75,6 @@ def adjacency_rule(name: str, value: Any, sizes: Sizes | None = None) -> Graph:
             f"`keras_graphattn.graphs.Graph(edges).adjacency()`. Received: {name}={value!r}"
         )
     return value
-
-
-def graph_operator(adjacency: Graph, operator: str) -> tuple[Graph, float, float]:
-    """A Laplacian or the adjacency matrix, and an interval with all its eigenvalues.
-
-    `operator` is `"laplacian"` (D - A), `"normalized_laplacian"` (I - D^-1/2 A D^-1/2, 0 at
-    isolated nodes) or `"adjacency"`.
-    """
-    if operator == "adjacency":
-        radius = spectral_radius(adjacency)
-        return adjacency, -radius, radius
-    is_normalised = operator == "normalized_laplacian"
-    matrix = _sorted(laplacian(adjacency, normed=is_normalised, form="array"))
-    # no eigenvalue of D - A is above the largest eigenvalue of D + A
-    return matrix, 0.0, 2.0 if is_normalised else spectral_radius(abs(matrix))
 
 
 def spectral_radius(matrix: Graph, iterations: int = 100) -> float:
