@@ -41,7 +41,9 @@ MODELS = {
 PAIRS = ("regression_softmax", "regression_gfsa")  # JAX cannot derive that their arrays are square
 
 
-def check(name, folder):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name, tmp_path):
     make, *arguments = MODELS[name]
     model = make(*arguments)
     randomise(model)
@@ -57,16 +59,10 @@ def check(name, folder):
         for batch in BATCHES
         for length in (LENGTHS if open_length else [LONGEST])
     ]
-    path = export_saved_model(model, folder / "served")
+    path = export_saved_model(model, tmp_path / "served")
     (output,) = model_signature(model).outputs
     expected = [{output: model.predict(batch, verbose=0)} for batch in batches]
-    assert_served(path, batches, expected, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_models(name, tmp_path):
-    check(name, tmp_path)
+    assert_served(path, batches, expected, tmp_path)
 
 
 @pytest.mark.slow

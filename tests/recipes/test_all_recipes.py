@@ -477,13 +477,15 @@ def test_folders_that_cannot_be_used_are_one_line(name, tmp_path, capsys):
         "file/inside": ["cannot write to --output"],
         "other": ["other settings", "epochs (was 77, now 1)", "--overwrite"],
         "busy": ["another run is writing to --output"],
+        "busy --overwrite": ["another run is writing to --output"],
     }
     if name in HUB:  # their data take seconds to load; the outline is the same
         del places["file/inside"], places["other"]
     with locked(tmp_path / "busy" / LOCK):
         for place, words in places.items():
-            elsewhere = [*arguments, "--output", tmp_path / place]
+            elsewhere = [*arguments, "--output", *f"{tmp_path}/{place}".split()]
             assert_one_error_line(main, elsewhere, words, capsys)
+    assert sorted(path.name for path in (tmp_path / "busy").iterdir()) == [LOCK]
 
 
 @pytest.mark.parametrize("name", RECIPES)

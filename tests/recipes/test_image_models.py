@@ -1,6 +1,5 @@
 """ViT and CaiT against their formulas, what they cost, drop, refuse and start from."""
 
-import math
 import re
 
 import keras
@@ -8,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.image_costs import ATTENTIONS, attention_cost, model_cost
-from keras_graphattn import convert, filters, layers
+from benchmarks.image_costs import ATTENTIONS, model_cost
+from keras_graphattn import convert, layers
 from keras_graphattn.filters import FirstOrder
 from keras_graphattn.layers import MaskedKernelAttention, PLaplacianAttention
 from keras_graphattn.masks import BlockToeplitz
@@ -282,24 +281,22 @@ SWIN = SIZES["swin-small"]._replace(
 TORCH = keras.backend.backend() == "torch"  # it counts
 
 
-def counted_multiply_adds(model, *shapes):
+def counted_multiply_adds(model, shape):
     """The multiply-adds of all matrix products and convolutions of one call, on torch."""
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    inputs = [keras.random.normal(shape, seed=0) for shape in shapes]
     counter = FlopCounterMode(display=False)
     # in a fused kernel for CPUs torch counts nothing
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model(*inputs)
+        model(keras.random.normal(shape, seed=0))
     return int(counter.get_total_flops()) // 2  # a product and a sum count as two
 
 
-def assert_costs(model, expected, *shapes):
+def assert_costs(model, expected, shape):
     assert model.count_params() == expected.parameters
     if TORCH:
-        assert counted_multiply_adds(model, *shapes) == expected.multiply_adds
+        assert counted_multiply_adds(model, shape) == expected.multiply_adds
 
 
 LAYERS = {
@@ -312,7 +309,7 @@ LAYERS = {
 }
 
 
-def attention_layer(attention, heads=3, size=4):
+def attention_layer(attention, heads, size):
     mask = BlockToeplitz((4, 4), num_prefix_tokens=1)
     more = {"mask": mask} if attention == "topological" else {}
     return LAYERS[attention](heads, size, **more)
@@ -356,13 +353,6 @@ def test_counts_are_those_of_the_released_models():
     assert {name: model_cost(SIZES[name]).parameters for name in released} == released
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
-def test_attention_layers_are_the_formula(attention):
-    layer, shape = attention_layer(attention), (1, 17, 12)
-    layer.build(shape, shape)
-    assert_costs(layer, attention_cost(attention, 17, 12, 3, grid=(4, 4)), shape, shape)
-
-
 @pytest.mark.parametrize(
     ("family", "attention"),
     [*(("vit", one) for one in ATTENTIONS), ("cait", "softmax"), ("cait", "gfsa")],
@@ -389,16 +379,6 @@ def test_swin_is_its_formula(attention, image):
         convert(model, "graph_filter" if attention == "gfsa" else attention)
     expected = model_cost(SWIN, attention, image=image, **DATA)
     assert_costs(model, expected, (1, image, image, 2))
-
-
-@pytest.mark.parametrize(("trained", "numbers"), [(True, 3), (["power"], 1)])
-def test_gfsa_trains_three_numbers_or_one_for_each_head(trained, numbers):
-    filter = filters.FirstOrder(3, trainable_coefficients=trained)
-    counts = []
-    for layer in (attention_layer("softmax"), layers.GraphFilterAttention(3, 4, filter=filter)):
-        layer.build((None, 17, 12), (None, 17, 12))
-        counts.append(sum(math.prod(weight.shape) for weight in layer.trainable_weights))
-    assert counts[1] - counts[0] == 3 * numbers
 
 
 def test_unknown_attentions_are_refused():

@@ -3,8 +3,7 @@
 import pytest
 
 from recipes.common.storage import LOCK, InUseError, locked
-from recipes.time_series.__main__ import RECIPE
-from tests.recipes.command_line import assert_one_error_line, start
+from tests.recipes.command_line import start
 
 HOLDER = """
 import sys, time
@@ -24,15 +23,6 @@ def holder(tmp_path):
         assert process.stdout.readline() == "locked\n"
         yield process, path
         process.kill()
-
-
-def test_a_second_run_into_a_folder_is_refused_in_one_line(holder, tiny_arguments, capsys):
-    _, path = holder
-    before = sorted(path.parent.iterdir())
-    for more in ([], ["--overwrite"]):
-        arguments = [*tiny_arguments, "--output", path.parent, *more]
-        assert_one_error_line(RECIPE.main, arguments, ["another run", str(path.parent)], capsys)
-    assert sorted(path.parent.iterdir()) == before
 
 
 def test_the_lock_of_a_killed_process_does_not_block(holder):

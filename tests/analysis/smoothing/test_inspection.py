@@ -53,7 +53,7 @@ def matrices_of(layer, tokens, **masks):
     ("kind", "epochs"), [("graph_filter", 0), ("plain", 0), ("graph_filter", 3)]
 )
 def test_each_layer_of_a_deep_vision_transformer(kind, epochs):
-    model = vision_transformer(kind=kind)
+    model = vision_transformer(kind)
     images = random.normal(size=(3, 9, 8)).astype("float32")
     if epochs:
         model.compile("adam", "mse", jit_compile=False)
@@ -146,8 +146,8 @@ def test_a_task_of_kerashub_reports_its_backbone():
 
 
 def test_a_subclassed_model_is_built_and_measured():
-    model = Subclassed(kind="graph_filter")
-    tokens = random.normal(size=(3, 5, 6)).astype("float32")
+    model = Subclassed()
+    tokens = random.normal(size=(3, 6, 6)).astype("float32")  # an even number of tokens
     report = inspect_smoothing(model, tokens)
     assert len(report.layers) == 2
     dense = model.first["dense"](tokens)
@@ -231,6 +231,11 @@ def test_only_the_first_sequences_are_decomposed():
     assert report.layers[0].before.effective_rank == few.layers[0].before.effective_rank
     pair = (x.layers[0].heads.operator_fourier for x in (report, few))
     np.testing.assert_allclose(*pair)
+
+
+def test_tokens_of_zeros_have_no_share_and_no_rank():
+    before = inspect_smoothing(stack(attention("plain")), np.zeros((1, 4, 8))).layers[0].before
+    assert np.isnan([before.dc_share, before.effective_rank]).all()
 
 
 def test_sequences_that_are_not_finite_are_counted_and_left_out():
