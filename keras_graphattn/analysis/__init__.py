@@ -1,9 +1,9 @@
 """Tools to measure what attention does to tokens, and to draw masks."""
 
 from keras_graphattn.analysis.pictures import plot_mask
-from keras_graphattn.analysis.similarity import token_similarity
 from keras_graphattn.analysis.smoothing.inspection import inspect_smoothing
 from keras_graphattn.analysis.smoothing.logger import SmoothingLogger
+from keras_graphattn.analysis.smoothing.measures import token_similarity
 from keras_graphattn.analysis.smoothing.report import (
     HeadMeasures,
     LayerReport,

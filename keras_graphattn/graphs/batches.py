@@ -161,10 +161,6 @@ class GraphBatches(keras.utils.PyDataset):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self._batches)  # Keras reads it as `num_batches`
 
-    def graphs_of(self, index: int) -> list[int]:
-        """The indices into `graphs` of the rows of a batch."""
-        return [int(place) for place in self._batches[index][1]]
-
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         bucket, rows = self._batches[index]
         sizes = {"n": self.sizes[bucket], "e": self.edge_sizes[bucket]}

@@ -7,6 +7,7 @@ configuration.
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, cast
@@ -367,56 +368,6 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
             **self._get_common_kwargs_for_sublayer(),
         )
 
-    def copy_projections_from(self, attention: keras.layers.MultiHeadAttention) -> None:
-        """Starts from softmax attention: copies `query`, `key`, `value` and `attention_output`.
-
-        The gate is copied as well if both layers have one.
-
-        Args:
-            attention: A built `keras.layers.MultiHeadAttention`, or subclass, of the same sizes. If
-                this layer is not built yet, it is built for inputs like those of `attention`.
-
-        Raises:
-            ValueError: If `attention` is another kind of layer, is not built or is quantised, or if
-                any shape differs. Then nothing is copied.
-        """
-        if not isinstance(attention, keras.layers.MultiHeadAttention):
-            raise ValueError(
-                "Projections can be copied from a keras.layers.MultiHeadAttention only. Received: "
-                f"{type(attention).__name__}"
-            )
-        if not attention.built:
-            raise ValueError(
-                f"'{attention.name}' is not built, so it has no weights to copy. Call it first."
-            )
-        theirs = projections_of(attention)
-        quantised = [name for name, p in theirs.items() if getattr(p, "quantization_mode", None)]
-        if quantised:
-            raise ValueError(
-                f"'{attention.name}' is quantised ({', '.join(quantised)}). Copy before quantising."
-            )
-        if not self.built:
-            self.build(*input_shapes(theirs))
-        # all differences are collected before the first copy: an error leaves the layer unchanged
-        pairs, differences = [], []
-        ours = projections_of(self)
-        for name in sorted(ours | theirs):
-            for part in ("kernel", "bias"):
-                new, old = (getattr(side.get(name), part, None) for side in (ours, theirs))
-                shapes = tuple(None if w is None else tuple(w.shape) for w in (new, old))
-                if shapes[0] != shapes[1]:
-                    differences.append(f"{name}/{part}: {shapes[0]} here, {shapes[1]} there")
-                elif new is not None:
-                    pairs.append((new, old))
-        if differences:
-            raise ValueError(
-                f"The projections of '{attention.name}' do not fit those of '{self.name}': "
-                f"{'; '.join(differences)}. Both layers need the same num_heads, key_dim, "
-                "value_dim, output_shape, use_bias and use_gate, and inputs of the same width."
-            )
-        for new, old in pairs:
-            new.assign(old)
-
     # Shapes
 
     def compute_output_shape(
@@ -502,20 +453,14 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
                     f"of features, must not be one of them. Received: attention_axes={list(axes)}, "
                     f"query.shape={tuple(query_shape)}"
                 )
-        is_equal = query_shape[1:-1] == value_shape[1:-1]
-        if self.is_square and not is_equal and _differ(query_shape[1:-1], value_shape[1:-1]):
+        ours, theirs = query_shape[1:-1], value_shape[1:-1]
+        pairs = itertools.zip_longest(ours, theirs, fillvalue=-1) if ours != theirs else ()
+        if self.is_square and any(t != s for t, s in pairs if None not in (t, s)):
             raise ValueError(
                 f"{name} attends within one sequence here: query and value must have the same "
                 f"length. Received: query.shape={tuple(query_shape)}, "
                 f"value.shape={tuple(value_shape)}. {self.across_sequences}"
             )
-
-
-def _differ(first: Shape, second: Shape) -> bool:
-    """Whether two shapes differ in their rank, or in a size that is known in both."""
-    return len(first) != len(second) or any(
-        None not in (t, s) and t != s for t, s in zip(first, second, strict=True)
-    )
 
 
 class Adopted:

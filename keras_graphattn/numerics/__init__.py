@@ -1,4 +1,1 @@
-"""Accurate numbers: float32 and float64 inside, NaN that spreads, and custom gradients.
-
-Entry points: `at_least_float32`, `masked_softmax`, `FunctionWithGradient`.
-"""
+"""Accurate numbers: float32 and float64 inside, NaN that spreads, and custom gradients."""

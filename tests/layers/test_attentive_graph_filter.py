@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from keras_graphattn.layers import AttentiveGraphFilter, GraphFilterAttention
+from keras_graphattn.layers import AttentiveGraphFilter
 from tests import reference
 from tests.layers.twins import CHANNELS, HEADS, SIZE, built, tokens
 from tests.numerics import assert_close, layer_value_and_gradients, reference_weights, to_numpy
@@ -126,39 +126,3 @@ def test_causal_accepts_the_causal_mask_and_shows_a_triangular_matrix():
     np.testing.assert_allclose(to_numpy(outputs), to_numpy(masked), atol=1e-6)
     assert (np.triu(to_numpy(matrix), 1) == 0).all()
     assert_close(to_numpy(outputs), projected(layer, x, matrix), 1e-6)
-
-
-@pytest.mark.parametrize("kind", [keras.layers.MultiHeadAttention, GraphFilterAttention])
-@pytest.mark.parametrize("build_first", [True, False])
-def test_starts_from_softmax_attention(kind, build_first):
-    options = {"use_gate": True, "value_dim": 5, "output_shape": 5}
-    attention = kind(HEADS, SIZE, **options)
-    attention.build((None, 7, CHANNELS), (None, 7, CHANNELS))
-    for i, weight in enumerate(attention.weights):
-        weight.assign(np.random.default_rng(i).standard_normal(weight.shape))
-    layer = AttentiveGraphFilter(HEADS, SIZE, name="layer", **options)
-    if build_first:
-        layer.build((None, 7, CHANNELS))
-    layer.copy_projections_from(attention)
-    own = {w.path.split("/", 1)[1]: w for w in layer.weights}
-    theirs = {w.path.split("/", 1)[1]: w for w in attention.weights}
-    projections = [name for name in theirs if "/" in name]
-    assert len(projections) == 10
-    for name in projections:
-        np.testing.assert_array_equal(to_numpy(own[name]), to_numpy(theirs[name]))
-    assert (to_numpy(layer.theta) == 0).all()
-
-
-def test_refuses_softmax_attention_of_another_shape():
-    layer = layer_of()
-    before = [to_numpy(w) for w in layer.weights]
-    attention = keras.layers.MultiHeadAttention(HEADS, SIZE, use_bias=False, value_dim=5)
-    with pytest.raises(ValueError, match="is not built"):
-        layer.copy_projections_from(attention)
-    attention.build((None, 7, CHANNELS), (None, 7, CHANNELS))
-    with pytest.raises(ValueError, match=r"query/bias: \(4, 3\) here, None there.*value/kernel"):
-        layer.copy_projections_from(attention)
-    with pytest.raises(ValueError, match=r"MultiHeadAttention only. Received: Dense"):
-        layer.copy_projections_from(keras.layers.Dense(3))
-    for weight, old in zip(layer.weights, before, strict=True):
-        np.testing.assert_array_equal(to_numpy(weight), old)

@@ -15,8 +15,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_graphattn.analysis.similarity import token_similarity
 from keras_graphattn.analysis.smoothing import measures
+from keras_graphattn.analysis.smoothing.measures import token_similarity
 from keras_graphattn.analysis.smoothing.reading import (
     NotReadable,
     Operators,
