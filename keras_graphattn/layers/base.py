@@ -454,8 +454,9 @@ class AttentionLayer(CoefficientRate, ConversionMark, Filtered, keras.layers.Mul
                     f"query.shape={tuple(query_shape)}"
                 )
         ours, theirs = query_shape[1:-1], value_shape[1:-1]
-        pairs = itertools.zip_longest(ours, theirs, fillvalue=-1) if ours != theirs else ()
-        if self.is_square and any(t != s for t, s in pairs if None not in (t, s)):
+        pairs = itertools.zip_longest(ours, theirs, fillvalue=-1)
+        is_equal = ours == theirs or all(t == s or None in (t, s) for t, s in pairs)
+        if self.is_square and not is_equal:
             raise ValueError(
                 f"{name} attends within one sequence here: query and value must have the same "
                 f"length. Received: query.shape={tuple(query_shape)}, "
