@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.reference import apply_matrix, project, project_out
+from tests.reference import apply_matrix, project
 
 
 def normalised(weights):
@@ -73,9 +73,3 @@ def layer_matrix(x, weights, matrix, feature_map="relu"):
         for name in ("query", "key")
     )
     return normalised(torch.einsum("btnm,bsnm->bnts", query, key) * matrix)
-
-
-def layer_outputs(x, weights, matrix):
-    """The layer MaskedKernelAttention with all matrices formed."""
-    attention = layer_matrix(x, weights, matrix)
-    return project_out(apply_matrix(attention, project(x, weights, "value")), weights)

@@ -25,14 +25,6 @@ def vectors_of(layer, x):
     return left, reference.softmax(reference.project(x, weights, "key"), dim=1)
 
 
-def projected(layer, x, matrix):
-    """The outputs of a matrix (B, N, T, S) for the values of tokens."""
-    weights = reference_weights(layer)
-    values = reference.project(torch.tensor(x).double(), weights, "value")
-    heads = torch.einsum("bnts,bsnh->btnh", torch.tensor(to_numpy(matrix)), values)
-    return reference.project_out(heads, weights).numpy()
-
-
 def test_the_new_layer_is_efficient_attention():
     layer, x = layer_of(0.0), tokens(LENGTH)
     _, matrix = layer(x, return_attention_scores=True)
@@ -117,12 +109,3 @@ def test_learned_constant_starts_at_zero_output_and_learns():
     _, gradients = layer_value_and_gradients(layer, x)
     assert abs(gradients["theta_constant"]) > 1e-4
     assert (np.abs(gradients["theta"]) > 1e-6).all()
-
-
-def test_causal_accepts_the_causal_mask_and_shows_a_triangular_matrix():
-    layer, x = layer_of(causal=True), tokens(LENGTH)
-    outputs, matrix = layer(x, return_attention_scores=True)
-    masked = layer(x, use_causal_mask=True)
-    np.testing.assert_allclose(to_numpy(outputs), to_numpy(masked), atol=1e-6)
-    assert (np.triu(to_numpy(matrix), 1) == 0).all()
-    assert_close(to_numpy(outputs), projected(layer, x, matrix), 1e-6)

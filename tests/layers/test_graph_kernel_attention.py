@@ -1,6 +1,4 @@
-"""GraphKernelAttention beyond its twins: nodes in another order, parts, features, walks."""
-
-from functools import partial
+"""GraphKernelAttention beyond its twins: scores, features, walks."""
 
 import keras
 import numpy as np
@@ -11,14 +9,13 @@ from hypothesis import strategies as st
 from keras_graphattn import ops as our_ops
 from keras_graphattn.feature_maps import Favor
 from keras_graphattn.graphs import Graph
-from keras_graphattn.layers import GraphKernelAttention, MaskedKernelAttention
-from keras_graphattn.masks import Causal, GraphDiffusion, RandomWalk, Tree
+from keras_graphattn.layers import GraphKernelAttention
+from keras_graphattn.masks import Causal, RandomWalk
 from tests.layers.twins import (
     CHANNELS,
     EDGES,
     HEADS,
     LENGTH,
-    PARENTS,
     PER_EXAMPLE,
     SIZE,
     WALKS,
@@ -43,8 +40,6 @@ KINDS = {
     "ReLU, in chunks": {"feature_map": "relu", "feature_chunk": 3},
     "dynamic walks": {"dynamic_walks": True},
 }
-PADDED = np.ones((2, LENGTH), bool)
-PADDED[0, [1, 5]] = False
 
 
 def layer_of(mask, scale=0.3, **options):
@@ -70,19 +65,6 @@ def test_additive_scores(sizes, slope, seed):
 
 
 @pytest.mark.slow_on("jax", "tensorflow")
-def test_the_factored_form_is_masked_kernel_attention():
-    mask = RandomWalk(EDGES, num_nodes=LENGTH)
-    factored = layer_of(mask, **KINDS["FAVOR+"])
-    other = built(lambda: MaskedKernelAttention(HEADS, SIZE, mask=mask, **KINDS["FAVOR+"]))
-    other.set_weights(factored.get_weights())
-    calls = [{}, {"use_causal_mask": True}, {"attention_mask": PADDED[:, None]}]
-    for call in (*calls, {"return_attention_scores": True}):
-        outputs = [keras.tree.flatten(layer(tokens(), **call)) for layer in (factored, other)]
-        for one, right in zip(*outputs, strict=True):
-            np.testing.assert_array_equal(to_numpy(one), to_numpy(right))
-
-
-@pytest.mark.slow_on("jax", "tensorflow")
 def test_features_estimate_the_dense_form():
     mask = RandomWalk(EDGES, num_nodes=LENGTH)
     dense, x = layer_of(mask), 0.2 * tokens()  # the estimate is good for short queries
@@ -99,40 +81,6 @@ def test_features_estimate_the_dense_form():
     assert 0.0 < np.abs(to_numpy(layer(x)) - before).max() < 0.05 * np.abs(right).max()
     with pytest.raises(ValueError, match="favor"):
         layer_of(Causal()).redraw_features()
-
-
-PERMUTED = {  # a layer by its masks of edges and of parents
-    **{
-        f"GKAT, {form}, {mask.__name__}": (GraphKernelAttention, mask, options)
-        for form, options in KINDS.items()
-        for mask in (RandomWalk, GraphDiffusion)
-        if form != "dynamic walks" or mask is RandomWalk
-    },
-    **{
-        f"kernel, {mask.__name__}, {path}": (MaskedKernelAttention, mask, {"path": path})
-        for mask in (RandomWalk, GraphDiffusion)
-        for path in mask.paths
-    },
-    "kernel, Tree": (MaskedKernelAttention, Tree, {"path": "doubling"}),
-    "kernel, Tree, table": (MaskedKernelAttention, partial(Tree, function="table"), {}),
-}
-
-
-@pytest.mark.slow_on("jax", "tensorflow")
-@pytest.mark.parametrize("name", PERMUTED)
-def test_permuting_nodes_permutes_outputs(name):
-    kind, mask, options = PERMUTED[name]
-    order = np.random.default_rng(3).permutation(LENGTH)
-    place = np.argsort(order)  # the new place of each node
-    if mask in (RandomWalk, GraphDiffusion):
-        exact = {"exact": True} if mask is RandomWalk and "dynamic_walks" not in options else {}
-        masks = [mask(edges, WEIGHTS, LENGTH, **exact) for edges in (EDGES, place[EDGES])]
-    else:
-        masks = [mask(PARENTS), mask(np.where(PARENTS >= 0, place[PARENTS], -1)[order])]
-    one, other = (built(lambda m=m: kind(HEADS, SIZE, mask=m, **options)) for m in masks)
-    other.set_weights(one.get_weights())
-    outputs = to_numpy(other(tokens()[:, order]))
-    assert_close(outputs, to_numpy(one(tokens()))[:, order], 1e-5)
 
 
 @pytest.mark.slow_on("jax", "tensorflow")

@@ -199,17 +199,6 @@ def test_scores_and_options(name):
 
 
 @pytest.mark.parametrize("name", PLAIN_STARTS)
-def test_masks_that_come_with_the_inputs(name):
-    query = np.array([[1, 2, 3, 0, 0], [3, 3, 1, 1, 2], [1, 0, 0, 0, 0]])
-    embedding = keras.layers.Embedding(4, WIDTH, mask_zero=True)
-    stock, ours = twins(PLAIN_STARTS[name], [(3, 5, WIDTH)] * 2)
-    expected = to_numpy(stock(embedding(query), embedding(query)))
-    found = ours(embedding(query), embedding(query))
-    np.testing.assert_allclose(to_numpy(found)[query > 0], expected[query > 0], atol=1e-5)
-    assert (to_numpy(found._keras_mask) == (query > 0)).all()
-
-
-@pytest.mark.parametrize("name", PLAIN_STARTS)
 def test_symbolic_calls(name):
     x = random(BATCH, LENGTH, WIDTH)
     stock, ours = twins(PLAIN_STARTS[name], [x.shape, x.shape])

@@ -5,7 +5,6 @@ import pytest
 import scipy.sparse
 from keras import ops
 
-from keras_graphattn.layers import GraphKernelAttention
 from keras_graphattn.masks import (
     GraphDiffusion,
     GraphRandomFeatures,
@@ -130,20 +129,6 @@ def test_a_component_never_hears_of_another(name, path):
     gradients = gradients[0].reshape(changed.shape)
     for example in range(2):
         assert not gradients[:, example, other[example]].any()
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if "product" not in name])
-def test_graph_kernel_attention_stays_within_components(name):
-    """Keys of the other component match so well that any factor above 0 would show them."""
-    make, inputs = CASES[name]
-    layer = GraphKernelAttention(num_heads=HEADS, key_dim=4, mask=make())
-    x = np.random.default_rng(1).standard_normal((2, COUNT, 8)).astype("float32")
-    changed, (seen, other) = x.copy(), parts_of(inputs)
-    for example in range(2):
-        changed[example, other[example]] *= 1e4
-    before, after = (to_numpy(layer(values, mask_inputs=inputs)) for values in (x, changed))
-    for example in range(2):
-        np.testing.assert_array_equal(before[example, seen[example]], after[example, seen[example]])
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from keras_graphattn.feature_maps.favor import (
     favor_query_features,
     orthogonal_features,
 )
-from keras_graphattn.layers import MaskedKernelAttention
 from keras_graphattn.masks import (
     BlockToeplitz,
     Causal,
@@ -43,7 +42,6 @@ from tests.numerics import (
     assert_close,
     randomise,
     reference_value_and_gradients,
-    reference_weights,
     to_numpy,
     value_and_gradients,
 )
@@ -196,25 +194,6 @@ def test_attention_compiled(name):
         assert_all_close(found[1], expected[1], 1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "another" not in name])
-def test_the_layer_is_the_normalised_matrix(name):
-    """D^-1 [(phi(Q) phi(K)^T) o M] V, on the default path and on the mask's own path."""
-    for path in dict.fromkeys(["auto", "dense", CASES[name][2]]):
-        length = length_of(name, 140)
-        mask = CASES[name][0](length)
-        layer = MaskedKernelAttention(HEADS, 4, mask=mask, path=path)
-        x = np.random.default_rng(0).standard_normal((2, length, 6)).astype("float32")
-        layer.build(x.shape)
-        randomise(layer)
-        weights = [torch.tensor(to_numpy(w)) for w in mask.trainable_variables]
-        matrix = matrix_of(name, mask, length)(*weights)
-        expected = reference_kernel.layer_outputs(
-            torch.tensor(x).double(), reference_weights(layer), matrix
-        )
-        inputs = {"segment_ids": random_ids(length)} if mask.inputs_at_call else None
-        assert_close(to_numpy(layer(x, mask_inputs=inputs)), expected.numpy(), 1e-5)
-
-
 def changes(mask, path, keep, **inputs):
     """Which rows of attention change when all other tokens do, and the new rows."""
     query, key, x = signals(300)
@@ -322,22 +301,6 @@ def test_wild_favor_features(make, scale, path):
     mask.build((None, 1024, HEADS, 64))
     randomise(mask, scale=scale)
     assert favor_error(mask, path) < 1e-3
-
-
-def test_save_and_load(tmp_path):
-    x = inputs = keras.Input((7, 6))
-    masks = [Toeplitz.alibi(9), BlockToeplitz((2, 3), 1, "distance")]
-    for mask in masks:
-        x = MaskedKernelAttention(HEADS, 4, mask=mask)(x)
-    model = keras.Model(inputs, x)
-    for mask in masks:
-        randomise(mask)
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    tokens = np.random.default_rng(0).standard_normal((2, 7, 6)).astype("float32")
-    np.testing.assert_array_equal(
-        model.predict(tokens, verbose=0), again.predict(tokens, verbose=0)
-    )
 
 
 def test_alibi_starts_at_its_slopes():

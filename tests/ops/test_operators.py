@@ -129,13 +129,6 @@ def test_agrees_with_naive_twin_in_values_and_gradients(form, length):
         check(form, Visibility(causal=True), triangle(length), length, block_size)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("length", [500, 1000])
-@EACH_FORM
-def test_agrees_with_naive_twin_at_length(form, length):
-    check(form, Visibility(), None, length, block_size=128)
-
-
 @given(
     data=st.data(),
     length=st.sampled_from([1, 2, 7, 12]),
