@@ -538,7 +538,7 @@ def padding_of(
 class SoftmaxAttention(AttentionLayer):
     """Base of the layers whose operator is a softmax of scores: a bias may be added to them."""
 
-    bias: Bias | None = None
+    bias: Bias | None
 
     def __init__(self, *args: Any, bias: Any = None, **kwargs: Any) -> None:
         chosen = None if bias is None else biases.get(bias)

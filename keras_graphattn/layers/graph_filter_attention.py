@@ -46,8 +46,9 @@ class GraphFilterAttention(SelfAttention):
         order: Order K of a `filter` given by its name, an integer of at least 1. The papers'
             models use 2 to 10. `None` means the filter's own default, which is 3 for most filters.
         filter: `None` for plain attention. Else a filter of `keras_graphattn.filters`, or its name
-            in `filters.FILTERS`, such as `"first_order"` (the paper's, above) or `"chebyshev"`. All other settings are the
-            constructor's, such as `FirstOrder(3, trainable_coefficients=["power"])` or
+            in `filters.FILTERS`, such as `"first_order"` (the paper's, above) or `"chebyshev"`. All
+            other settings are the constructor's, such as
+            `FirstOrder(3, trainable_coefficients=["power"])` or
             `Chebyshev(4, start="high_pass")`.
         dropout_on: `"attention"` drops entries of A and filters the dropped A, as the paper's
             text and graph models do. `"filter"` drops entries of H, as its vision, speech and
