@@ -29,7 +29,7 @@ SERVED = {
     "fixed": "each",
     "bound": "the mask's",
 }
-HEAD = """# What layers and masks can do
+HEAD = """# What layers, masks and biases can do
 
 This table is made by `python -m tests.layers.capability_table`. Each cell is a test that ran:
 `tests/layers/capabilities.py` says what it checks.

@@ -284,7 +284,8 @@ EXPONENTIAL = partial(masks.Exponential, 2, name="mask")
 
 SEGMENTS = {"mask_inputs": {"segment_ids": PER_EXAMPLE["segment_ids"]}}
 GIVEN_WALKS = {"mask_inputs": {"walks": PER_EXAMPLE["walks"]}}
-ALIBI, RELATIVE = (partial(kind, name="bias") for kind in (biases.Alibi, biases.RelativePositions))
+ALIBI = partial(biases.Alibi, trainable_slopes=True, name="bias")
+RELATIVE = partial(biases.RelativePositions, name="bias")
 BIASES = {type(case.make()): name for name, case in reversed(registry.CASES.items())}
 
 
