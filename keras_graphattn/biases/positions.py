@@ -135,7 +135,9 @@ class RelativePositions(Bias):
         share = math.log(distance / exact) / math.log(self.max_distance / exact)
         return first + min(exact + int(share * (side - exact)), side - 1)
 
-    def _of_offsets(self, offsets: Int[Tensor, "..."], parameters: Tensors) -> Float[Tensor, "N _ ..."]:
+    def _of_offsets(
+        self, offsets: Int[Tensor, "..."], parameters: Tensors
+    ) -> Float[Tensor, "N _ ..."]:
         """The numbers for offsets i - j, of any shape."""
         farthest = self.max_distance
         buckets = [self.bucket_of(-offset) for offset in range(-farthest, farthest + 1)]

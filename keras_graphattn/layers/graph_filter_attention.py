@@ -59,9 +59,8 @@ class GraphFilterAttention(SelfAttention):
             filter matrix.
             `"dense"` by default, `"fused"` with `flash_attention=True`.
         block_size: Number of query rows at a time on the blockwise path.
-        bias: Numbers that are added to the scores: a bias of `keras_graphattn.biases`, such as
-            `RelativePositions()`, or the name of one that needs no argument. A bias with weights
-            belongs to one layer.
+        bias: Numbers that are added to the scores: a bias of `keras_graphattn.biases`, or the name
+            of one that needs no argument. A bias with weights belongs to one layer.
         num_key_value_heads: The number of heads for keys and values, `num_heads` by default.
             Each of them is shared by num_heads / num_key_value_heads query heads (grouped-query
             attention). The projections are then those of `keras.layers.GroupQueryAttention`.
