@@ -187,7 +187,8 @@ class CachedCall(CacheSlots):
         keys = write_slot(cache[:, 0], self.key_dense(key), index)
         queries, values = ops.cast(self.query_dense(query), keys.dtype), self.value_dense(value)
         signals = {"signals": cache[:, 1:]}
-        operator = self.operator_of_rows(queries, keys, values, mask, signals, index)
+        tokens = Tokens(query, queries, keys, values)
+        operator = self.operator_of_rows(tokens, mask, signals, index)
         outputs = operator.finished(self.attended(operator, values, Call(Visibility())))
         return outputs, ops.concatenate([keys[:, None], operator.signals], axis=1)
 
@@ -277,8 +278,9 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: i
         return super().operator(tokens, call)
 
     def operator_of_rows(
-        self, query: Heads, key: Slot, value: Heads, mask: Mask, cache: LayerCache, index: Index
+        self, tokens: Tokens, mask: Mask, cache: LayerCache, index: Index
     ) -> CachedOperator:
+        _, query, key, _ = tokens
         phi_query, phi_key = self.features(query, key, None, None, fixed_scale=True)
         rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
         factors = self.joined_mask(causal=True).rows(rows, key.shape[1])

@@ -1,24 +1,22 @@
 """Graph-filter self-attention (GFSA)."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
-from keras import ops
 
 from keras_graphattn import filters
-from keras_graphattn.checks import flag, one_of
+from keras_graphattn.checks import one_of
 from keras_graphattn.filters import Filter
-from keras_graphattn.layers.base import Call, SelfAttention, Tokens
-from keras_graphattn.operators.blockwise import BlockwiseOperator
+from keras_graphattn.layers.base import Call, Tokens
+from keras_graphattn.layers.softmax_base import SoftmaxAttention
 from keras_graphattn.operators.cached import Cache, CachedOperator
-from keras_graphattn.operators.fused import FusedOperator
 from keras_graphattn.operators.operator import Operator
-from keras_graphattn.operators.softmax import MatrixOperator, OnIdentity, SoftmaxOperator, scores_of
+from keras_graphattn.operators.softmax import MatrixOperator, SoftmaxOperator, scores_of
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class GraphFilterAttention(SelfAttention):
+class GraphFilterAttention(SoftmaxAttention):
     """Multi-head self-attention whose matrix goes through a graph filter (GFSA).
 
     With A the softmax attention matrix of one head and K the `order`, the layer applies
@@ -109,7 +107,6 @@ class GraphFilterAttention(SelfAttention):
     """
 
     filter: Filter
-    paths: ClassVar[tuple[str | None, ...]] = ("dense", "blockwise", "fused")
 
     def __init__(
         self,
@@ -121,29 +118,11 @@ class GraphFilterAttention(SelfAttention):
         order: int | None = None,
         filter: str | Filter | dict[str, Any] = "first_order",
         dropout_on: str = "attention",
-        attention_path: str | None = None,
-        flash_attention: bool | None = None,
         **kwargs: Any,
     ) -> None:
         chosen = filters.get(filter, order)
         self.dropout_on = one_of("attention", "filter")("dropout_on", dropout_on, {})
-        if flash_attention is not None:
-            flag("flash_attention", flash_attention)
-        path = attention_path
-        if path is None:
-            path = "fused" if flash_attention else "dense"
-        if flash_attention and path != "fused":
-            raise ValueError(
-                "A flash kernel runs on the fused path only. Received: flash_attention=True, "
-                f'attention_path={attention_path!r}. Use attention_path="fused".'
-            )
-        if flash_attention and dropout:
-            raise ValueError(
-                "Dropout is not supported when flash attention is enabled. Please set dropout to "
-                "0.0 to use flash attention."
-            )
-        super().__init__(num_heads, key_dim, value_dim, dropout, attention_path=path, **kwargs)
-        self.flash_attention = flash_attention
+        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
         chosen.coefficients(num_heads)  # refuses start values for another number of heads
         self.filter = chosen
 
@@ -154,20 +133,8 @@ class GraphFilterAttention(SelfAttention):
 
     def operator(self, tokens: Tokens, call: Call) -> Operator:
         self._check_matrix(call.returns_matrix)
-        _, query, key, _ = tokens
-        if self.attention_path == "blockwise":
-            return BlockwiseOperator(query, key, call.visibility, self.score_scale, self.block_size)
-        if self.attention_path == "fused":
-            flash = self.flash_attention
-            flash = keras.config.is_flash_attention_enabled() if flash is None else flash
-            return FusedOperator(query, key, call.visibility, self.score_scale, flash)
-        drops_attention = self.dropout_on == "attention"
-        return SoftmaxOperator(
-            scores_of(query, key, self.score_scale),
-            call.visibility.joined(ops.shape(key)[1]),
-            dtype=query.dtype,
-            dropout=self._dropout_in(call.training) if drops_attention else None,
-        )
+        drop = self._dropout_in(call.training) if self.dropout_on == "attention" else None
+        return self.softmax_operator(tokens.query, tokens.key, call.visibility, drop)
 
     def attended(
         self, operator: Operator, values: Float[Tensor, "B T N D"], call: Call
@@ -179,38 +146,18 @@ class GraphFilterAttention(SelfAttention):
 
     def operator_of_rows(
         self,
-        query: Float[Tensor, "B t N H"],
-        key: Float[Tensor, "B L N H"],
-        value: Float[Tensor, "B t N D"],
+        tokens: Tokens,
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
     ) -> CachedOperator:
+        _, query, key, _ = tokens
         rows = SoftmaxOperator(scores_of(query, key, self.score_scale), visible, dtype=query.dtype)
         return CachedOperator(rows.matrix(), cache["signals"], index, visible)
-
-    def filter_matrix(self, attention_scores: Float[Tensor, "B N T T"]) -> Float[Tensor, "B N T T"]:
-        """The filter's matrix H, formed from A at O(n^3), for inspection.
-
-        Args:
-            attention_scores: A, of shape (B, num_heads, T, T), as the layer returns it.
-
-        Returns:
-            A tensor of the shape and dtype of `attention_scores`.
-        """
-        if len(self.attention_axes) != 1:
-            raise ValueError(
-                "The matrix of the filter exists only for attention over one axis. Received: "
-                f"attention_axes={self.attention_axes}. Leave out `return_filter_matrix` and "
-                '`dropout_on="filter"`.'
-            )
-        products = OnIdentity(attention_scores)
-        return self.filtered(self.filter, products, products.identity, 2)
 
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "filter": keras.saving.serialize_keras_object(self.filter),
             "dropout_on": self.dropout_on,
-            "flash_attention": self.flash_attention,
         }

@@ -14,7 +14,7 @@ from keras_graphattn.operators.p_laplacian import (
     PLaplacian,
     PLaplacianOperator,
 )
-from keras_graphattn.types import Bool, Float, Int, Tensor
+from keras_graphattn.types import Bool, Int, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -134,15 +134,13 @@ class PLaplacianAttention(SelfAttention):
 
     def operator_of_rows(
         self,
-        query: Float[Tensor, "B t N H"],
-        key: Float[Tensor, "B L N H"],
-        value: Float[Tensor, "B t N D"],
+        tokens: Tokens,
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
     ) -> CachedPLaplacianOperator:
         return CachedPLaplacianOperator(
-            query, key, value, self.numbers, cache["signals"], index, visible, self.score_scale
+            *tokens[1:], self.numbers, cache["signals"], index, visible, self.score_scale
         )
 
     def _check_matrix(self, is_asked_for: bool) -> None:
