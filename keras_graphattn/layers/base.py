@@ -501,7 +501,7 @@ def padding_of(
 
 
 class SelfAttention(AttentionLayer):
-    """Base of `GraphFilterAttention` and `PLaplacianAttention`: paths, groups of heads, decoding.
+    """Base of `SoftmaxAttention` and `PLaplacianAttention`: paths, groups of heads, decoding.
 
     A path changes memory and speed only, not the numbers: "dense" forms the attention matrix,
     "blockwise" forms it for a block of query rows at a time, and "fused" uses the backend's kernel.

@@ -6,9 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_graphattn import filters
 from keras_graphattn.checks import number, whole
-from keras_graphattn.filters import Filter
 from keras_graphattn.layers.base import Call, Shape, Tokens
 from keras_graphattn.layers.softmax_base import SoftmaxAttention
 from keras_graphattn.numerics.precision import at_least_float32
@@ -50,13 +48,14 @@ class DifferentialAttention(SoftmaxAttention):
         key_dim: Size of each head for query and key.
         value_dim: Size of each head for value; 2 key_dim in version 1 and key_dim in version 2 by
             default.
-        dropout: Dropout probability of the entries of A.
+        dropout: Dropout probability of the matrix that `dropout_on` names.
         version: 1, of the paper, or 2, of the authors' later report.
         layer_index: For version 1: the number of layers before this one in the model, from which
             lambda_0 = 0.8 - 0.6 exp(-0.3 layer_index) follows; 0 by default.
         initial_lambda: For version 1, in place of `layer_index`: lambda_0, at least 0 and below 1.
         filter: `None`, a filter of `keras_graphattn.filters`, or its name in `filters.FILTERS`.
         order: Order of a `filter` given by its name; the filter's own default if `None`.
+        dropout_on: `"attention"` drops entries of A, `"filter"` those of H.
         attention_path: `"dense"` forms A. `"blockwise"` forms A_1 and A_2 for `block_size` query
             rows at a time, in both directions. `"fused"` calls `keras.ops.dot_product_attention`
             twice for each application. The last two have no dropout and return no matrix.
@@ -114,8 +113,6 @@ class DifferentialAttention(SoftmaxAttention):
         version: int = 1,
         layer_index: int | None = None,
         initial_lambda: float | None = None,
-        filter: str | Filter | dict[str, Any] | None = None,
-        order: int | None = None,
         **kwargs: Any,
     ) -> None:
         self.version: int = whole(1, below=3)("version", version, {})
@@ -132,19 +129,10 @@ class DifferentialAttention(SoftmaxAttention):
             whole(0)("layer_index", layer_index, {})
         if initial_lambda is not None:
             number(least=0.0, below=1.0)("initial_lambda", initial_lambda, {})
-        chosen = None if filter is None else filters.get(filter, order)
-        if filter is None and order is not None:
-            raise ValueError(
-                f"`order` is that of a filter. Received: order={order}, filter=None. Give a filter "
-                "by its name, or leave `order` out."
-            )
         is_wide = value_dim is None and self.version == 1 and isinstance(key_dim, int)
         value_dim = 2 * key_dim if is_wide else value_dim
         super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
         self.layer_index, self.initial_lambda = layer_index, initial_lambda
-        if chosen is not None:
-            chosen.coefficients(num_heads)  # refuses start values for another number of heads
-        self.filter = chosen
 
     @property
     def projected_heads(self) -> tuple[int, int, int]:
@@ -167,10 +155,8 @@ class DifferentialAttention(SoftmaxAttention):
             self._lambda.build(query_shape)
             return
         self._lambda = LambdaOfVectors(self.key_dim, self.lambda_start, dtype=self.dtype_policy)
+        self._norm = NormOfHeads(dtype=self.dtype_policy)
         self._lambda.build(None)
-        self._norm = keras.layers.RMSNormalization(
-            epsilon=EPSILON, name="norm", dtype=self.dtype_policy
-        )
         self._norm.build((None, None, self.num_heads, self.value_dim))
 
     def _in_all_heads(self, x: Float[Tensor, "B S _ H"]) -> Float[Tensor, "B S _ H"]:
@@ -183,14 +169,16 @@ class DifferentialAttention(SoftmaxAttention):
         return ops.reshape(x, (batch, length, self.num_heads * heads // groups, size))
 
     def operator(self, tokens: Tokens, call: Call) -> Operator:
-        self._check_matrix(call.returns_matrix)
+        without_dropout, softmax = call._replace(training=False), super().operator
         first, second = (
-            self.softmax_operator(query, key, call.visibility) for query, key in self._pairs(tokens)
+            softmax(tokens._replace(query=query, key=key), without_dropout)
+            for query, key in self._pairs(tokens)
         )
         difference = DifferentialOperator(first, second, self._weight(tokens.inputs))
         if not isinstance(first, SoftmaxOperator):
             return difference
-        return MatrixOperator(difference.matrix(), first.visible, self._dropout_in(call.training))
+        drop = self._dropout_in(call.training) if self.dropout_on == "attention" else None
+        return MatrixOperator(difference.matrix(), first.visible, drop)
 
     def operator_of_rows(
         self,
@@ -233,16 +221,15 @@ class DifferentialAttention(SoftmaxAttention):
         outputs = super().attended(operator, values, call)
         if self.version == 2:
             return outputs
-        return ops.cast(self._norm(outputs), outputs.dtype) * (1.0 - self.lambda_start)
+        outputs = (1.0 - self.lambda_start) * self._norm(outputs)
+        return ops.cast(outputs, values.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        chosen = self.filter
         return {
             **super().get_config(),
             "version": self.version,
             "layer_index": self.layer_index,
             "initial_lambda": self.initial_lambda,
-            "filter": None if chosen is None else keras.saving.serialize_keras_object(chosen),
         }
 
 
@@ -275,3 +262,26 @@ class LambdaOfVectors(keras.layers.Layer):  # type: ignore[misc]
         query, key = at_least_float32(self.query), at_least_float32(self.key)
         exponentials = ops.exp(ops.sum(query * key, axis=-1))
         return exponentials[0] - exponentials[1] + self.start
+
+
+class NormOfHeads(keras.layers.Layer):  # type: ignore[misc]
+    """x / sqrt(mean(x^2) + 1e-5) over the channels of each head, times a learned scale.
+
+    In at least float32, unlike `keras.layers.RMSNormalization`, whose sums of float64 are float32.
+
+    Weights:
+        `scale` of shape (value_dim,).
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(name="norm", **kwargs)
+
+    def build(self, input_shape: Shape) -> None:
+        self.scale = self.add_weight(
+            name="scale", shape=input_shape[-1:], initializer="ones", autocast=False
+        )
+
+    def call(self, x: Float[Tensor, "B T N D"]) -> Float[Tensor, "B T N D"]:
+        x = at_least_float32(x)
+        mean = ops.sum(x * x, axis=-1, keepdims=True) / x.shape[-1]
+        return x * ops.rsqrt(mean + EPSILON) * ops.cast(self.scale, x.dtype)

@@ -5,14 +5,8 @@ from typing import Any
 import keras
 
 from keras_graphattn import filters
-from keras_graphattn.checks import one_of
 from keras_graphattn.filters import Filter
-from keras_graphattn.layers.base import Call, Tokens
 from keras_graphattn.layers.softmax_base import SoftmaxAttention
-from keras_graphattn.operators.cached import Cache, CachedOperator
-from keras_graphattn.operators.operator import Operator
-from keras_graphattn.operators.softmax import MatrixOperator, SoftmaxOperator, scores_of
-from keras_graphattn.types import Bool, Float, Int, Tensor
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
@@ -117,47 +111,12 @@ class GraphFilterAttention(SoftmaxAttention):
         *,
         order: int | None = None,
         filter: str | Filter | dict[str, Any] = "first_order",
-        dropout_on: str = "attention",
         **kwargs: Any,
     ) -> None:
         chosen = filters.get(filter, order)
-        self.dropout_on = one_of("attention", "filter")("dropout_on", dropout_on, {})
-        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
-        chosen.coefficients(num_heads)  # refuses start values for another number of heads
-        self.filter = chosen
+        super().__init__(num_heads, key_dim, value_dim, dropout, filter=chosen, **kwargs)
 
     @property
     def order(self) -> int:
         """The order of the filter."""
         return self.filter.order
-
-    def operator(self, tokens: Tokens, call: Call) -> Operator:
-        self._check_matrix(call.returns_matrix)
-        drop = self._dropout_in(call.training) if self.dropout_on == "attention" else None
-        return self.softmax_operator(tokens.query, tokens.key, call.visibility, drop)
-
-    def attended(
-        self, operator: Operator, values: Float[Tensor, "B T N D"], call: Call
-    ) -> Float[Tensor, "B T N D"]:
-        drop = self._dropout_in(call.training) if self.dropout_on == "filter" else None
-        if drop is None:
-            return self.filtered(self.filter, operator, values)
-        return MatrixOperator(drop(self.filter_matrix(operator.matrix())))(values)  # H
-
-    def operator_of_rows(
-        self,
-        tokens: Tokens,
-        visible: Bool[Tensor, "B 1 t L"],
-        cache: Cache,
-        index: int | Int[Tensor, ""],
-    ) -> CachedOperator:
-        _, query, key, _ = tokens
-        rows = SoftmaxOperator(scores_of(query, key, self.score_scale), visible, dtype=query.dtype)
-        return CachedOperator(rows.matrix(), cache["signals"], index, visible)
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "filter": keras.saving.serialize_keras_object(self.filter),
-            "dropout_on": self.dropout_on,
-        }

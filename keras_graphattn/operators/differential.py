@@ -18,8 +18,9 @@ class DifferentialOperator(Operator):
 
     Example:
 
+    >>> from keras_graphattn.operators import FusedOperator
     >>> query, key, x = (keras.random.normal((2, 10, 4, 8)) for _ in range(3))
-    >>> first, second = BlockwiseOperator(query, key), BlockwiseOperator(key, query)
+    >>> first, second = FusedOperator(query, key), FusedOperator(key, query)
     >>> operator = DifferentialOperator(first, second, keras.ops.full((4,), 0.5))
     >>> tuple(operator(x).shape)
     (2, 10, 4, 8)

@@ -67,6 +67,10 @@ CASES = {
     "gfa_causal": filtered("open", GFA, CAUSAL),
     "gfa_blockwise": filtered("open", GFA, attention_path="blockwise"),
     "gfa_fused": filtered("open", GFA, attention_path="fused"),
+    "differential": filtered("open", layers.DifferentialAttention, CAUSAL),
+    "differential_2": filtered(
+        "open", layers.DifferentialAttention, version=2, filter="chebyshev", order=2
+    ),
     "p_laplacian": filtered("open", P_LAPLACIAN, p=2.5),
     "p_laplacian_heads": filtered("open", P_LAPLACIAN, p=[1.5, 2.0]),
     "agf": filtered("open", AGF),
