@@ -7,20 +7,21 @@ import keras
 from keras import ops
 
 from keras_graphattn.checks import number, whole
+from keras_graphattn.filters import Filter
 from keras_graphattn.layers.base import Call, Shape, Tokens
-from keras_graphattn.layers.softmax_base import SoftmaxAttention
+from keras_graphattn.layers.graph_filter_attention import GraphFilterAttention
 from keras_graphattn.numerics.precision import at_least_float32
 from keras_graphattn.operators.cached import Cache, CachedOperator
 from keras_graphattn.operators.differential import DifferentialOperator
 from keras_graphattn.operators.operator import Operator
-from keras_graphattn.operators.softmax import MatrixOperator, SoftmaxOperator, scores_of
+from keras_graphattn.operators.softmax import Logits, MatrixOperator, SoftmaxOperator, scores_of
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 EPSILON = 1e-5  # of the norm, as in the authors' code
 
 
 @keras.saving.register_keras_serializable(package="keras_graphattn")
-class DifferentialAttention(SoftmaxAttention):
+class DifferentialAttention(GraphFilterAttention):
     """Multi-head self-attention by the difference of two softmax attentions.
 
     Each head has two sets of queries. What both of them attend to cancels out:
@@ -113,6 +114,7 @@ class DifferentialAttention(SoftmaxAttention):
         version: int = 1,
         layer_index: int | None = None,
         initial_lambda: float | None = None,
+        filter: str | Filter | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.version: int = whole(1, below=3)("version", version, {})
@@ -131,7 +133,7 @@ class DifferentialAttention(SoftmaxAttention):
             number(least=0.0, below=1.0)("initial_lambda", initial_lambda, {})
         is_wide = value_dim is None and self.version == 1 and isinstance(key_dim, int)
         value_dim = 2 * key_dim if is_wide else value_dim
-        super().__init__(num_heads, key_dim, value_dim, dropout, **kwargs)
+        super().__init__(num_heads, key_dim, value_dim, dropout, filter=filter, **kwargs)
         self.layer_index, self.initial_lambda = layer_index, initial_lambda
 
     @property
@@ -186,13 +188,16 @@ class DifferentialAttention(SoftmaxAttention):
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
+        logits: Logits | None = None,
     ) -> CachedOperator:
         first, second = (
-            SoftmaxOperator(scores_of(query, key, self.score_scale), visible, dtype=query.dtype)
+            SoftmaxOperator(
+                scores_of(query, key, self.score_scale), visible, dtype=query.dtype, logits=logits
+            )
             for query, key in self._pairs(tokens)
         )
         rows = DifferentialOperator(first, second, self._weight(tokens.inputs))
-        return CachedOperator(rows.matrix(), cache["signals"], index, visible)
+        return CachedOperator(rows.matrix(), cache["signals"], index, first.visible)
 
     def _pairs(
         self, tokens: Tokens
