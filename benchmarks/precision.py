@@ -14,6 +14,7 @@ from keras import ops
 from keras_graphattn import masks
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    DifferentialAttention,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -51,6 +52,10 @@ CASES = {
     "graph filter, dense": layer_of(GraphFilterAttention, order=3, attention_path="dense"),
     "graph filter, blockwise": layer_of(GraphFilterAttention, order=3, attention_path="blockwise"),
     "Chebyshev filter, dense": layer_of(GraphFilterAttention, filter="chebyshev", order=4),
+    "differential": layer_of(DifferentialAttention),
+    "differential, version 2, blockwise": layer_of(
+        DifferentialAttention, version=2, attention_path="blockwise"
+    ),
     "p-Laplacian, dense": layer_of(PLaplacianAttention, attention_path="dense"),
     "p-Laplacian, blockwise": layer_of(PLaplacianAttention, attention_path="blockwise"),
     "p-Laplacian, p = 1, epsilon = 0.001": layer_of(PLaplacianAttention, p=1.0, epsilon=1e-3),

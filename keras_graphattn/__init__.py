@@ -21,6 +21,7 @@ from keras_graphattn.hub import convert, inspect, revert
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
     ContraNorm,
+    DifferentialAttention,
     GraphFilterAttention,
     GraphKernelAttention,
     GraphMaxPooling,
@@ -35,6 +36,7 @@ from keras_graphattn.version import __version__
 __all__ = [
     "AttentiveGraphFilter",
     "ContraNorm",
+    "DifferentialAttention",
     "GraphFilterAttention",
     "GraphKernelAttention",
     "GraphMaxPooling",

@@ -14,7 +14,7 @@ caches of all layers are stacked, so layers left as they were pass on slots that
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import keras
 from keras import ops
@@ -59,6 +59,7 @@ from keras_graphattn.operators.singular import (
     right_singular_vectors,
 )
 from keras_graphattn.operators.singular_causal import causal_product
+from keras_graphattn.operators.softmax import Logits
 from keras_graphattn.types import Float, Tensor
 
 Inputs = Float[Tensor, "..."]  # (B, T, d), or with further axes
@@ -196,11 +197,12 @@ class CachedCall(CacheSlots):
         keys = write_slot(cache[:, 0], self.key_dense(key), index)
         queries, values = ops.cast(self.query_dense(query), keys.dtype), self.value_dense(value)
         signals, call = {"signals": cache[:, 1:]}, Call(Visibility())
-        logits, length = self.logits(keys, call), ops.shape(keys)[1]
-        if logits is not None:
+        tokens, logits = Tokens(query, queries, keys, values), None
+        if isinstance(self, SoftmaxAttention) and self.bias is not None:
             rows = index + ops.arange(ops.shape(queries)[1], dtype="int32")
-            logits = logits.formed(length, rows)
-        operator = self.operator_of_rows(queries, keys, values, mask, signals, index, logits)
+            added = cast("Logits", self.logits(keys, call))
+            logits = added.formed(ops.shape(keys)[1], rows)
+        operator = self.operator_of_rows(tokens, mask, signals, index, logits)
         outputs = operator.finished(self.attended(operator, values, call))
         return outputs, ops.concatenate([keys[:, None], operator.signals], axis=1)
 
@@ -290,8 +292,14 @@ class CachedMaskedKernelAttention(CachedCall, MaskedKernelAttention):  # type: i
         return super().operator(tokens, call)
 
     def operator_of_rows(
-        self, query: Heads, key: Slot, value: Heads, mask: Mask, cache: LayerCache, index: Index
+        self,
+        tokens: Tokens,
+        mask: Mask,
+        cache: LayerCache,
+        index: Index,
+        logits: Logits | None = None,
     ) -> CachedOperator:
+        _, query, key, _ = tokens
         phi_query, phi_key = self.features(query, key, None, None, fixed_scale=True)
         rows = index + ops.arange(ops.shape(query)[1], dtype="int32")
         factors = self.joined_mask(causal=True).rows(rows, key.shape[1])

@@ -638,15 +638,13 @@ class SelfAttention(SoftmaxAttention):
 
     def operator_of_rows(
         self,
-        query: Float[Tensor, "B t N H"],
-        key: Float[Tensor, "B L N H"],
-        value: Float[Tensor, "B t N D"],
+        tokens: Tokens,
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
-        logits: Logits | None,
+        logits: Logits | None = None,
     ) -> CachedOperator:
-        """The rows of A for new tokens, against all keys in the cache.
+        """The rows of A for new tokens. The keys of `tokens` are all in the cache, (B, L, N, H).
 
         The rows of `logits` are those of the new tokens.
         """
@@ -657,23 +655,29 @@ class SelfAttention(SoftmaxAttention):
         """Number of signals in the cache: how often a filter applies A."""
         return 1 if self.filter is None else cast("Filter", self.filter).num_applications
 
+    @property
+    def projected_heads(self) -> tuple[int, int, int]:
+        """The numbers of heads that the projections of queries, keys and values make."""
+        groups = self.num_key_value_heads or self.num_heads
+        return self.num_heads, groups, groups
+
     def _build_projections(
         self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None
     ) -> None:
-        groups = self.num_key_value_heads
-        if groups is None:
+        queries, keys, values = self.projected_heads
+        if queries == keys == values:
             super()._build_projections(query_shape, value_shape, key_shape)
             return
-        # as Keras does, but with fewer heads for keys and values
+        # as Keras does, but with other numbers of heads
         self.compute_output_shape(query_shape, value_shape, key_shape)  # Keras checks the shapes
-        self._query_dense = self._token_projection("query", self.key_dim)
+        self._query_dense = self._token_projection("query", self.key_dim, queries)
         self._query_dense.build(query_shape)
-        self._key_dense = self._token_projection("key", self.key_dim, groups)
+        self._key_dense = self._token_projection("key", self.key_dim, keys)
         self._key_dense.build(value_shape if key_shape is None else key_shape)
         if self._use_gate:
             self._gate_dense = self._token_projection("gate", self.value_dim, None, "sigmoid")
             self._gate_dense.build(query_shape)
-        self._value_dense = self._token_projection("value", self.value_dim, groups)
+        self._value_dense = self._token_projection("value", self.value_dim, values)
         self._value_dense.build(value_shape)
         self._build_attention(len(query_shape) + 1)
         self._output_dense = self._make_output_dense(
@@ -723,7 +727,7 @@ class SelfAttention(SoftmaxAttention):
             values, and all further signals to which a filter applies A; `padding_mask` of shape
             (batch_size, max_length).
         """
-        heads = self.num_key_value_heads or self.num_heads
+        heads = self.projected_heads[1]
         signals = (batch_size, self.num_signals, max_length, self.num_heads, self.value_dim)
         return {
             "key": ops.zeros((batch_size, max_length, heads, self.key_dim), self.compute_dtype),
@@ -799,12 +803,11 @@ class SelfAttention(SoftmaxAttention):
         columns = ops.arange(length, dtype="int32")
         visibility = Visibility(None, padding_mask, past, True, self.sliding_window)
         values = self._in_all_heads(self.value_dense(tokens))
+        queries = ops.cast(self.query_dense(tokens), keys.dtype)
         call = Call(visibility, attention_bias=attention_bias, bias_inputs=bias_inputs)
         logits = self.logits(keys, call)
         operator = self.operator_of_rows(
-            ops.cast(self.query_dense(tokens), keys.dtype),
-            self._in_all_heads(keys),
-            values,
+            Tokens(tokens, queries, self._in_all_heads(keys), values),
             visibility.block(rows, columns),
             cache,
             index,

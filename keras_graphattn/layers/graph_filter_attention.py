@@ -201,14 +201,13 @@ class GraphFilterAttention(SelfAttention):
 
     def operator_of_rows(
         self,
-        query: Float[Tensor, "B t N H"],
-        key: Float[Tensor, "B L N H"],
-        value: Float[Tensor, "B t N D"],
+        tokens: Tokens,
         visible: Bool[Tensor, "B 1 t L"],
         cache: Cache,
         index: int | Int[Tensor, ""],
-        logits: Logits | None,
+        logits: Logits | None = None,
     ) -> CachedOperator:
+        _, query, key, _ = tokens
         scores = scores_of(query, key, self.score_scale)
         rows = SoftmaxOperator(scores, visible, dtype=query.dtype, logits=logits)
         return CachedOperator(rows.matrix(), cache["signals"], index, rows.visible)

@@ -81,6 +81,10 @@ CASES = {
         *("distances", "paths"),
         attention_path="blockwise",
     ),
+    "differential": filtered("open", layers.DifferentialAttention, CAUSAL),
+    "differential_2": filtered(
+        "open", layers.DifferentialAttention, version=2, filter="chebyshev", order=2
+    ),
     "p_laplacian": filtered("open", P_LAPLACIAN, p=2.5),
     "p_laplacian_heads": filtered("open", P_LAPLACIAN, p=[1.5, 2.0]),
     "agf": filtered("open", AGF),

@@ -34,6 +34,15 @@ LAYERS = {
         "orthogonality_scaling": "mean",
     },
     "ContraNorm": {"scale": 0.5},
+    "DifferentialAttention": {
+        **COMMON,
+        **FILTER,
+        "version": 1,
+        "layer_index": 2,
+        "attention_path": "dense",
+        "block_size": 2,
+        "num_key_value_heads": 1,
+    },
     "GraphFilterAttention": {
         **COMMON,
         **FILTER,

@@ -56,6 +56,10 @@ LAYERS = {
         CASES["graph filter, blockwise"].make, "gfa_blockwise"
     ),
     "`GraphFilterAttention`, fused": Row(CASES["graph filter, fused"].make, "gfa_fused"),
+    "`DifferentialAttention`": Row(CASES["differential"].make, "differential"),
+    "`DifferentialAttention`, version 2": Row(
+        CASES["differential, version 2"].make, "differential_2"
+    ),
     "`PLaplacianAttention`": Row(lambda: layers.PLaplacianAttention(HEADS, SIZE), "p_laplacian"),
     "`AttentiveGraphFilter`": Row(CASES["AGF"].make, "agf"),
     "`AttentiveGraphFilter`, causal": Row(CASES["AGF, causal"].make, "agf_causal"),

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    DifferentialAttention,
     GraphFilterAttention,
     MaskedKernelAttention,
     PLaplacianAttention,
@@ -20,11 +21,13 @@ from tests.layers.twins import CHANNELS, built, tokens, with_a_mask
 from tests.numerics import BACKEND, to_numpy, value_and_gradients
 
 GFA, P_LAPLACIAN, AGF = GraphFilterAttention, PLaplacianAttention, AttentiveGraphFilter
-KERNEL = MaskedKernelAttention
-CACHED = (GFA, P_LAPLACIAN)
+KERNEL, DIFFERENTIAL = MaskedKernelAttention, DifferentialAttention
+CACHED = (GFA, P_LAPLACIAN, DIFFERENTIAL)
 FORMS = {  # the class, its options, and tokens of the prompt
     **{f"order {order}": (GFA, {"order": order}, 1) for order in (1, 3, 5)},
     **{f"Chebyshev {k}": (GFA, {"filter": "chebyshev", "order": k}, 7) for k in (1, 4)},
+    "differential": (DIFFERENTIAL, {}, 1),
+    "differential 2": (DIFFERENTIAL, {"version": 2, "filter": "chebyshev", "order": 2}, 7),
     "p-Laplacian": (P_LAPLACIAN, {}, 1),
     "p-Laplacian, drop": (P_LAPLACIAN, {"diagonal": "drop"}, 1),
     "AGF": (AGF, {"causal": True}, 1),
@@ -63,7 +66,7 @@ def test_64_tokens_equal_the_full_pass(name):
 
 @pytest.mark.slow_on("jax")
 @given(
-    kind=st.sampled_from([GFA, P_LAPLACIAN]),
+    kind=st.sampled_from(CACHED),
     sizes=st.sampled_from([(8,), (1, 5, 1, 1), (5, 3)]),
     window=st.sampled_from([None, 1, 3]),
     groups=st.sampled_from([None, 1, 2]),
@@ -116,7 +119,7 @@ def test_right_padded_prompts_are_written_over(kind):
 
 
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize(("kind", "held"), [(GFA, 0.0), (P_LAPLACIAN, np.nan)])
+@pytest.mark.parametrize(("kind", "held"), [(GFA, 0.0), (P_LAPLACIAN, np.nan), (DIFFERENTIAL, 0.0)])
 def test_prompts_see_neither_padding_nor_what_the_cache_held(kind, held, window):
     layer, x = layer_of(kind, sliding_window=window), tokens(7)
     mask = np.arange(7)[None] >= np.array([[3], [1]])

@@ -14,6 +14,7 @@ from tests.numerics import assert_close, to_numpy
 LAYERS = {
     "graph filter": (layers.GraphFilterAttention, {}),
     "graph filter, on the filter": (layers.GraphFilterAttention, {"dropout_on": "filter"}),
+    "differential": (layers.DifferentialAttention, {}),
     "p-Laplacian": (layers.PLaplacianAttention, {}),
     "high frequencies": (layers.ScaledHighFrequencyAttention, {}),
     "AGF": (layers.AttentiveGraphFilter, {}),

@@ -15,6 +15,7 @@ from keras import ops
 
 from keras_graphattn.layers import (
     AttentiveGraphFilter,
+    DifferentialAttention,
     GraphFilterAttention,
     GraphKernelAttention,
     MaskedKernelAttention,
@@ -210,6 +211,7 @@ def test_symbolic_calls(name):
 EVERY_LAYER = {
     "graph filter": GraphFilterAttention,
     "graph filter, groups": functools.partial(GraphFilterAttention, num_key_value_heads=1),
+    "differential": DifferentialAttention,
     "p-Laplacian": PLaplacianAttention,
     "high frequencies": ScaledHighFrequencyAttention,
     "AGF": AttentiveGraphFilter,
@@ -280,6 +282,8 @@ BY_KERAS = [  # layers that Keras' own test of layers runs
     (GraphFilterAttention, {}),
     (GraphFilterAttention, OPTIONS),
     (GraphFilterAttention, {"sliding_window": 2, "use_gate": True}),
+    (DifferentialAttention, {}),
+    (DifferentialAttention, {**OPTIONS, "version": 2, "num_key_value_heads": 1}),
     (PLaplacianAttention, {"value_dim": 2, "output_shape": 5}),
     (AttentiveGraphFilter, {}),
     (AttentiveGraphFilter, OPTIONS),
@@ -348,7 +352,7 @@ def test_difference_a_given_query_mask_is_used():
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(EVERY_LAYER) - {"graph filter", "graph filter, groups"})
+    "name", sorted(set(EVERY_LAYER) - {"graph filter", "graph filter, groups", "differential"})
 )
 def test_difference_most_layers_have_no_flash_kernel(name):
     with pytest.raises(ValueError, match="does not run on a flash attention kernel"):

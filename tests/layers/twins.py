@@ -27,6 +27,7 @@ from tests.reference import apply_matrix, attention_matrix, project, project_out
 HEADS, SIZE = 4, 3
 GFA, P_LAPLACIAN = layers.GraphFilterAttention, layers.PLaplacianAttention
 AGF, HIGH = layers.AttentiveGraphFilter, layers.ScaledHighFrequencyAttention
+DIFFERENTIAL = layers.DifferentialAttention
 KERNEL, GKAT = layers.MaskedKernelAttention, layers.GraphKernelAttention
 
 
@@ -93,6 +94,34 @@ def graph_filter(layer, x, weights, call):
     seen, bias = sees(x, call, layer._sliding_window), bias_of(layer, x, weights)
     matrix = attention_matrix(query, key, seen, bias)
     return attended(layer, x, weights, call, matrix), matrix
+
+
+def differential(layer, x, weights, call):
+    """A_1 - lambda A_2 of pairs of heads, and the norm of version 1."""
+    query, key, value = (project(x, weights, name) for name in ("query", "key", "value"))
+    queries = query.unflatten(2, (-1, 2)).unbind(3)
+    keys = (key, key) if layer.version == 2 else key.unflatten(2, (-1, 2)).unbind(3)
+    keys = [k.repeat_interleave(HEADS // k.shape[2], 2) for k in keys]
+    value = value.repeat_interleave(HEADS // value.shape[2], 2)
+    seen = sees(x, call or {"use_causal_mask": False}, layer._sliding_window)
+    first, second = (attention_matrix(*pair, seen) for pair in zip(queries, keys, strict=True))
+    start = 0.8 - 0.6 * np.exp(-0.3 * (layer.layer_index or 0))
+    if layer.version == 2:
+        factor = torch.sigmoid(project(x, weights, "lambda")).permute(0, 2, 1, 3)
+    else:
+        grown = torch.exp((weights["lambda/query"] * weights["lambda/key"]).sum(-1))
+        factor = grown[0] - grown[1] + start
+    matrix = first - factor * second
+    applied = matrix
+    if layer.filter is not None:
+        applied = filters.matrix(layer.filter, matrix, weights) * seen.any(-1, keepdim=True)
+    if visible_keys(call) is not None:
+        value = value * torch.tensor(visible_keys(call))[:, :, None, None]
+    outputs = apply_matrix(applied, value)
+    if layer.version == 1:
+        size = torch.sqrt((outputs**2).mean(-1, keepdim=True) + 1e-5)
+        outputs = (1 - start) * weights["norm/scale"] * outputs / size
+    return project_out(outputs, weights), matrix
 
 
 def p_laplacian(layer, x, weights, call):
@@ -314,6 +343,29 @@ family(
         "blockwise, Legendre, groups": {**BLOCKS, **GROUPS, "filter": "legendre"},
         "fused": FUSED,
         "fused, Legendre, groups": {**FUSED, **GROUPS, "filter": "legendre"},
+    },
+)
+family(  # of version 1: its norm does not depend on the size of H, so gradients cancel
+    "differential",
+    DIFFERENTIAL,
+    differential,
+    {
+        "default": {"layer_index": 3},
+        "groups, Jacobi filter": {**GROUPS, "filter": jacobi("jacobi")},
+        "blockwise, groups": {**BLOCKS, **GROUPS},
+        "fused, monomial filter": {**FUSED, "filter": jacobi("monomial", 2)},
+    },
+    tolerance=(2e-6, 1e-4),
+)
+family(
+    "differential 2",
+    DIFFERENTIAL,
+    differential,
+    {
+        "default": {"version": 2},
+        "groups, first-order filter": {**GROUPS, "version": 2, "filter": "first_order"},
+        "blockwise, Legendre filter": {**BLOCKS, "version": 2, "filter": "legendre"},
+        "fused, groups, filter": {**FUSED, **GROUPS, "version": 2, "filter": "first_order"},
     },
 )
 family(

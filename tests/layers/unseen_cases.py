@@ -68,7 +68,7 @@ def dense(kind: type, *, causal: bool = True, **options: Any) -> Case:
 
 GFA, AGF = layers.GraphFilterAttention, layers.AttentiveGraphFilter
 P_LAPLACIAN, GKAT = layers.PLaplacianAttention, layers.GraphKernelAttention
-KERNEL = layers.MaskedKernelAttention
+KERNEL, DIFFERENTIAL = layers.MaskedKernelAttention, layers.DifferentialAttention
 
 CASES: dict[str, Case] = {
     "graph filter": dense(GFA),
@@ -79,6 +79,10 @@ CASES: dict[str, Case] = {
     ),
     "graph filter, fused": dense(GFA, attention_path="fused"),
     "graph filter, window": dense(GFA, sliding_window=3, attention_path="blockwise", block_size=5),
+    "differential": dense(DIFFERENTIAL),
+    "differential, version 2": dense(DIFFERENTIAL, version=2, filter="first_order"),
+    "differential, blockwise": dense(DIFFERENTIAL, attention_path="blockwise", block_size=5),
+    "differential, fused": dense(DIFFERENTIAL, version=2, attention_path="fused"),
     "p-Laplacian, window": dense(P_LAPLACIAN, sliding_window=3, attention_path="dense"),
     "p-Laplacian, dense": dense(P_LAPLACIAN, attention_path="dense"),
     "p-Laplacian, blockwise": dense(P_LAPLACIAN, attention_path="blockwise", block_size=5),
