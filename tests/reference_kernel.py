@@ -54,6 +54,16 @@ def exponential_matrix(length, log_rates, log_weights=None):
     return powers.sum(1)[None]
 
 
+def gated_matrix(log_gates):
+    """exp of the sum of log_gates (B, T, N) over j < l <= i, of shape (B, N, T, T)."""
+    batch, length, heads = log_gates.shape
+    matrix = torch.zeros((batch, heads, length, length), dtype=log_gates.dtype)
+    for i in range(length):
+        for j in range(i + 1):
+            matrix[:, :, i, j] = torch.exp(log_gates[:, j + 1 : i + 1].sum(1))
+    return matrix
+
+
 def features(x, feature_map, directions=None):
     """phi(x) without scale factors, because the normaliser cancels them."""
     if feature_map == "favor":

@@ -44,7 +44,7 @@ from keras_graphattn.numerics.custom_gradient import kept_with
 from keras_graphattn.numerics.precision import constant, pad, size_tensor, take
 from keras_graphattn.operators.kernel import masked_scores
 from keras_graphattn.serialization import resolve
-from keras_graphattn.types import Float, Int, Num, Tensor
+from keras_graphattn.types import Bool, Float, Int, Num, Tensor
 
 Signal = Num[Tensor, "B T N D"]
 Features = Num[Tensor, "B T N m"]
@@ -93,6 +93,9 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
         paths: The ways to compute: "dense" forms M, "blockwise" forms some query rows of M at a
             time, the others never form M. The path for long sequences is the last.
         inputs_at_call: Names of the tensors that every call needs, such as segment ids.
+        reads_tokens: Whether a layer computes tensors of `inputs_at_call` from its tokens, with
+            weights of the mask. Then the mask writes `build_reader` and `inputs_of_tokens`, and
+            nobody gives these tensors to the layer.
         is_causal: Whether M[i, j] = 0 wherever j > i.
         hides_keys: Whether some M[i, j] may be 0. If so, a row must not depend on keys it cannot
             see. `False` for a mask whose factors are all positive: its rows may share numbers of
@@ -124,6 +127,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
     default_multiplier: ClassVar[float] = MASK_MULTIPLIER
     paths: tuple[str, ...] = FORMED_PATHS
     inputs_at_call: tuple[str, ...] = ()
+    reads_tokens: bool = False
     block_size: ClassVar[int] = 512
     _settings: tuple[str, ...] = ()  # arguments that the configuration takes from attributes
     _parameter_names: tuple[str, ...] = ()
@@ -168,6 +172,18 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
                 f"with a known number of heads. Received: shape={tuple(input_shape)}"
             )
         self.num_heads = int(input_shape[2])
+
+    def build_reader(self, tokens_shape: Shape) -> None:
+        """Creates the weights that read a layer's tokens (B, T, d), if the mask reads them."""
+
+    def inputs_of_tokens(
+        self, tokens: Float[Tensor, "B T d"], kept: Bool[Tensor, "B T"] | None
+    ) -> Tensors:
+        """The tensors of `inputs_at_call` that the mask reads from a layer's tokens, by name.
+
+        `kept` marks tokens that are not padding.
+        """
+        return {}
 
     def parameters(self) -> Tensors:
         """The differentiable tensors that define M after `build`, by name, in at least float32.
@@ -387,7 +403,7 @@ class Mask(CoefficientRate, keras.layers.Layer):  # type: ignore[misc]
             ValueError: For a wrong number of heads, a wrong length, and wrong inputs.
         """
         sizes: Sizes = {}
-        for letter, size in zip("BT", x.shape[:2], strict=True):
+        for letter, size in zip("BTN", x.shape[:3], strict=True):
             if isinstance(size, int):
                 sizes[letter] = size, "x"
         prepared = self._prepared(inputs, sizes, ops.shape(x)[1])
@@ -488,13 +504,19 @@ are numbered within the example, from 0; -1 marks a root.
 
     # For layers
 
-    def build_in(self, layer: keras.layers.Layer, signal_shape: Shape) -> None:
+    @property
+    def given_inputs(self) -> tuple[str, ...]:
+        """The names of `inputs_at_call` that a layer does not read from its tokens."""
+        return () if self.reads_tokens else self.inputs_at_call
+
+    def build_in(self, layer: keras.layers.Layer, signal_shape: Shape, tokens_shape: Shape) -> None:
         """Makes the mask a part of a layer. It may be built already, by hand or from a file.
 
         Raises:
             ValueError: For a mask whose weights belong to another layer, or with other heads.
         """
-        for part in walk(self):
+        parts = [part for part in walk(self) if isinstance(part, Mask)]
+        for part in parts:
             parent = None if part._parent is None else part._parent()
             if part.weights and part._parent is not None and parent is not layer:
                 raise ValueError(
@@ -509,8 +531,9 @@ are numbered within the example, from 0; -1 marks a root.
             move(self, layer)
         else:
             self.build(signal_shape)
-        for part in walk(self):
+        for part in parts:
             part._parent = weakref.ref(layer)
+            part.build_reader(tokens_shape)
 
     def joined(self, causal: bool = False, entries: bool = False) -> "Mask":
         """The mask, times `Causal` and `Entries` if asked for; it shares the mask's weights.
@@ -545,9 +568,9 @@ are numbered within the example, from 0; -1 marks a root.
 
     def _call_hint(self) -> str:
         """The way to pass the tensors that the mask needs at each call, for an error message."""
-        if not self.inputs_at_call:
+        if not self.given_inputs:
             return "no `mask_inputs`"
-        names = ", ".join(f'"{name}": ...' for name in self.inputs_at_call)
+        names = ", ".join(f'"{name}": ...' for name in self.given_inputs)
         return f"mask_inputs={{{names}}}"
 
     def _prepared(self, inputs: Tensors, sizes: Sizes, length: Length | None) -> Prepared:
@@ -628,8 +651,9 @@ are numbered within the example, from 0; -1 marks a root.
         if isinstance(length, (int, float, str)):
             length = whole(0)("length", length, {})
         tensors, wrong, length = self._prepared(inputs, {}, length)
-        _, parameters, tensors = in_one_dtype((), self.parameters(), tensors)
+        parameters = self.parameters()
         dtype = widest_dtype(parameters.values(), self.compute_dtype)
+        _, parameters, tensors = in_one_dtype((ops.zeros((), dtype),), parameters, tensors)
         right = None
         if positions is not None:
             positions, right = checked_positions(positions, length)
@@ -650,8 +674,8 @@ are numbered within the example, from 0; -1 marks a root.
         reason = "causal, but needs all earlier tokens" if self.is_causal else "not causal"
         return ValueError(
             "Token by token, attention needs a causal mask with a state of fixed size. Received: "
-            f"the mask {type(self).__name__}, which is {reason}. Use `Causal`, `Exponential("
-            "causal=True)` or a product of these."
+            f"the mask {type(self).__name__}, which is {reason}. Use `Causal`, `GatedDecay`, "
+            "`Exponential(causal=True)` or a product of these."
         )
 
 

@@ -75,6 +75,7 @@ MASKS = {
     "Causal": {},
     "Entries": {},
     "Exponential": {"num_decays": 2, "causal": True, "initial_rates": 0.5},
+    "GatedDecay": {"initial_memory": 5.0},
     "GraphDiffusion": {
         "graph": np.array(GRAPH),
         "edge_weights": np.ones(3),
