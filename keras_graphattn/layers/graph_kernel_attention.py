@@ -220,7 +220,9 @@ class GraphKernelAttention(KernelLayer):
         call: Call,
     ) -> tuple[Float[Tensor, "B? N? T T"], Bool[Tensor, "B N? T"] | None]:
         """M, and which nodes depend on a non-finite token, or `None` if no node can."""
-        inputs = self.inputs_of_mask(tokens.inputs, call)
+        inputs = dict(call.mask_inputs or {})
+        if self.mask.reads_tokens:
+            inputs |= self.read_inputs(tokens.inputs, call)
         non_finite = None if call.non_finite is None else call.non_finite[:, None]  # (B, 1, T)
         if not self.dynamic_walks:
             return self.mask.dense(ops.shape(scores)[-1], **inputs), non_finite

@@ -132,28 +132,27 @@ class KernelLayer(AttentionLayer):
             feature_chunk=self.feature_chunk,
         )
 
-    def inputs_of_mask(self, tokens: Float[Tensor, "B T d"], call: Call) -> dict[str, Tensor]:
-        """The tensors that the mask needs: those of the call, and those it reads from tokens."""
-        inputs = dict(call.mask_inputs or {})
-        if self.mask is None or not self.mask.reads_tokens:
-            return inputs
+    def read_inputs(self, tokens: Float[Tensor, "B T d"], call: Call) -> dict[str, Tensor]:
+        """The tensors that the mask reads from the tokens; it must be one that reads tokens."""
+        mask: Any = self.mask
         entries, queries, keys, _, _ = call.visibility
         if entries is not None and not is_key_mask(entries.shape):
             raise ValueError(
-                f"The mask {type(self.mask).__name__} has gates for tokens, which would count "
+                f"The mask {type(mask).__name__} has gates for tokens, which would count "
                 "where an `attention_mask` of pairs hides their tokens. Received: "
                 f"attention_mask.shape={tuple(entries.shape)}. Use `query_mask` and `value_mask`, "
                 "or a mask of keys of shape (B, 1, T)."
             )
         if entries is not None:
             keys = all_of(keys, ops.reshape(entries, (-1, ops.shape(entries)[-1])))
-        read = self.mask.inputs_of_tokens(tokens, all_of(queries, keys))
-        if set(read) & set(inputs):
+        read: dict[str, Tensor] = mask.inputs_of_tokens(tokens, all_of(queries, keys))
+        twice = sorted(set(read) & set(call.mask_inputs or {}))
+        if twice:
             raise ValueError(
                 f"The layer computes {sorted(read)} from its tokens. Received: mask_inputs with "
-                f"{sorted(inputs)}. Leave out {sorted(set(read) & set(inputs))}."
+                f"{twice}. Leave them out."
             )
-        return inputs | read
+        return read
 
     def _mask_of(
         self, tokens: Tokens, call: Call
@@ -165,7 +164,9 @@ class KernelLayer(AttentionLayer):
         It also returns which queries and which keys are not padding.
         """
         entries, queries, keys, causal, _ = call.visibility
-        inputs = self.inputs_of_mask(tokens.inputs, call)
+        inputs = dict(call.mask_inputs or {})
+        if self.mask is not None and self.mask.reads_tokens:
+            inputs |= self.read_inputs(tokens.inputs, call)
         if self.mask is None and inputs:
             raise ValueError(
                 "`mask_inputs` are for a mask, and this layer has no mask. Received: "

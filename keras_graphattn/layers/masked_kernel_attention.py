@@ -234,7 +234,10 @@ class MaskedKernelAttention(KernelLayer):
         query, key = self.query_dense(tokens), self.key_dense(tokens)
         features = self.features(query, key, padding_mask, padding_mask, fixed_scale=True)
         call = Call(Visibility(queries=padding_mask), mask_inputs=mask_inputs)
-        operator = _Steps(*features, mask, self.inputs_of_mask(tokens, call), states=state)
+        inputs = dict(mask_inputs or {})
+        if mask.reads_tokens:
+            inputs |= self.read_inputs(tokens, call)
+        operator = _Steps(*features, mask, inputs, states=state)
         value = self.value_dense(tokens)
         outputs = operator.finished(super().attended(operator, value, call))
         return self._project_out(outputs, tokens), tuple(operator.following)

@@ -15,6 +15,7 @@ from keras_graphattn.numerics.precision import (
     at_least_float32,
     in_one_dtype,
     larger,
+    matmul,
     without_padding,
 )
 from keras_graphattn.types import Bool, Float, Tensor
@@ -145,4 +146,4 @@ class Gates(keras.layers.Layer):  # type: ignore[misc]
         """log sigmoid(W x + b), in at least float32."""
         parts = (at_least_float32(x) for x in (tokens, self.kernel.value, self.bias.value))
         tokens, kernel, bias = in_one_dtype(*parts)
-        return ops.log_sigmoid(ops.matmul(tokens, kernel) + bias)
+        return ops.log_sigmoid(matmul(tokens, kernel) + bias)

@@ -132,6 +132,7 @@ MASKS = {
 # What the masks without a topology of their own take with each call
 AT_CALL = {
     "Entries": {"entries": np.ones((B, T, T), "float32")},
+    "GatedDecay": {"log_gates": np.full((B, T, N), -0.5, "float32")},
     "Segments": {"segment_ids": np.zeros((B, T), "int32")},
 }
 
