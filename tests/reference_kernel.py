@@ -56,12 +56,12 @@ def exponential_matrix(length, log_rates, log_weights=None):
 
 def gated_matrix(log_gates):
     """exp of the sum of log_gates (B, T, N) over j < l <= i, of shape (B, N, T, T)."""
-    batch, length, heads = log_gates.shape
-    matrix = torch.zeros((batch, heads, length, length), dtype=log_gates.dtype)
-    for i in range(length):
-        for j in range(i + 1):
-            matrix[:, :, i, j] = torch.exp(log_gates[:, j + 1 : i + 1].sum(1))
-    return matrix
+    rows, gates = [], log_gates.transpose(1, 2)
+    for i in range(gates.shape[-1]):
+        backwards = torch.cumsum(torch.flip(gates[..., 1 : i + 1], [-1]), -1)
+        row = torch.exp(torch.flip(torch.nn.functional.pad(backwards, (1, 0)), [-1]))
+        rows.append(torch.nn.functional.pad(row, (0, gates.shape[-1] - i - 1)))
+    return torch.stack(rows, dim=2)
 
 
 def features(x, feature_map, directions=None):
