@@ -34,6 +34,11 @@ MASKS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "the entries that the call is given",
     ),
     "Exponential": ({"num_decays": 2, "initial_rates": [0.05, 1.0]}, {}, "a slow and a fast decay"),
+    "GatedDecay": (
+        {},
+        {"log_gates": np.log(np.where(np.arange(LENGTH) % 8, 0.9, 0.2))[None, :, None]},
+        "gates of 0.9, and of 0.2 at every eighth token",
+    ),
     "GraphDiffusion": (
         {"graph": EDGES, "num_nodes": LENGTH, "initial_time": 0.15},
         {},

@@ -553,7 +553,8 @@ class SoftmaxAttention(AttentionLayer):
     def add_coefficients(self, query_shape: Shape) -> None:
         super().add_coefficients(query_shape)
         if self.bias is not None:
-            self.bias.build_in(self, (*query_shape[:2], self.num_heads, self.value_dim))
+            shape = (*query_shape[:2], self.num_heads, self.value_dim)
+            self.bias.build_in(self, shape, tuple(query_shape))
 
     def logits(self, key: Float[Tensor, "B S N H"], call: Call) -> Logits | None:
         """What becomes of the scores of one call with these keys; `None` if they stay."""

@@ -41,7 +41,8 @@ class KernelLayer(AttentionLayer):
         if self.feature_map is not None:
             self._add_feature_weights(self.feature_map)
         if self.mask is not None:
-            self.mask.build_in(self, (*query_shape[:2], self.num_heads, self.value_dim))
+            shape = (*query_shape[:2], self.num_heads, self.value_dim)
+            self.mask.build_in(self, shape, tuple(query_shape))
 
     def _add_feature_weights(self, feature_map: FeatureMap) -> None:
         """Makes the weights of the feature map, which are attributes and are not trained."""
@@ -117,7 +118,7 @@ class KernelLayer(AttentionLayer):
 
     def kernel_operator(self, tokens: Tokens, call: Call) -> KernelOperator:
         """The operator of features, under the layer's mask and all masks of the call."""
-        mask, inputs, queries, keys = self._mask_of(call)
+        mask, inputs, queries, keys = self._mask_of(tokens, call)
         fixed_scale = mask is not None and mask.hides_keys
         phi_query, phi_key = self.features(tokens.query, tokens.key, queries, keys, fixed_scale)
         return KernelOperator(
@@ -131,8 +132,30 @@ class KernelLayer(AttentionLayer):
             feature_chunk=self.feature_chunk,
         )
 
+    def read_inputs(self, tokens: Float[Tensor, "B T d"], call: Call) -> dict[str, Tensor]:
+        """The tensors that the mask reads from the tokens; it must be one that reads tokens."""
+        mask: Any = self.mask
+        entries, queries, keys, _, _ = call.visibility
+        if entries is not None and not is_key_mask(entries.shape):
+            raise ValueError(
+                f"The mask {type(mask).__name__} has gates for tokens, which would count "
+                "where an `attention_mask` of pairs hides their tokens. Received: "
+                f"attention_mask.shape={tuple(entries.shape)}. Use `query_mask` and `value_mask`, "
+                "or a mask of keys of shape (B, 1, T)."
+            )
+        if entries is not None:
+            keys = all_of(keys, ops.reshape(entries, (-1, ops.shape(entries)[-1])))
+        read: dict[str, Tensor] = mask.inputs_of_tokens(tokens, all_of(queries, keys))
+        twice = sorted(set(read) & set(call.mask_inputs or {}))
+        if twice:
+            raise ValueError(
+                f"The layer computes {sorted(read)} from its tokens. Received: mask_inputs with "
+                f"{twice}. Leave them out."
+            )
+        return read
+
     def _mask_of(
-        self, call: Call
+        self, tokens: Tokens, call: Call
     ) -> tuple[
         Mask | None, dict[str, Tensor], Bool[Tensor, "B T"] | None, Bool[Tensor, "B S"] | None
     ]:
@@ -142,6 +165,8 @@ class KernelLayer(AttentionLayer):
         """
         entries, queries, keys, causal, _ = call.visibility
         inputs = dict(call.mask_inputs or {})
+        if self.mask is not None and self.mask.reads_tokens:
+            inputs |= self.read_inputs(tokens.inputs, call)
         if self.mask is None and inputs:
             raise ValueError(
                 "`mask_inputs` are for a mask, and this layer has no mask. Received: "

@@ -233,9 +233,13 @@ class MaskedKernelAttention(KernelLayer):
         tokens = without_padding(ops.cast(tokens, self.compute_dtype), padding_mask)
         query, key = self.query_dense(tokens), self.key_dense(tokens)
         features = self.features(query, key, padding_mask, padding_mask, fixed_scale=True)
-        operator = _Steps(*features, mask, mask_inputs, states=state)
+        call = Call(Visibility(queries=padding_mask), mask_inputs=mask_inputs)
+        inputs = dict(mask_inputs or {})
+        if mask.reads_tokens:
+            inputs |= self.read_inputs(tokens, call)
+        operator = _Steps(*features, mask, inputs, states=state)
         value = self.value_dense(tokens)
-        outputs = operator.finished(super().attended(operator, value, Call(Visibility())))
+        outputs = operator.finished(super().attended(operator, value, call))
         return self._project_out(outputs, tokens), tuple(operator.following)
 
     def get_config(self) -> dict[str, Any]:

@@ -192,6 +192,23 @@ class Edges(CallInput):
         return {"edges": edges, **others}, [*wrong, conflict]
 
 
+class LogGates(CallInput):
+    """Logarithms of gates between 0 and 1; minus infinity is a gate of 0."""
+
+    def check(self, inputs: Arrays, length: int | None, limit: int | None) -> bool:
+        gates = inputs["log_gates"]
+        place = _first(gates > 0.0)
+        if place:
+            raise ValueError(
+                f"`log_gates` of example {place[0]}: token {place[1]} has {gates[place]:g} in head "
+                f"{place[2]}, but logarithms of gates must be at most 0. Use ops.log_sigmoid."
+            )
+        return True
+
+    def bounded(self, inputs: Tensors, length: Length, limit: int | None) -> Bounded:
+        return {}, [inputs["log_gates"] > 0.0]
+
+
 class EntriesOfCall(CallInput):
     """A matrix of factors, for all examples or for each."""
 
@@ -286,6 +303,7 @@ INPUTS: dict[str, CallInput] = {
     "walks": Walks("B T _ _", is_integer=True, harmless=-1),
     "parents": Parents("B T", is_integer=True, harmless=-1),
     "entries": EntriesOfCall("T T", "B? T T", "B? N? T T"),
+    "log_gates": LogGates("B T N", harmless=0),
     "edges": Edges("B E 2", is_integer=True, harmless=-1),
     "distances": Distances("B T T", is_integer=True),
     "paths": Paths("B T T _", is_integer=True),

@@ -99,6 +99,7 @@ CASES = {
     "kernel_filtered": filtered("open", layers.MaskedKernelAttention, filter="first_order"),
     "kernel_causal": kernel("open", masks.Causal, filter="first_order"),
     "kernel_exponential": kernel("open", lambda: masks.Exponential(2)),
+    "kernel_gated": kernel("open", masks.GatedDecay),
     "kernel_low_rank": kernel("open but jax", lambda: masks.LowRank(2, 40)),
     "kernel_stochastic": kernel("open", lambda: masks.StochasticPositions(2, seed=0)),
     "kernel_segments": kernel("open", masks.Segments, "segment_ids"),

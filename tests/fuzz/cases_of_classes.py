@@ -85,6 +85,7 @@ MASKS = {
     "Causal": {},
     "Entries": {},
     "Exponential": {"num_decays": 2, "causal": True, "initial_rates": 0.5},
+    "GatedDecay": {"initial_memory": 5.0},
     "GraphDiffusion": {
         "graph": np.array(GRAPH),
         "edge_weights": np.ones(3),
@@ -157,6 +158,7 @@ AT_CALL = {
     "HopDecay": {"distances": np.ones((B, T, T), "int32")},
     "Sum": {"distances": np.ones((B, T, T), "int32")},
     "Entries": {"entries": np.ones((B, T, T), "float32")},
+    "GatedDecay": {"log_gates": np.full((B, T, N), -0.5, "float32")},
     "Segments": {"segment_ids": np.zeros((B, T), "int32")},
 }
 

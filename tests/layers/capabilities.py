@@ -87,6 +87,7 @@ EXPORTED = {
     "Segments": "kernel_segments",
     "Entries": "kernel_entries",
     "Exponential": "kernel_exponential",
+    "GatedDecay": "kernel_gated",
     "LowRank": "kernel_low_rank",
     "StochasticPositions": "kernel_stochastic",
     "Toeplitz": "kernel_toeplitz_auto",

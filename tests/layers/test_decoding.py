@@ -14,7 +14,7 @@ from keras_graphattn.layers import (
     MaskedKernelAttention,
     PLaplacianAttention,
 )
-from keras_graphattn.masks import Causal, Exponential, LowRank, Segments
+from keras_graphattn.masks import Causal, Exponential, GatedDecay, LowRank, Segments
 from tests.compiling import jit
 from tests.layers.decoding import decoded, initial_state
 from tests.layers.twins import CHANNELS, built, tokens, with_a_mask
@@ -41,6 +41,7 @@ FORMS = {  # the class, its options, and tokens of the prompt
         {"mask": lambda: Exponential(2, causal=True), "filter": "first_order"},
         1,
     ),
+    "kernel, gated decay": (KERNEL, {"mask": GatedDecay, "filter": "first_order"}, 1),
     "kernel, gate": (KERNEL, {"mask": Exponential, "filter": "chebyshev", "use_gate": True}, 7),
 }
 
@@ -91,7 +92,7 @@ def test_prompts_windows_groups_and_padding(kind, sizes, window, groups, use_gat
 
 @pytest.mark.slow_on("jax")
 @settings(max_examples=5)
-@pytest.mark.parametrize("name", ["AGF", "kernel", "packed"])
+@pytest.mark.parametrize("name", ["AGF", "kernel", "kernel, gated decay", "packed"])
 @given(sizes=st.lists(st.sampled_from([1, 6, 49]), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_parts_of_any_length_with_padding_and_segments(name, sizes, seed):
     kind, options, _ = FORMS.get(name, (KERNEL, {"mask": Segments}, 1))

@@ -13,7 +13,7 @@ from keras_graphattn.layers import (
     MaskedKernelAttention,
     PLaplacianAttention,
 )
-from keras_graphattn.masks import Causal, RandomWalk, Segments, Tree
+from keras_graphattn.masks import Causal, GatedDecay, RandomWalk, Segments, Tree
 from tests.layers.twins import EDGES, built, tokens, with_a_mask
 
 SAME_LENGTH = "same length"
@@ -155,6 +155,12 @@ CALLS = {  # the layer, what its call gets besides tokens, and the words of the 
     },
     "AGF, another length": (AGF, {"causal": True}, {"value": tokens(5)}, SAME_LENGTH),
     "dynamic walks, pairs": (GKAT, FOLLOWED, PAIRS, "attention_mask"),
+    "gates, pairs": (KERNEL, {"mask": GatedDecay, "path": "dense"}, PAIRS, "hides their tokens"),
+    "GKAT, gates, pairs": (GKAT, {"mask": GatedDecay}, PAIRS, "hides their tokens"),
+    "gates that are given": (
+        *(KERNEL, {"mask": GatedDecay}, {"mask_inputs": {"log_gates": np.zeros((2, 16, 4))}}),
+        r"computes \['log_gates'\]",
+    ),
     "pairs in chunks": (KERNEL, {"mask": Causal, "path": "chunked"}, PAIRS, "forms the pairs.*Rec"),
     "inputs without a mask": (KERNEL, {}, IDS, "this layer has no mask"),
     "a mask without inputs": (KERNEL, {"mask": Segments}, {}, "segment_ids"),

@@ -257,6 +257,17 @@ def packed(weights, length):
     return reference_kernel.segment_matrix(ids) * reference_kernel.causal_matrix(length)
 
 
+def gated(layer, x, weights, call, of=kernel):
+    """Of gates from the tokens; padding has none."""
+    logits = x @ weights["mask/gates/kernel"] + weights["mask/gates/bias"]
+    gates = torch.nn.functional.logsigmoid(logits)
+    for name in ("query_mask", "value_mask", "key_mask"):
+        if name in call:
+            gates = gates * torch.tensor(call[name])[:, :, None]
+    factors = reference_kernel.gated_matrix(gates)
+    return of(layer, x, weights, call, lambda weights, length: factors)
+
+
 def edges_of_graph():
     edges = np.zeros((2, LENGTH, LENGTH))
     for one, other in EDGES:
@@ -309,6 +320,7 @@ FIXED, GIVEN = partial(masks.RandomWalk, walks=WALKS, **WALK), partial(masks.Ran
 FOLLOWED = partial(masks.RandomWalk, EDGES, None, LENGTH, walk_length=WALKS.shape[-1], **WALK)
 TREE = partial(masks.Tree, PARENTS, name="mask")
 HEAT = partial(masks.GraphDiffusion, EDGES, None, LENGTH, name="mask")
+GATED = partial(masks.GatedDecay, 3.0, name="mask")
 EXPONENTIAL = partial(masks.Exponential, 2, name="mask")
 
 SEGMENTS = {"mask_inputs": {"segment_ids": PER_EXAMPLE["segment_ids"]}}
@@ -436,6 +448,22 @@ family(
         str(name): {"mask": EXPONENTIAL, "filter": name}
         for name in (None, "first_order", "chebyshev")
     },
+    **LOOSE,
+)
+family(
+    "kernel, gated decay",
+    KERNEL,
+    gated,
+    {"relu": {"mask": GATED}, "FAVOR+": {"mask": GATED, **KINDS_OF_GKAT["FAVOR+"]}},
+    masks="tokens",
+    **LOOSE,
+)
+family(
+    "GKAT, gated decay",
+    GKAT,
+    partial(gated, of=graph_kernel),
+    {name: {"mask": GATED, **KINDS_OF_GKAT[name]} for name in ("dot product", "FAVOR+")},
+    masks="tokens",
     **LOOSE,
 )
 family(

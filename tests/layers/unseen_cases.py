@@ -129,6 +129,7 @@ MASKS: dict[str, tuple[Callable[[], masks.Mask], bool]] = {
     "Entries": (masks.Entries, False),
     "Exponential": (lambda: masks.Exponential(2), False),
     "Exponential, causal": (lambda: masks.Exponential(2, causal=True), False),
+    "GatedDecay": (masks.GatedDecay, False),
     "LowRank": (lambda: masks.LowRank(2, LENGTH), False),
     "StochasticPositions": (lambda: masks.StochasticPositions(2, seed=0), False),
     "Toeplitz": (lambda: masks.Toeplitz(LENGTH), False),
@@ -155,6 +156,7 @@ MASKS: dict[str, tuple[Callable[[], masks.Mask], bool]] = {
         lambda: masks.Product([masks.Segments(), masks.Exponential(causal=True)]),
         False,
     ),
+    "Product, gates": (lambda: masks.Product([masks.GatedDecay(), masks.Segments()]), False),
 }
 for _name, (_make, _components) in MASKS.items():
     _kernel(_name, _make, components=_components)
@@ -185,7 +187,7 @@ for _name in ("RandomWalk", "RandomWalk per example"):
         pairwise=False,
         components=_components,
     )
-for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segments"):
+for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segments", "GatedDecay"):
     _make, _components = MASKS[_name]
     for _form, _options in (
         ("additive", {"score": "additive"}),
@@ -209,11 +211,12 @@ def kinds_of(name: str) -> list[str]:
     kinds = ["example", "padding"]
     if case.causal or getattr(mask, "is_causal", False) or getattr(layer, "causal", False):
         kinds.append("future")
-    if case.pairwise and not isinstance(mask, masks.Entries) and not isinstance(layer, (AGF,)):
+    refuses = isinstance(mask, masks.Entries) or getattr(mask, "reads_tokens", False)
+    if case.pairwise and not refuses and not isinstance(layer, (AGF,)):
         kinds.append("pairs")
     if getattr(layer, "sliding_window", None):
         kinds.append("window")
-    for given in getattr(mask, "inputs_at_call", ()):
+    for given in getattr(mask, "given_inputs", ()):
         kinds.append(APART.get(given, "component"))
     if case.components:
         kinds.append("component")
@@ -230,7 +233,7 @@ def scene(name: str, kind: str, layer: Any) -> Scene:
     """The call of a case, which tokens are unseen in it, and the rows that may not see them."""
     mask = mask_of(layer)
     call: dict[str, Any] = {}
-    inputs = getattr(mask, "inputs_at_call", ())
+    inputs = getattr(mask, "given_inputs", ())
     if inputs:
         call["mask_inputs"] = {given: PER_EXAMPLE[given] for given in inputs}
     bias = getattr(layer, "bias", None)
