@@ -207,7 +207,7 @@ def forgetting(folder, length=60):
 
     return of_functions(
         ours,
-        lambda q, k, v, g: module.naive_forgetting_attn(q, k, v, g)[0],
+        lambda q, k, v, g: module.naive_forgetting_attn(q, k, v, g),
         **{name: random(BATCH, length, HEADS, 16, seed=i) for i, name in enumerate("qkv")},
         g=log_gates(length),
     )
@@ -242,7 +242,6 @@ def graphormer(folder, hops=4):
     }
     bias = biases.Sum([biases.ShortestPath(18, name="d"), biases.EdgePath(3, hops, name="e")])
     bias.build((None, None, HEADS, None))
-    of_distance, of_edge = (inner.weights[0] for inner in bias.biases)
 
     def of_theirs(weights):
         """Their rows are moved by one: row 0 is padding. An edge's number is a product there."""
@@ -265,7 +264,6 @@ def graphormer(folder, hops=4):
         named = {name.replace("__", "."): x for name, x in weights.items()}
         return torch.func.functional_call(theirs, named, (batch,))
 
-    del of_distance, of_edge
     parameters = {name.replace(".", "__"): x.detach() for name, x in theirs.named_parameters()}
     return of_functions(ours, published_bias, **parameters)
 
