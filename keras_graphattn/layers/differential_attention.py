@@ -161,6 +161,12 @@ class DifferentialAttention(GraphFilterAttention):
         self._lambda.build(None)
         self._norm.build((None, None, self.num_heads, self.value_dim))
 
+    def build_around(self, source: keras.layers.MultiHeadAttention) -> None:
+        raise ValueError(
+            f"{type(self).__name__} has two sets of queries, and cannot take the projections of "
+            f"another layer. Received: source={source!r}. Build it, and train it from scratch."
+        )
+
     def _in_all_heads(self, x: Float[Tensor, "B S _ H"]) -> Float[Tensor, "B S _ H"]:
         if self.num_key_value_heads is None:
             return x
