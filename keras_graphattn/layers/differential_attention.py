@@ -66,6 +66,7 @@ class DifferentialAttention(GraphFilterAttention):
             `num_heads` by default. Each is shared by num_heads / num_key_value_heads heads.
         flash_attention: On the fused path, `True` requires the backend's flash kernel and `False`
             forbids it. `None` follows `keras.config`, and otherwise lets the backend choose.
+        bias: Numbers that are added to the scores of both sets, as for `GraphFilterAttention`.
         **kwargs: All further arguments of `keras.layers.MultiHeadAttention`, and
             `coefficient_learning_rate_multiplier`, as for `GraphFilterAttention`.
 
