@@ -66,6 +66,7 @@ class DifferentialAttention(GraphFilterAttention):
             `num_heads` by default. Each is shared by num_heads / num_key_value_heads heads.
         flash_attention: On the fused path, `True` requires the backend's flash kernel and `False`
             forbids it. `None` follows `keras.config`, and otherwise lets the backend choose.
+        bias: Numbers that are added to the scores of both sets, as for `GraphFilterAttention`.
         **kwargs: All further arguments of `keras.layers.MultiHeadAttention`, and
             `coefficient_learning_rate_multiplier`, as for `GraphFilterAttention`.
 
@@ -160,6 +161,12 @@ class DifferentialAttention(GraphFilterAttention):
         self._norm = NormOfHeads(dtype=self.dtype_policy)
         self._lambda.build(None)
         self._norm.build((None, None, self.num_heads, self.value_dim))
+
+    def build_around(self, source: keras.layers.MultiHeadAttention) -> None:
+        raise ValueError(
+            f"{type(self).__name__} has two sets of queries, and cannot take the projections of "
+            f"another layer. Received: source={source!r}. Build it, and train it from scratch."
+        )
 
     def _in_all_heads(self, x: Float[Tensor, "B S _ H"]) -> Float[Tensor, "B S _ H"]:
         if self.num_key_value_heads is None:

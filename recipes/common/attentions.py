@@ -69,6 +69,18 @@ _ALL = (
     ),
     Attention("performer", "performer", "#7f5539", KERNEL, "masked_kernel", KERNEL_OPTIONS),
     Attention("topological", "topological", "#2ca02c", KERNEL, "masked_kernel", KERNEL_OPTIONS),
+    Attention(
+        *("scaled_high_frequency", "AttnScale", "#bcbd22"),
+        "keras_graphattn.layers:ScaledHighFrequencyAttention",
+        options=(RATE,),
+    ),
+    Attention(
+        *("contra_norm", "ContraNorm", "#e377c2", "recipes.common.training.layers:contra_norm")
+    ),
+    Attention("differential", "DIFF", "#1b9e77", "keras_graphattn.layers:DifferentialAttention"),
+    Attention(
+        "differential_2", "DIFF V2", "#66a61e", "keras_graphattn.layers:DifferentialAttention"
+    ),
     Attention("gcn", "GCN", "#56b4e9", "recipes.common.training.graphs:gcn"),
     Attention("gat", "GAT", "#b8860b", "recipes.common.training.graphs:gat"),
     Attention("graph_kernel", "GKAT", "#6a3d9a", "recipes.common.training.graphs:graph_kernel"),

@@ -33,7 +33,11 @@ from recipes.common.command.parsing import (
 
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "keras_graphattn"
-GRAPH_ATTENTIONS = ("softmax", "gfsa", "gcn", "gat", "graph_kernel", "graph_masked_kernel")
+REMEDIES = ("scaled_high_frequency", "contra_norm")  # against tokens that become alike
+GRAPH_ATTENTIONS = (
+    *("softmax", "gfsa", *REMEDIES),
+    *("gcn", "gat", "graph_kernel", "graph_masked_kernel"),
+)
 # Defaults of the options of all recipes on graphs, and of those that classify graphs.
 WALKS = {"walks": 20, "walk_length": 4, "data_seed": 0, "cache_dir": CACHE}
 CLASSIFIER = {"choose_by": "accuracy", "graph_size": False, "buckets": 4, "decay": False}
