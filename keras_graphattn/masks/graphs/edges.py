@@ -12,8 +12,8 @@ import scipy.sparse
 from keras import ops
 
 from keras_graphattn.checks import Array, Sizes, numpy_of, optional, whole
-from keras_graphattn.masks.graphs.sparse import add_rows
 from keras_graphattn.numerics.precision import size_tensor, take, take_along
+from keras_graphattn.numerics.segments import add_rows
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 Graph: TypeAlias = scipy.sparse.csr_array  # of edge weights: symmetric, with no diagonal
