@@ -7,12 +7,12 @@ import keras
 from keras import ops
 
 from keras_graphattn.checks import traced_by_torch
-from keras_graphattn.types import Float, Int, Tensor
+from keras_graphattn.types import Float, Int, Num, Tensor
 
 
 def add_rows(
-    x: Float[Tensor, "rows ..."], targets: Int[Tensor, " rows"], count: Any, ordered: bool = False
-) -> Float[Tensor, "count ..."]:
+    x: Num[Tensor, "rows ..."], targets: Int[Tensor, " rows"], count: Any, ordered: bool = False
+) -> Num[Tensor, "count ..."]:
     """The sums of the rows of `x` that have the same target; `ordered` targets never decrease.
 
     `keras.ops.segment_sum` on torch is 12 to 64 times slower than torch's own sums.

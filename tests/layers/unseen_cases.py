@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_graphattn import layers, masks
 from keras_graphattn.filters import Jacobi
+from keras_graphattn.graphs import Graph
 from keras_graphattn.layers.token_layer import TokenLayer
 
 BATCH, LENGTH, CHANNELS, HEADS, SIZE = 2, 16, 6, 2, 4
@@ -21,6 +22,7 @@ SPLIT = 10  # tokens from here on are padding, the future, another segment or co
 PARENTS = np.array([-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10, 10, 11, 13, -1])
 EDGES = np.array([[p, i] for i, p in enumerate(PARENTS) if p >= 0] + [[2, 4], [0, 9], [12, 14]])
 WEIGHTS = np.linspace(0.5, 1.5, len(EDGES))
+FEATURES = np.random.default_rng(4).standard_normal((len(EDGES), 3)).astype("float32")
 
 
 def _walks():
@@ -48,6 +50,7 @@ PER_EXAMPLE = {
     "parents": np.repeat(PARENTS[None], BATCH, axis=0).astype("int32"),
     "edges": np.repeat(EDGES[None], BATCH, axis=0).astype("int32"),
     "edge_weights": np.repeat(WEIGHTS[None], BATCH, axis=0).astype("float32"),
+    "edge_features": np.repeat(FEATURES[None], BATCH, axis=0),
     "walks": np.repeat(WALKS[None], BATCH, axis=0),
 }
 APART = {"segment_ids": "segment", "entries": "entries"}  # other inputs are topologies
@@ -174,10 +177,29 @@ for _name in ("RandomWalk", "RandomWalk per example", "GraphDiffusion", "Segment
             lambda make=_make, options=_options: GKAT(HEADS, SIZE, mask=make(), **options),
             components=_components,
         )
+EDGES_ONLY = {
+    "in the layer": {"graph": EDGES, "num_nodes": LENGTH},
+    "features, filter": {
+        "graph": Graph(EDGES, edge_features=FEATURES, num_nodes=LENGTH),
+        "filter": "chebyshev",
+    },
+    "per example": {"filter": "first_order"},
+    "per example, features": {"edge_dim": 3, "self_loops": False},
+    "expander": {"expander_degree": 4, "filter": "first_order", "seed": 0},
+    "virtual nodes": {"num_virtual_nodes": 2, "filter": "chebyshev"},
+}
+for _name, _options in EDGES_ONLY.items():
+    CASES[f"edges, {_name}"] = Case(
+        lambda options=_options: layers.EdgeAttention(HEADS, SIZE, **options),
+        pairwise=False,
+        causal=False,
+        components="graph" in _options,
+    )
 
 
 def mask_of(layer: Any) -> Any:
-    return getattr(layer, "mask", None)
+    """What takes inputs at each call: the layer's mask, or the layer itself."""
+    return layer if hasattr(layer, "inputs_at_call") else getattr(layer, "mask", None)
 
 
 def kinds_of(name: str) -> list[str]:
@@ -192,7 +214,8 @@ def kinds_of(name: str) -> list[str]:
         kinds.append("pairs")
     if getattr(layer, "sliding_window", None):
         kinds.append("window")
-    for given in getattr(mask, "inputs_at_call", ()):
+    joins = any(getattr(layer, name, 0) for name in ("expander_degree", "num_virtual_nodes"))
+    for given in () if joins else getattr(mask, "inputs_at_call", ()):
         kinds.append(APART.get(given, "component"))
     if case.components:
         kinds.append("component")
