@@ -26,7 +26,7 @@ from keras_graphattn.numerics.precision import (
 )
 from keras_graphattn.numerics.segments import add_rows, largest_rows
 from keras_graphattn.operators.operator import Operator, Visibility, all_of
-from keras_graphattn.operators.softmax import score_operands, scaled
+from keras_graphattn.operators.softmax import scaled, score_operands
 from keras_graphattn.types import Bool, Float, Int, Tensor
 
 Ends = Int[Tensor, " M"]  # rows of one end of the edges of all examples
